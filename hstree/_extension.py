@@ -1,0 +1,184 @@
+"""Loads the two extension modules and says in one error what is wrong where that fails."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import re
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+MINIMUM_TORCH = (2, 11)
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """What the installed binary was built with.
+
+    Attributes:
+        version: version of hstree.
+        torch: version of the torch it was compiled against; any from ``torch_target`` on loads it.
+        torch_target: oldest torch whose stable ABI the binary uses.
+        cuda: CUDA version of that torch, None for a CPU-only build.
+        cuda_arch_list: GPU architectures of the kernels as in ``TORCH_CUDA_ARCH_LIST``, or None.
+        compiler: first line of the C++ compiler's ``--version``.
+        python: version of the Python that ran the build.
+    """
+
+    version: str
+    torch: str
+    torch_target: str
+    cuda: str | None
+    cuda_arch_list: str | None
+    compiler: str
+    python: str
+
+
+@functools.cache
+def build_info() -> BuildInfo:
+    """Returns what the installed binary was built with.
+
+    Raises:
+        ImportError: the package has not been built.
+
+    Example:
+        >>> import hstree
+        >>> hstree.build_info().torch_target
+        '2.11'
+    """
+    try:
+        import hstree._build_info as written
+    except ModuleNotFoundError as error:
+        if error.name != "hstree._build_info":
+            raise
+        folder = Path(__file__).resolve().parent
+        _fail(
+            "its extension modules have not been built.",
+            found=f"a source checkout without compiled modules, {folder}",
+            expected="an installed hstree, or a checkout installed in place",
+            command=f"pip install -e {folder.parent}, or leave that folder for an installed hstree",
+        )
+    return BuildInfo(
+        version=written.version,
+        torch=written.torch,
+        torch_target=written.torch_target,
+        cuda=written.cuda,
+        cuda_arch_list=written.cuda_arch_list,
+        compiler=written.compiler,
+        python=written.python,
+    )
+
+
+def load() -> None:
+    """Imports ``hstree._C``, which registers ``torch.ops.hstree.*``, and ``hstree._host``.
+
+    Raises:
+        ImportError: with what was found, what was expected and the command that mends it, where
+            torch is missing or older than 2.11, the package was not built, was built for another
+            CUDA or another Python, or its binary does not load.
+    """
+    torch_version, torch_cuda = _torch_versions()
+    built = build_info()
+    _compare_cuda(built, torch_version, torch_cuda)
+    for module in ("hstree._C", "hstree._host"):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            _explain(module, error, built, torch_version)
+
+
+def _torch_versions() -> tuple[str, str | None]:
+    """Imports torch and returns its version and its CUDA version."""
+    expected = "torch >= " + ".".join(map(str, MINIMUM_TORCH))
+    install = f"pip install --upgrade '{expected.replace(' ', '')}'"
+    try:
+        import torch
+    except ImportError as error:
+        _fail(
+            "torch cannot be imported.",
+            found=f"{type(error).__name__}: {error}",
+            expected=f"{expected} for {sys.executable}",
+            command=install,
+        )
+    version = str(torch.__version__)
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None or (int(match[1]), int(match[2])) < MINIMUM_TORCH:
+        _fail(
+            "torch is too old.",
+            found=f"torch {version} in {Path(torch.__file__).parent}",
+            expected=expected,
+            command=install,
+        )
+    return version, torch.version.cuda
+
+
+def _compare_cuda(built: BuildInfo, torch_version: str, torch_cuda: str | None) -> None:
+    """Raises ImportError where the binary needs a CUDA runtime that this torch does not bring."""
+    if built.cuda is None or _major(built.cuda) == _major(torch_cuda):
+        return
+    brought = f"with CUDA {torch_cuda}" if torch_cuda else "for the CPU only"
+    _fail(
+        "it was built for another CUDA than this torch has.",
+        found=f"torch {torch_version} {brought}, hstree built with CUDA {built.cuda}",
+        expected=f"a torch with CUDA {_major(built.cuda)}, or hstree built in this environment",
+        command=_rebuild_command(),
+    )
+
+
+def _explain(module: str, error: ImportError, built: BuildInfo, torch_version: str) -> NoReturn:
+    """Raises ImportError for an extension module that does not load."""
+    running = f"Python {sys.version.split()[0]}, torch {torch_version}"
+    made = f"Python {built.python}, torch {built.torch}, {built.compiler}"
+    folder = Path(__file__).resolve().parent
+    stem = module.rpartition(".")[2]
+    present = sorted(
+        path.name for path in folder.glob(f"{stem}.*") if path.suffix in (".so", ".pyd")
+    )
+    if isinstance(error, ModuleNotFoundError) and error.name == module:
+        problem = f"{module} is missing."
+        what = f"{', '.join(present) or 'no such file'} in {folder} under {running}"
+    elif "undefined symbol" in str(error) or "Symbol not found" in str(error):
+        problem = f"{module} does not fit this torch or this system."
+        what = f"{error} (running {running})"
+    else:
+        problem = f"{module} does not load."
+        what = f"{type(error).__name__}: {error} (running {running})"
+    _fail(
+        problem,
+        found=what,
+        expected=f"the binary as it was built ({made}; any torch from {built.torch_target} on)",
+        command=_rebuild_command(),
+    )
+
+
+def _rebuild_command() -> str:
+    """Returns the pip command that builds this package again, from where it was installed."""
+    source = "hstree"
+    try:
+        recorded = metadata.distribution("hstree").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        recorded = None
+    if recorded:
+        url = json.loads(recorded)["url"]
+        source = url2pathname(urlsplit(url).path) if url.startswith("file:") else url
+    return f"pip install --force-reinstall --no-deps {source}"
+
+
+def _major(version: str | None) -> str | None:
+    return version.split(".")[0] if version else None
+
+
+def _fail(problem: str, *, found: str, expected: str, command: str) -> NoReturn:
+    raise ImportError(
+        f"hstree cannot be imported: {problem}\n"
+        f"  found:    {found}\n"
+        f"  expected: {expected}\n"
+        f"  to mend:  {command}",
+        name="hstree",
+    ) from None

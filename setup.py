@@ -1,0 +1,292 @@
+"""Builds the two extension modules; everything else about the package is in pyproject.toml.
+
+    hstree._C     operators torch.ops.hstree.*, LibTorch Stable ABI and Python limited API: one
+                  binary for Python 3.10 and later, torch 2.11 and later
+    hstree._host  tree building over numpy arrays (pybind11, no torch)
+
+Environment:
+    HSTREE_CUDA               0: CPU only; 1: with CUDA or fail; unset: with CUDA where torch and
+                              an nvcc have it
+    TORCH_CUDA_ARCH_LIST      default "8.0;9.0+PTX"
+    CUDA_HOME, CXX, MAX_JOBS  as torch.utils.cpp_extension reads them
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).resolve().parent
+MINIMUM_TORCH = (2, 11)
+TORCH_TARGET_VERSION = (
+    "0x020b000000000000"  # MINIMUM_TORCH in the encoding of torch/headeronly/version.h
+)
+DEFAULT_CUDA_ARCH_LIST = "8.0;9.0+PTX"
+DEFAULT_CUDA_HOME = Path("/usr/local/cuda")
+COMMANDS_WITHOUT_COMPILER = {"sdist", "egg_info", "dist_info", "clean"}
+
+
+def fail(problem: str, *, found: str, expected: str, command: str) -> NoReturn:
+    """Ends the build with one message."""
+    raise SystemExit(
+        f"\nhstree cannot be built: {problem}\n"
+        f"  found:    {found}\n"
+        f"  expected: {expected}\n"
+        f"  to mend:  {command}\n"
+    )
+
+
+def check_torch() -> Any:
+    """Imports torch, which the build links against, and checks its version."""
+    expected = "torch >= " + ".".join(map(str, MINIMUM_TORCH))
+    # An isolated build has no numpy, and needs none.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    try:
+        import torch
+    except ImportError as error:
+        fail(
+            "torch cannot be imported.",
+            found=f"{type(error).__name__}: {error}",
+            expected=f"{expected} in the environment of {sys.executable}",
+            command=f"pip install '{expected.replace(' ', '')}', then build again",
+        )
+    match = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if match is None or tuple(map(int, match.groups())) < MINIMUM_TORCH:
+        fail(
+            "torch is too old.",
+            found=f"torch {torch.__version__} in {Path(torch.__file__).parent}",
+            expected=expected,
+            command=f"pip install --upgrade '{expected.replace(' ', '')}'",
+        )
+    return torch
+
+
+def check_compiler() -> str:
+    """Returns the version line of the C++ compiler that torch.utils.cpp_extension runs."""
+    compiler = os.environ.get("CXX", "c++").split()
+    install = "apt-get install g++ (or conda install cxx-compiler), or set CXX"
+    if shutil.which(compiler[0]) is None:
+        fail(
+            "there is no C++ compiler.",
+            found=f"no program {compiler[0]!r} on PATH",
+            expected="a C++17 compiler such as g++ >= 9",
+            command=install,
+        )
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        fail(
+            "the headers of Python are missing.",
+            found=f"no file {header}",
+            expected="the development files of this Python",
+            command=f"apt-get install python{sys.version_info.major}.{sys.version_info.minor}-dev",
+        )
+    shown = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
+    if shown.returncode != 0 or not shown.stdout:
+        fail(
+            "the C++ compiler does not run.",
+            found=f"{' '.join(compiler)} --version: {(shown.stderr or 'no output').strip()}",
+            expected="a C++17 compiler such as g++ >= 9",
+            command=install,
+        )
+    return shown.stdout.splitlines()[0]
+
+
+def cuda_home() -> Path | None:
+    """Returns the folder of the CUDA toolkit, following nvcc through wrapper scripts."""
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            return Path(os.environ[variable])
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        return DEFAULT_CUDA_HOME if (DEFAULT_CUDA_HOME / "bin" / "nvcc").exists() else None
+    shown = subprocess.run(
+        [nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True, check=False
+    )
+    match = re.search(r"^#\$ TOP=(.+)$", shown.stderr, re.MULTILINE)
+    return Path(match.group(1).strip()).resolve() if match else Path(nvcc).resolve().parent.parent
+
+
+def nvcc_version(home: Path | None) -> str | None:
+    """Returns the release of the nvcc in `home`, such as "13.0", or None where none runs."""
+    nvcc = home / "bin" / "nvcc" if home else None
+    if nvcc is None or not nvcc.exists():
+        return None
+    shown = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+    match = re.search(r"release (\d+\.\d+)", shown.stdout)
+    return match.group(1) if match else None
+
+
+def choose_cuda(torch: Any) -> bool:
+    """Decides between a CUDA and a CPU-only build and says which; a visible GPU plays no part."""
+    wish = os.environ.get("HSTREE_CUDA", "")
+    if wish not in ("", "0", "1"):
+        fail(
+            "HSTREE_CUDA is neither 0 nor 1.",
+            found=f"HSTREE_CUDA={wish}",
+            expected="0 (CPU only), 1 (with CUDA) or unset (follows torch and nvcc)",
+            command="unset HSTREE_CUDA",
+        )
+    if wish == "0":
+        print("hstree: building for the CPU only (HSTREE_CUDA=0)", flush=True)
+        return False
+
+    needed = torch.version.cuda
+    home = cuda_home()
+    available = nvcc_version(home)
+    cpu = "build for the CPU: HSTREE_CUDA=0 pip install ."
+    if needed is None:
+        obstacle = f"torch {torch.__version__}, which has no CUDA"
+        expected = "a torch with CUDA"
+        command = f"install a CUDA build of torch, or {cpu}"
+    elif available is None:
+        obstacle = f"no nvcc in {home}" if home else f"no nvcc on PATH or in {DEFAULT_CUDA_HOME}"
+        expected = f"nvcc of CUDA {needed}, as torch {torch.__version__} has it"
+        command = f"install the CUDA {needed} toolkit and set CUDA_HOME, or {cpu}"
+    elif available.split(".")[0] != needed.split(".")[0]:
+        obstacle = f"nvcc {available} in {home}, but torch {torch.__version__} has CUDA {needed}"
+        expected = f"nvcc of CUDA {needed.split('.')[0]}.x"
+        command = f"set CUDA_HOME to a CUDA {needed} toolkit, or {cpu}"
+    else:
+        os.environ["CUDA_HOME"] = str(home)
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", DEFAULT_CUDA_ARCH_LIST)
+        print(
+            f"hstree: building with CUDA {available} for {os.environ['TORCH_CUDA_ARCH_LIST']}",
+            flush=True,
+        )
+        return True
+    if wish == "1":
+        fail(
+            "HSTREE_CUDA=1, but CUDA cannot be built.",
+            found=obstacle,
+            expected=expected,
+            command=command,
+        )
+    print(f"hstree: building for the CPU only (found {obstacle})", flush=True)
+    return False
+
+
+def sources(folder: str, suffix: str) -> list[str]:
+    """Returns the files csrc/<folder>/*<suffix>, relative to the repository for setuptools."""
+    return sorted(
+        str(path.relative_to(ROOT)) for path in (ROOT / "csrc" / folder).glob("*" + suffix)
+    )
+
+
+def write_build_info(path: Path, fields: dict[str, Any]) -> None:
+    """Writes hstree/_build_info.py, which the import compares with what it finds."""
+    lines = ['"""Written by setup.py: what this build was made with."""', ""]
+    lines += [f"{name} = {value!r}" for name, value in fields.items()]
+    text = "\n".join(lines) + "\n"
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def extension_arguments() -> dict[str, Any]:
+    """Returns the arguments of setup() that describe the extension modules."""
+    torch = check_torch()
+    compiler = check_compiler()
+    cuda = choose_cuda(torch)
+
+    try:
+        import pybind11
+    except ImportError:
+        fail(
+            "pybind11 is missing.",
+            found=f"a build without isolation in the environment of {sys.executable}",
+            expected="the build requirements of pyproject.toml in that environment",
+            command="pip install 'setuptools>=77.0.3' ninja 'pybind11>=3'",
+        )
+    # Reads CUDA_HOME when it is imported, so only now.
+    from torch.utils.cpp_extension import (
+        BuildExtension,
+        CppExtension,
+        CUDAExtension,
+        include_paths,
+    )
+
+    csrc = ROOT / "csrc"
+    headers = [
+        str(path.relative_to(ROOT)) for path in csrc.rglob("*") if path.suffix in (".h", ".cuh")
+    ]
+    flags = ["-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    strip = ["-Wl,-s"] if platform.system() == "Linux" else []
+    defines = [f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
+    if cuda:
+        defines += ["-DHSTREE_CUDA", "-DUSE_CUDA"]
+
+    # The C++ standard of the operators is the one torch passes for its own headers.
+    operators = (CUDAExtension if cuda else CppExtension)(
+        "hstree._C",
+        sources("ops", ".cpp")
+        + sources("cpu", ".cpp")
+        + (sources("kernels", ".cu") if cuda else []),
+        include_dirs=[str(csrc)],
+        depends=headers,
+        extra_compile_args={
+            # As system headers those of torch are exempt from the warnings.
+            "cxx": [*flags, *defines, *(f"-isystem{path}" for path in include_paths())],
+            "nvcc": ["-O3", "-Xcompiler=-fvisibility=hidden", *defines],
+        },
+        extra_link_args=strip,
+        py_limited_api=True,
+    )
+    host = Extension(
+        "hstree._host",
+        sources("host", ".cpp"),
+        include_dirs=[str(csrc), pybind11.get_include()],
+        depends=headers,
+        extra_compile_args={"cxx": [*flags, "-std=c++17", "-ffp-contract=off"]},
+        extra_link_args=strip,
+        language="c++",
+    )
+    extensions = [extension for extension in (operators, host) if extension.sources]
+
+    fields: dict[str, Any] = {
+        "version": "",
+        "torch": torch.__version__,
+        "torch_target": ".".join(map(str, MINIMUM_TORCH)),
+        "cuda": torch.version.cuda if cuda else None,
+        "cuda_arch_list": os.environ["TORCH_CUDA_ARCH_LIST"] if cuda else None,
+        "compiler": compiler,
+        "python": platform.python_version(),
+    }
+
+    class BuildExtensions(BuildExtension):  # type: ignore[misc]
+        """Compiles with ninja and writes hstree/_build_info.py beside the modules."""
+
+        def finalize_options(self) -> None:
+            super().finalize_options()
+            if self.editable_mode:
+                # Not the temporary folder of setuptools: ninja then compiles only what changed.
+                tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+                self.build_temp = str(ROOT / "build" / f"temp.{tag}-editable")
+
+        def build_extensions(self) -> None:
+            fields["version"] = self.distribution.get_version()
+            build_info = Path(self.get_ext_fullpath("hstree._C")).with_name("_build_info.py")
+            write_build_info(build_info, fields)
+            # The modules are built again when torch, CUDA or the compiler has changed.
+            for extension in self.extensions:
+                extension.depends.append(str(build_info))
+            super().build_extensions()
+
+        def copy_extensions_to_source(self) -> None:
+            super().copy_extensions_to_source()
+            write_build_info(ROOT / "hstree" / "_build_info.py", fields)
+
+    return {"ext_modules": extensions, "cmdclass": {"build_ext": BuildExtensions}}
+
+
+if __name__ == "__main__":
+    setup(**({} if COMMANDS_WITHOUT_COMPILER & set(sys.argv[1:]) else extension_arguments()))
