@@ -1,0 +1,122 @@
+// Element types, loads, reductions and table look-ups that the kernels share.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "launch.h"
+#include "leaf_order.h"
+
+namespace hstree {
+
+template <typename T>
+struct TypeTag {
+  using type = T;
+};
+
+// Calls function(TypeTag<T>()) with the C++ type of the elements.
+template <typename Function>
+void dispatch(ScalarType type, Function function) {
+  switch (type) {
+    case ScalarType::float32:
+      return function(TypeTag<float>());
+    case ScalarType::float64:
+      return function(TypeTag<double>());
+    case ScalarType::bfloat16:
+      return function(TypeTag<__nv_bfloat16>());
+    case ScalarType::float16:
+      return function(TypeTag<__half>());
+  }
+}
+
+// The type of sums over elements of type T.
+template <typename T>
+using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+__device__ __forceinline__ float to_sum(float value) {
+  return value;
+}
+__device__ __forceinline__ double to_sum(double value) {
+  return value;
+}
+__device__ __forceinline__ float to_sum(__half value) {
+  return __half2float(value);
+}
+__device__ __forceinline__ float to_sum(__nv_bfloat16 value) {
+  return __bfloat162float(value);
+}
+
+__device__ __forceinline__ void store(float* address, float value) {
+  *address = value;
+}
+__device__ __forceinline__ void store(double* address, double value) {
+  *address = value;
+}
+__device__ __forceinline__ void store(__half* address, float value) {
+  *address = __float2half_rn(value);
+}
+__device__ __forceinline__ void store(__nv_bfloat16* address, float value) {
+  *address = __float2bfloat16_rn(value);
+}
+
+// Loads Vector consecutive elements in one access of 16 or 8 bytes where they make one.
+template <int Vector, typename T>
+__device__ __forceinline__ void load(const T* address, Sum<T> (&value)[Vector]) {
+  T element[Vector];
+  if constexpr (Vector > 1 && Vector * sizeof(T) == 16) {
+    const uint4 raw = __ldg(reinterpret_cast<const uint4*>(address));
+    memcpy(element, &raw, sizeof raw);
+  } else if constexpr (Vector > 1 && Vector * sizeof(T) == 8) {
+    const uint2 raw = __ldg(reinterpret_cast<const uint2*>(address));
+    memcpy(element, &raw, sizeof raw);
+  } else {
+#pragma unroll
+    for (int k = 0; k < Vector; ++k) element[k] = __ldg(address + k);
+  }
+#pragma unroll
+  for (int k = 0; k < Vector; ++k) value[k] = to_sum(element[k]);
+}
+
+// Whether rows of `width` elements can be read in accesses of `bytes`.
+template <typename T>
+bool aligned(const void* rows, int64_t width, int bytes) {
+  return reinterpret_cast<uintptr_t>(rows) % bytes == 0 &&
+         width * static_cast<int64_t>(sizeof(T)) % bytes == 0;
+}
+
+constexpr unsigned all_lanes = 0xffffffffu;
+
+template <typename S>
+__device__ __forceinline__ S warp_sum(S value) {
+#pragma unroll
+  for (int bits = 16; bits > 0; bits /= 2) value += __shfl_xor_sync(all_lanes, value, bits);
+  return value;
+}
+
+template <typename S>
+__device__ __forceinline__ S warp_max(S value) {
+#pragma unroll
+  for (int bits = 16; bits > 0; bits /= 2) {
+    const S other = __shfl_xor_sync(all_lanes, value, bits);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+// Feature of the input that is number `feature` of the subset of a tree.
+__device__ __forceinline__ int64_t input_feature(const Tables& tables, int tree, int64_t feature) {
+  return tables.feature_index == nullptr ? feature
+                                         : __ldg(tables.feature_index + tree * tables.features + feature);
+}
+
+// First entry in tables.path of the path of row's target, which leaf_plan found to be sound.
+__device__ __forceinline__ int64_t path_begin(const Tables& tables, int tree, int64_t row) {
+  return tables.offset[tree * (tables.classes + 1) + tables.target[row]];
+}
+
+inline int64_t divide_up(int64_t value, int64_t divisor) {
+  return (value + divisor - 1) / divisor;
+}
+
+}  // namespace hstree

@@ -1,0 +1,161 @@
+#include "common.cuh"
+#include "leaf_order.h"
+#include "segment.cuh"
+
+namespace hstree {
+namespace {
+
+constexpr int block_threads = 128;
+
+// Nodes on the path of a row, 0 if it is ignored, -1 if an entry of the tables is outside its range.
+__device__ int path_length(const Tables& tables, int tree, int64_t row) {
+  const int64_t target = tables.target[row];
+  if (target < 0) return 0;
+  if (target >= tables.classes || (tables.tree_valid != nullptr && tables.tree_valid[tree] == 0)) return -1;
+  const int64_t* offset = tables.offset + tree * (tables.classes + 1) + target;
+  const int64_t begin = offset[0], end = offset[1];
+  if (begin < 0 || end < begin || end > tables.entries || end - begin > max_depth) return -1;
+  const int length = static_cast<int>(end - begin);
+  if (!tables.wide) {
+    if (length > tables.stride) return -1;
+    for (int64_t i = begin; i < end; ++i) {
+      const int32_t entry = tables.path[i];
+      if (entry < 0 || (entry >> 1) >= tables.weight_rows) return -1;
+    }
+    return length;
+  }
+  int64_t width = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const int32_t* entry = tables.path + 3 * i;
+    if (entry[0] < 0 || entry[1] < 1 || int64_t(entry[0]) + entry[1] > tables.weight_rows) return -1;
+    if (entry[2] < 0 || entry[2] >= entry[1]) return -1;
+    width += entry[1];
+  }
+  return width <= tables.stride ? length : -1;
+}
+
+// What names the node of a path entry: its number, or its first row if it is wide.
+__device__ __forceinline__ int32_t entry_node(const Tables& tables, int64_t entry) {
+  return tables.wide ? tables.path[3 * entry] : tables.path[entry] >> 1;
+}
+
+// tree_valid[t] = all(0 <= feature_index[t] < D and feature_index[t] increases strictly). feature_index [T,
+// S] int32 -> tree_valid [T] int32. O(T S); no atomics; deterministic. One block for each tree.
+__global__ void check_features_kernel(Tables tables, int32_t* tree_valid) {
+  __shared__ int valid;
+  const int tree = blockIdx.x;
+  const int32_t* index = tables.feature_index + tree * tables.features;
+  if (threadIdx.x == 0) valid = 1;
+  __syncthreads();
+  for (int64_t i = threadIdx.x; i < tables.features; i += block_threads) {
+    if (index[i] < 0 || index[i] >= tables.in_features || (i > 0 && index[i] <= index[i - 1])) valid = 0;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) tree_valid[tree] = valid;
+}
+
+// key[t, i] = leaf_position[t, target[i]], at least 0 and below INT32_MAX, which marks rows without a usable
+// path. Reads every path entry of every row once: O(N T L). Any table may hold any values: nothing outside
+// the tables is read. No atomics; deterministic. One thread for each (tree, row).
+__global__ void leaf_key_kernel(Tables tables, int32_t* key) {
+  const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
+  if (i >= tables.trees * tables.rows) return;
+  const int tree = static_cast<int>(i / tables.rows);
+  const int64_t row = i % tables.rows;
+  const int64_t target = tables.target[row];
+  int32_t value = 0x7fffffff;
+  if (target >= 0 && path_length(tables, tree, row) >= 0) {
+    const int32_t position = tables.leaf_position[tree * tables.classes + target];
+    value = position < 0 ? 0 : position == 0x7fffffff ? position - 1 : position;
+  }
+  key[i] = value;
+}
+
+// length[t, j], shared[t, j] and count[1 + t N + j] of the row at place j of the order, as in leaf_order.h.
+// Reads every path entry twice: O(N T L). A row without a usable path has shared 0 and count 0.
+// No atomics; deterministic. One thread for each (tree, place).
+__global__ void leaf_plan_kernel(Tables tables, const int64_t* order, int32_t* length, int32_t* shared,
+                                 int64_t* count) {
+  const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
+  if (i == 0) count[0] = 0;
+  if (i >= tables.trees * tables.rows) return;
+  const int tree = static_cast<int>(i / tables.rows);
+  const int own = path_length(tables, tree, order[i]);
+  int common = 0;
+  int64_t visited = 0;
+  if (own > 0) {
+    const int64_t begin = path_begin(tables, tree, order[i]);
+    const int before = i % tables.rows > 0 ? path_length(tables, tree, order[i - 1]) : 0;
+    if (before > 0) {
+      const int64_t other = path_begin(tables, tree, order[i - 1]);
+      const int limit = before < own ? before : own;
+      while (common < limit && entry_node(tables, begin + common) == entry_node(tables, other + common))
+        ++common;
+    }
+    visited = own - common;
+    if (tables.wide) {
+      visited = 0;
+      for (int level = common; level < own; ++level) visited += tables.path[3 * (begin + level) + 1];
+    }
+  }
+  length[i] = own;
+  shared[i] = common;
+  count[1 + i] = visited;
+}
+
+// index[:, slot] = (tree, weight row) for every weight row that is visited, at the place that visits it
+// first. slot [T N + 1] int64, index [2, nnz] int64; slots at nnz and above are left out. O(nnz + N T). No
+// atomics; deterministic. One warp for each (tree, place).
+__global__ void slot_index_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot, int64_t nnz,
+                                  int64_t* index) {
+  const int64_t i = (int64_t(blockIdx.x) * block_threads + threadIdx.x) / 32;
+  if (i >= tables.trees * tables.rows || leaf_order.length[i] <= leaf_order.shared[i]) return;
+  const int tree = static_cast<int>(i / tables.rows);
+  const int64_t begin = path_begin(tables, tree, leaf_order.order[i]);
+  int64_t at = slot[i];
+  for (int level = leaf_order.shared[i]; level < leaf_order.length[i]; ++level) {
+    const int64_t first = entry_node(tables, begin + level);
+    const int width = tables.wide ? tables.path[3 * (begin + level) + 1] : 1;
+    for (int k = threadIdx.x % 32; k < width; k += 32) {
+      if (at + k >= nnz) continue;
+      index[at + k] = tree;
+      index[nnz + at + k] = first + k;
+    }
+    at += width;
+  }
+}
+
+}  // namespace
+
+void check_features(const Tables& tables, int32_t* tree_valid, cudaStream_t stream) {
+  if (tables.trees == 0) return;
+  launch(check_features_kernel, grid_size(tables.trees), block_threads, 0, stream, tables, tree_valid);
+}
+
+void leaf_key(const Tables& tables, int32_t* key, cudaStream_t stream) {
+  const int64_t places = tables.trees * tables.rows;
+  if (places == 0) return;
+  launch(leaf_key_kernel, grid_size(divide_up(places, block_threads)), block_threads, 0, stream, tables, key);
+}
+
+void leaf_plan(const Tables& tables, const int64_t* order, int32_t* length, int32_t* shared, int64_t* count,
+               cudaStream_t stream) {
+  const int64_t places = tables.trees * tables.rows;
+  if (places == 0) return;
+  launch(leaf_plan_kernel, grid_size(divide_up(places, block_threads)), block_threads, 0, stream, tables,
+         order, length, shared, count);
+}
+
+void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t* slot, int64_t nnz,
+                int64_t* index, cudaStream_t stream) {
+  const int64_t places = tables.trees * tables.rows;
+  if (places == 0 || nnz == 0) return;
+  launch(slot_index_kernel, grid_size(divide_up(32 * places, block_threads)), block_threads, 0, stream,
+         tables, leaf_order, slot, nnz, index);
+}
+
+int64_t backward_workspace_bytes(ScalarType type, const Tables& tables) {
+  return Segments(tables).workspace_bytes(type == ScalarType::float64 ? sizeof(double) : sizeof(float));
+}
+
+}  // namespace hstree

@@ -1,0 +1,64 @@
+// What path.h and wide.h share: the tables of a batch, the order of its rows, the plan of what they visit.
+//
+// Plain C++: no CUDA and no torch include. All tensors are contiguous and on the device of the stream.
+// Launchers throw std::runtime_error when a launch fails, launch nothing when rows or trees is 0, and never
+// synchronise.
+#pragma once
+
+#include <cstdint>
+
+#include "limits.h"
+
+typedef struct CUstream_st* cudaStream_t;
+
+namespace hstree {
+
+// Dimensions: N rows, T trees, V classes, D input features, S features of a tree, P path entries.
+struct Tables {
+  const int64_t* target;  // [N]; negative: ignored row
+  const int64_t* offset;  // [T, V + 1], path_offset or wide_offset: entries of class y of tree t in path
+  const int32_t* path;    // [P] node << 1 | goes_left, or [P, 3] (first_row, width, child) if wide
+  const int32_t* leaf_position;  // [T, V]
+  const int32_t* feature_index;  // [T, S] strictly increasing, or null: S = D, all features
+  const int32_t* tree_valid;     // [T] from check_features; null exactly if feature_index is null
+  int64_t rows;                  // N
+  int64_t classes;               // V
+  int64_t entries;               // P
+  int64_t weight_rows;           // rows of weight in one tree: M inner nodes, or R rows of wide nodes
+  int64_t in_features;           // D
+  int64_t features;              // S
+  int trees;                     // T
+  int stride;                    // last dimension of score: max_depth (at most 64) or max_width
+  bool wide;
+};
+
+// Rows of every tree from the leftmost leaf to the rightmost; rows without a usable path come last.
+struct LeafOrder {
+  const int64_t* order;   // [T, N] row at each place
+  const int32_t* length;  // [T, N] nodes on the path of the row at each place; 0: ignored; -1: corrupt tables
+  const int32_t* shared;  // [T, N] leading nodes that its path shares with the place before; 0 at place 0
+};
+
+// tree_valid[t] = 1 if feature_index[t] lies in [0, D) and increases strictly, else 0.  tree_valid [T].
+void check_features(const Tables& tables, int32_t* tree_valid, cudaStream_t stream);
+
+// key[t, i] = leaf position of target[i], or INT32_MAX for a row that is ignored or whose tables are corrupt.
+// key [T, N]. A stable ascending sort of each row of key gives order.
+void leaf_key(const Tables& tables, int32_t* key, cudaStream_t stream);
+
+// Fills length and shared [T, N] and count [T * N + 1]: count[0] = 0 and count[1 + t * N + j] = weight rows
+// first visited at place j. The inclusive sum of count is slot: place j adds the rows from
+// slot[t * N + j] up to slot[t * N + j + 1] of the row-sparse gradient, and slot[T * N] is nnz.
+void leaf_plan(const Tables& tables, const int64_t* order, int32_t* length, int32_t* shared, int64_t* count,
+               cudaStream_t stream);
+
+// index [2, nnz]: tree and weight row of every row of the row-sparse gradient. slot [T * N + 1].
+void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t* slot, int64_t nnz,
+                int64_t* index, cudaStream_t stream);
+
+// Size of the workspace of path_backward_weight and wide_backward_weight, aligned to 16 bytes, content
+// arbitrary: 2 * T * C * stride * (S + 1) sums and T * C * stride int64, where the number of
+// segments C is at most max(1, 4096 / stride) and N / 64 rounded up; nothing if C is 1.
+int64_t backward_workspace_bytes(ScalarType type, const Tables& tables);
+
+}  // namespace hstree

@@ -1,0 +1,43 @@
+// Launchers of the wide op: log-softmax of the chosen child at every wide node on the path of a class.
+//
+// The binding calls the same sequence as path.h says, with offset = wide_offset, path = wide_path [P, 3],
+// entries = P, weight_rows = R, stride = max_width, wide = true, and wide_forward, wide_backward_input,
+// wide_backward_weight in place of path_*. The host checks 0 <= max_width. Rows of weight take the place of
+// nodes: a node of width w first visited at some place fills w consecutive rows of the row-sparse gradient,
+// and slot_index names them.
+#pragma once
+
+#include "leaf_order.h"
+
+namespace hstree {
+
+struct WideForward {
+  const void* input;   // [N, D]
+  const void* weight;  // [T, R, S]
+  const void* bias;    // [T, R], or null
+  void* log_prob;      // [N, T] accumulation dtype, every element written
+  void* score;         // [N, T, max_width] accumulation dtype, every element written
+};
+
+struct WideBackward {
+  const void* grad_log_prob;  // [N, T] accumulation dtype
+  const void* score;          // [N, T, max_width] accumulation dtype, from wide_forward
+  const void* input;          // [N, D]; read by wide_backward_weight only
+  const void* weight;         // [T, R, S]; read by wide_backward_input only
+};
+
+// type: of input, weight, bias and of all gradients.
+void wide_forward(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
+                  const WideForward& tensors, cudaStream_t stream);
+
+// sum: [N, D] accumulation dtype, zero-filled. grad_input: [N, D]; sum itself if their dtypes are equal.
+void wide_backward_input(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
+                         const WideBackward& tensors, void* sum, void* grad_input, cudaStream_t stream);
+
+// slot: [T * N + 1] for row-sparse gradients, null for dense ones. grad_weight: [T, R, S] zero-filled, or
+// [nnz, S]. grad_bias: [T, R] zero-filled, or [nnz], or null. workspace: backward_workspace_bytes.
+void wide_backward_weight(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
+                          const int64_t* slot, const WideBackward& tensors, void* workspace,
+                          void* grad_weight, void* grad_bias, cudaStream_t stream);
+
+}  // namespace hstree

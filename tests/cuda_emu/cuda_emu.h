@@ -1,0 +1,448 @@
+// Runs CUDA kernels on the CPU, so that their tests need neither a GPU nor a CUDA toolkit.
+//
+//   g++ -std=c++17 -fno-strict-aliasing -x c++ -include cuda_emu.h kernel.cu
+//
+// Each CUDA thread is a fiber; the blocks of a grid run one after another on one CPU thread. Barriers,
+// shuffles and votes are rendezvous, atomics are plain. A launch throws std::runtime_error when threads wait
+// at different barriers or for a thread that has ended, when a shuffle reads a lane outside its mask, or when
+// the launch exceeds a limit of the hardware. Which thread and which block goes first follows emu::order.
+// Dynamic shared memory starts as NaN and is exactly as long as asked for, so that AddressSanitizer sees each
+// access beyond it. What it cannot show: races between threads in one order only (use several orders), memory
+// coherence, inline PTX, cooperative groups.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#define HSTREE_CUDA_EMULATION 1
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+struct __attribute__((may_alias, aligned(8))) uint2 {
+  unsigned x, y;
+};
+struct __attribute__((may_alias, aligned(16))) uint4 {
+  unsigned x, y, z, w;
+};
+
+inline uint3 threadIdx, blockIdx;
+inline dim3 blockDim, gridDim;
+
+// ---- half precision, round to nearest even
+// ----------------------------------------------------------------------
+struct __half {
+  uint16_t bits;
+};
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
+
+namespace emu {
+template <typename To, typename From>
+To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From), "sizes differ");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+}  // namespace emu
+
+inline float __bfloat162float(__nv_bfloat16 value) {
+  return emu::bit_cast<float>(uint32_t(value.bits) << 16);
+}
+inline __nv_bfloat16 __float2bfloat16_rn(float value) {
+  uint32_t bits = emu::bit_cast<uint32_t>(value);
+  if (value != value) return {0x7fff};
+  return {uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+inline float __half2float(__half value) {
+  const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
+  if (rest >= 0x7c00u) return emu::bit_cast<float>(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+  if (rest < 0x400u) return (sign ? -1.0f : 1.0f) * float(rest) * 0x1p-24f;
+  return emu::bit_cast<float>(sign | (rest + (112u << 10)) << 13);
+}
+inline __half __float2half_rn(float value) {
+  const uint32_t bits = emu::bit_cast<uint32_t>(value), rest = bits & 0x7fffffffu;
+  uint32_t half;
+  if (rest > 0x7f800000u) {
+    half = 0x7fff;
+  } else if (rest >= 0x47800000u) {  // 65536 and more
+    half = 0x7c00;
+  } else if (rest < 0x38800000u) {  // below the smallest normal half: 0.5 + x rounds x to a multiple of 2^-24
+    half = emu::bit_cast<uint32_t>(emu::bit_cast<float>(rest) + 0.5f) - 0x3f000000u;
+  } else {
+    half = (rest - (112u << 23) + 0xfffu + ((rest >> 13) & 1u)) >> 13;
+  }
+  return {uint16_t((bits >> 16 & 0x8000u) | half)};
+}
+
+// ---- threads, blocks, rendezvous
+// --------------------------------------------------------------------------------
+namespace emu {
+
+enum class Order : int { ascending, descending, shuffled };
+inline Order order = Order::ascending;
+inline unsigned seed = 0;
+
+enum class State { ready, block, warp, done };
+
+using Context = void* [5];  // of __builtin_setjmp
+
+struct Fiber {
+  std::unique_ptr<char[]> stack;
+  ucontext_t start;
+  Context resume;
+  bool started = false;
+  State state = State::done;
+  int line = 0;       // of the rendezvous at which the fiber waits
+  unsigned mask = 0;  // of lanes, for State::warp
+  int source = 0;     // lane to read from; vote: -1
+  uint64_t value = 0, result = 0;
+  void* fake_stack = nullptr;
+};
+
+struct Machine {
+  static constexpr size_t stack_bytes = 128 << 10;
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  unsigned threads = 0, current = 0;
+  Context scheduler;
+  ucontext_t scheduler_start;
+  const void* scheduler_stack = nullptr;
+  size_t scheduler_stack_bytes = 0;
+  void* scheduler_fake_stack = nullptr;
+  std::string error;
+  void (*call)(void*) = nullptr;
+  void* argument = nullptr;
+  unsigned char* shared = nullptr;
+};
+inline Machine machine;
+
+inline void* shared_memory() {
+  return machine.shared;
+}
+inline unsigned lane() {
+  return machine.current % 32;
+}
+
+#define HSTREE_SWITCH __attribute__((noinline, no_sanitize("address", "undefined"))) inline
+
+HSTREE_SWITCH void jump(Context& context) {
+  __builtin_longjmp(context, 1);
+}
+
+HSTREE_SWITCH void before_switch(void** fake_stack, const void* stack, size_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(fake_stack, stack, bytes);
+#else
+  (void)fake_stack, (void)stack, (void)bytes;
+#endif
+}
+HSTREE_SWITCH void after_switch(void* fake_stack, const void** stack, size_t* bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_stack, stack, bytes);
+#else
+  (void)fake_stack, (void)stack, (void)bytes;
+#endif
+}
+
+// Leaves the running fiber for the scheduler; returns when the scheduler resumes it.
+HSTREE_SWITCH void yield() {
+  Machine& m = machine;
+  Fiber& fiber = *m.fibers[m.current];
+  before_switch(&fiber.fake_stack, m.scheduler_stack, m.scheduler_stack_bytes);
+  if (__builtin_setjmp(fiber.resume) == 0) jump(m.scheduler);
+  after_switch(fiber.fake_stack, &machine.scheduler_stack, &machine.scheduler_stack_bytes);
+}
+
+inline void fiber_main() {
+  after_switch(nullptr, &machine.scheduler_stack, &machine.scheduler_stack_bytes);
+  for (;;) {
+    machine.call(machine.argument);
+    machine.fibers[machine.current]->state = State::done;
+    yield();
+  }
+}
+
+HSTREE_SWITCH void resume(unsigned thread) {
+  Machine& m = machine;
+  Fiber& fiber = *m.fibers[thread];
+  m.current = thread;
+  threadIdx = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / (blockDim.x * blockDim.y)};
+  before_switch(&m.scheduler_fake_stack, fiber.stack.get(), Machine::stack_bytes);
+  if (__builtin_setjmp(m.scheduler) == 0) {
+    if (fiber.started) jump(fiber.resume);
+    fiber.started = true;
+    getcontext(&fiber.start);
+    fiber.start.uc_stack.ss_sp = fiber.stack.get();
+    fiber.start.uc_stack.ss_size = Machine::stack_bytes;
+    fiber.start.uc_link = nullptr;
+    makecontext(&fiber.start, fiber_main, 0);
+    setcontext(&fiber.start);
+  }
+  after_switch(machine.scheduler_fake_stack, nullptr, nullptr);
+}
+
+inline void fail(const std::string& what) {  // called on a fiber, which never runs again
+  if (machine.error.empty()) machine.error = what;
+  for (;;) yield();
+}
+
+inline void wait_block(int line) {
+  Fiber& fiber = *machine.fibers[machine.current];
+  fiber.state = State::block;
+  fiber.line = line;
+  yield();
+}
+
+// source: lane whose value to return, or -1 for the ballot of the values.
+inline uint64_t wait_warp(unsigned mask, uint64_t value, int source, int line) {
+  Fiber& fiber = *machine.fibers[machine.current];
+  if (!(mask >> lane() & 1u)) fail("a lane outside the mask at line " + std::to_string(line));
+  if (source >= 0 && !(mask >> source & 1u))
+    fail("shuffle from a lane outside the mask at line " + std::to_string(line));
+  fiber.state = State::warp;
+  fiber.line = line;
+  fiber.mask = mask;
+  fiber.source = source;
+  fiber.value = value;
+  yield();
+  return fiber.result;
+}
+
+// Lets the lanes of a warp go whose whole mask has arrived at the same line.
+inline bool release_warp(unsigned first) {
+  Machine& m = machine;
+  bool released = false;
+  for (unsigned i = first; i < std::min(first + 32, m.threads); ++i) {
+    const Fiber& fiber = *m.fibers[i];
+    if (fiber.state != State::warp) continue;
+    const unsigned mask = fiber.mask;
+    const int line = fiber.line;
+    bool complete = true;
+    uint64_t ballot = 0;
+    for (unsigned k = 0; k < 32; ++k) {
+      if (!(mask >> k & 1u)) continue;
+      if (first + k >= m.threads) {
+        complete = false;
+        break;
+      }
+      const Fiber& other = *m.fibers[first + k];
+      complete = complete && other.state == State::warp && other.mask == mask && other.line == line;
+      ballot |= uint64_t(other.value != 0) << k;
+    }
+    if (!complete) continue;
+    for (unsigned k = 0; k < 32; ++k) {
+      if (!(mask >> k & 1u)) continue;
+      Fiber& other = *m.fibers[first + k];
+      other.result = other.source < 0 ? ballot : m.fibers[first + unsigned(other.source)]->value;
+      other.state = State::ready;
+    }
+    released = true;
+  }
+  return released;
+}
+
+inline bool release_block() {
+  Machine& m = machine;
+  for (unsigned i = 0; i < m.threads; ++i)
+    if (m.fibers[i]->state != State::block || m.fibers[i]->line != m.fibers[0]->line) return false;
+  for (unsigned i = 0; i < m.threads; ++i) m.fibers[i]->state = State::ready;
+  return true;
+}
+
+inline std::string stuck() {
+  std::string text = "divergent barrier:";
+  for (unsigned i = 0; i < machine.threads; ++i) {
+    const Fiber& fiber = *machine.fibers[i];
+    const bool same =
+        i > 0 && fiber.state == machine.fibers[i - 1]->state && fiber.line == machine.fibers[i - 1]->line;
+    if (same) continue;
+    text += " from thread " + std::to_string(i) +
+            (fiber.state == State::done ? " ended;" : " waiting at line " + std::to_string(fiber.line) + ";");
+  }
+  return text;
+}
+
+// Runs all threads of one block to their end. In order: a warp goes as far as it can before the next one
+// starts. Shuffled: warps and lanes take turns at random.
+inline void run_block(std::mt19937& random) {
+  Machine& m = machine;
+  const unsigned warps = (m.threads + 31) / 32;
+  std::vector<unsigned> warp(warps), lanes(32);
+  for (unsigned i = 0; i < warps; ++i) warp[i] = order == Order::descending ? warps - 1 - i : i;
+  for (unsigned i = 0; i < 32; ++i) lanes[i] = order == Order::descending ? 31 - i : i;
+  for (unsigned i = 0; i < m.threads; ++i) m.fibers[i]->state = State::ready;
+  for (;;) {
+    bool progress = false, ended = true;
+    if (order == Order::shuffled) std::shuffle(warp.begin(), warp.end(), random);
+    for (unsigned w : warp) {
+      bool again = true;
+      while (again) {
+        again = false;
+        if (order == Order::shuffled) std::shuffle(lanes.begin(), lanes.end(), random);
+        for (unsigned k : lanes) {
+          const unsigned thread = 32 * w + k;
+          if (thread >= m.threads || m.fibers[thread]->state != State::ready) continue;
+          resume(thread);
+          if (!m.error.empty()) return;
+          progress = true;
+        }
+        again = release_warp(32 * w);
+        progress = progress || again;
+        if (order == Order::shuffled && random() % 2) break;
+      }
+    }
+    for (unsigned i = 0; i < m.threads; ++i) ended = ended && m.fibers[i]->state == State::done;
+    if (ended) return;
+    if (!release_block() && !progress) {
+      m.error = stuck();
+      return;
+    }
+  }
+}
+
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+            Arguments... arguments) {
+  Machine& m = machine;
+  m.threads = block.x * block.y * block.z;
+  if (m.threads == 0 || m.threads > 1024 || grid.x == 0 || grid.x > 0x7fffffffu || grid.y == 0 ||
+      grid.y > 65535u || grid.z == 0 || grid.z > 65535u || shared_bytes > (48 << 10))
+    throw std::runtime_error("emulated launch: invalid configuration");
+  using Bound = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
+  Bound bound(kernel, std::tuple<Parameters...>(arguments...));
+  m.argument = &bound;
+  m.call = [](void* argument) {
+    Bound& bound = *static_cast<Bound*>(argument);
+    std::apply(bound.first, bound.second);
+  };
+  while (m.fibers.size() < m.threads) {
+    m.fibers.push_back(std::make_unique<Fiber>());
+    m.fibers.back()->stack.reset(new char[Machine::stack_bytes]);
+  }
+  gridDim = grid;
+  blockDim = block;
+  std::mt19937 random(seed);
+  std::vector<uint64_t> blocks(uint64_t(grid.x) * grid.y * grid.z);
+  for (size_t i = 0; i < blocks.size(); ++i)
+    blocks[i] = order == Order::descending ? blocks.size() - 1 - i : i;
+  if (order == Order::shuffled) std::shuffle(blocks.begin(), blocks.end(), random);
+  m.shared = static_cast<unsigned char*>(::operator new(shared_bytes, std::align_val_t(16)));
+  for (uint64_t index : blocks) {
+    blockIdx = {unsigned(index % grid.x), unsigned(index / grid.x % grid.y),
+                unsigned(index / grid.x / grid.y)};
+    std::memset(m.shared, 0xff, shared_bytes);
+    run_block(random);
+    if (!m.error.empty()) break;
+  }
+  ::operator delete(m.shared, std::align_val_t(16));
+  m.shared = nullptr;
+  if (!m.error.empty()) {
+    m.fibers.clear();  // some stopped in the middle of a kernel
+    const std::string error = std::move(m.error);
+    m.error.clear();
+    throw std::runtime_error("emulated launch: " + error);
+  }
+}
+
+template <typename T>
+T shuffle(unsigned mask, T value, int source, int line) {
+  uint64_t bits = 0;
+  static_assert(sizeof(T) <= sizeof bits, "at most 8 bytes");
+  std::memcpy(&bits, &value, sizeof value);
+  bits = wait_warp(mask, bits, source, line);
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+}  // namespace emu
+
+// ---- what kernels call
+// ------------------------------------------------------------------------------------------
+#define HSTREE_LINE int line = __builtin_LINE()
+
+inline void __syncthreads(HSTREE_LINE) {
+  emu::wait_block(line);
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu, HSTREE_LINE) {
+  emu::wait_warp(mask, 0, -1, line);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate, HSTREE_LINE) {
+  return unsigned(emu::wait_warp(mask, predicate != 0, -1, line));
+}
+inline int __any_sync(unsigned mask, int predicate, HSTREE_LINE) {
+  return __ballot_sync(mask, predicate, line) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, HSTREE_LINE) {
+  return __ballot_sync(mask, predicate, line) == mask;
+}
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int source, HSTREE_LINE) {
+  return emu::shuffle(mask, value, source & 31, line);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int bits, HSTREE_LINE) {
+  return emu::shuffle(mask, value, int(emu::lane()) ^ bits, line);
+}
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, HSTREE_LINE) {
+  const unsigned source = emu::lane() + delta;
+  return emu::shuffle(mask, value, int(source < 32 ? source : emu::lane()), line);
+}
+inline unsigned __reduce_add_sync(unsigned mask, unsigned value, HSTREE_LINE) {
+  unsigned sum = 0;
+  for (int k = 0; k < 32; ++k)
+    if (mask >> k & 1u) sum += emu::shuffle(mask, value, k, line);
+  return sum;
+}
+inline int __ffs(int bits) {
+  return __builtin_ffs(bits);
+}
+template <typename T>
+T __ldg(const T* address) {
+  return *address;
+}
+template <typename T>
+T atomicAdd(T* address, T value) {
+  const T old = *address;
+  *address = old + value;
+  return old;
+}
+template <typename T>
+T atomicMax(T* address, T value) {
+  const T old = *address;
+  *address = std::max(old, value);
+  return old;
+}
+template <typename T>
+T atomicCAS(T* address, T compare, T value) {
+  const T old = *address;
+  if (old == compare) *address = value;
+  return old;
+}

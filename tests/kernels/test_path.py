@@ -1,0 +1,87 @@
+"""The tree path kernels under emulation."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+
+from kernels.cases import PATH_CASES, Case, check, make_batch, run_batch, unit_of_sums
+from kernels.corruption import (
+    CORRUPTIONS,
+    Corruption,
+    check_bad_ranks,
+    check_bad_targets,
+    check_corruption,
+)
+from kernels.emulation import ELEMENT_TYPES, ORDERS, ElementType, Kernels, Tables
+
+WIDE = False
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [(case, kind) for case in PATH_CASES for kind in case.kinds],
+    ids=lambda value: value.name if isinstance(value, ElementType) else str(value),
+)
+def test_equals_reference(kernels: Kernels, case: Case, kind: ElementType) -> None:
+    check(kernels, case, kind)
+
+
+@pytest.mark.parametrize("case", PATH_CASES, ids=str)
+def test_same_bits_in_every_scheduling_order(kernels: Kernels, case: Case) -> None:
+    batch = make_batch(case, case.kinds[-1])
+    results = []
+    for order in ORDERS:
+        kernels.set_order(*order)
+        outputs = astuple(run_batch(kernels, batch, case.kinds[-1]))
+        results.append([output.tobytes() for output in outputs])
+    assert all(result == results[0] for result in results[1:])
+
+
+@pytest.mark.parametrize("corruption", [c for c in CORRUPTIONS if c.wide in (None, WIDE)], ids=str)
+def test_corrupt_tables_give_nan(kernels: Kernels, corruption: Corruption) -> None:
+    check_corruption(kernels, corruption, WIDE)
+
+
+def test_target_out_of_range_gives_nan(kernels: Kernels) -> None:
+    check_bad_targets(kernels, WIDE)
+
+
+def test_wrong_ranks_leave_log_prob_and_grad_input_right(kernels: Kernels) -> None:
+    check_bad_ranks(kernels, WIDE)
+
+
+@pytest.mark.parametrize("kind", ELEMENT_TYPES, ids=lambda kind: kind.name)
+def test_log_prob_at_any_score(kernels: Kernels, kind: ElementType) -> None:
+    """One node, weight 1: the score is the input. Exact to rounding in the tails, and at inf."""
+    z = np.array([0, 1e-4, 1, 20, 80, 1000, 60000, np.inf])
+    z = np.concatenate([z, -z])
+    tables = Tables(
+        target=np.tile([0, 1], len(z)),
+        offset=np.array([[0, 1, 2]]),
+        path=np.array([1, 0], np.int32),
+        leaf_position=np.array([[0, 1]], np.int32),
+        feature_index=None,
+        weight_rows=1,
+        in_features=1,
+        stride=1,
+    )
+    values = kind.encode(np.repeat(z, 2)[:, None])
+    weight = kind.encode(np.ones((1, 1, 1)))
+    exact = kind.decode(values)[:, 0]
+    signed = np.where(tables.target == 0, exact, -exact)
+    plan = kernels.plan(tables)
+    log_prob, score = plan.forward(kind, values, weight, None)
+    np.testing.assert_array_equal(score[:, 0, 0], exact.astype(kind.sums))
+    tight = 4 * unit_of_sums(kind)
+    smallest = float(np.finfo(kind.sums).tiny)
+    truth = -np.logaddexp(0, -signed)
+    np.testing.assert_allclose(log_prob[:, 0], truth, rtol=tight, atol=smallest)
+    grad = np.ones((len(signed), 1), kind.sums)
+    grad_input = kind.decode(plan.grad_input(kind, grad, score, weight))[:, 0]
+    small = np.exp(-np.abs(signed))
+    slope = np.where(tables.target == 0, 1, -1) * np.where(signed > 0, small, 1) / (1 + small)
+    limit = float(np.finfo(kind.sums).tiny) + kind.tiny
+    np.testing.assert_allclose(grad_input, slope, rtol=tight + kind.unit, atol=limit)

@@ -1,0 +1,169 @@
+"""Compiles every CUDA source for the supported architectures and reports what the kernels use.
+
+Fails on any warning, on any register spill, and on a torch include below csrc/kernels. Needs nvcc
+but neither a GPU nor torch:
+
+    python tools/check_cuda.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+KERNELS = Path(__file__).resolve().parents[1] / "csrc" / "kernels"
+ARCHITECTURES = ("80", "90")
+# As torch.utils.cpp_extension.BuildExtension compiles.
+TORCH_DEFINES = (
+    "-D__CUDA_NO_HALF_OPERATORS__",
+    "-D__CUDA_NO_HALF_CONVERSIONS__",
+    "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-D__CUDA_NO_HALF2_OPERATORS__",
+)
+
+
+class Kernel(NamedTuple):
+    name: str
+    registers: int
+    spill: int  # bytes, stores and loads
+    shared: int  # bytes, static
+
+
+def find_nvcc() -> Path | None:
+    """nvcc itself, behind a wrapper script too: CUDA_HOME, else PATH and what it says of itself."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home:
+        nvcc = Path(home) / "bin" / "nvcc"
+        if nvcc.is_file():
+            return nvcc
+        sys.exit(f"CUDA_HOME is {home}, but there is no {nvcc}: correct or unset CUDA_HOME")
+    found = shutil.which("nvcc")
+    if found is None:
+        return None
+    dry_run = subprocess.run(
+        [found, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True, check=False
+    )
+    top = re.search(r"^#\$ (?:_?TOP)=(.*)$", dry_run.stderr + dry_run.stdout, re.MULTILINE)
+    if top is not None:
+        nvcc = Path(top.group(1).strip()) / "bin" / "nvcc"
+        if nvcc.is_file():
+            return nvcc.resolve()
+    return Path(found)
+
+
+def torch_includes() -> list[str]:
+    """Lines below csrc/kernels that include a header of torch."""
+    pattern = re.compile(r'#\s*include\s*[<"](torch|ATen|c10|caffe2)/')
+    return [
+        f"{path.name}:{number}: {line}"
+        for path in sorted(KERNELS.iterdir())
+        if path.suffix in (".cu", ".cuh", ".h")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def compile_source(nvcc: Path, source: Path, architecture: str, folder: Path) -> str:
+    """Returns what the compiler printed; raises RuntimeError with it on errors and warnings."""
+    output = folder / f"{source.stem}.{architecture}.o"
+    command = [str(nvcc), "-std=c++17", "-O3", *TORCH_DEFINES, "-Werror", "all-warnings"]
+    command += ["-Xcompiler", "-Wall,-Wextra,-fPIC", "-Xptxas", "-v"]
+    command += ["-gencode", f"arch=compute_{architecture},code=sm_{architecture}"]
+    result = subprocess.run(
+        [*command, "-c", str(source), "-o", str(output)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    printed = result.stdout + result.stderr
+    if result.returncode != 0 or "warning" in printed.lower():
+        raise RuntimeError(f"{source.name}, sm_{architecture}:\n{printed}")
+    return printed
+
+
+def demangle(names: list[str]) -> list[str]:
+    """Readable names of kernels, without namespaces and parameters."""
+    tool = shutil.which("cu++filt") or shutil.which("c++filt")
+    if tool is None:
+        return names
+    result = subprocess.run(
+        [tool], input="\n".join(names), capture_output=True, text=True, check=True
+    )
+    readable = []
+    for name in result.stdout.splitlines():
+        bare = name.replace("hstree::", "").replace("(anonymous namespace)::", "")
+        readable.append(bare.removeprefix("void ").partition("(")[0])
+    return readable
+
+
+def parse(printed: str) -> list[Kernel]:
+    """Reads the report of ptxas -v."""
+    sections = re.split(r"Compiling entry function '(\w+)' for '\w+'", printed)[1:]
+    names = demangle(sections[::2])
+    kernels = []
+    for name, text in zip(names, sections[1::2], strict=True):
+        registers = re.search(r"Used (\d+) registers", text)
+        spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", text)
+        if registers is None or not spills:
+            raise RuntimeError(f"no report of ptxas for {name} in:\n{text}")
+        shared = re.search(r"(\d+) bytes smem", text)
+        kernels.append(
+            Kernel(
+                name,
+                int(registers.group(1)),
+                sum(int(n) for n in spills),
+                int(shared.group(1)) if shared else 0,
+            )
+        )
+    return kernels
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--optional", action="store_true", help="succeed where nvcc is not found")
+    options = parser.parse_args()
+
+    failures = [f"torch include in {line}" for line in torch_includes()]
+    nvcc = find_nvcc()
+    if nvcc is None:
+        print("nvcc not found: CUDA sources not checked (looked at CUDA_HOME and PATH)")
+        return 0 if options.optional and not failures else 1
+    print(f"nvcc: {nvcc}")
+
+    sources = sorted(KERNELS.glob("*.cu"))
+    jobs = [(source, architecture) for source in sources for architecture in ARCHITECTURES]
+    header = f"{'kernel':56} {'arch':>5} {'registers':>9} {'spill B':>8} {'shared B':>8}"
+    print(header, "-" * len(header), sep="\n")
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        reports = [
+            pool.submit(compile_source, nvcc, source, architecture, Path(folder))
+            for source, architecture in jobs
+        ]
+        for (_, architecture), report in zip(jobs, reports, strict=True):
+            try:
+                kernels = parse(report.result())
+            except RuntimeError as error:
+                failures.append(str(error))
+                continue
+            for kernel in sorted(kernels):
+                name, registers, spill, shared = kernel
+                print(f"{name:56} {'sm_' + architecture:>5} {registers:9} {spill:8} {shared:8}")
+                if spill > 0:
+                    failures.append(f"{name}, sm_{architecture}: {spill} bytes of spills")
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    if not failures:
+        print(f"{len(sources)} sources, {len(ARCHITECTURES)} architectures: no warnings, no spills")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
