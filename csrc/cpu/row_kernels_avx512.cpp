@@ -1,0 +1,44 @@
+#include "cpu/row_kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
+#endif
+
+#define HSTREE_CAPABILITY avx512
+#define HSTREE_VECTOR_BYTES 64
+#include "cpu/row_kernels_impl.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#else
+
+namespace hstree::cpu {
+template <>
+const RowKernels<float>* row_kernels_avx512() {
+  return nullptr;
+}
+template <>
+const RowKernels<double>* row_kernels_avx512() {
+  return nullptr;
+}
+template <>
+const RowKernels<BFloat16>* row_kernels_avx512() {
+  return nullptr;
+}
+template <>
+const RowKernels<Half>* row_kernels_avx512() {
+  return nullptr;
+}
+}  // namespace hstree::cpu
+
+#endif

@@ -1,0 +1,434 @@
+// Body of the row kernels. Each row_kernels_<capability>.cpp includes it once, between a target pragma and its end, with
+// HSTREE_CAPABILITY and HSTREE_VECTOR_BYTES defined. Nothing here may instantiate a template or inline function of
+// another header: the linker would keep one copy of it for all instruction sets.
+
+namespace hstree::cpu {
+namespace HSTREE_CAPABILITY {
+
+template <typename T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(HSTREE_VECTOR_BYTES)));
+  static constexpr int64_t width = HSTREE_VECTOR_BYTES / sizeof(T);
+};
+template <typename T>
+using Vector = typename VectorOf<T>::type;
+
+typedef uint32_t U32 __attribute__((vector_size(HSTREE_VECTOR_BYTES)));
+typedef int32_t I32 __attribute__((vector_size(HSTREE_VECTOR_BYTES)));
+typedef uint16_t U16 __attribute__((vector_size(HSTREE_VECTOR_BYTES / 2)));
+
+template <typename To, typename From>
+static inline To bits_as(From value) {
+  static_assert(sizeof(To) == sizeof(From), "same size");
+  To result;
+  __builtin_memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+static inline Vector<float> load(const float* p) {
+  Vector<float> v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+static inline Vector<double> load(const double* p) {
+  Vector<double> v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+static inline Vector<float> load(const BFloat16* p) {
+  U16 half;
+  __builtin_memcpy(&half, p, sizeof half);
+  return bits_as<Vector<float>>(__builtin_convertvector(half, U32) << 16);
+}
+
+static inline Vector<float> load(const Half* p) {
+#if HSTREE_VECTOR_BYTES == 64
+  __m256i half;
+  __builtin_memcpy(&half, p, sizeof half);
+  return bits_as<Vector<float>>(_mm512_maskz_cvtph_ps(0xffff, half));
+#elif HSTREE_VECTOR_BYTES == 32
+  __m128i half;
+  __builtin_memcpy(&half, p, sizeof half);
+  return bits_as<Vector<float>>(_mm256_cvtph_ps(half));
+#else
+  // Exponent and mantissa moved into place and rescaled by 2^112; infinities and NaN get float's exponent.
+  U16 half;
+  __builtin_memcpy(&half, p, sizeof half);
+  const U32 h = __builtin_convertvector(half, U32);
+  const U32 magnitude = (h & 0x7fffu) << 13;
+  const Vector<float> scaled = bits_as<Vector<float>>(magnitude) * 0x1p112f;
+  const U32 finite = bits_as<U32>(scaled);
+  const U32 special = magnitude | 0x7f800000u;
+  const U32 is_special = bits_as<U32>((h & 0x7c00u) == 0x7c00u);
+  return bits_as<Vector<float>>(((finite & ~is_special) | (special & is_special)) | ((h & 0x8000u) << 16));
+#endif
+}
+
+static inline void store(float* p, Vector<float> v) { __builtin_memcpy(p, &v, sizeof v); }
+static inline void store(double* p, Vector<double> v) { __builtin_memcpy(p, &v, sizeof v); }
+
+static inline void store(BFloat16* p, Vector<float> v) {
+  const U32 u = bits_as<U32>(v);
+  const U32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const U32 nan = bits_as<U32>(v != v);
+  const U16 half = __builtin_convertvector((rounded & ~nan) | (0x7fc0u & nan), U16);
+  __builtin_memcpy(p, &half, sizeof half);
+}
+
+static inline void store(Half* p, Vector<float> v) {
+#if HSTREE_VECTOR_BYTES == 64
+  const __m256i half = _mm512_maskz_cvtps_ph(0xffff, bits_as<__m512>(v), _MM_FROUND_TO_NEAREST_INT);
+  __builtin_memcpy(p, &half, sizeof half);
+#elif HSTREE_VECTOR_BYTES == 32
+  const __m128i half = _mm256_cvtps_ph(bits_as<__m256>(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __builtin_memcpy(p, &half, sizeof half);
+#else
+  // Round to nearest even; below 2^-14 an addition of 0.5 leaves the subnormal in the low bits.
+  const U32 u = bits_as<U32>(v);
+  const U32 sign = (u >> 16) & 0x8000u;
+  const U32 magnitude = u & 0x7fffffffu;
+  const U32 normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const U32 subnormal = bits_as<U32>(bits_as<Vector<float>>(magnitude) + 0.5f) - (126u << 23);
+  const U32 small = bits_as<U32>(magnitude < (113u << 23));
+  const U32 large = bits_as<U32>(magnitude >= 0x477ff000u);
+  const U32 nan = bits_as<U32>(magnitude > 0x7f800000u);
+  U32 h = (normal & ~small) | (subnormal & small);
+  h = (h & ~large) | (0x7c00u & large);
+  h = (h & ~nan) | (0x7e00u & nan);
+  const U16 half = __builtin_convertvector(h | sign, U16);
+  __builtin_memcpy(p, &half, sizeof half);
+#endif
+}
+
+template <typename T>
+static inline Vector<accumulate_t<T>> load_first(const T* p, int64_t count) {
+  T padded[VectorOf<accumulate_t<T>>::width] = {};
+  for (int64_t i = 0; i < count; ++i) padded[i] = p[i];
+  return load(padded);
+}
+
+template <typename T>
+static inline void store_first(T* p, int64_t count, Vector<accumulate_t<T>> v) {
+  T padded[VectorOf<accumulate_t<T>>::width];
+  store(padded, v);
+  for (int64_t i = 0; i < count; ++i) p[i] = padded[i];
+}
+
+template <typename A>
+static inline A sum_of(Vector<A> v) {
+  A total = 0;
+  for (int64_t i = 0; i < VectorOf<A>::width; ++i) total += v[i];
+  return total;
+}
+
+template <typename T>
+static inline accumulate_t<T> element(const T* p) {
+  return load_first(p, 1)[0];
+}
+template <>
+inline float element<float>(const float* p) {
+  return *p;
+}
+template <>
+inline double element<double>(const double* p) {
+  return *p;
+}
+
+// The features begin <= s < end of a row, padded with zeros to a whole number of vectors.
+template <typename T>
+static inline void gather_input(const TreeRows<T>& tree, int64_t row, int64_t begin, int64_t end, accumulate_t<T>* x) {
+  using A = accumulate_t<T>;
+  constexpr int64_t W = VectorOf<A>::width;
+  const T* input = tree.input + row * tree.in_features;
+  int64_t s = begin;
+  if (tree.feature_index) {
+    for (; s < end; ++s) *x++ = element(input + tree.feature_index[s]);
+  } else {
+    for (; s + W <= end; s += W, x += W) store(x, load(input + s));
+    for (; s < end; ++s) *x++ = element(input + s);
+  }
+  for (; (s - begin) % W; ++s) *x++ = 0;
+}
+
+static inline void prefetch(const void* p, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(p) + b);
+}
+
+// L dot products with one x, two vectors of columns at a time.
+template <int L, typename T>
+static inline void dot(const accumulate_t<T>* x, const T* const* w, int64_t size, accumulate_t<T>* out) {
+  using A = accumulate_t<T>;
+  constexpr int64_t W = VectorOf<A>::width;
+  Vector<A> even[L] = {}, odd[L] = {};
+  int64_t s = 0;
+  for (; s + 2 * W <= size; s += 2 * W) {
+    const Vector<A> x0 = load(x + s), x1 = load(x + s + W);
+#pragma GCC unroll 8
+    for (int l = 0; l < L; ++l) {
+      even[l] += x0 * load(w[l] + s);
+      odd[l] += x1 * load(w[l] + s + W);
+    }
+  }
+  for (; s + W <= size; s += W) {
+    const Vector<A> x0 = load(x + s);
+#pragma GCC unroll 8
+    for (int l = 0; l < L; ++l) even[l] += x0 * load(w[l] + s);
+  }
+  if (s < size) {
+    const Vector<A> x0 = load(x + s);  // x is padded with zeros
+#pragma GCC unroll 8
+    for (int l = 0; l < L; ++l) odd[l] += x0 * load_first(w[l] + s, size - s);
+  }
+  for (int l = 0; l < L; ++l) out[l] = sum_of<A>(even[l] + odd[l]);
+}
+
+template <typename T>
+static void scores(const TreeRows<T>& tree, int64_t begin, int64_t end, accumulate_t<T>* score, int64_t score_stride,
+                   accumulate_t<T>* x, const T** w) {
+  const int64_t size = tree.features;
+  for (int64_t j = begin; j < end; ++j) {
+    const int32_t* entry = tree.entry + tree.offset[j];
+    const int64_t count = tree.offset[j + 1] - tree.offset[j];
+    if (j + 1 < end) {  // what the next row does not share with this one
+      for (int64_t e = tree.offset[j + 1] + tree.shared[j + 1]; e < tree.offset[j + 2]; ++e) {
+        prefetch(tree.weight + (tree.entry[e] >> tree.shift) * size, size * sizeof(T));
+      }
+    }
+    gather_input(tree, tree.row[j], 0, size, x);
+    for (int64_t l = 0; l < count; ++l) w[l] = tree.weight + (entry[l] >> tree.shift) * size;
+    accumulate_t<T>* z = score + tree.row[j] * score_stride;
+    int64_t l = 0;
+    for (; l + 4 <= count; l += 4) dot<4>(x, w + l, size, z + l);
+    for (; l < count; ++l) dot<1>(x, w + l, size, z + l);
+    if (tree.bias) {
+      for (l = 0; l < count; ++l) z[l] += element(tree.bias + (entry[l] >> tree.shift));
+    }
+  }
+}
+
+// One level of the gradient at U vectors of columns: where a weight row's sum comes from and goes to.
+template <int U, bool opened, bool stays, typename T>
+static inline void gradient_level(accumulate_t<T> g, const T* w, const Vector<accumulate_t<T>>* x,
+                                  Vector<accumulate_t<T>>* grad_x, accumulate_t<T>* sum, T* target) {
+  using A = accumulate_t<T>;
+  constexpr int64_t W = VectorOf<A>::width;
+#pragma GCC unroll 4
+  for (int u = 0; u < U; ++u) {
+    grad_x[u] += g * load(w + u * W);
+    Vector<A> d = g * x[u];
+    if (opened) d += load(sum + u * W);
+    if (stays) {
+      store(sum + u * W, d);
+    } else {
+      store(target + u * W, d);
+    }
+  }
+}
+
+template <int U, typename T>
+static inline void gradient_columns(int64_t c, int64_t count, int64_t opened, int64_t stay, const accumulate_t<T>* g,
+                                    const accumulate_t<T>* x, accumulate_t<T>* grad_x, accumulate_t<T>* sums,
+                                    int64_t stride, const T* const* w, T* const* target) {
+  using A = accumulate_t<T>;
+  constexpr int64_t W = VectorOf<A>::width;
+  Vector<A> xs[U], gs[U];
+  for (int u = 0; u < U; ++u) {
+    xs[u] = load(x + c + u * W);
+    gs[u] = Vector<A>{};
+  }
+  int64_t l = 0;
+  const int64_t both = opened < stay ? opened : stay;
+  for (; l < both; ++l) gradient_level<U, true, true>(g[l], w[l] + c, xs, gs, sums + l * stride + c, target[l] + c);
+  for (; l < opened; ++l) gradient_level<U, true, false>(g[l], w[l] + c, xs, gs, sums + l * stride + c, target[l] + c);
+  for (; l < stay; ++l) gradient_level<U, false, true>(g[l], w[l] + c, xs, gs, sums + l * stride + c, target[l] + c);
+  for (; l < count; ++l) gradient_level<U, false, false>(g[l], w[l] + c, xs, gs, sums + l * stride + c, target[l] + c);
+  for (int u = 0; u < U; ++u) store(grad_x + c + u * W, gs[u]);
+}
+
+template <typename T>
+static void gradients(const TreeRows<T>& tree, int64_t begin, int64_t end, const accumulate_t<T>* grad_score,
+                      accumulate_t<T>* grad_input, T* grad_weight, bool sparse, accumulate_t<T>* scratch, const T** w,
+                      T** target) {
+  using A = accumulate_t<T>;
+  constexpr int64_t W = VectorOf<A>::width;
+  const int64_t size = end - begin;
+  const int64_t stride = (size + 15) / 16 * 16;
+  A* sums = scratch;
+  A* x = sums + tree.longest * stride;
+  A* grad_x = x + stride;
+  for (int64_t j = 0; j < tree.rows; ++j) {
+    const int32_t* entry = tree.entry + tree.offset[j];
+    const A* g = grad_score + tree.offset[j];
+    const int64_t count = tree.offset[j + 1] - tree.offset[j];
+    const int64_t opened = tree.shared[j];    // levels below it were begun by an earlier row
+    const int64_t stay = tree.shared[j + 1];  // levels below it go on in the next one
+    if (j + 1 < tree.rows) {
+      for (int64_t e = tree.offset[j + 1] + stay; e < tree.offset[j + 2]; ++e) {
+        prefetch(tree.weight + (tree.entry[e] >> tree.shift) * tree.features + begin, size * sizeof(T));
+      }
+    }
+    gather_input(tree, tree.row[j], begin, end, x);
+    for (int64_t l = 0; l < count; ++l) {
+      const int64_t weight_row = entry[l] >> tree.shift;
+      w[l] = tree.weight + weight_row * tree.features + begin;
+      if (l >= opened) {
+        const int64_t to = sparse ? tree.slot[j] + l - opened : weight_row;
+        target[l] = grad_weight + to * tree.features + begin;
+      }
+    }
+    int64_t c = 0;
+    for (; c + 4 * W <= size; c += 4 * W) {
+      gradient_columns<4>(c, count, opened, stay, g, x, grad_x, sums, stride, w, target);
+    }
+    for (; c + W <= size; c += W) {
+      gradient_columns<1>(c, count, opened, stay, g, x, grad_x, sums, stride, w, target);
+    }
+    if (c < size) {  // the last columns, fewer than a vector
+      const Vector<A> x0 = load(x + c);
+      Vector<A> sum_x = {};
+      for (int64_t l = 0; l < count; ++l) {
+        sum_x += g[l] * load_first(w[l] + c, size - c);
+        Vector<A> d = g[l] * x0;
+        if (l < opened) d += load(sums + l * stride + c);
+        if (l < stay) {
+          store(sums + l * stride + c, d);
+        } else {
+          store_first(target[l] + c, size - c, d);
+        }
+      }
+      store(grad_x + c, sum_x);
+    }
+    A* out = grad_input + tree.row[j] * tree.in_features;
+    if (tree.feature_index) {
+      for (int64_t s = 0; s < size; ++s) out[tree.feature_index[begin + s]] += grad_x[s];
+    } else {
+      out += begin;
+      int64_t s = 0;
+      for (; s + W <= size; s += W) store(out + s, load(out + s) + load(grad_x + s));
+      for (; s < size; ++s) out[s] += grad_x[s];
+    }
+  }
+}
+
+template <typename T>
+static void bias_gradients(const TreeRows<T>& tree, const accumulate_t<T>* grad_score, T* grad_bias, bool sparse,
+                           accumulate_t<T>* sums, T** target) {
+  for (int64_t j = 0; j < tree.rows; ++j) {
+    const int64_t opened = tree.shared[j], stay = tree.shared[j + 1];
+    for (int64_t e = tree.offset[j], l = 0; e < tree.offset[j + 1]; ++e, ++l) {
+      sums[l] = l < opened ? sums[l] + grad_score[e] : grad_score[e];
+      if (l >= opened) target[l] = grad_bias + (sparse ? tree.slot[j] + l - opened : tree.entry[e] >> tree.shift);
+      if (l >= stay) store_first(target[l], 1, Vector<accumulate_t<T>>{sums[l]});
+    }
+  }
+}
+
+// exp(x) for x <= 0, 1 ulp, 0 below -87; NaN stays NaN. After Cephes.
+static inline Vector<float> exp_negative(Vector<float> x) {
+  const I32 tiny = x < -87.0f;
+  x = tiny ? x * 0.0f - 87.0f : x;
+  const Vector<float> n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+  const Vector<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vector<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const I32 exponent = (__builtin_convertvector(n, I32) + 127) << 23;
+  const Vector<float> value = p * bits_as<Vector<float>>(exponent);
+  return tiny ? Vector<float>{} : value;
+}
+
+// log(1 + e) for 0 <= e <= 1, relative error below 2e-7. After Cephes' logf, without rounding 1 + e.
+static inline Vector<float> log1p_unit(Vector<float> e) {
+  const I32 upper = e > 0.41421356f;
+  const Vector<float> f = upper ? 0.5f * (e - 1.0f) : e;
+  const Vector<float> ff = f * f;
+  Vector<float> p = f * 7.0376836292e-2f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  Vector<float> y = p * f * ff - 0.5f * ff + f;
+  return upper ? y + 0.69314718056f : y;
+}
+
+static inline Vector<float> magnitude(Vector<float> x) { return bits_as<Vector<float>>(bits_as<U32>(x) & 0x7fffffffu); }
+
+// One vector of +-score, the places beyond count filled with 0.
+static inline Vector<float> signed_scores(const float* score, const int32_t* entry, int64_t count) {
+  float u[VectorOf<float>::width] = {};
+  for (int64_t i = 0; i < count; ++i) u[i] = entry[i] & 1 ? score[i] : -score[i];
+  return load(u);
+}
+
+static float log_sigmoid_sum(const float* score, const int32_t* entry, int64_t count) {
+  constexpr int64_t W = VectorOf<float>::width;
+  Vector<float> total = {};
+  for (int64_t l = 0; l < count; l += W) {
+    const int64_t some = count - l < W ? count - l : W;
+    const Vector<float> u = signed_scores(score + l, entry + l, some);
+    Vector<float> value = (u > 0.0f ? Vector<float>{} : u) - log1p_unit(exp_negative(-magnitude(u)));
+    for (int64_t i = some; i < W; ++i) value[i] = 0;
+    total += value;
+  }
+  return sum_of<float>(total);
+}
+
+static void log_sigmoid_grad(const float* score, const int32_t* entry, int64_t count, float grad, float* grad_score) {
+  constexpr int64_t W = VectorOf<float>::width;
+  for (int64_t l = 0; l < count; l += W) {
+    const int64_t some = count - l < W ? count - l : W;
+    const Vector<float> u = signed_scores(score + l, entry + l, some);
+    const Vector<float> e = exp_negative(-magnitude(u));
+    const Vector<float> one = Vector<float>{} + 1.0f;
+    const Vector<float> g = grad * ((u > 0.0f ? e : one) / (one + e));
+    for (int64_t i = 0; i < some; ++i) grad_score[l + i] = entry[l + i] & 1 ? g[i] : -g[i];
+  }
+}
+
+static double log_sigmoid_sum(const double* score, const int32_t* entry, int64_t count) {
+  double total = 0;
+  for (int64_t l = 0; l < count; ++l) {
+    const double u = entry[l] & 1 ? score[l] : -score[l];
+    total += (u > 0 ? 0 : u) - __builtin_log1p(__builtin_exp(-__builtin_fabs(u)));
+  }
+  return total;
+}
+
+static void log_sigmoid_grad(const double* score, const int32_t* entry, int64_t count, double grad, double* grad_score) {
+  for (int64_t l = 0; l < count; ++l) {
+    const double u = entry[l] & 1 ? score[l] : -score[l];
+    const double e = __builtin_exp(-__builtin_fabs(u));
+    const double g = grad * ((u > 0 ? e : 1) / (1 + e));
+    grad_score[l] = entry[l] & 1 ? g : -g;
+  }
+}
+
+template <typename T>
+static const RowKernels<T>* table() {
+  static constexpr RowKernels<T> kernels = {scores<T>, gradients<T>, bias_gradients<T>, log_sigmoid_sum, log_sigmoid_grad};
+  return &kernels;
+}
+
+}  // namespace HSTREE_CAPABILITY
+
+#define HSTREE_JOIN_(a, b) a##b
+#define HSTREE_JOIN(a, b) HSTREE_JOIN_(a, b)
+#define HSTREE_TABLE(T)                                                   \
+  template <>                                                             \
+  const RowKernels<T>* HSTREE_JOIN(row_kernels_, HSTREE_CAPABILITY)() {   \
+    return HSTREE_CAPABILITY::table<T>();                                 \
+  }
+HSTREE_TABLE(float)
+HSTREE_TABLE(double)
+HSTREE_TABLE(BFloat16)
+HSTREE_TABLE(Half)
+
+}  // namespace hstree::cpu

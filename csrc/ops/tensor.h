@@ -1,0 +1,115 @@
+// Small things that every op needs: error messages, dtypes, allocation.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cpu/row_kernels.h"
+#include "kernels/limits.h"
+
+namespace hstree {
+
+using torch::stable::Tensor;
+using Dtype = torch::headeronly::ScalarType;
+
+// Throws std::runtime_error, RuntimeError in Python, with the parts as its message unless the condition holds.
+template <typename... Parts>
+void check(bool condition, const Parts&... parts) {
+  if (condition) return;
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+inline std::string shape_of(const Tensor& tensor) {
+  std::ostringstream text;
+  text << "[";
+  for (int64_t d = 0; d < tensor.dim(); ++d) text << (d ? ", " : "") << tensor.size(d);
+  text << "]";
+  return text.str();
+}
+
+inline void check_dim(const char* op, const char* name, const Tensor& tensor, int64_t dim, const char* shape) {
+  check(tensor.dim() == dim, op, ": ", name, ": expected shape ", shape, ", got ", shape_of(tensor));
+}
+
+inline void check_size(const char* op, const char* name, const Tensor& tensor, int64_t dim, int64_t size,
+                       const char* what) {
+  check(tensor.size(dim) == size, op, ": ", name, ": expected size ", size, " (", what, ") in dimension ", dim,
+        ", got shape ", shape_of(tensor));
+}
+
+inline void check_dtype(const char* op, const char* name, const Tensor& tensor, Dtype dtype) {
+  check(tensor.scalar_type() == dtype, op, ": ", name, ": expected dtype ", torch::headeronly::toString(dtype), ", got ",
+        torch::headeronly::toString(tensor.scalar_type()));
+}
+
+inline void check_device(const char* op, const char* name, const Tensor& tensor, const Tensor& input) {
+  check(tensor.device() == input.device(), op, ": ", name, ": expected the device of input, ",
+        input.is_cuda() ? "cuda:" : "cpu:", static_cast<int>(input.get_device()), ", got ",
+        tensor.is_cuda() ? "cuda:" : "cpu:", static_cast<int>(tensor.get_device()));
+}
+
+inline ScalarType element_type(const char* op, const char* name, const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case Dtype::Float:
+      return ScalarType::float32;
+    case Dtype::Double:
+      return ScalarType::float64;
+    case Dtype::BFloat16:
+      return ScalarType::bfloat16;
+    case Dtype::Half:
+      return ScalarType::float16;
+    default:
+      check(false, op, ": ", name, ": expected dtype float32, float64, bfloat16 or float16, got ",
+            torch::headeronly::toString(tensor.scalar_type()));
+      return ScalarType::float32;
+  }
+}
+
+// dtype of sums.
+inline Dtype accumulate_dtype(const Tensor& tensor) {
+  return tensor.scalar_type() == Dtype::Double ? Dtype::Double : Dtype::Float;
+}
+
+inline Tensor empty(const Tensor& like, const std::vector<int64_t>& size, Dtype dtype) {
+  return torch::stable::new_empty(like, size, dtype);
+}
+inline Tensor zeros(const Tensor& like, const std::vector<int64_t>& size, Dtype dtype) {
+  return torch::stable::new_zeros(like, size, dtype);
+}
+
+template <typename T>
+T* data(const Tensor& tensor) {
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+template <typename T>
+const T* const_data(const Tensor& tensor) {
+  return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+// Calls f with a value of the element type that the CPU kernels use for it.
+template <typename F>
+void dispatch(ScalarType type, const F& f) {
+  switch (type) {
+    case ScalarType::float32:
+      return f(float{});
+    case ScalarType::float64:
+      return f(double{});
+    case ScalarType::bfloat16:
+      return f(cpu::BFloat16{});
+    case ScalarType::float16:
+      return f(cpu::Half{});
+  }
+}
+
+}  // namespace hstree

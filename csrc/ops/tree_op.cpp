@@ -1,0 +1,168 @@
+#include "ops/tree_op.h"
+
+#include "cpu/path.h"
+#include "cpu/wide.h"
+
+namespace hstree {
+namespace {
+
+cpu::TreeBatch tree_batch(const TreeArguments& a) {
+  return {a.op,
+          const_data<int64_t>(a.target),
+          const_data<int64_t>(a.path_offset),
+          const_data<int32_t>(a.path),
+          const_data<int32_t>(a.leaf_position),
+          a.feature_index ? const_data<int32_t>(*a.feature_index) : nullptr,
+          a.rows(),
+          a.in_features(),
+          a.trees(),
+          a.weight_rows(),
+          a.features(),
+          a.classes(),
+          a.path.size(0),
+          a.longest};
+}
+
+// Calls f(link) with the link of the op.
+template <typename T, typename F>
+void with_link(const TreeArguments& a, const cpu::TreeBatch& batch, const F& f) {
+  if (a.wide) {
+    f(cpu::WideLink<T>{batch});
+  } else {
+    f(cpu::PathLink<T>{batch});
+  }
+}
+
+}  // namespace
+
+TreeArguments tree_arguments(const char* op, bool wide, const Tensor& input, const Tensor& weight, const Tensor& target,
+                             const Tensor& path_offset, const Tensor& path, const Tensor& leaf_position,
+                             const std::optional<Tensor>& feature_index, int64_t longest) {
+  const char* path_name = wide ? "wide_path" : "path";
+  const char* offset_name = wide ? "wide_offset" : "path_offset";
+  check_dim(op, "input", input, 2, "[N, D]");
+  check_dim(op, "weight", weight, 3, wide ? "[T, R, S]" : "[T, M, S]");
+  check_dim(op, "target", target, 1, "[N]");
+  check_dim(op, "leaf_position", leaf_position, 2, "[T, V]");
+  check_dim(op, offset_name, path_offset, 2, "[T, V + 1]");
+  check_dim(op, path_name, path, wide ? 2 : 1, wide ? "[P, 3]" : "[P]");
+
+  const ScalarType type = element_type(op, "input", input);
+  check(weight.scalar_type() == input.scalar_type(), op, ": weight: expected the dtype of input, ",
+        torch::headeronly::toString(input.scalar_type()), ", got ",
+        torch::headeronly::toString(weight.scalar_type()));
+  check_dtype(op, "target", target, Dtype::Long);
+  check_dtype(op, offset_name, path_offset, Dtype::Long);
+  check_dtype(op, path_name, path, Dtype::Int);
+  check_dtype(op, "leaf_position", leaf_position, Dtype::Int);
+  check_device(op, "weight", weight, input);
+  check_device(op, "target", target, input);
+  check_device(op, offset_name, path_offset, input);
+  check_device(op, path_name, path, input);
+  check_device(op, "leaf_position", leaf_position, input);
+
+  const int64_t trees = weight.size(0);
+  check_size(op, "target", target, 0, input.size(0), "rows of input");
+  check_size(op, "leaf_position", leaf_position, 0, trees, "trees of weight");
+  check_size(op, offset_name, path_offset, 0, trees, "trees of weight");
+  check_size(op, offset_name, path_offset, 1, leaf_position.size(1) + 1, "classes of leaf_position + 1");
+  if (wide) check_size(op, path_name, path, 1, 3, "first_row, width, child");
+  if (feature_index) {
+    check_dim(op, "feature_index", *feature_index, 2, "[T, S]");
+    check_dtype(op, "feature_index", *feature_index, Dtype::Int);
+    check_device(op, "feature_index", *feature_index, input);
+    check_size(op, "feature_index", *feature_index, 0, trees, "trees of weight");
+    check_size(op, "feature_index", *feature_index, 1, weight.size(2), "features of weight");
+  } else {
+    check_size(op, "weight", weight, 2, input.size(1), "features of input, as there is no feature_index");
+  }
+  check(input.size(0) < INT32_MAX, op, ": input: expected fewer than 2^31 - 1 rows, got ", input.size(0));
+  check(trees < INT32_MAX, op, ": weight: expected fewer than 2^31 - 1 trees, got ", trees);
+  check(weight.size(1) < (1 << 30), op, ": weight: expected fewer than 2^30 rows in a tree, got ", weight.size(1));
+  const int64_t limit = wide ? 1 << 20 : max_depth;
+  check(longest >= 0 && longest <= limit, op, wide ? ": max_width" : ": max_depth", ": expected 0 to ", limit, ", got ",
+        longest);
+
+  return {op,
+          wide,
+          type,
+          torch::stable::contiguous(input),
+          torch::stable::contiguous(weight),
+          torch::stable::contiguous(target),
+          torch::stable::contiguous(path_offset),
+          torch::stable::contiguous(path),
+          torch::stable::contiguous(leaf_position),
+          feature_index ? std::make_optional(torch::stable::contiguous(*feature_index)) : std::nullopt,
+          longest};
+}
+
+std::optional<Tensor> checked_bias(const TreeArguments& a, const std::optional<Tensor>& bias) {
+  if (!bias) return std::nullopt;
+  check_dim(a.op, "bias", *bias, 2, a.wide ? "[T, R]" : "[T, M]");
+  check_size(a.op, "bias", *bias, 0, a.trees(), "trees of weight");
+  check_size(a.op, "bias", *bias, 1, a.weight_rows(), "rows of weight in a tree");
+  check(bias->scalar_type() == a.weight.scalar_type(), a.op, ": bias: expected the dtype of weight, ",
+        torch::headeronly::toString(a.weight.scalar_type()), ", got ",
+        torch::headeronly::toString(bias->scalar_type()));
+  check_device(a.op, "bias", *bias, a.input);
+  return torch::stable::contiguous(*bias);
+}
+
+std::tuple<Tensor, Tensor> checked_gradient(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score) {
+  check_dim(a.op, "grad_log_prob", grad_log_prob, 2, "[N, T]");
+  check_size(a.op, "grad_log_prob", grad_log_prob, 0, a.rows(), "rows of input");
+  check_size(a.op, "grad_log_prob", grad_log_prob, 1, a.trees(), "trees of weight");
+  check_dtype(a.op, "grad_log_prob", grad_log_prob, accumulate_dtype(a.input));
+  check_device(a.op, "grad_log_prob", grad_log_prob, a.input);
+  check_size(a.op, "score", score, 0, a.rows(), "rows of input");
+  check_size(a.op, "score", score, 1, a.trees(), "trees of weight");
+  check_dtype(a.op, "score", score, accumulate_dtype(a.input));
+  check_device(a.op, "score", score, a.input);
+  return {torch::stable::contiguous(grad_log_prob), torch::stable::contiguous(score)};
+}
+
+ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tensor>& bias) {
+  const Tensor log_prob = zeros(a.input, {a.rows(), a.trees()}, accumulate_dtype(a.input));
+  const Tensor score = zeros(a.input, {a.rows(), a.trees(), a.longest}, accumulate_dtype(a.input));
+  const cpu::TreeBatch batch = tree_batch(a);
+  dispatch(a.type, [&](auto element) {
+    using T = decltype(element);
+    using A = cpu::accumulate_t<T>;
+    const cpu::Forward<T> tensors = {const_data<T>(a.input), const_data<T>(a.weight),
+                                     bias ? const_data<T>(*bias) : nullptr, data<A>(log_prob), data<A>(score)};
+    with_link<T>(a, batch, [&](const auto& link) { cpu::tree_forward(batch, link, tensors); });
+  });
+  return {log_prob, score};
+}
+
+SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score, bool sparse) {
+  const Dtype dtype = a.input.scalar_type();
+  const cpu::TreeBatch batch = tree_batch(a);
+  Tensor grad_input = zeros(a.input, {a.rows(), a.in_features()}, accumulate_dtype(a.input));
+  Tensor index = empty(a.input, {2, 0}, Dtype::Long), grad_weight, grad_bias;
+  dispatch(a.type, [&](auto element) {
+    using T = decltype(element);
+    using A = cpu::accumulate_t<T>;
+    with_link<T>(a, batch, [&](const auto& link) {
+      const std::vector<cpu::LeafOrder> orders = cpu::leaf_orders(batch, link);
+      if (sparse) {
+        const int64_t nnz = cpu::visited(orders);
+        index = empty(a.input, {2, nnz}, Dtype::Long);
+        cpu::visited_index(orders, data<int64_t>(index));
+        grad_weight = empty(a.weight, {nnz, a.features()}, dtype);
+        grad_bias = empty(a.weight, {nnz}, dtype);
+      } else {
+        grad_weight = zeros(a.weight, {a.trees(), a.weight_rows(), a.features()}, dtype);
+        grad_bias = zeros(a.weight, {a.trees(), a.weight_rows()}, dtype);
+      }
+      const cpu::Backward<T> tensors = {
+          const_data<A>(grad_log_prob), const_data<A>(score), const_data<T>(a.input), const_data<T>(a.weight),
+          data<A>(grad_input),          data<T>(grad_weight), data<T>(grad_bias),     sparse};
+      cpu::tree_backward(batch, link, orders, tensors);
+    });
+  });
+  if (dtype != accumulate_dtype(a.input)) grad_input = torch::stable::to(grad_input, dtype);
+  return {grad_input, index, grad_weight, grad_bias};
+}
+
+}  // namespace hstree

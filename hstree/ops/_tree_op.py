@@ -1,0 +1,158 @@
+"""What the path op and the wide op share in Python: fake kernels, autograd formula, row-sparse gradients.
+
+Both have the signature ``op(input, weight, bias, target, offset, path, leaf_position, feature_index, longest)
+-> (log_prob, score)``, with ``score`` [N, T, longest] kept for the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Operator = Callable[..., Any]
+
+
+def _accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class TreeOp:
+    """An op of the library ``hstree`` by name, with its fake kernels and its gradients registered."""
+
+    def __init__(self, forward: str, backward: str) -> None:
+        namespace = torch.ops.hstree
+        self.forward: Operator = getattr(namespace, forward).default
+        self.backward: Operator = getattr(namespace, backward).default
+        self.backward_sparse: Operator = getattr(namespace, f"{backward}_sparse").default
+        torch.library.register_fake(f"hstree::{forward}", _forward_fake)
+        torch.library.register_fake(f"hstree::{backward}", _backward_fake)
+        torch.library.register_fake(f"hstree::{backward}_sparse", _backward_sparse_fake)
+        torch.library.register_autograd(
+            f"hstree::{forward}", self._dense_gradient, setup_context=_save_for_backward
+        )
+
+    def __call__(self, sparse: bool, input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        """log_prob [N, T]; under autocast the input takes the weight's dtype, as a cast weight would cost O(V)."""
+        if torch.is_autocast_enabled(input.device.type) and input.is_floating_point():
+            input = input.to(weight.dtype)
+        if sparse and torch.is_grad_enabled():
+            return _with_sparse_gradient(self, input, weight, *rest)
+        log_prob: Tensor = self.forward(input, weight, *rest)[0]
+        return log_prob
+
+    def _dense_gradient(self, ctx: Any, grad_log_prob: Tensor, grad_score: Tensor | None) -> Any:
+        input, weight, *tables, score = ctx.saved_tensors
+        tables = _with_none(tables)
+        grads = self.backward(grad_log_prob, input, weight, *tables, score)
+        return _input_gradients(ctx, *grads)
+
+
+def _input_gradients(ctx: Any, grad_input: Tensor, grad_weight: Tensor, grad_bias: Tensor) -> Any:
+    bias = grad_bias if ctx.has_bias else None
+    return grad_input, grad_weight, bias, None, None, None, None, None, None
+
+
+def _with_none(tables: list[Tensor]) -> list[Tensor | None]:
+    return tables if len(tables) == 5 else [*tables, None]
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    input, weight, bias, *tables, _longest = inputs
+    score = output[1]
+    ctx.has_bias = bias is not None
+    ctx.mark_non_differentiable(score)
+    ctx.save_for_backward(input, weight, *(t for t in tables if t is not None), score)
+
+
+class _SparseGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, op: TreeOp, *inputs: Any) -> Tensor:
+        output = op.forward(*inputs)
+        ctx.op = op
+        ctx.has_bias = inputs[2] is not None
+        *tables, _longest = inputs[3:]
+        ctx.save_for_backward(*inputs[:2], *(t for t in tables if t is not None), output[1])
+        log_prob: Tensor = output[0]
+        return log_prob
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_log_prob: Tensor) -> Any:
+        input, weight, *tables, score = ctx.saved_tensors
+        grad_input, index, rows, bias_rows = ctx.op.backward_sparse(
+            grad_log_prob, input, weight, *_with_none(tables), score
+        )
+        trees, weight_rows, _features = weight.shape
+        grad_weight = torch.sparse_coo_tensor(index, rows, weight.shape, check_invariants=False)
+        grad_bias = torch.sparse_coo_tensor(
+            index, bias_rows, (trees, weight_rows), check_invariants=False
+        )
+        return None, *_input_gradients(ctx, grad_input, grad_weight, grad_bias)
+
+
+@torch.compiler.disable(reason="torch.compile has no sparse gradients; pass sparse=False")
+def _with_sparse_gradient(op: TreeOp, *inputs: Any) -> Tensor:
+    log_prob: Tensor = _SparseGradient.apply(op, *inputs)  # type: ignore[no-untyped-call]
+    return log_prob
+
+
+def _forward_fake(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    offset: Tensor,
+    path: Tensor,
+    leaf_position: Tensor,
+    feature_index: Tensor | None,
+    longest: int,
+) -> tuple[Tensor, Tensor]:
+    torch._check(input.dim() == 2, lambda: f"input: expected shape [N, D], got {tuple(input.shape)}")
+    torch._check(weight.dim() == 3, lambda: f"weight: expected three dimensions, got {tuple(weight.shape)}")
+    torch._check(
+        input.dtype == weight.dtype, lambda: f"weight: expected dtype {input.dtype}, got {weight.dtype}"
+    )
+    rows, trees = input.shape[0], weight.shape[0]
+    dtype = _accumulate_dtype(input.dtype)
+    return input.new_empty((rows, trees), dtype=dtype), input.new_empty((rows, trees, longest), dtype=dtype)
+
+
+def _backward_fake(
+    grad_log_prob: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    offset: Tensor,
+    path: Tensor,
+    leaf_position: Tensor,
+    feature_index: Tensor | None,
+    score: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        input.new_empty(input.shape),
+        weight.new_empty(weight.shape),
+        weight.new_empty(weight.shape[:2]),
+    )
+
+
+def _backward_sparse_fake(
+    grad_log_prob: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    offset: Tensor,
+    path: Tensor,
+    leaf_position: Tensor,
+    feature_index: Tensor | None,
+    score: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    visited = torch.library.get_ctx().new_dynamic_size()
+    return (
+        input.new_empty(input.shape),
+        input.new_empty((2, visited), dtype=torch.int64),
+        weight.new_empty((visited, weight.shape[2])),
+        weight.new_empty((visited,)),
+    )

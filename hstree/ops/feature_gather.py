@@ -1,0 +1,65 @@
+"""Each tree's subset of the features: ``torch.ops.hstree.feature_gather``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def feature_gather(input: Tensor, feature_index: Tensor) -> Tensor:
+    """output[n, t, s] = input[n, feature_index[t, s]]; the gradient adds the trees of a row in order.
+
+    Equivalent to::
+
+        input[:, feature_index.long()]
+
+    Args:
+        input: [N, D]: float32, float64, bfloat16 or float16.
+        feature_index: [T, S] int32, each row increasing within [0, D).
+
+    Returns:
+        [N, T, S], dtype of ``input``.
+
+    Raises:
+        RuntimeError: for a shape, dtype, device or, on the CPU, an index that does not fit. On CUDA an index out
+            of range gives NaN.
+
+    Deterministic; the gradient is summed in float32 (float64 for float64).
+
+    Example:
+        >>> feature_gather(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0, 2]], dtype=torch.int32))
+        tensor([[[1., 3.]]])
+    """
+    output: Tensor = torch.ops.hstree.feature_gather(input, feature_index)
+    return output
+
+
+def _fake(input: Tensor, feature_index: Tensor) -> Tensor:
+    torch._check(input.dim() == 2, lambda: f"input: expected shape [N, D], got {tuple(input.shape)}")
+    torch._check(
+        feature_index.dim() == 2,
+        lambda: f"feature_index: expected shape [T, S], got {tuple(feature_index.shape)}",
+    )
+    return input.new_empty((input.shape[0], *feature_index.shape))
+
+
+def _backward_fake(grad: Tensor, feature_index: Tensor, in_features: int) -> Tensor:
+    return grad.new_empty((grad.shape[0], in_features))
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    input, feature_index = inputs
+    ctx.in_features = input.shape[1]
+    ctx.save_for_backward(feature_index)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    (feature_index,) = ctx.saved_tensors
+    return torch.ops.hstree.feature_gather_backward(grad, feature_index, ctx.in_features), None
+
+
+torch.library.register_fake("hstree::feature_gather", _fake)
+torch.library.register_fake("hstree::feature_gather_backward", _backward_fake)
+torch.library.register_autograd("hstree::feature_gather", _gradient, setup_context=_save_for_backward)

@@ -1,0 +1,7 @@
+"""A readable PyTorch twin of every op: the specification that the tests hold the kernels against."""
+
+from hstree.reference.feature_gather import feature_gather_reference
+from hstree.reference.path import path_log_prob_reference
+from hstree.reference.wide import wide_log_prob_reference
+
+__all__ = ["feature_gather_reference", "path_log_prob_reference", "wide_log_prob_reference"]
