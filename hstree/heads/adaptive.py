@@ -1,0 +1,120 @@
+"""torch's adaptive softmax, wrapped for comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hstree.heads.base import Head
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from hstree.data.statistics import CorpusStatistics
+
+
+class AdaptiveSoftmax(Head):
+    """:class:`torch.nn.AdaptiveLogSoftmaxWithLoss`, which lacks ignore_index, reduction and a class order.
+
+    The most frequent classes form a head of ``cutoffs[0]`` classes, the others clusters with projections that
+    shrink by ``div_value``. Grave et al., Efficient softmax approximation for GPUs, 2017.
+
+    Args:
+        in_features: D.
+        n_classes: V, at least 3.
+        cutoffs: sizes at which clusters of classes ordered by frequency end, increasing, below V. Default:
+            2,000 and 10,000, as far as they are below V / 2, or V // 4 where V is smaller.
+        div_value: reduction of the projection from cluster to cluster.
+        order: int64 [V], classes from the most to the least frequent; default 0, 1, 2, ...
+        **options: those of :class:`Head`.
+
+    Raises:
+        ValueError: if ``order`` is not a permutation or the cutoffs do not increase within [1, V - 1].
+
+    Example:
+        >>> head = AdaptiveSoftmax(400, 33278, cutoffs=(2000, 10000))
+    """
+
+    name = "adaptive"
+
+    order: Tensor
+    rank: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        *,
+        cutoffs: Sequence[int] | None = None,
+        div_value: float = 4.0,
+        order: Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_features, n_classes, **options)
+        if n_classes < 3:
+            raise ValueError(f"n_classes: expected at least 3 for an adaptive softmax, got {n_classes}")
+        if cutoffs is None:
+            cutoffs = [c for c in (2000, 10000) if c < n_classes / 2] or [max(1, n_classes // 4)]
+        cutoffs = list(cutoffs)
+        increasing = all(a < b for a, b in zip([0, *cutoffs], [*cutoffs, n_classes], strict=True))
+        if not cutoffs or not increasing:
+            raise ValueError(f"cutoffs: expected increasing sizes in [1, {n_classes - 1}], got {cutoffs}")
+        if order is None:
+            order = torch.arange(n_classes)
+        if order.shape != (n_classes,) or not torch.equal(order.sort().values, torch.arange(n_classes)):
+            raise ValueError(f"order: expected a permutation of 0..{n_classes - 1}, int64 [{n_classes}]")
+        self.cutoffs = cutoffs
+        self.div_value = div_value
+        smallest = int(in_features // div_value ** len(cutoffs))
+        if smallest < 1:
+            raise ValueError(
+                f"div_value: the last of {len(cutoffs)} clusters would have {in_features} // "
+                f"{div_value}**{len(cutoffs)} = 0 features; expected fewer cutoffs or a smaller div_value"
+            )
+        self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(in_features, n_classes, cutoffs, div_value)
+        self.register_buffer("order", order)
+        self.register_buffer("rank", torch.empty_like(order).scatter_(0, order, torch.arange(n_classes)), False)
+
+    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+        # torch's module gathers by mask and does not support autocast: float32, and only rows that count.
+        with torch.autocast(hidden.device.type, enabled=False):
+            hidden = hidden.to(self.adaptive.head.weight.dtype)
+            kept = target >= 0
+            output = hidden.new_zeros(len(hidden))
+            if not bool(kept.any()):
+                return output + hidden.sum() * 0
+            log_prob = self.adaptive(hidden[kept], self.rank[target[kept]]).output
+            return output.masked_scatter(kept, log_prob)
+
+    def class_log_prob(self, hidden: Tensor) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            hidden = hidden.to(self.adaptive.head.weight.dtype)
+            return self.adaptive.log_prob(hidden).index_select(1, self.rank)
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {"cutoffs": self.cutoffs, "div_value": self.div_value}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], embedding: nn.Embedding | None = None
+    ) -> Self:
+        return cls(**config, order=tensors["order"])
+
+    @classmethod
+    def from_corpus(
+        cls,
+        in_features: int,
+        n_classes: int,
+        statistics: CorpusStatistics,
+        *,
+        embedding: nn.Embedding | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        """An adaptive softmax over the classes ordered by their frequency in the corpus."""
+        order = np.argsort(-statistics.frequencies, kind="stable")
+        return cls(in_features, n_classes, order=torch.from_numpy(order), **options)

@@ -1,0 +1,250 @@
+"""The interface that every output layer shares."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from hstree.data.statistics import CorpusStatistics
+
+REDUCTIONS = ("none", "sum", "mean")
+METADATA_KEY = "hstree.head"
+
+
+class HeadOutput(NamedTuple):
+    """What a head returns, as :class:`torch.nn.AdaptiveLogSoftmaxWithLoss` does.
+
+    Attributes:
+        output: log-probability of each row's target, in nats, shape of ``target``; 0 for ignored rows.
+        loss: negative log-likelihood after the head's ``reduction``.
+    """
+
+    output: Tensor
+    loss: Tensor
+
+
+@dataclass
+class ParameterGroup:
+    """Parameters that are optimised alike.
+
+    Attributes:
+        params: the parameters.
+        learning_rate_factor: multiplies the learning rate of the rest of the model.
+        sparse: their gradients are row-sparse (``torch.sparse_coo``).
+    """
+
+    params: list[nn.Parameter] = field(default_factory=list)
+    learning_rate_factor: float = 1.0
+    sparse: bool = False
+
+
+class Head(nn.Module, ABC):
+    """An output layer: a distribution over V classes for every context vector.
+
+    ``forward(hidden, target)`` returns ``(output, loss)``; ``loss = head(hidden, target).loss`` stands where
+    ``F.cross_entropy(linear(hidden), target)`` stood. Leading dimensions of ``hidden`` are free.
+
+    Args:
+        in_features: D, size of a context vector.
+        n_classes: V, number of classes.
+        ignore_index: targets of this value contribute neither loss nor gradient.
+        reduction: ``"mean"`` over the rows that are not ignored (NaN if there are none, as in
+            :func:`torch.nn.functional.cross_entropy`), ``"sum"`` or ``"none"``.
+        learning_rate_factor: factor on the model's learning rate for the head's own parameters.
+
+    Raises:
+        ValueError: for sizes below 1 or an unknown reduction.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        learning_rate_factor: float = 8.0,
+    ) -> None:
+        super().__init__()
+        for argument, value in (("in_features", in_features), ("n_classes", n_classes)):
+            if value < 1:
+                raise ValueError(f"{argument}: expected at least 1, got {value}")
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"reduction: expected one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+        if not learning_rate_factor > 0:
+            raise ValueError(f"learning_rate_factor: expected a positive number, got {learning_rate_factor}")
+        self.in_features = in_features
+        self.n_classes = n_classes
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.learning_rate_factor = learning_rate_factor
+
+    def forward(self, hidden: Tensor, target: Tensor) -> HeadOutput:
+        """Log-probability of the targets and the loss.
+
+        Args:
+            hidden: [..., D], floating point.
+            target: [...], int64, in [0, V) or ``ignore_index``. Anything else raises ValueError on the CPU. On a
+                GPU, where looking would cost a synchronisation, a :class:`TreeEnsemble` gives NaN, and torch's own
+                losses fail a device-side assertion.
+        """
+        if hidden.shape[:-1] != target.shape:
+            raise ValueError(
+                f"target: expected shape {tuple(hidden.shape[:-1])} for hidden of shape "
+                f"{tuple(hidden.shape)}, got {tuple(target.shape)}"
+            )
+        if target.dtype != torch.int64:
+            raise ValueError(f"target: expected dtype torch.int64, got {target.dtype}")
+        flat = target.reshape(-1)
+        ignored = flat == self.ignore_index
+        if flat.device.type == "cpu" and not torch.compiler.is_compiling():
+            bad = ((flat < 0) | (flat >= self.n_classes)) & ~ignored
+            if bool(bad.any()):
+                value = int(flat[bad][0])
+                raise ValueError(
+                    f"target: expected values in [0, {self.n_classes}) or ignore_index "
+                    f"{self.ignore_index}, got {value}"
+                )
+        # -1 marks an ignored row; V, which no class has, whatever else is not a class.
+        flat = torch.where(flat < 0, self.n_classes, flat).masked_fill(ignored, -1)
+        output = self.target_log_prob(self._rows(hidden), flat)
+        if self.reduction == "none":
+            return HeadOutput(output.view(target.shape), -output.view(target.shape))
+        loss = -output.sum()
+        if self.reduction == "mean":
+            loss = loss / (~ignored).sum()
+        return HeadOutput(output.view(target.shape), loss)
+
+    @abstractmethod
+    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Log-probability [N] of the targets: hidden [N, D]; target [N] in [0, V), or -1 for 0 and no gradient."""
+
+    @abstractmethod
+    def class_log_prob(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities [N, V] of all classes: hidden [N, D]."""
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities [..., V] of all classes, in nats: hidden [..., D]. Differentiable."""
+        return self.class_log_prob(self._rows(hidden)).view(*hidden.shape[:-1], self.n_classes)
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """Most probable class [...] of each row, int64: hidden [..., D]."""
+        return self.log_prob(hidden).argmax(-1)
+
+    def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k most probable classes of each row, most probable first.
+
+        Returns:
+            log-probabilities [..., k] and classes [..., k].
+
+        Raises:
+            ValueError: unless 1 <= k <= V.
+        """
+        if not 1 <= k <= self.n_classes:
+            raise ValueError(f"k: expected 1 to {self.n_classes} (the number of classes), got {k}")
+        values, classes = self.log_prob(hidden).topk(k, dim=-1)
+        return values, classes
+
+    @torch.no_grad()
+    def sample(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """One class [...] drawn from each row's distribution, int64: hidden [..., D]."""
+        rows = self._rows(hidden)
+        return self.sample_rows(rows, generator).view(hidden.shape[:-1])
+
+    def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
+        """One class [N] drawn from each row's distribution: hidden [N, D]."""
+        if not len(hidden):
+            return torch.empty(0, dtype=torch.int64, device=hidden.device)
+        prob = self.class_log_prob(hidden).exp()
+        return torch.multinomial(prob, 1, generator=generator).squeeze(1)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """The head's own parameters by how they are optimised; a tied embedding is not among them."""
+        return [ParameterGroup(list(self.parameters()), self.learning_rate_factor)]
+
+    def config(self) -> dict[str, Any]:
+        """What :meth:`from_config` needs besides the tensors; JSON-able."""
+        return {
+            "in_features": self.in_features,
+            "n_classes": self.n_classes,
+            "ignore_index": self.ignore_index,
+            "reduction": self.reduction,
+            "learning_rate_factor": self.learning_rate_factor,
+        }
+
+    @classmethod
+    @abstractmethod
+    def from_config(
+        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], embedding: nn.Embedding | None = None
+    ) -> Self:
+        """A head that ``load_state_dict(tensors)`` fits.
+
+        Args:
+            config: from :meth:`config`.
+            tensors: state dict of the saved head.
+            embedding: what a tied head is tied to; without it the head gets a weight of its own.
+        """
+
+    @classmethod
+    @abstractmethod
+    def from_corpus(
+        cls,
+        in_features: int,
+        n_classes: int,
+        statistics: CorpusStatistics,
+        *,
+        embedding: nn.Embedding | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        """A head for a training corpus.
+
+        Args:
+            in_features: D.
+            n_classes: V.
+            statistics: class frequencies and word vectors of the corpus.
+            embedding: the model's input embedding, for heads that are asked to tie to it.
+            seed: of whatever is random beside the parameters, such as trees.
+            options: keyword arguments of the head.
+        """
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the head to one safetensors file, its configuration in the metadata; atomic.
+
+        :func:`hstree.heads.load_head` reads it.
+        """
+        path = Path(path)
+        tensors = {key: value.detach().contiguous().cpu() for key, value in self.state_dict().items()}
+        metadata = {METADATA_KEY: json.dumps({"name": self.name, "config": self.config()})}
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            save_file(tensors, part, metadata)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, n_classes={self.n_classes}, reduction={self.reduction!r}"
+
+    def _rows(self, hidden: Tensor) -> Tensor:
+        if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
+            raise ValueError(
+                f"hidden: expected shape [..., {self.in_features}], got {tuple(hidden.shape)}"
+            )
+        if not hidden.is_floating_point():
+            raise ValueError(f"hidden: expected a floating-point dtype, got {hidden.dtype}")
+        return hidden.reshape(-1, self.in_features)

@@ -1,0 +1,75 @@
+"""Heads by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from hstree.heads.adaptive import AdaptiveSoftmax
+from hstree.heads.base import METADATA_KEY, Head
+from hstree.heads.softmax import Softmax
+from hstree.heads.tree_ensemble import TreeEnsemble
+
+_HEADS: dict[str, type[Head]] = {}
+
+
+def register_head(head: type[Head]) -> type[Head]:
+    """Make a subclass of :class:`Head` known by its ``name``; usable as a decorator.
+
+    Raises:
+        ValueError: if another class has that name.
+    """
+    known = _HEADS.setdefault(head.name, head)
+    if known is not head:
+        raise ValueError(f"name: {head.name!r} is taken by {known.__module__}.{known.__qualname__}")
+    return head
+
+
+for _head in (TreeEnsemble, Softmax, AdaptiveSoftmax):
+    register_head(_head)
+
+
+def head_names() -> list[str]:
+    """Names that :func:`head_class` knows."""
+    return sorted(_HEADS)
+
+
+def head_class(name: str) -> type[Head]:
+    """The class registered under a name.
+
+    Raises:
+        ValueError: for an unknown name, with the known ones.
+    """
+    if name not in _HEADS:
+        raise ValueError(f"head: expected one of {', '.join(head_names())}, got {name!r}")
+    return _HEADS[name]
+
+
+def load_head(path: str | os.PathLike[str]) -> Head:
+    """Read a head that :meth:`Head.save` wrote, on the CPU.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is not a saved head.
+
+    Example:
+        >>> head = hstree.heads.Softmax(16, 100)
+        >>> head.save("head.safetensors")
+        >>> hstree.heads.load_head("head.safetensors")
+        Softmax(in_features=16, n_classes=100, reduction='mean')
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"path: {os.fspath(path)} is not a safetensors file, or is damaged: {error}") from error
+    if METADATA_KEY not in metadata:
+        raise ValueError(f"path: {os.fspath(path)} holds tensors, but no {METADATA_KEY} metadata of a saved head")
+    saved: dict[str, Any] = json.loads(metadata[METADATA_KEY])
+    head = head_class(saved["name"]).from_config(saved["config"], tensors)
+    head.load_state_dict(tensors)
+    return head

@@ -1,0 +1,523 @@
+"""An ensemble of randomized hierarchical softmaxes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hstree.heads.base import Head, ParameterGroup
+from hstree.heads.tree_layout import Level, TreeLayout, stack_tables
+from hstree.heads.unigram import smoothed_frequencies
+from hstree.ops import feature_gather, path_log_prob, wide_log_prob
+from hstree.trees import Tree, build_ensemble
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from hstree.data.statistics import CorpusStatistics
+
+GATES = ("uniform", "constant", "context")
+DERIVED_SCALE = 3.0
+
+
+class _TreeArrays(nn.Module):
+    """The arrays of a tree as part of the state dict, which must agree with the tree when it is loaded."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__()
+        for name, array in tree.arrays().items():
+            self.register_buffer(name, torch.tensor(array))
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        for name, own in self.named_buffers():
+            came = state_dict.get(prefix + name)
+            if came is None:
+                missing_keys.append(prefix + name)
+            elif came.shape != own.shape or not torch.equal(came.to(own), own):
+                error_msgs.append(
+                    f"{prefix}{name}: the weights belong to another tree than this head's; build the head "
+                    "with the trees it was saved with (hstree.heads.load_head does)"
+                )
+                return
+
+
+class TreeEnsemble(Head):
+    r"""A mixture of T hierarchical softmaxes, each with its own tree and its own subset of the features.
+
+    .. math::
+        \log P(y \mid h) = \log \sum_t \pi_t \exp \sum_{n \in \mathrm{path}_t(y)} \log P_t(\text{child} \mid n, h)
+
+    where a binary node decides by a sigmoid and a wide node by a softmax over its children. A training step costs
+    O(T (C + L) S) a row, for C children of the root and L nodes on a path, whatever the number of classes.
+
+    Args:
+        in_features: D.
+        n_classes: V.
+        trees: T trees over V classes; see :mod:`hstree.trees`. Their roots have the same width.
+        subset_size: S, features that each tree reads, drawn with ``seed``; None: all.
+        gate: weights pi of the trees: ``"uniform"``, ``"constant"`` (a learned softmax of T logits) or ``"context"``
+            (softmax(G h)).
+        node_vectors: ``"free"``: every node has vectors of its own, zero at first, so that the untrained head is the
+            distribution of ``frequencies``. ``"shared"``: all node vectors derive from one output embedding E [V, D]:
+            s (mean of E over the left leaves - mean over the right ones) at a binary node, s (mean over the child's
+            leaves) for a child of a wide node, means weighted by frequency, with a learned s for each row, 1 at first
+            where only leaves are meant and 3 elsewhere. Needs O(T V S) a step, however many rows there are.
+        embedding: with ``"shared"``, what to use as E, for example the model's input embedding.
+        frequencies: counts [V], from which the biases start (log-odds); None: all equal.
+        sparse: gradients of the vectors of binary and of wide nodes below the root are row-sparse, as with
+            ``torch.nn.Embedding(sparse=True)``: a step then costs nothing that grows with V. For
+            :class:`torch.optim.SparseAdam`, SGD or Adagrad; not for torch.compile.
+        seed: of the feature subsets.
+        **options: those of :class:`Head`.
+
+    Raises:
+        ValueError: for trees of different sizes or root widths, or an option out of range.
+
+    Equivalent to :class:`Softmax` if T = 1 and the tree is one node of V children.
+
+    Example:
+        >>> trees = hstree.trees.build_ensemble("huffman", 10000, 4, frequencies=counts, root=256)
+        >>> head = TreeEnsemble(400, 10000, trees, frequencies=counts, gate="context")
+        >>> output, loss = head(torch.randn(32, 400), torch.randint(10000, (32,)))
+    """
+
+    name = "trees"
+
+    path_offset: Tensor
+    path: Tensor
+    wide_offset: Tensor
+    wide_path: Tensor
+    leaf_position: Tensor
+    root_child: Tensor
+    feature_index: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        trees: Sequence[Tree],
+        *,
+        subset_size: int | None = None,
+        gate: str = "uniform",
+        node_vectors: str = "free",
+        embedding: nn.Embedding | None = None,
+        frequencies: npt.ArrayLike | None = None,
+        sparse: bool = False,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_features, n_classes, **options)
+        self.trees = list(trees)
+        if not self.trees:
+            raise ValueError("trees: expected at least one tree, got none")
+        for t, tree in enumerate(self.trees):
+            if tree.n_classes != n_classes:
+                raise ValueError(f"trees[{t}]: expected {n_classes} classes, got {tree.n_classes}")
+            if tree.root_width != self.trees[0].root_width:
+                raise ValueError(
+                    f"trees[{t}]: expected a root of {self.trees[0].root_width} children as in trees[0], "
+                    f"got {tree.root_width}"
+                )
+        subset = in_features if subset_size is None else subset_size
+        if not 1 <= subset <= in_features:
+            raise ValueError(f"subset_size: expected 1 to {in_features} (in_features), got {subset_size}")
+        if gate not in GATES:
+            raise ValueError(f"gate: expected one of {', '.join(GATES)}, got {gate!r}")
+        if node_vectors not in ("free", "shared"):
+            raise ValueError(f"node_vectors: expected 'free' or 'shared', got {node_vectors!r}")
+        if embedding is not None and node_vectors == "free":
+            raise ValueError("embedding: expected None with node_vectors='free', which are not derived from it")
+        if sparse and node_vectors == "shared":
+            raise ValueError("sparse: expected False with node_vectors='shared', whose gradients are dense")
+        self.gate, self.node_vectors, self.sparse, self.seed = gate, node_vectors, sparse, seed
+        self.tied = embedding is not None
+        self.n_trees, self.subset_size = len(self.trees), subset
+
+        self._layouts = [TreeLayout(tree) for tree in self.trees]
+        rows = [max(getattr(layout, name) for layout in self._layouts) for name in
+                ("n_binary", "n_wide_rows", "root_width")]
+        self.n_binary, self.n_wide_rows, self.root_width = rows
+        self.tree_arrays = nn.ModuleList(_TreeArrays(tree) for tree in self.trees)
+        tables, self.max_depth, self.max_width = stack_tables(self.trees)
+        for name, table in tables.items():
+            self.register_buffer(name, table, persistent=False)
+        index = None
+        if subset < in_features:
+            random = np.random.default_rng(seed)
+            drawn = [np.sort(random.permutation(in_features)[:subset]) for _ in self.trees]
+            index = torch.tensor(np.stack(drawn), dtype=torch.int32)
+        self.register_buffer("feature_index", index)
+
+        mass = smoothed_frequencies(np.ones(n_classes) if frequencies is None else frequencies, n_classes)
+        biases = [layout.log_odds(mass) for layout in self._layouts]
+        for b, name in enumerate(("bias", "wide_bias", "root_bias")):
+            padded = np.zeros((self.n_trees, rows[b]))
+            for t, bias in enumerate(biases):
+                padded[t, : len(bias[b])] = bias[b]
+            self.register_parameter(name, nn.Parameter(torch.from_numpy(padded).float()) if rows[b] else None)
+        if node_vectors == "free":
+            for name, count in zip(("weight", "wide_weight", "root_weight"), rows, strict=True):
+                weight = nn.Parameter(torch.zeros(self.n_trees, count, subset)) if count else None
+                self.register_parameter(name, weight)
+        else:
+            self._init_shared(rows, mass, embedding)
+        if self.n_trees > 1 and gate == "constant":
+            self.gate_logits = nn.Parameter(torch.zeros(self.n_trees))
+        if self.n_trees > 1 and gate == "context":
+            self.gate_linear = nn.Linear(in_features, self.n_trees)
+            nn.init.zeros_(self.gate_linear.weight)
+            nn.init.zeros_(self.gate_linear.bias)
+        self._levels_on: dict[torch.device, list[tuple[list[Level], Tensor]]] = {}
+
+    # Node vectors
+
+    def _init_shared(
+        self, rows: list[int], mass: npt.NDArray[np.float64], embedding: nn.Embedding | None
+    ) -> None:
+        if embedding is not None:
+            expected = (self.n_classes, self.in_features)
+            if tuple(embedding.weight.shape) != expected:
+                raise ValueError(
+                    f"embedding: expected a weight of shape {expected}, got {tuple(embedding.weight.shape)}"
+                )
+            self.output_embedding = embedding.weight
+        else:
+            self.output_embedding = nn.Parameter(torch.empty(self.n_classes, self.in_features).uniform_(-0.1, 0.1))
+        self.register_buffer("mass", torch.from_numpy(mass / mass.sum()))
+        for b, name in enumerate(("scale", "wide_scale", "root_scale")):
+            if not rows[b]:
+                self.register_parameter(name, None)
+                continue
+            scale = np.full((self.n_trees, rows[b]), DERIVED_SCALE)
+            for t, layout in enumerate(self._layouts):
+                of = layout.block == b
+                inner = np.zeros(rows[b], bool)
+                np.logical_or.at(inner, layout.row[of], layout.tree.edges().child_node[of] >= 0)
+                scale[t, ~inner] = 1.0
+            self.register_parameter(name, nn.Parameter(torch.from_numpy(scale).float()))
+
+    def _weights(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Vectors of binary nodes, wide rows and the root's rows, [T, ., S] each, None where there are none."""
+        if self.node_vectors == "free":
+            return self.weight, self.wide_weight, self.root_weight
+        trees: list[list[Tensor]] = [self._derived(t) for t in range(self.n_trees)]
+        stacked = [torch.stack(block) for block in zip(*trees, strict=True)]
+        scales = (self.scale, self.wide_scale, self.root_scale)
+        out = [None if s is None else w * s.unsqueeze(-1) for w, s in zip(stacked, scales, strict=True)]
+        return out[0], out[1], out[2]
+
+    def _derived(self, t: int) -> list[Tensor]:
+        """Unscaled vectors of tree t's rows, padded with zeros: differences of two prefix sums in leaf order."""
+        layout = self._layouts[t]
+        edges = layout.tree.edges()
+        embedding = self.output_embedding
+        device = embedding.device
+        if self.feature_index is not None:
+            embedding = embedding[:, self.feature_index[t].long()]
+        order = torch.from_numpy(layout.tree.order.astype(np.int64)).to(device)
+        mass = self.mass.double()[order]
+        sums = F.pad((embedding[order].double() * mass.unsqueeze(1)).cumsum(0), (0, 0, 1, 0))
+        masses = F.pad(mass.cumsum(0), (1, 0))
+        begin, end = (torch.from_numpy(a.astype(np.int64)).to(device) for a in (edges.begin, edges.end))
+        mean = ((sums[end] - sums[begin]) / (masses[end] - masses[begin]).unsqueeze(1)).to(embedding.dtype)
+        out = []
+        for b, count in enumerate((self.n_binary, self.n_wide_rows, self.root_width)):
+            of = layout.block == b
+            rows = mean[torch.from_numpy(np.flatnonzero(of & ((b > 0) | (edges.ordinal == 0)))).to(device)]
+            if b == 0:
+                rows = rows - mean[torch.from_numpy(np.flatnonzero(of & (edges.ordinal == 1))).to(device)]
+            out.append(F.pad(rows, (0, 0, 0, count - len(rows))))
+        return out
+
+    # Distribution
+
+    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+        weight, wide_weight, root_weight = self._weights()
+        log_prob = hidden.new_zeros((len(hidden), self.n_trees), dtype=self._sum_dtype(hidden))
+        if root_weight is not None:
+            log_prob = log_prob + self._root_target(hidden, root_weight, target)
+        if wide_weight is not None:
+            log_prob = log_prob + wide_log_prob(
+                hidden, wide_weight, self.wide_bias, target, self.wide_offset, self.wide_path, self.leaf_position,
+                self.feature_index, max_width=self.max_width, sparse=self.sparse and self.training,
+            )
+        if weight is not None:
+            log_prob = log_prob + path_log_prob(
+                hidden, weight, self.bias, target, self.path_offset, self.path, self.leaf_position,
+                self.feature_index, max_depth=self.max_depth, sparse=self.sparse and self.training,
+            )
+        return self._mix(hidden, log_prob).masked_fill(target < 0, 0.0)
+
+    def class_log_prob(self, hidden: Tensor) -> Tensor:
+        scores = self._all_log_probs(hidden)
+        levels = self._levels(hidden.device)
+        trees = []
+        for log_prob, (tree_levels, leaf_of_class) in zip(scores, levels, strict=True):
+            above: Tensor | None = None
+            leaves = []
+            for level in tree_levels:
+                here = log_prob.index_select(1, level.source)
+                above = here if above is None else above.index_select(1, level.parent) + here
+                leaves.append(above.index_select(1, level.leaf))
+            if leaves:
+                trees.append(torch.cat(leaves, 1).index_select(1, leaf_of_class))
+            else:
+                trees.append(log_prob.new_zeros((len(hidden), 1)))
+        if self.n_trees == 1:
+            return trees[0]
+        log_pi = self._log_gate(hidden)
+        mixture = trees[0] + log_pi[:, :1]
+        for t in range(1, self.n_trees):
+            mixture = torch.logaddexp(mixture, trees[t] + log_pi[:, t : t + 1])
+        return mixture
+
+    def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Ancestral sampling: a tree by the gate, then a child at each node; O(L) scores a row."""
+        out = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
+        if not len(hidden):
+            return out
+        weights = self._weights()
+        gate = self._log_gate(hidden).exp()
+        chosen = torch.multinomial(gate, 1, generator=generator).squeeze(1)
+        for t in range(self.n_trees):
+            rows = (chosen == t).nonzero().squeeze(1)
+            if len(rows):
+                out[rows] = self._sample_tree(t, hidden[rows], weights, generator)
+        return out
+
+    def _sample_tree(
+        self,
+        t: int,
+        hidden: Tensor,
+        weights: tuple[Tensor | None, Tensor | None, Tensor | None],
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        tree, layout = self.trees[t], self._layouts[t]
+        edges, device = tree.edges(), hidden.device
+        if self.feature_index is not None:
+            hidden = hidden[:, self.feature_index[t].long()]
+        biases = (self.bias, self.wide_bias, self.root_bias)
+        n_children = np.diff(tree.node_offset) - 1
+        first_edge = tree.node_offset[:-1] - np.arange(tree.n_nodes)
+        leaf = np.zeros(len(hidden), np.int64)
+        node = np.full(len(hidden), 0 if tree.n_nodes else -1, np.int64)
+        while (active := np.flatnonzero(node >= 0)).size:
+            now = node[active]
+            edge = first_edge[now]
+            child = np.empty(len(active), np.int64)
+            for block in range(3):
+                of = np.flatnonzero(layout.block[edge] == block)
+                weight, bias = weights[block], biases[block]
+                if not of.size or weight is None or bias is None:
+                    continue
+                width = np.ones(len(of), np.int64) if block == 0 else n_children[now[of]]
+                place = np.arange(int(width.max()))
+                rows = torch.from_numpy(layout.row[edge[of]][:, None] + np.minimum(place, width[:, None] - 1)).to(device)
+                x = hidden[torch.from_numpy(active[of]).to(device)]
+                vectors = weight[t, rows[0]] if block == 2 else weight[t, rows]
+                z = (vectors @ x.unsqueeze(-1).to(vectors.dtype)).squeeze(-1) + bias[t, rows]
+                if block == 0:
+                    prob = torch.cat([z, torch.zeros_like(z)], 1).softmax(1)
+                else:
+                    beyond = torch.from_numpy(place >= width[:, None]).to(device)
+                    prob = z.masked_fill(beyond, -torch.inf).softmax(1)
+                drawn = torch.multinomial(prob.float(), 1, generator=generator).squeeze(1)
+                child[of] = drawn.cpu().numpy()
+            edge = edge + child
+            node[active] = edges.child_node[edge]
+            done = edges.child_node[edge] < 0
+            leaf[active[done]] = edges.begin[edge[done]]
+        return torch.from_numpy(tree.order[leaf].astype(np.int64)).to(device)
+
+    def _root_target(self, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        """log-softmax of the root's child that holds the target [N, T]: one dense product."""
+        child = self.root_child.long()[:, target.clamp(0, self.n_classes - 1)]
+        child = child.masked_fill(target < 0, -1)
+        logits = self._root_logits(hidden, weight)
+        loss = F.cross_entropy(
+            logits.flatten(0, 1).to(self._sum_dtype(hidden)), child.flatten(), ignore_index=-1, reduction="none"
+        )
+        log_prob = -loss.view(self.n_trees, -1).t()
+        return log_prob.masked_fill((target >= self.n_classes).unsqueeze(1), torch.nan)
+
+    def _root_logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """[T, N, C]."""
+        x = self._subsets(hidden, weight.dtype).transpose(0, 1)
+        return torch.baddbmm(self.root_bias.unsqueeze(1).to(weight.dtype), x, weight.transpose(1, 2))
+
+    def _subsets(self, hidden: Tensor, dtype: torch.dtype) -> Tensor:
+        """Each tree's features [N, T, S]."""
+        hidden = hidden.to(dtype)
+        if self.feature_index is None:
+            return hidden.unsqueeze(1).expand(-1, self.n_trees, -1)
+        return feature_gather(hidden, self.feature_index)
+
+    def _all_log_probs(self, hidden: Tensor) -> list[Tensor]:
+        """For each tree the log-probability of every child of every node [N, 2 M + R + C], see TreeLayout.levels."""
+        weight, wide_weight, root_weight = self._weights()
+        dtype = self._sum_dtype(hidden)
+        root = None if root_weight is None else self._root_logits(hidden, root_weight).to(dtype).log_softmax(-1)
+        any_weight = next((w for w in (weight, wide_weight, root_weight) if w is not None), hidden)
+        x = self._subsets(hidden, any_weight.dtype)
+        out = []
+        for t in range(self.n_trees):
+            parts = []
+            if weight is not None:
+                z = F.linear(x[:, t], weight[t], self.bias[t]).to(dtype)
+                parts += [F.logsigmoid(z), F.logsigmoid(-z)]
+            if wide_weight is not None:
+                z = F.linear(x[:, t], wide_weight[t], self.wide_bias[t]).to(dtype)
+                parts.append(self._wide_log_softmax(t, z))
+            if root is not None:
+                parts.append(root[t])
+            out.append(torch.cat(parts, 1) if parts else hidden.new_zeros((len(hidden), 0), dtype=dtype))
+        return out
+
+    def _wide_log_softmax(self, t: int, z: Tensor) -> Tensor:
+        """log-softmax of z [N, R] within the rows of each wide node below the root."""
+        layout = self._layouts[t]
+        segment = np.full(self.n_wide_rows, layout.tree.n_nodes)  # padding rows are one more segment
+        of = layout.block == 1
+        segment[layout.row[of]] = layout.tree.edges().node[of]
+        segment = np.unique(segment, return_inverse=True)[1]
+        index = torch.from_numpy(segment).to(z.device)
+        shape = (len(z), int(segment.max()) + 1)
+        largest = z.detach().new_full(shape, -torch.inf).scatter_reduce(
+            1, index.expand_as(z), z.detach(), "amax"
+        )
+        shifted = z - largest.index_select(1, index)
+        total = z.new_zeros(shape).index_add(1, index, shifted.exp()).log()
+        return shifted - total.index_select(1, index)
+
+    def _log_gate(self, hidden: Tensor) -> Tensor:
+        """log pi [N, T]."""
+        dtype = self._sum_dtype(hidden)
+        if self.n_trees > 1 and self.gate == "constant":
+            return self.gate_logits.to(dtype).log_softmax(0).expand(len(hidden), -1)
+        if self.n_trees > 1 and self.gate == "context":
+            logits: Tensor = self.gate_linear(hidden.to(self.gate_linear.weight.dtype))
+            return logits.to(dtype).log_softmax(1)
+        return hidden.new_full((len(hidden), self.n_trees), -float(np.log(self.n_trees)), dtype=dtype)
+
+    def _mix(self, hidden: Tensor, log_prob: Tensor) -> Tensor:
+        if self.n_trees == 1:
+            return log_prob.squeeze(1)
+        return torch.logsumexp(log_prob + self._log_gate(hidden), 1)
+
+    def _sum_dtype(self, hidden: Tensor) -> torch.dtype:
+        return torch.float64 if hidden.dtype == torch.float64 else torch.float32
+
+    def _levels(self, device: torch.device) -> list[tuple[list[Level], Tensor]]:
+        if device not in self._levels_on:
+            built = [layout.levels(self.n_binary, self.n_wide_rows) for layout in self._layouts]
+            self._levels_on[device] = [
+                (
+                    [Level(level.source.to(device), level.parent.to(device), level.leaf.to(device)) for level in levels],
+                    leaf_of_class.to(device),
+                )
+                for levels, leaf_of_class in built
+            ]
+        return self._levels_on[device]
+
+    # Life cycle
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        names = ("weight", "bias", "wide_weight", "wide_bias") if self.sparse else ()
+        groups = {True: ParameterGroup([], self.learning_rate_factor, sparse=True),
+                  False: ParameterGroup([], self.learning_rate_factor)}
+        for name, parameter in self.named_parameters():
+            if not (self.tied and name == "output_embedding"):
+                groups[name in names].params.append(parameter)
+        return [group for group in groups.values() if group.params]
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {
+            "subset_size": self.subset_size,
+            "gate": self.gate,
+            "node_vectors": self.node_vectors,
+            "tied": self.tied,
+            "sparse": self.sparse,
+            "seed": self.seed,
+            "n_trees": self.n_trees,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], embedding: nn.Embedding | None = None
+    ) -> Self:
+        options = dict(config)
+        tied = options.pop("tied")
+        trees = [
+            Tree(**{name: tensors[f"tree_arrays.{t}.{name}"].numpy() for name in ("order", "node_offset", "boundary")})
+            for t in range(options.pop("n_trees"))
+        ]
+        return cls(trees=trees, embedding=embedding if tied else None, **options)
+
+    @classmethod
+    def from_corpus(
+        cls,
+        in_features: int,
+        n_classes: int,
+        statistics: CorpusStatistics,
+        *,
+        embedding: nn.Embedding | None = None,
+        seed: int = 0,
+        n_trees: int = 4,
+        recipe: str = "cluster",
+        root: int = 256,
+        leaf: int = 1,
+        tied: bool = False,
+        contexts: Sequence[str] = ("left", "both"),
+        tree_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Self:
+        """An ensemble whose trees are built from the corpus.
+
+        Args:
+            n_trees: T.
+            recipe: ``"cluster"``, ``"huffman"`` or ``"random"``.
+            root, leaf: C and G of :meth:`hstree.trees.Tree.collapse`.
+            tied: derive the node vectors from the model's input embedding; needs ``node_vectors="shared"``.
+            contexts: neighbours from which the word vectors of the clustered trees derive, taken in turn; see
+                :func:`hstree.trees.word_vectors`.
+            tree_options: further options of the recipe; by default a clustered ensemble reads a random half of the
+                word vectors' features in each tree but the first.
+            options: of the head.
+        """
+        vectors = None
+        if recipe == "cluster":
+            vectors = [statistics.vectors(context=context) for context in contexts][:n_trees]
+        trees = build_ensemble(
+            recipe, n_classes, n_trees, statistics.frequencies, vectors, seed, root, leaf, **dict(tree_options or {})
+        )
+        return cls(
+            in_features,
+            n_classes,
+            trees,
+            embedding=embedding if tied else None,
+            frequencies=statistics.frequencies,
+            seed=seed,
+            **options,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"{super().extra_repr()}, n_trees={self.n_trees}, subset_size={self.subset_size}, "
+            f"root={self.root_width or 2}, binary_nodes={self.n_binary}, wide_rows={self.n_wide_rows}, "
+            f"gate={self.gate!r}, node_vectors={self.node_vectors!r}, sparse={self.sparse}"
+        )

@@ -1,0 +1,120 @@
+"""Where the nodes of an ensemble of trees keep their weights, as arrays that the head computes with.
+
+Every tree has three blocks of weight rows: one row for each binary node, one for each child of a wide node other than
+the root, and one for each child of a wide root. All trees share one shape, so blocks are padded to the largest tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hstree.trees import Tree
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Level:
+    """The edges of one depth of one tree, for a pass from the root down.
+
+    Attributes:
+        source: int64 [E_d], place of each edge's log-probability among those of all nodes.
+        parent: int64 [E_d], place of the edge above in the level above; empty at the root.
+        leaf: int64 [.], which of the edges end in leaves.
+    """
+
+    source: Tensor
+    parent: Tensor
+    leaf: Tensor
+
+
+class TreeLayout:
+    """Weight rows of one tree.
+
+    Attributes:
+        n_binary, n_wide_rows, root_width: rows of the three blocks.
+        block, row: int64 [E], block (0 binary, 1 wide, 2 root) and row in it of every edge of the tree.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        edges = tree.edges()
+        children = np.diff(tree.node_offset) - 1
+        binary = children == 2
+        wide = ~binary
+        self.root_width = tree.tables().root_width
+        if self.root_width:
+            wide[0] = False
+        self.n_binary = int(binary.sum())
+        self.n_wide_rows = int(children[wide].sum())
+        first = np.where(binary, np.cumsum(binary) - 1, np.cumsum(children * wide) - children * wide)
+        self.block: IntArray = np.where(binary, 0, 1)[edges.node].astype(np.int64)
+        self.row: IntArray = first[edges.node] + np.where(binary[edges.node], 0, edges.ordinal)
+        if self.root_width:
+            at_root = edges.node == 0
+            self.block[at_root] = 2
+            self.row[at_root] = edges.ordinal[at_root]
+
+    def log_odds(self, frequencies: npt.NDArray[np.float64]) -> list[npt.NDArray[np.float64]]:
+        """Bias of every row in each block, with which zero weights give the distribution of the frequencies.
+
+        log(mass of the left subtree / mass of the right one) for a binary node, log(mass of the child / mass of the
+        node) for a child of a wide one.
+        """
+        mass = np.log(self.tree.edge_masses(frequencies))
+        sizes = (self.n_binary, self.n_wide_rows, self.root_width)
+        out = [np.zeros(size) for size in sizes]
+        left = np.flatnonzero((self.block == 0) & (self.tree.edges().ordinal == 0))
+        out[0][self.row[left]] = mass[left] - mass[left + 1]
+        node = self.tree.edges().node
+        total = np.log(np.bincount(node, np.exp(mass), self.tree.n_nodes))
+        for b in (1, 2):
+            of = self.block == b
+            out[b][self.row[of]] = mass[of] - total[node[of]]
+        return out
+
+    def levels(self, n_binary: int, n_wide_rows: int) -> tuple[list[Level], Tensor]:
+        """Levels from the root down, and for each class the place of its leaf among all leaves in that order.
+
+        An edge's source is its place in [left of binary nodes | right of binary nodes | wide rows | root's rows],
+        with the padded sizes of the ensemble.
+        """
+        edges = self.tree.edges()
+        offset = np.array([0, 2 * n_binary, 2 * n_binary + n_wide_rows])[self.block]
+        source = self.row + offset + np.where((self.block == 0) & (edges.ordinal == 1), n_binary, 0)
+        place = np.empty(len(source), np.int64)
+        levels, leaf_classes = [], []
+        for depth in range(int(edges.depth.max(initial=-1)) + 1):
+            here = np.flatnonzero(edges.depth == depth)
+            place[here] = np.arange(len(here))
+            leaf = edges.child_node[here] < 0
+            parent = place[edges.parent_edge[here]] if depth else np.empty(0, np.int64)
+            levels.append(Level(*map(torch.from_numpy, (source[here], parent, np.flatnonzero(leaf)))))
+            leaf_classes.append(self.tree.order[edges.begin[here[leaf]]])
+        if not levels:
+            return [], torch.zeros(1, dtype=torch.int64)
+        return levels, torch.from_numpy(np.argsort(np.concatenate(leaf_classes)))
+
+
+def stack_tables(trees: Sequence[Tree]) -> tuple[dict[str, Tensor], int, int]:
+    """Tables of all trees as the ops take them, and the largest max_depth and max_width."""
+    tables = [tree.tables() for tree in trees]
+    starts = np.cumsum([0] + [len(t.path) for t in tables])
+    wide_starts = np.cumsum([0] + [len(t.wide_path) for t in tables])
+    arrays = {
+        "path_offset": np.stack([t.path_offset + s for t, s in zip(tables, starts, strict=False)]),
+        "path": np.concatenate([t.path for t in tables]),
+        "wide_offset": np.stack([t.wide_offset + s for t, s in zip(tables, wide_starts, strict=False)]),
+        "wide_path": np.concatenate([t.wide_path for t in tables]),
+        "leaf_position": np.stack([t.leaf_position for t in tables]),
+    }
+    if tables[0].root_child is not None:
+        arrays["root_child"] = np.stack([t.root_child for t in tables if t.root_child is not None])
+    stacked = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return stacked, max(t.max_depth for t in tables), max(t.max_width for t in tables)
