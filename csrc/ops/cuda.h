@@ -14,7 +14,7 @@ class CudaCall {
  public:
   explicit CudaCall(const Tensor& tensor) : guard_(tensor.get_device()) {
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device(), &stream));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device(), &stream));
     stream_ = static_cast<cudaStream_t>(stream);
   }
   cudaStream_t stream() const { return stream_; }
@@ -28,7 +28,7 @@ class CudaCall {
 inline Tensor stable_argsort(const Tensor& key) {
   using torch::stable::detail::from;
   StableIValue stack[4] = {from(key), from(std::optional<bool>(true)), from(int64_t{-1}), from(false)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::sort", "stable", stack, TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::sort", "stable", stack, TORCH_ABI_VERSION));
   torch::stable::detail::to<Tensor>(stack[0]);  // the sorted keys, released
   return torch::stable::detail::to<Tensor>(stack[1]);
 }
@@ -36,7 +36,7 @@ inline Tensor stable_argsort(const Tensor& key) {
 inline Tensor cumulative_sum(const Tensor& tensor) {
   using torch::stable::detail::from;
   StableIValue stack[3] = {from(tensor), from(int64_t{0}), from(std::optional<Dtype>())};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::cumsum", "", stack, TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::cumsum", "", stack, TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 

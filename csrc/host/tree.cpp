@@ -1,0 +1,500 @@
+#include "tree.h"
+
+#include <algorithm>
+#include <queue>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace hstree::host {
+namespace {
+
+template <typename... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::invalid_argument(text.str());
+}
+
+// Edge above each inner node; -1 for the root. Preorder means that a node follows the last unvisited inner
+// edge.
+Array<int32_t> edge_above(const TreeView& tree) {
+  Array<int32_t> above(tree.n_nodes);
+  std::vector<int32_t> pending;
+  for (int64_t m = 0; m < tree.n_nodes; ++m) {
+    above[m] = -1;
+    if (m > 0) {
+      above[m] = pending.back();
+      pending.pop_back();
+    }
+    const int32_t* b = tree.bounds(m);
+    for (int64_t k = tree.n_children(m) - 1; k >= 0; --k) {
+      if (b[k + 1] - b[k] > 1) pending.push_back(static_cast<int32_t>(tree.first_edge(m) + k));
+    }
+  }
+  return above;
+}
+
+}  // namespace
+
+void validate(const int32_t* order, int64_t n_classes, const int64_t* node_offset, int64_t n_offsets,
+              const int32_t* boundary, int64_t n_boundaries) {
+  if (n_classes < 1) fail("order: expected at least one class, got an empty array");
+  if (n_classes > max_classes) fail("order: expected at most ", max_classes, " classes, got ", n_classes);
+  Array<int32_t> position(n_classes, -1);
+  for (int64_t i = 0; i < n_classes; ++i) {
+    const int32_t c = order[i];
+    if (c < 0 || c >= n_classes) {
+      fail("order[", i, "]: expected a class from 0 to ", n_classes - 1, ", got ", c);
+    }
+    if (position[c] >= 0) {
+      fail("order[", i, "]: class ", c, " appears twice (first at order[", position[c], "])");
+    }
+    position[c] = static_cast<int32_t>(i);
+  }
+
+  if (n_offsets < 1) fail("node_offset: expected n_nodes + 1 entries, got an empty array");
+  if (node_offset[0] != 0) fail("node_offset[0]: expected 0, got ", node_offset[0]);
+  const int64_t n_nodes = n_offsets - 1;
+  if (n_nodes == 0 && n_classes > 1) {
+    fail("node_offset: expected at least one inner node for ", n_classes, " classes, got none");
+  }
+  for (int64_t m = 0; m < n_nodes; ++m) {
+    // Written without node_offset[m] + 3, which a hostile entry could overflow.
+    if (node_offset[m + 1] < 3 || node_offset[m + 1] - 3 < node_offset[m]) {
+      fail("node_offset[", m + 1, "]: expected at least node_offset[", m, "] + 3 = ", node_offset[m] + 3,
+           " (two children or more), got ", node_offset[m + 1]);
+    }
+    if (node_offset[m + 1] > n_boundaries) {
+      fail("node_offset[", m + 1, "]: expected at most the length of boundary, ", n_boundaries, ", got ",
+           node_offset[m + 1]);
+    }
+  }
+  if (node_offset[n_nodes] != n_boundaries) {
+    fail("node_offset[", n_nodes, "]: expected the length of boundary, ", n_boundaries, ", got ",
+         node_offset[n_nodes]);
+  }
+
+  struct Interval {
+    int32_t begin, end, depth;
+    int64_t parent;
+  };
+  std::vector<Interval> pending;
+  if (n_classes > 1) pending.push_back({0, static_cast<int32_t>(n_classes), 1, -1});
+  for (int64_t m = 0; m < n_nodes; ++m) {
+    if (pending.empty()) {
+      fail("node_offset: all ", n_classes, " leaves are reached with ", m, " inner nodes, got ", n_nodes);
+    }
+    const Interval want = pending.back();
+    pending.pop_back();
+    const int64_t first = node_offset[m], last = node_offset[m + 1] - 1;
+    if (boundary[first] != want.begin) {
+      fail("boundary[", first, "]: node ", m, " in preorder owns [", want.begin, ", ", want.end,
+           "), expected it to begin at ", want.begin, ", got ", boundary[first]);
+    }
+    for (int64_t i = first + 1; i <= last; ++i) {
+      if (boundary[i] <= boundary[i - 1]) {
+        fail("boundary[", i, "]: expected more than ", boundary[i - 1], ", got ", boundary[i]);
+      }
+    }
+    if (boundary[last] != want.end) {
+      fail("boundary[", last, "]: node ", m, " in preorder owns [", want.begin, ", ", want.end,
+           "), expected it to end at ", want.end, ", got ", boundary[last]);
+    }
+    if (want.depth > max_depth) {
+      fail("boundary[", first, "]: node ", m, " is the ", want.depth,
+           "th inner node on its path, expected at most MAX_DEPTH = ", max_depth);
+    }
+    for (int64_t i = last - 1; i >= first; --i) {
+      if (boundary[i + 1] - boundary[i] > 1)
+        pending.push_back({boundary[i], boundary[i + 1], want.depth + 1, m});
+    }
+  }
+  if (!pending.empty()) {
+    fail("node_offset: expected another inner node for the child [", pending.back().begin, ", ",
+         pending.back().end, ") of node ", pending.back().parent, ", got ", n_nodes, " nodes");
+  }
+}
+
+Array<int32_t> class_depth(const TreeView& tree) {
+  Array<int32_t> depth(tree.n_classes, 0);
+  const Array<int32_t> above = edge_above(tree);
+  Array<int32_t> node_depth(tree.n_nodes);
+  Array<int32_t> edge_node(tree.n_edges());
+  for (int64_t m = 0; m < tree.n_nodes; ++m) {
+    node_depth[m] = m == 0 ? 1 : node_depth[edge_node[above[m]]] + 1;
+    const int32_t* b = tree.bounds(m);
+    for (int64_t k = 0; k < tree.n_children(m); ++k) {
+      edge_node[tree.first_edge(m) + k] = static_cast<int32_t>(m);
+      if (b[k + 1] - b[k] == 1) depth[tree.order[b[k]]] = node_depth[m];
+    }
+  }
+  return depth;
+}
+
+Edges edges(const TreeView& tree) {
+  const int64_t n = tree.n_edges();
+  Edges out{Array<int32_t>(n), Array<int32_t>(n), Array<int32_t>(n, -1), Array<int32_t>(n),
+            Array<int32_t>(n), Array<int32_t>(n), Array<int32_t>(n)};
+  const Array<int32_t> above = edge_above(tree);
+  for (int64_t m = 0; m < tree.n_nodes; ++m) {
+    if (m > 0) out.child_node[above[m]] = static_cast<int32_t>(m);
+    const int32_t* b = tree.bounds(m);
+    for (int64_t k = 0; k < tree.n_children(m); ++k) {
+      const int64_t e = tree.first_edge(m) + k;
+      out.node[e] = static_cast<int32_t>(m);
+      out.ordinal[e] = static_cast<int32_t>(k);
+      out.begin[e] = b[k];
+      out.end[e] = b[k + 1];
+      out.parent_edge[e] = above[m];
+      out.depth[e] = m == 0 ? 0 : out.depth[above[m]] + 1;
+    }
+  }
+  return out;
+}
+
+Tables tables(const TreeView& tree) {
+  const int64_t n_classes = tree.n_classes, n_nodes = tree.n_nodes;
+  Tables out;
+  out.leaf_position = Array<int32_t>(n_classes);
+  for (int64_t i = 0; i < n_classes; ++i) out.leaf_position[tree.order[i]] = static_cast<int32_t>(i);
+
+  const bool wide_root = n_nodes > 0 && tree.n_children(0) > 2;
+  if (wide_root) {
+    out.root_width = tree.n_children(0);
+    out.root_child = Array<int32_t>(n_classes);
+    const int32_t* b = tree.bounds(0);
+    for (int64_t k = 0; k < out.root_width; ++k) {
+      for (int32_t i = b[k]; i < b[k + 1]; ++i) out.root_child[tree.order[i]] = static_cast<int32_t>(k);
+    }
+  }
+
+  // Per node: its number among the binary nodes or its first row among the wide ones (-1: the wide root), and
+  // what the path down to it, itself included, holds of each kind.
+  struct Node {
+    int32_t index, parent, ordinal, n_binary, n_wide;
+    bool binary;
+    int64_t width;
+  };
+  Array<Node> nodes(n_nodes);
+  out.path_offset = Array<int64_t>(n_classes + 1, 0);
+  out.wide_offset = Array<int64_t>(n_classes + 1, 0);
+  {
+    const Array<int32_t> above = edge_above(tree);
+    Array<int32_t> edge_node(tree.n_edges());
+    for (int64_t m = 0; m < n_nodes; ++m) {
+      Node node{-1, -1, 0, 0, 0, tree.n_children(m) == 2, 0};
+      if (m > 0) {
+        node.parent = edge_node[above[m]];
+        node.ordinal = static_cast<int32_t>(above[m] - tree.first_edge(node.parent));
+        node.n_binary = nodes[node.parent].n_binary;
+        node.n_wide = nodes[node.parent].n_wide;
+        node.width = nodes[node.parent].width;
+      }
+      if (node.binary) {
+        node.index = static_cast<int32_t>(out.n_binary++);
+        ++node.n_binary;
+      } else if (m > 0) {
+        node.index = static_cast<int32_t>(out.n_wide_rows);
+        out.n_wide_rows += tree.n_children(m);
+        ++node.n_wide;
+        node.width += tree.n_children(m);
+      }
+      nodes[m] = node;
+      const int32_t* b = tree.bounds(m);
+      for (int64_t k = 0; k < tree.n_children(m); ++k) {
+        edge_node[tree.first_edge(m) + k] = static_cast<int32_t>(m);
+        if (b[k + 1] - b[k] == 1) {
+          const int32_t c = tree.order[b[k]];
+          out.path_offset[c + 1] = node.n_binary;
+          out.wide_offset[c + 1] = node.n_wide;
+          out.max_depth = std::max<int64_t>(out.max_depth, node.n_binary);
+          out.max_width = std::max(out.max_width, node.width);
+        }
+      }
+    }
+  }
+  for (int64_t c = 0; c < n_classes; ++c) {
+    out.path_offset[c + 1] += out.path_offset[c];
+    out.wide_offset[c + 1] += out.wide_offset[c];
+  }
+
+  // The decisions above the current node; preorder keeps every entry but the last one valid from visit to
+  // visit.
+  out.path = Array<int32_t>(out.path_offset[n_classes]);
+  out.wide_path = Array<int32_t>(3 * out.wide_offset[n_classes]);
+  int32_t path[max_depth];
+  int32_t wide_path[3 * max_depth];
+  const auto decide = [&](int64_t m, int64_t k) {
+    const Node& node = nodes[m];
+    if (node.binary) {
+      path[node.n_binary - 1] = node.index << 1 | (k == 0 ? 1 : 0);
+    } else if (m > 0) {
+      int32_t* entry = wide_path + 3 * (node.n_wide - 1);
+      entry[0] = node.index;
+      entry[1] = static_cast<int32_t>(tree.n_children(m));
+      entry[2] = static_cast<int32_t>(k);
+    }
+  };
+  for (int64_t m = 0; m < n_nodes; ++m) {
+    const Node& node = nodes[m];
+    if (m > 0) decide(node.parent, node.ordinal);
+    const int32_t* b = tree.bounds(m);
+    for (int64_t k = 0; k < tree.n_children(m); ++k) {
+      if (b[k + 1] - b[k] > 1) continue;
+      decide(m, k);
+      const int32_t c = tree.order[b[k]];
+      std::copy_n(path, node.n_binary, out.path.data() + out.path_offset[c]);
+      std::copy_n(wide_path, 3 * node.n_wide, out.wide_path.data() + 3 * out.wide_offset[c]);
+    }
+  }
+  return out;
+}
+
+Array<double> edge_masses(const TreeView& tree, const double* frequencies) {
+  Array<double> mass(tree.n_edges());
+  const Array<int32_t> above = edge_above(tree);
+  for (int64_t m = tree.n_nodes - 1; m >= 0; --m) {  // children come after their parent
+    const int32_t* b = tree.bounds(m);
+    double sum = 0;
+    for (int64_t k = 0; k < tree.n_children(m); ++k) {
+      double& below = mass[tree.first_edge(m) + k];
+      if (b[k + 1] - b[k] == 1) below = frequencies[tree.order[b[k]]];
+      sum += below;
+    }
+    if (m > 0) mass[above[m]] = sum;
+  }
+  return mass;
+}
+
+TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, const double* frequencies) {
+  const int64_t n_classes = tree.n_classes, n_nodes = tree.n_nodes;
+  TreeArrays out{Array<int32_t>(n_classes), Array<int64_t>(n_nodes + 1),
+                 Array<int32_t>(tree.node_offset[n_nodes])};
+  std::copy_n(tree.order, n_classes, out.order.data());
+  int64_t n_out = 0, n_boundary = 0;
+  out.node_offset[0] = 0;
+  const auto finish_node = [&] { out.node_offset[++n_out] = n_boundary; };
+
+  // Mass of each inner node and the number of inner nodes in its subtree (itself included).
+  const Array<int32_t> above = edge_above(tree);
+  Array<int64_t> subtree(n_nodes, 1);
+  Array<double> mass(n_nodes);
+  Array<int32_t> child_node(tree.n_edges(), -1);
+  {
+    Array<int32_t> edge_node(tree.n_edges());
+    for (int64_t m = 0; m < n_nodes; ++m) {
+      for (int64_t k = 0; k < tree.n_children(m); ++k) {
+        edge_node[tree.first_edge(m) + k] = static_cast<int32_t>(m);
+      }
+      if (m > 0) child_node[above[m]] = static_cast<int32_t>(m);
+    }
+    for (int64_t m = n_nodes - 1; m > 0; --m) subtree[edge_node[above[m]]] += subtree[m];
+  }
+  if (frequencies != nullptr) {
+    const Array<double> below = edge_masses(tree, frequencies);
+    for (int64_t m = 1; m < n_nodes; ++m) mass[m] = below[above[m]];
+  } else {
+    for (int64_t m = 1; m < n_nodes; ++m) mass[m] = tree.end(m) - tree.begin(m);
+  }
+
+  const auto copy_subtree = [&](int64_t top) {
+    for (int64_t m = top; m < top + subtree[top];) {
+      const int32_t begin = tree.begin(m), end = tree.end(m);
+      if (end - begin <= leaf) {
+        for (int32_t i = begin; i <= end; ++i) out.boundary[n_boundary++] = i;
+        m += subtree[m];
+      } else {
+        n_boundary = std::copy(tree.bounds(m), tree.boundary + tree.node_offset[m + 1],
+                               out.boundary.data() + n_boundary) -
+                     out.boundary.data();
+        ++m;
+      }
+      finish_node();
+    }
+  };
+
+  if (n_nodes > 0 && (root <= tree.n_children(0) || n_classes <= leaf)) {
+    copy_subtree(0);
+  } else if (n_nodes > 0) {
+    // Expand the heaviest first; ties go to the node with more leaves, then to the earlier one. A node that
+    // has too many children for what is left of C stays a child: C is only used up from there on.
+    using Entry = std::tuple<double, int32_t, int32_t, int32_t>;  // mass, leaves, -begin, node
+    std::priority_queue<Entry> frontier;
+    std::vector<int32_t> kept;  // frontier nodes that are not expanded
+    std::vector<char> cut(n_classes + 1, 0);
+    int64_t width = 1;
+    const auto expand = [&](int64_t m) {
+      const int32_t* b = tree.bounds(m);
+      width += tree.n_children(m) - 1;
+      for (int64_t k = 0; k < tree.n_children(m); ++k) {
+        cut[b[k]] = 1;
+        const int32_t child = child_node[tree.first_edge(m) + k];
+        if (child >= 0) frontier.emplace(mass[child], b[k + 1] - b[k], -b[k], child);
+      }
+    };
+    expand(0);
+    while (!frontier.empty()) {
+      const int32_t m = std::get<3>(frontier.top());
+      frontier.pop();
+      if (width + tree.n_children(m) - 1 <= root) {
+        expand(m);
+      } else {
+        kept.push_back(m);
+      }
+    }
+    for (int64_t i = 0; i < n_classes; ++i) {
+      if (cut[i]) out.boundary[n_boundary++] = static_cast<int32_t>(i);
+    }
+    out.boundary[n_boundary++] = static_cast<int32_t>(n_classes);
+    finish_node();
+    std::sort(kept.begin(), kept.end());  // preorder
+    for (const int32_t m : kept) copy_subtree(m);
+  }
+  out.node_offset.shrink(n_out + 1);
+  out.boundary.shrink(n_boundary);
+  return out;
+}
+
+std::pair<Array<int64_t>, Array<int64_t>> to_parents(const TreeView& tree) {
+  const int64_t n = tree.n_nodes + tree.n_classes;
+  Array<int64_t> parent(n, -1), leaf_class(n, -1);
+  struct Item {
+    int64_t parent;
+    int32_t begin, end;
+  };
+  std::vector<Item> pending{{-1, 0, static_cast<int32_t>(tree.n_classes)}};
+  int64_t node = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const Item item = pending.back();
+    pending.pop_back();
+    parent[i] = item.parent;
+    if (item.end - item.begin == 1) {
+      leaf_class[i] = tree.order[item.begin];
+      continue;
+    }
+    const int32_t* b = tree.bounds(node);
+    for (int64_t k = tree.n_children(node) - 1; k >= 0; --k) pending.push_back({i, b[k], b[k + 1]});
+    ++node;
+  }
+  return {std::move(parent), std::move(leaf_class)};
+}
+
+TreeArrays from_parents(const int64_t* parent, const int64_t* leaf_class, int64_t n) {
+  if (n < 1) fail("parent: expected at least one node, got an empty array");
+  if (n >= 2 * max_classes) fail("parent: expected fewer than ", 2 * max_classes, " nodes, got ", n);
+  int64_t root = -1;
+  Array<int64_t> child_offset(n + 1, 0);
+  for (int64_t i = 0; i < n; ++i) {
+    if (parent[i] < -1 || parent[i] >= n) {
+      fail("parent[", i, "]: expected a node from 0 to ", n - 1, ", or -1 for the root, got ", parent[i]);
+    }
+    if (parent[i] == -1) {
+      if (root >= 0) fail("parent[", i, "]: a second root (the first is node ", root, "), expected one");
+      root = i;
+    } else {
+      ++child_offset[parent[i] + 1];
+    }
+  }
+  if (root < 0) fail("parent: expected one root, marked -1, got none");
+  int64_t n_classes = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    n_classes += child_offset[i + 1] == 0;
+    child_offset[i + 1] += child_offset[i];
+  }
+  if (n_classes > max_classes) fail("parent: expected at most ", max_classes, " leaves, got ", n_classes);
+  const auto n_children = [&](int64_t i) { return child_offset[i + 1] - child_offset[i]; };
+  Array<int64_t> child(n), fill(n);
+  std::copy_n(child_offset.data(), n, fill.data());
+  for (int64_t i = 0; i < n; ++i) {
+    if (parent[i] >= 0) child[fill[parent[i]]++] = i;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    if (n_children(i) == 1) {
+      fail("parent[", child[child_offset[i]], "]: node ", child[child_offset[i]],
+           " is the only child of node ", i, ", expected two children or more");
+    }
+  }
+
+  Array<int32_t> class_of(n, -1);
+  if (leaf_class == nullptr) {
+    int32_t rank = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      if (n_children(i) == 0) class_of[i] = rank++;
+    }
+  } else {
+    Array<int64_t> first(n_classes, -1);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t c = leaf_class[i];
+      if (n_children(i) > 0) {
+        if (c != -1) fail("leaf_class[", i, "]: expected -1 for an inner node, got ", c);
+        continue;
+      }
+      if (c < 0 || c >= n_classes) {
+        fail("leaf_class[", i, "]: expected a class from 0 to ", n_classes - 1, ", got ", c);
+      }
+      if (first[c] >= 0) {
+        fail("leaf_class[", i, "]: class ", c, " appears twice (first at leaf_class[", first[c], "])");
+      }
+      first[c] = i;
+      class_of[i] = static_cast<int32_t>(c);
+    }
+  }
+
+  // Breadth first: parents before children, so that leaf counts add up in reverse.
+  std::vector<int64_t> queue{root};
+  queue.reserve(n);
+  Array<int64_t> leaves(n, 0);
+  for (size_t i = 0; i < queue.size(); ++i) {
+    for (int64_t k = child_offset[queue[i]]; k < child_offset[queue[i] + 1]; ++k) queue.push_back(child[k]);
+  }
+  if (static_cast<int64_t>(queue.size()) < n) {
+    std::vector<char> reached(n, 0);
+    for (const int64_t i : queue) reached[i] = 1;
+    const int64_t i = std::find(reached.begin(), reached.end(), 0) - reached.begin();
+    fail("parent[", i, "]: node ", i, " does not descend from the root ", root,
+         " (its parents form a cycle)");
+  }
+  for (int64_t i = n - 1; i >= 0; --i) {
+    const int64_t node = queue[i];
+    if (n_children(node) == 0) leaves[node] = 1;
+    if (node != root) leaves[parent[node]] += leaves[node];
+  }
+
+  const int64_t n_nodes = n - n_classes;
+  TreeArrays out{Array<int32_t>(n_classes), Array<int64_t>(n_nodes + 1), Array<int32_t>(n - 1 + n_nodes)};
+  out.node_offset[0] = 0;
+  int64_t position = 0, n_out = 0, n_boundary = 0;
+  struct Item {
+    int64_t node;
+    int32_t depth;
+  };
+  std::vector<Item> pending{{root, 1}};
+  while (!pending.empty()) {
+    const Item item = pending.back();
+    pending.pop_back();
+    if (n_children(item.node) == 0) {
+      out.order[position++] = class_of[item.node];
+      continue;
+    }
+    if (item.depth > max_depth) {
+      fail("parent: node ", item.node, " is the ", item.depth,
+           "th inner node on its path, expected at most MAX_DEPTH = ", max_depth);
+    }
+    int64_t b = position;
+    for (int64_t k = child_offset[item.node]; k < child_offset[item.node + 1]; ++k) {
+      out.boundary[n_boundary++] = static_cast<int32_t>(b);
+      b += leaves[child[k]];
+    }
+    out.boundary[n_boundary++] = static_cast<int32_t>(b);
+    out.node_offset[++n_out] = n_boundary;
+    for (int64_t k = child_offset[item.node + 1] - 1; k >= child_offset[item.node]; --k) {
+      pending.push_back({child[k], item.depth + 1});
+    }
+  }
+  return out;
+}
+
+}  // namespace hstree::host

@@ -1,0 +1,32 @@
+"""Trees over classes: representation, recipes, word vectors, pictures."""
+
+from hstree.trees.draw import describe, draw
+from hstree.trees.recipes import (
+    build_ensemble,
+    build_tree,
+    cluster_tree,
+    huffman_tree,
+    random_tree,
+    recipe_names,
+    tree_seed,
+)
+from hstree.trees.tree import MAX_DEPTH, Nested, Tree, TreeEdges, TreeTables
+from hstree.trees.vectors import word_vectors
+
+__all__ = [
+    "MAX_DEPTH",
+    "Nested",
+    "Tree",
+    "TreeEdges",
+    "TreeTables",
+    "build_ensemble",
+    "build_tree",
+    "cluster_tree",
+    "describe",
+    "draw",
+    "huffman_tree",
+    "random_tree",
+    "recipe_names",
+    "tree_seed",
+    "word_vectors",
+]

@@ -1,0 +1,313 @@
+"""Recipes for trees: random, Huffman, clustered; each seeded and the same on every machine.
+
+The trees are built by ``hstree._host`` with integer random numbers, sums in a fixed order and sorts
+by a total order, so that the arguments alone decide about the tree. (Word vectors that come from an
+SVD may themselves differ in the last bits from one linear-algebra library to another.)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hstree import _host
+from hstree.trees._checks import (
+    check_frequencies,
+    check_int,
+    check_n_classes,
+    check_seed,
+    integer_array,
+)
+from hstree.trees.tree import MAX_DEPTH, Tree
+
+Balance = Literal["mass", "count"]
+
+
+def random_tree(
+    n_classes: int,
+    seed: int = 0,
+    *,
+    root: int = 1,
+    leaf: int = 1,
+    frequencies: npt.ArrayLike | None = None,
+) -> Tree:
+    """A uniform random permutation of the classes under a balanced binary tree, then collapsed.
+
+    Every inner node splits n leaves into ceil(n / 2) and floor(n / 2), so that the depth is at most
+    ceil(log2 V).
+
+    Args:
+        n_classes: V >= 1.
+        seed: 0 to 2^64 - 1.
+        root: C of `Tree.collapse`.
+        leaf: G of `Tree.collapse`.
+        frequencies: real [V], only used by `Tree.collapse`.
+    """
+    n_classes = check_n_classes(n_classes)
+    weight = None if frequencies is None else check_frequencies(frequencies, n_classes)
+    tree = Tree._adopt(_host.random_tree(n_classes, check_seed(seed)))
+    return tree.collapse(root, leaf, weight)
+
+
+def huffman_tree(
+    frequencies: npt.ArrayLike, seed: int = 0, *, root: int = 1, leaf: int = 1
+) -> Tree:
+    """Huffman's tree, of least sum_c f_c depth_c among all binary trees, then collapsed.
+
+    Frequencies below 2^-32 of their sum count as that much, which bounds the depth by 46 for any V
+    up to 2^30. Classes and nodes of equal frequency are taken in random order, and left and right
+    are random.
+
+    Args:
+        frequencies: real [V], finite, none negative; all zero counts as all equal.
+        seed: 0 to 2^64 - 1.
+        root: C of `Tree.collapse`.
+        leaf: G of `Tree.collapse`.
+
+    Reference:
+        D. A. Huffman, A method for the construction of minimum-redundancy codes, 1952.
+    """
+    weight = check_frequencies(frequencies)
+    tree = Tree._adopt(_host.huffman_tree(weight, check_seed(seed)))
+    return tree.collapse(root, leaf, weight)
+
+
+def cluster_tree(
+    vectors: npt.ArrayLike,
+    frequencies: npt.ArrayLike | None = None,
+    seed: int = 0,
+    *,
+    root: int = 1,
+    leaf: int = 1,
+    balance: Balance = "mass",
+    max_depth: int = MAX_DEPTH,
+    iterations: int = 8,
+    feature_subset: npt.ArrayLike | None = None,
+    feature_fraction: float = 1.0,
+    projection: int = 0,
+    noise: float = 0.0,
+    bootstrap: bool = False,
+) -> Tree:
+    """Recursive two-way splits of class vectors by balanced 2-means, then collapsed.
+
+    At each node the axis begins as the difference of two random vectors; then, until nothing
+    changes, the classes are ordered by their projection on the axis (which is the order of the
+    difference of their distances to the two centroids), cut where both halves weigh the same, and
+    the axis becomes the difference of the halves' centroids. Both the cut and the centroids weigh a
+    class by its frequency. A class of half of a node's mass is a half by itself. Where
+    ``max_depth`` comes near, cuts are moved towards equal counts, so that every class fits.
+
+    The vectors are randomised once per tree: first a subset of the features, then a projection,
+    then noise.
+
+    Args:
+        vectors: real [V, F], finite.
+        frequencies: real [V], finite, none negative; None or all zero counts as all equal.
+        seed: 0 to 2^64 - 1.
+        root: C of `Tree.collapse`.
+        leaf: G of `Tree.collapse`.
+        balance: halves of equal frequency "mass" or of equal "count" (then frequencies only guide
+            `Tree.collapse`).
+        max_depth: most inner nodes on a path before collapsing, ceil(log2 V) to MAX_DEPTH.
+        iterations: most iterations of 2-means at a node, >= 1.
+        feature_subset: int [S], the features to use.
+        feature_fraction: share of the features to use, drawn by the seed, in (0, 1].
+        projection: dimensions of a random projection with entries +-1; 0 for none.
+        noise: standard deviation of added noise, relative to the root mean square of the entries.
+        bootstrap: weight a class in the centroids by how often V draws with replacement hit it.
+    """
+    points = np.asarray(vectors)
+    if points.dtype.kind not in "iuf":
+        raise TypeError(f"vectors: expected real numbers, got dtype {points.dtype}")
+    if points.ndim != 2 or 0 in points.shape:
+        raise ValueError(f"vectors: expected shape [V, F] with V, F >= 1, got {points.shape}")
+    with np.errstate(over="ignore"):
+        points = np.ascontiguousarray(points, dtype=np.float32)
+    finite = np.isfinite(points).all(axis=1)
+    if not finite.all():
+        i = int(finite.argmin())
+        raise ValueError(f"vectors[{i}]: expected finite float32 numbers, got {points[i]}")
+    n_classes = check_n_classes(points.shape[0])
+    n_features = points.shape[1]
+    weight = None if frequencies is None else check_frequencies(frequencies, n_classes)
+    if balance not in ("mass", "count"):
+        raise ValueError(f"balance: expected 'mass' or 'count', got {balance!r}")
+    fraction = float(feature_fraction)
+    if not 0 < fraction <= 1:
+        raise ValueError(f"feature_fraction: expected a number in (0, 1], got {feature_fraction!r}")
+    subset = None
+    if feature_subset is not None:
+        if fraction < 1:
+            raise ValueError("feature_subset: expected None together with feature_fraction")
+        subset = integer_array("feature_subset", feature_subset, np.int32)
+        if len(subset) == 0:
+            raise ValueError("feature_subset: expected at least one feature, got none")
+        outside = (subset < 0) | (subset >= n_features)
+        if outside.any():
+            i = int(outside.argmax())
+            raise ValueError(
+                f"feature_subset[{i}]: expected a feature from 0 to {n_features - 1}, "
+                f"got {subset[i]}"
+            )
+    noise = float(noise)
+    if not 0 <= noise < np.inf:
+        raise ValueError(f"noise: expected a finite number of at least 0, got {noise!r}")
+    tree = Tree._adopt(
+        _host.cluster_tree(
+            points,
+            weight,
+            check_seed(seed),
+            balance == "mass",
+            check_int("max_depth", max_depth, (n_classes - 1).bit_length(), MAX_DEPTH),
+            check_int("iterations", iterations, 1, 2**31),
+            subset,
+            max(1, round(fraction * n_features)) if fraction < 1 else 0,
+            check_int("projection", projection, 0, 2**16),
+            noise,
+            bool(bootstrap),
+        )
+    )
+    return tree.collapse(root, leaf, weight)
+
+
+def _build_random(
+    n_classes: int, frequencies: Any, vectors: Any, seed: int, root: int, leaf: int
+) -> Tree:
+    return random_tree(n_classes, seed, root=root, leaf=leaf, frequencies=frequencies)
+
+
+def _build_huffman(
+    n_classes: int, frequencies: Any, vectors: Any, seed: int, root: int, leaf: int
+) -> Tree:
+    if frequencies is None:
+        raise ValueError("frequencies: the recipe 'huffman' needs them, got None")
+    return huffman_tree(frequencies, seed, root=root, leaf=leaf)
+
+
+def _build_cluster(
+    n_classes: int,
+    frequencies: Any,
+    vectors: Any,
+    seed: int,
+    root: int,
+    leaf: int,
+    **options: Any,
+) -> Tree:
+    if vectors is None:
+        raise ValueError("vectors: the recipe 'cluster' needs them, got None")
+    if np.ndim(vectors) != 2 or len(vectors) != n_classes:
+        raise ValueError(f"vectors: expected shape ({n_classes}, F), got {np.shape(vectors)}")
+    return cluster_tree(vectors, frequencies, seed, root=root, leaf=leaf, **options)
+
+
+RECIPES: MappingProxyType[str, Callable[..., Tree]] = MappingProxyType(
+    {"random": _build_random, "huffman": _build_huffman, "cluster": _build_cluster}
+)
+"""The recipes of `build_tree` by name."""
+
+_CLUSTER_OPTIONS = tuple(
+    name
+    for name, parameter in inspect.signature(cluster_tree).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name not in ("root", "leaf")
+)
+_OPTIONS = {"random": (), "huffman": (), "cluster": _CLUSTER_OPTIONS}
+
+
+def recipe_names() -> list[str]:
+    """The names that `build_tree` knows."""
+    return list(RECIPES)
+
+
+def build_tree(
+    recipe: str,
+    n_classes: int,
+    frequencies: npt.ArrayLike | None = None,
+    vectors: npt.ArrayLike | None = None,
+    seed: int = 0,
+    root: int = 1,
+    leaf: int = 1,
+    **options: Any,
+) -> Tree:
+    """A tree by the name of its recipe.
+
+    Args:
+        recipe: "random", "huffman" (needs ``frequencies``) or "cluster" (needs ``vectors``).
+        n_classes: V >= 1.
+        frequencies: real [V], finite, none negative.
+        vectors: real [V, F].
+        seed: 0 to 2^64 - 1.
+        root: C of `Tree.collapse`.
+        leaf: G of `Tree.collapse`.
+        options: further keywords of `cluster_tree`.
+
+    Raises:
+        ValueError: an unknown recipe, something it needs is missing, or a wrong value.
+        TypeError: an option that the recipe does not have.
+
+    Example:
+        >>> build_tree("huffman", 4, frequencies=[8, 4, 2, 1]).depth.tolist()
+        [1, 2, 3, 3]
+    """
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe: expected one of {recipe_names()}, got {recipe!r}")
+    unknown = sorted(set(options) - set(_OPTIONS[recipe]))
+    if unknown:
+        known = ", ".join(_OPTIONS[recipe]) or "none"
+        raise TypeError(f"{unknown[0]}: the recipe {recipe!r} has no such option (it has: {known})")
+    n_classes = check_n_classes(n_classes)
+    if frequencies is not None:
+        frequencies = check_frequencies(frequencies, n_classes)
+    return RECIPES[recipe](n_classes, frequencies, vectors, seed, root, leaf, **options)
+
+
+def tree_seed(seed: int, index: int) -> int:
+    """The seed of tree ``index`` of an ensemble: number ``index`` of SplitMix64 begun at ``seed``.
+
+    No two trees of an ensemble have the same seed.
+    """
+    state = (check_seed(seed) + 0x9E3779B97F4A7C15 * (check_int("index", index, 0) + 1)) % 2**64
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+    return state ^ state >> 31
+
+
+def build_ensemble(
+    recipe: str,
+    n_classes: int,
+    n_trees: int,
+    frequencies: npt.ArrayLike | None = None,
+    vectors: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
+    seed: int = 0,
+    root: int = 1,
+    leaf: int = 1,
+    **options: Any,
+) -> list[Tree]:
+    """``n_trees`` trees of one recipe; tree t has the seed ``tree_seed(seed, t)``.
+
+    Args:
+        n_trees: T >= 1.
+        vectors: real [V, F] for all trees, or a list of such arrays that the trees take in turn.
+        recipe, n_classes, frequencies, seed, root, leaf, options: as for `build_tree`.
+    """
+    n_trees = check_int("n_trees", n_trees, 1)
+    choices: list[Any] = [vectors]
+    if isinstance(vectors, (list, tuple)) and len(vectors) and np.ndim(vectors[0]) == 2:
+        choices = list(vectors)
+    return [
+        build_tree(
+            recipe,
+            n_classes,
+            frequencies,
+            choices[t % len(choices)],
+            tree_seed(seed, t),
+            root,
+            leaf,
+            **options,
+        )
+        for t in range(n_trees)
+    ]

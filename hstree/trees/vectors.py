@@ -1,0 +1,158 @@
+"""Word vectors for clustered trees, from the training text alone."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+import scipy.sparse.linalg
+
+from hstree.trees._checks import check_int, check_n_classes, check_seed, integer_array
+
+Context = Literal["left", "window", "both"]
+
+_DENSE_CLASSES = 300  # up to this many classes the SVD is dense
+
+
+def word_vectors(
+    tokens: npt.ArrayLike,
+    n_classes: int,
+    *,
+    context: Context = "left",
+    window: int = 2,
+    n_features: int = 100,
+    alpha: float = 1.0,
+    frequency_power: float = 0.0,
+    singular_power: float = 1.0,
+    normalize: bool = True,
+    seed: int = 0,
+) -> npt.NDArray[np.float32]:
+    r"""Vectors of the classes of a text: PPMI with neighbouring classes, then a truncated SVD.
+
+    With n(w, c) the number of times that class w has class c as its neighbour,
+
+        A[w, c] = max(0, log(p(w, c) / (p(w) q(c)))),  q(c) proportional to (sum_w n(w, c))^alpha,
+        diag(f)^frequency_power A = U S V',            of which the largest singular values,
+        x[w] = A[w] V (S / S_1)^(singular_power - 1),  divided by its length if ``normalize``.
+
+    With ``frequency_power`` 0 this is x = U S^singular_power up to a factor; with 1/2 the axes fit
+    frequent classes best, while the length of a vector still does not depend on its frequency.
+
+    Args:
+        tokens: int [n], n >= 1, class ids of the text in order.
+        n_classes: V >= 1.
+        context: "left": c directly precedes w; "both": c precedes w and c follows w, as separate
+            columns; "window": c stands at most ``window`` positions before or after w.
+        window: positions on either side, for "window".
+        n_features: F, at least 1; at most V is possible, and more is reduced to V.
+        alpha: smoothing of the context frequencies, in [0, 1]; 1 for none.
+        frequency_power: weight of frequent classes in the SVD, in [0, 1].
+        singular_power: weight of large singular values, in [0, 2].
+        normalize: whether all vectors have length 1.
+        seed: start of the iterative SVD.
+
+    Returns:
+        float32 [V, min(F, V)]. Classes with no association, such as those that never occur, have
+        zero vectors. The largest entry of each axis is positive. The same on every call on one
+        machine; between linear-algebra libraries the last bits may differ.
+
+    Raises:
+        ValueError: an empty text, a token outside 0 .. V - 1, an option out of range.
+        TypeError: tokens are not integers.
+
+    Reference:
+        O. Levy, Y. Goldberg, I. Dagan, Improving distributional similarity with lessons learned
+        from word embeddings, 2015.
+    """
+    n_classes = check_n_classes(n_classes)
+    ids = integer_array("tokens", tokens, np.int64)
+    if len(ids) == 0:
+        raise ValueError("tokens: expected at least one token, got none")
+    outside = (ids < 0) | (ids >= n_classes)
+    if outside.any():
+        i = int(outside.argmax())
+        raise ValueError(f"tokens[{i}]: expected a class from 0 to {n_classes - 1}, got {ids[i]}")
+    if context not in get_args(Context):
+        raise ValueError(f"context: expected one of {list(get_args(Context))}, got {context!r}")
+    window = check_int("window", window, 1)
+    rank = min(check_int("n_features", n_features, 1), n_classes)
+    alpha = _check_power("alpha", alpha, 1)
+    frequency_power = _check_power("frequency_power", frequency_power, 1)
+    singular_power = _check_power("singular_power", singular_power, 2)
+    seed = check_seed(seed)
+
+    if context == "window":
+        preceding = _neighbours(ids, n_classes, min(window, len(ids) - 1))
+        association = _ppmi(preceding + preceding.T, alpha)
+    else:
+        preceding = _neighbours(ids, n_classes, min(1, len(ids) - 1))
+        association = _ppmi(preceding, alpha)
+        if context == "both":
+            following = _ppmi(preceding.T, alpha)
+            association = scipy.sparse.hstack([association, following], format="csr")
+
+    vectors = np.zeros((n_classes, rank))
+    if association.nnz:
+        weight = np.bincount(ids, minlength=n_classes).astype(np.float64) ** frequency_power
+        weighted = scipy.sparse.diags_array(weight) @ association
+        singular, axes = _right_singular_vectors(weighted, rank, seed)
+        scale = (singular / singular[0]) ** (singular_power - 1)
+        vectors[:, : len(singular)] = (association @ axes.T) * scale
+    if normalize:
+        length = np.linalg.norm(vectors, axis=1, keepdims=True)
+        # Rounding alone must not become a direction.
+        vectors = np.where(length > 1e-9 * length.max(initial=0), vectors, 0)
+        vectors /= np.where(length > 0, length, 1)
+    return vectors.astype(np.float32)
+
+
+def _check_power(name: str, value: Any, high: float) -> float:
+    number = float(value)
+    if not 0 <= number <= high:
+        raise ValueError(f"{name}: expected a number from 0 to {high:g}, got {value!r}")
+    return number
+
+
+def _neighbours(ids: npt.NDArray[np.int64], n_classes: int, window: int) -> Any:
+    """Sparse [V, V]: how often class w (row) stands 1 to ``window`` after class c (column)."""
+    pairs = [
+        np.unique(ids[d:] * n_classes + ids[:-d], return_counts=True) for d in range(1, window + 1)
+    ]
+    total = scipy.sparse.csr_array((n_classes, n_classes), dtype=np.float64)
+    for pair, count in pairs:
+        entries = (count.astype(np.float64), (pair // n_classes, pair % n_classes))
+        total = total + scipy.sparse.csr_array(entries, shape=total.shape)
+    return total
+
+
+def _ppmi(counts: Any, alpha: float) -> Any:
+    """Positive pointwise mutual information of sparse counts; columns smoothed by ``alpha``."""
+    pairs = counts.tocoo()
+    row = np.asarray(counts.sum(axis=1)).ravel()
+    column = np.asarray(counts.sum(axis=0)).ravel()
+    column[column > 0] **= alpha
+    word, context = pairs.coords
+    value = np.log(pairs.data * column.sum() / (row[word] * column[context]))
+    keep = value > 0
+    return scipy.sparse.csr_array(
+        (value[keep], (word[keep], context[keep])), shape=counts.shape, dtype=np.float64
+    )
+
+
+def _right_singular_vectors(
+    matrix: Any, rank: int, seed: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """At most ``rank`` positive singular values, descending, and their right vectors as rows."""
+    limit = min(matrix.shape)
+    if limit <= _DENSE_CLASSES or rank >= limit:
+        _, singular, axes = np.linalg.svd(matrix.toarray(), full_matrices=False)
+    else:
+        start = np.random.default_rng(seed).standard_normal(limit)
+        _, singular, axes = scipy.sparse.linalg.svds(matrix, k=rank, v0=start)
+        singular, axes = singular[::-1], axes[::-1]
+    keep = min(rank, int(np.count_nonzero(singular > 1e-10 * singular[0])))
+    singular, axes = singular[:keep], axes[:keep]
+    largest = np.abs(axes).argmax(axis=1)
+    return singular, axes * np.sign(axes[np.arange(keep), largest])[:, None]

@@ -1,0 +1,136 @@
+"""Random trees, and plain-Python twins of hstree.trees over nested tuples."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import hypothesis.strategies as st
+
+MAX_DEPTH = 64
+
+
+def _number(shape, classes):
+    if shape is None:
+        return next(classes)
+    return tuple(_number(child, classes) for child in shape)
+
+
+@st.composite
+def nested_trees(draw, max_leaves=40, max_children=5):
+    """Nested tuples over classes 0 .. V - 1 in random order; an int for V = 1."""
+    shape = draw(
+        st.recursive(
+            st.none(),
+            lambda below: st.lists(below, min_size=2, max_size=max_children),
+            max_leaves=max_leaves,
+        )
+    )
+    n_classes = len(leaves(_number(shape, iter(range(10**6)))))
+    return _number(shape, iter(draw(st.permutations(range(n_classes)))))
+
+
+def leaves(nested):
+    """Classes from left to right."""
+    if not isinstance(nested, tuple):
+        return [nested]
+    return [c for child in nested for c in leaves(child)]
+
+
+def preorder(nested):
+    """The inner nodes (tuples) in preorder, by identity."""
+    if not isinstance(nested, tuple):
+        return []
+    return [nested] + [node for child in nested for node in preorder(child)]
+
+
+def paths(nested):
+    """{class: [(node number in preorder, child ordinal), ...]}, root first."""
+    found = {}
+    counter = iter(range(10**6))
+
+    def walk(item, above):
+        if not isinstance(item, tuple):
+            found[item] = above
+            return
+        number = next(counter)
+        for k, child in enumerate(item):
+            walk(child, [*above, (number, k)])
+
+    walk(nested, [])
+    return found
+
+
+def arrays(nested):
+    """(order, node_offset, boundary)."""
+    order = leaves(nested)
+    position = {c: i for i, c in enumerate(order)}
+    offset, boundary = [0], []
+    for node in preorder(nested):
+        boundary += [position[leaves(child)[0]] for child in node]
+        boundary.append(position[leaves(node)[-1]] + 1)
+        offset.append(len(boundary))
+    return order, offset, boundary
+
+
+def collapse(nested, root, leaf, frequencies=None):
+    """Tree.collapse on nested tuples, step by step."""
+    n_classes = len(leaves(nested))
+    if n_classes == 1:
+        return nested
+    if max(root, leaf) >= n_classes:
+        return tuple(leaves(nested))
+    position = {c: i for i, c in enumerate(leaves(nested))}
+    children = list(nested)
+    stuck = set()
+    while len(nested) < root:
+        candidates = [
+            i
+            for i, child in enumerate(children)
+            if isinstance(child, tuple) and id(child) not in stuck
+        ]
+        if not candidates:
+            break
+
+        def rank(i):
+            below = leaves(children[i])
+            mass = sum(frequencies[c] for c in below) if frequencies is not None else len(below)
+            return (-mass, -len(below), position[below[0]])
+
+        i = min(candidates, key=rank)
+        if len(children) + len(children[i]) - 1 > root:
+            stuck.add(id(children[i]))
+        else:
+            children[i : i + 1] = list(children[i])
+
+    def group(item):
+        if not isinstance(item, tuple):
+            return item
+        if len(leaves(item)) <= leaf:
+            return tuple(leaves(item))
+        return tuple(group(child) for child in item)
+
+    return tuple(group(child) for child in children)
+
+
+def is_valid(order, node_offset, boundary):
+    """Whether three lists are a tree, by building it."""
+    n_classes = len(order)
+    if n_classes == 0 or sorted(order) != list(range(n_classes)):
+        return False
+    if not node_offset or node_offset[0] != 0 or node_offset[-1] != len(boundary):
+        return False
+    if any(b - a < 3 for a, b in pairwise(node_offset)):
+        return False
+    nodes = [boundary[a:b] for a, b in pairwise(node_offset)]
+    counter = iter(nodes)
+
+    def build(begin, end, depth):
+        if end - begin == 1:
+            return True
+        node = next(counter, None)
+        if node is None or depth > MAX_DEPTH or node[0] != begin or node[-1] != end:
+            return False
+        pairs = list(pairwise(node))
+        return all(a < b for a, b in pairs) and all(build(a, b, depth + 1) for a, b in pairs)
+
+    return build(0, n_classes, 1) and next(counter, None) is None
