@@ -1,0 +1,63 @@
+"""Devices, CUDA skips with a summary of their own, benchmarks only where they are asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis
+import pytest
+import torch
+
+import hstree
+
+# The same examples in every run; no deadline, since machines are shared.
+hypothesis.settings.register_profile("hstree", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("hstree")
+
+
+def cuda_obstacle() -> str | None:
+    """Returns why CUDA tests cannot run here, or None where they can."""
+    if not torch.cuda.is_available():
+        return "no GPU"
+    if hstree.build_info().cuda is None:
+        return "hstree was built for the CPU only"
+    return None
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Each device that the operators run on."""
+    return torch.device(request.param)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Plain `pytest` collects benchmarks too but measures nothing; `pytest --benchmark-only` does.
+    if hasattr(config.option, "benchmark_skip") and not config.option.benchmark_only:
+        config.option.benchmark_skip = True
+
+
+def pytest_report_header() -> str:
+    built = hstree.build_info()
+    cuda = f"CUDA {built.cuda} ({built.cuda_arch_list})" if built.cuda else "CPU only"
+    return f"hstree: {built.version}, {cuda}, built with torch {built.torch}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    obstacle = cuda_obstacle()
+    if obstacle is not None:
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason=f"CUDA: {obstacle}"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [
+        report.nodeid
+        for report in terminalreporter.stats.get("skipped", [])
+        if "cuda" in report.keywords and "CUDA: " in str(report.longrepr)
+    ]
+    if not skipped:
+        return
+    terminalreporter.section(f"CUDA tests skipped: {len(skipped)} ({cuda_obstacle()})")
+    for name, count in Counter(node.partition("[")[0] for node in skipped).items():
+        terminalreporter.line(f"{name} x{count}" if count > 1 else name)

@@ -1,0 +1,173 @@
+"""Imports flow one way: kernel -> op -> head -> model -> trainer -> cli; nothing points back."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What each room of hstree/ may import from others.
+ROOMS: dict[str, set[str]] = {
+    "trees": set(),
+    "data": {"trees"},
+    "reference": {"trees"},
+    "ops": {"trees"},
+    "heads": {"trees", "data", "ops"},
+    "models": {"trees", "data", "ops", "heads"},
+    "training": {"trees", "data", "ops", "heads", "models"},
+    "analysis": {"trees", "data", "reference", "ops", "heads", "models"},
+    "cli": {"trees", "data", "ops", "heads", "models", "training", "analysis"},
+}
+
+# The rooms of csrc/, and what must not be included there at all.
+NATIVE_ROOMS: dict[str, set[str]] = {
+    "kernels": set(),
+    "host": {"kernels"},
+    "cpu": {"kernels"},
+    "ops": {"kernels", "cpu"},
+}
+TORCH = r"(torch|ATen|c10|caffe2)/"
+FORBIDDEN_INCLUDES: dict[str, str] = {
+    "kernels": rf"{TORCH}|pybind11/|Python\.h|numpy/",
+    "host": rf"{TORCH}|cuda",
+    "cpu": r"ATen/|c10/|pybind11/|Python\.h|cuda",
+    "ops": r"ATen/|c10/|caffe2/|torch/extension\.h|torch/all\.h|torch/torch\.h|pybind11/",
+}
+
+
+def python_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py*") if path.suffix in (".py", ".pyi"))
+
+
+def imported_modules(path: Path, root: Path = ROOT) -> Iterator[tuple[int, str]]:
+    """Yields line and name of each module of hstree that a file imports, anywhere in it."""
+    package = path.relative_to(root).with_suffix("").parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            # `from hstree import ops` names a room in the alias, not in the module.
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] == "hstree":
+                yield node.lineno, name
+
+
+def room_of(module: str) -> str:
+    """Returns the room of a dotted name: "heads" for hstree.heads.base, "" for a root module."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else ""
+
+
+def test_every_folder_is_a_known_room() -> None:
+    folders = {path.name for path in (ROOT / "hstree").iterdir() if list(path.glob("*.py"))}
+    assert folders <= set(ROOMS)
+    native = {path.name for path in (ROOT / "csrc").iterdir() if path.is_dir()}
+    assert native <= set(NATIVE_ROOMS)
+
+
+@pytest.mark.parametrize("rooms", [ROOMS, NATIVE_ROOMS], ids=["hstree", "csrc"])
+def test_allowed_imports_have_no_cycle(rooms: dict[str, set[str]]) -> None:
+    earlier: set[str] = set()
+    for room, allowed in rooms.items():
+        assert allowed <= earlier, f"{room} may import a room that is not below it"
+        earlier.add(room)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_flow_one_way(room: str) -> None:
+    allowed = ROOMS[room] | {room, ""}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {room} imports {module}"
+        for path in python_files(ROOT / "hstree" / room)
+        for line, module in imported_modules(path)
+        if room_of(module) not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_trees_import_the_host_module() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in python_files(ROOT / "hstree")
+        for line, module in imported_modules(path)
+        if module.startswith("hstree._host") and path.parent.name != "trees"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_ops_call_the_operators() -> None:
+    """Above hstree/ops, the public functions are the way in."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in python_files(ROOT / "hstree")
+        if path.relative_to(ROOT).parts[1] != "ops"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.ops.hstree"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_root_modules_do_not_import_rooms() -> None:
+    """Only hstree/__init__.py gathers the rooms; modules beside it lie below all of them."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: imports {module}"
+        for path in (ROOT / "hstree").glob("*.py*")
+        if path.suffix in (".py", ".pyi") and path.name != "__init__.py"
+        for line, module in imported_modules(path)
+        if room_of(module)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def includes(path: Path) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        match = re.match(r'\s*#\s*include\s*[<"]([^>"]+)[>"]', line)
+        if match:
+            yield number, match[1]
+
+
+@pytest.mark.parametrize("room", NATIVE_ROOMS)
+def test_includes_flow_one_way(room: str) -> None:
+    folder = ROOT / "csrc" / room
+    wrong = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        for line, name in includes(path):
+            beside = (path.parent / name).resolve()
+            target = (beside if beside.exists() else ROOT / "csrc" / name).parent.name
+            backwards = target in NATIVE_ROOMS and target not in NATIVE_ROOMS[room] | {room}
+            if backwards or re.match(FORBIDDEN_INCLUDES[room], name):
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} includes {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_import_scan_sees_what_it_must(tmp_path: Path) -> None:
+    path = tmp_path / "hstree" / "trees" / "bad.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "import hstree.ops.path\n"
+        "from hstree import heads\n"
+        "def f():\n"
+        "    from ..training import trainer\n"
+        "    from . import tree\n"
+        "    import numpy\n"
+    )
+    found = [room_of(module) for _, module in imported_modules(path, tmp_path)]
+    assert sorted(found) == ["heads", "ops", "training", "trees"]
+
+
+def test_include_pattern_sees_what_it_must() -> None:
+    kernels = FORBIDDEN_INCLUDES["kernels"]
+    assert re.match(kernels, "torch/csrc/stable/tensor.h")
+    assert re.match(kernels, "ATen/ATen.h")
+    assert not re.match(kernels, "cuda_runtime.h")
+    assert re.match(FORBIDDEN_INCLUDES["host"], "cuda_runtime.h")

@@ -1,0 +1,197 @@
+"""What `import hstree` says where it cannot work: found, expected, and the command that mends it.
+
+Each case runs in a process of its own, with a copy of hstree's two root modules and a torch made of
+a version number, so that an environment can be doctored in milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "hstree"
+BUILD_INFO = {
+    "version": "0.1.0",
+    "torch": "2.13.0+cpu",
+    "torch_target": "2.11",
+    "cuda": None,
+    "cuda_arch_list": None,
+    "compiler": "c++ 12.2.0",
+    "python": "3.11.7",
+}
+
+
+class Environment:
+    """A folder first on the path of a new process, which then imports hstree."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.package = folder / "hstree"
+        self.package.mkdir()
+        for name in ("__init__.py", "_extension.py"):
+            shutil.copy(PACKAGE / name, self.package)
+        self.torch("2.13.0+cpu")
+        self.built()
+
+    def torch(self, version: str, cuda: str | None = None) -> None:
+        self.module("torch", f"__version__ = {version!r}\nfrom torch import version\n")
+        (self.folder / "torch" / "version.py").write_text(f"cuda = {cuda!r}\n")
+
+    def module(self, name: str, text: str) -> None:
+        (self.folder / name).mkdir(exist_ok=True)
+        (self.folder / name / "__init__.py").write_text(text)
+
+    def built(self, **fields: str | None) -> None:
+        lines = [f"{name} = {value!r}\n" for name, value in {**BUILD_INFO, **fields}.items()]
+        (self.package / "_build_info.py").write_text("".join(lines))
+
+    def error(self) -> str:
+        """Returns the error that the import ends with."""
+        shown = subprocess.run(
+            [sys.executable, "-S", "-c", "import hstree"],  # -S: without the installed packages
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(self.folder)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert shown.returncode == 1, shown.stdout + shown.stderr
+        assert shown.stderr.count("Traceback") == 1, "one error, without a chain of causes"
+        return shown.stderr[shown.stderr.index("ImportError: ") :]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    return Environment(tmp_path)
+
+
+def check(error: str, *, problem: str, found: str, expected: str, command: str) -> None:
+    first, *rest = error.splitlines()
+    assert first == f"ImportError: hstree cannot be imported: {problem}"
+    text = "\n".join(rest)
+    place = [text.index(f"  {label}") for label in ("found:    ", "expected: ", "to mend:  ")]
+    assert place == sorted(place)
+    assert found in text[place[0] : place[1]]
+    assert expected in text[place[1] : place[2]]
+    assert command in text[place[2] :]
+
+
+def test_source_checkout_that_was_not_built(environment: Environment) -> None:
+    (environment.package / "_build_info.py").unlink()
+    check(
+        environment.error(),
+        problem="its extension modules have not been built.",
+        found=f"a source checkout without compiled modules, {environment.package}",
+        expected="an installed hstree",
+        command=f"pip install -e {environment.folder}",
+    )
+
+
+def test_torch_missing(environment: Environment) -> None:
+    environment.module("torch", "raise ModuleNotFoundError(\"No module named 'torch'\")\n")
+    check(
+        environment.error(),
+        problem="torch cannot be imported.",
+        found="ModuleNotFoundError: No module named 'torch'",
+        expected=f"torch >= 2.11 for {sys.executable}",
+        command="pip install --upgrade 'torch>=2.11'",
+    )
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "1.13.1", "2.9.0a0+git0"])
+def test_torch_too_old(environment: Environment, version: str) -> None:
+    environment.torch(version)
+    check(
+        environment.error(),
+        problem="torch is too old.",
+        found=f"torch {version} in {environment.folder / 'torch'}",
+        expected="torch >= 2.11",
+        command="pip install --upgrade 'torch>=2.11'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("torch_cuda", "brought"), [(None, "for the CPU only"), ("12.8", "with CUDA 12.8")]
+)
+def test_built_for_another_cuda(
+    environment: Environment, torch_cuda: str | None, brought: str
+) -> None:
+    environment.built(torch="2.13.0+cu130", cuda="13.0")
+    environment.torch("2.13.0", torch_cuda)
+    check(
+        environment.error(),
+        problem="it was built for another CUDA than this torch has.",
+        found=f"torch 2.13.0 {brought}, hstree built with CUDA 13.0",
+        expected="a torch with CUDA 13, or hstree built in this environment",
+        command="pip install --force-reinstall --no-deps ",
+    )
+
+
+def test_operators_missing(environment: Environment) -> None:
+    check(
+        environment.error(),
+        problem="hstree._C is missing.",
+        found=f"no such file in {environment.package}",
+        expected="torch 2.13.0+cpu, c++ 12.2.0; any torch from 2.11 on",
+        command="pip install --force-reinstall --no-deps ",
+    )
+
+
+def test_host_module_of_another_python(environment: Environment) -> None:
+    (environment.package / "_C.py").write_text("")
+    (environment.package / "_host.cpython-399-x86_64-linux-gnu.so").write_text("")
+    check(
+        environment.error(),
+        problem="hstree._host is missing.",
+        found="_host.cpython-399-x86_64-linux-gnu.so",
+        expected="(Python 3.11.7, torch",
+        command="pip install --force-reinstall --no-deps ",
+    )
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_undefined_symbol(environment: Environment) -> None:
+    source = environment.folder / "module.cpp"
+    source.write_text(
+        'extern "C" void* aoti_torch_of_tomorrow;\nvoid* used = &aoti_torch_of_tomorrow;\n'
+    )
+    library = environment.package / "_C.abi3.so"
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", library, source], check=True)
+    check(
+        environment.error(),
+        problem="hstree._C does not fit this torch or this system.",
+        found="undefined symbol: aoti_torch_of_tomorrow",
+        expected="the binary as it was built",
+        command="pip install --force-reinstall --no-deps ",
+    )
+
+
+def test_file_that_is_no_library(environment: Environment) -> None:
+    (environment.package / "_C.abi3.so").write_text("not a library")
+    check(
+        environment.error(),
+        problem="hstree._C does not load.",
+        found="ImportError: ",
+        expected="the binary as it was built",
+        command="pip install --force-reinstall --no-deps ",
+    )
+
+
+def test_newer_torch_with_another_minor_cuda_is_accepted(environment: Environment) -> None:
+    environment.built(torch="2.11.0+cu130", cuda="13.0")
+    environment.torch("2.15.0+cu132", "13.2")
+    assert "hstree._C is missing" in environment.error()
+
+
+def test_imports_load_no_compiled_module_without_torch_being_checked(
+    environment: Environment,
+) -> None:
+    """An old torch is reported even where the binary would not load: the more useful error."""
+    environment.torch("2.10.0")
+    (environment.package / "_C.abi3.so").write_text("not a library")
+    assert "torch is too old" in environment.error()

@@ -1,0 +1,54 @@
+"""README.md's commands are the ones that CI runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def readme_commands(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "tools" / "readme_commands.py", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("install", ["venv", "activate", "pip install torch==", "pip install .", "hstree train"]),
+        ("test", ["pip install -r tests/requirements.txt", "pytest"]),
+    ],
+)
+def test_commands_are_marked(name: str, steps: list[str]) -> None:
+    shown = readme_commands(name)
+    assert shown.returncode == 0, shown.stderr
+    places = [shown.stdout.find(step) for step in steps]
+    assert -1 not in places, f"{steps} are not all in:\n{shown.stdout}"
+    assert places == sorted(places)
+    block = f"<!-- command: {name} -->\n```"
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count(block) == 1
+
+
+def test_unknown_command_is_an_error() -> None:
+    shown = readme_commands("nothing")
+    assert shown.returncode == 2
+    assert shown.stdout == ""
+    assert "README.md has: install, test" in shown.stderr
+
+
+def test_ci_takes_its_commands_from_the_readme() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", script], check=True)
+    text = script.read_text()
+    for name in ("install", "test"):
+        assert f"tools/readme_commands.py {name})" in text

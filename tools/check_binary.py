@@ -1,0 +1,80 @@
+"""Runs the operators' tests with the installed binary under other Pythons and versions of torch.
+
+    python tools/check_binary.py PYTHON... [-- PYTEST-ARGUMENTS]
+
+Each PYTHON has a torch (2.11 or later) and the packages of tests/requirements.txt; it need not have
+hstree. hstree._C is copied as it is: one binary serves them all. hstree._host, which follows the
+Python version, is compiled for each. Without arguments pytest runs tests/ops.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import pybind11
+
+import hstree
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(hstree.__file__).parent
+
+DESCRIBE = (
+    "import sys, torch, hstree, hstree._C\n"
+    "print(f'Python {sys.version.split()[0]}, torch {torch.__version__}: {hstree._C.__file__}')\n"
+    "print(hstree.build_info())\n"
+)
+
+
+def query(python: str, expression: str) -> str:
+    code = f"import sysconfig; print({expression})"
+    return subprocess.check_output([python, "-c", code], text=True).strip()
+
+
+def assemble(python: str, folder: Path) -> None:
+    """Copies the installed package into `folder` and gives it a host module for `python`."""
+    ignore = shutil.ignore_patterns("__pycache__", "_host.*.so")
+    shutil.copytree(PACKAGE, folder / "hstree", ignore=ignore)
+    suffix = query(python, "sysconfig.get_config_var('EXT_SUFFIX')")
+    if suffix == sysconfig.get_config_var("EXT_SUFFIX"):
+        shutil.copy(PACKAGE / f"_host{suffix}", folder / "hstree")
+        return
+    command = ["c++", "-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC"]
+    command += ["-shared", "-s", f"-I{ROOT / 'csrc'}", f"-I{pybind11.get_include()}"]
+    command += ["-I" + query(python, "sysconfig.get_path('include')")]
+    command += [str(path) for path in sorted((ROOT / "csrc" / "host").glob("*.cpp"))]
+    subprocess.run([*command, "-o", folder / "hstree" / f"_host{suffix}"], check=True)
+
+
+def check(python: str, arguments: list[str]) -> bool:
+    with tempfile.TemporaryDirectory(prefix="hstree-binary-") as name:
+        folder = Path(name)
+        assemble(python, folder)
+        # Started in `folder`, Python finds this copy before any other hstree.
+        subprocess.run([python, "-c", DESCRIBE], cwd=folder, check=True)
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), *arguments]
+        shown = subprocess.run(command, cwd=folder, check=False)
+        return shown.returncode == 0
+
+
+def main(arguments: list[str]) -> int:
+    pythons, separator, rest = arguments, "--", [str(ROOT / "tests" / "ops")]
+    if separator in arguments:
+        place = arguments.index(separator)
+        pythons, rest = arguments[:place], arguments[place + 1 :]
+    if not pythons:
+        print(__doc__, file=sys.stderr)
+        return 2
+    failed = [python for python in pythons if not check(python, rest)]
+    if failed:
+        print("FAILED: " + ", ".join(failed), file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
