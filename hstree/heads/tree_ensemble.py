@@ -495,15 +495,17 @@ class TreeEnsemble(Head):
             tied: derive the node vectors from the model's input embedding; needs ``node_vectors="shared"``.
             contexts: neighbours from which the word vectors of the clustered trees derive, taken in turn; see
                 :func:`hstree.trees.word_vectors`.
-            tree_options: further options of the recipe; by default a clustered ensemble reads a random half of the
-                word vectors' features in each tree but the first.
+            tree_options: further options of the recipe; by default ``noise=0.3`` for several clustered trees, so
+                that they differ.
             options: of the head.
         """
         vectors = None
         if recipe == "cluster":
-            vectors = [statistics.vectors(context=context) for context in contexts][:n_trees]
+            vectors = [statistics.vectors(context=context) for context in contexts[:n_trees]]
+            if tree_options is None and n_trees > 1:
+                tree_options = {"noise": 0.3}
         trees = build_ensemble(
-            recipe, n_classes, n_trees, statistics.frequencies, vectors, seed, root, leaf, **dict(tree_options or {})
+            recipe, n_classes, n_trees, statistics.frequencies, vectors, seed, root, leaf, **(tree_options or {})
         )
         return cls(
             in_features,
