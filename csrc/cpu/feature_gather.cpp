@@ -6,8 +6,8 @@ namespace hstree::cpu {
 namespace {
 
 template <typename E>
-void gather(const void* input, const int32_t* feature_index, int64_t rows, int64_t in_features, int64_t places,
-            void* output) {
+void gather(const void* input, const int32_t* feature_index, int64_t rows, int64_t in_features,
+            int64_t places, void* output) {
   parallel(rows, 16, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const E* from = static_cast<const E*>(input) + n * in_features;
@@ -19,8 +19,8 @@ void gather(const void* input, const int32_t* feature_index, int64_t rows, int64
 
 }  // namespace
 
-void feature_gather(int64_t size, const void* input, const int32_t* feature_index, int64_t rows, int64_t in_features,
-                    int64_t trees, int64_t features, void* output) {
+void feature_gather(int64_t size, const void* input, const int32_t* feature_index, int64_t rows,
+                    int64_t in_features, int64_t trees, int64_t features, void* output) {
   const int64_t places = trees * features;
   if (size == 2) gather<uint16_t>(input, feature_index, rows, in_features, places, output);
   if (size == 4) gather<uint32_t>(input, feature_index, rows, in_features, places, output);
@@ -40,8 +40,9 @@ void feature_gather_backward(const A* grad, const int32_t* feature_index, int64_
   });
 }
 
-template void feature_gather_backward<float>(const float*, const int32_t*, int64_t, int64_t, int64_t, int64_t, float*);
-template void feature_gather_backward<double>(const double*, const int32_t*, int64_t, int64_t, int64_t, int64_t,
-                                              double*);
+template void feature_gather_backward<float>(const float*, const int32_t*, int64_t, int64_t, int64_t, int64_t,
+                                             float*);
+template void feature_gather_backward<double>(const double*, const int32_t*, int64_t, int64_t, int64_t,
+                                              int64_t, double*);
 
 }  // namespace hstree::cpu

@@ -33,7 +33,8 @@ void sort_by_key(std::vector<KeyedRow>& rows, int bits) {
   }
 }
 
-std::vector<KeyedRow> rows_in_leaf_order(const char* op, const TreeTable& table, const int64_t* target, int64_t rows) {
+std::vector<KeyedRow> rows_in_leaf_order(const char* op, const TreeTable& table, const int64_t* target,
+                                         int64_t rows) {
   std::vector<KeyedRow> sorted;
   sorted.reserve(rows);
   uint32_t largest = 0;
@@ -57,8 +58,8 @@ std::vector<KeyedRow> rows_in_leaf_order(const char* op, const TreeTable& table,
 std::pair<int64_t, int64_t> path_range(const char* op, const TreeTable& table, int64_t y) {
   const int64_t begin = table.offset[y], end = table.offset[y + 1];
   if (begin < 0 || end < begin || end > table.path_size) {
-    fail(op, ": path_offset of class ", y, ": expected an interval within [0, ", table.path_size, "], got [", begin, ", ",
-         end, ")");
+    fail(op, ": path_offset of class ", y, ": expected an interval within [0, ", table.path_size, "], got [",
+         begin, ", ", end, ")");
   }
   return {begin, end};
 }
@@ -118,23 +119,25 @@ LeafOrder binary_leaf_order(const char* op, const TreeTable& table, const int64_
 }
 
 LeafOrder wide_leaf_order(const char* op, const TreeTable& table, const int64_t* target, int64_t rows) {
-  return build(op, table, target, rows, 0,
-               [&](std::pair<int64_t, int64_t> range, int64_t y, std::vector<int32_t>& entry) {
-                 int64_t total = 0;
-                 for (int64_t e = range.first; e < range.second; ++e) {
-                   const int64_t first = table.path[3 * e], width = table.path[3 * e + 1], child = table.path[3 * e + 2];
-                   if (first < 0 || width < 1 || first + width > table.weight_rows || child < 0 || child >= width) {
-                     fail(op, ": wide_path[", e, "]: expected a child of a block of rows in [0, ", table.weight_rows,
-                          "), got (first_row ", first, ", width ", width, ", child ", child, ")");
-                   }
-                   total += width;
-                   if (total > table.longest) {
-                     fail(op, ": max_width: the wide nodes on the path of class ", y, " have at least ", total,
-                          " children, got max_width ", table.longest);
-                   }
-                   for (int64_t c = 0; c < width; ++c) entry.push_back(static_cast<int32_t>(first + c));
-                 }
-               });
+  return build(
+      op, table, target, rows, 0,
+      [&](std::pair<int64_t, int64_t> range, int64_t y, std::vector<int32_t>& entry) {
+        int64_t total = 0;
+        for (int64_t e = range.first; e < range.second; ++e) {
+          const int64_t first = table.path[3 * e], width = table.path[3 * e + 1],
+                        child = table.path[3 * e + 2];
+          if (first < 0 || width < 1 || first + width > table.weight_rows || child < 0 || child >= width) {
+            fail(op, ": wide_path[", e, "]: expected a child of a block of rows in [0, ", table.weight_rows,
+                 "), got (first_row ", first, ", width ", width, ", child ", child, ")");
+          }
+          total += width;
+          if (total > table.longest) {
+            fail(op, ": max_width: the wide nodes on the path of class ", y, " have at least ", total,
+                 " children, got max_width ", table.longest);
+          }
+          for (int64_t c = 0; c < width; ++c) entry.push_back(static_cast<int32_t>(first + c));
+        }
+      });
 }
 
 }  // namespace hstree::cpu

@@ -4,9 +4,9 @@
 //     log_prob[i, t] = sum over the nodes of target[i]'s path of log sigmoid(goes_left ? z : -z)
 //     d log_prob / d z = goes_left ? sigmoid(-z) : -sigmoid(z)
 //
-// Ignored rows (target < 0): log_prob and score 0, no gradient. A path of no nodes: log_prob 0. Sums in float32
-// (float64 for float64); NaN and infinities go through. Work O(N T L S) for paths of L nodes; score is kept for
-// backward. No atomics; the same bits on every run and for every number of threads.
+// Ignored rows (target < 0): log_prob and score 0, no gradient. A path of no nodes: log_prob 0. Sums in
+// float32 (float64 for float64); NaN and infinities go through. Work O(N T L S) for paths of L nodes; score
+// is kept for backward. No atomics; the same bits on every run and for every number of threads.
 #pragma once
 
 #include "cpu/tree_batch.h"

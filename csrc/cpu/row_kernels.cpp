@@ -16,8 +16,9 @@ Capability capability() {
       if (!std::strcmp(limit, "avx2")) allowed = Capability::avx2;
     }
 #if defined(__x86_64__)
-    if (allowed >= Capability::avx512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    if (allowed >= Capability::avx512 && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq")) {
       return Capability::avx512;
     }
     if (allowed >= Capability::avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

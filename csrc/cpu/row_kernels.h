@@ -1,5 +1,5 @@
-// Products of the batch's rows with the weight rows they visit, and their gradients: one table of functions for each
-// instruction set, chosen once at run time.
+// Products of the batch's rows with the weight rows they visit, and their gradients: one table of functions
+// for each instruction set, chosen once at run time.
 #pragma once
 
 #include <cstdint>
@@ -45,26 +45,31 @@ struct TreeRows {
   const T* bias;                 // [.] or null
 };
 
-// Elements of the scratch that `gradients` needs for `width` features: the sums of open weight rows, input, gradient.
-inline int64_t gradient_scratch(int64_t longest, int64_t width) { return (longest + 2) * ((width + 15) / 16 * 16); }
+// Elements of the scratch that `gradients` needs for `width` features: the sums of open weight rows, input,
+// gradient.
+inline int64_t gradient_scratch(int64_t longest, int64_t width) {
+  return (longest + 2) * ((width + 15) / 16 * 16);
+}
 
 template <typename T>
 struct RowKernels {
   using A = accumulate_t<T>;
 
-  // score[row * score_stride + l] = dot(input[row, subset], weight[w_l]) + bias[w_l] for rows begin <= j < end,
-  // w_l their weight rows. scratch: S rounded up to 16. pointers: `longest`.
-  void (*scores)(const TreeRows<T>& tree, int64_t begin, int64_t end, A* score, int64_t score_stride, A* scratch,
-                 const T** pointers);
+  // score[row * score_stride + l] = dot(input[row, subset], weight[w_l]) + bias[w_l] for rows begin <= j <
+  // end, w_l their weight rows. scratch: S rounded up to 16. pointers: `longest`.
+  void (*scores)(const TreeRows<T>& tree, int64_t begin, int64_t end, A* score, int64_t score_stride,
+                 A* scratch, const T** pointers);
 
-  // Gradients of the features begin <= s < end of all rows, from grad_score (laid out like entry). A weight row is
-  // summed in scratch while its run of rows lasts and stored once: to grad_weight[slot] if sparse, else to
-  // grad_weight[weight row]. grad_input [N, D] is added to. Each element's sum has a fixed order, whatever the interval.
+  // Gradients of the features begin <= s < end of all rows, from grad_score (laid out like entry). A weight
+  // row is summed in scratch while its run of rows lasts and stored once: to grad_weight[slot] if sparse,
+  // else to grad_weight[weight row]. grad_input [N, D] is added to. Each element's sum has a fixed order,
+  // whatever the interval.
   void (*gradients)(const TreeRows<T>& tree, int64_t begin, int64_t end, const A* grad_score, A* grad_input,
                     T* grad_weight, bool sparse, A* scratch, const T** pointers, T** targets);
 
   // The same for the bias: grad_bias[slot] or grad_bias[weight row]. sums, targets: `longest`.
-  void (*bias_gradients)(const TreeRows<T>& tree, const A* grad_score, T* grad_bias, bool sparse, A* sums, T** targets);
+  void (*bias_gradients)(const TreeRows<T>& tree, const A* grad_score, T* grad_bias, bool sparse, A* sums,
+                         T** targets);
 
   // Sum over the tree's nodes of log sigmoid(+-score), one row.
   A (*log_sigmoid_sum)(const A* score, const int32_t* entry, int64_t count);
@@ -73,8 +78,8 @@ struct RowKernels {
   void (*log_sigmoid_grad)(const A* score, const int32_t* entry, int64_t count, A grad, A* grad_score);
 };
 
-// Tables by instruction set; null where this build has none. `row_kernels` picks the best one that the processor has
-// and that HSTREE_CPU_CAPABILITY (portable, avx2 or avx512) admits.
+// Tables by instruction set; null where this build has none. `row_kernels` picks the best one that the
+// processor has and that HSTREE_CPU_CAPABILITY (portable, avx2 or avx512) admits.
 template <typename T>
 const RowKernels<T>* row_kernels_portable();
 template <typename T>

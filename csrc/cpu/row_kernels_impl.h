@@ -1,6 +1,6 @@
-// Body of the row kernels. Each row_kernels_<capability>.cpp includes it once, between a target pragma and its end, with
-// HSTREE_CAPABILITY and HSTREE_VECTOR_BYTES defined. Nothing here may instantiate a template or inline function of
-// another header: the linker would keep one copy of it for all instruction sets.
+// Body of the row kernels. Each row_kernels_<capability>.cpp includes it once, between a target pragma and
+// its end, with HSTREE_CAPABILITY and HSTREE_VECTOR_BYTES defined. Nothing here may instantiate a template or
+// inline function of another header: the linker would keep one copy of it for all instruction sets.
 
 namespace hstree::cpu {
 namespace HSTREE_CAPABILITY {
@@ -66,8 +66,12 @@ static inline Vector<float> load(const Half* p) {
 #endif
 }
 
-static inline void store(float* p, Vector<float> v) { __builtin_memcpy(p, &v, sizeof v); }
-static inline void store(double* p, Vector<double> v) { __builtin_memcpy(p, &v, sizeof v); }
+static inline void store(float* p, Vector<float> v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
+static inline void store(double* p, Vector<double> v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
 
 static inline void store(BFloat16* p, Vector<float> v) {
   const U32 u = bits_as<U32>(v);
@@ -138,12 +142,18 @@ inline double element<double>(const double* p) {
 
 // The features begin <= s < end of a row, padded with zeros to a whole number of vectors.
 template <typename T>
-static inline void gather_input(const TreeRows<T>& tree, int64_t row, int64_t begin, int64_t end, accumulate_t<T>* x) {
+static inline void gather_input(const TreeRows<T>& tree, int64_t row, int64_t begin, int64_t end,
+                                accumulate_t<T>* x) {
   using A = accumulate_t<T>;
   constexpr int64_t W = VectorOf<A>::width;
   const T* input = tree.input + row * tree.in_features;
   int64_t s = begin;
   if (tree.feature_index) {
+    for (; s + W <= end; s += W, x += W) {
+      T some[W];
+      for (int64_t i = 0; i < W; ++i) some[i] = input[tree.feature_index[s + i]];
+      store(x, load(some));
+    }
     for (; s < end; ++s) *x++ = element(input + tree.feature_index[s]);
   } else {
     for (; s + W <= end; s += W, x += W) store(x, load(input + s));
@@ -185,8 +195,8 @@ static inline void dot(const accumulate_t<T>* x, const T* const* w, int64_t size
 }
 
 template <typename T>
-static void scores(const TreeRows<T>& tree, int64_t begin, int64_t end, accumulate_t<T>* score, int64_t score_stride,
-                   accumulate_t<T>* x, const T** w) {
+static void scores(const TreeRows<T>& tree, int64_t begin, int64_t end, accumulate_t<T>* score,
+                   int64_t score_stride, accumulate_t<T>* x, const T** w) {
   const int64_t size = tree.features;
   for (int64_t j = begin; j < end; ++j) {
     const int32_t* entry = tree.entry + tree.offset[j];
@@ -228,9 +238,10 @@ static inline void gradient_level(accumulate_t<T> g, const T* w, const Vector<ac
 }
 
 template <int U, typename T>
-static inline void gradient_columns(int64_t c, int64_t count, int64_t opened, int64_t stay, const accumulate_t<T>* g,
-                                    const accumulate_t<T>* x, accumulate_t<T>* grad_x, accumulate_t<T>* sums,
-                                    int64_t stride, const T* const* w, T* const* target) {
+static inline void gradient_columns(int64_t c, int64_t count, int64_t opened, int64_t stay,
+                                    const accumulate_t<T>* g, const accumulate_t<T>* x,
+                                    accumulate_t<T>* grad_x, accumulate_t<T>* sums, int64_t stride,
+                                    const T* const* w, T* const* target) {
   using A = accumulate_t<T>;
   constexpr int64_t W = VectorOf<A>::width;
   Vector<A> xs[U], gs[U];
@@ -240,17 +251,21 @@ static inline void gradient_columns(int64_t c, int64_t count, int64_t opened, in
   }
   int64_t l = 0;
   const int64_t both = opened < stay ? opened : stay;
-  for (; l < both; ++l) gradient_level<U, true, true>(g[l], w[l] + c, xs, gs, sums + l * stride + c, target[l] + c);
-  for (; l < opened; ++l) gradient_level<U, true, false>(g[l], w[l] + c, xs, gs, sums + l * stride + c, target[l] + c);
-  for (; l < stay; ++l) gradient_level<U, false, true>(g[l], w[l] + c, xs, gs, sums + l * stride + c, target[l] + c);
-  for (; l < count; ++l) gradient_level<U, false, false>(g[l], w[l] + c, xs, gs, sums + l * stride + c, target[l] + c);
+  for (; l < both; ++l)
+    gradient_level<U, true, true>(g[l], w[l] + c, xs, gs, sums + l * stride + c, target[l] + c);
+  for (; l < opened; ++l)
+    gradient_level<U, true, false>(g[l], w[l] + c, xs, gs, sums + l * stride + c, target[l] + c);
+  for (; l < stay; ++l)
+    gradient_level<U, false, true>(g[l], w[l] + c, xs, gs, sums + l * stride + c, target[l] + c);
+  for (; l < count; ++l)
+    gradient_level<U, false, false>(g[l], w[l] + c, xs, gs, sums + l * stride + c, target[l] + c);
   for (int u = 0; u < U; ++u) store(grad_x + c + u * W, gs[u]);
 }
 
 template <typename T>
 static void gradients(const TreeRows<T>& tree, int64_t begin, int64_t end, const accumulate_t<T>* grad_score,
-                      accumulate_t<T>* grad_input, T* grad_weight, bool sparse, accumulate_t<T>* scratch, const T** w,
-                      T** target) {
+                      accumulate_t<T>* grad_input, T* grad_weight, bool sparse, accumulate_t<T>* scratch,
+                      const T** w, T** target) {
   using A = accumulate_t<T>;
   constexpr int64_t W = VectorOf<A>::width;
   const int64_t size = end - begin;
@@ -313,13 +328,14 @@ static void gradients(const TreeRows<T>& tree, int64_t begin, int64_t end, const
 }
 
 template <typename T>
-static void bias_gradients(const TreeRows<T>& tree, const accumulate_t<T>* grad_score, T* grad_bias, bool sparse,
-                           accumulate_t<T>* sums, T** target) {
+static void bias_gradients(const TreeRows<T>& tree, const accumulate_t<T>* grad_score, T* grad_bias,
+                           bool sparse, accumulate_t<T>* sums, T** target) {
   for (int64_t j = 0; j < tree.rows; ++j) {
     const int64_t opened = tree.shared[j], stay = tree.shared[j + 1];
     for (int64_t e = tree.offset[j], l = 0; e < tree.offset[j + 1]; ++e, ++l) {
       sums[l] = l < opened ? sums[l] + grad_score[e] : grad_score[e];
-      if (l >= opened) target[l] = grad_bias + (sparse ? tree.slot[j] + l - opened : tree.entry[e] >> tree.shift);
+      if (l >= opened)
+        target[l] = grad_bias + (sparse ? tree.slot[j] + l - opened : tree.entry[e] >> tree.shift);
       if (l >= stay) store_first(target[l], 1, Vector<accumulate_t<T>>{sums[l]});
     }
   }
@@ -359,7 +375,9 @@ static inline Vector<float> log1p_unit(Vector<float> e) {
   return upper ? y + 0.69314718056f : y;
 }
 
-static inline Vector<float> magnitude(Vector<float> x) { return bits_as<Vector<float>>(bits_as<U32>(x) & 0x7fffffffu); }
+static inline Vector<float> magnitude(Vector<float> x) {
+  return bits_as<Vector<float>>(bits_as<U32>(x) & 0x7fffffffu);
+}
 
 // One vector of +-score, the places beyond count filled with 0.
 static inline Vector<float> signed_scores(const float* score, const int32_t* entry, int64_t count) {
@@ -381,7 +399,8 @@ static float log_sigmoid_sum(const float* score, const int32_t* entry, int64_t c
   return sum_of<float>(total);
 }
 
-static void log_sigmoid_grad(const float* score, const int32_t* entry, int64_t count, float grad, float* grad_score) {
+static void log_sigmoid_grad(const float* score, const int32_t* entry, int64_t count, float grad,
+                             float* grad_score) {
   constexpr int64_t W = VectorOf<float>::width;
   for (int64_t l = 0; l < count; l += W) {
     const int64_t some = count - l < W ? count - l : W;
@@ -402,7 +421,8 @@ static double log_sigmoid_sum(const double* score, const int32_t* entry, int64_t
   return total;
 }
 
-static void log_sigmoid_grad(const double* score, const int32_t* entry, int64_t count, double grad, double* grad_score) {
+static void log_sigmoid_grad(const double* score, const int32_t* entry, int64_t count, double grad,
+                             double* grad_score) {
   for (int64_t l = 0; l < count; ++l) {
     const double u = entry[l] & 1 ? score[l] : -score[l];
     const double e = __builtin_exp(-__builtin_fabs(u));
@@ -413,7 +433,8 @@ static void log_sigmoid_grad(const double* score, const int32_t* entry, int64_t 
 
 template <typename T>
 static const RowKernels<T>* table() {
-  static constexpr RowKernels<T> kernels = {scores<T>, gradients<T>, bias_gradients<T>, log_sigmoid_sum, log_sigmoid_grad};
+  static constexpr RowKernels<T> kernels = {scores<T>, gradients<T>, bias_gradients<T>, log_sigmoid_sum,
+                                            log_sigmoid_grad};
   return &kernels;
 }
 
@@ -421,10 +442,10 @@ static const RowKernels<T>* table() {
 
 #define HSTREE_JOIN_(a, b) a##b
 #define HSTREE_JOIN(a, b) HSTREE_JOIN_(a, b)
-#define HSTREE_TABLE(T)                                                   \
-  template <>                                                             \
-  const RowKernels<T>* HSTREE_JOIN(row_kernels_, HSTREE_CAPABILITY)() {   \
-    return HSTREE_CAPABILITY::table<T>();                                 \
+#define HSTREE_TABLE(T)                                                 \
+  template <>                                                           \
+  const RowKernels<T>* HSTREE_JOIN(row_kernels_, HSTREE_CAPABILITY)() { \
+    return HSTREE_CAPABILITY::table<T>();                               \
   }
 HSTREE_TABLE(float)
 HSTREE_TABLE(double)

@@ -1,15 +1,15 @@
-// What the path op and the wide op have in common on the CPU: rows in leaf order, products with the weight rows on
-// their paths, and the gradients of those. They differ in their `Link`, which turns the scores of a row into a
-// log-probability:
+// What the path op and the wide op have in common on the CPU: rows in leaf order, products with the weight
+// rows on their paths, and the gradients of those. They differ in their `Link`, which turns the scores of a
+// row into a log-probability:
 //
 //     struct Link {
 //       LeafOrder order(const TreeTable&) const;                             rows and weight rows of one tree
-//       A log_prob(const LeafOrder&, int64_t j, A* score) const;             row at place j; may overwrite its scores
-//       void grad(const LeafOrder&, int64_t j, A grad, const A* score, A* grad_score) const;
+//       A log_prob(const LeafOrder&, int64_t j, A* score) const;             row at place j; may overwrite
+//       its scores void grad(const LeafOrder&, int64_t j, A grad, const A* score, A* grad_score) const;
 //     };
 //
-// Results do not depend on the number of threads: rows are independent in the forward pass, features in the backward
-// pass, where each thread takes an interval of features through all rows of a tree.
+// Results do not depend on the number of threads: rows are independent in the forward pass, features in the
+// backward pass, where each thread takes an interval of features through all rows of a tree.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -25,8 +25,9 @@
 
 namespace hstree::cpu {
 
-// Pointers and sizes of an op's arguments, all contiguous. N rows, D features, T trees, M weight rows of a tree,
-// S features of a tree, V classes, P path entries. L: max_depth or max_width, the last dimension of score.
+// Pointers and sizes of an op's arguments, all contiguous. N rows, D features, T trees, M weight rows of a
+// tree, S features of a tree, V classes, P path entries. L: max_depth or max_width, the last dimension of
+// score.
 struct TreeBatch {
   const char* op;                // for messages
   const int64_t* target;         // [N]
@@ -39,9 +40,9 @@ struct TreeBatch {
 
 template <typename T>
 struct Forward {
-  const T* input;            // [N, D]
-  const T* weight;           // [T, M, S]
-  const T* bias;             // [T, M] or null
+  const T* input;             // [N, D]
+  const T* weight;            // [T, M, S]
+  const T* bias;              // [T, M] or null
   accumulate_t<T>* log_prob;  // [N, T] zeros
   accumulate_t<T>* score;     // [N, T, L] zeros
 };
@@ -111,8 +112,8 @@ std::vector<LeafOrder> leaf_orders(const TreeBatch& batch, const Link& link) {
 }
 
 template <typename T>
-TreeRows<T> tree_rows(const TreeBatch& batch, const LeafOrder& order, int64_t t, const T* input, const T* weight,
-                      const T* bias) {
+TreeRows<T> tree_rows(const TreeBatch& batch, const LeafOrder& order, int64_t t, const T* input,
+                      const T* weight, const T* bias) {
   return {order.row.data(),
           order.offset.data(),
           order.entry.data(),
@@ -181,8 +182,8 @@ void tree_backward(const TreeBatch& batch, const Link& link, const std::vector<L
         A* sums = scratch<A, 0>(gradient_scratch(order.longest, width));
         const T** pointers = scratch<const T*, 1>(order.longest + 1);
         T** targets = scratch<T*, 3>(order.longest + 1);
-        kernels.gradients(rows, begin, std::min(begin + width, batch.features), grad_score, tensors.grad_input,
-                          grad_weight, tensors.sparse, sums, pointers, targets);
+        kernels.gradients(rows, begin, std::min(begin + width, batch.features), grad_score,
+                          tensors.grad_input, grad_weight, tensors.sparse, sums, pointers, targets);
       }
     });
     kernels.bias_gradients(rows, grad_score, tensors.grad_bias + first, tensors.sparse,

@@ -29,7 +29,9 @@ void check_index_values(const char* op, const Tensor& index, int64_t in_features
   cpu::check_feature_index(batch);
 }
 
-void check_input(const char* op, const Tensor& input) { check_dim(op, "input", input, 2, "[N, D]"); }
+void check_input(const char* op, const Tensor& input) {
+  check_dim(op, "input", input, 2, "[N, D]");
+}
 
 void check_grad(const char* op, const Tensor& grad, const Tensor& feature_index, int64_t in_features) {
   check_dim(op, "grad", grad, 3, "[N, T, S]");
@@ -47,8 +49,9 @@ Tensor feature_gather_cpu(const Tensor& input, const Tensor& feature_index) {
   check_index_values(op, index, input.size(1));
   const Tensor from = torch::stable::contiguous(input);
   const Tensor output = empty(input, {input.size(0), index.size(0), index.size(1)}, input.scalar_type());
-  cpu::feature_gather(static_cast<int64_t>(input.element_size()), from.const_data_ptr(), const_data<int32_t>(index),
-                      input.size(0), input.size(1), index.size(0), index.size(1), output.mutable_data_ptr());
+  cpu::feature_gather(static_cast<int64_t>(input.element_size()), from.const_data_ptr(),
+                      const_data<int32_t>(index), input.size(0), input.size(1), index.size(0), index.size(1),
+                      output.mutable_data_ptr());
   return output;
 }
 
@@ -63,8 +66,8 @@ Tensor feature_gather_backward_cpu(const Tensor& grad, const Tensor& feature_ind
   Tensor grad_input = zeros(grad, {grad.size(0), in_features}, sums);
   const auto add = [&](auto element) {
     using A = decltype(element);
-    cpu::feature_gather_backward<A>(const_data<A>(from), const_data<int32_t>(index), grad.size(0), in_features,
-                                    grad.size(1), grad.size(2), data<A>(grad_input));
+    cpu::feature_gather_backward<A>(const_data<A>(from), const_data<int32_t>(index), grad.size(0),
+                                    in_features, grad.size(1), grad.size(2), data<A>(grad_input));
   };
   if (sums == Dtype::Double) {
     add(double{});
@@ -100,8 +103,8 @@ Tensor feature_gather_backward_cuda(const Tensor& grad, const Tensor& feature_in
   const Tensor inverse = empty(grad, {index.size(0), in_features}, Dtype::Int);
   const FeatureGather sizes = {const_data<int32_t>(index), grad.size(0), in_features, index.size(1),
                                static_cast<int>(index.size(0))};
-  feature_gather_backward(type, sizes, from.const_data_ptr(), data<int32_t>(inverse), grad_input.mutable_data_ptr(),
-                          call.stream());
+  feature_gather_backward(type, sizes, from.const_data_ptr(), data<int32_t>(inverse),
+                          grad_input.mutable_data_ptr(), call.stream());
   return grad_input;
 }
 #endif

@@ -6,17 +6,19 @@ namespace {
 
 template <auto forward>
 ForwardResult path_op(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                 const Tensor& target, const Tensor& path_offset, const Tensor& path, const Tensor& leaf_position,
-                 const std::optional<Tensor>& feature_index, int64_t max_depth) {
-  const TreeArguments arguments = tree_arguments("hstree::forward", false, input, weight, target, path_offset, path,
-                                                 leaf_position, feature_index, max_depth);
+                      const Tensor& target, const Tensor& path_offset, const Tensor& path,
+                      const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
+                      int64_t max_depth) {
+  const TreeArguments arguments = tree_arguments("hstree::forward", false, input, weight, target, path_offset,
+                                                 path, leaf_position, feature_index, max_depth);
   return forward(arguments, checked_bias(arguments, bias));
 }
 
-SparseResult gradient(const char* op, decltype(tree_backward_cpu)* backward, bool sparse, const Tensor& grad_log_prob,
-                      const Tensor& input, const Tensor& weight, const Tensor& target, const Tensor& path_offset,
-                      const Tensor& path, const Tensor& leaf_position,
-                      const std::optional<Tensor>& feature_index, const Tensor& score) {
+SparseResult gradient(const char* op, decltype(tree_backward_cpu)* backward, bool sparse,
+                      const Tensor& grad_log_prob, const Tensor& input, const Tensor& weight,
+                      const Tensor& target, const Tensor& path_offset, const Tensor& path,
+                      const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
+                      const Tensor& score) {
   check_dim(op, "score", score, 3, "[N, T, max_depth]");
   const TreeArguments arguments = tree_arguments(op, false, input, weight, target, path_offset, path,
                                                  leaf_position, feature_index, score.size(2));
@@ -26,9 +28,9 @@ SparseResult gradient(const char* op, decltype(tree_backward_cpu)* backward, boo
 
 template <auto backward>
 BackwardResult path_op_backward(const Tensor& grad_log_prob, const Tensor& input, const Tensor& weight,
-                           const Tensor& target, const Tensor& path_offset, const Tensor& path,
-                           const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
-                           const Tensor& score) {
+                                const Tensor& target, const Tensor& path_offset, const Tensor& path,
+                                const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
+                                const Tensor& score) {
   const auto [grad_input, index, grad_weight, grad_bias] =
       gradient("hstree::backward", backward, false, grad_log_prob, input, weight, target, path_offset, path,
                leaf_position, feature_index, score);
@@ -37,11 +39,11 @@ BackwardResult path_op_backward(const Tensor& grad_log_prob, const Tensor& input
 
 template <auto backward>
 SparseResult path_op_backward_sparse(const Tensor& grad_log_prob, const Tensor& input, const Tensor& weight,
-                                const Tensor& target, const Tensor& path_offset, const Tensor& path,
-                                const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
-                                const Tensor& score) {
-  return gradient("hstree::backward_sparse", backward, true, grad_log_prob, input, weight, target, path_offset,
-                  path, leaf_position, feature_index, score);
+                                     const Tensor& target, const Tensor& path_offset, const Tensor& path,
+                                     const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
+                                     const Tensor& score) {
+  return gradient("hstree::backward_sparse", backward, true, grad_log_prob, input, weight, target,
+                  path_offset, path, leaf_position, feature_index, score);
 }
 
 }  // namespace

@@ -21,7 +21,8 @@ namespace hstree {
 using torch::stable::Tensor;
 using Dtype = torch::headeronly::ScalarType;
 
-// Throws std::runtime_error, RuntimeError in Python, with the parts as its message unless the condition holds.
+// Throws std::runtime_error, RuntimeError in Python, with the parts as its message unless the condition
+// holds.
 template <typename... Parts>
 void check(bool condition, const Parts&... parts) {
   if (condition) return;
@@ -38,19 +39,20 @@ inline std::string shape_of(const Tensor& tensor) {
   return text.str();
 }
 
-inline void check_dim(const char* op, const char* name, const Tensor& tensor, int64_t dim, const char* shape) {
+inline void check_dim(const char* op, const char* name, const Tensor& tensor, int64_t dim,
+                      const char* shape) {
   check(tensor.dim() == dim, op, ": ", name, ": expected shape ", shape, ", got ", shape_of(tensor));
 }
 
 inline void check_size(const char* op, const char* name, const Tensor& tensor, int64_t dim, int64_t size,
                        const char* what) {
-  check(tensor.size(dim) == size, op, ": ", name, ": expected size ", size, " (", what, ") in dimension ", dim,
-        ", got shape ", shape_of(tensor));
+  check(tensor.size(dim) == size, op, ": ", name, ": expected size ", size, " (", what, ") in dimension ",
+        dim, ", got shape ", shape_of(tensor));
 }
 
 inline void check_dtype(const char* op, const char* name, const Tensor& tensor, Dtype dtype) {
-  check(tensor.scalar_type() == dtype, op, ": ", name, ": expected dtype ", torch::headeronly::toString(dtype), ", got ",
-        torch::headeronly::toString(tensor.scalar_type()));
+  check(tensor.scalar_type() == dtype, op, ": ", name, ": expected dtype ",
+        torch::headeronly::toString(dtype), ", got ", torch::headeronly::toString(tensor.scalar_type()));
 }
 
 inline void check_device(const char* op, const char* name, const Tensor& tensor, const Tensor& input) {

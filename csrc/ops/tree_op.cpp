@@ -35,9 +35,10 @@ void with_link(const TreeArguments& a, const cpu::TreeBatch& batch, const F& f) 
 
 }  // namespace
 
-TreeArguments tree_arguments(const char* op, bool wide, const Tensor& input, const Tensor& weight, const Tensor& target,
-                             const Tensor& path_offset, const Tensor& path, const Tensor& leaf_position,
-                             const std::optional<Tensor>& feature_index, int64_t longest) {
+TreeArguments tree_arguments(const char* op, bool wide, const Tensor& input, const Tensor& weight,
+                             const Tensor& target, const Tensor& path_offset, const Tensor& path,
+                             const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
+                             int64_t longest) {
   const char* path_name = wide ? "wide_path" : "path";
   const char* offset_name = wide ? "wide_offset" : "path_offset";
   check_dim(op, "input", input, 2, "[N, D]");
@@ -78,10 +79,11 @@ TreeArguments tree_arguments(const char* op, bool wide, const Tensor& input, con
   }
   check(input.size(0) < INT32_MAX, op, ": input: expected fewer than 2^31 - 1 rows, got ", input.size(0));
   check(trees < INT32_MAX, op, ": weight: expected fewer than 2^31 - 1 trees, got ", trees);
-  check(weight.size(1) < (1 << 30), op, ": weight: expected fewer than 2^30 rows in a tree, got ", weight.size(1));
+  check(weight.size(1) < (1 << 30), op, ": weight: expected fewer than 2^30 rows in a tree, got ",
+        weight.size(1));
   const int64_t limit = wide ? 1 << 20 : max_depth;
-  check(longest >= 0 && longest <= limit, op, wide ? ": max_width" : ": max_depth", ": expected 0 to ", limit, ", got ",
-        longest);
+  check(longest >= 0 && longest <= limit, op, wide ? ": max_width" : ": max_depth", ": expected 0 to ", limit,
+        ", got ", longest);
 
   return {op,
           wide,
@@ -108,7 +110,8 @@ std::optional<Tensor> checked_bias(const TreeArguments& a, const std::optional<T
   return torch::stable::contiguous(*bias);
 }
 
-std::tuple<Tensor, Tensor> checked_gradient(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score) {
+std::tuple<Tensor, Tensor> checked_gradient(const TreeArguments& a, const Tensor& grad_log_prob,
+                                            const Tensor& score) {
   check_dim(a.op, "grad_log_prob", grad_log_prob, 2, "[N, T]");
   check_size(a.op, "grad_log_prob", grad_log_prob, 0, a.rows(), "rows of input");
   check_size(a.op, "grad_log_prob", grad_log_prob, 1, a.trees(), "trees of weight");
@@ -129,13 +132,15 @@ ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tenso
     using T = decltype(element);
     using A = cpu::accumulate_t<T>;
     const cpu::Forward<T> tensors = {const_data<T>(a.input), const_data<T>(a.weight),
-                                     bias ? const_data<T>(*bias) : nullptr, data<A>(log_prob), data<A>(score)};
+                                     bias ? const_data<T>(*bias) : nullptr, data<A>(log_prob),
+                                     data<A>(score)};
     with_link<T>(a, batch, [&](const auto& link) { cpu::tree_forward(batch, link, tensors); });
   });
   return {log_prob, score};
 }
 
-SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score, bool sparse) {
+SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score,
+                               bool sparse) {
   const Dtype dtype = a.input.scalar_type();
   const cpu::TreeBatch batch = tree_batch(a);
   Tensor grad_input = zeros(a.input, {a.rows(), a.in_features()}, accumulate_dtype(a.input));

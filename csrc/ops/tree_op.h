@@ -1,6 +1,8 @@
-// The arguments that the path op and the wide op share: checked, made contiguous, handed to the kernels of their device.
+// The arguments that the path op and the wide op share: checked, made contiguous, handed to the kernels of
+// their device.
 //
-// Dimensions: N rows, D input features, T trees, M weight rows of a tree, S features of a tree, V classes, P path entries.
+// Dimensions: N rows, D input features, T trees, M weight rows of a tree, S features of a tree, V classes, P
+// path entries.
 #pragma once
 
 #include <tuple>
@@ -12,15 +14,15 @@ namespace hstree {
 struct TreeArguments {
   const char* op;
   bool wide;
-  ScalarType type;               // of input and weight
-  Tensor input;                  // [N, D]
-  Tensor weight;                 // [T, M, S]
-  Tensor target;                 // [N] int64
-  Tensor path_offset;            // [T, V + 1] int64
-  Tensor path;                   // [P] int32, or [P, 3] if wide
-  Tensor leaf_position;          // [T, V] int32
+  ScalarType type;                      // of input and weight
+  Tensor input;                         // [N, D]
+  Tensor weight;                        // [T, M, S]
+  Tensor target;                        // [N] int64
+  Tensor path_offset;                   // [T, V + 1] int64
+  Tensor path;                          // [P] int32, or [P, 3] if wide
+  Tensor leaf_position;                 // [T, V] int32
   std::optional<Tensor> feature_index;  // [T, S] int32
-  int64_t longest;               // max_depth or max_width
+  int64_t longest;                      // max_depth or max_width
 
   int64_t rows() const { return input.size(0); }
   int64_t in_features() const { return input.size(1); }
@@ -31,9 +33,10 @@ struct TreeArguments {
 };
 
 // Throws std::runtime_error that names the argument, what was expected and what came.
-TreeArguments tree_arguments(const char* op, bool wide, const Tensor& input, const Tensor& weight, const Tensor& target,
-                             const Tensor& path_offset, const Tensor& path, const Tensor& leaf_position,
-                             const std::optional<Tensor>& feature_index, int64_t longest);
+TreeArguments tree_arguments(const char* op, bool wide, const Tensor& input, const Tensor& weight,
+                             const Tensor& target, const Tensor& path_offset, const Tensor& path,
+                             const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
+                             int64_t longest);
 
 // bias [T, M] or none; returned contiguous.
 std::optional<Tensor> checked_bias(const TreeArguments& arguments, const std::optional<Tensor>& bias);
@@ -47,12 +50,12 @@ using BackwardResult = std::tuple<Tensor, Tensor, Tensor>;        // grad_input,
 using SparseResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // grad_input, index, grad_weight, grad_bias
 
 ForwardResult tree_forward_cpu(const TreeArguments& arguments, const std::optional<Tensor>& bias);
-SparseResult tree_backward_cpu(const TreeArguments& arguments, const Tensor& grad_log_prob, const Tensor& score,
-                               bool sparse);
+SparseResult tree_backward_cpu(const TreeArguments& arguments, const Tensor& grad_log_prob,
+                               const Tensor& score, bool sparse);
 #ifdef HSTREE_CUDA
 ForwardResult tree_forward_cuda(const TreeArguments& arguments, const std::optional<Tensor>& bias);
-SparseResult tree_backward_cuda(const TreeArguments& arguments, const Tensor& grad_log_prob, const Tensor& score,
-                                bool sparse);
+SparseResult tree_backward_cuda(const TreeArguments& arguments, const Tensor& grad_log_prob,
+                                const Tensor& score, bool sparse);
 #endif
 
 }  // namespace hstree

@@ -54,7 +54,9 @@ class Plan {
   Tensor tree_valid_, order_, length_, shared_, count_;
 };
 
-bool nothing_to_do(const TreeArguments& a) { return a.rows() == 0 || a.trees() == 0; }
+bool nothing_to_do(const TreeArguments& a) {
+  return a.rows() == 0 || a.trees() == 0;
+}
 
 }  // namespace
 
@@ -78,12 +80,15 @@ ForwardResult tree_forward_cuda(const TreeArguments& a, const std::optional<Tens
   return {log_prob, score};
 }
 
-SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score, bool sparse) {
+SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score,
+                                bool sparse) {
   const Dtype dtype = a.input.scalar_type(), sums = accumulate_dtype(a.input);
   const Tensor sum = zeros(a.input, {a.rows(), a.in_features()}, sums);
   Tensor grad_input = dtype == sums ? sum : empty(a.input, {a.rows(), a.in_features()}, dtype);
   Tensor index = empty(a.input, {2, 0}, Dtype::Long);
-  const auto dense_weight = [&] { return zeros(a.weight, {a.trees(), a.weight_rows(), a.features()}, dtype); };
+  const auto dense_weight = [&] {
+    return zeros(a.weight, {a.trees(), a.weight_rows(), a.features()}, dtype);
+  };
   const auto dense_bias = [&] { return zeros(a.weight, {a.trees(), a.weight_rows()}, dtype); };
   if (nothing_to_do(a)) {
     if (!sparse) return {grad_input, index, dense_weight(), dense_bias()};
@@ -108,8 +113,8 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
   const int64_t bytes = backward_workspace_bytes(a.type, plan.tables());
   const Tensor workspace = empty(a.input, {bytes}, Dtype::Byte);
   const auto run = [&](const auto& tensors, const auto& input_gradient, const auto& weight_gradient) {
-    input_gradient(a.type, plan.tables(), order, tensors, sum.mutable_data_ptr(), grad_input.mutable_data_ptr(),
-                   call.stream());
+    input_gradient(a.type, plan.tables(), order, tensors, sum.mutable_data_ptr(),
+                   grad_input.mutable_data_ptr(), call.stream());
     weight_gradient(a.type, plan.tables(), order, slot_data, tensors, workspace.mutable_data_ptr(),
                     grad_weight.mutable_data_ptr(), grad_bias.mutable_data_ptr(), call.stream());
   };

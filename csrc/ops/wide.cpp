@@ -6,17 +6,20 @@ namespace {
 
 template <auto forward>
 ForwardResult wide_op(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                 const Tensor& target, const Tensor& wide_offset, const Tensor& wide_path, const Tensor& leaf_position,
-                 const std::optional<Tensor>& feature_index, int64_t max_width) {
-  const TreeArguments arguments = tree_arguments("hstree::wide_log_prob", true, input, weight, target, wide_offset, wide_path,
-                                                 leaf_position, feature_index, max_width);
+                      const Tensor& target, const Tensor& wide_offset, const Tensor& wide_path,
+                      const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
+                      int64_t max_width) {
+  const TreeArguments arguments =
+      tree_arguments("hstree::wide_log_prob", true, input, weight, target, wide_offset, wide_path,
+                     leaf_position, feature_index, max_width);
   return forward(arguments, checked_bias(arguments, bias));
 }
 
-SparseResult gradient(const char* op, decltype(tree_backward_cpu)* backward, bool sparse, const Tensor& grad_log_prob,
-                      const Tensor& input, const Tensor& weight, const Tensor& target, const Tensor& wide_offset,
-                      const Tensor& wide_path, const Tensor& leaf_position,
-                      const std::optional<Tensor>& feature_index, const Tensor& score) {
+SparseResult gradient(const char* op, decltype(tree_backward_cpu)* backward, bool sparse,
+                      const Tensor& grad_log_prob, const Tensor& input, const Tensor& weight,
+                      const Tensor& target, const Tensor& wide_offset, const Tensor& wide_path,
+                      const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
+                      const Tensor& score) {
   check_dim(op, "score", score, 3, "[N, T, max_width]");
   const TreeArguments arguments = tree_arguments(op, true, input, weight, target, wide_offset, wide_path,
                                                  leaf_position, feature_index, score.size(2));
@@ -26,36 +29,39 @@ SparseResult gradient(const char* op, decltype(tree_backward_cpu)* backward, boo
 
 template <auto backward>
 BackwardResult wide_op_backward(const Tensor& grad_log_prob, const Tensor& input, const Tensor& weight,
-                           const Tensor& target, const Tensor& wide_offset, const Tensor& wide_path,
-                           const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
-                           const Tensor& score) {
+                                const Tensor& target, const Tensor& wide_offset, const Tensor& wide_path,
+                                const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
+                                const Tensor& score) {
   const auto [grad_input, index, grad_weight, grad_bias] =
-      gradient("hstree::wide_log_prob_backward", backward, false, grad_log_prob, input, weight, target, wide_offset, wide_path,
-               leaf_position, feature_index, score);
+      gradient("hstree::wide_log_prob_backward", backward, false, grad_log_prob, input, weight, target,
+               wide_offset, wide_path, leaf_position, feature_index, score);
   return {grad_input, grad_weight, grad_bias};
 }
 
 template <auto backward>
 SparseResult wide_op_backward_sparse(const Tensor& grad_log_prob, const Tensor& input, const Tensor& weight,
-                                const Tensor& target, const Tensor& wide_offset, const Tensor& wide_path,
-                                const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
-                                const Tensor& score) {
-  return gradient("hstree::wide_log_prob_backward_sparse", backward, true, grad_log_prob, input, weight, target, wide_offset,
-                  wide_path, leaf_position, feature_index, score);
+                                     const Tensor& target, const Tensor& wide_offset, const Tensor& wide_path,
+                                     const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
+                                     const Tensor& score) {
+  return gradient("hstree::wide_log_prob_backward_sparse", backward, true, grad_log_prob, input, weight,
+                  target, wide_offset, wide_path, leaf_position, feature_index, score);
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(
-      "wide_log_prob(Tensor input, Tensor weight, Tensor? bias, Tensor target, Tensor wide_offset, Tensor wide_path, "
+      "wide_log_prob(Tensor input, Tensor weight, Tensor? bias, Tensor target, Tensor wide_offset, Tensor "
+      "wide_path, "
       "Tensor leaf_position, Tensor? feature_index, int max_width) -> (Tensor log_prob, Tensor score)");
   m.def(
-      "wide_log_prob_backward(Tensor grad_log_prob, Tensor input, Tensor weight, Tensor target, Tensor wide_offset, "
+      "wide_log_prob_backward(Tensor grad_log_prob, Tensor input, Tensor weight, Tensor target, Tensor "
+      "wide_offset, "
       "Tensor wide_path, Tensor leaf_position, Tensor? feature_index, Tensor score) "
       "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
   m.def(
-      "wide_log_prob_backward_sparse(Tensor grad_log_prob, Tensor input, Tensor weight, Tensor target, Tensor wide_offset, "
+      "wide_log_prob_backward_sparse(Tensor grad_log_prob, Tensor input, Tensor weight, Tensor target, "
+      "Tensor wide_offset, "
       "Tensor wide_path, Tensor leaf_position, Tensor? feature_index, Tensor score) "
       "-> (Tensor grad_input, Tensor index, Tensor grad_weight, Tensor grad_bias)");
 }

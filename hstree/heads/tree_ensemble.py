@@ -254,12 +254,12 @@ class TreeEnsemble(Head):
         if wide_weight is not None:
             log_prob = log_prob + wide_log_prob(
                 hidden, wide_weight, self.wide_bias, target, self.wide_offset, self.wide_path, self.leaf_position,
-                self.feature_index, max_width=self.max_width, sparse=self.sparse and self.training,
+                self.feature_index, max_width=self.max_width, sparse=self.sparse,
             )
         if weight is not None:
             log_prob = log_prob + path_log_prob(
                 hidden, weight, self.bias, target, self.path_offset, self.path, self.leaf_position,
-                self.feature_index, max_depth=self.max_depth, sparse=self.sparse and self.training,
+                self.feature_index, max_depth=self.max_depth, sparse=self.sparse,
             )
         return self._mix(hidden, log_prob).masked_fill(target < 0, 0.0)
 
