@@ -18,22 +18,25 @@ if TYPE_CHECKING:
 
 
 class AdaptiveSoftmax(Head):
-    """:class:`torch.nn.AdaptiveLogSoftmaxWithLoss`, which lacks ignore_index, reduction and a class order.
+    """:class:`torch.nn.AdaptiveLogSoftmaxWithLoss`, which lacks ignore_index, reduction and a class
+    order.
 
-    The most frequent classes form a head of ``cutoffs[0]`` classes, the others clusters with projections that
-    shrink by ``div_value``. Grave et al., Efficient softmax approximation for GPUs, 2017.
+    The most frequent classes form a head of ``cutoffs[0]`` classes, the others clusters with
+    projections that shrink by ``div_value``. Grave et al., Efficient softmax approximation for
+    GPUs, 2017.
 
     Args:
         in_features: D.
         n_classes: V, at least 3.
-        cutoffs: sizes at which clusters of classes ordered by frequency end, increasing, below V. Default:
-            2,000 and 10,000, as far as they are below V / 2, or V // 4 where V is smaller.
+        cutoffs: sizes at which clusters of classes ordered by frequency end, increasing, below V.
+            Default: 2,000 and 10,000, as far as they are below V / 2, or V // 4 where V is smaller.
         div_value: reduction of the projection from cluster to cluster.
         order: int64 [V], classes from the most to the least frequent; default 0, 1, 2, ...
         **options: those of :class:`Head`.
 
     Raises:
-        ValueError: if ``order`` is not a permutation or the cutoffs do not increase within [1, V - 1].
+        ValueError: if ``order`` is not a permutation or the cutoffs do not increase within [1, V -
+            1].
 
     Example:
         >>> head = AdaptiveSoftmax(400, 33278, cutoffs=(2000, 10000))
@@ -56,31 +59,43 @@ class AdaptiveSoftmax(Head):
     ) -> None:
         super().__init__(in_features, n_classes, **options)
         if n_classes < 3:
-            raise ValueError(f"n_classes: expected at least 3 for an adaptive softmax, got {n_classes}")
+            raise ValueError(
+                f"n_classes: expected at least 3 for an adaptive softmax, got {n_classes}"
+            )
         if cutoffs is None:
             cutoffs = [c for c in (2000, 10000) if c < n_classes / 2] or [max(1, n_classes // 4)]
         cutoffs = list(cutoffs)
         increasing = all(a < b for a, b in zip([0, *cutoffs], [*cutoffs, n_classes], strict=True))
         if not cutoffs or not increasing:
-            raise ValueError(f"cutoffs: expected increasing sizes in [1, {n_classes - 1}], got {cutoffs}")
+            raise ValueError(
+                f"cutoffs: expected increasing sizes in [1, {n_classes - 1}], got {cutoffs}"
+            )
         if order is None:
             order = torch.arange(n_classes)
-        if order.shape != (n_classes,) or not torch.equal(order.sort().values, torch.arange(n_classes)):
-            raise ValueError(f"order: expected a permutation of 0..{n_classes - 1}, int64 [{n_classes}]")
+        if order.shape != (n_classes,) or not torch.equal(
+            order.sort().values, torch.arange(n_classes)
+        ):
+            raise ValueError(
+                f"order: expected a permutation of 0..{n_classes - 1}, int64 [{n_classes}]"
+            )
         self.cutoffs = cutoffs
         self.div_value = div_value
         smallest = int(in_features // div_value ** len(cutoffs))
         if smallest < 1:
             raise ValueError(
                 f"div_value: the last of {len(cutoffs)} clusters would have {in_features} // "
-                f"{div_value}**{len(cutoffs)} = 0 features; expected fewer cutoffs or a smaller div_value"
+                f"{div_value}**{len(cutoffs)} = 0 features; "
+                "expected fewer cutoffs or a smaller div_value"
             )
         self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(in_features, n_classes, cutoffs, div_value)
         self.register_buffer("order", order)
-        self.register_buffer("rank", torch.empty_like(order).scatter_(0, order, torch.arange(n_classes)), False)
+        self.register_buffer(
+            "rank", torch.empty_like(order).scatter_(0, order, torch.arange(n_classes)), False
+        )
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
-        # torch's module gathers by mask and does not support autocast: float32, and only rows that count.
+        # torch's module gathers by mask and does not support autocast: float32, and only rows that
+        # count.
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.to(self.adaptive.head.weight.dtype)
             kept = target >= 0
@@ -100,7 +115,10 @@ class AdaptiveSoftmax(Head):
 
     @classmethod
     def from_config(
-        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], embedding: nn.Embedding | None = None
+        cls,
+        config: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        embedding: nn.Embedding | None = None,
     ) -> Self:
         return cls(**config, order=tensors["order"])
 

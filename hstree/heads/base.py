@@ -27,7 +27,8 @@ class HeadOutput(NamedTuple):
     """What a head returns, as :class:`torch.nn.AdaptiveLogSoftmaxWithLoss` does.
 
     Attributes:
-        output: log-probability of each row's target, in nats, shape of ``target``; 0 for ignored rows.
+        output: log-probability of each row's target, in nats, shape of ``target``; 0 for ignored
+            rows.
         loss: negative log-likelihood after the head's ``reduction``.
     """
 
@@ -53,8 +54,9 @@ class ParameterGroup:
 class Head(nn.Module, ABC):
     """An output layer: a distribution over V classes for every context vector.
 
-    ``forward(hidden, target)`` returns ``(output, loss)``; ``loss = head(hidden, target).loss`` stands where
-    ``F.cross_entropy(linear(hidden), target)`` stood. Leading dimensions of ``hidden`` are free.
+    ``forward(hidden, target)`` returns ``(output, loss)``; ``loss = head(hidden, target).loss``
+    stands where ``F.cross_entropy(linear(hidden), target)`` stood. Leading dimensions of ``hidden``
+    are free.
 
     Args:
         in_features: D, size of a context vector.
@@ -84,9 +86,13 @@ class Head(nn.Module, ABC):
             if value < 1:
                 raise ValueError(f"{argument}: expected at least 1, got {value}")
         if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction: expected one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+            raise ValueError(
+                f"reduction: expected one of {', '.join(REDUCTIONS)}, got {reduction!r}"
+            )
         if not learning_rate_factor > 0:
-            raise ValueError(f"learning_rate_factor: expected a positive number, got {learning_rate_factor}")
+            raise ValueError(
+                f"learning_rate_factor: expected a positive number, got {learning_rate_factor}"
+            )
         self.in_features = in_features
         self.n_classes = n_classes
         self.ignore_index = ignore_index
@@ -98,9 +104,10 @@ class Head(nn.Module, ABC):
 
         Args:
             hidden: [..., D], floating point.
-            target: [...], int64, in [0, V) or ``ignore_index``. Anything else raises ValueError on the CPU. On a
-                GPU, where looking would cost a synchronisation, a :class:`TreeEnsemble` gives NaN, and torch's own
-                losses fail a device-side assertion.
+            target: [...], int64, in [0, V) or ``ignore_index``. Anything else raises ValueError on
+                the CPU. On a GPU, where looking would cost a synchronisation, a
+                :class:`TreeEnsemble` gives NaN, and torch's own losses fail a device-side
+                assertion.
         """
         if hidden.shape[:-1] != target.shape:
             raise ValueError(
@@ -131,7 +138,8 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """Log-probability [N] of the targets: hidden [N, D]; target [N] in [0, V), or -1 for 0 and no gradient."""
+        """Log-probability [N] of the targets: hidden [N, D]; target [N] in [0, V), or -1 for 0 and
+        no gradient."""
 
     @abstractmethod
     def class_log_prob(self, hidden: Tensor) -> Tensor:
@@ -173,7 +181,8 @@ class Head(nn.Module, ABC):
         return torch.multinomial(prob, 1, generator=generator).squeeze(1)
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """The head's own parameters by how they are optimised; a tied embedding is not among them."""
+        """The head's own parameters by how they are optimised; a tied embedding is not among
+        them."""
         return [ParameterGroup(list(self.parameters()), self.learning_rate_factor)]
 
     def config(self) -> dict[str, Any]:
@@ -189,7 +198,10 @@ class Head(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_config(
-        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], embedding: nn.Embedding | None = None
+        cls,
+        config: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        embedding: nn.Embedding | None = None,
     ) -> Self:
         """A head that ``load_state_dict(tensors)`` fits.
 
@@ -228,7 +240,9 @@ class Head(nn.Module, ABC):
         :func:`hstree.heads.load_head` reads it.
         """
         path = Path(path)
-        tensors = {key: value.detach().contiguous().cpu() for key, value in self.state_dict().items()}
+        tensors = {
+            key: value.detach().contiguous().cpu() for key, value in self.state_dict().items()
+        }
         metadata = {METADATA_KEY: json.dumps({"name": self.name, "config": self.config()})}
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
@@ -238,7 +252,10 @@ class Head(nn.Module, ABC):
             part.unlink(missing_ok=True)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, n_classes={self.n_classes}, reduction={self.reduction!r}"
+        return (
+            f"in_features={self.in_features}, n_classes={self.n_classes}, "
+            f"reduction={self.reduction!r}"
+        )
 
     def _rows(self, hidden: Tensor) -> Tensor:
         if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:

@@ -66,9 +66,13 @@ def load_head(path: str | os.PathLike[str]) -> Head:
             metadata: dict[str, str] = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"path: {os.fspath(path)} is not a safetensors file, or is damaged: {error}") from error
+        raise ValueError(
+            f"path: {os.fspath(path)} is not a safetensors file, or is damaged: {error}"
+        ) from error
     if METADATA_KEY not in metadata:
-        raise ValueError(f"path: {os.fspath(path)} holds tensors, but no {METADATA_KEY} metadata of a saved head")
+        raise ValueError(
+            f"path: {os.fspath(path)} holds tensors, but no {METADATA_KEY} metadata of a saved head"
+        )
     saved: dict[str, Any] = json.loads(metadata[METADATA_KEY])
     head = head_class(saved["name"]).from_config(saved["config"], tensors)
     head.load_state_dict(tensors)

@@ -32,8 +32,8 @@ class Softmax(Head):
         n_classes: V.
         bias: whether there is a b.
         embedding: weight-tied embedding: its weight [V, D] serves as W.
-        frequencies: counts [V]; b starts at their logarithm, so that with W = 0 the head is the unigram
-            distribution. Without them b starts at 0.
+        frequencies: counts [V]; b starts at their logarithm, so that with W = 0 the head is the
+            unigram distribution. Without them b starts at 0.
         **options: those of :class:`Head`.
 
     W, unless tied, starts uniform in [-0.1, 0.1], as in AWD-LSTM.
@@ -61,7 +61,8 @@ class Softmax(Head):
             expected = (n_classes, in_features)
             if tuple(embedding.weight.shape) != expected:
                 raise ValueError(
-                    f"embedding: expected a weight of shape {expected} to tie to, got {tuple(embedding.weight.shape)}"
+                    f"embedding: expected a weight of shape {expected} to tie to, "
+                    f"got {tuple(embedding.weight.shape)}"
                 )
             self.weight = embedding.weight
         else:
@@ -88,7 +89,10 @@ class Softmax(Head):
 
     @classmethod
     def from_config(
-        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], embedding: nn.Embedding | None = None
+        cls,
+        config: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        embedding: nn.Embedding | None = None,
     ) -> Self:
         options = dict(config)
         tied = options.pop("tied")
@@ -106,7 +110,8 @@ class Softmax(Head):
         tied: bool = False,
         **options: Any,
     ) -> Self:
-        """A softmax whose bias starts at the unigram log-probabilities; ``tied=True`` ties it to the embedding."""
+        """A softmax whose bias starts at the unigram log-probabilities; ``tied=True`` ties it to
+        the embedding."""
         if tied and embedding is None:
             raise ValueError("tied: expected an embedding to tie to, got None")
         return cls(

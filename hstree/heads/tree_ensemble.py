@@ -27,7 +27,8 @@ DERIVED_SCALE = 3.0
 
 
 class _TreeArrays(nn.Module):
-    """The arrays of a tree as part of the state dict, which must agree with the tree when it is loaded."""
+    """The arrays of a tree as part of the state dict, which must agree with the tree when it is
+    loaded."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__()
@@ -50,38 +51,42 @@ class _TreeArrays(nn.Module):
                 missing_keys.append(prefix + name)
             elif came.shape != own.shape or not torch.equal(came.to(own), own):
                 error_msgs.append(
-                    f"{prefix}{name}: the weights belong to another tree than this head's; build the head "
-                    "with the trees it was saved with (hstree.heads.load_head does)"
+                    f"{prefix}{name}: the weights belong to another tree than this head's; "
+                    "build the head with the trees it was saved with (hstree.heads.load_head does)"
                 )
                 return
 
 
 class TreeEnsemble(Head):
-    r"""A mixture of T hierarchical softmaxes, each with its own tree and its own subset of the features.
+    r"""A mixture of T hierarchical softmaxes, each with its own tree and its own subset of the
+    features.
 
     .. math::
-        \log P(y \mid h) = \log \sum_t \pi_t \exp \sum_{n \in \mathrm{path}_t(y)} \log P_t(\text{child} \mid n, h)
+        \log P(y \mid h) = \log \sum_t \pi_t \exp \sum_{n \in \mathrm{path}_t(y)} \log
+        P_t(\text{child} \mid n, h)
 
-    where a binary node decides by a sigmoid and a wide node by a softmax over its children. A training step costs
-    O(T (C + L) S) a row, for C children of the root and L nodes on a path, whatever the number of classes.
+    where a binary node decides by a sigmoid and a wide node by a softmax over its children. A
+    training step costs O(T (C + L) S) a row, for C children of the root and L nodes on a path,
+    whatever the number of classes.
 
     Args:
         in_features: D.
         n_classes: V.
         trees: T trees over V classes; see :mod:`hstree.trees`. Their roots have the same width.
         subset_size: S, features that each tree reads, drawn with ``seed``; None: all.
-        gate: weights pi of the trees: ``"uniform"``, ``"constant"`` (a learned softmax of T logits) or ``"context"``
-            (softmax(G h)).
-        node_vectors: ``"free"``: every node has vectors of its own, zero at first, so that the untrained head is the
-            distribution of ``frequencies``. ``"shared"``: all node vectors derive from one output embedding E [V, D]:
-            s (mean of E over the left leaves - mean over the right ones) at a binary node, s (mean over the child's
-            leaves) for a child of a wide node, means weighted by frequency, with a learned s for each row, 1 at first
-            where only leaves are meant and 3 elsewhere. Needs O(T V S) a step, however many rows there are.
+        gate: weights pi of the trees: ``"uniform"``, ``"constant"`` (a learned softmax of T logits)
+            or ``"context"`` (softmax(G h)).
+        node_vectors: ``"free"``: every node has vectors of its own, zero at first, so that the
+            untrained head is the distribution of ``frequencies``. ``"shared"``: all node vectors
+            derive from one output embedding E [V, D]: s (mean of E over the left leaves - mean over
+            the right ones) at a binary node, s (mean over the child's leaves) for a child of a wide
+            node, means weighted by frequency, with a learned s for each row, 1 at first where only
+            leaves are meant and 3 elsewhere. Needs O(T V S) a step, however many rows there are.
         embedding: with ``"shared"``, what to use as E, for example the model's input embedding.
         frequencies: counts [V], from which the biases start (log-odds); None: all equal.
-        sparse: gradients of the vectors of binary and of wide nodes below the root are row-sparse, as with
-            ``torch.nn.Embedding(sparse=True)``: a step then costs nothing that grows with V. For
-            :class:`torch.optim.SparseAdam`, SGD or Adagrad; not for torch.compile.
+        sparse: gradients of the vectors of binary and of wide nodes below the root are row-sparse,
+            as with ``torch.nn.Embedding(sparse=True)``: a step then costs nothing that grows with
+            V. For :class:`torch.optim.SparseAdam`, SGD or Adagrad; not for torch.compile.
         seed: of the feature subsets.
         **options: those of :class:`Head`.
 
@@ -105,6 +110,16 @@ class TreeEnsemble(Head):
     leaf_position: Tensor
     root_child: Tensor
     feature_index: Tensor | None
+    mass: Tensor
+    weight: Tensor | None
+    wide_weight: Tensor | None
+    root_weight: Tensor | None
+    bias: Tensor | None
+    wide_bias: Tensor | None
+    root_bias: Tensor | None
+    scale: Tensor | None
+    wide_scale: Tensor | None
+    root_scale: Tensor | None
 
     def __init__(
         self,
@@ -130,27 +145,35 @@ class TreeEnsemble(Head):
                 raise ValueError(f"trees[{t}]: expected {n_classes} classes, got {tree.n_classes}")
             if tree.root_width != self.trees[0].root_width:
                 raise ValueError(
-                    f"trees[{t}]: expected a root of {self.trees[0].root_width} children as in trees[0], "
-                    f"got {tree.root_width}"
+                    f"trees[{t}]: expected a root of {self.trees[0].root_width} children as in "
+                    f"trees[0], got {tree.root_width}"
                 )
         subset = in_features if subset_size is None else subset_size
         if not 1 <= subset <= in_features:
-            raise ValueError(f"subset_size: expected 1 to {in_features} (in_features), got {subset_size}")
+            raise ValueError(
+                f"subset_size: expected 1 to {in_features} (in_features), got {subset_size}"
+            )
         if gate not in GATES:
             raise ValueError(f"gate: expected one of {', '.join(GATES)}, got {gate!r}")
         if node_vectors not in ("free", "shared"):
             raise ValueError(f"node_vectors: expected 'free' or 'shared', got {node_vectors!r}")
         if embedding is not None and node_vectors == "free":
-            raise ValueError("embedding: expected None with node_vectors='free', which are not derived from it")
+            raise ValueError(
+                "embedding: expected None with node_vectors='free', which are not derived from it"
+            )
         if sparse and node_vectors == "shared":
-            raise ValueError("sparse: expected False with node_vectors='shared', whose gradients are dense")
+            raise ValueError(
+                "sparse: expected False with node_vectors='shared', whose gradients are dense"
+            )
         self.gate, self.node_vectors, self.sparse, self.seed = gate, node_vectors, sparse, seed
         self.tied = embedding is not None
         self.n_trees, self.subset_size = len(self.trees), subset
 
         self._layouts = [TreeLayout(tree) for tree in self.trees]
-        rows = [max(getattr(layout, name) for layout in self._layouts) for name in
-                ("n_binary", "n_wide_rows", "root_width")]
+        rows = [
+            max(getattr(layout, name) for layout in self._layouts)
+            for name in ("n_binary", "n_wide_rows", "root_width")
+        ]
         self.n_binary, self.n_wide_rows, self.root_width = rows
         self.tree_arrays = nn.ModuleList(_TreeArrays(tree) for tree in self.trees)
         tables, self.max_depth, self.max_width = stack_tables(self.trees)
@@ -163,13 +186,17 @@ class TreeEnsemble(Head):
             index = torch.tensor(np.stack(drawn), dtype=torch.int32)
         self.register_buffer("feature_index", index)
 
-        mass = smoothed_frequencies(np.ones(n_classes) if frequencies is None else frequencies, n_classes)
+        mass = smoothed_frequencies(
+            np.ones(n_classes) if frequencies is None else frequencies, n_classes
+        )
         biases = [layout.log_odds(mass) for layout in self._layouts]
         for b, name in enumerate(("bias", "wide_bias", "root_bias")):
             padded = np.zeros((self.n_trees, rows[b]))
             for t, bias in enumerate(biases):
                 padded[t, : len(bias[b])] = bias[b]
-            self.register_parameter(name, nn.Parameter(torch.from_numpy(padded).float()) if rows[b] else None)
+            self.register_parameter(
+                name, nn.Parameter(torch.from_numpy(padded).float()) if rows[b] else None
+            )
         if node_vectors == "free":
             for name, count in zip(("weight", "wide_weight", "root_weight"), rows, strict=True):
                 weight = nn.Parameter(torch.zeros(self.n_trees, count, subset)) if count else None
@@ -193,11 +220,14 @@ class TreeEnsemble(Head):
             expected = (self.n_classes, self.in_features)
             if tuple(embedding.weight.shape) != expected:
                 raise ValueError(
-                    f"embedding: expected a weight of shape {expected}, got {tuple(embedding.weight.shape)}"
+                    f"embedding: expected a weight of shape {expected}, "
+                    f"got {tuple(embedding.weight.shape)}"
                 )
             self.output_embedding = embedding.weight
         else:
-            self.output_embedding = nn.Parameter(torch.empty(self.n_classes, self.in_features).uniform_(-0.1, 0.1))
+            self.output_embedding = nn.Parameter(
+                torch.empty(self.n_classes, self.in_features).uniform_(-0.1, 0.1)
+            )
         self.register_buffer("mass", torch.from_numpy(mass / mass.sum()))
         for b, name in enumerate(("scale", "wide_scale", "root_scale")):
             if not rows[b]:
@@ -212,17 +242,21 @@ class TreeEnsemble(Head):
             self.register_parameter(name, nn.Parameter(torch.from_numpy(scale).float()))
 
     def _weights(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Vectors of binary nodes, wide rows and the root's rows, [T, ., S] each, None where there are none."""
+        """Vectors of binary nodes, wide rows and the root's rows, [T, ., S] each, None where there
+        are none."""
         if self.node_vectors == "free":
             return self.weight, self.wide_weight, self.root_weight
         trees: list[list[Tensor]] = [self._derived(t) for t in range(self.n_trees)]
         stacked = [torch.stack(block) for block in zip(*trees, strict=True)]
         scales = (self.scale, self.wide_scale, self.root_scale)
-        out = [None if s is None else w * s.unsqueeze(-1) for w, s in zip(stacked, scales, strict=True)]
+        out = [
+            None if s is None else w * s.unsqueeze(-1) for w, s in zip(stacked, scales, strict=True)
+        ]
         return out[0], out[1], out[2]
 
     def _derived(self, t: int) -> list[Tensor]:
-        """Unscaled vectors of tree t's rows, padded with zeros: differences of two prefix sums in leaf order."""
+        """Unscaled vectors of tree t's rows, padded with zeros: differences of two prefix sums in
+        leaf order."""
         layout = self._layouts[t]
         edges = layout.tree.edges()
         embedding = self.output_embedding
@@ -233,14 +267,23 @@ class TreeEnsemble(Head):
         mass = self.mass.double()[order]
         sums = F.pad((embedding[order].double() * mass.unsqueeze(1)).cumsum(0), (0, 0, 1, 0))
         masses = F.pad(mass.cumsum(0), (1, 0))
-        begin, end = (torch.from_numpy(a.astype(np.int64)).to(device) for a in (edges.begin, edges.end))
-        mean = ((sums[end] - sums[begin]) / (masses[end] - masses[begin]).unsqueeze(1)).to(embedding.dtype)
+        begin, end = (
+            torch.from_numpy(a.astype(np.int64)).to(device) for a in (edges.begin, edges.end)
+        )
+        mean = ((sums[end] - sums[begin]) / (masses[end] - masses[begin]).unsqueeze(1)).to(
+            embedding.dtype
+        )
         out = []
         for b, count in enumerate((self.n_binary, self.n_wide_rows, self.root_width)):
             of = layout.block == b
-            rows = mean[torch.from_numpy(np.flatnonzero(of & ((b > 0) | (edges.ordinal == 0)))).to(device)]
+            rows = mean[
+                torch.from_numpy(np.flatnonzero(of & ((b > 0) | (edges.ordinal == 0)))).to(device)
+            ]
             if b == 0:
-                rows = rows - mean[torch.from_numpy(np.flatnonzero(of & (edges.ordinal == 1))).to(device)]
+                rows = (
+                    rows
+                    - mean[torch.from_numpy(np.flatnonzero(of & (edges.ordinal == 1))).to(device)]
+                )
             out.append(F.pad(rows, (0, 0, 0, count - len(rows))))
         return out
 
@@ -253,13 +296,29 @@ class TreeEnsemble(Head):
             log_prob = log_prob + self._root_target(hidden, root_weight, target)
         if wide_weight is not None:
             log_prob = log_prob + wide_log_prob(
-                hidden, wide_weight, self.wide_bias, target, self.wide_offset, self.wide_path, self.leaf_position,
-                self.feature_index, max_width=self.max_width, sparse=self.sparse,
+                hidden,
+                wide_weight,
+                self.wide_bias,
+                target,
+                self.wide_offset,
+                self.wide_path,
+                self.leaf_position,
+                self.feature_index,
+                max_width=self.max_width,
+                sparse=self.sparse,
             )
         if weight is not None:
             log_prob = log_prob + path_log_prob(
-                hidden, weight, self.bias, target, self.path_offset, self.path, self.leaf_position,
-                self.feature_index, max_depth=self.max_depth, sparse=self.sparse,
+                hidden,
+                weight,
+                self.bias,
+                target,
+                self.path_offset,
+                self.path,
+                self.leaf_position,
+                self.feature_index,
+                max_depth=self.max_depth,
+                sparse=self.sparse,
             )
         return self._mix(hidden, log_prob).masked_fill(target < 0, 0.0)
 
@@ -327,7 +386,9 @@ class TreeEnsemble(Head):
                     continue
                 width = np.ones(len(of), np.int64) if block == 0 else n_children[now[of]]
                 place = np.arange(int(width.max()))
-                rows = torch.from_numpy(layout.row[edge[of]][:, None] + np.minimum(place, width[:, None] - 1)).to(device)
+                rows = torch.from_numpy(
+                    layout.row[edge[of]][:, None] + np.minimum(place, width[:, None] - 1)
+                ).to(device)
                 x = hidden[torch.from_numpy(active[of]).to(device)]
                 vectors = weight[t, rows[0]] if block == 2 else weight[t, rows]
                 z = (vectors @ x.unsqueeze(-1).to(vectors.dtype)).squeeze(-1) + bias[t, rows]
@@ -350,15 +411,19 @@ class TreeEnsemble(Head):
         child = child.masked_fill(target < 0, -1)
         logits = self._root_logits(hidden, weight)
         loss = F.cross_entropy(
-            logits.flatten(0, 1).to(self._sum_dtype(hidden)), child.flatten(), ignore_index=-1, reduction="none"
+            logits.flatten(0, 1).to(self._sum_dtype(hidden)),
+            child.flatten(),
+            ignore_index=-1,
+            reduction="none",
         )
         log_prob = -loss.view(self.n_trees, -1).t()
         return log_prob.masked_fill((target >= self.n_classes).unsqueeze(1), torch.nan)
 
     def _root_logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """[T, N, C]."""
+        assert self.root_bias is not None
         x = self._subsets(hidden, weight.dtype).transpose(0, 1)
-        return torch.baddbmm(self.root_bias.unsqueeze(1).to(weight.dtype), x, weight.transpose(1, 2))
+        return torch.baddbmm(self.root_bias.unsqueeze(1), x, weight.transpose(1, 2))
 
     def _subsets(self, hidden: Tensor, dtype: torch.dtype) -> Tensor:
         """Each tree's features [N, T, S]."""
@@ -368,37 +433,48 @@ class TreeEnsemble(Head):
         return feature_gather(hidden, self.feature_index)
 
     def _all_log_probs(self, hidden: Tensor) -> list[Tensor]:
-        """For each tree the log-probability of every child of every node [N, 2 M + R + C], see TreeLayout.levels."""
+        """For each tree the log-probability of every child of every node [N, 2 M + R + C], see
+        TreeLayout.levels."""
         weight, wide_weight, root_weight = self._weights()
         dtype = self._sum_dtype(hidden)
-        root = None if root_weight is None else self._root_logits(hidden, root_weight).to(dtype).log_softmax(-1)
+        root = (
+            None
+            if root_weight is None
+            else self._root_logits(hidden, root_weight).to(dtype).log_softmax(-1)
+        )
         any_weight = next((w for w in (weight, wide_weight, root_weight) if w is not None), hidden)
         x = self._subsets(hidden, any_weight.dtype)
         out = []
         for t in range(self.n_trees):
             parts = []
-            if weight is not None:
+            if weight is not None and self.bias is not None:
                 z = F.linear(x[:, t], weight[t], self.bias[t]).to(dtype)
                 parts += [F.logsigmoid(z), F.logsigmoid(-z)]
-            if wide_weight is not None:
+            if wide_weight is not None and self.wide_bias is not None:
                 z = F.linear(x[:, t], wide_weight[t], self.wide_bias[t]).to(dtype)
                 parts.append(self._wide_log_softmax(t, z))
             if root is not None:
                 parts.append(root[t])
-            out.append(torch.cat(parts, 1) if parts else hidden.new_zeros((len(hidden), 0), dtype=dtype))
+            out.append(
+                torch.cat(parts, 1) if parts else hidden.new_zeros((len(hidden), 0), dtype=dtype)
+            )
         return out
 
     def _wide_log_softmax(self, t: int, z: Tensor) -> Tensor:
         """log-softmax of z [N, R] within the rows of each wide node below the root."""
         layout = self._layouts[t]
-        segment = np.full(self.n_wide_rows, layout.tree.n_nodes)  # padding rows are one more segment
+        segment = np.full(
+            self.n_wide_rows, layout.tree.n_nodes
+        )  # padding rows are one more segment
         of = layout.block == 1
         segment[layout.row[of]] = layout.tree.edges().node[of]
         segment = np.unique(segment, return_inverse=True)[1]
         index = torch.from_numpy(segment).to(z.device)
         shape = (len(z), int(segment.max()) + 1)
-        largest = z.detach().new_full(shape, -torch.inf).scatter_reduce(
-            1, index.expand_as(z), z.detach(), "amax"
+        largest = (
+            z.detach()
+            .new_full(shape, -torch.inf)
+            .scatter_reduce(1, index.expand_as(z), z.detach(), "amax")
         )
         shifted = z - largest.index_select(1, index)
         total = z.new_zeros(shape).index_add(1, index, shifted.exp()).log()
@@ -412,7 +488,9 @@ class TreeEnsemble(Head):
         if self.n_trees > 1 and self.gate == "context":
             logits: Tensor = self.gate_linear(hidden.to(self.gate_linear.weight.dtype))
             return logits.to(dtype).log_softmax(1)
-        return hidden.new_full((len(hidden), self.n_trees), -float(np.log(self.n_trees)), dtype=dtype)
+        return hidden.new_full(
+            (len(hidden), self.n_trees), -float(np.log(self.n_trees)), dtype=dtype
+        )
 
     def _mix(self, hidden: Tensor, log_prob: Tensor) -> Tensor:
         if self.n_trees == 1:
@@ -427,7 +505,12 @@ class TreeEnsemble(Head):
             built = [layout.levels(self.n_binary, self.n_wide_rows) for layout in self._layouts]
             self._levels_on[device] = [
                 (
-                    [Level(level.source.to(device), level.parent.to(device), level.leaf.to(device)) for level in levels],
+                    [
+                        Level(
+                            level.source.to(device), level.parent.to(device), level.leaf.to(device)
+                        )
+                        for level in levels
+                    ],
                     leaf_of_class.to(device),
                 )
                 for levels, leaf_of_class in built
@@ -438,8 +521,10 @@ class TreeEnsemble(Head):
 
     def parameter_groups(self) -> list[ParameterGroup]:
         names = ("weight", "bias", "wide_weight", "wide_bias") if self.sparse else ()
-        groups = {True: ParameterGroup([], self.learning_rate_factor, sparse=True),
-                  False: ParameterGroup([], self.learning_rate_factor)}
+        groups = {
+            True: ParameterGroup([], self.learning_rate_factor, sparse=True),
+            False: ParameterGroup([], self.learning_rate_factor),
+        }
         for name, parameter in self.named_parameters():
             if not (self.tied and name == "output_embedding"):
                 groups[name in names].params.append(parameter)
@@ -458,12 +543,20 @@ class TreeEnsemble(Head):
 
     @classmethod
     def from_config(
-        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], embedding: nn.Embedding | None = None
+        cls,
+        config: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        embedding: nn.Embedding | None = None,
     ) -> Self:
         options = dict(config)
         tied = options.pop("tied")
         trees = [
-            Tree(**{name: tensors[f"tree_arrays.{t}.{name}"].numpy() for name in ("order", "node_offset", "boundary")})
+            Tree(
+                **{
+                    name: tensors[f"tree_arrays.{t}.{name}"].numpy()
+                    for name in ("order", "node_offset", "boundary")
+                }
+            )
             for t in range(options.pop("n_trees"))
         ]
         return cls(trees=trees, embedding=embedding if tied else None, **options)
@@ -492,11 +585,12 @@ class TreeEnsemble(Head):
             n_trees: T.
             recipe: ``"cluster"``, ``"huffman"`` or ``"random"``.
             root, leaf: C and G of :meth:`hstree.trees.Tree.collapse`.
-            tied: derive the node vectors from the model's input embedding; needs ``node_vectors="shared"``.
-            contexts: neighbours from which the word vectors of the clustered trees derive, taken in turn; see
-                :func:`hstree.trees.word_vectors`.
-            tree_options: further options of the recipe; by default ``noise=0.3`` for several clustered trees, so
-                that they differ.
+            tied: derive the node vectors from the model's input embedding; needs
+                ``node_vectors="shared"``.
+            contexts: neighbours from which the word vectors of the clustered trees derive, taken in
+                turn; see :func:`hstree.trees.word_vectors`.
+            tree_options: further options of the recipe; by default ``noise=0.3`` for several
+                clustered trees, so that they differ.
             options: of the head.
         """
         vectors = None
@@ -505,7 +599,15 @@ class TreeEnsemble(Head):
             if tree_options is None and n_trees > 1:
                 tree_options = {"noise": 0.3}
         trees = build_ensemble(
-            recipe, n_classes, n_trees, statistics.frequencies, vectors, seed, root, leaf, **(tree_options or {})
+            recipe,
+            n_classes,
+            n_trees,
+            statistics.frequencies,
+            vectors,
+            seed,
+            root,
+            leaf,
+            **(tree_options or {}),
         )
         return cls(
             in_features,
@@ -520,6 +622,7 @@ class TreeEnsemble(Head):
     def extra_repr(self) -> str:
         return (
             f"{super().extra_repr()}, n_trees={self.n_trees}, subset_size={self.subset_size}, "
-            f"root={self.root_width or 2}, binary_nodes={self.n_binary}, wide_rows={self.n_wide_rows}, "
+            f"root={self.root_width or 2}, binary_nodes={self.n_binary}, "
+            f"wide_rows={self.n_wide_rows}, "
             f"gate={self.gate!r}, node_vectors={self.node_vectors!r}, sparse={self.sparse}"
         )

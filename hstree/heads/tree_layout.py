@@ -1,7 +1,9 @@
-"""Where the nodes of an ensemble of trees keep their weights, as arrays that the head computes with.
+"""Where the nodes of an ensemble of trees keep their weights, as arrays that the head computes
+with.
 
-Every tree has three blocks of weight rows: one row for each binary node, one for each child of a wide node other than
-the root, and one for each child of a wide root. All trees share one shape, so blocks are padded to the largest tree.
+Every tree has three blocks of weight rows: one row for each binary node, one for each child of a
+wide node other than the root, and one for each child of a wide root. All trees share one shape, so
+blocks are padded to the largest tree.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class TreeLayout:
 
     Attributes:
         n_binary, n_wide_rows, root_width: rows of the three blocks.
-        block, row: int64 [E], block (0 binary, 1 wide, 2 root) and row in it of every edge of the tree.
+        block, row: int64 [E], block (0 binary, 1 wide, 2 root) and row in it of every edge of the
+            tree.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -53,7 +56,9 @@ class TreeLayout:
             wide[0] = False
         self.n_binary = int(binary.sum())
         self.n_wide_rows = int(children[wide].sum())
-        first = np.where(binary, np.cumsum(binary) - 1, np.cumsum(children * wide) - children * wide)
+        first = np.where(
+            binary, np.cumsum(binary) - 1, np.cumsum(children * wide) - children * wide
+        )
         self.block: IntArray = np.where(binary, 0, 1)[edges.node].astype(np.int64)
         self.row: IntArray = first[edges.node] + np.where(binary[edges.node], 0, edges.ordinal)
         if self.root_width:
@@ -62,10 +67,11 @@ class TreeLayout:
             self.row[at_root] = edges.ordinal[at_root]
 
     def log_odds(self, frequencies: npt.NDArray[np.float64]) -> list[npt.NDArray[np.float64]]:
-        """Bias of every row in each block, with which zero weights give the distribution of the frequencies.
+        """Bias of every row in each block, with which zero weights give the distribution of the
+        frequencies.
 
-        log(mass of the left subtree / mass of the right one) for a binary node, log(mass of the child / mass of the
-        node) for a child of a wide one.
+        log(mass of the left subtree / mass of the right one) for a binary node, log(mass of the
+        child / mass of the node) for a child of a wide one.
         """
         mass = np.log(self.tree.edge_masses(frequencies))
         sizes = (self.n_binary, self.n_wide_rows, self.root_width)
@@ -80,10 +86,11 @@ class TreeLayout:
         return out
 
     def levels(self, n_binary: int, n_wide_rows: int) -> tuple[list[Level], Tensor]:
-        """Levels from the root down, and for each class the place of its leaf among all leaves in that order.
+        """Levels from the root down, and for each class the place of its leaf among all leaves in
+        that order.
 
-        An edge's source is its place in [left of binary nodes | right of binary nodes | wide rows | root's rows],
-        with the padded sizes of the ensemble.
+        An edge's source is its place in [left of binary nodes | right of binary nodes | wide rows |
+        root's rows], with the padded sizes of the ensemble.
         """
         edges = self.tree.edges()
         offset = np.array([0, 2 * n_binary, 2 * n_binary + n_wide_rows])[self.block]
@@ -95,7 +102,9 @@ class TreeLayout:
             place[here] = np.arange(len(here))
             leaf = edges.child_node[here] < 0
             parent = place[edges.parent_edge[here]] if depth else np.empty(0, np.int64)
-            levels.append(Level(*map(torch.from_numpy, (source[here], parent, np.flatnonzero(leaf)))))
+            levels.append(
+                Level(*map(torch.from_numpy, (source[here], parent, np.flatnonzero(leaf))))
+            )
             leaf_classes.append(self.tree.order[edges.begin[here[leaf]]])
         if not levels:
             return [], torch.zeros(1, dtype=torch.int64)
@@ -110,7 +119,9 @@ def stack_tables(trees: Sequence[Tree]) -> tuple[dict[str, Tensor], int, int]:
     arrays = {
         "path_offset": np.stack([t.path_offset + s for t, s in zip(tables, starts, strict=False)]),
         "path": np.concatenate([t.path for t in tables]),
-        "wide_offset": np.stack([t.wide_offset + s for t, s in zip(tables, wide_starts, strict=False)]),
+        "wide_offset": np.stack(
+            [t.wide_offset + s for t, s in zip(tables, wide_starts, strict=False)]
+        ),
         "wide_path": np.concatenate([t.wide_path for t in tables]),
         "leaf_position": np.stack([t.leaf_position for t in tables]),
     }

@@ -22,7 +22,8 @@ def smoothed_frequencies(frequencies: npt.ArrayLike, n_classes: int) -> npt.NDAr
     bad: npt.NDArray[Any] = np.flatnonzero(~(np.isfinite(mass) & (mass >= 0)))
     if len(bad):
         raise ValueError(
-            f"frequencies: expected finite values of at least 0, got {mass[bad[0]]} at index {bad[0]}"
+            f"frequencies: expected finite values of at least 0, "
+            f"got {mass[bad[0]]} at index {bad[0]}"
         )
     positive = mass[mass > 0]
     if not len(positive):

@@ -1,4 +1,5 @@
-"""Operators: public functions over ``torch.ops.hstree.*`` with their fake kernels and autograd formulas."""
+"""Operators: public functions over ``torch.ops.hstree.*`` with their fake kernels and autograd
+formulas."""
 
 import hstree._extension
 

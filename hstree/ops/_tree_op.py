@@ -1,12 +1,14 @@
-"""What the path op and the wide op share in Python: fake kernels, autograd formula, row-sparse gradients.
+"""What the path op and the wide op share in Python: fake kernels, autograd formula, row-sparse
+gradients.
 
-Both have the signature ``op(input, weight, bias, target, offset, path, leaf_position, feature_index, longest)
--> (log_prob, score)``, with ``score`` [N, T, longest] kept for the backward pass.
+Both have the signature ``op(input, weight, bias, target, offset, path, leaf_position,
+feature_index, longest) -> (log_prob, score)``, with ``score`` [N, T, longest] kept for the backward
+pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +22,8 @@ def _accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class TreeOp:
-    """An op of the library ``hstree`` by name, with its fake kernels and its gradients registered."""
+    """An op of the library ``hstree`` by name, with its fake kernels and its gradients
+    registered."""
 
     def __init__(self, forward: str, backward: str) -> None:
         namespace = torch.ops.hstree
@@ -35,11 +38,13 @@ class TreeOp:
         )
 
     def __call__(self, sparse: bool, input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        """log_prob [N, T]; under autocast the input takes the weight's dtype, as a cast weight would cost O(V)."""
+        """log_prob [N, T]; under autocast the input takes the weight's dtype, as a cast weight
+        would cost O(V)."""
         if torch.is_autocast_enabled(input.device.type) and input.is_floating_point():
             input = input.to(weight.dtype)
         if sparse and torch.is_grad_enabled():
-            return _with_sparse_gradient(self, input, weight, *rest)
+            sparse_log_prob: Tensor = _with_sparse_gradient(self, input, weight, *rest)
+            return sparse_log_prob
         log_prob: Tensor = self.forward(input, weight, *rest)[0]
         return log_prob
 
@@ -55,8 +60,9 @@ def _input_gradients(ctx: Any, grad_input: Tensor, grad_weight: Tensor, grad_bia
     return grad_input, grad_weight, bias, None, None, None, None, None, None
 
 
-def _with_none(tables: list[Tensor]) -> list[Tensor | None]:
-    return tables if len(tables) == 5 else [*tables, None]
+def _with_none(tables: Sequence[Tensor]) -> list[Tensor | None]:
+    """The four tables and feature_index, of which None is not saved."""
+    return [*tables] + [None] * (5 - len(tables))
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -93,10 +99,14 @@ class _SparseGradient(torch.autograd.Function):
         return None, *_input_gradients(ctx, grad_input, grad_weight, grad_bias)
 
 
-@torch.compiler.disable(reason="torch.compile has no sparse gradients; pass sparse=False")
-def _with_sparse_gradient(op: TreeOp, *inputs: Any) -> Tensor:
+def _apply_sparse(op: TreeOp, *inputs: Any) -> Tensor:
     log_prob: Tensor = _SparseGradient.apply(op, *inputs)  # type: ignore[no-untyped-call]
     return log_prob
+
+
+_with_sparse_gradient: Operator = torch.compiler.disable(  # type: ignore[no-untyped-call]
+    _apply_sparse, reason="torch.compile has no sparse gradients; pass sparse=False"
+)
 
 
 def _forward_fake(
@@ -110,14 +120,17 @@ def _forward_fake(
     feature_index: Tensor | None,
     longest: int,
 ) -> tuple[Tensor, Tensor]:
-    torch._check(input.dim() == 2, lambda: f"input: expected shape [N, D], got {tuple(input.shape)}")
-    torch._check(weight.dim() == 3, lambda: f"weight: expected three dimensions, got {tuple(weight.shape)}")
-    torch._check(
-        input.dtype == weight.dtype, lambda: f"weight: expected dtype {input.dtype}, got {weight.dtype}"
-    )
+    if input.dim() != 2:
+        raise RuntimeError(f"input: expected shape [N, D], got {tuple(input.shape)}")
+    if weight.dim() != 3:
+        raise RuntimeError(f"weight: expected three dimensions, got {tuple(weight.shape)}")
+    if input.dtype != weight.dtype:
+        raise RuntimeError(f"weight: expected dtype {input.dtype}, got {weight.dtype}")
     rows, trees = input.shape[0], weight.shape[0]
     dtype = _accumulate_dtype(input.dtype)
-    return input.new_empty((rows, trees), dtype=dtype), input.new_empty((rows, trees, longest), dtype=dtype)
+    return input.new_empty((rows, trees), dtype=dtype), input.new_empty(
+        (rows, trees, longest), dtype=dtype
+    )
 
 
 def _backward_fake(

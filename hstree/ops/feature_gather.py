@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 def feature_gather(input: Tensor, feature_index: Tensor) -> Tensor:
-    """output[n, t, s] = input[n, feature_index[t, s]]; the gradient adds the trees of a row in order.
+    """output[n, t, s] = input[n, feature_index[t, s]]; the gradient adds the trees of a row in
+    order.
 
     Equivalent to::
 
@@ -23,25 +24,26 @@ def feature_gather(input: Tensor, feature_index: Tensor) -> Tensor:
         [N, T, S], dtype of ``input``.
 
     Raises:
-        RuntimeError: for a shape, dtype, device or, on the CPU, an index that does not fit. On CUDA an index out
-            of range gives NaN.
+        RuntimeError: for a shape, dtype, device or, on the CPU, an index that does not fit. On CUDA
+            an index out of range gives NaN.
 
     Deterministic; the gradient is summed in float32 (float64 for float64).
 
     Example:
-        >>> feature_gather(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0, 2]], dtype=torch.int32))
-        tensor([[[1., 3.]]])
+        >>> feature_gather(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0, 2]],
+        dtype=torch.int32)) tensor([[[1., 3.]]])
     """
     output: Tensor = torch.ops.hstree.feature_gather(input, feature_index)
     return output
 
 
 def _fake(input: Tensor, feature_index: Tensor) -> Tensor:
-    torch._check(input.dim() == 2, lambda: f"input: expected shape [N, D], got {tuple(input.shape)}")
-    torch._check(
-        feature_index.dim() == 2,
-        lambda: f"feature_index: expected shape [T, S], got {tuple(feature_index.shape)}",
-    )
+    if input.dim() != 2:
+        raise RuntimeError(f"input: expected shape [N, D], got {tuple(input.shape)}")
+    if feature_index.dim() != 2:
+        raise RuntimeError(
+            f"feature_index: expected shape [T, S], got {tuple(feature_index.shape)}"
+        )
     return input.new_empty((input.shape[0], *feature_index.shape))
 
 
@@ -62,4 +64,6 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 
 torch.library.register_fake("hstree::feature_gather", _fake)
 torch.library.register_fake("hstree::feature_gather_backward", _backward_fake)
-torch.library.register_autograd("hstree::feature_gather", _gradient, setup_context=_save_for_backward)
+torch.library.register_autograd(
+    "hstree::feature_gather", _gradient, setup_context=_save_for_backward
+)

@@ -1,4 +1,5 @@
-"""Log-probability of a class as a sum of log-sigmoids along its path: ``torch.ops.hstree.forward``."""
+"""Log-probability of a class as a sum of log-sigmoids along its path:
+``torch.ops.hstree.forward``."""
 
 from __future__ import annotations
 
@@ -36,33 +37,38 @@ def path_log_prob(
 
     Args:
         input: [N, D] context vectors: float32, float64, bfloat16 or float16.
-        weight: [T, M, S] vectors of the inner nodes, dtype of ``input``. Under autocast ``input`` is cast to the
-            dtype of ``weight``; the weights themselves are never cast, which would cost O(V).
+        weight: [T, M, S] vectors of the inner nodes, dtype of ``input``. Under autocast ``input``
+            is cast to the dtype of ``weight``; the weights themselves are never cast, which would
+            cost O(V).
         bias: [T, M], dtype of ``weight``, or None.
-        target: [N] int64 classes; a negative one marks an ignored row: log-probability 0 and no gradient.
+        target: [N] int64 classes; a negative one marks an ignored row: log-probability 0 and no
+            gradient.
         path_offset: [T, V + 1] int64, where the path of each class begins and ends in ``path``.
         path: [P] int32, ``node << 1 | goes_left``, root first.
-        leaf_position: [T, V] int32, rank of each class's leaf from the left: the order in which rows are
-            processed. Ranks that do not belong to the paths may give wrong gradients.
-        feature_index: [T, S] int32, increasing: the features that each tree reads; None: all D, S = D.
+        leaf_position: [T, V] int32, rank of each class's leaf from the left: the order in which
+            rows are processed. Ranks that do not belong to the paths may give wrong gradients.
+        feature_index: [T, S] int32, increasing: the features that each tree reads; None: all D, S =
+            D.
         max_depth: most nodes of any path, at most 64.
-        sparse: gradients of weight and bias are sparse COO tensors of the visited rows alone, each row once, as
-            with ``torch.nn.Embedding(sparse=True)``. Eager mode only.
+        sparse: gradients of weight and bias are sparse COO tensors of the visited rows alone, each
+            row once, as with ``torch.nn.Embedding(sparse=True)``. Eager mode only.
 
     Returns:
         log_prob [N, T] in nats: float32, float64 for float64 input.
 
     Raises:
-        RuntimeError: for a shape, dtype, device or, on the CPU, an index that does not fit, naming the argument.
-            On CUDA, where looking would cost a synchronisation, a target or table out of range makes the
-            log-probability of its rows NaN, without gradient.
+        RuntimeError: for a shape, dtype, device or, on the CPU, an index that does not fit, naming
+            the argument. On CUDA, where looking would cost a synchronisation, a target or table out
+            of range makes the log-probability of its rows NaN, without gradient.
 
     Sums are taken in float32 (float64 for float64), in a fixed order: the same bits on every run.
 
     Example:
         >>> tree = hstree.trees.random_tree(6, seed=0).tables()
-        >>> tables = [torch.from_numpy(a) for a in (tree.path_offset, tree.path, tree.leaf_position)]
-        >>> input, weight, target = torch.randn(4, 8), torch.randn(1, 5, 8), torch.tensor([0, 5, 2, -1])
+        >>> tables = [torch.from_numpy(a) for a in (tree.path_offset, tree.path,
+        tree.leaf_position)]
+        >>> input, weight, target = torch.randn(4, 8), torch.randn(1, 5, 8), torch.tensor([0, 5, 2,
+        -1])
         >>> path_log_prob(input, weight, None, target, tables[0][None], tables[1], tables[2][None],
         ...               max_depth=tree.max_depth).shape
         torch.Size([4, 1])
@@ -70,5 +76,14 @@ def path_log_prob(
     Source: Morin and Bengio, Hierarchical probabilistic neural network language model, 2005.
     """
     return _op(
-        sparse, input, weight, bias, target, path_offset, path, leaf_position, feature_index, max_depth
+        sparse,
+        input,
+        weight,
+        bias,
+        target,
+        path_offset,
+        path,
+        leaf_position,
+        feature_index,
+        max_depth,
     )

@@ -1,4 +1,5 @@
-"""Log-probability of the chosen children at nodes that decide by a softmax: ``torch.ops.hstree.wide_log_prob``."""
+"""Log-probability of the chosen children at nodes that decide by a softmax:
+``torch.ops.hstree.wide_log_prob``."""
 
 from __future__ import annotations
 
@@ -22,16 +23,19 @@ def wide_log_prob(
     max_width: int,
     sparse: bool = False,
 ) -> Tensor:
-    r"""Log-probability that each row's target is reached at the wide nodes of its path, in each of T trees.
+    r"""Log-probability that each row's target is reached at the wide nodes of its path, in each of
+    T trees.
 
     .. math::
-        \log p_{it} = \sum_{n \in \mathrm{wide}_t(y_i)} \log \mathrm{softmax}(W_{tn}\, h_i[\mathrm{subset}_t] + b_{tn})_c
+        \log p_{it} = \sum_{n \in \mathrm{wide}_t(y_i)} \log \mathrm{softmax}(W_{tn}\,
+        h_i[\mathrm{subset}_t] + b_{tn})_c
 
     with c the child of n that holds the target and :math:`W_{tn}` the rows of n, one a child.
 
     Equivalent to, for row i and tree t::
 
-        for first_row, width, child in wide_path[wide_offset[t, target[i]] : wide_offset[t, target[i] + 1]]:
+        for first_row, width, child in wide_path[wide_offset[t, target[i]] : wide_offset[t,
+        target[i] + 1]]:
             rows = slice(first_row, first_row + width)
             z = weight[t, rows] @ input[i, feature_index[t]] + bias[t, rows]
             log_prob[i, t] += z.log_softmax(0)[child]
@@ -41,11 +45,14 @@ def wide_log_prob(
         weight: [T, R, S], one row for each child of a wide node, dtype of ``input``; see
             :func:`hstree.ops.path_log_prob` for autocast.
         bias: [T, R], dtype of ``weight``, or None.
-        target: [N] int64 classes; a negative one marks an ignored row: log-probability 0 and no gradient.
-        wide_offset: [T, V + 1] int64, where the wide nodes of each class begin and end in ``wide_path``.
+        target: [N] int64 classes; a negative one marks an ignored row: log-probability 0 and no
+            gradient.
+        wide_offset: [T, V + 1] int64, where the wide nodes of each class begin and end in
+            ``wide_path``.
         wide_path: [P, 3] int32, (first_row, width, child), root first.
         leaf_position: [T, V] int32, rank of each class's leaf from the left.
-        feature_index: [T, S] int32, increasing: the features that each tree reads; None: all D, S = D.
+        feature_index: [T, S] int32, increasing: the features that each tree reads; None: all D, S =
+            D.
         max_width: largest sum of the widths on any path, at most 2**20.
         sparse: as in :func:`hstree.ops.path_log_prob`.
 
@@ -60,11 +67,21 @@ def wide_log_prob(
     Example:
         >>> tree = hstree.trees.Tree.from_nested(((0, 1, 2), (3, 4, 5)))
         >>> t = tree.tables()
-        >>> wide_log_prob(torch.randn(4, 8), torch.randn(1, t.n_wide_rows, 8), None, torch.tensor([0, 5, 2, -1]),
+        >>> wide_log_prob(torch.randn(4, 8), torch.randn(1, t.n_wide_rows, 8), None,
+        torch.tensor([0, 5, 2, -1]),
         ...               torch.from_numpy(t.wide_offset)[None], torch.from_numpy(t.wide_path),
         ...               torch.from_numpy(t.leaf_position)[None], max_width=t.max_width).shape
         torch.Size([4, 1])
     """
     return _op(
-        sparse, input, weight, bias, target, wide_offset, wide_path, leaf_position, feature_index, max_width
+        sparse,
+        input,
+        weight,
+        bias,
+        target,
+        wide_offset,
+        wide_path,
+        leaf_position,
+        feature_index,
+        max_width,
     )

@@ -1,4 +1,5 @@
-"""A readable PyTorch twin of every op: the specification that the tests hold the kernels against."""
+"""A readable PyTorch twin of every op: the specification that the tests hold the kernels
+against."""
 
 from hstree.reference.feature_gather import feature_gather_reference
 from hstree.reference.path import path_log_prob_reference
