@@ -1,0 +1,290 @@
+"""The embedded corpus: English prose that every Python installation holds.
+
+The docstrings of the standard library and the help topics of :mod:`pydoc` are about 400,000 tokens
+of technical English that need no download. Modules are parsed, never imported, so no code of theirs
+runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from .corpus import SPLITS, Corpus, corpus_from_lines
+from .text import sentences, tokenize
+from .vocabulary import END, UNKNOWN, Vocabulary
+
+FORMAT_VERSION = 1
+VOCABULARY_SIZE = 10_000
+_HELD_OUT_PERCENT = 5
+_SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+_CODE_MARKS = re.compile(r"[^\w\s.,;:!?'\"()-]")
+_ROLE = re.compile(
+    r":[a-z]+(?::[a-z]+)?:(?=`)|:(?=(?:param|type|return|returns|rtype|raise|raises)\b[^:]*:)"
+)
+_QUOTE = re.compile(r"(?<!\w)['\u2018\u2019]+|['\u2019]+(?!\w)|[\"\u201c\u201d`*|]")
+
+
+def embedded_corpus(
+    *,
+    min_count: int = 1,
+    max_vocabulary: int | None = None,
+    vocabulary: Vocabulary | None = None,
+    library: str | os.PathLike[str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
+) -> Corpus:
+    """The docstrings and help topics of this Python installation as a corpus of 8,000 to 10,000
+    types.
+
+    Paragraphs of prose are kept, code and tables are dropped; the rest is tokenised by
+    :func:`hstree.data.tokenize`, one sentence a line. Whole modules and topics are assigned to the
+    training (90%), validation and test part (5% each) by a hash of their names, so no module is in
+    two parts; a paragraph that occurs again anywhere is dropped. Words outside the 10,000 most
+    frequent of the training part, and those it holds only once, are ``<unk>``. The result is the
+    same for the same installation.
+
+    The text is kept in the user's cache folder (``$XDG_CACHE_HOME/hstree`` or ``~/.cache/hstree``)
+    as a folder of train.txt, valid.txt and test.txt, so that only the first call takes seconds. A
+    cache that cannot be written is no error.
+
+    Args:
+        min_count, max_vocabulary, vocabulary: as in :func:`hstree.data.load_folder`.
+        library: folder of the modules; None is the standard library of the running Python.
+        cache: folder in which to keep the text; None is the user's cache folder.
+
+    Raises:
+        ValueError: ``library`` holds too little text, as in installations without source files.
+    """
+    root = Path(library) if library is not None else Path(sysconfig.get_path("stdlib"))
+    files = _source_files(root)
+    folder = (Path(cache) if cache is not None else _user_cache()) / _cache_key(root, files)
+    lines = _load_cached(folder)
+    if lines is None:
+        with _collection_paused():
+            lines = _build(root, files)
+        _store(folder, lines)
+    return corpus_from_lines(
+        "docstrings and help topics of Python " + ".".join(map(str, sys.version_info[:3])),
+        lines,
+        min_count=min_count,
+        max_vocabulary=max_vocabulary,
+        vocabulary=vocabulary,
+    )
+
+
+def prose(text: str) -> Iterator[str]:
+    """Paragraphs of English in a docstring or help topic, without markup.
+
+    Left out: interactive examples, literal blocks after ``::``, grammar, tables, headings'
+    underlines, and what has more code marks than prose has.
+    """
+    literal_indent: int | None = None
+    for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
+        if not block.strip():
+            continue
+        lines = [line for line in block.split("\n") if line.strip()]
+        indent = min(len(line) - len(line.lstrip()) for line in lines)
+        if literal_indent is not None and indent > literal_indent:
+            continue
+        literal_indent = indent if block.rstrip().endswith("::") else None
+        lines = [line for line in lines if any(character.isalnum() for character in line)]
+        if any(line.lstrip().startswith((">>>", "...", "$ ")) for line in lines) or "::=" in block:
+            lines = [line for line in lines[: _first_example(lines)] if "::=" not in line]
+        paragraph = " ".join(_QUOTE.sub("", _ROLE.sub("", " ".join(lines))).split())
+        words = re.findall(r"[A-Za-z]{2,}", paragraph)
+        if len(words) >= 3 and 10 * len(_CODE_MARKS.findall(paragraph)) < sum(map(len, words)):
+            yield paragraph
+
+
+def _first_example(lines: list[str]) -> int:
+    for number, line in enumerate(lines):
+        if line.lstrip().startswith((">>>", "...", "$ ")):
+            return number
+    return len(lines)
+
+
+def docstrings(source: bytes) -> Iterator[str]:
+    """Docstrings of a module, its classes and functions, in order of the source; nothing where it
+    does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield docstring
+        children: list[ast.AST] = []
+        for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+            nested = getattr(node, block, None)
+            if isinstance(nested, list):  # expressions hold no docstrings
+                children.extend(nested)
+        pending.extend(reversed(children))
+
+
+def help_topics(source: bytes) -> dict[str, str]:
+    """The dictionary of help topics in the source of ``pydoc_data.topics``; empty if it is not
+    there."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return {}
+    topics: dict[str, str] = {}
+    for statement in tree.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and isinstance(
+            statement.value, ast.Dict
+        ):
+            for key, value in zip(statement.value.keys, statement.value.values, strict=True):
+                if (
+                    isinstance(key, ast.Constant)
+                    and isinstance(value, ast.Constant)
+                    and isinstance(key.value, str)
+                    and isinstance(value.value, str)
+                ):
+                    topics[key.value] = textwrap.dedent(value.value)
+    return topics
+
+
+@contextlib.contextmanager
+def _collection_paused() -> Iterator[None]:
+    """No cyclic garbage collection: syntax trees have no cycles, and walking them over and over
+    doubles the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _source_files(root: Path) -> list[Path]:
+    """Python files below ``root`` in order of their names, those of installed packages left out."""
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS)
+        found.extend(Path(folder, name) for name in names if name.endswith(".py"))
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _cache_key(root: Path, files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with contextlib.suppress(OSError):
+            digest.update(f"{file.relative_to(root).as_posix()}\0{file.stat().st_size}\n".encode())
+    version = ".".join(map(str, sys.version_info[:3]))
+    return f"python-{version}-v{FORMAT_VERSION}-{digest.hexdigest()[:12]}"
+
+
+def _user_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(base, "hstree") if os.path.isabs(base) else Path("~/.cache/hstree").expanduser()
+
+
+def _documents(root: Path, files: Iterable[Path]) -> Iterator[tuple[str, list[str]]]:
+    """Name and texts of every module and help topic."""
+    for file in files:
+        name = file.relative_to(root).as_posix()
+        try:
+            source = file.read_bytes()
+        except OSError:
+            continue
+        if name == "pydoc_data/topics.py":
+            for topic, text in sorted(help_topics(source).items()):
+                yield f"topic {topic}", [text]
+        else:
+            yield name, list(docstrings(source))
+
+
+def _part(name: str) -> str:
+    bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 100
+    if bucket < _HELD_OUT_PERCENT:
+        return "test"
+    return "valid" if bucket < 2 * _HELD_OUT_PERCENT else "train"
+
+
+def _build(root: Path, files: list[Path]) -> dict[str, list[list[str]]]:
+    lines: dict[str, list[list[str]]] = {split: [] for split in SPLITS}
+    seen: set[str] = set()
+    for name, texts in _documents(root, files):
+        part = lines[_part(name)]
+        for text in texts:
+            for paragraph in prose(text):
+                if paragraph not in seen:
+                    seen.add(paragraph)
+                    part.extend(sentences(tokenize(paragraph)))
+    if min(sum(map(len, part)) for part in lines.values()) < 100:
+        raise ValueError(
+            f"{root}: this Python installation has too few docstrings for a corpus; "
+            f"give a text of your own"
+        )
+    counts = Counter(word for line in lines["train"] for word in line)
+    vocabulary = Vocabulary.from_counts(counts, min_count=2, max_size=VOCABULARY_SIZE)
+    return {
+        split: [
+            [word if word in vocabulary else UNKNOWN for word in line if word != END]
+            for line in part
+        ]
+        for split, part in lines.items()
+    }
+
+
+def _text(lines: Iterable[list[str]]) -> bytes:
+    return "".join(" ".join(line) + "\n" for line in lines).encode()
+
+
+def _load_cached(folder: Path) -> dict[str, list[list[str]]] | None:
+    """The cached text, or None if it is not there or not as it was written."""
+    lines = {}
+    try:
+        digests = json.loads((folder / "sha256.json").read_bytes())
+        for split in SPLITS:
+            data = (folder / f"{split}.txt").read_bytes()
+            if hashlib.sha256(data).hexdigest() != digests[split]:
+                return None
+            lines[split] = [line.split() for line in data.decode().splitlines()]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return lines
+
+
+def _store(folder: Path, lines: dict[str, list[list[str]]]) -> None:
+    """Put the text into the cache in one step; do nothing if the cache cannot be written."""
+    temporary: str | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.mkdtemp(prefix=".writing-", dir=folder.parent)
+        digests = {}
+        for split in SPLITS:
+            data = _text(lines[split])
+            digests[split] = hashlib.sha256(data).hexdigest()
+            Path(temporary, f"{split}.txt").write_bytes(data)
+        Path(temporary, "sha256.json").write_text(json.dumps(digests, indent=1) + "\n")
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.chmod(temporary, 0o755)
+        os.replace(temporary, folder)
+    except OSError:
+        pass
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,62 @@
+"""What a head may know about a corpus before training: class frequencies and word vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class CorpusStatistics:
+    """Counts of a training text of V classes.
+
+    Attributes:
+        frequencies: int64 [V], occurrences of each class in the training text.
+        tokens: int32 [n], class ids of the training text in order.
+    """
+
+    frequencies: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int32]
+    _vectors: dict[tuple[tuple[str, str], ...], npt.NDArray[np.float32]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @classmethod
+    def from_tokens(cls, tokens: npt.NDArray[np.integer[Any]], n_classes: int) -> CorpusStatistics:
+        """Count the classes of a token stream. Raises ValueError for an id outside [0,
+        n_classes)."""
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32).reshape(-1)
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < n_classes:
+            raise ValueError(
+                f"tokens: expected ids in [0, {n_classes}), got [{tokens.min()}, {tokens.max()}]"
+            )
+        return cls(np.bincount(tokens, minlength=n_classes).astype(np.int64), tokens)
+
+    def vectors(self, **options: Any) -> npt.NDArray[np.float32]:
+        """Word vectors float32 [V, F] derived from ``tokens``: PPMI of neighbouring words and a
+        truncated SVD.
+
+        Options are those of :func:`hstree.trees.word_vectors`; the result for each set of options
+        is kept.
+        """
+        from hstree.trees import word_vectors
+
+        key = tuple(sorted((name, repr(value)) for name, value in options.items()))
+        if key not in self._vectors:
+            self._vectors[key] = word_vectors(self.tokens, len(self.frequencies), **options)
+        return self._vectors[key]
+
+    def unigram_loss(self, tokens: npt.NDArray[np.integer[Any]]) -> float:
+        """Mean negative log-probability (nats per token) of ``tokens`` under the unigram
+        distribution of this corpus.
+
+        A class that the training text does not contain counts half as much as the rarest that it
+        does.
+        """
+        mass = self.frequencies.astype(np.float64)
+        mass[mass == 0] = mass[mass > 0].min() / 2
+        log_prob = np.log(mass / mass.sum())
+        return float(-log_prob[np.asarray(tokens)].mean())
