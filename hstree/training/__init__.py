@@ -1,0 +1,49 @@
+"""Training: settings, the loop, run folders, progress, pictures and the final figures."""
+
+from .checkpoint import CheckpointError, Run, RunDirectory, load_model, load_run, read_metrics
+from .config import ConfigError, TrainConfig
+from .progress import PlainLines, ProgressBar, Reporter, Silent, default_reporter, perplexity
+from .summary import HeadCost, Summary, format_summary, measure_head_cost
+from .trainer import (
+    EpochRecord,
+    Trainer,
+    TrainingError,
+    TrainingInterrupted,
+    TrainResult,
+    build_model,
+    choose_device,
+    evaluate,
+    set_threads,
+    train,
+)
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "EpochRecord",
+    "HeadCost",
+    "PlainLines",
+    "ProgressBar",
+    "Reporter",
+    "Run",
+    "RunDirectory",
+    "Silent",
+    "Summary",
+    "TrainConfig",
+    "TrainResult",
+    "Trainer",
+    "TrainingError",
+    "TrainingInterrupted",
+    "build_model",
+    "choose_device",
+    "default_reporter",
+    "evaluate",
+    "format_summary",
+    "load_model",
+    "load_run",
+    "measure_head_cost",
+    "perplexity",
+    "read_metrics",
+    "set_threads",
+    "train",
+]

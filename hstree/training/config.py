@@ -1,0 +1,246 @@
+"""Every setting of a training run: one frozen dataclass from which flags, defaults and help texts
+come."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+SCHEDULES = ("cosine", "linear", "constant")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, of the wrong type or out of range."""
+
+
+def _setting(
+    default: Any, group: str, help: str, *, choices: tuple[str, ...] = (), metavar: str = ""
+) -> Any:
+    metadata = {"group": group, "help": help, "choices": choices, "metavar": metavar}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of ``hstree train``.
+
+    Each field is a flag of the same name (``learning_rate`` is ``--learning-rate``); its metadata
+    holds the help text and the group under which ``--help`` lists it.
+
+    Raises:
+        ConfigError: a value out of range; the message names the flag, what was expected and what
+            came.
+    """
+
+    # data
+    data: str | None = _setting(
+        None,
+        "data",
+        "folder with train.txt, valid.txt and test.txt (words separated by spaces), or one "
+        "UTF-8 text file; without it, the docstrings and help topics of this Python installation",
+        metavar="PATH",
+    )
+    min_count: int | None = _setting(
+        None,
+        "data",
+        "words that occur more rarely become <unk> (without it: 2 for a single text file, else 1)",
+    )
+    max_vocabulary: int | None = _setting(
+        None, "data", "number of classes to keep at most, <unk> and <eos> included"
+    )
+
+    # model
+    embedding_size: int = _setting(200, "model", "size of word embeddings")
+    hidden_size: int = _setting(200, "model", "size of the LSTM's state")
+    layers: int = _setting(1, "model", "LSTM layers")
+    dropout: float = _setting(
+        0.5, "model", "dropout on embeddings, between layers and on the output"
+    )
+
+    # head
+    head: str = _setting(
+        "trees", "head", "output layer, any registered head: trees, softmax, adaptive"
+    )
+    n_trees: int = _setting(4, "head", "trees: number of trees T")
+    root: int = _setting(
+        256, "head", "trees: children of the root, C (1: binary down from the root)"
+    )
+    leaf: int = _setting(
+        1, "head", "trees: largest group of leaves under one softmax, G (1: binary to the leaves)"
+    )
+    gate: str = _setting(
+        "context", "head", "trees: mixture weights", choices=("uniform", "constant", "context")
+    )
+    recipe: str = _setting(
+        "cluster", "head", "trees: how trees are built", choices=("cluster", "huffman", "random")
+    )
+    subset_size: int | None = _setting(
+        None, "head", "trees: features that each tree reads, S (without it: all)"
+    )
+    sparse: bool = _setting(
+        False, "head", "trees: row-sparse gradients; only the visited rows are updated"
+    )
+    head_option: tuple[str, ...] = _setting(
+        (),
+        "head",
+        "any other option of the head, its value as JSON or plain text; may be repeated",
+        metavar="KEY=VALUE",
+    )
+
+    # optimisation
+    epochs: int = _setting(8, "optimisation", "passes over the training text")
+    batch_size: int = _setting(20, "optimisation", "streams that run side by side")
+    bptt: int = _setting(35, "optimisation", "time steps of truncated backpropagation")
+    learning_rate: float = _setting(6e-3, "optimisation", "AdamW's learning rate of the backbone")
+    head_learning_rate_factor: float = _setting(
+        8.0, "optimisation", "learning rate of the head over that of the backbone"
+    )
+    weight_decay: float = _setting(
+        0.01, "optimisation", "AdamW's weight decay (sparse parameters have none)"
+    )
+    clip: float = _setting(1.0, "optimisation", "largest norm of the gradient; 0 for no clipping")
+    schedule: str = _setting(
+        "cosine", "optimisation", "course of the learning rate", choices=SCHEDULES
+    )
+    warmup: int = _setting(50, "optimisation", "steps over which the learning rate rises from 0")
+
+    # run
+    run: str | None = _setting(
+        None,
+        "run",
+        "run folder to create; it must not exist yet (without it: runs/<time>-<head>)",
+        metavar="DIR",
+    )
+    seed: int = _setting(1, "run", "seed of trees, initial weights and dropout")
+    device: str = _setting(
+        "auto", "run", "where to train; auto takes a GPU if there is one", choices=DEVICES
+    )
+    threads: int | None = _setting(None, "run", "CPU threads (without it: torch's own choice)")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = _checked(field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+            choices = field.metadata["choices"]
+            if choices and value not in choices:
+                raise ConfigError(
+                    f"--{flag_name(field.name)}: expected one of {', '.join(choices)}, "
+                    f"got {value!r}"
+                )
+        for name in (
+            "embedding_size",
+            "hidden_size",
+            "layers",
+            "n_trees",
+            "root",
+            "leaf",
+            "subset_size",
+        ):
+            self._at_least(name, 1)
+        for name in ("epochs", "batch_size", "bptt", "min_count", "threads"):
+            self._at_least(name, 1)
+        self._at_least("max_vocabulary", 4)
+        self._at_least("warmup", 0)
+        for name in ("weight_decay", "clip", "seed"):
+            self._at_least(name, 0)
+        for name in ("learning_rate", "head_learning_rate_factor"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(
+                    f"--{flag_name(name)}: expected a positive number, got {getattr(self, name)}"
+                )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"--dropout: expected a probability in [0, 1), got {self.dropout}")
+        self.head_options()
+
+    def _at_least(self, name: str, minimum: int) -> None:
+        value = getattr(self, name)
+        if value is not None and value < minimum:
+            raise ConfigError(f"--{flag_name(name)}: expected at least {minimum}, got {value}")
+
+    def head_options(self) -> dict[str, Any]:
+        """Options for ``Head.from_corpus``: the learning-rate factor, the tree settings if the head
+        is ``trees``, and every ``head_option``."""
+        options: dict[str, Any] = {"learning_rate_factor": self.head_learning_rate_factor}
+        if self.head == "trees":
+            names = ("n_trees", "root", "leaf", "gate", "recipe", "subset_size", "sparse")
+            options |= {name: getattr(self, name) for name in names}
+        for text in self.head_option:
+            key, equals, value = text.partition("=")
+            if not equals or not key.isidentifier():
+                raise ConfigError(f"--head-option: expected KEY=VALUE, got {text!r}")
+            try:
+                options[key] = json.loads(value)
+            except ValueError:
+                options[key] = value
+        return options
+
+    def to_json(self) -> str:
+        """The settings as a JSON object, one line each."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> TrainConfig:
+        """Settings from what :meth:`to_json` wrote; a setting that is missing takes its default.
+
+        Raises:
+            ConfigError: not a JSON object, a setting that does not exist, or a value that is not
+                valid.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"expected settings as JSON: {error}") from None
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"expected settings as a JSON object, got {type(values).__name__}")
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(f"unknown settings: {', '.join(unknown)}")
+        settings: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        return cls(**settings)
+
+
+def flag_name(name: str) -> str:
+    """``learning_rate`` as on the command line: ``learning-rate``."""
+    return name.replace("_", "-")
+
+
+@cache
+def field_types() -> dict[str, tuple[type, bool]]:
+    """For each field its type (int, float, str, bool or tuple) and whether None is allowed."""
+    result = {}
+    for name, hint in typing.get_type_hints(TrainConfig).items():
+        optional = isinstance(hint, types.UnionType)
+        kind = (
+            next(part for part in typing.get_args(hint) if part is not type(None))
+            if optional
+            else hint
+        )
+        result[name] = (typing.get_origin(kind) or kind, optional)
+    return result
+
+
+def _checked(name: str, value: Any) -> Any:
+    kind, optional = field_types()[name]
+    if value is None and optional:
+        return None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if kind is tuple and isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+        return value
+    if type(value) is not kind:
+        raise ConfigError(f"--{flag_name(name)}: expected {kind.__name__}, got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"--{flag_name(name)}: expected a finite number, got {value}")
+    return value

@@ -1,0 +1,69 @@
+"""The learning curve as a picture."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .progress import perplexity
+
+if TYPE_CHECKING:
+    from .trainer import EpochRecord
+
+
+def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: str) -> bytes:
+    """A PNG of training and validation perplexity by epoch, with the unigram perplexity of the
+    validation text.
+
+    Args:
+        records: one for each epoch, at least one.
+        unigram_loss: loss of the unigram distribution on the validation text, nats per token.
+        title: what was trained.
+    """
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    figure = Figure(figsize=(6.4, 4.2), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    epochs = [record.epoch for record in records]
+    axes.plot(
+        epochs,
+        [perplexity(r.train_loss) for r in records],
+        "o-",
+        color="#4c78a8",
+        label="training",
+        ms=4,
+    )
+    valid = [perplexity(r.valid_loss) for r in records]
+    axes.plot(epochs, valid, "s-", color="#e45756", label="validation", ms=4)
+    best = min(range(len(valid)), key=valid.__getitem__)
+    axes.annotate(
+        f"{valid[best]:.1f}",
+        (epochs[best], valid[best]),
+        (0, 7),
+        textcoords="offset points",
+        ha="center",
+        color="#e45756",
+    )
+    unigram = perplexity(unigram_loss)
+    axes.axhline(
+        unigram, color="#767676", ls="--", lw=1, label=f"unigram model, validation ({unigram:.1f})"
+    )
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlabel("epoch (passes over the training text)")
+    axes.set_ylabel("perplexity per token (log scale)")
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": "hstree"})
+    return buffer.getvalue()

@@ -1,0 +1,151 @@
+"""The final figures of a run: quality against the unigram model, cost against a flat softmax."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hstree.heads import Head
+
+
+@dataclass(frozen=True)
+class HeadCost:
+    """Median seconds of one forward and backward pass of the head, and of a flat softmax of the
+    same N, D and V.
+
+    Attributes:
+        rows: N.
+        head_seconds, flat_seconds: medians over alternating repetitions in the same process.
+    """
+
+    rows: int
+    head_seconds: float
+    flat_seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times the flat softmax costs what the head costs."""
+        return self.flat_seconds / self.head_seconds
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a finished run amounts to. Perplexities are per token."""
+
+    corpus: str
+    head: str
+    classes: int
+    train_tokens: int
+    epochs: int
+    best_epoch: int
+    valid_perplexity: float
+    test_perplexity: float
+    unigram_valid_perplexity: float
+    unigram_test_perplexity: float
+    backbone_parameters: int
+    head_parameters: int
+    cost: HeadCost
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        values = asdict(self)
+        values["cost"]["ratio"] = self.cost.ratio
+        return values
+
+
+def measure_head_cost(
+    head: Head, hidden: Tensor, targets: Tensor, *, repeats: int = 15, budget: float = 4.0
+) -> HeadCost:
+    """Time one training step of the head alone (forward and backward) against ``F.linear`` +
+    ``F.cross_entropy``.
+
+    Args:
+        head: any head; its gradients are cleared afterwards.
+        hidden: [N, D] context vectors.
+        targets: int64 [N].
+        repeats: repetitions of each at most, after two that do not count.
+        budget: seconds after which no further repetition begins (at least three are made).
+    """
+    hidden = hidden.detach().requires_grad_()
+    weight = (
+        torch.empty(head.n_classes, head.in_features, device=hidden.device)
+        .uniform_(-0.1, 0.1)
+        .requires_grad_()
+    )
+    bias = torch.zeros(head.n_classes, device=hidden.device, requires_grad=True)
+
+    def head_step() -> None:
+        loss: Tensor = head(hidden, targets).loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        head.zero_grad(set_to_none=True)
+        hidden.grad = None
+
+    def flat_step() -> None:
+        loss = F.cross_entropy(
+            F.linear(hidden, weight, bias), targets, ignore_index=head.ignore_index
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        hidden.grad = weight.grad = bias.grad = None
+
+    times: tuple[list[float], list[float]] = ([], [])
+    begin = time.perf_counter()
+    for repetition in range(repeats + 2):
+        for step, measured in zip((head_step, flat_step), times, strict=True):
+            seconds = _seconds(step, hidden.device)
+            if repetition >= 2:
+                measured.append(seconds)
+        if repetition >= 4 and time.perf_counter() - begin > budget:
+            break
+    return HeadCost(len(hidden), statistics.median(times[0]), statistics.median(times[1]))
+
+
+def _seconds(step: Callable[[], None], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def own_parameter_count(head: Head, backbone: nn.Module) -> int:
+    """Elements of the head's parameters that it does not share with the backbone."""
+    shared = {id(parameter) for parameter in backbone.parameters()}
+    return sum(parameter.numel() for parameter in head.parameters() if id(parameter) not in shared)
+
+
+def format_summary(summary: Summary) -> str:
+    """The summary as a table of plain text."""
+    cost = summary.cost
+    faster = (
+        f"{cost.ratio:.1f} times faster"
+        if cost.ratio >= 1
+        else f"{1 / cost.ratio:.1f} times slower"
+    )
+    rows = [
+        ("", "valid", "test"),
+        ("perplexity", f"{summary.valid_perplexity:,.1f}", f"{summary.test_perplexity:,.1f}"),
+        (
+            "perplexity of the unigram model",
+            f"{summary.unigram_valid_perplexity:,.1f}",
+            f"{summary.unigram_test_perplexity:,.1f}",
+        ),
+    ]
+    table = [f"{name:<34}{valid:>12}{test:>12}" for name, valid, test in rows]
+    table += [
+        f"{'parameters of the backbone':<34}{summary.backbone_parameters:>12,}",
+        f"{'parameters of the head':<34}{summary.head_parameters:>12,}",
+        f"{f'head step, {cost.rows:,} rows':<34}{1e3 * cost.head_seconds:>9.2f} ms",
+        f"{'flat softmax of the same size':<34}{1e3 * cost.flat_seconds:>9.2f} ms   "
+        f"the head is {faster}",
+    ]
+    return "\n".join(table)

@@ -1,0 +1,381 @@
+"""The training loop: truncated backpropagation through time, validation every epoch, the best
+weights kept."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hstree.data import Corpus, CorpusStatistics, batchify, load_corpus, windows
+from hstree.heads import head_class
+from hstree.models import LanguageModel, LSTMBackbone, State, detach, evaluate_loss
+
+from .checkpoint import (
+    CONFIG,
+    CURVE,
+    METRICS,
+    MODEL,
+    SUMMARY,
+    VOCABULARY,
+    Content,
+    RunDirectory,
+    load_model,
+    model_writer,
+)
+from .config import ConfigError, TrainConfig
+from .optimizer import build_optimizers, clip_gradients, scheduled_learning_rate, set_learning_rate
+from .plot import learning_curve
+from .progress import Reporter, Silent, perplexity
+from .summary import HeadCost, Summary, measure_head_cost, own_parameter_count
+
+EVALUATION_STREAMS = 20
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on: the loss is not a number."""
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Training was interrupted.
+
+    Attributes:
+        run: the run folder, or None if no epoch had ended.
+        best: record of the epoch whose weights it holds.
+    """
+
+    def __init__(self, run: Path | None, best: EpochRecord | None) -> None:
+        super().__init__("training was interrupted")
+        self.run = run
+        self.best = best
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """Figures of an epoch; a line of metrics.jsonl. Losses are in nats per token, speeds include
+    training only."""
+
+    epoch: int
+    step: int
+    learning_rate: float
+    train_loss: float
+    valid_loss: float
+    best: bool
+    tokens_per_second: float
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record with its perplexities; JSON-able."""
+        return asdict(self) | {
+            "train_perplexity": perplexity(self.train_loss),
+            "valid_perplexity": perplexity(self.valid_loss),
+        }
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What :func:`train` returns.
+
+    Attributes:
+        run: the run folder.
+        summary: the final figures.
+        records: one for each epoch.
+        model: best weights, in evaluation mode.
+    """
+
+    run: Path
+    summary: Summary
+    records: list[EpochRecord]
+    model: LanguageModel
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a ``--device`` setting. Raises ConfigError if there is no GPU but one is asked
+    for."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device: cuda was asked for, but torch finds no GPU")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def set_threads(config: TrainConfig) -> None:
+    """Set torch's number of CPU threads, if the configuration says one."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+
+
+def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistics) -> LanguageModel:
+    """The untrained model of a configuration; the same for the same seed.
+
+    Raises:
+        ValueError: the head is unknown, or does not take the options it is given.
+    """
+    head_type = head_class(config.head)
+    torch.manual_seed(config.seed)
+    backbone = LSTMBackbone(
+        n_classes, config.embedding_size, config.hidden_size, config.layers, config.dropout
+    )
+    try:
+        head = head_type.from_corpus(
+            backbone.out_features,
+            n_classes,
+            statistics,
+            embedding=backbone.embedding,
+            seed=config.seed,
+            **config.head_options(),
+        )
+    except TypeError as error:
+        raise ConfigError(
+            f"--head-option: the head {config.head!r} does not take these options: {error}"
+        ) from error
+    return LanguageModel(backbone, head)
+
+
+def check_size(corpus: Corpus, config: TrainConfig) -> None:
+    """Raises ConfigError if a part of the corpus is too small to train on or to evaluate."""
+    needed = {"train": config.batch_size + 1, "valid": 2, "test": 2}
+    for split, least in needed.items():
+        size = len(getattr(corpus, split))
+        if size < least:
+            flag = "--batch-size" if split == "train" else "--data"
+            raise ConfigError(
+                f"{flag}: the {split} part of {corpus.name} has {size} tokens, "
+                f"at least {least} are needed"
+            )
+
+
+class Trainer:
+    """Trains a model on a corpus.
+
+    Args:
+        model: on the device on which to train.
+        corpus: ids of the model's classes.
+        config: batch size, windows, learning rates, schedule, clipping, epochs.
+        reporter: told of every step.
+
+    Raises:
+        ValueError: a part of the corpus is too small for the batch.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        corpus: Corpus,
+        config: TrainConfig,
+        reporter: Reporter | None = None,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.reporter = reporter or Silent()
+        self.device = model.backbone.embedding.weight.device
+        check_size(corpus, config)
+        ignore = model.head.ignore_index
+        train = batchify(corpus.train, config.batch_size, ignore_index=ignore)
+        self.train_stream = (train[0].to(self.device), train[1].to(self.device))
+        self.steps_per_epoch = -(-len(train[0]) // config.bptt)
+        self.total_steps = config.epochs * self.steps_per_epoch
+        self.optimizers = build_optimizers(model, config)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.step = 0
+        self.epoch = 0
+
+    def run_epoch(self) -> tuple[float, float, float]:
+        """One pass over the training text.
+
+        Returns:
+            Mean loss in nats per token, tokens per second, and the last learning rate.
+
+        Raises:
+            TrainingError: the loss is not finite.
+        """
+        self.epoch += 1
+        self.model.train()
+        total, count, rate = 0.0, 0, 0.0
+        state: State | None = None
+        begin = time.perf_counter()
+        for inputs, targets in windows(*self.train_stream, self.config.bptt):
+            tokens = int((targets != self.model.head.ignore_index).sum())
+            if tokens == 0:
+                continue
+            rate = scheduled_learning_rate(self.config, self.step, self.total_steps)
+            set_learning_rate(self.optimizers, rate)
+            loss, state = self._train_step(inputs, targets, state)
+            self.step += 1
+            total += loss * tokens
+            count += tokens
+            self.reporter.step(self.epoch, loss, tokens)
+        return total / count, count / (time.perf_counter() - begin), rate
+
+    def _train_step(
+        self, inputs: Tensor, targets: Tensor, state: State | None
+    ) -> tuple[float, State]:
+        output, state = self.model(inputs, targets, state)
+        loss = output.loss.detach().item()
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss became {loss} in epoch {self.epoch}, step {self.step + 1}; "
+                f"try a lower --learning-rate (now {self.config.learning_rate:g}) "
+                f"or a lower --clip (now {self.config.clip:g})"
+            )
+        output.loss.backward()
+        if self.config.clip > 0:
+            clip_gradients(self.parameters, self.config.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return loss, detach(state)
+
+
+def evaluation_stream(
+    tokens: Any, device: torch.device, ignore_index: int = -100
+) -> tuple[Tensor, Tensor]:
+    """Inputs and targets [L, B] that make every token but the first a target, B at most
+    ``EVALUATION_STREAMS``."""
+    streams = max(1, min(EVALUATION_STREAMS, (len(tokens) - 1) // 50))
+    inputs, targets = batchify(tokens, streams, ignore_index=ignore_index)
+    return inputs.to(device), targets.to(device)
+
+
+def evaluate(model: LanguageModel, tokens: Any) -> float:
+    """Mean negative log-probability in nats per token of a token stream (numpy ids [n], n >= 2)."""
+    device = model.backbone.embedding.weight.device
+    return evaluate_loss(model, *evaluation_stream(tokens, device, model.head.ignore_index))
+
+
+def train(config: TrainConfig, reporter: Reporter | None = None) -> TrainResult:
+    """Train as configured and leave a run folder.
+
+    The folder appears when the first epoch has ended, complete; from then on its files are replaced
+    atomically, so it can be read at any time, whatever stops the training.
+
+    Raises:
+        ValueError: a setting, the corpus or the run folder is not usable; nothing was written.
+        TrainingError: the loss is not finite; the best epoch so far is kept.
+        TrainingInterrupted: on Ctrl-C; the best epoch so far is kept.
+    """
+    reporter = reporter or Silent()
+    head_class(config.head)
+    device = choose_device(config.device)
+    set_threads(config)
+    directory = RunDirectory(config.run, f"{datetime.now():%Y%m%d-%H%M%S}-{config.head}")
+    begin = time.perf_counter()
+    best: EpochRecord | None = None
+    try:
+        corpus = load_corpus(
+            config.data, min_count=config.min_count, max_vocabulary=config.max_vocabulary
+        )
+        reporter.message(str(corpus))
+        check_size(corpus, config)
+        statistics = corpus.statistics()
+        reporter.message(f"building the model with the head {config.head!r} ...")
+        started = time.perf_counter()
+        model = build_model(config, len(corpus.vocabulary), statistics).to(device)
+        reporter.message(_describe(model, time.perf_counter() - started))
+        trainer = Trainer(model, corpus, config, reporter)
+        unigram = statistics.unigram_loss(corpus.valid[1:])
+        records: list[EpochRecord] = []
+        files: dict[str, Content] = {
+            CONFIG: _saved_config(config).to_json().encode(),
+            VOCABULARY: corpus.vocabulary.to_bytes(),
+        }
+        reporter.start(config.epochs, trainer.steps_per_epoch)
+        for epoch in range(1, config.epochs + 1):
+            epoch_begin = time.perf_counter()
+            train_loss, speed, rate = trainer.run_epoch()
+            valid_loss = evaluate(model, corpus.valid)
+            if not math.isfinite(valid_loss):
+                raise TrainingError(
+                    f"the validation loss became {valid_loss} in epoch {epoch}; "
+                    f"try a lower --learning-rate"
+                )
+            is_best = best is None or valid_loss < best.valid_loss
+            seconds = time.perf_counter() - epoch_begin
+            record = EpochRecord(
+                epoch, trainer.step, rate, train_loss, valid_loss, is_best, speed, seconds
+            )
+            records.append(record)
+            if is_best:
+                files[MODEL] = model_writer(model)
+            files[METRICS] = _json_lines([r.to_dict() for r in records])
+            files[CURVE] = learning_curve(records, unigram, f"{config.head} head, {corpus.name}")
+            directory.write(files)
+            files = {}
+            best = record if is_best else best
+            reporter.epoch(record)
+    except KeyboardInterrupt:
+        raise TrainingInterrupted(directory.path if directory.published else None, best) from None
+    except TrainingError as error:
+        raise TrainingError(f"{error}; {_kept(directory, best)}") from None
+    finally:
+        reporter.stop()
+
+    try:
+        assert best is not None
+        model = load_model(directory.path / MODEL).to(device)
+        summary = Summary(
+            corpus=corpus.name,
+            head=config.head,
+            classes=len(corpus.vocabulary),
+            train_tokens=len(corpus.train),
+            epochs=config.epochs,
+            best_epoch=best.epoch,
+            valid_perplexity=perplexity(best.valid_loss),
+            test_perplexity=perplexity(evaluate(model, corpus.test)),
+            unigram_valid_perplexity=perplexity(unigram),
+            unigram_test_perplexity=perplexity(statistics.unigram_loss(corpus.test[1:])),
+            backbone_parameters=sum(parameter.numel() for parameter in model.backbone.parameters()),
+            head_parameters=own_parameter_count(model.head, model.backbone),
+            cost=_head_cost(model, trainer.train_stream, config.bptt),
+            seconds=time.perf_counter() - begin,
+        )
+        directory.write({SUMMARY: (json.dumps(summary.to_dict(), indent=2) + "\n").encode()})
+    except KeyboardInterrupt:
+        raise TrainingInterrupted(directory.path, best) from None
+    return TrainResult(directory.path, summary, records, model)
+
+
+def _saved_config(config: TrainConfig) -> TrainConfig:
+    """The configuration with the path of its corpus made absolute, so that the run can be evaluated
+    from anywhere."""
+    if config.data is None:
+        return config
+    return replace(config, data=str(Path(config.data).resolve()))
+
+
+def _json_lines(records: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def _kept(directory: RunDirectory, best: EpochRecord | None) -> str:
+    if best is None or not directory.published:
+        return "nothing was written"
+    return f"the weights of epoch {best.epoch} are kept in {directory.path}"
+
+
+def _describe(model: LanguageModel, seconds: float) -> str:
+    backbone = sum(parameter.numel() for parameter in model.backbone.parameters())
+    head = own_parameter_count(model.head, model.backbone)
+    return (
+        f"LSTM with {backbone:,} parameters, head {model.head.name!r} with {head:,} parameters, "
+        f"built in {seconds:.1f} s"
+    )
+
+
+def _head_cost(model: LanguageModel, stream: tuple[Tensor, Tensor], bptt: int) -> HeadCost:
+    """Cost of the head on context vectors of the first training batch."""
+    with torch.no_grad():
+        hidden, _ = model.hidden(stream[0][:bptt])
+    targets = stream[1][:bptt].reshape(-1)
+    model.head.train()
+    try:
+        return measure_head_cost(model.head, hidden.reshape(-1, hidden.shape[-1]), targets)
+    finally:
+        model.head.eval()

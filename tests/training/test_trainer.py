@@ -1,0 +1,289 @@
+"""Training on a toy text: it learns, it is reproducible, it stops cleanly."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from hstree.data import load_corpus
+from hstree.heads import head_names
+from hstree.training import (
+    ConfigError,
+    EpochRecord,
+    Silent,
+    Trainer,
+    TrainingError,
+    TrainingInterrupted,
+    build_model,
+    choose_device,
+    evaluate,
+    format_summary,
+    load_run,
+    read_metrics,
+    train,
+)
+from training.toy import small_config, write_corpus
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("toy") / "data")
+
+
+class Recorder(Silent):
+    """Keeps what it is told."""
+
+    def __init__(self, interrupt_at: int | None = None) -> None:
+        self.losses: list[float] = []
+        self.tokens = 0
+        self.records: list[EpochRecord] = []
+        self.stopped = 0
+        self.interrupt_at = interrupt_at
+
+    def step(self, epoch: int, loss: float, tokens: int) -> None:
+        self.losses.append(loss)
+        self.tokens += tokens
+        if len(self.losses) == self.interrupt_at:
+            raise KeyboardInterrupt
+
+    def epoch(self, record: EpochRecord) -> None:
+        self.records.append(record)
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+@pytest.mark.parametrize("head", head_names())
+def test_every_head_learns(head: str, data: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    result = train(small_config(data, tmp_path / "run", head=head), recorder)
+    summary = result.summary
+    # The unigram model knows nothing of the last word; the chains have about 1.5 continuations.
+    assert summary.unigram_valid_perplexity > 8
+    assert summary.valid_perplexity < 0.5 * summary.unigram_valid_perplexity
+    assert summary.test_perplexity < 0.5 * summary.unigram_test_perplexity
+    assert recorder.losses[-1] < recorder.losses[0]
+    assert recorder.stopped == 1
+    assert recorder.records == result.records
+    corpus = load_corpus(data)
+    assert recorder.tokens == 2 * (len(corpus.train) - 1)
+
+
+def test_sparse_trees_learn(data: Path, tmp_path: Path) -> None:
+    result = train(small_config(data, tmp_path / "run", head="trees", sparse=True))
+    summary = result.summary
+    assert summary.valid_perplexity < 0.5 * summary.unigram_valid_perplexity
+
+
+def test_run_folder_is_complete(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, tmp_path / "deep" / "run")
+    result = train(config)
+    assert result.run == tmp_path / "deep" / "run"
+    assert {path.name for path in result.run.iterdir()} == {
+        "config.json",
+        "vocabulary.txt",
+        "metrics.jsonl",
+        "model.safetensors",
+        "summary.json",
+        "learning_curve.png",
+    }
+    assert [path.name for path in result.run.parent.iterdir()] == ["run"]
+    assert (result.run / "learning_curve.png").read_bytes().startswith(b"\x89PNG\r\n")
+    metrics = read_metrics(result.run / "metrics.jsonl")
+    assert [record["epoch"] for record in metrics] == [1, 2]
+    assert metrics[1]["step"] == 2 * metrics[0]["step"]
+    for record in metrics:
+        assert record["valid_perplexity"] == pytest.approx(math.exp(record["valid_loss"]))
+    summary = json.loads((result.run / "summary.json").read_text())
+    assert summary["valid_perplexity"] == min(record["valid_perplexity"] for record in metrics)
+    cost = summary["cost"]
+    assert cost["rows"] == config.batch_size * config.bptt
+    assert cost["ratio"] == pytest.approx(cost["flat_seconds"] / cost["head_seconds"])
+    text = format_summary(result.summary)
+    assert f"{summary['head_parameters']:,}" in text
+    assert "flat softmax" in text
+
+
+def test_saved_model_gives_the_same_loss(data: Path, tmp_path: Path) -> None:
+    """What is read back gives the validation loss of the best epoch, to the last bit."""
+    for head in head_names():
+        recorder = Recorder()
+        result = train(small_config(data, tmp_path / head, head=head), recorder)
+        run = load_run(result.run)
+        corpus = load_corpus(run.config.data, vocabulary=run.vocabulary)
+        best = min(record.valid_loss for record in recorder.records)
+        assert evaluate(run.model, corpus.valid) == best
+        assert run.model.head.name == head
+        assert not run.model.training
+
+
+def test_tied_softmax_round_trip(data: Path, tmp_path: Path) -> None:
+    config = small_config(
+        data, tmp_path / "run", embedding_size=16, head_option=("tied=true",), epochs=1
+    )
+    result = train(config)
+    run = load_run(result.run)
+    assert run.model.head.weight is run.model.backbone.embedding.weight
+    assert result.summary.head_parameters == len(run.vocabulary)
+    corpus = load_corpus(data)
+    assert evaluate(run.model, corpus.valid) == result.records[0].valid_loss
+
+
+def test_best_epoch_is_kept(data: Path, tmp_path: Path) -> None:
+    """A learning rate that ruins the model later must not cost the weights of the best epoch."""
+    config = small_config(
+        data, tmp_path / "run", epochs=4, learning_rate=0.3, schedule="constant", warmup=20
+    )
+    result = train(config)
+    best = min(result.records, key=lambda record: record.valid_loss)
+    assert result.summary.best_epoch == best.epoch
+    assert [record.best for record in result.records] == [
+        record.valid_loss == min(r.valid_loss for r in result.records[: record.epoch])
+        for record in result.records
+    ]
+    corpus = load_corpus(data)
+    assert evaluate(load_run(result.run).model, corpus.valid) == best.valid_loss
+
+
+@pytest.mark.parametrize("head", head_names())
+def test_a_seed_gives_the_same_losses(head: str, data: Path, tmp_path: Path) -> None:
+    losses = []
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        recorder = Recorder()
+        train(small_config(data, tmp_path / name, head=head, seed=seed, epochs=1), recorder)
+        losses.append(recorder.losses)
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+
+
+def test_steps_are_those_of_a_plain_loop(data: Path, tmp_path: Path) -> None:
+    """Ten steps against truncated backpropagation written out with torch alone."""
+    config = small_config(
+        data, tmp_path / "run", dropout=0.0, clip=0.25, schedule="constant", warmup=0
+    )
+    corpus = load_corpus(data)
+    statistics = corpus.statistics()
+    recorder = Recorder()
+    trainer = Trainer(
+        build_model(config, len(corpus.vocabulary), statistics), corpus, config, recorder
+    )
+    trainer.run_epoch()
+
+    model = build_model(config, len(corpus.vocabulary), statistics)
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": model.backbone.parameters(), "lr": config.learning_rate},
+            {"params": model.head.parameters(), "lr": 8 * config.learning_rate},
+        ],
+        weight_decay=config.weight_decay,
+    )
+    length = -(-(len(corpus.train) - 1) // config.batch_size)
+    state = None
+    for step in range(10):
+        rows = range(step * config.bptt, (step + 1) * config.bptt)
+        places = torch.tensor([[b * length + t for b in range(config.batch_size)] for t in rows])
+        tokens = torch.from_numpy(corpus.train)[places].long()
+        targets = torch.from_numpy(corpus.train)[places + 1].long()
+        embedded = model.backbone.embedding(tokens)
+        hidden, state = model.backbone.lstm(embedded, state)
+        state = (state[0].detach(), state[1].detach())
+        logits = hidden @ model.head.weight.T + model.head.bias
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimizer.step()
+        assert recorder.losses[step] == pytest.approx(loss.item(), rel=1e-4)
+
+
+def test_evaluation_of_short_texts(data: Path, tmp_path: Path) -> None:
+    """Evaluation uses as many streams as the text allows, and every token but the first counts."""
+    corpus = load_corpus(data)
+    model = build_model(
+        small_config(data, tmp_path / "x"), len(corpus.vocabulary), corpus.statistics()
+    )
+    model.eval()
+    tokens = torch.from_numpy(corpus.valid[:40]).long()
+    hidden, _ = model.hidden(tokens[:-1, None])
+    expected = -model.head.log_prob(hidden[:, 0]).gather(1, tokens[1:, None]).mean()
+    assert evaluate(model, corpus.valid[:40]) == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("step", "kept"), [(1, None), (35, 1)])
+def test_interruption(step: int, kept: int | None, data: Path, tmp_path: Path) -> None:
+    recorder = Recorder(interrupt_at=step)
+    config = small_config(data, tmp_path / "runs" / "run", epochs=10)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train(config, recorder)
+    assert recorder.stopped == 1
+    if kept is None:
+        assert caught.value.run is None
+        assert caught.value.best is None
+        assert not (tmp_path / "runs").exists()
+    else:
+        assert caught.value.run == tmp_path / "runs" / "run"
+        assert caught.value.best == recorder.records[kept - 1]
+        assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
+        run = load_run(tmp_path / "runs" / "run")
+        corpus = load_corpus(data)
+        assert evaluate(run.model, corpus.valid) == recorder.records[kept - 1].valid_loss
+
+
+def test_diverging_loss_stops(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, tmp_path / "run", learning_rate=1e30, warmup=0, clip=0.0)
+    with pytest.raises(
+        TrainingError,
+        match=r"the loss became (nan|inf) in epoch 1, step \d+; .*lower "
+        r"--learning-rate \(now 1e\+30\).*; nothing was written",
+    ):
+        train(config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_diverging_later_keeps_the_best(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Poison(Recorder):
+        def epoch(self, record: EpochRecord) -> None:
+            super().epoch(record)
+            with torch.no_grad():
+                trainers[0].model.head.bias.fill_(math.nan)
+
+    trainers: list[Trainer] = []
+    original = Trainer.__init__
+
+    def spy(self: Trainer, *args: object) -> None:
+        trainers.append(self)
+        original(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Trainer, "__init__", spy)
+    recorder = Poison()
+    with pytest.raises(
+        TrainingError, match=r"in epoch 2.*the weights of epoch 1 are kept in .*run"
+    ):
+        train(small_config(data, tmp_path / "run"), recorder)
+    corpus = load_corpus(data)
+    loss = evaluate(load_run(tmp_path / "run").model, corpus.valid)
+    assert loss == recorder.records[0].valid_loss
+
+
+def test_what_cannot_work_is_refused_early(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(
+        ConfigError, match=r"--batch-size: the train part of data has .* at least 100001"
+    ):
+        train(small_config(data, run, batch_size=100_000))
+    with pytest.raises(ValueError, match=r"head: expected one of .*, got 'none'"):
+        train(small_config(data, run, head="none"))
+    with pytest.raises(ConfigError, match=r"head 'softmax' does not take these options.*'colour'"):
+        train(small_config(data, run, head_option=("colour=1",)))
+    with pytest.raises(ValueError, match="no such file or folder"):
+        train(small_config(tmp_path / "absent", run))
+    assert list(tmp_path.iterdir()) == []
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="--device: cuda was asked for"):
+            choose_device("cuda")
