@@ -1,0 +1,7 @@
+"""``python -m hstree.cli`` is ``hstree``."""
+
+import sys
+
+from .app import main
+
+sys.exit(main())

@@ -1,0 +1,111 @@
+"""The parser of ``hstree`` and what every command shares: errors as one line, exit statuses.
+
+Exit status: 0 done; 1 training failed, or an error inside hstree; 2 something about the arguments,
+files or settings is not usable; 130 interrupted by Ctrl-C. ``HSTREE_DEBUG=1`` shows tracebacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from . import evaluate, generate, train, tree
+
+_DESCRIPTION = """\
+Language models with output layers from ensembles of randomized hierarchical softmaxes.
+
+  hstree train                                 train on the docstrings of this Python (about 3
+  minutes) hstree train --data FOLDER_OR_FILE           train on a text of your own hstree evaluate
+  RUN                          perplexity of a trained model hstree generate RUN --prompt "the
+  value"     text from a trained model hstree tree draw RUN                         a picture of its
+  trees
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        import torch
+
+        import hstree
+
+        python = ".".join(map(str, sys.version_info[:3]))
+        print(f"hstree {hstree.__version__} (torch {torch.__version__}, Python {python})")
+        parser.exit(0)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with all commands; each sets ``handler``, a function of the parsed arguments."""
+    parser = _Parser(
+        prog="hstree",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", nargs=0, action=_Version, help="show versions and exit")
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=_Parser
+    )
+    for module in (train, evaluate, generate, tree):
+        module.add_command(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``hstree`` with the given arguments (default: those of the process) and return the exit
+    status."""
+    try:
+        try:
+            arguments = build_parser().parse_args(argv)
+        except SystemExit as exit_:
+            return exit_.code if isinstance(exit_.code, int) else 2
+        status: int = arguments.handler(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt as interrupt:
+        return _fail(interrupt, f"interrupted{_kept(interrupt)}", 130)
+    except (ValueError, OSError) as error:
+        return _fail(error, str(error), 2)
+    except Exception as error:
+        from hstree.training import TrainingError
+
+        if isinstance(error, TrainingError):
+            return _fail(error, str(error), 1)
+        message = f"unexpected {type(error).__name__}: {error} (HSTREE_DEBUG=1 shows where)"
+        return _fail(error, message, 1)
+
+
+def _kept(interrupt: KeyboardInterrupt) -> str:
+    from hstree.training import TrainingInterrupted
+
+    if not isinstance(interrupt, TrainingInterrupted):
+        return ""
+    if interrupt.run is None or interrupt.best is None:
+        return " before the first epoch ended; nothing was written"
+    from hstree.training import perplexity
+
+    value = perplexity(interrupt.best.valid_loss)
+    return (
+        f"; epoch {interrupt.best.epoch} (validation perplexity {value:.1f}) "
+        f"is kept in {interrupt.run}"
+    )
+
+
+def _fail(error: BaseException, message: str, status: int) -> int:
+    if os.environ.get("HSTREE_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exception(error)
+    print(f"hstree: {' '.join(message.split())}", file=sys.stderr)
+    return status

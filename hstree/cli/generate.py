@@ -1,0 +1,87 @@
+"""``hstree generate``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from .arguments import add_config_arguments, add_run_argument, config_values, count
+
+if TYPE_CHECKING:
+    from hstree.data import Vocabulary
+
+_DESCRIPTION = """\
+Text from a trained model, each word drawn by the head's own sampler given all words before it.
+<unk> is drawn again, so the words come from the model's distribution given that they are known.
+"""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "generate", help="text from a trained model", description=_DESCRIPTION
+    )
+    add_run_argument(parser)
+    parser.add_argument(
+        "--prompt", default="", metavar="TEXT", help="text to continue (default: a new sentence)"
+    )
+    parser.add_argument(
+        "--words", type=count, default=60, metavar="N", help="words to draw (default: 60)"
+    )
+    parser.add_argument(
+        "--samples", type=count, default=1, metavar="N", help="texts to draw (default: 1)"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        metavar="X",
+        help="sharpen (< 1) or flatten (> 1), for heads that offer it",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the draws (default: 0)"
+    )
+    add_config_arguments(parser, only=("device", "threads"))
+    parser.set_defaults(handler=_run)
+
+
+def prompt_words(prompt: str, vocabulary: Vocabulary) -> list[str]:
+    """Words of a prompt: pieces that the vocabulary holds stay as they are, others are tokenised as
+    text files are."""
+    from hstree.data import tokenize
+
+    words: list[str] = []
+    for piece in prompt.split():
+        words.extend([piece] if piece in vocabulary else tokenize(piece))
+    return words
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import sys
+
+    from hstree.data import detokenize
+    from hstree.models import generate
+    from hstree.training import TrainConfig, choose_device, load_run, set_threads
+
+    settings = TrainConfig(**config_values(arguments))
+    set_threads(settings)
+    run = load_run(arguments.directory, choose_device(settings.device))
+    words = prompt_words(arguments.prompt, run.vocabulary)
+    unknown = [word for word in words if word not in run.vocabulary]
+    if unknown:
+        print(
+            f"hstree: not in the vocabulary, read as <unk>: {', '.join(unknown)}", file=sys.stderr
+        )
+    samples = generate(
+        run.model,
+        [run.vocabulary.end, *run.vocabulary.encode(words)],
+        arguments.words,
+        arguments.samples,
+        seed=arguments.seed,
+        avoid=run.vocabulary.unknown,
+        temperature=arguments.temperature,
+    )
+    for number, sample in enumerate(samples):
+        if number:
+            print("-" * 40)
+        print(detokenize([*words, *run.vocabulary.decode(sample)]))
+    return 0
