@@ -2,10 +2,10 @@
 
 from .checkpoint import CheckpointError, Run, RunDirectory, load_model, load_run, read_metrics
 from .config import ConfigError, TrainConfig
-from .progress import PlainLines, ProgressBar, Reporter, Silent, default_reporter, perplexity
+from .progress import PlainLines, ProgressBar, Reporter, Silent, default_reporter
+from .records import EpochRecord, perplexity
 from .summary import HeadCost, Summary, format_summary, measure_head_cost
 from .trainer import (
-    EpochRecord,
     Trainer,
     TrainingError,
     TrainingInterrupted,

@@ -5,12 +5,8 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from .progress import perplexity
-
-if TYPE_CHECKING:
-    from .trainer import EpochRecord
+from .records import EpochRecord, perplexity
 
 
 def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: str) -> bytes:

@@ -7,15 +7,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from .records import EpochRecord, perplexity
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-
-    from .trainer import EpochRecord
-
-
-def perplexity(loss: float) -> float:
-    """exp(loss), infinity where that is too large for a float."""
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 class Reporter(Protocol):

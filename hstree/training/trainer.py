@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from .checkpoint import (
 from .config import ConfigError, TrainConfig
 from .optimizer import build_optimizers, clip_gradients, scheduled_learning_rate, set_learning_rate
 from .plot import learning_curve
-from .progress import Reporter, Silent, perplexity
+from .progress import Reporter, Silent
+from .records import EpochRecord, perplexity
 from .summary import HeadCost, Summary, measure_head_cost, own_parameter_count
 
 EVALUATION_STREAMS = 20
@@ -55,28 +56,6 @@ class TrainingInterrupted(KeyboardInterrupt):
         super().__init__("training was interrupted")
         self.run = run
         self.best = best
-
-
-@dataclass(frozen=True)
-class EpochRecord:
-    """Figures of an epoch; a line of metrics.jsonl. Losses are in nats per token, speeds include
-    training only."""
-
-    epoch: int
-    step: int
-    learning_rate: float
-    train_loss: float
-    valid_loss: float
-    best: bool
-    tokens_per_second: float
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """The record with its perplexities; JSON-able."""
-        return asdict(self) | {
-            "train_perplexity": perplexity(self.train_loss),
-            "valid_perplexity": perplexity(self.valid_loss),
-        }
 
 
 @dataclass(frozen=True)
