@@ -55,10 +55,10 @@ std::vector<KeyedRow> rows_in_leaf_order(const char* op, const TreeTable& table,
 }
 
 // Entries of the path of class y in table.path.
-std::pair<int64_t, int64_t> path_range(const char* op, const TreeTable& table, int64_t y) {
+std::pair<int64_t, int64_t> path_range(const char* op, const char* name, const TreeTable& table, int64_t y) {
   const int64_t begin = table.offset[y], end = table.offset[y + 1];
   if (begin < 0 || end < begin || end > table.path_size) {
-    fail(op, ": path_offset of class ", y, ": expected an interval within [0, ", table.path_size, "], got [",
+    fail(op, ": ", name, " of class ", y, ": expected an interval within [0, ", table.path_size, "], got [",
          begin, ", ", end, ")");
   }
   return {begin, end};
@@ -81,7 +81,7 @@ LeafOrder build(const char* op, const TreeTable& table, const int64_t* target, i
   for (int64_t j = 0; j < n; ++j) {
     const int64_t y = target[sorted[j].row];
     out.row[j] = sorted[j].row;
-    append(path_range(op, table, y), y, out.entry);
+    append(path_range(op, shift ? "path_offset" : "wide_offset", table, y), y, out.entry);
     const int64_t end = static_cast<int64_t>(out.entry.size());
     const int64_t length = end - out.offset[j];
     out.offset[j + 1] = end;

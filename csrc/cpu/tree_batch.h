@@ -160,7 +160,7 @@ void tree_backward(const TreeBatch& batch, const Link& link, const std::vector<L
   const int64_t stride = batch.trees * batch.longest;
   const int64_t threads = torch::stable::get_num_threads();
   const int64_t parts = std::max<int64_t>(1, std::min(threads, batch.features / 64));
-  const int64_t width = ((batch.features + parts - 1) / parts + 15) / 16 * 16;
+  const int64_t width = std::max<int64_t>(16, ((batch.features + parts - 1) / parts + 15) / 16 * 16);
   int64_t first_slot = 0;
   for (int64_t t = 0; t < batch.trees; ++t) {
     const LeafOrder& order = orders[t];

@@ -44,8 +44,8 @@ struct WideLink {
       for (int64_t c = 1; c < width; ++c) largest = z[c] > largest ? z[c] : largest;
       A sum = 0;
       for (int64_t c = 0; c < width; ++c) sum += std::exp(z[c] - largest);
-      const A log_sum = std::log(sum) + largest;
-      for (int64_t c = 0; c < width; ++c) z[c] -= log_sum;
+      const A log_sum = std::log(sum);
+      for (int64_t c = 0; c < width; ++c) z[c] = (z[c] - largest) - log_sum;
       total += z[child];
     });
     return total;

@@ -58,4 +58,56 @@ SparseResult tree_backward_cuda(const TreeArguments& arguments, const Tensor& gr
                                 const Tensor& score, bool sparse);
 #endif
 
+// What the dispatcher calls. Wide: whether the op is wide_log_prob; kernel: one of the functions above.
+template <bool wide>
+struct TreeOp {
+  static constexpr const char* forward_name = wide ? "hstree::wide_log_prob" : "hstree::forward";
+  static constexpr const char* backward_name = wide ? "hstree::wide_log_prob_backward" : "hstree::backward";
+  static constexpr const char* sparse_name =
+      wide ? "hstree::wide_log_prob_backward_sparse" : "hstree::backward_sparse";
+
+  template <auto kernel>
+  static ForwardResult forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                               const Tensor& target, const Tensor& offset, const Tensor& path,
+                               const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
+                               int64_t longest) {
+    const TreeArguments arguments = tree_arguments(forward_name, wide, input, weight, target, offset, path,
+                                                   leaf_position, feature_index, longest);
+    return kernel(arguments, checked_bias(arguments, bias));
+  }
+
+  template <auto kernel>
+  static BackwardResult backward(const Tensor& grad_log_prob, const Tensor& input, const Tensor& weight,
+                                 const Tensor& target, const Tensor& offset, const Tensor& path,
+                                 const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
+                                 const Tensor& score) {
+    const auto [grad_input, index, grad_weight, grad_bias] =
+        gradient<kernel>(backward_name, false, grad_log_prob, input, weight, target, offset, path,
+                         leaf_position, feature_index, score);
+    return {grad_input, grad_weight, grad_bias};
+  }
+
+  template <auto kernel>
+  static SparseResult backward_sparse(const Tensor& grad_log_prob, const Tensor& input, const Tensor& weight,
+                                      const Tensor& target, const Tensor& offset, const Tensor& path,
+                                      const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
+                                      const Tensor& score) {
+    return gradient<kernel>(sparse_name, true, grad_log_prob, input, weight, target, offset, path,
+                            leaf_position, feature_index, score);
+  }
+
+ private:
+  template <auto kernel>
+  static SparseResult gradient(const char* op, bool sparse, const Tensor& grad_log_prob, const Tensor& input,
+                               const Tensor& weight, const Tensor& target, const Tensor& offset,
+                               const Tensor& path, const Tensor& leaf_position,
+                               const std::optional<Tensor>& feature_index, const Tensor& score) {
+    check_dim(op, "score", score, 3, wide ? "[N, T, max_width]" : "[N, T, max_depth]");
+    const TreeArguments arguments = tree_arguments(op, wide, input, weight, target, offset, path,
+                                                   leaf_position, feature_index, score.size(2));
+    const auto [grad, kept] = checked_gradient(arguments, grad_log_prob, score);
+    return kernel(arguments, grad, kept, sparse);
+  }
+};
+
 }  // namespace hstree
