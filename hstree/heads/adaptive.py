@@ -72,9 +72,8 @@ class AdaptiveSoftmax(Head):
             )
         if order is None:
             order = torch.arange(n_classes)
-        if order.shape != (n_classes,) or not torch.equal(
-            order.sort().values, torch.arange(n_classes)
-        ):
+        right = order.shape == (n_classes,) and order.dtype == torch.int64
+        if not right or not torch.equal(order.sort().values, torch.arange(n_classes)):
             raise ValueError(
                 f"order: expected a permutation of 0..{n_classes - 1}, int64 [{n_classes}]"
             )
@@ -101,7 +100,7 @@ class AdaptiveSoftmax(Head):
             kept = target >= 0
             output = hidden.new_zeros(len(hidden))
             if not bool(kept.any()):
-                return output + hidden.sum() * 0
+                return output + hidden[kept].sum()
             log_prob = self.adaptive(hidden[kept], self.rank[target[kept]]).output
             return output.masked_scatter(kept, log_prob)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -53,7 +54,7 @@ def load_head(path: str | os.PathLike[str]) -> Head:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is not a saved head.
+        ValueError: if it is a folder or not a saved head.
 
     Example:
         >>> head = hstree.heads.Softmax(16, 100)
@@ -61,6 +62,8 @@ def load_head(path: str | os.PathLike[str]) -> Head:
         >>> hstree.heads.load_head("head.safetensors")
         Softmax(in_features=16, n_classes=100, reduction='mean')
     """
+    if Path(path).is_dir():
+        raise ValueError(f"path: expected a file, got the folder {os.fspath(path)}")
     try:
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
@@ -75,5 +78,5 @@ def load_head(path: str | os.PathLike[str]) -> Head:
         )
     saved: dict[str, Any] = json.loads(metadata[METADATA_KEY])
     head = head_class(saved["name"]).from_config(saved["config"], tensors)
-    head.load_state_dict(tensors)
+    head.load_state_dict(tensors, assign=True)  # keeps their dtype
     return head

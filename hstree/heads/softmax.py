@@ -74,11 +74,15 @@ class Softmax(Head):
                 self.bias.copy_(torch.from_numpy(np.log(mass / mass.sum())))
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
-        logits = F.linear(hidden, self.weight, self.bias)
-        return -F.cross_entropy(logits.float(), target, ignore_index=-1, reduction="none")
+        return -F.cross_entropy(self._logits(hidden), target, ignore_index=-1, reduction="none")
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight, self.bias).float().log_softmax(-1)
+        return self._logits(hidden).log_softmax(-1)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[N, V], in float32 or wider."""
+        logits = F.linear(hidden, self.weight, self.bias)
+        return logits if logits.dtype == torch.float64 else logits.float()
 
     def parameter_groups(self) -> list[ParameterGroup]:
         own = [p for p in self.parameters() if not (self.tied and p is self.weight)]

@@ -228,7 +228,9 @@ class TreeEnsemble(Head):
             self.output_embedding = nn.Parameter(
                 torch.empty(self.n_classes, self.in_features).uniform_(-0.1, 0.1)
             )
-        self.register_buffer("mass", torch.from_numpy(mass / mass.sum()))
+        # In units of 2^-50, at least 1: integers, which .half() leaves alone.
+        units = np.maximum(np.rint(mass / mass.sum() * 2.0**50), 1).astype(np.int64)
+        self.register_buffer("mass", torch.from_numpy(units))
         for b, name in enumerate(("scale", "wide_scale", "root_scale")):
             if not rows[b]:
                 self.register_parameter(name, None)
@@ -593,6 +595,8 @@ class TreeEnsemble(Head):
                 clustered trees, so that they differ.
             options: of the head.
         """
+        if tied and embedding is None:
+            raise ValueError("tied: expected an embedding to tie to, got None")
         vectors = None
         if recipe == "cluster":
             vectors = [statistics.vectors(context=context) for context in contexts[:n_trees]]

@@ -62,8 +62,24 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     return torch.ops.hstree.feature_gather_backward(grad, feature_index, ctx.in_features), None
 
 
+def _save_for_second_derivative(
+    ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor
+) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _second_derivative(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    (feature_index,) = ctx.saved_tensors
+    return torch.ops.hstree.feature_gather(grad, feature_index), None, None
+
+
 torch.library.register_fake("hstree::feature_gather", _fake)
 torch.library.register_fake("hstree::feature_gather_backward", _backward_fake)
 torch.library.register_autograd(
     "hstree::feature_gather", _gradient, setup_context=_save_for_backward
+)
+torch.library.register_autograd(
+    "hstree::feature_gather_backward",
+    _second_derivative,
+    setup_context=_save_for_second_derivative,
 )

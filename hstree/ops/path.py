@@ -65,7 +65,7 @@ def path_log_prob(
 
     Example:
         >>> tree = hstree.trees.random_tree(6, seed=0).tables()
-        >>> tables = [torch.from_numpy(a) for a in (tree.path_offset, tree.path,
+        >>> tables = [torch.tensor(a) for a in (tree.path_offset, tree.path,
         tree.leaf_position)]
         >>> input, weight, target = torch.randn(4, 8), torch.randn(1, 5, 8), torch.tensor([0, 5, 2,
         -1])

@@ -69,8 +69,8 @@ def wide_log_prob(
         >>> t = tree.tables()
         >>> wide_log_prob(torch.randn(4, 8), torch.randn(1, t.n_wide_rows, 8), None,
         torch.tensor([0, 5, 2, -1]),
-        ...               torch.from_numpy(t.wide_offset)[None], torch.from_numpy(t.wide_path),
-        ...               torch.from_numpy(t.leaf_position)[None], max_width=t.max_width).shape
+        ...               torch.tensor(t.wide_offset)[None], torch.tensor(t.wide_path),
+        ...               torch.tensor(t.leaf_position)[None], max_width=t.max_width).shape
         torch.Size([4, 1])
     """
     return _op(

@@ -1,0 +1,464 @@
+"""The interface that every head has, over one head of every kind."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make
+from hstree.data.statistics import CorpusStatistics
+from hstree.heads import Head, ParameterGroup, Softmax, TreeEnsemble, head_class, head_names
+from hstree.heads import load_head as load
+
+every_head = pytest.mark.parametrize("kind", HEADS)
+DIFFERENTIABLE = [kind for kind in HEADS if "sparse" not in kind]
+
+
+def gradients(head: Head, loss: Tensor, hidden: Tensor) -> list[Tensor]:
+    head.zero_grad()
+    hidden.grad = None
+    loss.backward()
+    return [hidden.grad, *(p.grad.to_dense() for p in head.parameters() if p.grad is not None)]
+
+
+@every_head
+@pytest.mark.parametrize("leading", [(), (6,), (2, 3), (2, 0), (0,)], ids=str)
+def test_shapes(kind: str, leading: tuple[int, ...], device: torch.device) -> None:
+    head = make(kind, device, reduction="none")
+    hidden, target = draw(*leading, D).to(device), draw_targets(*leading).to(device)
+    output, loss = head(hidden, target)
+    assert output.shape == loss.shape == leading
+    assert torch.equal(output, -loss)
+    assert head.log_prob(hidden).shape == (*leading, V)
+    assert head.predict(hidden).shape == leading
+    values, classes = head.topk(hidden, 4)
+    assert values.shape == classes.shape == (*leading, 4)
+    sample = head.sample(hidden)
+    assert sample.shape == leading
+    assert sample.dtype == torch.int64
+    for reduction in ("sum", "mean"):
+        head.reduction = reduction
+        assert head(hidden, target).loss.shape == ()
+
+
+@every_head
+def test_probabilities(kind: str, device: torch.device) -> None:
+    """They sum to 1; forward, predict and topk agree with them; leading dimensions are free."""
+    head = make(kind, device)
+    hidden, target = draw(40, D).to(device), draw_targets(40).to(device)
+    log_prob = head.log_prob(hidden)
+    assert log_prob.dtype == torch.float32
+    torch.testing.assert_close(log_prob.exp().sum(-1), torch.ones(40, device=device))
+    expected = log_prob.gather(1, target[:, None]).squeeze(1)
+    torch.testing.assert_close(head(hidden, target).output, expected)
+    torch.testing.assert_close(head.log_prob(hidden.view(4, 10, D)), log_prob.view(4, 10, V))
+    output = head(hidden.view(4, 10, D), target.view(4, 10)).output
+    torch.testing.assert_close(output, expected.view(4, 10))
+    assert torch.equal(head.predict(hidden), log_prob.argmax(-1))
+    values, classes = head.topk(hidden, V)
+    torch.testing.assert_close(values, log_prob.sort(-1, descending=True).values)
+    torch.testing.assert_close(log_prob.gather(1, classes), values)
+    assert torch.equal(classes.sort().values, torch.arange(V, device=device).expand(40, V))
+    values, classes = head.topk(hidden, 1)
+    assert torch.equal(classes[:, 0], head.predict(hidden))
+
+
+@every_head
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("ignore_index", [-100, -1, 0, 7, V + 5])
+def test_loss_is_cross_entropy(
+    kind: str, reduction: str, ignore_index: int, device: torch.device
+) -> None:
+    """Value and gradients, with an upstream gradient that differs from row to row."""
+    head = make(kind, device, reduction=reduction, ignore_index=ignore_index)
+    hidden, target = draw(24, D).to(device).requires_grad_(), draw_targets(24).to(device)
+    target[::4] = ignore_index
+    output, loss = head(hidden, target)
+    assert not output[::4].any()
+    log_prob = head.log_prob(hidden)
+    expected = F.nll_loss(log_prob, target.masked_fill(target == ignore_index, -100),
+                          reduction=reduction)  # fmt: skip
+    torch.testing.assert_close(loss, expected)
+    weight = torch.linspace(-1, 2, 24, device=device) if reduction == "none" else 3.0
+    got = gradients(head, (loss * weight).sum(), hidden)
+    assert not got[0][::4].any()
+    wanted = gradients(head, (expected * weight).sum(), hidden)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+@every_head
+def test_all_rows_ignored(kind: str, device: torch.device) -> None:
+    head = make(kind, device, reduction="sum")
+    hidden = draw(5, D).to(device).requires_grad_()
+    target = torch.full((5,), -100, device=device)
+    output, loss = head(hidden, target)
+    assert not output.any()
+    assert loss == 0
+    assert all(not grad.any() for grad in gradients(head, loss, hidden))
+    head.reduction = "mean"
+    assert head(hidden, target).loss.isnan()  # as F.cross_entropy
+
+
+@every_head
+def test_zero_rows(kind: str, device: torch.device) -> None:
+    head = make(kind, device, reduction="sum")
+    hidden = draw(0, D).to(device).requires_grad_()
+    loss = head(hidden, torch.empty(0, dtype=torch.int64, device=device)).loss
+    assert loss == 0
+    assert all(not grad.any() for grad in gradients(head, loss, hidden))
+
+
+@every_head
+def test_bad_input(kind: str) -> None:
+    head = make(kind)
+    hidden, target = draw(4, D), draw_targets(4)
+    for bad, match in (
+        (target[:3], r"target: expected shape \(4,\) for hidden of shape \(4, 10\), got \(3,\)"),
+        (target[None], r"target: expected shape \(4,\).*got \(1, 4\)"),
+        (target.int(), "target: expected dtype torch.int64, got torch.int32"),
+        (target.float(), "target: expected dtype torch.int64, got torch.float32"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            head(hidden, bad)
+    for value in (V, -1, -101, 2**40):
+        bad = target.clone()
+        bad[2] = value
+        with pytest.raises(
+            ValueError, match=rf"target: .*\[0, 37\) or ignore_index -100, got {value}"
+        ):
+            head(hidden, bad)
+    for function in (head.log_prob, head.predict, head.sample, lambda h: head(h, target)):
+        with pytest.raises(ValueError, match=r"hidden: expected shape \[..., 10\], got \(4, 9\)"):
+            function(hidden[:, 1:])
+        with pytest.raises(ValueError, match="hidden: expected a floating-point dtype, got"):
+            function(hidden.long())
+    for k in (0, V + 1):
+        with pytest.raises(ValueError, match=rf"k: expected 1 to 37 .*, got {k}"):
+            head.topk(hidden, k)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"reduction": "avg"}, "reduction: expected one of none, sum, mean, got 'avg'"),
+        ({"learning_rate_factor": 0}, "learning_rate_factor: expected a positive number, got 0"),
+        ({"learning_rate_factor": float("nan")}, "learning_rate_factor: .* got nan"),
+    ],
+    ids=["reduction", "zero", "nan"],
+)
+@every_head
+def test_bad_options(kind: str, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        HEADS[kind](**options)
+
+
+def test_bad_sizes() -> None:
+    with pytest.raises(ValueError, match="in_features: expected at least 1, got 0"):
+        Softmax(0, 5)
+    with pytest.raises(ValueError, match="n_classes: expected at least 1, got -2"):
+        Softmax(5, -2)
+
+
+@every_head
+def test_sample_follows_the_distribution(kind: str, device: torch.device) -> None:
+    """Chi-square of 20,000 draws from each of two rows, classes that are rare taken together."""
+    head, hidden, count = make(kind, device), draw(2, D, seed=3).to(device), 20000
+    generator = torch.Generator(device).manual_seed(0)
+    samples = head.sample(hidden[:, None].expand(2, count, D), generator).cpu().numpy()
+    prob = head.log_prob(hidden).exp().double().detach().cpu().numpy()
+    for row in range(2):
+        observed = np.bincount(samples[row], minlength=V)
+        rare = prob[row] * count < 10
+        expected = np.append(prob[row][~rare], prob[row][rare].sum()) * count
+        observed = np.append(observed[~rare], observed[rare].sum())
+        keep = expected > 0
+        assert observed[~keep].sum() == 0
+        scaled = expected[keep] * (observed.sum() / expected.sum())
+        assert scipy.stats.chisquare(observed[keep], scaled).pvalue > 1e-3
+
+
+@every_head
+def test_sample_is_reproducible(kind: str, device: torch.device) -> None:
+    head, hidden = make(kind, device), draw(50, D).to(device)
+    draws = [head.sample(hidden, torch.Generator(device).manual_seed(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert not draws[0].requires_grad
+
+
+@every_head
+def test_save_and_load(kind: str, tmp_path: Path) -> None:
+    head = make(kind, ignore_index=3, reduction="sum", learning_rate_factor=2.5)
+    head.save(tmp_path / "head")
+    assert os.listdir(tmp_path) == ["head"]
+    other = load(tmp_path / "head")
+    assert type(other) is type(head)
+    assert other.config() | {"tied": None} == head.config() | {"tied": None}
+    hidden, target = draw(9, D), draw_targets(9)
+    assert torch.equal(other.log_prob(hidden), head.log_prob(hidden))
+    assert torch.equal(other(hidden, target).loss, head(hidden, target).loss)
+    assert other.state_dict().keys() == head.state_dict().keys()
+    head.save(str(tmp_path / "head"))  # a path as text; over an existing file
+    assert all(p.requires_grad for p in other.parameters())
+
+
+@every_head
+def test_save_keeps_the_dtype(kind: str, tmp_path: Path) -> None:
+    make(kind).bfloat16().save(tmp_path / "head")
+    assert {p.dtype for p in load(tmp_path / "head").parameters()} == {torch.bfloat16}
+
+
+def test_load_refuses_other_files(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(FileNotFoundError, match="file"):
+        load(path)
+    path.write_bytes(b"no safetensors at all")
+    with pytest.raises(ValueError, match=r"path: .*file is not a safetensors file, or is damaged"):
+        load(path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="is not a safetensors file, or is damaged"):
+        load(path)
+    save_file({"weight": torch.zeros(3)}, path)
+    with pytest.raises(ValueError, match=r"holds tensors, but no hstree\.head metadata"):
+        load(path)
+    make("trees").save(path)
+    whole = path.read_bytes()
+    for size in (len(whole) - 1, len(whole) // 2, 9):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match="is not a safetensors file, or is damaged"):
+            load(path)
+    save_file({}, path, {"hstree.head": json.dumps({"name": "gone", "config": {}})})
+    with pytest.raises(ValueError, match=r"head: expected one of adaptive, .*, got 'gone'"):
+        load(path)
+    with pytest.raises(ValueError, match="path: expected a file, got the folder"):
+        load(tmp_path)
+
+
+def test_save_leaves_nothing_half_written(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"No such file|not found"):
+        make("softmax").save(tmp_path / "missing" / "head")
+    assert not list(tmp_path.iterdir())
+
+
+@every_head
+def test_config_is_json(kind: str) -> None:
+    head = make(kind)
+    config = head.config()
+    assert json.loads(json.dumps(config)) == config
+    assert {"in_features", "n_classes", "ignore_index", "reduction"} <= config.keys()
+    tensors = head.state_dict()
+    other = type(head).from_config(json.loads(json.dumps(config)), tensors, embedding=None)
+    other.load_state_dict(tensors)
+    assert torch.equal(other.log_prob(draw(3, D)), head.log_prob(draw(3, D)))
+    assert repr(other).startswith(type(head).__name__)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HEADS if "tied" in kind])
+def test_tied(kind: str) -> None:
+    """The embedding's own parameter, which is not in the head's groups."""
+    head = make(kind)
+    embedding = nn.Embedding(V, D)
+    other = type(head).from_config(head.config(), head.state_dict(), embedding)
+    assert any(p is embedding.weight for p in other.parameters())
+    groups = other.parameter_groups()
+    assert not any(p is embedding.weight for group in groups for p in group.params)
+    assert other.config()["tied"]
+    wrong = nn.Embedding(V, D + 1)
+    with pytest.raises(
+        ValueError, match=r"embedding: expected a weight of shape \(37, 10\).*\(37, 11\)"
+    ):
+        type(head).from_config(head.config(), head.state_dict(), wrong)
+
+
+@every_head
+def test_parameter_groups(kind: str) -> None:
+    """Every parameter once, tied ones excepted; sparse where gradients are sparse."""
+    head = make(kind, learning_rate_factor=3.0)
+    groups = head.parameter_groups()
+    assert all(isinstance(group, ParameterGroup) for group in groups)
+    assert all(group.learning_rate_factor == 3.0 for group in groups)
+    grouped = [p for group in groups for p in group.params]
+    assert len({id(p) for p in grouped}) == len(grouped)
+    tied = {"weight", "output_embedding"} if "tied" in kind else set()
+    own = [p for name, p in head.named_parameters() if name not in tied]
+    assert {id(p) for p in own} == {id(p) for p in grouped}
+    assert len(own) > 0
+    head(draw(9, D), draw_targets(9)).loss.backward()
+    for group in groups:
+        assert all(p.grad.is_sparse == group.sparse for p in group.params if p.grad is not None)
+    assert any(group.sparse for group in groups) == ("sparse" in kind)
+
+
+@every_head
+def test_deepcopy_and_state_dict(kind: str) -> None:
+    head, hidden = make(kind), draw(5, D)
+    before = head.log_prob(hidden).detach()
+    other = copy.deepcopy(head)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(-1.5).add_(0.1)
+    assert torch.equal(head.log_prob(hidden), before)
+    assert not torch.allclose(other.log_prob(hidden), before)
+    incompatible = other.load_state_dict(head.state_dict())
+    assert not incompatible.missing_keys
+    assert not incompatible.unexpected_keys
+    assert torch.equal(other.log_prob(hidden), before)
+
+
+@every_head
+def test_float64(kind: str) -> None:
+    head = make(kind).double()
+    hidden, target = draw(9, D, dtype=torch.float64), draw_targets(9)
+    output, loss = head(hidden, target)
+    assert output.dtype == loss.dtype == torch.float64
+    log_prob = head.log_prob(hidden)
+    assert log_prob.dtype == torch.float64
+    one = torch.ones(9, dtype=torch.float64)
+    torch.testing.assert_close(log_prob.exp().sum(-1), one, rtol=1e-12, atol=0)
+    torch.testing.assert_close(output, log_prob.gather(1, target[:, None])[:, 0])
+
+
+@pytest.mark.parametrize("kind", DIFFERENTIABLE)
+def test_gradcheck(kind: str) -> None:
+    """float64: hidden and every parameter, through forward and through log_prob."""
+    head = make(kind, reduction="none").double()
+    hidden, target = draw(3, D, dtype=torch.float64).requires_grad_(), draw_targets(3)
+    target[1] = -100
+    leaves = (hidden, *head.parameters())
+    assert torch.autograd.gradcheck(lambda *_: head(hidden, target).loss, leaves, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda *_: head.log_prob(hidden), leaves, fast_mode=True)
+
+
+@every_head
+def test_autocast(kind: str, device: torch.device) -> None:
+    head = make(kind, device)
+    hidden, target = draw(64, D).to(device), draw_targets(64).to(device)
+    expected = head(hidden, target).loss
+    low = hidden.bfloat16().requires_grad_()
+    with torch.autocast(device.type, torch.bfloat16):
+        output, loss = head(low, target)
+        log_prob = head.log_prob(low)
+    assert output.dtype == loss.dtype == log_prob.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(
+        log_prob.exp().sum(-1), torch.ones(64, device=device), rtol=1e-5, atol=1e-5
+    )
+    loss.backward()
+    assert low.grad.dtype == torch.bfloat16
+    assert all(p.grad.dtype == torch.float32 for p in head.parameters() if p.grad is not None)
+
+
+@every_head
+def test_low_precision_weights(kind: str) -> None:
+    """The whole head in bfloat16: sums are float32, so the loss is off by rounded inputs alone."""
+    if kind.startswith("adaptive"):
+        pytest.skip("torch's adaptive softmax sums in the precision of its weights")
+    head, hidden, target = make(kind), draw(64, D), draw_targets(64)
+    expected = head(hidden, target).loss
+    low = copy.deepcopy(head).bfloat16()
+    output, loss = low(hidden.bfloat16(), target)
+    assert output.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=0.03, atol=0.03)
+
+
+@every_head
+def test_learns(kind: str) -> None:
+    """Twenty steps of SGD on one batch lower the loss."""
+    head = make(kind)
+    hidden, target = draw(30, D), draw_targets(30)
+    optimizer = torch.optim.SGD(head.parameters(), 0.5)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = head(hidden, target).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def statistics() -> CorpusStatistics:
+    random = np.random.default_rng(0)
+    tokens = random.choice(V, 3000, p=FREQUENCIES / FREQUENCIES.sum())
+    return CorpusStatistics.from_tokens(tokens.astype(np.int32), V)
+
+
+@pytest.mark.parametrize("name", head_names())
+def test_from_corpus(name: str) -> None:
+    """A head of the right size, the same for the same seed."""
+    options: dict[str, Any] = {"root": 8, "n_trees": 2} if name == "trees" else {}
+    if name == "adaptive":
+        options = {"cutoffs": (6,)}
+    heads = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        heads.append(
+            head_class(name).from_corpus(D, V, statistics(), seed=3, reduction="sum", **options)
+        )
+    assert (heads[0].in_features, heads[0].n_classes, heads[0].reduction) == (D, V, "sum")
+    hidden = draw(4, D)
+    assert torch.equal(heads[0].log_prob(hidden), heads[1].log_prob(hidden))
+    if name != "adaptive":  # the bias alone is the unigram distribution
+        counts = statistics().frequencies
+        counts = np.where(counts, counts, 0.5)
+        log_prob = heads[0].log_prob(torch.zeros(1, D))[0].detach().numpy()
+        np.testing.assert_allclose(np.exp(log_prob), counts / counts.sum(), rtol=1e-5)
+
+
+def test_from_corpus_tied() -> None:
+    embedding = nn.Embedding(V, D)
+    head = Softmax.from_corpus(D, V, statistics(), embedding=embedding, tied=True)
+    assert head.weight is embedding.weight
+    assert (
+        Softmax.from_corpus(D, V, statistics(), embedding=embedding).weight is not embedding.weight
+    )
+    with pytest.raises(ValueError, match="tied: expected an embedding to tie to, got None"):
+        Softmax.from_corpus(D, V, statistics(), tied=True)
+    ensemble = TreeEnsemble.from_corpus(
+        D, V, statistics(), embedding=embedding, tied=True, node_vectors="shared", root=4
+    )
+    assert ensemble.output_embedding is embedding.weight
+    with pytest.raises(ValueError, match="tied: expected an embedding to tie to, got None"):
+        TreeEnsemble.from_corpus(D, V, statistics(), tied=True, node_vectors="shared", root=4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
+@pytest.mark.parametrize("kind", ["softmax", "trees", "trees, wide, subset, context"])
+def test_compile(kind: str) -> None:
+    """One graph, two batch sizes: loss and gradients."""
+    torch._dynamo.reset()
+    head = make(kind)
+    compiled = torch.compile(head, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (7, 12):
+        hidden, target = draw(rows, D).requires_grad_(), draw_targets(rows)
+        target[1] = -100
+        expected = gradients(head, head(hidden, target).loss, hidden)
+        got = gradients(head, compiled(hidden, target).loss, hidden)
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_compile_sparse_raises() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(make("trees, sparse"), fullgraph=True, backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="pass sparse=False"):
+        compiled(draw(3, D), draw_targets(3))
+
+
+def test_parameter_group_defaults() -> None:
+    group = ParameterGroup()
+    assert (group.params, group.learning_rate_factor, group.sparse) == ([], 1.0, False)
+    assert replace(group, sparse=True).sparse

@@ -1,0 +1,83 @@
+"""The path op: torch.ops.hstree.forward, backward and backward_sparse."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+
+from hstree.ops import path_log_prob
+from ops.cases import PATH
+from ops.tree_op_suite import USUAL, TreeOpSuite
+
+
+class TestPath(TreeOpSuite):
+    op = PATH
+    names: ClassVar = {"offset": "path_offset", "path": "path"}
+    limit = 64
+
+    def test_literal_values(self, device: torch.device) -> None:
+        """The tree ((0, 1), 2): P(left at the root) = 3/4, P(left below) = 1/5."""
+        weight = torch.tensor([[[math.log(3.0)], [-math.log(4.0)]]], device=device)
+        path = [0 << 1 | 1, 1 << 1 | 1, 0 << 1 | 1, 1 << 1 | 0, 0 << 1 | 0]
+        log_prob = path_log_prob(
+            torch.ones(4, 1, device=device),
+            weight,
+            None,
+            torch.tensor([2, 0, -7, 1], device=device),
+            torch.tensor([[0, 2, 4, 5]], device=device),
+            torch.tensor(path, dtype=torch.int32, device=device),
+            torch.tensor([[0, 1, 2]], dtype=torch.int32, device=device),
+            max_depth=2,
+        )
+        expected = torch.tensor([[1 / 4], [3 / 4 * 1 / 5], [1.0], [3 / 4 * 4 / 5]], device=device)
+        torch.testing.assert_close(log_prob.exp(), expected)
+
+    def test_log_sigmoid_over_its_whole_range(self, device: torch.device) -> None:
+        """One node, scores from -200 to 200: log_prob and its slope to float32 accuracy."""
+        z = torch.linspace(-200, 200, 4001, device=device)[:, None].requires_grad_()
+        log_prob = path_log_prob(
+            z,
+            torch.ones(1, 1, 1, device=device),
+            None,
+            torch.zeros(len(z), dtype=torch.int64, device=device),
+            torch.tensor([[0, 1, 2]], device=device),
+            torch.tensor([1, 0], dtype=torch.int32, device=device),
+            torch.tensor([[0, 1]], dtype=torch.int32, device=device),
+            max_depth=1,
+        )
+        log_prob.sum().backward()
+        true = z.detach().double()
+        torch.testing.assert_close(
+            log_prob.double(), torch.nn.functional.logsigmoid(true), rtol=1e-6, atol=1e-37
+        )
+        torch.testing.assert_close(z.grad.double(), torch.sigmoid(-true), rtol=1e-6, atol=1e-37)
+
+    def test_infinite_and_nan_scores(self, device: torch.device) -> None:
+        batch = PATH.batch(USUAL, torch.float32).to(device)
+        batch = replace(batch, target=batch.target.clamp(min=0), feature_index=None,
+                        weight=torch.ones_like(batch.weight), bias=None,
+                        input=batch.input[:, :7].clone())  # fmt: skip
+        batch.input[0] = torch.nan
+        batch.input[1] = torch.inf
+        batch.input[2] = -torch.inf
+        log_prob = PATH.log_prob(batch)
+        expected = PATH.reference(*batch.to(torch.device("cpu")).arguments())[0]
+        torch.testing.assert_close(log_prob.cpu(), expected, equal_nan=True)
+        assert log_prob[0].isnan().all()
+        assert log_prob[3:].isfinite().all()
+
+    def test_node_out_of_range(self) -> None:
+        batch = PATH.batch(USUAL, torch.float32)
+        score = PATH.forward(*batch.arguments())[1]
+        nodes = batch.weight.shape[1]
+        c = int(batch.target[batch.target >= 0][0])
+        e = int(batch.offset[0, c])
+        for entry in (nodes << 1, -1, -(2**31), 2**31 - 1):
+            bad = batch.path.clone()
+            bad[e] = entry
+            match = rf"path\[{e}\]: expected a node in \[0, {nodes}\), got {entry >> 1}"
+            self.raises(replace(batch, path=bad), match)
+            self.backward_raises(replace(batch, path=bad), score, match)
