@@ -47,10 +47,12 @@ const char* cpu_capability() {
 template <typename T>
 const RowKernels<T>& row_kernels() {
   switch (capability()) {
+#if defined(__x86_64__)
     case Capability::avx512:
       return *row_kernels_avx512<T>();
     case Capability::avx2:
       return *row_kernels_avx2<T>();
+#endif
     default:
       return *row_kernels_portable<T>();
   }

@@ -78,8 +78,8 @@ struct RowKernels {
   void (*log_sigmoid_grad)(const A* score, const int32_t* entry, int64_t count, A grad, A* grad_score);
 };
 
-// Tables by instruction set; null where this build has none. `row_kernels` picks the best one that the
-// processor has and that HSTREE_CPU_CAPABILITY (portable, avx2 or avx512) admits.
+// Tables by instruction set, the AVX ones on x86-64 only. `row_kernels` picks the best one that the processor
+// has and that HSTREE_CPU_CAPABILITY (portable, avx2 or avx512) admits.
 template <typename T>
 const RowKernels<T>* row_kernels_portable();
 template <typename T>

@@ -20,25 +20,4 @@
 #pragma GCC pop_options
 #endif
 
-#else
-
-namespace hstree::cpu {
-template <>
-const RowKernels<float>* row_kernels_avx2() {
-  return nullptr;
-}
-template <>
-const RowKernels<double>* row_kernels_avx2() {
-  return nullptr;
-}
-template <>
-const RowKernels<BFloat16>* row_kernels_avx2() {
-  return nullptr;
-}
-template <>
-const RowKernels<Half>* row_kernels_avx2() {
-  return nullptr;
-}
-}  // namespace hstree::cpu
-
 #endif

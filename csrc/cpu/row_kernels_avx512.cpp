@@ -21,25 +21,4 @@
 #pragma GCC pop_options
 #endif
 
-#else
-
-namespace hstree::cpu {
-template <>
-const RowKernels<float>* row_kernels_avx512() {
-  return nullptr;
-}
-template <>
-const RowKernels<double>* row_kernels_avx512() {
-  return nullptr;
-}
-template <>
-const RowKernels<BFloat16>* row_kernels_avx512() {
-  return nullptr;
-}
-template <>
-const RowKernels<Half>* row_kernels_avx512() {
-  return nullptr;
-}
-}  // namespace hstree::cpu
-
 #endif

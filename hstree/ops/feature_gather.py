@@ -30,8 +30,9 @@ def feature_gather(input: Tensor, feature_index: Tensor) -> Tensor:
     Deterministic; the gradient is summed in float32 (float64 for float64).
 
     Example:
-        >>> feature_gather(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0, 2]],
-        dtype=torch.int32)) tensor([[[1., 3.]]])
+        >>> index = torch.tensor([[0, 2]], dtype=torch.int32)
+        >>> feature_gather(torch.tensor([[1.0, 2.0, 3.0]]), index)
+        tensor([[[1., 3.]]])
     """
     output: Tensor = torch.ops.hstree.feature_gather(input, feature_index)
     return output

@@ -64,13 +64,13 @@ def path_log_prob(
     Sums are taken in float32 (float64 for float64), in a fixed order: the same bits on every run.
 
     Example:
-        >>> tree = hstree.trees.random_tree(6, seed=0).tables()
-        >>> tables = [torch.tensor(a) for a in (tree.path_offset, tree.path,
-        tree.leaf_position)]
-        >>> input, weight, target = torch.randn(4, 8), torch.randn(1, 5, 8), torch.tensor([0, 5, 2,
-        -1])
-        >>> path_log_prob(input, weight, None, target, tables[0][None], tables[1], tables[2][None],
-        ...               max_depth=tree.max_depth).shape
+        >>> t = hstree.trees.random_tree(6, seed=0).tables()
+        >>> offset, path = torch.tensor(t.path_offset)[None], torch.tensor(t.path)
+        >>> leaf_position = torch.tensor(t.leaf_position)[None]
+        >>> input, weight = torch.randn(4, 8), torch.randn(1, t.n_binary, 8)
+        >>> target = torch.tensor([0, 5, 2, -1])
+        >>> path_log_prob(input, weight, None, target, offset, path, leaf_position,
+        ...               max_depth=t.max_depth).shape
         torch.Size([4, 1])
 
     Source: Morin and Bengio, Hierarchical probabilistic neural network language model, 2005.

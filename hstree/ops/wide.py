@@ -34,8 +34,8 @@ def wide_log_prob(
 
     Equivalent to, for row i and tree t::
 
-        for first_row, width, child in wide_path[wide_offset[t, target[i]] : wide_offset[t,
-        target[i] + 1]]:
+        begin, end = wide_offset[t, target[i]], wide_offset[t, target[i] + 1]
+        for first_row, width, child in wide_path[begin:end]:
             rows = slice(first_row, first_row + width)
             z = weight[t, rows] @ input[i, feature_index[t]] + bias[t, rows]
             log_prob[i, t] += z.log_softmax(0)[child]
@@ -65,12 +65,13 @@ def wide_log_prob(
     Deterministic; never holds more than the scores [N, T, max_width].
 
     Example:
-        >>> tree = hstree.trees.Tree.from_nested(((0, 1, 2), (3, 4, 5)))
-        >>> t = tree.tables()
-        >>> wide_log_prob(torch.randn(4, 8), torch.randn(1, t.n_wide_rows, 8), None,
-        torch.tensor([0, 5, 2, -1]),
-        ...               torch.tensor(t.wide_offset)[None], torch.tensor(t.wide_path),
-        ...               torch.tensor(t.leaf_position)[None], max_width=t.max_width).shape
+        >>> t = hstree.trees.Tree.from_nested(((0, 1, 2), (3, 4, 5))).tables()
+        >>> offset, path = torch.tensor(t.wide_offset)[None], torch.tensor(t.wide_path)
+        >>> leaf_position = torch.tensor(t.leaf_position)[None]
+        >>> input, weight = torch.randn(4, 8), torch.randn(1, t.n_wide_rows, 8)
+        >>> target = torch.tensor([0, 5, 2, -1])
+        >>> wide_log_prob(input, weight, None, target, offset, path, leaf_position,
+        ...               max_width=t.max_width).shape
         torch.Size([4, 1])
     """
     return _op(
