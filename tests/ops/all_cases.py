@@ -13,6 +13,7 @@ from ops.tree_op_suite import MANY
 
 
 def main(name: str, path: str) -> None:
+    torch.set_num_threads(1)
     op = {op.name: op for op in (PATH, WIDE)}[name]
     for case in CASES:
         for dtype in DTYPES:

@@ -14,6 +14,7 @@ TABLES = ("target", "offset", "path", "leaf_position", "feature_index")
 
 
 def main(name: str) -> None:
+    torch.set_num_threads(1)
     op = {op.name: op for op in (PATH, WIDE)}[name]
     random = np.random.default_rng(0)
     refused = accepted = 0
