@@ -9,6 +9,7 @@ Python version, is compiled for each. Without arguments pytest runs tests/ops.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -54,11 +55,13 @@ def check(python: str, arguments: list[str]) -> bool:
     with tempfile.TemporaryDirectory(prefix="hstree-binary-") as name:
         folder = Path(name)
         assemble(python, folder)
-        # Started in `folder`, Python finds this copy before any other hstree.
-        subprocess.run([python, "-c", DESCRIBE], cwd=folder, check=True)
+        # This copy comes before any other hstree, in the processes that tests start too.
+        environment = os.environ | {"PYTHONPATH": name}
+        subprocess.run([python, "-c", DESCRIBE], cwd=folder, env=environment, check=True)
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), *arguments]
-        shown = subprocess.run(command, cwd=folder, check=False)
+        # Warnings of other versions of torch about themselves are no errors here.
+        command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-W", "default"]
+        shown = subprocess.run([*command, *arguments], cwd=folder, env=environment, check=False)
         return shown.returncode == 0
 
 
