@@ -3,9 +3,9 @@
     pytest benchmarks --benchmark-only --benchmark-json=run.json
     python -m benchmarks.table run.json [--save benchmarks/results/NAME.json] [--readme README.md]
 
-Each group's medians stand as multiples of its fastest row's: a CPU's milliseconds say little
-elsewhere. ``--save`` keeps the medians with machine, versions and date; ``--readme`` replaces what
-stands between the two markers.
+The medians of each group that has a baseline stand as multiples of its fastest row's: a CPU's
+milliseconds say little elsewhere. ``--save`` keeps the medians with machine, versions and date;
+``--readme`` replaces what stands between the two markers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ def summary(run: dict[str, Any]) -> dict[str, Any]:
     groups: dict[str, dict[str, float]] = {}
     for entry in run["benchmarks"]:
         name = entry["name"].removeprefix("test_").split("[")[0]
-        variant = entry.get("param") or ""
-        trees = next((part for part in variant.split("-") if part.startswith("T")), "")
-        groups.setdefault(entry["group"], {})[f"{name} {trees}".strip()] = entry["stats"]["median"]
+        variant = re.sub(r"-?\(.*\)", "", entry.get("param") or "")
+        groups.setdefault(entry["group"], {})[f"{name} {variant}".strip()] = entry["stats"][
+            "median"
+        ]
     return {
         "date": run["datetime"][:10],
         "cpu": run["machine_info"]["cpu"].get("brand_raw", platform.processor()),
@@ -44,10 +46,12 @@ def summary(run: dict[str, Any]) -> dict[str, Any]:
 
 def markdown(results: dict[str, Any]) -> str:
     lines = [
-        "| one core, forward + backward | time, hstree T1 = 1 |",
+        "| one core | time, the fastest of its group = 1 |",
         "| --- | ---: |",
     ]
     for group, medians in results["median_seconds"].items():
+        if not any(name.startswith("torch") for name in medians):
+            continue
         unit = min(medians.values())
         for name, seconds in sorted(medians.items(), key=lambda item: item[1]):
             lines.append(f"| {group}: {name} | {seconds / unit:,.1f} |")

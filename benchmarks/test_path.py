@@ -1,8 +1,8 @@
 """Forward and backward of one Huffman tree against torch's flat loss and torch's own vectorised
 tree, one core.
 
-pytest benchmarks/test_path.py --benchmark-only --benchmark-json=path.json
-python -m benchmarks.table path.json
+pytest benchmarks/test_path.py --benchmark-only --benchmark-json=run.json
+python -m benchmarks.table run.json
 """
 
 from __future__ import annotations
