@@ -120,6 +120,42 @@ static inline void store_first(T* p, int64_t count, Vector<accumulate_t<T>> v) {
   for (int64_t i = 0; i < count; ++i) p[i] = padded[i];
 }
 
+// Masked loads and stores of the first elements, where the instruction set has them.
+#if HSTREE_VECTOR_BYTES == 64
+static inline Vector<float> load_first(const float* p, int64_t count) {
+  return bits_as<Vector<float>>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p));
+}
+static inline Vector<double> load_first(const double* p, int64_t count) {
+  return bits_as<Vector<double>>(_mm512_maskz_loadu_pd(static_cast<__mmask8>((1u << count) - 1), p));
+}
+static inline void store_first(float* p, int64_t count, Vector<float> v) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), bits_as<__m512>(v));
+}
+static inline void store_first(double* p, int64_t count, Vector<double> v) {
+  _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << count) - 1), bits_as<__m512d>(v));
+}
+#elif HSTREE_VECTOR_BYTES == 32
+static inline __m256i first_lanes(float, int64_t count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)),
+                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static inline __m256i first_lanes(double, int64_t count) {
+  return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
+}
+static inline Vector<float> load_first(const float* p, int64_t count) {
+  return bits_as<Vector<float>>(_mm256_maskload_ps(p, first_lanes(0.0f, count)));
+}
+static inline Vector<double> load_first(const double* p, int64_t count) {
+  return bits_as<Vector<double>>(_mm256_maskload_pd(p, first_lanes(0.0, count)));
+}
+static inline void store_first(float* p, int64_t count, Vector<float> v) {
+  _mm256_maskstore_ps(p, first_lanes(0.0f, count), bits_as<__m256>(v));
+}
+static inline void store_first(double* p, int64_t count, Vector<double> v) {
+  _mm256_maskstore_pd(p, first_lanes(0.0, count), bits_as<__m256d>(v));
+}
+#endif
+
 template <typename A>
 static inline A sum_of(Vector<A> v) {
   A total = 0;
