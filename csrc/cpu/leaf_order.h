@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 namespace hstree::cpu {
@@ -26,12 +25,11 @@ struct LeafOrder {
   std::vector<int32_t> row;     // [n] rows that are not ignored, in leaf order
   std::vector<int64_t> offset;  // [n + 1] into entry
   std::vector<int32_t> entry;   // weight row << shift, and for binary nodes the direction in bit 0
-  std::vector<int32_t>
-      shared;                 // [n + 1] leading entries on the same weight rows as the row before; ends are 0
-  std::vector<int64_t> slot;  // [n + 1] weight rows first visited by earlier rows; slot[n] is their number
-  int shift = 0;              // 1 for binary nodes, 0 for wide ones
-  int64_t longest = 0;        // most entries of a row
-  TreeTable table{};          // what it was built from
+  std::vector<int32_t> shared;  // [n + 1] leading weight rows shared with the row before; 0 at the ends
+  std::vector<int64_t> slot;    // [n + 1] weight rows first visited by earlier rows; slot[n] is their number
+  int shift = 0;                // 1 for binary nodes, 0 for wide ones
+  int64_t longest = 0;          // most entries of a row
+  TreeTable table{};            // what it was built from
 
   int64_t rows() const { return static_cast<int64_t>(row.size()); }
   int64_t visited() const { return slot.empty() ? 0 : slot.back(); }

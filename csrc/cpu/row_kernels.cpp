@@ -33,17 +33,6 @@ Capability capability() {
 
 }  // namespace
 
-const char* cpu_capability() {
-  switch (capability()) {
-    case Capability::avx512:
-      return "avx512";
-    case Capability::avx2:
-      return "avx2";
-    default:
-      return "portable";
-  }
-}
-
 template <typename T>
 const RowKernels<T>& row_kernels() {
   switch (capability()) {

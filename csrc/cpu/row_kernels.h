@@ -89,6 +89,5 @@ const RowKernels<T>* row_kernels_avx512();
 
 template <typename T>
 const RowKernels<T>& row_kernels();
-const char* cpu_capability();
 
 }  // namespace hstree::cpu

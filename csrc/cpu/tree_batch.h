@@ -3,9 +3,12 @@
 // row into a log-probability:
 //
 //     struct Link {
-//       LeafOrder order(const TreeTable&) const;                             rows and weight rows of one tree
-//       A log_prob(const LeafOrder&, int64_t j, A* score) const;             row at place j; may overwrite
-//       its scores void grad(const LeafOrder&, int64_t j, A grad, const A* score, A* grad_score) const;
+//       // rows and weight rows of one tree
+//       LeafOrder order(const TreeTable&) const;
+//       // of the row at place j; may overwrite its scores
+//       A log_prob(const LeafOrder&, int64_t j, A* score) const;
+//       // d (grad * log_prob) / d score
+//       void grad(const LeafOrder&, int64_t j, A grad, const A* score, A* grad_score) const;
 //     };
 //
 // Results do not depend on the number of threads: rows are independent in the forward pass, features in the
