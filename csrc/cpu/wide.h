@@ -1,8 +1,9 @@
 // CPU kernels of the wide op, for nodes that decide by a softmax over their children.
 //
-//     z_c = dot(input[i, subset_t], weight[t, first_row + c]) + bias[t, first_row + c]    for the children c
-//     of a node log_prob[i, t] = sum over the wide nodes of target[i]'s path of log_softmax(z)[child];  score
-//     = log_softmax(z) d log_prob / d z_c = [c = child] - exp(score_c)
+//     z_c = dot(input[i, subset_t], weight[t, first_row + c]) + bias[t, first_row + c], children c of a node
+//     score = log_softmax(z)
+//     log_prob[i, t] = sum over the wide nodes of target[i]'s path of score[child]
+//     d log_prob / d z_c = [c = child] - exp(score_c)
 //
 // Ignored rows (target < 0): log_prob and score 0, no gradient. A path without wide nodes: log_prob 0. Sums
 // in float32 (float64 for float64). Work O(N T W S) for W children on a path; score [N, T, max_width] is kept

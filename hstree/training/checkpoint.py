@@ -1,11 +1,13 @@
 """Run folders: everything that remains of a training run, written atomically and read back with
 clear errors.
 
-config.json          settings (TrainConfig)
-vocabulary.txt       one line word<TAB>frequency for each class
-model.safetensors    weights of the best epoch; sizes of the backbone and the head's configuration
-in the metadata metrics.jsonl        one JSON object for each epoch learning_curve.png
-perplexities by epoch summary.json         the final figures, once training has ended
+    config.json          settings (TrainConfig)
+    vocabulary.txt       one line word<TAB>frequency for each class
+    model.safetensors    weights of the best epoch, and in its metadata the sizes of the backbone
+                         and the head's configuration
+    metrics.jsonl        one JSON object for each epoch
+    learning_curve.png   perplexities by epoch
+    summary.json         the final figures, once training has ended
 """
 
 from __future__ import annotations
