@@ -1,3 +1,4 @@
+#include "cpu/logit_kernels.h"
 #include "cpu/row_kernels.h"
 
 #if defined(__x86_64__)
@@ -12,6 +13,7 @@
 
 #define HSTREE_CAPABILITY avx2
 #define HSTREE_VECTOR_BYTES 32
+#include "cpu/logit_kernels_impl.h"
 #include "cpu/row_kernels_impl.h"
 
 #if defined(__clang__)

@@ -1,3 +1,4 @@
+#include "cpu/logit_kernels.h"
 #include "cpu/row_kernels.h"
 
 #if defined(__x86_64__)
@@ -13,6 +14,7 @@
 
 #define HSTREE_CAPABILITY avx512
 #define HSTREE_VECTOR_BYTES 64
+#include "cpu/logit_kernels_impl.h"
 #include "cpu/row_kernels_impl.h"
 
 #if defined(__clang__)

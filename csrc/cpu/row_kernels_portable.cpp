@@ -1,5 +1,11 @@
+#include "cpu/logit_kernels.h"
 #include "cpu/row_kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define HSTREE_CAPABILITY portable
 #define HSTREE_VECTOR_BYTES 16
+#include "cpu/logit_kernels_impl.h"
 #include "cpu/row_kernels_impl.h"

@@ -1,0 +1,22 @@
+// The instruction set of the CPU kernels, chosen once at run time.
+#pragma once
+
+namespace hstree::cpu {
+
+enum class Capability { portable, avx2, avx512 };
+
+// The best one that the processor has and that HSTREE_CPU_CAPABILITY (portable, avx2 or avx512) admits.
+Capability capability();
+
+}  // namespace hstree::cpu
+
+// Calls name_<capability><T>(), a function that every row_kernels_<capability>.cpp defines: the AVX ones on
+// x86-64 only.
+#if defined(__x86_64__)
+#define HSTREE_BY_CAPABILITY(name, T)                      \
+  (capability() == Capability::avx512 ? name##_avx512<T>() \
+   : capability() == Capability::avx2 ? name##_avx2<T>()   \
+                                      : name##_portable<T>())
+#else
+#define HSTREE_BY_CAPABILITY(name, T) (name##_portable<T>())
+#endif

@@ -1,0 +1,89 @@
+// The vectorised parts of plif and monotone_log_prob: one table of functions for each instruction set, chosen
+// once at run time.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/logit_function.h"
+#include "cpu/row_kernels.h"
+
+namespace hstree::cpu {
+
+// A LogitFunction in the accumulation dtype.
+template <typename A>
+struct Function {
+  explicit Function(const LogitFunction& f)
+      : table(static_cast<const A*>(f.table)),
+        width(f.table ? f.width : 0),
+        identity(f.identity()),
+        last(static_cast<A>(f.intervals - 1)),
+        half(static_cast<A>(f.intervals) / 2),
+        rate(f.table ? static_cast<A>(f.rate()) : A(0)),
+        c(static_cast<A>(f.c)),
+        k(static_cast<A>(f.k)),
+        k_1(static_cast<A>(f.k - 1)) {}
+
+  const A* table;
+  int width;  // 0: no table
+  bool identity;
+  A last;  // K - 1
+  A half;  // K / 2
+  A rate;
+  A c, k, k_1;
+};
+
+// Where the gradient of a table is summed: within the radius in 64-bit integers, beyond it in float64.
+struct TableSums {
+  uint64_t* fixed;  // [K, width], two's complement, or null: nothing is summed
+  double scale;     // quanta in 1
+  bool shared;      // by several threads: added to atomically
+  double* beyond;   // [2, width]: left of the table, right of it
+};
+
+template <typename T>
+struct PlifKernels {
+  using A = accumulate_t<T>;
+
+  // output[i] = f(input[i])
+  void (*forward)(const Function<A>& f, const T* input, int64_t count, T* output);
+
+  // grad_input[i] = grad[i] f'(input[i]); the gradient of the table is added to sums.
+  void (*backward)(const Function<A>& f, const T* grad, const T* input, int64_t count, T* grad_input,
+                   const TableSums& sums);
+
+  // Largest |x|; not finite if any is infinite or NaN.
+  A (*largest)(const T* x, int64_t count);
+};
+
+// Rows of logits x. A: float or double.
+template <typename A>
+struct MonotoneKernels {
+  // Largest x; NaN are passed over.
+  A (*max)(const A* x, int64_t count);
+
+  A (*value)(const Function<A>& f, A x);
+
+  // sum_v exp(f(x_v) - largest); largest = f(max), max = max_v x_v.
+  double (*exp_sum)(const Function<A>& f, const A* x, int64_t count, A max, A largest);
+
+  // x_v <- -grad p_v f'(x_v), and grad f'(x_target) is added at `target`; p_v = exp(f(x_v) - shift - rest).
+  // The gradient of the table is added to sums.
+  void (*backward)(const Function<A>& f, A* x, int64_t count, int64_t target, A grad, A shift, A rest,
+                   const TableSums& sums);
+};
+
+template <typename T>
+const PlifKernels<T>* plif_kernels_portable();
+template <typename T>
+const PlifKernels<T>* plif_kernels_avx2();
+template <typename T>
+const PlifKernels<T>* plif_kernels_avx512();
+
+template <typename A>
+const MonotoneKernels<A>* monotone_kernels_portable();
+template <typename A>
+const MonotoneKernels<A>* monotone_kernels_avx2();
+template <typename A>
+const MonotoneKernels<A>* monotone_kernels_avx512();
+
+}  // namespace hstree::cpu

@@ -1,0 +1,328 @@
+// Vectors of one instruction set: loads, stores, exp and log1p, for the bodies of the kernels, *_impl.h. Each
+// row_kernels_<capability>.cpp includes those once, between a target pragma and its end, with
+// HSTREE_CAPABILITY and HSTREE_VECTOR_BYTES defined. Nothing in them may instantiate a template or inline
+// function of another header: the linker would keep one copy of it for all instruction sets.
+#pragma once
+
+#define HSTREE_JOIN_(a, b) a##b
+#define HSTREE_JOIN(a, b) HSTREE_JOIN_(a, b)
+
+namespace hstree::cpu {
+namespace HSTREE_CAPABILITY {
+
+template <typename T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(HSTREE_VECTOR_BYTES)));
+  static constexpr int64_t width = HSTREE_VECTOR_BYTES / sizeof(T);
+};
+template <typename T>
+using Vector = typename VectorOf<T>::type;
+
+typedef uint32_t U32 __attribute__((vector_size(HSTREE_VECTOR_BYTES)));
+typedef int32_t I32 __attribute__((vector_size(HSTREE_VECTOR_BYTES)));
+typedef int64_t I64 __attribute__((vector_size(HSTREE_VECTOR_BYTES)));
+typedef uint16_t U16 __attribute__((vector_size(HSTREE_VECTOR_BYTES / 2)));
+
+template <typename To, typename From>
+static inline To bits_as(From value) {
+  static_assert(sizeof(To) == sizeof(From), "same size");
+  To result;
+  __builtin_memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+static inline Vector<float> load(const float* p) {
+  Vector<float> v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+static inline Vector<double> load(const double* p) {
+  Vector<double> v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+static inline Vector<float> load(const BFloat16* p) {
+  U16 half;
+  __builtin_memcpy(&half, p, sizeof half);
+  return bits_as<Vector<float>>(__builtin_convertvector(half, U32) << 16);
+}
+
+static inline Vector<float> load(const Half* p) {
+#if HSTREE_VECTOR_BYTES == 64
+  __m256i half;
+  __builtin_memcpy(&half, p, sizeof half);
+  return bits_as<Vector<float>>(_mm512_maskz_cvtph_ps(0xffff, half));
+#elif HSTREE_VECTOR_BYTES == 32
+  __m128i half;
+  __builtin_memcpy(&half, p, sizeof half);
+  return bits_as<Vector<float>>(_mm256_cvtph_ps(half));
+#else
+  // Exponent and mantissa moved into place and rescaled by 2^112; infinities and NaN get float's exponent.
+  U16 half;
+  __builtin_memcpy(&half, p, sizeof half);
+  const U32 h = __builtin_convertvector(half, U32);
+  const U32 magnitude = (h & 0x7fffu) << 13;
+  const Vector<float> scaled = bits_as<Vector<float>>(magnitude) * 0x1p112f;
+  const U32 finite = bits_as<U32>(scaled);
+  const U32 special = magnitude | 0x7f800000u;
+  const U32 is_special = bits_as<U32>((h & 0x7c00u) == 0x7c00u);
+  return bits_as<Vector<float>>(((finite & ~is_special) | (special & is_special)) | ((h & 0x8000u) << 16));
+#endif
+}
+
+static inline void store(float* p, Vector<float> v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
+static inline void store(double* p, Vector<double> v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
+
+static inline void store(BFloat16* p, Vector<float> v) {
+  const U32 u = bits_as<U32>(v);
+  const U32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const U32 nan = bits_as<U32>(v != v);
+  const U16 half = __builtin_convertvector((rounded & ~nan) | (0x7fc0u & nan), U16);
+  __builtin_memcpy(p, &half, sizeof half);
+}
+
+static inline void store(Half* p, Vector<float> v) {
+#if HSTREE_VECTOR_BYTES == 64
+  const __m256i half = _mm512_maskz_cvtps_ph(0xffff, bits_as<__m512>(v), _MM_FROUND_TO_NEAREST_INT);
+  __builtin_memcpy(p, &half, sizeof half);
+#elif HSTREE_VECTOR_BYTES == 32
+  const __m128i half = _mm256_cvtps_ph(bits_as<__m256>(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __builtin_memcpy(p, &half, sizeof half);
+#else
+  // Round to nearest even; below 2^-14 an addition of 0.5 leaves the subnormal in the low bits.
+  const U32 u = bits_as<U32>(v);
+  const U32 sign = (u >> 16) & 0x8000u;
+  const U32 magnitude = u & 0x7fffffffu;
+  const U32 normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const U32 subnormal = bits_as<U32>(bits_as<Vector<float>>(magnitude) + 0.5f) - (126u << 23);
+  const U32 small = bits_as<U32>(magnitude < (113u << 23));
+  const U32 large = bits_as<U32>(magnitude >= 0x477ff000u);
+  const U32 nan = bits_as<U32>(magnitude > 0x7f800000u);
+  U32 h = (normal & ~small) | (subnormal & small);
+  h = (h & ~large) | (0x7c00u & large);
+  h = (h & ~nan) | (0x7e00u & nan);
+  const U16 half = __builtin_convertvector(h | sign, U16);
+  __builtin_memcpy(p, &half, sizeof half);
+#endif
+}
+
+template <typename T>
+static inline Vector<accumulate_t<T>> load_first(const T* p, int64_t count) {
+  T padded[VectorOf<accumulate_t<T>>::width] = {};
+  for (int64_t i = 0; i < count; ++i) padded[i] = p[i];
+  return load(padded);
+}
+
+template <typename T>
+static inline void store_first(T* p, int64_t count, Vector<accumulate_t<T>> v) {
+  T padded[VectorOf<accumulate_t<T>>::width];
+  store(padded, v);
+  for (int64_t i = 0; i < count; ++i) p[i] = padded[i];
+}
+
+// Masked loads and stores of the first elements, where the instruction set has them.
+#if HSTREE_VECTOR_BYTES == 64
+static inline Vector<float> load_first(const float* p, int64_t count) {
+  return bits_as<Vector<float>>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p));
+}
+static inline Vector<double> load_first(const double* p, int64_t count) {
+  return bits_as<Vector<double>>(_mm512_maskz_loadu_pd(static_cast<__mmask8>((1u << count) - 1), p));
+}
+static inline void store_first(float* p, int64_t count, Vector<float> v) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), bits_as<__m512>(v));
+}
+static inline void store_first(double* p, int64_t count, Vector<double> v) {
+  _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << count) - 1), bits_as<__m512d>(v));
+}
+#elif HSTREE_VECTOR_BYTES == 32
+static inline __m256i first_lanes(float, int64_t count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)),
+                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static inline __m256i first_lanes(double, int64_t count) {
+  return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
+}
+static inline Vector<float> load_first(const float* p, int64_t count) {
+  return bits_as<Vector<float>>(_mm256_maskload_ps(p, first_lanes(0.0f, count)));
+}
+static inline Vector<double> load_first(const double* p, int64_t count) {
+  return bits_as<Vector<double>>(_mm256_maskload_pd(p, first_lanes(0.0, count)));
+}
+static inline void store_first(float* p, int64_t count, Vector<float> v) {
+  _mm256_maskstore_ps(p, first_lanes(0.0f, count), bits_as<__m256>(v));
+}
+static inline void store_first(double* p, int64_t count, Vector<double> v) {
+  _mm256_maskstore_pd(p, first_lanes(0.0, count), bits_as<__m256d>(v));
+}
+#endif
+
+template <typename A>
+static inline A sum_of(Vector<A> v) {
+  A total = 0;
+  for (int64_t i = 0; i < VectorOf<A>::width; ++i) total += v[i];
+  return total;
+}
+
+template <typename T>
+static inline accumulate_t<T> element(const T* p) {
+  return load_first(p, 1)[0];
+}
+template <>
+inline float element<float>(const float* p) {
+  return *p;
+}
+template <>
+inline double element<double>(const double* p) {
+  return *p;
+}
+template <typename A>
+static inline Vector<A> splat(A value) {
+  return Vector<A>{} + value;
+}
+
+// a b + c, rounded once (float32 without the instruction: once to float64, once to float32).
+static inline Vector<float> fma(Vector<float> a, Vector<float> b, Vector<float> c) {
+#if HSTREE_VECTOR_BYTES == 64
+  return bits_as<Vector<float>>(_mm512_fmadd_ps(bits_as<__m512>(a), bits_as<__m512>(b), bits_as<__m512>(c)));
+#elif HSTREE_VECTOR_BYTES == 32
+  return bits_as<Vector<float>>(_mm256_fmadd_ps(bits_as<__m256>(a), bits_as<__m256>(b), bits_as<__m256>(c)));
+#else
+  Vector<float> result;
+  for (int i = 0; i < VectorOf<float>::width; ++i) {
+    result[i] = static_cast<float>(static_cast<double>(a[i]) * b[i] + c[i]);
+  }
+  return result;
+#endif
+}
+
+static inline Vector<double> fma(Vector<double> a, Vector<double> b, Vector<double> c) {
+#if HSTREE_VECTOR_BYTES == 64
+  return bits_as<Vector<double>>(
+      _mm512_fmadd_pd(bits_as<__m512d>(a), bits_as<__m512d>(b), bits_as<__m512d>(c)));
+#elif HSTREE_VECTOR_BYTES == 32
+  return bits_as<Vector<double>>(
+      _mm256_fmadd_pd(bits_as<__m256d>(a), bits_as<__m256d>(b), bits_as<__m256d>(c)));
+#else
+  Vector<double> result;
+  for (int i = 0; i < VectorOf<double>::width; ++i) result[i] = __builtin_fma(a[i], b[i], c[i]);
+  return result;
+#endif
+}
+
+// 1 / sqrt(x), 2 ulp.
+static inline Vector<float> inverse_sqrt(Vector<float> x) {
+#if HSTREE_VECTOR_BYTES == 64
+  const Vector<float> y = bits_as<Vector<float>>(_mm512_maskz_rsqrt14_ps(0xffff, bits_as<__m512>(x)));
+  return y + y * (0.5f - 0.5f * (x * y) * y);
+#elif HSTREE_VECTOR_BYTES == 32
+  return 1 / bits_as<Vector<float>>(_mm256_sqrt_ps(bits_as<__m256>(x)));
+#else
+  for (int i = 0; i < VectorOf<float>::width; ++i) x[i] = 1 / __builtin_sqrtf(x[i]);
+  return x;
+#endif
+}
+static inline Vector<double> inverse_sqrt(Vector<double> x) {
+  for (int i = 0; i < VectorOf<double>::width; ++i) x[i] = 1 / __builtin_sqrt(x[i]);
+  return x;
+}
+
+// exp(x) for x <= 87, 1 ulp, 0 below -87; NaN stays NaN. After Cephes.
+static inline Vector<float> exponential(Vector<float> x) {
+#if HSTREE_VECTOR_BYTES == 64
+  const __mmask16 normal = _mm512_cmp_ps_mask(bits_as<__m512>(x), _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+#else
+  const I32 tiny = x < -87.0f;
+  x = tiny ? splat(-87.0f) : x;
+#endif
+  const Vector<float> n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+  const Vector<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vector<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+#if HSTREE_VECTOR_BYTES == 64
+  return bits_as<Vector<float>>(_mm512_maskz_scalef_ps(normal, bits_as<__m512>(p), bits_as<__m512>(n)));
+#else
+  const I32 exponent = (__builtin_convertvector(n, I32) + 127) << 23;
+  const Vector<float> value = p * bits_as<Vector<float>>(exponent);
+  return tiny ? Vector<float>{} : value;
+#endif
+}
+
+// The same for float64, x <= 708, 0 below -708: 2^n and the series of exp up to r^13 for |r| <= log(2) / 2.
+static inline Vector<double> exponential(Vector<double> x) {
+  const I64 tiny = x < -708.0;
+  x = tiny ? splat(-708.0) : x;
+  const Vector<double> shifted = x * 1.44269504088896338700 + 0x1.8p52;
+  const Vector<double> n = shifted - 0x1.8p52;
+  const Vector<double> r = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
+  Vector<double> p = r * (1.0 / 6227020800) + 1.0 / 479001600;
+  p = p * r + 1.0 / 39916800;
+  p = p * r + 1.0 / 3628800;
+  p = p * r + 1.0 / 362880;
+  p = p * r + 1.0 / 40320;
+  p = p * r + 1.0 / 5040;
+  p = p * r + 1.0 / 720;
+  p = p * r + 1.0 / 120;
+  p = p * r + 1.0 / 24;
+  p = p * r + 1.0 / 6;
+  p = p * r + 0.5;
+  p = p * r * r + r + 1.0;
+  const I64 exponent = (bits_as<I64>(shifted) + 1023) << 52;  // n is in the low bits of shifted
+  const Vector<double> value = p * bits_as<Vector<double>>(exponent);
+  return tiny ? Vector<double>{} : value;
+}
+
+// log(1 + e) for 0 <= e <= 1, relative error below 2e-7. After Cephes' logf, without rounding 1 + e.
+static inline Vector<float> log1p_unit(Vector<float> e) {
+  const I32 upper = e > 0.41421356f;
+  const Vector<float> f = upper ? 0.5f * (e - 1.0f) : e;
+  const Vector<float> ff = f * f;
+  Vector<float> p = f * 7.0376836292e-2f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  Vector<float> y = p * f * ff - 0.5f * ff + f;
+  return upper ? y + 0.69314718056f : y;
+}
+
+// The same for float64: log(1 + f) = 2 atanh(f / (2 + f)), its series up to s^21 for |s| <= 0.172.
+static inline Vector<double> log1p_unit(Vector<double> e) {
+  const I64 upper = e > 0.41421356;
+  const Vector<double> f = upper ? 0.5 * (e - 1.0) : e;
+  const Vector<double> s = f / (2.0 + f);
+  const Vector<double> ss = s * s;
+  Vector<double> p = ss * (1.0 / 21) + 1.0 / 19;
+  p = p * ss + 1.0 / 17;
+  p = p * ss + 1.0 / 15;
+  p = p * ss + 1.0 / 13;
+  p = p * ss + 1.0 / 11;
+  p = p * ss + 1.0 / 9;
+  p = p * ss + 1.0 / 7;
+  p = p * ss + 1.0 / 5;
+  p = p * ss + 1.0 / 3;
+  const Vector<double> y = 2.0 * s * ss * p + 2.0 * s;
+  return upper ? y + 0.69314718055994530942 : y;
+}
+
+static inline Vector<float> magnitude(Vector<float> x) {
+  return bits_as<Vector<float>>(bits_as<U32>(x) & 0x7fffffffu);
+}
+static inline Vector<double> magnitude(Vector<double> x) {
+  return bits_as<Vector<double>>(bits_as<I64>(x) & INT64_MAX);
+}
+
+}  // namespace HSTREE_CAPABILITY
+}  // namespace hstree::cpu
