@@ -140,7 +140,7 @@ def main() -> int:
 
     sources = sorted(KERNELS.glob("*.cu"))
     jobs = [(source, architecture) for source in sources for architecture in ARCHITECTURES]
-    header = f"{'kernel':56} {'arch':>5} {'registers':>9} {'spill B':>8} {'shared B':>8}"
+    header = f"{'kernel':76} {'arch':>5} {'registers':>9} {'spill B':>8} {'shared B':>8}"
     print(header, "-" * len(header), sep="\n")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         reports = [
@@ -155,7 +155,7 @@ def main() -> int:
                 continue
             for kernel in sorted(kernels):
                 name, registers, spill, shared = kernel
-                print(f"{name:56} {'sm_' + architecture:>5} {registers:9} {spill:8} {shared:8}")
+                print(f"{name:76} {'sm_' + architecture:>5} {registers:9} {spill:8} {shared:8}")
                 if spill > 0:
                     failures.append(f"{name}, sm_{architecture}: {spill} bytes of spills")
     for failure in failures:

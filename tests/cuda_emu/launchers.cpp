@@ -5,7 +5,9 @@
 
 #include "feature_gather.h"
 #include "leaf_order.h"
+#include "monotone.h"
 #include "path.h"
+#include "plif.h"
 #include "wide.h"
 
 using namespace hstree;  // NOLINT: test code
@@ -34,8 +36,9 @@ void emu_order(int order, unsigned seed) {
   emu::seed = seed;
 }
 int64_t emu_sizes(int index) {
-  const int64_t sizes[] = {sizeof(Tables), sizeof(LeafOrder), sizeof(PathForward), sizeof(PathBackward),
-                           sizeof(FeatureGather)};
+  const int64_t sizes[] = {sizeof(Tables),        sizeof(LeafOrder),       sizeof(PathForward),
+                           sizeof(PathBackward),  sizeof(FeatureGather),   sizeof(PointwiseFunction),
+                           sizeof(MonotoneSizes), sizeof(MonotoneBackward)};
   return sizes[index];
 }
 float emu_half_to_float(uint16_t bits) {
@@ -118,6 +121,41 @@ const char* emu_feature_gather_backward(int type, const FeatureGather* sizes, co
                                         int32_t* inverse, void* grad_input) {
   return caught([&] {
     feature_gather_backward(static_cast<ScalarType>(type), *sizes, grad, inverse, grad_input, nullptr);
+  });
+}
+
+const char* emu_plif(int type, const PointwiseFunction* function, int64_t elements, const void* input,
+                     void* output) {
+  return caught([&] { plif(static_cast<ScalarType>(type), *function, elements, input, output, nullptr); });
+}
+int64_t emu_plif_workspace_bytes(const PointwiseFunction* function) {
+  return plif_workspace_bytes(*function);
+}
+const char* emu_plif_backward(int type, const PointwiseFunction* function, int64_t elements, const void* grad,
+                              const void* input, void* workspace, void* grad_input, void* grad_table) {
+  return caught([&] {
+    plif_backward(static_cast<ScalarType>(type), *function, elements, grad, input, workspace, grad_input,
+                  grad_table, nullptr);
+  });
+}
+
+const char* emu_monotone_log_prob(int type, const PointwiseFunction* function, const MonotoneSizes* sizes,
+                                  const void* logits, const int64_t* target, void* log_prob,
+                                  void* log_normalizer) {
+  return caught([&] {
+    monotone_log_prob(static_cast<ScalarType>(type), *function, *sizes, logits, target, log_prob,
+                      log_normalizer, nullptr);
+  });
+}
+int64_t emu_monotone_workspace_bytes(const PointwiseFunction* function) {
+  return monotone_workspace_bytes(*function);
+}
+const char* emu_monotone_log_prob_backward(int type, const PointwiseFunction* function,
+                                           const MonotoneSizes* sizes, const MonotoneBackward* tensors,
+                                           void* logits, void* workspace, double* grad_table) {
+  return caught([&] {
+    monotone_log_prob_backward(static_cast<ScalarType>(type), *function, *sizes, *tensors, logits, workspace,
+                               grad_table, nullptr);
   });
 }
 

@@ -126,6 +126,43 @@ class CFeatureGather(ctypes.Structure):
     )
 
 
+class CPointwiseFunction(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("c", "k")),
+        ("table", ctypes.c_void_p),
+        ("intervals", ctypes.c_int64),
+        ("width", ctypes.c_int),
+        ("radius", ctypes.c_double),
+    )
+
+
+class CMonotoneSizes(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "classes"))
+
+
+class CMonotoneBackward(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("grad_log_prob", "target", "log_normalizer")
+    )
+
+
+@dataclass(frozen=True)
+class PointwiseFunction:
+    """f of a logit, as hstree::PointwiseFunction; table [K, 2] or [K, 4], exact."""
+
+    c: float = 0.0
+    k: float = 1.0
+    table: Array | None = None
+    radius: float = 1.0
+
+    def stored(self, kind: ElementType) -> tuple[CPointwiseFunction, Array | None]:
+        """What the launchers take, and the array that it points into."""
+        table = None if self.table is None else self.table.astype(kind.sums)
+        intervals, width = (0, 0) if table is None else table.shape
+        address = pointer(table)
+        return CPointwiseFunction(self.c, self.k, address, intervals, width, self.radius), table
+
+
 @dataclass
 class Tables:
     """The tables of a batch; shapes as in hstree::Tables."""
@@ -176,7 +213,10 @@ class Kernels:
         self.library = ctypes.CDLL(str(library))
         self.library.emu_workspace_bytes.restype = ctypes.c_int64
         self.library.emu_sizes.restype = ctypes.c_int64
+        self.library.emu_plif_workspace_bytes.restype = ctypes.c_int64
+        self.library.emu_monotone_workspace_bytes.restype = ctypes.c_int64
         mirrors = (CTables, CLeafOrder, CForward, CBackward, CFeatureGather)
+        mirrors = (*mirrors, CPointwiseFunction, CMonotoneSizes, CMonotoneBackward)
         for index, mirror in enumerate(mirrors):
             assert self.library.emu_sizes(index) == ctypes.sizeof(mirror), mirror.__name__
 
@@ -219,6 +259,56 @@ class Kernels:
         grad_input = kind.garbage(grad.shape[0], in_features)
         self.call("feature_gather_backward", kind.number, sizes, grad, inverse, grad_input)
         return grad_input
+
+    def plif(self, kind: ElementType, function: PointwiseFunction, values: Array) -> Array:
+        c_function, _table = function.stored(kind)
+        output = kind.garbage(*values.shape)
+        self.call("plif", kind.number, c_function, ctypes.c_int64(values.size), values, output)
+        return output
+
+    def plif_backward(
+        self, kind: ElementType, function: PointwiseFunction, grad: Array, values: Array
+    ) -> tuple[Array, Array]:
+        c_function, table = function.stored(kind)
+        assert table is not None
+        size = self.library.emu_plif_workspace_bytes(ctypes.byref(c_function))
+        workspace = np.zeros(size // 8, np.uint64)
+        grad_input = kind.garbage(*values.shape)
+        grad_table = np.full_like(table, np.nan if values.size else 0)
+        arguments = (kind.number, c_function, ctypes.c_int64(values.size), grad, values)
+        self.call("plif_backward", *arguments, workspace, grad_input, grad_table)
+        return grad_input, grad_table
+
+    def monotone_log_prob(
+        self, kind: ElementType, function: PointwiseFunction, logits: Array, target: Array
+    ) -> tuple[Array, Array]:
+        c_function, _table = function.stored(kind)
+        sizes = CMonotoneSizes(*logits.shape)
+        log_prob, log_normalizer = kind.garbage(len(logits)), kind.garbage(len(logits))
+        arguments = (kind.number, c_function, sizes, logits, target)
+        self.call("monotone_log_prob", *arguments, log_prob, log_normalizer)
+        return log_prob, log_normalizer
+
+    def monotone_log_prob_backward_(
+        self,
+        kind: ElementType,
+        function: PointwiseFunction,
+        logits: Array,
+        grad_log_prob: Array,
+        target: Array,
+        log_normalizer: Array,
+    ) -> Array | None:
+        """Replaces the logits by their gradient; returns that of the table."""
+        c_function, table = function.stored(kind)
+        size = self.library.emu_monotone_workspace_bytes(ctypes.byref(c_function))
+        workspace = np.zeros(size // 8, np.uint64) if table is not None else None
+        grad_table = None
+        if table is not None:
+            grad_table = np.full(table.shape, np.nan if len(logits) else 0.0)
+        tensors = CMonotoneBackward(*(pointer(a) for a in (grad_log_prob, target, log_normalizer)))
+        arguments = (kind.number, c_function, CMonotoneSizes(*logits.shape), tensors)
+        self.call("monotone_log_prob_backward", *arguments, logits, workspace, grad_table)
+        return grad_table
 
 
 class Plan:

@@ -20,7 +20,16 @@ from kernels.corruption import (
     check_bad_targets,
     check_corruption,
 )
-from kernels.emulation import FLOAT16, FLOAT32, ORDERS, Kernels
+from kernels.emulation import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64, ORDERS, Kernels
+from kernels.logit_cases import (
+    MONOTONE_CASES,
+    PLIF_CASES,
+    check_extreme_elements,
+    check_misaligned_rows,
+    check_monotone,
+    check_plif,
+    check_spoilt_rows,
+)
 
 
 def checks(kernels: Kernels) -> list[Callable[[], object]]:
@@ -40,6 +49,17 @@ def checks(kernels: Kernels) -> list[Callable[[], object]]:
     grad = np.ones((3, 2, 3), np.float32)
     result.append(partial(kernels.feature_gather, FLOAT32, values, index))
     result.append(partial(kernels.feature_gather_backward, FLOAT32, grad, index, 5))
+    for case in PLIF_CASES:
+        kinds = [kind for kind in case.kinds if kind is not FLOAT16]
+        result += [partial(check_plif, kernels, case, kind) for kind in kinds]
+    for case in MONOTONE_CASES:
+        result += [partial(check_monotone, kernels, case, kind) for kind in case.kinds]
+    for width in (2, 4):
+        for kind in ELEMENT_TYPES:
+            result.append(partial(check_extreme_elements, kernels, kind, width))
+        for kind in (FLOAT32, FLOAT64):
+            result.append(partial(check_spoilt_rows, kernels, kind, width))
+            result.append(partial(check_misaligned_rows, kernels, kind, width))
     return result
 
 

@@ -1,0 +1,429 @@
+// The function f of a logit, evaluated, and the sums over the elements of its intervals, for plif and
+// monotone_log_prob.
+#pragma once
+
+#include "common.cuh"
+#include "logit_function.h"
+
+namespace hstree {
+
+__device__ __forceinline__ float multiply_add(float a, float b, float c) {
+  return fmaf(a, b, c);
+}
+__device__ __forceinline__ double multiply_add(double a, double b, double c) {
+  return fma(a, b, c);
+}
+__device__ __forceinline__ float round_down(float x) {
+  return floorf(x);
+}
+__device__ __forceinline__ double round_down(double x) {
+  return floor(x);
+}
+// low for NaN.
+__device__ __forceinline__ float clamp(float x, float low, float high) {
+  return fminf(fmaxf(x, low), high);
+}
+__device__ __forceinline__ double clamp(double x, double low, double high) {
+  return fmin(fmax(x, low), high);
+}
+__device__ __forceinline__ float exponential(float x) {
+  return expf(x);
+}
+__device__ __forceinline__ double exponential(double x) {
+  return exp(x);
+}
+__device__ __forceinline__ float log_of_one_plus(float x) {
+  return log1pf(x);
+}
+__device__ __forceinline__ double log_of_one_plus(double x) {
+  return log1p(x);
+}
+__device__ __forceinline__ float logarithm(float x) {
+  return logf(x);
+}
+__device__ __forceinline__ double logarithm(double x) {
+  return log(x);
+}
+__device__ __forceinline__ long long round_to_integer(float x) {
+  return llrintf(x);
+}
+__device__ __forceinline__ long long round_to_integer(double x) {
+  return llrint(x);
+}
+
+// ---- groups of elements: 16 bytes in one access where the array is aligned, else in one access each.
+// Which elements make a group does not depend on the alignment.
+
+template <typename T>
+constexpr int group_size = 16 / sizeof(T);
+
+__host__ __device__ __forceinline__ bool aligned_to_16(const void* address) {
+  return reinterpret_cast<uintptr_t>(address) % 16 == 0;
+}
+
+// values = array[begin ...], `fill` from size on.
+template <typename T>
+__device__ __forceinline__ void load_group(const T* array, int64_t begin, int64_t size, bool aligned,
+                                           Sum<T> fill, Sum<T> (&values)[group_size<T>]) {
+  if (aligned && begin + group_size<T> <= size) {
+    T element[group_size<T>];
+    const uint4 raw = *reinterpret_cast<const uint4*>(array + begin);
+    memcpy(element, &raw, sizeof raw);
+#pragma unroll
+    for (int k = 0; k < group_size<T>; ++k) values[k] = to_sum(element[k]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < group_size<T>; ++k) values[k] = begin + k < size ? to_sum(array[begin + k]) : fill;
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_group(T* array, int64_t begin, int64_t size, bool aligned,
+                                            const Sum<T> (&values)[group_size<T>]) {
+  if (aligned && begin + group_size<T> <= size) {
+    T element[group_size<T>];
+#pragma unroll
+    for (int k = 0; k < group_size<T>; ++k) store(element + k, values[k]);
+    uint4 raw;
+    memcpy(&raw, element, sizeof raw);
+    *reinterpret_cast<uint4*>(array + begin) = raw;
+  } else {
+#pragma unroll
+    for (int k = 0; k < group_size<T>; ++k)
+      if (begin + k < size) store(array + begin + k, values[k]);
+  }
+}
+
+// ---- reductions over a block: in every thread, in an order fixed by the number of threads.
+// scratch: shared, one value for each warp.
+
+template <int Threads, typename S>
+__device__ __forceinline__ S block_sum(S value, S* scratch) {
+  value = warp_sum(value);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+  __syncthreads();
+  S sum = 0;
+#pragma unroll
+  for (int warp = 0; warp < Threads / 32; ++warp) sum += scratch[warp];
+  return sum;
+}
+
+template <int Threads, typename S>
+__device__ __forceinline__ S block_max(S value, S* scratch) {
+  value = warp_max(value);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+  __syncthreads();
+  S largest = scratch[0];
+#pragma unroll
+  for (int warp = 1; warp < Threads / 32; ++warp) largest = scratch[warp] > largest ? scratch[warp] : largest;
+  return largest;
+}
+
+// ---- functions of a logit; see PointwiseFunction. value and derivative may be asked at any point, also at
+// infinities and NaN.
+
+template <typename S>
+struct Identity {
+  struct Point {
+    S x;
+  };
+  explicit Identity(const PointwiseFunction&) {}
+  __device__ __forceinline__ Point at(S x) const { return {x}; }
+  __device__ __forceinline__ S value(const Point& point) const { return point.x; }
+  __device__ __forceinline__ S derivative(const Point&) const { return S(1); }
+};
+
+// f(x) = x + (k - 1) (min(d, 0) - log1p(exp(-|d|))), d = x - c;  f'(x) = 1 + (k - 1) sigmoid(-d)
+template <typename S>
+struct GeneralizedSigSoftmax {
+  S c, excess;  // k - 1
+  struct Point {
+    S x, d, tail;  // exp(-|d|)
+  };
+  explicit GeneralizedSigSoftmax(const PointwiseFunction& function)
+      : c(S(function.c)), excess(S(function.k - 1)) {}
+  __device__ __forceinline__ Point at(S x) const {
+    const S d = x - c;
+    return {x, d, exponential(d < 0 ? d : -d)};
+  }
+  __device__ __forceinline__ S value(const Point& point) const {
+    return point.x + excess * ((point.d < 0 ? point.d : S(0)) - log_of_one_plus(point.tail));
+  }
+  __device__ __forceinline__ S derivative(const Point& point) const {
+    return 1 + excess * ((point.d < 0 ? S(1) : point.tail) / (1 + point.tail));
+  }
+};
+
+// The table in global memory, aligned to the Width elements of an interval, to 16 bytes at most.
+template <typename S, int Width>
+struct Piecewise {
+  static constexpr int width = Width;
+  const S* table;
+  S rate, half, last;  // K / (2 R), K / 2, K - 1
+  struct Point {
+    S coefficient[Width];
+    S u, inside;  // clamp(u, 0, 1)
+    int interval;
+  };
+  explicit Piecewise(const PointwiseFunction& function)
+      : table(static_cast<const S*>(function.table)),
+        rate(S(function.rate())),
+        half(S(function.intervals) / 2),
+        last(S(function.intervals - 1)) {}
+  // NaN: interval 0.
+  __device__ __forceinline__ Point at(S x) const {
+    Point point;
+    const S interval = clamp(round_down(multiply_add(x, rate, half)), S(0), last);
+    point.interval = static_cast<int>(interval);
+    point.u = multiply_add(x, rate, half - interval);
+    point.inside = clamp(point.u, S(0), S(1));
+    const S* coefficient = table + static_cast<int64_t>(point.interval) * Width;
+    if constexpr (Width * sizeof(S) > 16) {
+#pragma unroll
+      for (int m = 0; m < Width; m += 2) {
+        S pair[2];
+        load<2>(coefficient + m, pair);
+        point.coefficient[m] = pair[0];
+        point.coefficient[m + 1] = pair[1];
+      }
+    } else {
+      load<Width>(coefficient, point.coefficient);
+    }
+    return point;
+  }
+  __device__ __forceinline__ S value(const Point& point) const {
+    const S(&a)[Width] = point.coefficient;
+    if constexpr (Width == 2) {
+      return multiply_add(a[1], point.u, a[0]);
+    } else {
+      const S u = point.inside;
+      const S value = multiply_add(multiply_add(multiply_add(a[3], u, a[2]), u, a[1]), u, a[0]);
+      return multiply_add(slope(point), point.u - u, value);
+    }
+  }
+  // NaN at NaN, also where the interval's slope is constant.
+  __device__ __forceinline__ S derivative(const Point& point) const {
+    return point.u == point.u ? slope(point) * rate : point.u;
+  }
+
+ private:
+  __device__ __forceinline__ S slope(const Point& point) const {
+    const S(&a)[Width] = point.coefficient;
+    if constexpr (Width == 2) {
+      return a[1];
+    } else {
+      const S u = point.inside;
+      return multiply_add(multiply_add(3 * a[3], u, 2 * a[2]), u, a[1]);
+    }
+  }
+};
+
+// Calls run(F(function)) with the F above that fits the function of a table.
+template <typename S, typename Run>
+void with_table(const PointwiseFunction& function, Run run) {
+  if (function.width == 2) return run(Piecewise<S, 2>(function));
+  if (function.width == 4) return run(Piecewise<S, 4>(function));
+  throw std::runtime_error("hstree: the table of a logit function has neither 2 nor 4 columns");
+}
+
+// ---- sums of grad * w_m over the elements of each interval, w_m the derivative of f by table[j, m].
+//
+// Inside [-R, R] in 64-bit integers of quantum 2^-e, e the largest with count * largest * 2^e < 2^62, where
+// no |grad| is above largest and their sum not above count * largest: the same in any order. |w_m| is at most
+// 1.75 there (at an x that rounding puts into the interval beside its own), so nothing overflows.
+// Outside, where w_m has no bound, in float64, four sums for each block, added up in a fixed order; a grad of
+// 0 adds nothing there. A NaN element belongs there too: all of row 0 becomes NaN. Which block has which
+// element depends on the sizes of the arrays alone.
+
+constexpr int most_sum_blocks = 1024;
+constexpr int table_threads = 256;
+constexpr int64_t most_private_bytes = 32 << 10;  // sums of a block in shared memory
+
+// Views of a workspace of interval_sums_bytes, zero-filled, aligned to 8 bytes.
+struct SumWorkspace {
+  unsigned long long* largest;  // bits of float64
+  unsigned long long* sum;      // [K, width]
+  double* outside;              // [most_sum_blocks, 4]
+  int64_t entries;              // K * width
+
+  SumWorkspace() : largest(nullptr), sum(nullptr), outside(nullptr), entries(0) {}
+  SumWorkspace(const PointwiseFunction& function, void* workspace)
+      : largest(static_cast<unsigned long long*>(workspace)),
+        sum(largest + 1),
+        outside(reinterpret_cast<double*>(sum + function.intervals * function.width)),
+        entries(function.intervals * function.width) {}
+};
+
+inline int64_t interval_sums_bytes(const PointwiseFunction& function) {
+  return 8 * (1 + function.intervals * function.width + 4 * most_sum_blocks);
+}
+
+// Bytes of shared memory for the sums of each of `blocks` blocks; 0: they go to global memory one by one.
+inline size_t private_bytes(const PointwiseFunction& function, int64_t elements, int64_t blocks) {
+  const int64_t entries = function.intervals * function.width;
+  return 8 * entries <= most_private_bytes && entries * blocks <= elements ? 8 * entries : 0;
+}
+
+// Bits of |x|, which order as |x| does, NaN above all.
+__device__ __forceinline__ unsigned long long magnitude_bits(double x) {
+  x = fabs(x);
+  unsigned long long bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+__device__ __forceinline__ unsigned magnitude_bits(float x) {
+  x = fabsf(x);
+  unsigned bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+__device__ __forceinline__ unsigned long long widen_bits(unsigned long long bits) {
+  return bits;
+}
+__device__ __forceinline__ unsigned long long widen_bits(unsigned bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return magnitude_bits(static_cast<double>(x));
+}
+__device__ __forceinline__ double from_bits(unsigned long long bits) {
+  double x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// e of the sums; any value if largest is 0 or not finite.
+__device__ __forceinline__ int quantum_exponent(double count, double largest) {
+  int count_exponent, largest_exponent;
+  const double product = frexp(count, &count_exponent) * frexp(largest, &largest_exponent);
+  return 62 - count_exponent - largest_exponent + (product < 0.5 ? 1 : 0);
+}
+
+// The sums of one block of Threads, which every thread of it adds to. All threads construct it, and finish,
+// together.
+template <typename S, int Width, int Threads>
+class IntervalSums {
+ public:
+  __device__ IntervalSums(const SumWorkspace& workspace, double count, bool is_private)
+      : workspace_(workspace), is_private_(is_private) {
+    const int e = quantum_exponent(count, from_bits(*workspace.largest));
+    first_ = S(ldexp(1.0, e / 2));
+    second_ = S(ldexp(1.0, e - e / 2));
+    for (int k = 0; k < 4; ++k) outside(k) = 0;
+    if (is_private) {
+      for (int i = threadIdx.x; i < workspace.entries; i += Threads) private_sums()[i] = 0;
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ void add(const typename Piecewise<S, Width>::Point& point, S grad) {
+    const S u = point.u;
+    const int last = static_cast<int>(workspace_.entries / Width) - 1;
+    if (point.interval == 0 && !(u >= 0)) {  // w = 1, u, 0, 0
+      if (grad == 0 && u == u) return;
+      outside(0) += u == u ? grad : u;
+      outside(1) += double(grad) * double(u);
+    } else if (point.interval == last && u > 1) {  // w_m = 1 + m (u - 1)
+      if (grad == 0) return;
+      outside(2) += grad;
+      outside(3) += double(grad) * double(u - 1);
+    } else {
+      grad = grad * first_ * second_;
+      const int64_t at = static_cast<int64_t>(point.interval) * Width;
+      add_integer(at, grad);
+      add_integer(at + 1, grad * u);
+      if constexpr (Width == 4) {
+        const S inside = point.inside, rest = u - inside;
+        add_integer(at + 2, grad * (inside * (inside + 2 * rest)));
+        add_integer(at + 3, grad * (inside * inside * (inside + 3 * rest)));
+      }
+    }
+  }
+
+  // As an element that is NaN; called by one thread.
+  __device__ void add_nan() { outside(0) = outside(1) = NAN; }
+
+  // block: number of this block, below most_sum_blocks.
+  __device__ void finish(int block) {
+    for (int half = Threads / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (static_cast<int>(threadIdx.x) >= half) continue;
+      for (int k = 0; k < 4; ++k) outside(k) += outside(k, half);
+    }
+    if (threadIdx.x == 0) {
+      for (int k = 0; k < 4; ++k) workspace_.outside[4 * block + k] = outside(k);
+    }
+    if (!is_private_) return;
+    for (int i = threadIdx.x; i < workspace_.entries; i += Threads) {
+      if (private_sums()[i] != 0) atomicAdd(workspace_.sum + i, private_sums()[i]);
+    }
+  }
+
+ private:
+  // Sum k of what is outside, of this thread or of one further on.
+  static __device__ __forceinline__ double& outside(int k, int further = 0) {
+    __shared__ double sums[4 * Threads];
+    return sums[k * Threads + threadIdx.x + further];
+  }
+  static __device__ __forceinline__ unsigned long long* private_sums() {
+    return reinterpret_cast<unsigned long long*>(HSTREE_SHARED_MEMORY);
+  }
+  __device__ __forceinline__ void add_integer(int64_t at, S value) {
+    const unsigned long long integer = static_cast<unsigned long long>(round_to_integer(value));
+    if (integer == 0) return;
+    if (!is_private_) {
+      atomicAdd(workspace_.sum + at, integer);
+      return;
+    }
+    // Hardware adds 32 bits in shared memory, not 64: both halves, with the carry that the lower one gave.
+    unsigned* half = reinterpret_cast<unsigned*>(private_sums() + at);
+    const unsigned low = static_cast<unsigned>(integer);
+    const unsigned before = atomicAdd(half, low);
+    const unsigned high = static_cast<unsigned>(integer >> 32) + (before + low < low ? 1u : 0u);
+    if (high != 0) atomicAdd(half + 1, high);
+  }
+
+  const SumWorkspace workspace_;
+  const bool is_private_;
+  S first_, second_;  // their product is 2^e
+};
+
+// grad_table[j, m] = the sums of all blocks, inside and outside; NaN throughout if largest is not finite
+// workspace as IntervalSums left it; grad_table [K, width] of type Out, float32 or float64, contiguous.
+// Sums in float64, rounded to Out once. Bytes: workspace and grad_table once. No atomics; the order of every
+//   sum is fixed: deterministic.
+// One thread for each element of grad_table; a block with elements of interval 0 or K - 1 adds up what is
+//   outside.
+template <typename Out>
+__global__ void __launch_bounds__(table_threads)
+    interval_sums_kernel(SumWorkspace workspace, int width, double count, Out* grad_table) {
+  __shared__ double scratch[table_threads / 32];
+  const int64_t first = int64_t(blockIdx.x) * table_threads;
+  const int64_t i = first + threadIdx.x;
+  double outside[4] = {};
+  if (first < width || first + table_threads > workspace.entries - width) {
+    for (int block = threadIdx.x; block < most_sum_blocks; block += table_threads) {
+      for (int k = 0; k < 4; ++k) outside[k] += workspace.outside[4 * block + k];
+    }
+    for (int k = 0; k < 4; ++k) outside[k] = block_sum<table_threads>(outside[k], scratch);
+  }
+  if (i >= workspace.entries) return;
+  const double largest = from_bits(*workspace.largest);
+  double value = static_cast<double>(static_cast<long long>(workspace.sum[i]));
+  value = ldexp(value, -quantum_exponent(count, largest));
+  const int m = static_cast<int>(i % width);
+  if (i < width && (m < 2 || outside[0] != outside[0])) value += outside[m < 2 ? m : 0];
+  if (i >= workspace.entries - width) value += m == 0 ? outside[2] : outside[2] + m * outside[3];
+  grad_table[i] = static_cast<Out>(largest < INFINITY ? value : NAN);
+}
+
+// count: as IntervalSums had it.
+template <typename Out>
+void write_interval_sums(const PointwiseFunction& function, const SumWorkspace& workspace, double count,
+                         Out* grad_table, cudaStream_t stream) {
+  launch(interval_sums_kernel<Out>, grid_size(divide_up(workspace.entries, table_threads)), table_threads, 0,
+         stream, workspace, function.width, count, grad_table);
+}
+
+}  // namespace hstree

@@ -1,0 +1,46 @@
+// Launchers of monotone_log_prob: log-softmax of f(logits) at the target of each row, and its gradient.
+//
+// Plain C++: no CUDA and no torch include. All arrays are contiguous and on the device of the stream; type is
+// float32 or float64 (another throws), and all floating-point arrays are of it but grad_table.
+// function.table: [K, width] or null. Launchers throw std::runtime_error when a launch
+// fails, launch nothing when there is no row, and never synchronise.
+#pragma once
+
+#include <cstdint>
+
+#include "limits.h"
+#include "logit_function.h"
+
+typedef struct CUstream_st* cudaStream_t;
+
+namespace hstree {
+
+struct MonotoneSizes {
+  int64_t rows;     // R
+  int64_t classes;  // V, at least 1
+};
+
+// logits [R, V]; target [R]: -1 for an ignored row, another outside [0, V) gives NaN; log_prob and
+// log_normalizer [R].
+void monotone_log_prob(ScalarType type, const PointwiseFunction& function, const MonotoneSizes& sizes,
+                       const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
+                       cudaStream_t stream);
+
+// Size of the workspace of monotone_log_prob_backward: 8 bytes for each element of the table, and 32 KiB;
+// 0 without a table.
+int64_t monotone_workspace_bytes(const PointwiseFunction& function);
+
+struct MonotoneBackward {
+  const void* grad_log_prob;   // [R]
+  const int64_t* target;       // [R]
+  const void* log_normalizer;  // [R], from monotone_log_prob
+};
+
+// logits [R, V]: replaced by the gradient with respect to them. grad_table: float64, shape of the table,
+// zero-filled where rows is 0, arbitrary else. workspace: monotone_workspace_bytes, zero-filled, aligned to 8
+// bytes. Without a table neither is looked at.
+void monotone_log_prob_backward(ScalarType type, const PointwiseFunction& function,
+                                const MonotoneSizes& sizes, const MonotoneBackward& tensors, void* logits,
+                                void* workspace, double* grad_table, cudaStream_t stream);
+
+}  // namespace hstree

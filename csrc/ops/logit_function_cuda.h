@@ -1,0 +1,25 @@
+// What plif and monotone_log_prob need on CUDA beyond logit_function.h.
+#pragma once
+
+#include "kernels/logit_function.h"
+#include "ops/cuda.h"
+#include "ops/logit_function.h"
+
+namespace hstree {
+
+// table where the kernels can load an interval in one access: a copy if it begins at another address.
+inline Tensor aligned_table(const Tensor& table) {
+  const bool aligned = reinterpret_cast<uintptr_t>(table.const_data_ptr()) % 16 == 0;
+  return aligned ? table : torch::stable::clone(table);
+}
+
+inline PointwiseFunction pointwise_function(const LogitFunction& f) {
+  return {f.c, f.k, f.table, f.intervals, f.width, f.radius};
+}
+
+// bytes: a multiple of 8.
+inline Tensor zero_workspace(const Tensor& like, int64_t bytes) {
+  return zeros(like, {bytes / 8}, Dtype::Long);
+}
+
+}  // namespace hstree

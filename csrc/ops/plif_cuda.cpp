@@ -1,0 +1,46 @@
+// hstree::plif and its backward on CUDA. The schemas are in plif.cpp.
+#ifdef HSTREE_CUDA
+#include <tuple>
+
+#include "kernels/plif.h"
+#include "ops/logit_function_cuda.h"
+
+namespace hstree {
+namespace {
+
+Tensor plif_cuda(const Tensor& input, const Tensor& table, double radius) {
+  const PlifArguments a = plif_arguments("hstree::plif", input, aligned_table(table), radius);
+  const CudaCall call(a.input);
+  const Tensor output = torch::stable::empty_like(a.input);
+  plif(a.type, pointwise_function(a.function), a.input.numel(), a.input.const_data_ptr(),
+       output.mutable_data_ptr(), call.stream());
+  return output;
+}
+
+std::tuple<Tensor, Tensor> plif_backward_cuda(const Tensor& grad, const Tensor& input, const Tensor& table,
+                                              double radius) {
+  const PlifArguments a = plif_arguments("hstree::plif_backward", input, aligned_table(table), radius);
+  const Tensor from = checked_plif_grad(a.op, grad, input);
+  const CudaCall call(a.input);
+  const Tensor grad_input = torch::stable::empty_like(a.input);
+  if (a.input.numel() == 0) {
+    return {grad_input, zeros(a.table, {a.table.size(0), a.table.size(1)}, a.table.scalar_type())};
+  }
+  const Tensor grad_table = torch::stable::empty_like(a.table);
+  const PointwiseFunction function = pointwise_function(a.function);
+  const Tensor workspace = zero_workspace(a.table, plif_workspace_bytes(function));
+  plif_backward(a.type, function, a.input.numel(), from.const_data_ptr(), a.input.const_data_ptr(),
+                workspace.mutable_data_ptr(), grad_input.mutable_data_ptr(), grad_table.mutable_data_ptr(),
+                call.stream());
+  return {grad_input, grad_table};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
+  m.impl("plif", TORCH_BOX(&plif_cuda));
+  m.impl("plif_backward", TORCH_BOX(&plif_backward_cuda));
+}
+
+}  // namespace hstree
+#endif
