@@ -1,8 +1,32 @@
 """Operators: public functions over ``torch.ops.hstree.*`` with their fake kernels and autograd
 formulas."""
 
+from hstree.ops.cross_entropy import (
+    default_chunk_rows,
+    mixture_cross_entropy,
+    mixture_log_prob,
+    monotone_cross_entropy,
+)
 from hstree.ops.feature_gather import feature_gather
+from hstree.ops.logit_function import LogitFunction
+from hstree.ops.monotone import monotone_log_prob
 from hstree.ops.path import path_log_prob
+from hstree.ops.plif import piecewise, plif, plif_table
+from hstree.ops.targets import mark_targets
 from hstree.ops.wide import wide_log_prob
 
-__all__ = ["feature_gather", "path_log_prob", "wide_log_prob"]
+__all__ = [
+    "LogitFunction",
+    "default_chunk_rows",
+    "feature_gather",
+    "mark_targets",
+    "mixture_cross_entropy",
+    "mixture_log_prob",
+    "monotone_cross_entropy",
+    "monotone_log_prob",
+    "path_log_prob",
+    "piecewise",
+    "plif",
+    "plif_table",
+    "wide_log_prob",
+]

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hstree.ops._derivatives import no_second_derivative
+
 Operator = Callable[..., Any]
 
 
@@ -37,7 +39,7 @@ class TreeOp:
             f"hstree::{forward}", self._dense_gradient, setup_context=_save_for_backward
         )
         for name in (backward, f"{backward}_sparse"):
-            torch.library.register_autograd(f"hstree::{name}", _no_second_derivative(name))
+            torch.library.register_autograd(f"hstree::{name}", no_second_derivative(name))
 
     def __call__(self, sparse: bool, input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         """log_prob [N, T]; under autocast the input takes the weight's dtype, as a cast weight
@@ -55,16 +57,6 @@ class TreeOp:
         tables = _with_none(tables)
         grads = self.backward(grad_log_prob, input, weight, *tables, score)
         return _input_gradients(ctx, *grads)
-
-
-def _no_second_derivative(name: str) -> Callable[..., Any]:
-    def gradient(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError(
-            f"hstree::{name}: expected to be differentiated once, got a second derivative "
-            "(create_graph=True), which is not implemented"
-        )
-
-    return gradient
 
 
 def _input_gradients(ctx: Any, grad_input: Tensor, grad_weight: Tensor, grad_bias: Tensor) -> Any:

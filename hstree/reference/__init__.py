@@ -2,7 +2,16 @@
 against."""
 
 from hstree.reference.feature_gather import feature_gather_reference
+from hstree.reference.monotone import mixture_log_prob_reference, monotone_log_prob_reference
 from hstree.reference.path import path_log_prob_reference
+from hstree.reference.plif import plif_reference
 from hstree.reference.wide import wide_log_prob_reference
 
-__all__ = ["feature_gather_reference", "path_log_prob_reference", "wide_log_prob_reference"]
+__all__ = [
+    "feature_gather_reference",
+    "mixture_log_prob_reference",
+    "monotone_log_prob_reference",
+    "path_log_prob_reference",
+    "plif_reference",
+    "wide_log_prob_reference",
+]

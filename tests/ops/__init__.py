@@ -1,3 +1,3 @@
 import pytest
 
-pytest.register_assert_rewrite("ops.cases", "ops.tree_op_suite")
+pytest.register_assert_rewrite("ops.cases", "ops.logit_function_cases", "ops.tree_op_suite")

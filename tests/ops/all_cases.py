@@ -1,6 +1,6 @@
-"""Checks every case against the reference in this process and saves the results of one batch.
+"""Checks every case against the reference in this process and saves the results of a batch.
 
-Arguments: the op's name, a file to write."""
+Arguments: the op's name, or logit_functions, and a file to write."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ import sys
 
 import torch
 
-from ops.cases import CASES, DTYPES, PATH, WIDE, check
+from ops.cases import CASES, DTYPES, PATH, WIDE, TreeOpUnderTest, check
+from ops.logit_function_cases import check_every_case
 from ops.tree_op_suite import MANY
+
+
+def check_every_tree(op: TreeOpUnderTest) -> list[torch.Tensor]:
+    for case in CASES:
+        for dtype in DTYPES:
+            check(op, case, dtype, torch.device("cpu"))
+    return op.gradients(op.batch(MANY, torch.float32))
 
 
 def main(name: str, path: str) -> None:
     torch.set_num_threads(1)
-    op = {op.name: op for op in (PATH, WIDE)}[name]
-    for case in CASES:
-        for dtype in DTYPES:
-            check(op, case, dtype, torch.device("cpu"))
-    torch.save(op.gradients(op.batch(MANY, torch.float32)), path)
+    if name == "logit_functions":
+        results = check_every_case()
+    else:
+        results = check_every_tree({op.name: op for op in (PATH, WIDE)}[name])
+    torch.save(results, path)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from hstree import ops
 @pytest.mark.parametrize("name", ops.__all__)
 def test_example(name: str) -> None:
     function: Callable[..., Any] = getattr(ops, name)
-    names = {"hstree": hstree, "torch": torch, name: function}
+    names = {"hstree": hstree, "torch": torch, **{name: getattr(ops, name) for name in ops.__all__}}
     (example,) = doctest.DocTestFinder(recurse=False).find(function, name, globs=names)
     assert example.examples
     assert doctest.DocTestRunner().run(example).failed == 0

@@ -8,13 +8,19 @@ from pathlib import Path
 
 SCRIPT = """
 import torch, hstree
-for name in ("forward", "wide_log_prob", "feature_gather"):
+for name in ("forward", "wide_log_prob", "feature_gather", "plif", "monotone_log_prob"):
     for key in ("CPU", "Meta"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"hstree::{name}", key), (name, key)
 index = torch.tensor([[0, 1]], dtype=torch.int32)
 input = torch.ones(2, 3, requires_grad=True)
 torch.ops.hstree.feature_gather(input, index).sum().backward()
 print(input.grad.tolist())
+table = torch.ones(1, 2, requires_grad=True)
+torch.ops.hstree.plif(torch.ones(3), table, 2.0).sum().backward()
+logits = torch.ones(1, 2, requires_grad=True)
+target = torch.tensor([0])
+torch.ops.hstree.monotone_log_prob(logits, target, 0.0, 1.0, None, 1.0)[0].backward()
+print(table.grad.tolist(), logits.grad.tolist())
 """
 
 
@@ -22,4 +28,5 @@ def test_import_registers_everything(tmp_path: Path) -> None:
     shown = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert shown.stdout == "[[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]]\n", shown.stderr
+    gradients = "[[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]]\n[[3.0, 2.25]] [[0.5, -0.5]]\n"
+    assert shown.stdout == gradients, shown.stderr

@@ -1,0 +1,138 @@
+"""Log-softmax of an increasing function of the logits, at the target:
+``torch.ops.hstree.monotone_log_prob``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hstree.ops._derivatives import no_second_derivative
+
+
+def monotone_log_prob(
+    logits: Tensor,
+    target: Tensor,
+    c: float = 0.0,
+    k: float = 1.0,
+    table: Tensor | None = None,
+    radius: float = 20.0,
+) -> Tensor:
+    r"""Log-probability of each row's target under the softmax of f(logits), f increasing.
+
+    .. math::
+        \log p_r = f(x_{r y_r}) - \log \sum_v \exp f(x_{rv}), \qquad
+        f(x) = x + (k - 1) \log \sigma(x - c)
+
+    k = 1 is the softmax, c = 0 with k = 2 SigSoftmax. With a ``table``, f is the function of
+    :func:`hstree.ops.piecewise` instead, and ``c`` and ``k`` are not looked at.
+
+    Equivalent to, with a table::
+
+        log_prob = piecewise(logits, table, radius).log_softmax(1)
+        log_prob = log_prob.gather(1, target[:, None]).squeeze(1)
+
+    Args:
+        logits: [R, V], V at least 1: float32 or float64. A class at -inf has probability 0 and
+            gradient 0; NaN or inf make the row NaN, as does -inf for all classes.
+        target: [R] int64 classes; -1 marks an ignored row: log-probability 0 and no gradient.
+        c: where f bends, finite.
+        k: slope of f far below c; far above c it is 1. Greater than 0.
+        table: [K, 2] or [K, 4], dtype of ``logits``: increasing, which is not checked.
+        radius: R > 0 of the table.
+
+    Returns:
+        log_prob [R] in nats, dtype of ``logits``.
+
+    Raises:
+        RuntimeError: for a shape, dtype, device or number that does not fit, naming the argument,
+            and, on the CPU, for a target out of range; for a second derivative. On CUDA a target
+            out of range makes its row NaN.
+
+    The backward pass recomputes the probabilities, in a copy of ``logits`` that becomes their
+    gradient; no other tensor of size R V is held. The gradient of ``table`` is summed as in
+    :func:`hstree.ops.piecewise`: the same bits on every run.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+        >>> monotone_log_prob(logits, torch.tensor([1, -1]))
+        tensor([-0.6931,  0.0000])
+
+    Source: Ganea, Gelly, Bécigneul and Severyn, Breaking the softmax bottleneck via learnable
+    monotonic pointwise non-linearities, ICML 2019; Kanai, Fujiwara, Yamanaka and Adachi,
+    Sigsoftmax: reanalysis of the softmax bottleneck, NeurIPS 2018.
+    """
+    log_prob: Tensor = torch.ops.hstree.monotone_log_prob(logits, target, c, k, table, radius)[0]
+    return log_prob
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradients of logits and table: the in-place op on a copy."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        grad_log_prob: Tensor,
+        logits: Tensor,
+        target: Tensor,
+        log_normalizer: Tensor,
+        c: float,
+        k: float,
+        table: Tensor | None,
+        radius: float,
+    ) -> tuple[Tensor, Tensor]:
+        grad = logits.clone(memory_format=torch.contiguous_format)
+        grad_table: Tensor = torch.ops.hstree.monotone_log_prob_backward_(
+            grad, grad_log_prob, target, log_normalizer, c, k, table, radius
+        )
+        return grad, grad_table
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return no_second_derivative("monotone_log_prob")(ctx, *grads)
+
+
+def _fake(
+    logits: Tensor, target: Tensor, c: float, k: float, table: Tensor | None, radius: float
+) -> tuple[Tensor, Tensor]:
+    if logits.dim() != 2:
+        raise RuntimeError(f"logits: expected shape [R, V], got {tuple(logits.shape)}")
+    return logits.new_empty(logits.shape[:1]), logits.new_empty(logits.shape[:1])
+
+
+def _backward_fake(
+    logits: Tensor,
+    grad_log_prob: Tensor,
+    target: Tensor,
+    log_normalizer: Tensor,
+    c: float,
+    k: float,
+    table: Tensor | None,
+    radius: float,
+) -> Tensor:
+    return logits.new_empty((0, 0) if table is None else table.shape, dtype=torch.float64)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    logits, target, ctx.c, ctx.k, table, ctx.radius = inputs
+    log_normalizer = output[1]
+    ctx.mark_non_differentiable(log_normalizer)
+    saved = (logits, target, log_normalizer)
+    ctx.save_for_backward(*(saved if table is None else (*saved, table)))
+
+
+def _gradient(ctx: Any, grad_log_prob: Tensor, grad_log_normalizer: Tensor | None) -> Any:
+    logits, target, log_normalizer, *tables = ctx.saved_tensors
+    table = tables[0] if tables else None
+    grad, grad_table = _Gradient.apply(  # type: ignore[no-untyped-call]
+        grad_log_prob, logits, target, log_normalizer, ctx.c, ctx.k, table, ctx.radius
+    )
+    return grad, None, None, None, None if table is None else grad_table.to(table.dtype), None
+
+
+torch.library.register_fake("hstree::monotone_log_prob", _fake)
+torch.library.register_fake("hstree::monotone_log_prob_backward_", _backward_fake)
+torch.library.register_autograd(
+    "hstree::monotone_log_prob", _gradient, setup_context=_save_for_backward
+)

@@ -1,0 +1,186 @@
+"""Piecewise polynomials by table lookup, and the piecewise linear increasing function (PLIF):
+``torch.ops.hstree.plif``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hstree.ops._derivatives import no_second_derivative
+
+
+def piecewise(input: Tensor, table: Tensor, radius: float) -> Tensor:
+    r"""A piecewise polynomial of each element, over K equal intervals of [-radius, radius].
+
+    .. math::
+        f(x) = \sum_m a_{jm} u^m, \qquad u = \frac{K (x + R)}{2 R} - j, \quad
+        j = \lfloor K (x + R) / (2 R) \rfloor
+
+    A knot belongs to the interval on its right. Beyond [-R, R] the function goes on straight, with
+    its slope at -R or R.
+
+    Equivalent to, for width 2::
+
+        t = (input + radius) * (len(table) / (2 * radius))
+        j = t.floor().clamp(0, len(table) - 1).long()
+        output = table[j, 0] + table[j, 1] * (t - j)
+
+    Args:
+        input: any shape: float32, float64, bfloat16 or float16.
+        table: [K, 2] or [K, 4], K from 1 to 2**23: the coefficients a of each interval, constant
+            first. With two they are the value at the interval's left knot and the rise over the
+            interval. float32, float64 for float64 input.
+        radius: R > 0.
+
+    Returns:
+        f(input), shape and dtype of ``input``. NaN gives NaN; an infinity gives an infinity, NaN
+        where the slope is 0.
+
+    Raises:
+        RuntimeError: for a shape, dtype, device or radius that does not fit, naming the argument;
+            for a second derivative.
+
+    Computed in float32 (float64 for float64) and rounded once. The gradient of ``table`` is summed
+    in 64-bit integers, beyond [-R, R] in float64 in a fixed order: the same bits on every run and
+    for every number of threads. A NaN or infinite gradient makes all of it NaN; a NaN in ``input``
+    the first interval's, an infinity that of its end. The backward pass holds no more than the
+    gradients and O(K) sums.
+
+    Example:
+        >>> table = torch.tensor([[0.0, 3.0], [3.0, 1.0]])  # slope 3 below 0, slope 1 above
+        >>> piecewise(torch.tensor([-2.0, -1.0, 0.0, 0.5, 2.0]), table, 1.0)
+        tensor([-3.0000,  0.0000,  3.0000,  3.5000,  5.0000])
+    """
+    output: Tensor = torch.ops.hstree.plif(input, table, radius)
+    return output
+
+
+def plif(input: Tensor, slopes: Tensor, radius: float = 20.0) -> Tensor:
+    r"""Piecewise linear increasing function of each element, with K learned slopes.
+
+    .. math::
+        f(x) = s_j (x - x_j) + \delta \sum_{i < j} s_i, \qquad \delta = 2 R / K, \quad
+        x_j = -R + j \delta, \quad j = \lfloor (x + R) / \delta \rfloor
+
+    with j kept within [0, K - 1]: the first and the last slope go on beyond [-R, R]. f(-R) = 0.
+
+    Equivalent to::
+
+        piecewise(input, plif_table(slopes, radius), radius)
+
+    Args:
+        input: any shape: float32, float64, bfloat16 or float16.
+        slopes: [K], each greater than 0, which is not checked: float32, float64 for float64 input.
+        radius: R > 0.
+
+    Returns:
+        f(input), shape and dtype of ``input``.
+
+    Raises:
+        RuntimeError: for a shape, dtype, device or radius that does not fit, naming the argument.
+
+    Deterministic, as :func:`piecewise`.
+
+    Example:
+        >>> slopes = torch.tensor([1.0, 3.0], requires_grad=True)
+        >>> plif(torch.tensor([-2.0, -1.0, 0.0, 0.5]), slopes, radius=1.0).tolist()
+        [-1.0, 0.0, 1.0, 2.5]
+
+    Source: Ganea, Gelly, Bécigneul and Severyn, Breaking the softmax bottleneck via learnable
+    monotonic pointwise non-linearities, ICML 2019.
+    """
+    return piecewise(input, plif_table(slopes, radius), radius)
+
+
+def plif_table(slopes: Tensor, radius: float = 20.0) -> Tensor:
+    r"""The table of :func:`piecewise` for a PLIF: knot values and rises.
+
+    .. math::
+        a_{j0} = \delta \sum_{i < j} s_i, \qquad a_{j1} = \delta s_j, \qquad \delta = 2 R / K
+
+    Equivalent to::
+
+        rise = slopes.double() * (2 * radius / len(slopes))
+        table = torch.stack([rise.cumsum(0) - rise, rise], dim=1).to(slopes.dtype)
+
+    Args:
+        slopes: [K], K at least 1, a floating-point dtype.
+        radius: R > 0.
+
+    Returns:
+        [K, 2]: float64 for float64 slopes, else float32. Differentiable.
+
+    Raises:
+        RuntimeError: for a shape, dtype or radius that does not fit, naming the argument.
+
+    Knots are sums of integers, multiples of max(slopes) R 2**-60 at most, and so are the gradients:
+    the same bits on every run, on a GPU too. A slope that is not finite makes every knot NaN.
+
+    Example:
+        >>> plif_table(torch.tensor([1.0, 3.0]), radius=1.0)
+        tensor([[0., 1.],
+                [1., 3.]])
+    """
+    if slopes.dim() != 1 or slopes.shape[0] < 1:
+        raise RuntimeError(f"slopes: expected shape [K], K >= 1, got {tuple(slopes.shape)}")
+    if not slopes.is_floating_point():
+        raise RuntimeError(f"slopes: expected a floating-point dtype, got {slopes.dtype}")
+    if not 0 < radius < math.inf:
+        raise RuntimeError(f"radius: expected a finite number greater than 0, got {radius}")
+    dtype = torch.float64 if slopes.dtype == torch.float64 else torch.float32
+    rise = slopes.double() * (2 * radius / slopes.shape[0])
+    knots: Tensor = _ExclusiveSums.apply(rise)  # type: ignore[no-untyped-call]
+    return torch.stack([knots, rise], dim=1).to(dtype)
+
+
+def _exclusive_sums(terms: Tensor) -> Tensor:
+    """The sums of the terms [K] before each, in float64. NaN all over if a term is not finite.
+
+    Integers, because on a GPU a floating-point cumsum is not the same on every run.
+    """
+    bound = terms.abs().max() * len(terms)
+    exponent = torch.frexp(bound).exponent.clamp(min=-961)
+    scale = (62 - exponent).double().exp2().masked_fill(~bound.isfinite(), math.nan)
+    whole = (terms * scale).round().long()
+    return (whole.cumsum(0) - whole) / scale
+
+
+class _ExclusiveSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, terms: Tensor) -> Tensor:
+        return _exclusive_sums(terms)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        sums: Tensor = _ExclusiveSums.apply(grad.flip(0))  # type: ignore[no-untyped-call]
+        return sums.flip(0)
+
+
+def _fake(input: Tensor, table: Tensor, radius: float) -> Tensor:
+    return input.new_empty(input.shape)
+
+
+def _backward_fake(
+    grad: Tensor, input: Tensor, table: Tensor, radius: float
+) -> tuple[Tensor, Tensor]:
+    return input.new_empty(input.shape), table.new_empty(table.shape)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+    input, table, ctx.radius = inputs
+    ctx.save_for_backward(input, table)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    input, table = ctx.saved_tensors
+    grad_input, grad_table = torch.ops.hstree.plif_backward(grad, input, table, ctx.radius)
+    return grad_input, grad_table, None
+
+
+torch.library.register_fake("hstree::plif", _fake)
+torch.library.register_fake("hstree::plif_backward", _backward_fake)
+torch.library.register_autograd("hstree::plif", _gradient, setup_context=_save_for_backward)
+torch.library.register_autograd("hstree::plif_backward", no_second_derivative("plif_backward"))

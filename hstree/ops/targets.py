@@ -1,0 +1,29 @@
+"""Targets as the operators take them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def mark_targets(target: Tensor, n_classes: int, ignore_index: int) -> Tensor:
+    """Targets int64 with -1 in place of ``ignore_index`` and V, which no class has, in place of any
+    other negative value.
+
+    Raises:
+        ValueError: on the CPU, for a target that is neither in [0, V) nor ``ignore_index``. On a
+            GPU, where looking would cost a synchronisation, it is left to the operator.
+
+    Example:
+        >>> mark_targets(torch.tensor([3, -100, 0]), n_classes=5, ignore_index=-100)
+        tensor([ 3, -1,  0])
+    """
+    ignored = target == ignore_index
+    if target.device.type == "cpu" and not torch.compiler.is_compiling():
+        bad = ((target < 0) | (target >= n_classes)) & ~ignored
+        if bool(bad.any()):
+            raise ValueError(
+                f"target: expected values in [0, {n_classes}) or ignore_index {ignore_index}, "
+                f"got {int(target[bad][0])}"
+            )
+    return torch.where(target < 0, n_classes, target).masked_fill(ignored, -1)

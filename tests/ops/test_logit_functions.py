@@ -1,0 +1,82 @@
+"""What plif and monotone_log_prob are held to in processes of their own: memory, instruction
+sets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ops.logit_function_cases import results
+from ops.tree_op_suite import CAPABILITIES, TESTS
+
+MEMORY = r"""
+import re, pathlib, torch, hstree
+torch.set_num_threads(2)
+status = pathlib.Path("/proc/self/status")
+peak = lambda: int(re.search(r"VmHWM:\s*(\d+) kB", status.read_text())[1]) / 1024  # MiB
+ops = torch.ops.hstree
+target = torch.zeros(100).long()
+
+def head_step(logits, table):
+    grad, rest = torch.ones(100), (0.0, 2.0, table, 20.0)
+    log_normalizer = ops.monotone_log_prob(logits, target, *rest)[1]
+    ops.monotone_log_prob_backward_(logits, grad, target, log_normalizer, *rest)
+
+tables = [torch.full((100_000, width), 4e-4) for width in (2, 4)]
+small = torch.zeros(100, 100)
+for table in tables:  # threads and code are there
+    ops.plif_backward(small, small, table, 20.0)
+    head_step(small, table)
+
+x = torch.full((12 << 20,), 0.3)
+for table in (None, *tables):  # there is no room under the peak yet
+    before = peak()
+    head_step(x[: 100 * 100_000].view(100, 100_000), table)
+    print(peak() - before)
+grad = torch.ones(12 << 20)
+before = peak()
+ops.plif(x, tables[0], 20.0)
+print(peak() - before)
+for table in tables:  # now there is room for one tensor
+    before = peak()
+    ops.plif_backward(grad, x, table, 20.0)
+    print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory() -> None:
+    """monotone_log_prob: 38 MiB of logits and nothing of their size. plif: 48 MiB of input, as much
+    for the output or, in its place, grad_input. Beside them the sums of 100,000 intervals: 0.8 MB
+    for each power of u, and for some threads."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY],
+        cwd=TESTS, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    *head_steps, output, linear, cubic = map(float, done.stdout.split())
+    assert 40 < output < 56
+    assert len(head_steps) == 3
+    assert max(*head_steps, linear, cubic) < 16
+
+
+# The tests in this process run the code of the last instruction set that the processor has.
+@pytest.mark.parametrize("capability", CAPABILITIES[:-1])
+def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
+    """All cases again, and the same results but for roundings."""
+    has = {"AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
+    if CAPABILITIES.index(capability) > has:
+        pytest.skip(f"this processor lacks {capability}")
+    done = subprocess.run(
+        [sys.executable, "-m", "ops.all_cases", "logit_functions", tmp_path / "results"],
+        env=os.environ | {"HSTREE_CPU_CAPABILITY": capability},
+        cwd=TESTS, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    for got, expected in zip(torch.load(tmp_path / "results"), results(), strict=True):
+        scale = expected.abs().max().item()
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * scale)

@@ -1,0 +1,505 @@
+"""torch.ops.hstree.monotone_log_prob and monotone_log_prob_backward_."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hstree.ops import monotone_log_prob
+from ops.cases import threads
+from ops.logit_function_cases import (
+    FUNCTIONS,
+    MANY_LOGITS,
+    MONOTONE_CASES,
+    MonotoneBatch,
+    MonotoneCase,
+    check_monotone,
+    increasing_table,
+    monotone_batch,
+    monotone_gradients,
+    monotone_reference,
+    monotone_value,
+)
+from ops.tree_op_suite import same_bits, strided
+
+forward = torch.ops.hstree.monotone_log_prob
+backward_ = torch.ops.hstree.monotone_log_prob_backward_
+
+USUAL = [MonotoneCase(name, **options) for name, options in FUNCTIONS]  # type: ignore[arg-type]
+SMALL = [
+    MonotoneCase(name, rows=5, classes=6, **options | ({"intervals": 5} if "table" in name else {}))  # type: ignore[arg-type]
+    for name, options in FUNCTIONS
+]
+kinds = pytest.mark.parametrize("case", USUAL, ids=str)
+small_kinds = pytest.mark.parametrize("case", SMALL, ids=str)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", MONOTONE_CASES, ids=str)
+def test_equals_reference(case: MonotoneCase, dtype: torch.dtype, device: torch.device) -> None:
+    check_monotone(case, dtype, device)
+
+
+@pytest.mark.parametrize(
+    ("options", "numerators"),
+    [
+        ({}, [1, 2, 5]),
+        ({"k": 2.0}, [1 / 2, 4 / 3, 25 / 6]),  # y sigmoid(log y) = y^2 / (1 + y)
+        # slope 2 below and above: squares
+        ({"table": [[0.0, 8.0], [8.0, 8.0]], "radius": 4.0}, [1, 4, 25]),
+        ({"table": [[0.0, 4.0, 0.0, 0.0]], "radius": 1.0}, [1, 4, 25]),
+    ],
+    ids=["softmax", "SigSoftmax", "linear table", "cubic table"],
+)
+def test_literal_values(
+    options: dict[str, Any], numerators: list[float], device: torch.device
+) -> None:
+    """Logits log 1, log 2, log 5."""
+    if "table" in options:
+        options = options | {"table": torch.tensor(options["table"], device=device)}
+    logits = torch.tensor([1.0, 2.0, 5.0], device=device).log().expand(5, 3).contiguous()
+    target = torch.tensor([0, 1, 2, -1, 1], device=device)
+    p = torch.tensor(numerators) / sum(numerators)
+    logits.requires_grad_()
+    log_prob = monotone_log_prob(logits, target, **options)
+    torch.testing.assert_close(
+        log_prob.detach().exp().cpu(), torch.stack([p[0], p[1], p[2], torch.tensor(1.0), p[1]])
+    )
+    log_prob.backward(torch.tensor([1.0, 2.0, -3.0, 7.0, 0.0], device=device))
+    one = torch.eye(3)
+    slope = torch.tensor([1.0, 1.0, 1.0])
+    if options.get("k") == 2:
+        slope = 2 - torch.tensor([1 / 2, 2 / 3, 5 / 6])
+    elif options:
+        slope = 2 * slope
+    rows = [one[0] - p, 2 * (one[1] - p), -3 * (one[2] - p), torch.zeros(3), torch.zeros(3)]
+    torch.testing.assert_close(logits.grad.cpu(), torch.stack(rows) * slope)
+    assert not logits.grad[3:].any()
+
+
+@kinds
+def test_distribution(case: MonotoneCase, device: torch.device) -> None:
+    """The probabilities of all classes sum to 1."""
+    row = monotone_batch(replace(case, rows=1), torch.float64).to(device)
+    every = replace(row, logits=row.logits.expand(83, 83), target=torch.arange(83, device=device))
+    log_prob = monotone_log_prob(*every.arguments())
+    torch.testing.assert_close(log_prob.exp().sum().item(), 1.0, rtol=1e-12, atol=0.0)
+
+
+def test_gss_of_k_1_is_the_softmax(device: torch.device) -> None:
+    """Whatever c; the same bits."""
+    batch = monotone_batch(USUAL[0], torch.float32).to(device)
+    same_bits(monotone_gradients(replace(batch, c=3.0)), monotone_gradients(batch))
+    with_table = monotone_batch(USUAL[4], torch.float32).to(device)
+    other = replace(with_table, c=3.0, k=math.nan)  # not looked at
+    same_bits(monotone_gradients(other), monotone_gradients(with_table))
+
+
+# Large logits, infinities, NaN
+
+
+@kinds
+def test_logits_of_ten_thousand(case: MonotoneCase, device: torch.device) -> None:
+    """Near 10,000, near -10,000 and both: as exact as float32 logits of that size allow."""
+    batch = monotone_batch(replace(case, rows=12, ignored=0.0), torch.float32)
+    offset = torch.tensor([1e4, -1e4, 0.0] * 4)[:, None]
+    batch.logits += offset
+    batch.logits[2::3, ::2] += 1e4
+    batch.logits[2::3, 1::2] -= 1e4
+    true = monotone_reference(batch.map(Tensor.double))
+    got = [x.cpu().double() for x in monotone_gradients(batch.to(device))]
+    eps = torch.finfo(torch.float32).eps
+    largest = monotone_value(batch, batch.logits).abs().max().item()
+    assert largest > 5000
+    assert all(x.isfinite().all() for x in got)
+    torch.testing.assert_close(got[0], true[0], rtol=2 * eps, atol=4 * eps * largest)
+    torch.testing.assert_close(got[1], true[1], rtol=2 * eps, atol=0.0)
+    steepest = 3.0 * batch.grad.abs().max().item()
+    torch.testing.assert_close(got[2], true[2], rtol=0.0, atol=8 * eps * largest * steepest)
+
+
+@kinds
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_classes_at_minus_infinity(
+    case: MonotoneCase, dtype: torch.dtype, device: torch.device
+) -> None:
+    """As if they were not there: the sums of the other classes, gradient exactly 0."""
+    case = replace(case, classes=40, rows=9, ignored=0.0)
+    batch = monotone_batch(case, dtype).to(device)
+    batch.target %= 20
+    gone = torch.arange(40, device=device) >= 20
+    batch.logits[:, gone] = -math.inf
+    got = monotone_gradients(batch)
+    expected = monotone_gradients(replace(batch, logits=batch.logits[:, :20].contiguous()))
+    for a, b in zip(got[:2], expected, strict=False):
+        torch.testing.assert_close(a, b)
+    assert (got[2][:, gone] == 0).all()
+    torch.testing.assert_close(got[2][:, :20], expected[2])
+    if batch.table is not None:
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+        torch.testing.assert_close(got[3], expected[3], rtol=tolerance, atol=tolerance)
+
+
+@kinds
+def test_target_at_minus_infinity(case: MonotoneCase, device: torch.device) -> None:
+    batch = monotone_batch(replace(case, rows=3, classes=5, ignored=0.0), torch.float64).to(device)
+    batch.target[:] = 2
+    batch.logits[1, 2] = -math.inf
+    got, true = monotone_gradients(batch), monotone_reference(batch)
+    assert got[0][1] == -math.inf
+    assert got[2][1, 2] == 0
+    for a, b in zip(got, true, strict=True):
+        torch.testing.assert_close(a.cpu(), b)
+
+
+@kinds
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 40, 82])
+def test_nan_or_infinity_makes_its_row_nan(
+    case: MonotoneCase, bad: float, place: int, device: torch.device
+) -> None:
+    batch = monotone_batch(replace(case, ignored=0.0), torch.float32).to(device)
+    expected = monotone_gradients(batch)
+    batch.logits[4, place] = bad
+    got = monotone_gradients(batch)
+    assert got[0][4].isnan()
+    assert not got[1][4].isfinite()
+    assert got[2][4].isnan().any()
+    others = torch.arange(29, device=device) != 4
+    same_bits([x[others] for x in got[:3]], [x[others] for x in expected[:3]])
+    if batch.table is not None:
+        assert got[3].isnan().any()
+
+
+@kinds
+def test_all_classes_at_minus_infinity(case: MonotoneCase, device: torch.device) -> None:
+    batch = monotone_batch(replace(case, ignored=0.0), torch.float32).to(device)
+    batch.logits[4] = -math.inf
+    got = monotone_gradients(batch)
+    assert got[0][4].isnan()
+    assert got[0].isnan().sum() == 1
+
+
+@kinds
+def test_ignored_rows_are_not_looked_at(case: MonotoneCase, device: torch.device) -> None:
+    batch = monotone_batch(replace(case, ignored=0.0), torch.float32).to(device)
+    expected = monotone_gradients(
+        replace(batch, grad=batch.grad.index_fill(0, torch.tensor([4], device=device), 0.0))
+    )
+    batch.target[4] = -1
+    batch.logits[4] = torch.tensor([math.nan, math.inf, -math.inf], device=device).repeat(28)[:83]
+    batch.grad[4] = math.inf
+    got = monotone_gradients(batch)
+    assert got[0][4] == 0
+    assert (got[2][4] == 0).all()
+    others = torch.arange(29, device=device) != 4
+    same_bits([x[others] for x in got[:3]], [x[others] for x in expected[:3]])
+    if batch.table is not None:
+        assert torch.equal(got[3], expected[3])
+
+
+def test_non_finite_gradient_is_not_lost(device: torch.device) -> None:
+    for case in USUAL:
+        for bad in (math.nan, math.inf):
+            batch = monotone_batch(replace(case, ignored=0.0), torch.float32).to(device)
+            batch.grad[4] = bad
+            got = monotone_gradients(batch)
+            assert not got[2][4].isfinite().any()
+            assert got[2].isfinite().sum() == got[2].numel() - 83
+            if batch.table is not None:
+                assert got[3].isnan().any()
+
+
+# Determinism
+
+
+DETERMINISTIC = [
+    *(replace(MANY_LOGITS, why=name, **options) for name, options in FUNCTIONS),  # type: ignore[arg-type]
+    replace(MANY_LOGITS, why="intervals as published", intervals=100_000, radius=20.0),
+    replace(MANY_LOGITS, why="most logits outside", intervals=10, radius=0.5, width=4),
+]
+
+
+@pytest.mark.parametrize("case", DETERMINISTIC, ids=str)
+def test_same_bits_for_every_run_and_number_of_threads(case: MonotoneCase) -> None:
+    for dtype in (torch.float32, torch.float64):
+        batch = monotone_batch(case, dtype)
+        with threads(1):
+            first = monotone_gradients(batch)
+            same_bits(monotone_gradients(batch), first)
+        for count in (2, 5):
+            with threads(count):
+                same_bits(monotone_gradients(batch), first)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", DETERMINISTIC, ids=str)
+def test_same_bits_for_every_run_on_cuda(case: MonotoneCase) -> None:
+    batch = monotone_batch(case, torch.float32).to(torch.device("cuda"))
+    first = monotone_gradients(batch)
+    for _ in range(5):
+        same_bits(monotone_gradients(batch), first)
+
+
+@kinds
+def test_rows_do_not_depend_on_each_other(case: MonotoneCase, device: torch.device) -> None:
+    batch = monotone_batch(case, torch.float32).to(device)
+    got = monotone_gradients(batch)
+    for i in range(0, 29, 7):
+        row = slice(i, i + 1)
+        one = replace(batch, logits=batch.logits[row], target=batch.target[row],
+                      grad=batch.grad[row])  # fmt: skip
+        same_bits(monotone_gradients(one)[:3], [x[row] for x in got[:3]])
+
+
+@pytest.mark.parametrize("case", USUAL[4:], ids=str)
+def test_sums_of_the_table_do_not_depend_on_the_order_of_rows(
+    case: MonotoneCase, device: torch.device
+) -> None:
+    """They are sums of integers, for logits within the radius."""
+    batch = monotone_batch(replace(case, rows=300, spread=1.0, radius=8.0)).to(device)
+    assert batch.logits.abs().max() < 8
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0)).to(device)
+    other = replace(batch, logits=batch.logits[order], target=batch.target[order],
+                    grad=batch.grad[order])  # fmt: skip
+    assert torch.equal(monotone_gradients(other)[3], monotone_gradients(batch)[3])
+
+
+@pytest.mark.parametrize("intervals", [1, 1000])
+def test_sums_of_the_table_add_up(intervals: int, device: torch.device) -> None:
+    """The constants of all intervals together move every f alike, which changes nothing: the sum of
+    their gradients is 0, but for the quantum and the rounding of p."""
+    batch = monotone_batch(MonotoneCase("", rows=200, classes=500), torch.float32).to(device)
+    table = increasing_table(intervals, 2, 20.0).float().to(device)
+    got = monotone_gradients(replace(batch, table=table, radius=20.0))
+    rows = batch.grad[batch.target >= 0].abs().double()
+    assert abs(got[3][:, 0].sum().item()) <= 1e-6 * rows.sum().item()
+
+
+# Tensors of other layouts, torch's machinery
+
+
+@kinds
+@pytest.mark.parametrize("how", ["sliced", "transposed"])
+def test_noncontiguous(case: MonotoneCase, how: str, device: torch.device) -> None:
+    batch = monotone_batch(case, torch.float32).to(device)
+    expected = monotone_gradients(batch)
+    other = batch.map(lambda x: strided(x, how))
+    other = replace(other, target=strided(batch.target, how))
+    assert not other.logits.is_contiguous()
+    assert not other.target.is_contiguous()
+    same_bits(monotone_gradients(other), expected)
+    leaf = other.logits.detach().requires_grad_()
+    monotone_log_prob(*replace(other, logits=leaf).arguments()).backward(other.grad)
+    assert torch.equal(leaf.grad, expected[2])
+
+
+@kinds
+def test_public_function(case: MonotoneCase, device: torch.device) -> None:
+    """The same as the two ops; the table's gradient in the table's dtype; logits stay."""
+    batch = monotone_batch(case, torch.float32).to(device)
+    expected = monotone_gradients(batch)
+    kept = batch.logits.clone()
+    batch.logits.requires_grad_()
+    if batch.table is not None:
+        batch.table.requires_grad_()
+    log_prob = monotone_log_prob(*batch.arguments())
+    log_prob.backward(batch.grad)
+    assert torch.equal(log_prob, expected[0])
+    assert torch.equal(batch.logits.grad, expected[2])
+    assert torch.equal(batch.logits, kept)
+    if batch.table is not None:
+        assert torch.equal(batch.table.grad, expected[3].float())
+
+
+def test_expanded_gradient(device: torch.device) -> None:
+    """log_prob.sum().backward() hands down one number with strides 0."""
+    batch = monotone_batch(USUAL[4], torch.float32).to(device)
+    ones = monotone_gradients(replace(batch, grad=torch.ones_like(batch.grad)))
+    expanded = torch.ones((), device=device).expand_as(batch.grad)
+    same_bits(monotone_gradients(replace(batch, grad=expanded)), ones)
+
+
+@small_kinds
+def test_gradcheck(case: MonotoneCase, device: torch.device) -> None:
+    batch = monotone_batch(case).to(device)
+    leaves = [x.requires_grad_() for x in (batch.logits, batch.table) if x is not None]
+
+    def log_prob(logits: Tensor, table: Tensor | None = None) -> Tensor:
+        return monotone_log_prob(*replace(batch, logits=logits, table=table).arguments())
+
+    assert torch.autograd.gradcheck(log_prob, leaves)
+
+
+def test_one_input_requires_grad(device: torch.device) -> None:
+    batch = monotone_batch(SMALL[4], torch.float32).to(device)
+    expected = monotone_gradients(batch)
+    for i, value in ((2, "logits"), (3, "table")):
+        leaf = getattr(batch, value).clone().requires_grad_()
+        other = replace(batch, **{value: leaf})
+        monotone_log_prob(*other.arguments()).backward(batch.grad)
+        assert torch.equal(leaf.grad, expected[i].float())
+
+
+def test_no_grad(device: torch.device) -> None:
+    batch = monotone_batch(SMALL[1], torch.float32).to(device)
+    expected = monotone_log_prob(*batch.arguments())
+    batch.logits.requires_grad_()
+    with torch.no_grad():
+        assert not monotone_log_prob(*batch.arguments()).requires_grad
+    with torch.inference_mode():
+        assert torch.equal(monotone_log_prob(*batch.arguments()), expected)
+
+
+def test_log_normalizer_is_not_differentiable(device: torch.device) -> None:
+    batch = monotone_batch(SMALL[0], torch.float32).to(device)
+    batch.logits.requires_grad_()
+    log_prob, log_normalizer = forward(*batch.arguments())
+    assert log_prob.requires_grad
+    assert not log_normalizer.requires_grad
+
+
+def test_second_derivative_raises(device: torch.device) -> None:
+    batch = monotone_batch(SMALL[4], torch.float32).to(device)
+    batch.logits.requires_grad_()
+    log_prob = monotone_log_prob(*batch.arguments())
+    (grad,) = torch.autograd.grad(log_prob.square().sum(), batch.logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="monotone_log_prob: expected to be differentiated once"):
+        grad.square().sum().backward()
+
+
+@pytest.mark.parametrize("case", [SMALL[2], SMALL[4]], ids=str)
+def test_opcheck(case: MonotoneCase, device: torch.device) -> None:
+    batch = monotone_batch(case, torch.float32).to(device)
+    log_normalizer = forward(*batch.arguments())[1]
+    arguments = (batch.logits.clone(), batch.grad, batch.target, log_normalizer,
+                 *batch.arguments()[2:])  # fmt: skip
+    torch.library.opcheck(backward_, arguments)
+    batch.logits.requires_grad_()
+    if batch.table is not None:
+        batch.table.requires_grad_()
+    torch.library.opcheck(forward, batch.arguments())
+
+
+def test_compile(device: torch.device) -> None:
+    """Forward and backward, for batches of two sizes."""
+    torch._dynamo.reset()
+
+    def loss(logits: Tensor, table: Tensor, batch: MonotoneBatch) -> Tensor:
+        other = replace(batch, logits=logits * 2, table=table)
+        return (monotone_log_prob(*other.arguments()) * batch.grad).sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (5, 9):
+        batch = monotone_batch(replace(SMALL[4], rows=rows), torch.float32).to(device)
+        leaves = (batch.logits.requires_grad_(), batch.table.requires_grad_())
+        for got, expected in zip(
+            torch.autograd.grad(compiled(*leaves, batch), leaves),
+            torch.autograd.grad(loss(*leaves, batch), leaves),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, expected)
+
+
+# Bad input
+
+
+def raises(batch: MonotoneBatch, match: str) -> None:
+    """Forward and backward."""
+    with pytest.raises(RuntimeError, match=f"^hstree::monotone_log_prob: {match}"):
+        forward(*batch.arguments())
+    with pytest.raises(RuntimeError, match=f"^hstree::monotone_log_prob_backward_: {match}"):
+        backward_(batch.logits, batch.grad, batch.target, batch.grad, *batch.arguments()[2:])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("logits", lambda x: x[0], r"logits: expected shape \[R, V\], got \[6\]"),
+        ("logits", lambda x: x[:, :0].clone(), r"logits: expected at least 1 class, got shape \["),
+        ("logits", Tensor.bfloat16, "logits: expected dtype float32 or float64, got BFloat16"),
+        ("logits", Tensor.half, "logits: expected dtype float32 or float64, got Half"),
+        ("logits", Tensor.int, "logits: expected dtype float32 or float64, got Int"),
+        ("target", lambda y: y[1:], r"target: expected size 5 \(rows of logits\) .*\[4\]"),
+        ("target", lambda y: y[:, None], r"target: expected shape \[R\], got \[5, 1\]"),
+        ("target", Tensor.int, "target: expected dtype Long, got Int"),
+        ("table", lambda t: t[:, 0], r"table: expected shape \[K, 2\] or \[K, 4\], got \[5\]"),
+        ("table", lambda t: t[:, :1], r"table: expected shape .* got \[5, 1\]"),
+        ("table", lambda t: t[:0], r"table: expected 1 to 8388608 intervals, got shape \[0, 2\]"),
+        ("table", Tensor.double, "table: expected dtype Float for logits of dtype Float, got Doub"),
+        ("radius", 0.0, "radius: expected a finite number above 0, got 0"),
+        ("radius", math.nan, "radius: expected a finite number above 0, got nan"),
+    ],
+    ids=lambda x: str(x)[:40],
+)
+def test_bad_argument(name: str, value: Any, match: str, device: torch.device) -> None:
+    batch = monotone_batch(SMALL[4], torch.float32).to(device)
+    change = value(getattr(batch, name)) if callable(value) else value
+    raises(replace(batch, **{name: change}), match)
+
+
+@pytest.mark.parametrize("name", ["c", "k"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0])
+def test_bad_c_or_k(name: str, value: float, device: torch.device) -> None:
+    batch = replace(monotone_batch(SMALL[1], torch.float32).to(device), **{name: value})
+    if name == "c" and math.isfinite(value):
+        assert forward(*batch.arguments())[0].isfinite().all()
+        return
+    what = "a finite number above 0" if name == "k" else "a finite number"
+    raises(batch, f"{name}: expected {what}, got {value:g}")
+
+
+@pytest.mark.parametrize("value", [6, -2, 2**31, 2**62, -(2**62)])
+@pytest.mark.parametrize("case", [SMALL[0], SMALL[4]], ids=str)
+def test_target_out_of_range(case: MonotoneCase, value: int) -> None:
+    batch = monotone_batch(case, torch.float32)
+    batch.target[3] = value
+    raises(batch, rf"target\[3\]: expected .*\b6\b.*got {value}")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("value", [6, -2, 2**62])
+def test_cuda_gives_nan_where_the_cpu_raises(value: int) -> None:
+    batch = monotone_batch(SMALL[4], torch.float32).to(torch.device("cuda"))
+    expected = monotone_gradients(batch)
+    batch.target[3] = value
+    got = monotone_gradients(batch)
+    assert got[0][3].isnan()
+    others = torch.arange(5, device="cuda") != 3
+    same_bits([x[others] for x in got[:3]], [x[others] for x in expected[:3]])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("grad_log_prob", lambda x: x[1:], r"grad_log_prob: expected size 5 \(rows of logits\)"),
+        ("grad_log_prob", lambda x: x[:, None], r"grad_log_prob: expected shape \[R\], got \[5, "),
+        ("grad_log_prob", Tensor.double, "grad_log_prob: expected dtype Float for logits of dtyp"),
+        ("log_normalizer", lambda x: x[1:], r"log_normalizer: expected size 5 \(rows of logits\)"),
+        ("log_normalizer", lambda x: x[:, None], r"log_normalizer: expected shape \[R\], got \[5"),
+        ("log_normalizer", Tensor.double, "log_normalizer: expected dtype Float for logits of dt"),
+        ("logits", lambda x: x.t().contiguous().t(), "logits: expected a contiguous tensor, got s"),
+    ],
+    ids=lambda x: str(x)[:40],
+)
+def test_bad_gradient(name: str, value: Any, match: str, device: torch.device) -> None:
+    batch = monotone_batch(SMALL[1], torch.float32).to(device)
+    arguments = {"logits": batch.logits, "grad_log_prob": batch.grad,
+                 "target": batch.target, "log_normalizer": batch.grad}  # fmt: skip
+    arguments[name] = value(arguments[name])
+    with pytest.raises(RuntimeError, match=f"^hstree::monotone_log_prob_backward_: {match}"):
+        backward_(*arguments.values(), *batch.arguments()[2:])
+
+
+@pytest.mark.cuda
+def test_devices_must_agree() -> None:
+    batch = monotone_batch(SMALL[4], torch.float32)
+    cuda = batch.to(torch.device("cuda"))
+    for name in ("target", "table"):
+        bad = replace(cuda, **{name: getattr(batch, name)})
+        raises(bad, f"{name}: expected the device of logits, cuda")
