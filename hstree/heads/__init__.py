@@ -2,15 +2,41 @@
 
 from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import Head, HeadOutput, ParameterGroup
+from hstree.heads.flat import (
+    GSS,
+    PLIF,
+    FlatHead,
+    MonotonicNetwork,
+    PLIFFrozen,
+    SigSoftmax,
+    Softmax,
+)
+from hstree.heads.mixtape import Mixtape
+from hstree.heads.mixture import (
+    DOC,
+    MixtureOfContexts,
+    MixtureOfSoftmaxes,
+    MixtureOfSoftmaxesPLIF,
+)
 from hstree.heads.registry import head_class, head_names, load_head, register_head
-from hstree.heads.softmax import Softmax
 from hstree.heads.tree_ensemble import TreeEnsemble
 
 __all__ = [
+    "DOC",
+    "GSS",
+    "PLIF",
     "AdaptiveSoftmax",
+    "FlatHead",
     "Head",
     "HeadOutput",
+    "Mixtape",
+    "MixtureOfContexts",
+    "MixtureOfSoftmaxes",
+    "MixtureOfSoftmaxesPLIF",
+    "MonotonicNetwork",
+    "PLIFFrozen",
     "ParameterGroup",
+    "SigSoftmax",
     "Softmax",
     "TreeEnsemble",
     "head_class",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hstree.heads.base import Head
+from hstree.heads.checks import check_order
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -70,13 +71,7 @@ class AdaptiveSoftmax(Head):
             raise ValueError(
                 f"cutoffs: expected increasing sizes in [1, {n_classes - 1}], got {cutoffs}"
             )
-        if order is None:
-            order = torch.arange(n_classes)
-        right = order.shape == (n_classes,) and order.dtype == torch.int64
-        if not right or not torch.equal(order.sort().values, torch.arange(n_classes)):
-            raise ValueError(
-                f"order: expected a permutation of 0..{n_classes - 1}, int64 [{n_classes}]"
-            )
+        order = check_order(order, n_classes)
         self.cutoffs = cutoffs
         self.div_value = div_value
         smallest = int(in_features // div_value ** len(cutoffs))
@@ -92,7 +87,11 @@ class AdaptiveSoftmax(Head):
             "rank", torch.empty_like(order).scatter_(0, order, torch.arange(n_classes)), False
         )
 
-    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+    def target_loss(self, rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        output = self._target_log_prob(rows, target)
+        return output, self.reduced(output, target)
+
+    def _target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         # torch's module gathers by mask and does not support autocast: float32, and only rows that
         # count.
         with torch.autocast(hidden.device.type, enabled=False):
@@ -104,10 +103,10 @@ class AdaptiveSoftmax(Head):
             log_prob = self.adaptive(hidden[kept], self.rank[target[kept]]).output
             return output.masked_scatter(kept, log_prob)
 
-    def class_log_prob(self, hidden: Tensor) -> Tensor:
-        with torch.autocast(hidden.device.type, enabled=False):
-            hidden = hidden.to(self.adaptive.head.weight.dtype)
-            return self.adaptive.log_prob(hidden).index_select(1, self.rank)
+    def class_log_prob(self, rows: Tensor) -> Tensor:
+        with torch.autocast(rows.device.type, enabled=False):
+            rows = rows.to(self.adaptive.head.weight.dtype)
+            return self.adaptive.log_prob(rows).index_select(1, self.rank)
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"cutoffs": self.cutoffs, "div_value": self.div_value}

@@ -14,6 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hstree.heads.checks import check_count, check_number
+from hstree.ops import mark_targets
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -44,11 +47,16 @@ class ParameterGroup:
         params: the parameters.
         learning_rate_factor: multiplies the learning rate of the rest of the model.
         sparse: their gradients are row-sparse (``torch.sparse_coo``).
+        learning_rate: instead of the factor, a learning rate of their own at the top of the
+            schedule.
+        weight_decay: their own; None: that of the rest of the model.
     """
 
     params: list[nn.Parameter] = field(default_factory=list)
     learning_rate_factor: float = 1.0
     sparse: bool = False
+    learning_rate: float | None = None
+    weight_decay: float | None = None
 
 
 class Head(nn.Module, ABC):
@@ -71,6 +79,9 @@ class Head(nn.Module, ABC):
     """
 
     name: ClassVar[str]
+    reads_layers: ClassVar[bool] = False
+    """Whether ``hidden`` is the concatenation of the word embedding and every layer's output;
+    :meth:`from_corpus` then takes their sizes as ``layer_sizes``."""
 
     def __init__(
         self,
@@ -82,22 +93,17 @@ class Head(nn.Module, ABC):
         learning_rate_factor: float = 8.0,
     ) -> None:
         super().__init__()
-        for argument, value in (("in_features", in_features), ("n_classes", n_classes)):
-            if value < 1:
-                raise ValueError(f"{argument}: expected at least 1, got {value}")
         if reduction not in REDUCTIONS:
             raise ValueError(
                 f"reduction: expected one of {', '.join(REDUCTIONS)}, got {reduction!r}"
             )
-        if not learning_rate_factor > 0:
-            raise ValueError(
-                f"learning_rate_factor: expected a positive number, got {learning_rate_factor}"
-            )
-        self.in_features = in_features
-        self.n_classes = n_classes
-        self.ignore_index = ignore_index
+        self.in_features = check_count("in_features", in_features)
+        self.n_classes = check_count("n_classes", n_classes)
+        self.ignore_index = int(ignore_index)
         self.reduction = reduction
-        self.learning_rate_factor = learning_rate_factor
+        self.learning_rate_factor = check_number(
+            "learning_rate_factor", learning_rate_factor, positive=True
+        )
 
     def forward(self, hidden: Tensor, target: Tensor) -> HeadOutput:
         """Log-probability of the targets and the loss.
@@ -116,34 +122,35 @@ class Head(nn.Module, ABC):
             )
         if target.dtype != torch.int64:
             raise ValueError(f"target: expected dtype torch.int64, got {target.dtype}")
-        flat = target.reshape(-1)
-        ignored = flat == self.ignore_index
-        if flat.device.type == "cpu" and not torch.compiler.is_compiling():
-            bad = ((flat < 0) | (flat >= self.n_classes)) & ~ignored
-            if bool(bad.any()):
-                value = int(flat[bad][0])
-                raise ValueError(
-                    f"target: expected values in [0, {self.n_classes}) or ignore_index "
-                    f"{self.ignore_index}, got {value}"
-                )
-        # -1 marks an ignored row; V, which no class has, whatever else is not a class.
-        flat = torch.where(flat < 0, self.n_classes, flat).masked_fill(ignored, -1)
-        output = self.target_log_prob(self._rows(hidden), flat)
-        if self.reduction == "none":
-            return HeadOutput(output.view(target.shape), -output.view(target.shape))
-        loss = -output.sum()
-        if self.reduction == "mean":
-            loss = loss / (~ignored).sum()
+        flat = mark_targets(target.reshape(-1), self.n_classes, self.ignore_index)
+        output, loss = self.target_loss(self._rows(hidden), flat)
+        loss = loss.view(target.shape) if self.reduction == "none" else loss
         return HeadOutput(output.view(target.shape), loss)
 
-    @abstractmethod
-    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """Log-probability [N] of the targets: hidden [N, D]; target [N] in [0, V), or -1 for 0 and
-        no gradient."""
+    def encode(self, hidden: Tensor) -> Tensor:
+        """What the other methods read in rows, [..., F]: hidden [..., D]. By default ``hidden``
+        itself."""
+        return hidden
 
     @abstractmethod
-    def class_log_prob(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities [N, V] of all classes: hidden [N, D]."""
+    def target_loss(self, rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability [N] of the targets, and the loss after the head's reduction.
+
+        Args:
+            rows: [N, F], from :meth:`encode`.
+            target: [N] in [0, V), or -1 for a log-probability of 0 and no gradient.
+        """
+
+    def reduced(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of log-probabilities [N]."""
+        if self.reduction == "none":
+            return -output
+        loss = -output.sum()
+        return loss / (target != -1).sum() if self.reduction == "mean" else loss
+
+    @abstractmethod
+    def class_log_prob(self, rows: Tensor) -> Tensor:
+        """Log-probabilities [N, V] of all classes: rows [N, F] from :meth:`encode`."""
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities [..., V] of all classes, in nats: hidden [..., D]. Differentiable."""
@@ -170,14 +177,13 @@ class Head(nn.Module, ABC):
     @torch.no_grad()
     def sample(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """One class [...] drawn from each row's distribution, int64: hidden [..., D]."""
-        rows = self._rows(hidden)
-        return self.sample_rows(rows, generator).view(hidden.shape[:-1])
+        return self.sample_rows(self._rows(hidden), generator).view(hidden.shape[:-1])
 
-    def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
-        """One class [N] drawn from each row's distribution: hidden [N, D]."""
-        if not len(hidden):
-            return torch.empty(0, dtype=torch.int64, device=hidden.device)
-        prob = self.class_log_prob(hidden).exp()
+    def sample_rows(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
+        """One class [N] drawn from each row's distribution: rows [N, F] from :meth:`encode`."""
+        if not len(rows):
+            return torch.empty(0, dtype=torch.int64, device=rows.device)
+        prob = self.class_log_prob(rows).exp()
         return torch.multinomial(prob, 1, generator=generator).squeeze(1)
 
     def parameter_groups(self) -> list[ParameterGroup]:
@@ -264,4 +270,5 @@ class Head(nn.Module, ABC):
             )
         if not hidden.is_floating_point():
             raise ValueError(f"hidden: expected a floating-point dtype, got {hidden.dtype}")
-        return hidden.reshape(-1, self.in_features)
+        rows = self.encode(hidden)
+        return rows.reshape(-1, rows.shape[-1])

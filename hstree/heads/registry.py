@@ -11,7 +11,14 @@ from safetensors import SafetensorError, safe_open
 
 from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import METADATA_KEY, Head
-from hstree.heads.softmax import Softmax
+from hstree.heads.flat import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
+from hstree.heads.mixtape import Mixtape
+from hstree.heads.mixture import (
+    DOC,
+    MixtureOfContexts,
+    MixtureOfSoftmaxes,
+    MixtureOfSoftmaxesPLIF,
+)
 from hstree.heads.tree_ensemble import TreeEnsemble
 
 _HEADS: dict[str, type[Head]] = {}
@@ -29,7 +36,21 @@ def register_head(head: type[Head]) -> type[Head]:
     return head
 
 
-for _head in (TreeEnsemble, Softmax, AdaptiveSoftmax):
+for _head in (
+    TreeEnsemble,
+    Softmax,
+    AdaptiveSoftmax,
+    SigSoftmax,
+    GSS,
+    PLIF,
+    PLIFFrozen,
+    MonotonicNetwork,
+    MixtureOfSoftmaxes,
+    MixtureOfSoftmaxesPLIF,
+    MixtureOfContexts,
+    DOC,
+    Mixtape,
+):
     register_head(_head)
 
 

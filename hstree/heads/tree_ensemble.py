@@ -291,7 +291,11 @@ class TreeEnsemble(Head):
 
     # Distribution
 
-    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+    def target_loss(self, rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        output = self._target_log_prob(rows, target)
+        return output, self.reduced(output, target)
+
+    def _target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         weight, wide_weight, root_weight = self._weights()
         log_prob = hidden.new_zeros((len(hidden), self.n_trees), dtype=self._sum_dtype(hidden))
         if root_weight is not None:
@@ -587,8 +591,8 @@ class TreeEnsemble(Head):
             n_trees: T.
             recipe: ``"cluster"``, ``"huffman"`` or ``"random"``.
             root, leaf: C and G of :meth:`hstree.trees.Tree.collapse`.
-            tied: derive the node vectors from the model's input embedding; needs
-                ``node_vectors="shared"``.
+            tied: derive the node vectors from the model's input embedding
+                (``node_vectors="shared"``).
             contexts: neighbours from which the word vectors of the clustered trees derive, taken in
                 turn; see :func:`hstree.trees.word_vectors`.
             tree_options: further options of the recipe; by default ``noise=0.3`` for several
@@ -597,6 +601,8 @@ class TreeEnsemble(Head):
         """
         if tied and embedding is None:
             raise ValueError("tied: expected an embedding to tie to, got None")
+        if tied:
+            options.setdefault("node_vectors", "shared")
         vectors = None
         if recipe == "cluster":
             vectors = [statistics.vectors(context=context) for context in contexts[:n_trees]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,35 @@ def test_loss_is_cross_entropy(
 
 
 @every_head
+def test_strided_contexts(kind: str, device: torch.device) -> None:
+    """Views that are not contiguous, and one row many times."""
+    head = make(kind, device, reduction="none")
+    big = draw(4, 6, 2 * D).to(device)
+    target = draw_targets(4, 6).to(device).t()
+    for hidden in (big[..., ::2].transpose(0, 1), big[0, 0, :D].expand(6, 4, D)):
+        assert not hidden.is_contiguous()
+        got = []
+        for some in (hidden, hidden.contiguous()):
+            leaf = some.detach().requires_grad_()
+            output, loss = head(leaf, target)
+            got.append([head.log_prob(leaf), output, *gradients(head, loss.sum(), leaf)])
+        for a, b in zip(*got, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@every_head
+def test_a_bad_row_stays_alone(kind: str, device: torch.device) -> None:
+    head = make(kind, device)
+    hidden, target = draw(9, D).to(device), draw_targets(9).to(device)
+    expected = head(hidden, target).output
+    hidden[4] = torch.nan
+    output = head(hidden, target).output
+    assert output[4].isnan()
+    keep = torch.arange(9, device=device) != 4
+    torch.testing.assert_close(output[keep], expected[keep])
+
+
+@every_head
 def test_all_rows_ignored(kind: str, device: torch.device) -> None:
     head = make(kind, device, reduction="sum")
     hidden = draw(5, D).to(device).requires_grad_()
@@ -154,10 +184,14 @@ def test_bad_input(kind: str) -> None:
     ("options", "match"),
     [
         ({"reduction": "avg"}, "reduction: expected one of none, sum, mean, got 'avg'"),
-        ({"learning_rate_factor": 0}, "learning_rate_factor: expected a positive number, got 0"),
+        (
+            {"learning_rate_factor": 0},
+            "learning_rate_factor: expected a finite positive number, got 0",
+        ),
+        ({"learning_rate_factor": float("inf")}, "learning_rate_factor: .* got inf"),
         ({"learning_rate_factor": float("nan")}, "learning_rate_factor: .* got nan"),
     ],
-    ids=["reduction", "zero", "nan"],
+    ids=["reduction", "zero", "infinite", "nan"],
 )
 @every_head
 def test_bad_options(kind: str, options: dict[str, Any], match: str) -> None:
@@ -166,9 +200,13 @@ def test_bad_options(kind: str, options: dict[str, Any], match: str) -> None:
 
 
 def test_bad_sizes() -> None:
-    with pytest.raises(ValueError, match="in_features: expected at least 1, got 0"):
+    with pytest.raises(
+        ValueError, match="in_features: expected a whole number of at least 1, got 0"
+    ):
         Softmax(0, 5)
-    with pytest.raises(ValueError, match="n_classes: expected at least 1, got -2"):
+    with pytest.raises(
+        ValueError, match="n_classes: expected a whole number of at least 1, got -2"
+    ):
         Softmax(5, -2)
 
 
@@ -212,7 +250,9 @@ def test_save_and_load(kind: str, tmp_path: Path) -> None:
     assert torch.equal(other(hidden, target).loss, head(hidden, target).loss)
     assert other.state_dict().keys() == head.state_dict().keys()
     head.save(str(tmp_path / "head"))  # a path as text; over an existing file
-    assert all(p.requires_grad for p in other.parameters())
+    learned = {name for name, p in head.named_parameters() if p.requires_grad}
+    assert {name for name, p in other.named_parameters() if p.requires_grad} == learned
+    assert len(learned) == len(list(head.parameters())) - ("frozen" in kind)
 
 
 @every_head
@@ -285,16 +325,27 @@ def test_tied(kind: str) -> None:
 
 @every_head
 def test_parameter_groups(kind: str) -> None:
-    """Every parameter once, tied ones excepted; sparse where gradients are sparse."""
+    """Every parameter once, tied and frozen ones excepted; sparse where gradients are sparse.
+    Learned slopes have a learning rate of their own, all others the factor."""
     head = make(kind, learning_rate_factor=3.0)
     groups = head.parameter_groups()
     assert all(isinstance(group, ParameterGroup) for group in groups)
-    assert all(group.learning_rate_factor == 3.0 for group in groups)
     grouped = [p for group in groups for p in group.params]
     assert len({id(p) for p in grouped}) == len(grouped)
     tied = {"weight", "output_embedding"} if "tied" in kind else set()
-    own = [p for name, p in head.named_parameters() if name not in tied]
+    own = [p for name, p in head.named_parameters() if name not in tied and p.requires_grad]
     assert {id(p) for p in own} == {id(p) for p in grouped}
+    slopes = {name: p for name, p in head.named_parameters() if name == "function.v"}
+    for group in groups:
+        # A monotonic network has a function.v too, learned as all its other parameters are.
+        if "plif" in kind and any(p is v for p in group.params for v in slopes.values()):
+            assert len(group.params) == 1
+            assert (group.learning_rate, group.learning_rate_factor) == (0.02, 1.0)
+        else:
+            assert (group.learning_rate, group.learning_rate_factor) == (None, 3.0)
+    assert sum(group.learning_rate is not None for group in groups) == (
+        "plif" in kind and "frozen" not in kind
+    )
     assert len(own) > 0
     head(draw(9, D), draw_targets(9)).loss.backward()
     for group in groups:
@@ -337,9 +388,62 @@ def test_gradcheck(kind: str) -> None:
     head = make(kind, reduction="none").double()
     hidden, target = draw(3, D, dtype=torch.float64).requires_grad_(), draw_targets(3)
     target[1] = -100
-    leaves = (hidden, *head.parameters())
+    leaves = (hidden, *(p for p in head.parameters() if p.requires_grad))
     assert torch.autograd.gradcheck(lambda *_: head(hidden, target).loss, leaves, fast_mode=True)
     assert torch.autograd.gradcheck(lambda *_: head.log_prob(hidden), leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@every_head
+def test_second_derivatives_are_refused_or_right(kind: str, reduction: str) -> None:
+    """Of a function of the loss, so that the gradient has a graph in any case."""
+    head = make(kind, reduction=reduction).double()
+    hidden, target = draw(4, D, dtype=torch.float64).requires_grad_(), draw_targets(4)
+    loss = head(hidden, target).loss.sum() ** 2
+    try:
+        (grad,) = torch.autograd.grad(loss, hidden, create_graph=True)
+        (got,) = torch.autograd.grad(grad.square().sum(), hidden)
+    except RuntimeError as error:
+        assert re.search("differentiated once|no autograd formula", str(error))  # noqa: PT017
+        return
+    loss = F.nll_loss(head.log_prob(hidden), target, reduction=reduction).sum() ** 2
+    (grad,) = torch.autograd.grad(loss, hidden, create_graph=True)
+    (expected,) = torch.autograd.grad(grad.square().sum(), hidden)
+    torch.testing.assert_close(got, expected)
+
+
+@every_head
+def test_gradients_through_output_and_loss(kind: str) -> None:
+    """Both at once, a second time, and into the context vectors alone."""
+    head = make(kind).double()
+    hidden, target = draw(9, D, dtype=torch.float64).requires_grad_(), draw_targets(9)
+    target[4] = -100
+    weight = torch.linspace(-1, 2, 9, dtype=torch.float64)
+    output, loss = head(hidden, target)
+    got = []
+    for last in (False, True):
+        head.zero_grad()
+        hidden.grad = None
+        ((output * weight).sum() - 3 * loss).backward(retain_graph=not last)
+        got.append(
+            [hidden.grad, *(p.grad.to_dense() for p in head.parameters() if p.requires_grad)]
+        )
+    log_prob = head.log_prob(hidden)
+    ignored = target == -100
+    output = log_prob.gather(1, target.clamp(min=0)[:, None])[:, 0].masked_fill(ignored, 0)
+    loss = -output.sum() / 8
+    expected = gradients(head, (output * weight).sum() - 3 * loss, hidden)
+    for again in got:
+        for a, b in zip(again, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+    head.requires_grad_(False)
+    for reduction in ("none", "mean"):
+        head.reduction = reduction
+        (alone,) = torch.autograd.grad((head(hidden, target).loss * weight).sum(), hidden)
+        scale = weight if reduction == "none" else weight.sum() / 8
+        loss = F.nll_loss(head.log_prob(hidden), target, reduction="none")
+        (expected_alone,) = torch.autograd.grad((loss * scale).sum(), hidden)
+        torch.testing.assert_close(alone, expected_alone, rtol=1e-9, atol=1e-11)
 
 
 @every_head
@@ -362,16 +466,18 @@ def test_autocast(kind: str, device: torch.device) -> None:
 
 
 @every_head
-def test_low_precision_weights(kind: str) -> None:
-    """The whole head in bfloat16: sums are float32, so the loss is off by rounded inputs alone."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_low_precision_weights(kind: str, dtype: torch.dtype) -> None:
+    """The whole head: sums are float32, so the loss is off by rounded inputs alone."""
     if kind.startswith("adaptive"):
         pytest.skip("torch's adaptive softmax sums in the precision of its weights")
     head, hidden, target = make(kind), draw(64, D), draw_targets(64)
     expected = head(hidden, target).loss
-    low = copy.deepcopy(head).bfloat16()
-    output, loss = low(hidden.bfloat16(), target)
+    low = copy.deepcopy(head).to(dtype)
+    output, loss = low(hidden.to(dtype), target)
     assert output.dtype == torch.float32
-    torch.testing.assert_close(loss, expected, rtol=0.03, atol=0.03)
+    off = 0.03 if dtype == torch.bfloat16 else 0.004
+    torch.testing.assert_close(loss, expected, rtol=off, atol=off)
 
 
 @every_head
@@ -399,9 +505,15 @@ def statistics() -> CorpusStatistics:
 @pytest.mark.parametrize("name", head_names())
 def test_from_corpus(name: str) -> None:
     """A head of the right size, the same for the same seed."""
-    options: dict[str, Any] = {"root": 8, "n_trees": 2} if name == "trees" else {}
-    if name == "adaptive":
-        options = {"cutoffs": (6,)}
+    options: dict[str, Any] = {
+        "trees": {"root": 8, "n_trees": 2},
+        "adaptive": {"cutoffs": (6,)},
+        "plif": {"intervals": 5000},
+        "plif-frozen": {"intervals": 5000},
+        "mos": {"latent_features": 7, "components": 4},
+        "mos-plif": {"components": 2, "function_options": {"intervals": 5000}},
+        "doc": {"layer_sizes": [4, 6], "experts": [1, 2]},
+    }.get(name, {})
     heads = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -427,6 +539,12 @@ def test_from_corpus_tied() -> None:
     )
     with pytest.raises(ValueError, match="tied: expected an embedding to tie to, got None"):
         Softmax.from_corpus(D, V, statistics(), tied=True)
+    for name in ("gss", "mos", "moc", "mixtape"):
+        more = 0 if name == "gss" else 3  # the context vectors may be of another size
+        tied = head_class(name).from_corpus(
+            D + more, V, statistics(), embedding=embedding, tied=True
+        )
+        assert tied.weight is embedding.weight
     ensemble = TreeEnsemble.from_corpus(
         D, V, statistics(), embedding=embedding, tied=True, node_vectors="shared", root=4
     )
@@ -436,7 +554,13 @@ def test_from_corpus_tied() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
-@pytest.mark.parametrize("kind", ["softmax", "trees", "trees, wide, subset, context"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("softmax", "gss", "plif", "monotonic", "mos"),
+        *("trees", "trees, wide, subset, context"),
+    ],
+)
 def test_compile(kind: str) -> None:
     """One graph, two batch sizes: loss and gradients."""
     torch._dynamo.reset()
@@ -461,4 +585,5 @@ def test_compile_sparse_raises() -> None:
 def test_parameter_group_defaults() -> None:
     group = ParameterGroup()
     assert (group.params, group.learning_rate_factor, group.sparse) == ([], 1.0, False)
+    assert group.learning_rate is None
     assert replace(group, sparse=True).sparse

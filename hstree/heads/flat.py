@@ -1,0 +1,303 @@
+"""Heads with one row of weights for each class: the softmax, and softmaxes of deformed logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hstree.heads import functions
+from hstree.heads.base import Head, ParameterGroup
+from hstree.heads.functions import Function
+from hstree.heads.unigram import smoothed_frequencies
+from hstree.ops import LogitFunction, mixture_log_prob
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from hstree.data.statistics import CorpusStatistics
+
+
+class FlatHead(Head):
+    r"""P(y | h) = softmax(f(W e(h) + b))[y] for an increasing function f and an encoding e.
+
+    The loss and its gradients are computed in chunks of rows: no tensor of all N x V logits.
+
+    Args:
+        in_features: D.
+        n_classes: V.
+        bias: whether there is a b.
+        embedding: weight-tied embedding: its weight [V, E] serves as W.
+        frequencies: counts [V]; b starts where W = 0 would give the unigram distribution. Without
+            them b starts at 0.
+        function: f; None: the identity. See :mod:`hstree.heads.functions`.
+        weight_features: E, size of an encoding; None: D.
+        **options: those of :class:`Head`.
+
+    W, unless tied, starts uniform in [-0.1, 0.1], as in AWD-LSTM.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        *,
+        bias: bool = True,
+        embedding: nn.Embedding | None = None,
+        frequencies: npt.ArrayLike | None = None,
+        function: Function | None = None,
+        weight_features: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_features, n_classes, **options)
+        features = in_features if weight_features is None else weight_features
+        self.tied = embedding is not None
+        if embedding is not None:
+            expected = (n_classes, features)
+            if tuple(embedding.weight.shape) != expected:
+                raise ValueError(
+                    f"embedding: expected a weight of shape {expected} to tie to, "
+                    f"got {tuple(embedding.weight.shape)}"
+                )
+            self.weight = embedding.weight
+        else:
+            self.weight = nn.Parameter(torch.empty(n_classes, features).uniform_(-0.1, 0.1))
+        self.bias = nn.Parameter(torch.zeros(n_classes)) if bias else None
+        self.function = functions.Identity() if function is None else function
+        if frequencies is not None and self.bias is not None:
+            mass = smoothed_frequencies(frequencies, n_classes)
+            with torch.no_grad():
+                self.bias.copy_(self.function.inverse(torch.from_numpy(np.log(mass / mass.sum()))))
+
+    def target_loss(self, rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        latent, log_prior = self.components(rows)
+        return mixture_log_prob(
+            latent,
+            log_prior,
+            self.weight,
+            self.bias,
+            target,
+            self.function(wide_dtype(rows.dtype)),
+            reduction=self.reduction,
+        )
+
+    def components(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Vectors [N, K, E] in the rows of :meth:`encode`, and log-priors [N, K] if K > 1."""
+        return rows[:, None], None
+
+    def class_log_prob(self, rows: Tensor) -> Tensor:
+        return self.component_log_prob(rows)
+
+    def component_log_prob(self, rows: Tensor) -> Tensor:
+        """Log-probabilities [N, V] of one component: rows [N, E]."""
+        logits = wide(F.linear(rows, self.weight, self.bias))
+        function: LogitFunction = self.function(logits.dtype)
+        return function(logits).log_softmax(-1)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        of_function = {id(parameter) for parameter in self.function.parameters()}
+        own = [
+            parameter
+            for parameter in self.parameters()
+            if not (self.tied and parameter is self.weight) and id(parameter) not in of_function
+        ]
+        groups = [ParameterGroup(own, self.learning_rate_factor)] if own else []
+        return groups + self.function.parameter_groups(self.learning_rate_factor)
+
+    def decoder_config(self) -> dict[str, Any]:
+        """:meth:`config` without the options of f."""
+        return super().config() | {"bias": self.bias is not None, "tied": self.tied}
+
+    def config(self) -> dict[str, Any]:
+        return self.decoder_config() | self.function.config()
+
+    @classmethod
+    def from_config(
+        cls,
+        config: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        embedding: nn.Embedding | None = None,
+    ) -> Self:
+        options = dict(config)
+        tied = options.pop("tied")
+        return cls(**options, embedding=embedding if tied else None)
+
+    @classmethod
+    def from_corpus(
+        cls,
+        in_features: int,
+        n_classes: int,
+        statistics: CorpusStatistics,
+        *,
+        embedding: nn.Embedding | None = None,
+        seed: int = 0,
+        tied: bool = False,
+        **options: Any,
+    ) -> Self:
+        """A head whose bias starts at the unigram distribution; ``tied=True`` ties it to the
+        embedding."""
+        if tied and embedding is None:
+            raise ValueError("tied: expected an embedding to tie to, got None")
+        return cls(
+            in_features,
+            n_classes,
+            embedding=embedding if tied else None,
+            frequencies=statistics.frequencies,
+            **options,
+        )
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """dtype of logits and sums."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def wide(logits: Tensor) -> Tensor:
+    """The logits in float32, or in float64 if they are."""
+    return logits.to(wide_dtype(logits.dtype))
+
+
+class Softmax(FlatHead):
+    """P(y | h) = softmax(W h + b)[y].
+
+    Equivalent to::
+
+        logits = F.linear(hidden, weight, bias)
+        output = -F.cross_entropy(logits, target, reduction="none")
+
+    Args:
+        in_features: D.
+        n_classes: V.
+        **options: bias, embedding and frequencies of :class:`FlatHead`, and those of
+            :class:`Head`.
+
+    Example:
+        >>> head = Softmax(400, 10000)
+        >>> output, loss = head(torch.randn(32, 400), torch.randint(10000, (32,)))
+    """
+
+    name = "softmax"
+
+    def __init__(self, in_features: int, n_classes: int, **options: Any) -> None:
+        super().__init__(in_features, n_classes, **options)
+
+
+class SigSoftmax(FlatHead):
+    """Softmax of l + log sigmoid(l), l = W h + b: exp(l) sigmoid(l), normalised.
+
+    Kanai et al., Sigsoftmax: Reanalysis of the Softmax Bottleneck, 2018.
+
+    Args:
+        in_features: D.
+        n_classes: V.
+        **options: as for :class:`Softmax`.
+
+    Equivalent to::
+
+        logits = F.linear(hidden, weight, bias)
+        output = -F.cross_entropy(logits + F.logsigmoid(logits), target, reduction="none")
+    """
+
+    name = "sigsoftmax"
+
+    def __init__(self, in_features: int, n_classes: int, **options: Any) -> None:
+        super().__init__(in_features, n_classes, function=functions.SigSoftmax(), **options)
+
+
+class GSS(FlatHead):
+    """Generalised sigsoftmax: softmax(f(W h + b)).
+
+    f(x) = k (x - c) + c - (k - 1) log(1 + exp(x - c)), of slope k far below c and 1 far above.
+    c = 0, k = 2 is :class:`SigSoftmax`; k = 1 is :class:`Softmax`. Fixed before training: (-1.5,
+    2.5) for Penn Treebank, (-1.5, 3) for WikiText-2.
+
+    Args:
+        in_features: D.
+        n_classes: V.
+        c, k: of f; k positive.
+        **options: as for :class:`Softmax`.
+    """
+
+    name = "gss"
+
+    def __init__(
+        self, in_features: int, n_classes: int, *, c: float = -1.5, k: float = 2.5, **options: Any
+    ) -> None:
+        super().__init__(in_features, n_classes, function=functions.GSS(c, k), **options)
+
+
+class PLIF(FlatHead):
+    """Softmax of a learned piecewise linear increasing function of the logits (LMS-PLIF).
+
+    Ganea et al., Breaking the Softmax Bottleneck via Learnable Monotonic Pointwise
+    Non-linearities, 2019.
+
+    Args:
+        in_features: D.
+        n_classes: V.
+        intervals: K, equal intervals of [-R, R], each with a slope softplus(v_j).
+        radius: R.
+        frozen: keep v at its random initial values.
+        **options: as for :class:`Softmax`.
+    """
+
+    name = "plif"
+
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        *,
+        intervals: int = 100_000,
+        radius: float = 20.0,
+        frozen: bool = False,
+        **options: Any,
+    ) -> None:
+        function = functions.PLIF(intervals, radius, frozen)
+        super().__init__(in_features, n_classes, function=function, **options)
+
+
+class PLIFFrozen(PLIF):
+    """:class:`PLIF` with slopes that keep their random initial values."""
+
+    name = "plif-frozen"
+
+    def __init__(
+        self, in_features: int, n_classes: int, *, frozen: bool = True, **options: Any
+    ) -> None:
+        super().__init__(in_features, n_classes, frozen=frozen, **options)
+
+
+class MonotonicNetwork(FlatHead):
+    """Softmax of a learned monotonic network of the logits (LMS-NN).
+
+    f(x) = sum_i v_i sigmoid(u_i x + b_i) with v and u positive. Ganea et al., 2019. Not N V K
+    sigmoids, but K at each of a few thousand knots: see
+    :class:`hstree.heads.functions.MonotonicNetwork`.
+
+    Args:
+        in_features: D.
+        n_classes: V.
+        units: K hidden units.
+        intervals: between the knots at which f is computed.
+        **options: as for :class:`Softmax`.
+    """
+
+    name = "monotonic"
+
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        *,
+        units: int = 1000,
+        intervals: int = 4096,
+        **options: Any,
+    ) -> None:
+        function = functions.MonotonicNetwork(units, intervals)
+        super().__init__(in_features, n_classes, function=function, **options)

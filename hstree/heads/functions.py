@@ -1,0 +1,232 @@
+"""Increasing functions of the logits, with their parameters, by name."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hstree.heads.base import ParameterGroup
+from hstree.heads.checks import check_count, check_number
+from hstree.ops import LogitFunction
+
+_ROWS_AT_A_TIME = 64
+
+
+class Function(nn.Module, ABC):
+    """f of softmax(f(logits)): increasing, with or without parameters."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def forward(self, dtype: torch.dtype) -> LogitFunction:
+        """The function with its present parameters, for logits of ``dtype``."""
+
+    def parameter_groups(self, learning_rate_factor: float) -> list[ParameterGroup]:
+        """The parameters that are learned, by how they are optimised."""
+        own = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return [ParameterGroup(own, learning_rate_factor, weight_decay=0.0)] if own else []
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that build this function again; JSON-able."""
+        return {}
+
+    @torch.no_grad()
+    def inverse(self, value: Tensor) -> Tensor:
+        """Logits [V] whose differences f maps to those of ``value`` [V], keeping the greatest;
+        float64, by bisection, within the range of f."""
+        function = self(torch.float64)
+        top = value.max().reshape(1)
+        wanted = value + (function(top) - top)
+        reach = 1e3 if function.table is None else function.radius
+        low, high = torch.full_like(value, -reach), torch.full_like(value, reach)
+        for _ in range(80):
+            middle = (low + high) / 2
+            below = function(middle) < wanted
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
+
+class Identity(Function):
+    """f(x) = x: the softmax."""
+
+    name = "softmax"
+
+    def forward(self, dtype: torch.dtype) -> LogitFunction:
+        return LogitFunction()
+
+    @torch.no_grad()
+    def inverse(self, value: Tensor) -> Tensor:
+        return value
+
+
+class GSS(Function):
+    """f(x) = k (x - c) + c - (k - 1) log(1 + exp(x - c)): slope k far below c, 1 far above.
+
+    Raises ValueError unless c is finite and k finite and positive.
+    """
+
+    name = "gss"
+
+    def __init__(self, c: float = -1.5, k: float = 2.5) -> None:
+        super().__init__()
+        self.c, self.k = check_number("c", c), check_number("k", k, positive=True)
+
+    def forward(self, dtype: torch.dtype) -> LogitFunction:
+        return LogitFunction(self.c, self.k)
+
+    def config(self) -> dict[str, Any]:
+        return {"c": self.c, "k": self.k}
+
+
+class SigSoftmax(Function):
+    """f(x) = 2 x - log(1 + exp(x)) = x + log sigmoid(x)."""
+
+    name = "sigsoftmax"
+
+    def forward(self, dtype: torch.dtype) -> LogitFunction:
+        return LogitFunction(0.0, 2.0)
+
+
+class PLIF(Function):
+    """Piecewise linear increasing function with slopes softplus(v) in K equal intervals of [-R, R].
+
+    Args:
+        intervals: K.
+        radius: R.
+        frozen: keep v at its random initial values, normal with mean log(e - 1), which is slope 1,
+            and deviation 1.
+
+    v has a learning rate of its own, 0.02. Raises ValueError for K below 1 or an R that is not
+    finite and positive.
+    """
+
+    name = "plif"
+
+    def __init__(
+        self, intervals: int = 100_000, radius: float = 20.0, frozen: bool = False
+    ) -> None:
+        super().__init__()
+        self.intervals = check_count("intervals", intervals)
+        self.radius = check_number("radius", radius, positive=True)
+        self.frozen = bool(frozen)
+        v = torch.empty(intervals).normal_(math.log(math.e - 1), 1.0)
+        self.v = nn.Parameter(v, requires_grad=not frozen)
+
+    def slopes(self) -> Tensor:
+        """[K], positive; float32 or wider."""
+        return F.softplus(self.v if self.v.dtype == torch.float64 else self.v.float())
+
+    def forward(self, dtype: torch.dtype) -> LogitFunction:
+        return LogitFunction.plif(self.slopes().to(dtype), self.radius)
+
+    def parameter_groups(self, learning_rate_factor: float) -> list[ParameterGroup]:
+        return (
+            [] if self.frozen else [ParameterGroup([self.v], learning_rate=0.02, weight_decay=0.0)]
+        )
+
+    def config(self) -> dict[str, Any]:
+        return {"intervals": self.intervals, "radius": self.radius, "frozen": self.frozen}
+
+
+class MonotonicNetwork(Function):
+    """f(x) = sum_i v_i sigmoid(u_i x + b_i), v and u positive: the softplus of parameters.
+
+    The constant of the paper's formula cancels in the softmax and is left out.
+
+    A function of one variable: instead of ``units`` sigmoids for every logit, f and f' are taken at
+    ``intervals`` + 1 knots in [-64, 64] and interpolated by cubics. The error of f is at most
+    h^4 / 384 max |f''''| <= 3.3e-4 h^4 sum_i v_i u_i^4 for knots h = 128 / intervals apart: 1.3e-8
+    for v and u as they begin. Beyond +-64 the function goes on straight. Parameters get the exact
+    gradient of the interpolated function.
+
+    Args:
+        units: K hidden units. They begin with u = 1, v = 40 / K and inflections evenly in
+            [-20, 20], where f is nearly the identity.
+        intervals: of the interpolation.
+
+    Raises ValueError for sizes below 1.
+    """
+
+    name = "monotonic"
+    radius = 64.0
+
+    def __init__(self, units: int = 1000, intervals: int = 4096) -> None:
+        super().__init__()
+        self.units = check_count("units", units)
+        self.intervals = check_count("intervals", intervals)
+        self.u = nn.Parameter(torch.full((units,), math.log(math.expm1(1.0))))
+        self.v = nn.Parameter(torch.full((units,), math.log(math.expm1(40 / units))))
+        self.b = nn.Parameter((torch.arange(units) + 0.5) * (40 / units) - 20)
+
+    def forward(self, dtype: torch.dtype) -> LogitFunction:
+        u, v, b = F.softplus(self.u.double()), F.softplus(self.v.double()), self.b.double()
+        ends = (-self.radius, self.radius)
+        knots = torch.linspace(*ends, self.intervals + 1, dtype=u.dtype, device=u.device)
+        values: tuple[Tensor, Tensor] = _ValuesAtKnots.apply(u, v, b, knots, dtype)  # type: ignore[no-untyped-call]
+        return LogitFunction.cubic(*values, self.radius).to(dtype)
+
+    def config(self) -> dict[str, Any]:
+        return {"units": self.units, "intervals": self.intervals}
+
+
+class _ValuesAtKnots(torch.autograd.Function):
+    """f(x) and f'(x) of the monotonic network at x [P], float64, in blocks of x; gradients in the
+    dtype of the logits, from sigmoids that are computed again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, u: Tensor, v: Tensor, b: Tensor, x: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(u, v, b, x)
+        ctx.dtype = dtype
+        value, derivative = torch.empty_like(x), torch.empty_like(x)
+        for begin in range(0, len(x), _ROWS_AT_A_TIME):
+            rows = slice(begin, begin + _ROWS_AT_A_TIME)
+            s = torch.addmm(b, x[rows, None], u[None]).sigmoid_()
+            torch.mv(s, v, out=value[rows])
+            torch.mv(s.addcmul_(s, s, value=-1), u * v, out=derivative[rows])
+        return value, derivative
+
+    @staticmethod
+    def backward(ctx: Any, grad_value: Tensor, grad_derivative: Tensor) -> Any:
+        u, v, b, x = (tensor.to(ctx.dtype) for tensor in ctx.saved_tensors)
+        # Columns: the gradients of f and f', and their products with x.
+        grad = torch.stack([grad_value, grad_derivative], 1).to(ctx.dtype)
+        grad = torch.cat([grad, x[:, None] * grad], 1)
+        of_s, of_slope, of_bend = (grad.new_zeros(len(u), 4) for _ in range(3))
+        for begin in range(0, len(x), _ROWS_AT_A_TIME):
+            rows = slice(begin, begin + _ROWS_AT_A_TIME)
+            g = grad[rows]
+            s = torch.addmm(b, x[rows, None], u[None]).sigmoid_()
+            slope = s * (1 - s)
+            of_s.addmm_(s.t(), g)
+            of_slope.addmm_(slope.t(), g)
+            of_bend.addmm_((slope * (1 - 2 * s)).t(), g)
+        grad_v = of_s[:, 0] + u * of_slope[:, 1]
+        grad_b = v * (of_slope[:, 0] + u * of_bend[:, 1])
+        grad_u = v * (of_slope[:, 2] + u * of_bend[:, 3] + of_slope[:, 1])
+        return *(part.double() for part in (grad_u, grad_v, grad_b)), None, None
+
+
+FUNCTIONS: dict[str, type[Function]] = {
+    kind.name: kind for kind in (Identity, SigSoftmax, GSS, PLIF, MonotonicNetwork)
+}
+
+
+def build_function(name: str, options: dict[str, Any] | None = None) -> Function:
+    """The function of a name: softmax, sigsoftmax, gss, plif or monotonic.
+
+    Raises:
+        ValueError: for an unknown name, or options that the function does not take.
+    """
+    if name not in FUNCTIONS:
+        raise ValueError(f"function: expected one of {', '.join(FUNCTIONS)}, got {name!r}")
+    try:
+        return FUNCTIONS[name](**(options or {}))
+    except TypeError as error:
+        raise ValueError(f"function_options: {error}") from None

@@ -1,0 +1,179 @@
+"""Mixtape: one softmax over logits that are mixed class by class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hstree.heads.checks import check_count, check_order
+from hstree.heads.flat import FlatHead, wide
+from hstree.ops import default_chunk_rows, monotone_log_prob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from typing_extensions import Self
+
+    from hstree.data.statistics import CorpusStatistics
+
+COMPONENTS, GATES = 4, 3
+
+
+class Mixtape(FlatHead):
+    r"""P(y | h) = softmax(l)[y], l_x = sum_k pi_{x,k} w_x . tanh(U_k h + a_k) + b_x, K = 4.
+
+    The priors of a class come from three sigmoids, g_j = sigmoid(v_x . tanh(Q_j h + q_j) + u_j . h
+    + c_xj), as (g1 g2, g1 (1 - g2), (1 - g1) g3, (1 - g1) (1 - g3)). Infrequent classes share one v
+    and c, hence one context vector sum_k pi_k tanh(U_k h + a_k), and cost what a softmax costs.
+
+    Yang et al., Mixtape: Breaking the Softmax Bottleneck Efficiently, 2019.
+
+    Args:
+        in_features: D.
+        n_classes: V.
+        own_gates: number of classes that have gates of their own, the first ones of ``order``;
+            None: V / 10, rounded up.
+        order: int64 [V], classes from the most to the least frequent; default 0, 1, 2, ...
+        gate_features: size of tanh(Q_j h).
+        latent_features: E, size of tanh(U_k h); None: the size of ``embedding``, or D.
+        **options: bias, embedding and frequencies of :class:`FlatHead`, and those of
+            :class:`Head`.
+
+    Raises:
+        ValueError: for an ``own_gates`` outside [0, V], an ``order`` that is no permutation, a size
+            below 1.
+    """
+
+    name = "mixtape"
+
+    own: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        *,
+        own_gates: int | None = None,
+        order: Tensor | None = None,
+        gate_features: int = 64,
+        latent_features: int | None = None,
+        embedding: nn.Embedding | None = None,
+        **options: Any,
+    ) -> None:
+        features = check_count("in_features", in_features)
+        features = features if embedding is None else embedding.embedding_dim
+        features = features if latent_features is None else latent_features
+        features = check_count("latent_features", features)
+        super().__init__(
+            in_features, n_classes, embedding=embedding, weight_features=features, **options
+        )
+        own_gates = -(-n_classes // 10) if own_gates is None else own_gates
+        own_gates = check_count("own_gates", own_gates, 0)
+        if own_gates > n_classes:
+            raise ValueError(f"own_gates: expected 0 to {n_classes} (n_classes), got {own_gates}")
+        order = check_order(order, n_classes)
+        self.own_gates = own_gates
+        self.gate_features = check_count("gate_features", gate_features)
+        self.latent_features = features
+        self.register_buffer("own", order[:own_gates].clone())
+        self.latent = nn.Linear(in_features, COMPONENTS * features)
+        self.gate_hidden = nn.Linear(in_features, GATES * self.gate_features)
+        self.gate_context = nn.Linear(in_features, GATES, bias=False)
+        # The last row is the one that the other classes share.
+        self.gate_weight = nn.Parameter(torch.empty(own_gates + 1, self.gate_features))
+        self.gate_bias = nn.Parameter(torch.zeros(own_gates + 1, GATES))
+        nn.init.zeros_(self.latent.bias)
+        nn.init.uniform_(self.gate_weight, -0.1, 0.1)
+
+    def encode(self, hidden: Tensor) -> Tensor:
+        """tanh(U_k h) [..., K E], tanh(Q_j h) [..., 3 G] and u_j . h [..., 3], one after the
+        other."""
+        parts = [torch.tanh(self.latent(hidden)), torch.tanh(self.gate_hidden(hidden))]
+        return torch.cat([*parts, self.gate_context(hidden)], -1)
+
+    def _gates(self, rows: Tensor) -> list[Tensor]:
+        """g1, g2, g3, each [N, own_gates + 1], the last for all other classes."""
+        hidden, context = torch.split(rows, [GATES * self.gate_features, GATES], 1)
+        hidden = hidden.reshape(-1, GATES, self.gate_features)
+        scores = wide(F.linear(hidden, self.gate_weight))
+        scores = scores + context[:, :, None] + self.gate_bias.t()
+        return list(torch.sigmoid(scores).unbind(1))
+
+    def priors(self, hidden: Tensor) -> Tensor:
+        """pi [..., own_gates + 1, 4] of the classes ``own`` and of all others: hidden [..., D]."""
+        rows = self._rows(hidden)
+        g1, g2, g3 = self._gates(rows[:, COMPONENTS * self.latent_features :])
+        priors = torch.stack([g1 * g2, g1 * (1 - g2), (1 - g1) * g3, (1 - g1) * (1 - g3)], -1)
+        return priors.view(*hidden.shape[:-1], self.own_gates + 1, COMPONENTS)
+
+    def target_loss(self, rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        size = default_chunk_rows(rows, self.n_classes)
+        parts = [
+            checkpoint(self._target_log_prob, some, wanted, use_reentrant=False)
+            for some, wanted in zip(torch.split(rows, size), torch.split(target, size), strict=True)
+        ]
+        output = torch.cat(parts)
+        return output, self.reduced(output, target)
+
+    def _target_log_prob(self, rows: Tensor, target: Tensor) -> Tensor:
+        return monotone_log_prob(self._logits(rows), target)
+
+    def class_log_prob(self, rows: Tensor) -> Tensor:
+        return self._logits(rows).log_softmax(-1)
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        """[N, V], in float32 or wider."""
+        size = COMPONENTS * self.latent_features
+        latent = rows[:, :size].reshape(-1, COMPONENTS, self.latent_features)
+        g1, g2, g3 = (gate.unsqueeze(-1) for gate in self._gates(rows[:, size:]))
+        context = _mix(latent.unsqueeze(2), g1[:, -1:], g2[:, -1:], g3[:, -1:]).squeeze(1)
+        logits = wide(F.linear(context.to(latent.dtype), self.weight))
+        if self.own_gates:
+            each = wide(F.linear(latent, self.weight[self.own]))
+            own = _mix(each.unsqueeze(-1), g1[:, :-1], g2[:, :-1], g3[:, :-1]).squeeze(-1)
+            logits = logits.index_copy(1, self.own, own)
+        return logits if self.bias is None else logits + self.bias
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {
+            "own_gates": self.own_gates,
+            "gate_features": self.gate_features,
+            "latent_features": self.latent_features,
+        }
+
+    @classmethod
+    def from_config(
+        cls,
+        config: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        embedding: nn.Embedding | None = None,
+    ) -> Self:
+        head = super().from_config(config, tensors, embedding)
+        head.own = tensors["own"]
+        return head
+
+    @classmethod
+    def from_corpus(
+        cls,
+        in_features: int,
+        n_classes: int,
+        statistics: CorpusStatistics,
+        **options: Any,
+    ) -> Self:
+        """A Mixtape whose most frequent classes have gates of their own."""
+        order = np.argsort(-statistics.frequencies, kind="stable")
+        return super().from_corpus(
+            in_features, n_classes, statistics, order=torch.from_numpy(order), **options
+        )
+
+
+def _mix(part: Tensor, g1: Tensor, g2: Tensor, g3: Tensor) -> Tensor:
+    """sum_k pi_k part_k over dimension 1 of [N, 4, ., .], pi from the gates [N, ., 1]."""
+    left = torch.lerp(part[:, 1].to(g2.dtype), part[:, 0].to(g2.dtype), g2)
+    right = torch.lerp(part[:, 3].to(g3.dtype), part[:, 2].to(g3.dtype), g3)
+    return torch.lerp(right, left, g1)

@@ -1,0 +1,246 @@
+"""Mixtures: of softmaxes, of contexts, and of softmaxes that read several layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hstree.heads.checks import check_count, check_probability
+from hstree.heads.flat import FlatHead, wide
+from hstree.heads.functions import build_function
+
+if TYPE_CHECKING:
+    pass
+
+
+def _zero_bias(linear: nn.Linear) -> nn.Linear:
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+class _Mixture(FlatHead):
+    """A head over K vectors z_k = tanh(U_k h + a_k) of each context, with priors pi = softmax(G h).
+
+    Args:
+        layers: size and number of components of each part of ``hidden``, the last of which gives
+            the priors.
+        n_classes: V.
+        latent_features: E, size of z_k; None: the size of ``embedding``, or D.
+        latent_dropout: probability of dropping an element of z_k, the same ones in all time steps
+            of ``hidden`` [time, batch, D].
+        function, function_options: of every component's softmax; see
+            :func:`hstree.heads.functions.build_function`.
+        **options: bias, embedding and frequencies of :class:`FlatHead`, and those of
+            :class:`Head`.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[int, int]],
+        n_classes: int,
+        *,
+        latent_features: int | None = None,
+        latent_dropout: float = 0.0,
+        function: str = "softmax",
+        function_options: dict[str, Any] | None = None,
+        embedding: nn.Embedding | None = None,
+        **options: Any,
+    ) -> None:
+        size = layers[-1][0] if embedding is None else embedding.embedding_dim
+        size = check_count("latent_features", size if latent_features is None else latent_features)
+        super().__init__(
+            sum(size for size, _ in layers),
+            n_classes,
+            embedding=embedding,
+            function=build_function(function, function_options),
+            weight_features=size,
+            **options,
+        )
+        self.layers = list(layers)
+        self.n_components = sum(experts for _, experts in layers)
+        self.latent_features = size
+        self.latent_dropout = check_probability("latent_dropout", latent_dropout)
+        self.latent = nn.ModuleList(
+            _zero_bias(nn.Linear(features, experts * size))
+            for features, experts in layers
+            if experts
+        )
+        self.prior = nn.Linear(layers[-1][0], self.n_components, bias=False)
+
+    def latents(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """z [..., K E] and the prior logits G h [..., K]: hidden [..., D]."""
+        parts = torch.split(hidden, [features for features, _ in self.layers], dim=-1)
+        read = [part for part, (_, experts) in zip(parts, self.layers, strict=True) if experts]
+        latents = [linear(part) for linear, part in zip(self.latent, read, strict=True)]
+        latent = torch.tanh(torch.cat(latents, -1) if len(latents) > 1 else latents[0])
+        if self.training and self.latent_dropout:
+            steps = latent[:1] if latent.dim() > 2 else latent
+            latent = latent * F.dropout(torch.ones_like(steps), self.latent_dropout)
+        return latent, self.prior(parts[-1])
+
+    def config(self) -> dict[str, Any]:
+        return self.decoder_config() | {
+            "latent_features": self.latent_features,
+            "latent_dropout": self.latent_dropout,
+            "function": self.function.name,
+            "function_options": self.function.config(),
+        }
+
+
+class _SoftmaxMixture(_Mixture):
+    """sum_k pi_k softmax(f(W z_k + b))."""
+
+    def encode(self, hidden: Tensor) -> Tensor:
+        """z [..., K E] and the prior logits [..., K], one after the other."""
+        return torch.cat(self.latents(hidden), -1)
+
+    def components(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        width = self.n_components * self.latent_features
+        latent, prior = rows[:, :width], rows[:, width:]
+        shape = (len(rows), self.n_components, self.latent_features)
+        return latent.reshape(shape), wide(prior).log_softmax(1)
+
+    def class_log_prob(self, rows: Tensor) -> Tensor:
+        latent, log_prior = self.components(rows)
+        mixture = self.component_log_prob(latent[:, 0]) + log_prior[:, :1]
+        for k in range(1, self.n_components):
+            log_prob = self.component_log_prob(latent[:, k]) + log_prior[:, k : k + 1]
+            mixture = torch.logaddexp(mixture, log_prob)
+        return mixture
+
+    def sample_rows(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
+        """A component by its prior, then a class of that component alone: one dense product."""
+        if not len(rows):
+            return torch.empty(0, dtype=torch.int64, device=rows.device)
+        latent, log_prior = self.components(rows)
+        chosen = torch.multinomial(log_prior.exp(), 1, generator=generator).squeeze(1)
+        row = torch.arange(len(rows), device=rows.device)
+        prob = self.component_log_prob(latent[row, chosen]).exp()
+        return torch.multinomial(prob, 1, generator=generator).squeeze(1)
+
+
+class MixtureOfSoftmaxes(_SoftmaxMixture):
+    r"""P(y | h) = sum_k pi_k softmax(f(W tanh(U_k h + a_k) + b))[y], pi = softmax(G h).
+
+    Yang et al., Breaking the Softmax Bottleneck: A High-Rank RNN Language Model, 2018.
+
+    Args:
+        in_features: D.
+        n_classes: V.
+        components: K.
+        latent_features: E, size of tanh(U_k h); None: the size of ``embedding``, or D.
+        latent_dropout: probability of dropping an element of tanh(U_k h), the same ones in all
+            steps of ``hidden`` [time, batch, D].
+        function, function_options: of every component, "softmax" (f the identity), "plif" or
+            another name of :func:`hstree.heads.functions.build_function`, and its arguments.
+        **options: bias, embedding and frequencies of :class:`FlatHead`, and those of
+            :class:`Head`.
+
+    A training step costs 3 K dense products and the memory of one softmax's logits; a sample costs
+    one component.
+    """
+
+    name = "mos"
+
+    def __init__(
+        self, in_features: int, n_classes: int, *, components: int = 15, **options: Any
+    ) -> None:
+        layer = (check_count("in_features", in_features), check_count("components", components))
+        super().__init__([layer], n_classes, **options)
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {"components": self.n_components}
+
+
+class MixtureOfSoftmaxesPLIF(MixtureOfSoftmaxes):
+    """:class:`MixtureOfSoftmaxes` with one learned piecewise linear increasing function of all
+    components' logits. Ganea et al., 2019."""
+
+    name = "mos-plif"
+
+    def __init__(
+        self, in_features: int, n_classes: int, *, function: str = "plif", **options: Any
+    ) -> None:
+        super().__init__(in_features, n_classes, function=function, **options)
+
+
+class MixtureOfContexts(_Mixture):
+    """P(y | h) = softmax(f(W sum_k pi_k tanh(U_k h + a_k) + b))[y], pi = softmax(G h).
+
+    The parameters of :class:`MixtureOfSoftmaxes` at the cost, and with the low rank, of one
+    softmax. Yang et al., 2018.
+
+    Args: as for :class:`MixtureOfSoftmaxes`.
+    """
+
+    name = "moc"
+
+    def __init__(
+        self, in_features: int, n_classes: int, *, components: int = 15, **options: Any
+    ) -> None:
+        layer = (check_count("in_features", in_features), check_count("components", components))
+        super().__init__([layer], n_classes, **options)
+
+    def encode(self, hidden: Tensor) -> Tensor:
+        """sum_k pi_k z_k [..., E]."""
+        latent, prior = self.latents(hidden)
+        weight = wide(prior).softmax(-1).to(latent.dtype)
+        shape = (*hidden.shape[:-1], self.n_components, self.latent_features)
+        return torch.einsum("...k,...ke->...e", weight, latent.view(shape))
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {"components": self.n_components}
+
+
+class DOC(_SoftmaxMixture):
+    r"""Mixture of softmaxes whose components read different layers, the embedding included:
+    P(y | h) = sum_j pi_j softmax(W tanh(U_j h^{(layer_j)} + a_j) + b)[y], pi from the last layer.
+
+    Takase et al., Direct Output Connection for a High-Rank Language Model, 2018.
+
+    Args:
+        in_features: sum of ``layer_sizes``; ``hidden`` is the concatenation of the layers.
+        n_classes: V.
+        layer_sizes: size of each layer's output, first to last.
+        experts: number of components that read each layer; None: 15 for the last, 5 for the one
+            before.
+        **options: as for :class:`MixtureOfSoftmaxes`.
+    """
+
+    name = "doc"
+    reads_layers = True
+
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        *,
+        layer_sizes: Sequence[int],
+        experts: Sequence[int] | None = None,
+        **options: Any,
+    ) -> None:
+        sizes = [check_count("layer_sizes", size) for size in layer_sizes]
+        if sum(sizes) != in_features:
+            raise ValueError(
+                f"layer_sizes: expected sizes with the sum {in_features} (in_features), got {sizes}"
+            )
+        if experts is None:
+            experts = ([0] * len(sizes) + [5, 15])[-len(sizes) :]
+        given = list(experts) if hasattr(experts, "__iter__") else None
+        if given is None or len(given) != len(sizes):
+            raise ValueError(
+                f"experts: expected {len(sizes)} numbers of components, one for each layer, "
+                f"got {experts!r}"
+            )
+        experts = [check_count("experts", number, 0) for number in given]
+        if not any(experts):
+            raise ValueError(f"experts: expected at least one component, got {experts}")
+        super().__init__(list(zip(sizes, experts, strict=True)), n_classes, **options)
+
+    def config(self) -> dict[str, Any]:
+        sizes, experts = zip(*self.layers, strict=True)
+        return super().config() | {"layer_sizes": list(sizes), "experts": list(experts)}
