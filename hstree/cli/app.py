@@ -17,11 +17,11 @@ from . import evaluate, generate, train, tree
 _DESCRIPTION = """\
 Language models with output layers from ensembles of randomized hierarchical softmaxes.
 
-  hstree train                                 train on the docstrings of this Python (about 3
-  minutes) hstree train --data FOLDER_OR_FILE           train on a text of your own hstree evaluate
-  RUN                          perplexity of a trained model hstree generate RUN --prompt "the
-  value"     text from a trained model hstree tree draw RUN                         a picture of its
-  trees
+  hstree train                              train on the docstrings of this Python, about 3 minutes
+  hstree train --data FOLDER_OR_FILE        train on a text of your own
+  hstree evaluate RUN                       perplexity of a trained model
+  hstree generate RUN --prompt "the value"  text from a trained model
+  hstree tree draw RUN                      a picture of its trees
 """
 
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 from typing import Any
 
+from hstree.heads import head_names
 from hstree.training.config import TrainConfig, field_types, flag_name
 
 
@@ -22,7 +23,8 @@ def add_config_arguments(
         if name not in groups:
             groups[name] = parser.add_argument_group(name)
         kind, optional = field_types()[field.name]
-        help_text = field.metadata["help"].replace("%", "%%")
+        help_text = field.metadata["help"].replace("{heads}", ", ".join(head_names()))
+        help_text = help_text.replace("%", "%%")
         if not optional and kind is not tuple:
             default = ("yes" if field.default else "no") if kind is bool else field.default
             help_text += f" (default: {default})"

@@ -4,6 +4,7 @@ those into probabilities of the next word."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -12,23 +13,32 @@ from torch import Tensor, nn
 from hstree.data import windows
 from hstree.heads import Head, HeadOutput
 
-State: TypeAlias = tuple[Tensor, Tensor]
+State: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
+"""(h, c) of every layer, each [1, B, size of the layer]."""
 
 
 class LSTMBackbone(nn.Module):
-    """Embedding and LSTM, with dropout on the embeddings, between the layers and on the output.
+    """Embedding and LSTM layers, each of its own size, with dropout on the embeddings, between the
+    layers and on the output.
 
-        x_t = dropout(E[word_t]),  h_t = dropout(LSTM(x_t, h_{t-1}))
+        x_0 = dropout(E[words]),  x_l = dropout(LSTM_l(x_{l-1})) for l = 1 .. layers,  h = x_layers
 
     Args:
         n_classes: V, number of words.
         embedding_size: size of a word's vector.
-        hidden_size: size of the LSTM's state in every layer, and D of the hidden vectors.
+        hidden_size: size of the state of every layer but the last.
         layers: number of LSTM layers.
         dropout: probability of dropping an element, in [0, 1).
+        context_size: size of the last layer; default ``hidden_size``.
+        all_layers: h is the concatenation of x_0 .. x_layers instead, for heads that read several
+            layers (``Head.reads_layers``).
 
     Raises:
         ValueError: a size below 1, or a dropout outside [0, 1).
+
+    Example, the layers of AWD-LSTM::
+
+        backbone = LSTMBackbone(10_000, 400, 1150, layers=3, context_size=400)
     """
 
     def __init__(
@@ -38,13 +48,19 @@ class LSTMBackbone(nn.Module):
         hidden_size: int,
         layers: int = 1,
         dropout: float = 0.0,
+        *,
+        context_size: int | None = None,
+        all_layers: bool = False,
     ) -> None:
         super().__init__()
+        if context_size is None:
+            context_size = hidden_size
         sizes = {
             "n_classes": n_classes,
             "embedding_size": embedding_size,
             "hidden_size": hidden_size,
             "layers": layers,
+            "context_size": context_size,
         }
         for name, size in sizes.items():
             if size < 1:
@@ -56,30 +72,51 @@ class LSTMBackbone(nn.Module):
         self.hidden_size = hidden_size
         self.layers = layers
         self.dropout = dropout
+        self.context_size = context_size
+        self.all_layers = all_layers
         self.embedding = nn.Embedding(n_classes, embedding_size)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
-        self.lstm = nn.LSTM(
-            embedding_size, hidden_size, layers, dropout=dropout if layers > 1 else 0.0
+        self.lstms = nn.ModuleList(
+            nn.LSTM(before, size) for before, size in pairwise(self.layer_sizes)
         )
         self.drop = nn.Dropout(dropout)
 
     @property
+    def layer_sizes(self) -> tuple[int, ...]:
+        """Sizes of the embedding and of every layer."""
+        hidden = (self.hidden_size,) * (self.layers - 1)
+        return (self.embedding_size, *hidden, self.context_size)
+
+    @property
     def out_features(self) -> int:
         """D, size of the hidden vectors."""
-        return self.hidden_size
+        return sum(self.layer_sizes) if self.all_layers else self.context_size
 
     def initial_state(self, batch_size: int) -> State:
-        """Zero state for ``batch_size`` streams: two tensors [layers, B, hidden]."""
-        shape = (self.layers, batch_size, self.hidden_size)
-        return self.embedding.weight.new_zeros(shape), self.embedding.weight.new_zeros(shape)
+        """Zero state for ``batch_size`` streams: for each layer two tensors [1, B, size]."""
+        zeros = self.embedding.weight.new_zeros
+        return tuple(
+            (zeros(1, batch_size, size), zeros(1, batch_size, size))
+            for size in self.layer_sizes[1:]
+        )
 
     def forward(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Hidden vectors [time, B, D] of ``tokens`` int64 [time, B], and the state after the last
         of them."""
         if state is None:
             state = self.initial_state(tokens.shape[1])
-        hidden, state = self.lstm(self.drop(self.embedding(tokens)), state)
-        return self.drop(hidden), state
+        if len(state) != self.layers:
+            raise ValueError(
+                f"state: expected a pair (h, c) for each of {self.layers} layers, got {len(state)}"
+            )
+        outputs = [self.drop(self.embedding(tokens))]
+        after: list[tuple[Tensor, Tensor]] = []
+        for lstm, before in zip(self.lstms, state, strict=True):
+            output, last = lstm(outputs[-1], before)
+            outputs.append(self.drop(output))
+            after.append(last)
+        hidden = torch.cat(outputs, dim=-1) if self.all_layers else outputs[-1]
+        return hidden, tuple(after)
 
     def config(self) -> dict[str, Any]:
         """Arguments that build this backbone again; JSON-able."""
@@ -90,6 +127,8 @@ class LSTMBackbone(nn.Module):
             "hidden_size": self.hidden_size,
             "layers": self.layers,
             "dropout": self.dropout,
+            "context_size": self.context_size,
+            "all_layers": self.all_layers,
         }
 
     @classmethod
@@ -167,7 +206,7 @@ class LanguageModel(nn.Module):
 
 def detach(state: State) -> State:
     """The state without its history: where backpropagation through time is truncated."""
-    return state[0].detach(), state[1].detach()
+    return tuple((h.detach(), c.detach()) for h, c in state)
 
 
 def parameter_count(module: nn.Module) -> int:

@@ -35,7 +35,7 @@ from .config import ConfigError, TrainConfig
 CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.txt", "model.safetensors"
 METRICS, CURVE, SUMMARY = "metrics.jsonl", "learning_curve.png", "summary.json"
 METADATA_KEY = "hstree.model"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had all layers in one LSTM module
 
 Content: TypeAlias = bytes | Callable[[Path], None]
 

@@ -33,7 +33,8 @@ class TrainConfig:
     """Settings of ``hstree train``.
 
     Each field is a flag of the same name (``learning_rate`` is ``--learning-rate``); its metadata
-    holds the help text and the group under which ``--help`` lists it.
+    holds the help text and the group under which ``--help`` lists it; ``{heads}`` in a help text
+    stands for the names of the registered heads.
 
     Raises:
         ConfigError: a value out of range; the message names the flag, what was expected and what
@@ -61,13 +62,20 @@ class TrainConfig:
     embedding_size: int = _setting(200, "model", "size of word embeddings")
     hidden_size: int = _setting(200, "model", "size of the LSTM's state")
     layers: int = _setting(1, "model", "LSTM layers")
+    context_size: int | None = _setting(
+        None, "model", "size of the last layer, which the head reads (without it: --hidden-size)"
+    )
     dropout: float = _setting(
         0.5, "model", "dropout on embeddings, between layers and on the output"
     )
 
     # head
-    head: str = _setting(
-        "trees", "head", "output layer, any registered head: trees, softmax, adaptive"
+    head: str = _setting("trees", "head", "output layer, one of {heads}")
+    tied: bool = _setting(
+        False,
+        "head",
+        "tie the output layer to the word embeddings; a softmax then needs a --context-size of "
+        "--embedding-size",
     )
     n_trees: int = _setting(4, "head", "trees: number of trees T")
     root: int = _setting(
@@ -139,6 +147,7 @@ class TrainConfig:
             "embedding_size",
             "hidden_size",
             "layers",
+            "context_size",
             "n_trees",
             "root",
             "leaf",
@@ -166,9 +175,11 @@ class TrainConfig:
             raise ConfigError(f"--{flag_name(name)}: expected at least {minimum}, got {value}")
 
     def head_options(self) -> dict[str, Any]:
-        """Options for ``Head.from_corpus``: the learning-rate factor, the tree settings if the head
-        is ``trees``, and every ``head_option``."""
+        """Options for ``Head.from_corpus``: the learning-rate factor, ``tied`` if it is set, the
+        tree settings if the head is ``trees``, and every ``head_option``."""
         options: dict[str, Any] = {"learning_rate_factor": self.head_learning_rate_factor}
+        if self.tied:
+            options["tied"] = True
         if self.head == "trees":
             names = ("n_trees", "root", "leaf", "gate", "recipe", "subset_size", "sparse")
             options |= {name: getattr(self, name) for name in names}

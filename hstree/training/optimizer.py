@@ -19,8 +19,10 @@ def build_optimizers(model: LanguageModel, config: TrainConfig) -> list[Optimize
     """AdamW for the backbone and the head's dense groups, SparseAdam for its row-sparse ones.
 
     Every parameter group holds ``factor``, by which :func:`set_learning_rate` multiplies the
-    backbone's learning rate. A parameter that head and backbone share counts as the backbone's.
-    SparseAdam has no weight decay.
+    backbone's learning rate. For a group with a learning rate of its own the factor is that rate
+    over ``config.learning_rate``: the top of the schedule gives the rate itself, and warm-up and
+    decay scale it as they scale the backbone's. A parameter that head and backbone share counts as
+    the backbone's. SparseAdam has no weight decay.
     """
     backbone = list(model.backbone.parameters())
     taken = {id(parameter) for parameter in backbone}
@@ -29,9 +31,15 @@ def build_optimizers(model: LanguageModel, config: TrainConfig) -> list[Optimize
     for group in model.head.parameter_groups():
         parameters = [p for p in group.params if p.requires_grad and id(p) not in taken]
         taken |= {id(parameter) for parameter in parameters}
+        factor = group.learning_rate_factor
+        if group.learning_rate is not None:
+            factor = group.learning_rate / config.learning_rate
         if parameters:
             target = sparse if group.sparse else dense
-            target.append({"params": parameters, "factor": group.learning_rate_factor})
+            settings: dict[str, Any] = {"params": parameters, "factor": factor}
+            if group.weight_decay is not None and not group.sparse:
+                settings["weight_decay"] = group.weight_decay
+            target.append(settings)
     forgotten = [
         name for name, p in model.named_parameters() if p.requires_grad and id(p) not in taken
     ]

@@ -17,8 +17,8 @@ from hstree.heads import Head
 
 @dataclass(frozen=True)
 class HeadCost:
-    """Median seconds of one forward and backward pass of the head, and of a flat softmax of the
-    same N, D and V.
+    """Median seconds of one forward and backward pass of the head, and of a flat softmax over the
+    context vectors of the same N rows and V classes.
 
     Attributes:
         rows: N.
@@ -62,7 +62,13 @@ class Summary:
 
 
 def measure_head_cost(
-    head: Head, hidden: Tensor, targets: Tensor, *, repeats: int = 15, budget: float = 4.0
+    head: Head,
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    flat_features: int | None = None,
+    repeats: int = 15,
+    budget: float = 4.0,
 ) -> HeadCost:
     """Time one training step of the head alone (forward and backward) against ``F.linear`` +
     ``F.cross_entropy``.
@@ -71,12 +77,16 @@ def measure_head_cost(
         head: any head; its gradients are cleared afterwards.
         hidden: [N, D] context vectors.
         targets: int64 [N].
+        flat_features: the last features, which the flat softmax reads; default all. Of a head that
+            reads several layers, those of the last layer.
         repeats: repetitions of each at most, after two that do not count.
         budget: seconds after which no further repetition begins (at least three are made).
     """
     hidden = hidden.detach().requires_grad_()
+    read = hidden[:, -(flat_features or head.in_features) :]
+    flat_hidden = read.detach().contiguous().requires_grad_()
     weight = (
-        torch.empty(head.n_classes, head.in_features, device=hidden.device)
+        torch.empty(head.n_classes, flat_hidden.shape[1], device=hidden.device)
         .uniform_(-0.1, 0.1)
         .requires_grad_()
     )
@@ -90,10 +100,10 @@ def measure_head_cost(
 
     def flat_step() -> None:
         loss = F.cross_entropy(
-            F.linear(hidden, weight, bias), targets, ignore_index=head.ignore_index
+            F.linear(flat_hidden, weight, bias), targets, ignore_index=head.ignore_index
         )
         loss.backward()  # type: ignore[no-untyped-call]
-        hidden.grad = weight.grad = bias.grad = None
+        flat_hidden.grad = weight.grad = bias.grad = None
 
     times: tuple[list[float], list[float]] = ([], [])
     begin = time.perf_counter()

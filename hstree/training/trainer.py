@@ -95,13 +95,21 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
     """The untrained model of a configuration; the same for the same seed.
 
     Raises:
-        ValueError: the head is unknown, or does not take the options it is given.
+        ConfigError: the head does not take the options it is given, or cannot be tied.
+        ValueError: the head is unknown, or an option has a value that the head refuses.
     """
     head_type = head_class(config.head)
     torch.manual_seed(config.seed)
     backbone = LSTMBackbone(
-        n_classes, config.embedding_size, config.hidden_size, config.layers, config.dropout
+        n_classes,
+        config.embedding_size,
+        config.hidden_size,
+        config.layers,
+        config.dropout,
+        context_size=config.context_size,
+        all_layers=head_type.reads_layers,
     )
+    layers = {"layer_sizes": backbone.layer_sizes} if head_type.reads_layers else {}
     try:
         head = head_type.from_corpus(
             backbone.out_features,
@@ -109,12 +117,27 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
             statistics,
             embedding=backbone.embedding,
             seed=config.seed,
+            **layers,
             **config.head_options(),
         )
     except TypeError as error:
+        if config.tied and "unexpected keyword argument 'tied'" in str(error):
+            raise ConfigError(
+                f"--tied: the head {config.head!r} cannot be tied to the word embeddings"
+            ) from error
         raise ConfigError(
             f"--head-option: the head {config.head!r} does not take these options: {error}"
         ) from error
+    except ValueError as error:
+        if not config.tied or not str(error).startswith("embedding:"):
+            raise
+        advice = ""
+        if f"shape {(n_classes, backbone.out_features)}" in str(error):
+            advice = (
+                f"; make --context-size (now {backbone.context_size}) and --embedding-size "
+                f"(now {backbone.embedding_size}) equal"
+            )
+        raise ConfigError(f"--tied: {error}{advice}") from error
     return LanguageModel(backbone, head)
 
 
@@ -355,6 +378,11 @@ def _head_cost(model: LanguageModel, stream: tuple[Tensor, Tensor], bptt: int) -
     targets = stream[1][:bptt].reshape(-1)
     model.head.train()
     try:
-        return measure_head_cost(model.head, hidden.reshape(-1, hidden.shape[-1]), targets)
+        return measure_head_cost(
+            model.head,
+            hidden.reshape(-1, hidden.shape[-1]),
+            targets,
+            flat_features=model.backbone.context_size,
+        )
     finally:
         model.head.eval()

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training.toy import write_corpus
+from training.toy import QUICK, write_corpus
 
 import hstree
 from hstree.cli import main
 from hstree.data import Vocabulary
+from hstree.heads import head_names
 from hstree.training import TrainConfig, evaluate, load_run, read_metrics
 from hstree.trees import Tree
 
@@ -85,8 +86,10 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     listing = capsys.readouterr().out
     assert all(command in listing for command in ("train", "evaluate", "generate", "tree"))
+    assert '\n  hstree generate RUN --prompt "the value"  text from a trained model\n' in listing
     assert main(["train", "--help"]) == 0
     listing = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert f"output layer, one of {', '.join(head_names())} (default: trees)" in listing
     for field in dataclasses.fields(TrainConfig):
         assert f"--{field.name.replace('_', '-')}" in listing
         if isinstance(field.default, int) and not isinstance(field.default, bool):
@@ -109,6 +112,44 @@ def test_train_prints_progress_and_summary(
     config = load_run(run).config
     assert (config.schedule, config.epochs, config.head) == ("linear", 2, "softmax")
     assert config.data == str(data.resolve())
+
+
+TINY = [*SMALL, "--layers", "2", "--context-size", "10", "--epochs", "1"]
+
+
+@pytest.mark.parametrize("head", head_names())
+def test_every_head_trains_evaluates_and_generates(
+    head: str, data: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [f"--head-option={option}" for option in QUICK.get(head, ())]
+    command = ["train", "--data", str(data), "--run", "run", "--head", head, *TINY, *options]
+    assert main(command) == 0
+    assert f"head '{head}' with" in capsys.readouterr().out
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["head"] == head
+    assert summary["valid_perplexity"] < summary["unigram_valid_perplexity"]
+    assert main(["evaluate", "run", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    for split in ("valid", "test"):
+        assert result[split]["perplexity"] == summary[f"{split}_perplexity"]
+    assert main(["generate", "run", "--prompt", "the", "--words", "5", "--samples", "2"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("the") >= 2
+    assert captured.err == ""
+
+
+def test_tied_model(data: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", "--data", str(data), *TINY, "--head", "softmax", "--tied"]
+    error = fails(capsys, *command)
+    assert error.startswith("hstree: --tied: ")
+    assert "make --context-size (now 10) and --embedding-size (now 12) equal" in error
+    assert list(elsewhere.iterdir()) == []
+    assert main([*command, "--context-size", "12", "--run", "run"]) == 0
+    run = load_run("run")
+    assert run.config.tied
+    assert run.model.head.weight is run.model.backbone.embedding.weight
+    error = fails(capsys, *command, "--head", "adaptive")
+    assert error == "hstree: --tied: the head 'adaptive' cannot be tied to the word embeddings\n"
 
 
 def test_train_on_a_text_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,7 +318,8 @@ def test_unknown_head_and_options(
     data: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["train", "--data", str(data), *SMALL, "--head"]
-    assert "expected one of adaptive, softmax, trees" in fails(capsys, *command, "tree")
+    names = ", ".join(head_names())
+    assert f"expected one of {names}, got 'tree'" in fails(capsys, *command, "tree")
     error = fails(capsys, *command, "softmax", "--head-option", "colour=red")
     assert "'softmax' does not take these options" in error
     assert "KEY=VALUE" in fails(capsys, *command, "softmax", "--head-option", "red")

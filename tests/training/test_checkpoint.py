@@ -189,10 +189,10 @@ def test_foreign_models(tmp_path: Path) -> None:
     [
         ("{}", "not a consistent model file: 'version'"),
         ("no json", "not a consistent model file"),
-        ('{"version": 99}', "expected format version 1, got 99"),
-        ('{"version": 1, "aliases": {}, "backbone": {"kind": "gru"}}', "expected the kind 'lstm'"),
+        ('{"version": 99}', "expected format version 2, got 99"),
+        ('{"version": 2, "aliases": {}, "backbone": {"kind": "gru"}}', "expected the kind 'lstm'"),
         (
-            '{"version": 1, "aliases": {"head.weight": "absent"}}',
+            '{"version": 2, "aliases": {"head.weight": "absent"}}',
             "not a consistent model file: 'absent'",
         ),
     ],
@@ -212,9 +212,9 @@ def test_missing_tensor_is_named(tmp_path: Path) -> None:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-    del tensors["backbone.lstm.bias_ih_l0"]
+    del tensors["backbone.lstms.0.bias_ih_l0"]
     save_file(tensors, path, metadata)
-    with pytest.raises(CheckpointError, match=r"backbone\.lstm\.bias_ih_l0"):
+    with pytest.raises(CheckpointError, match=r"backbone\.lstms\.0\.bias_ih_l0"):
         load_run(run)
 
 

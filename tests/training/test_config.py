@@ -42,6 +42,8 @@ def test_whole_numbers_serve_as_floats() -> None:
     ("changes", "message"),
     [
         ({"epochs": 0}, "--epochs: expected at least 1, got 0"),
+        ({"context_size": 0}, "--context-size: expected at least 1, got 0"),
+        ({"tied": None}, "--tied: expected bool, got None"),
         ({"batch_size": -1}, "--batch-size: expected at least 1, got -1"),
         ({"dropout": -0.1}, r"--dropout: expected a probability in \[0, 1\), got -0.1"),
         ({"dropout": 1.0}, "--dropout"),
@@ -86,6 +88,11 @@ def test_head_options() -> None:
         "note": "a=b",
         "cutoffs": [2, 5],
     }
+    assert TrainConfig(head="softmax", tied=True).head_options() == {
+        "learning_rate_factor": 8.0,
+        "tied": True,
+    }
+    assert "tied" not in TrainConfig(head="softmax").head_options()
     trees = TrainConfig(n_trees=3, sparse=True, head_option=("root=7",)).head_options()
     assert trees["n_trees"] == 3
     assert trees["root"] == 7

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree.heads import ParameterGroup, Softmax
+from hstree.data import CorpusStatistics
+from hstree.heads import ParameterGroup, Softmax, head_names
 from hstree.models import LanguageModel, LSTMBackbone
-from hstree.training import TrainConfig
+from hstree.training import ConfigError, TrainConfig, build_model
 from hstree.training.optimizer import (
     build_optimizers,
     clip_gradients,
@@ -26,12 +28,13 @@ V, D = 9, 6
 class SparseSoftmax(Softmax):
     """A softmax whose weight gets row-sparse gradients, as trees with ``sparse=True`` do."""
 
-    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+    def target_loss(self, rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         weight = F.embedding(torch.arange(self.n_classes), self.weight, sparse=True)
-        return -F.cross_entropy(F.linear(hidden, weight, self.bias), target, reduction="none")
+        output = -F.cross_entropy(F.linear(rows, weight, self.bias), target, reduction="none")
+        return output, self.reduced(output, target)
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        return [ParameterGroup([self.weight], 4.0, True), ParameterGroup([self.bias], 2.0)]
+        return [ParameterGroup([self.weight], 4.0, sparse=True), ParameterGroup([self.bias], 2.0)]
 
 
 def make_model(head: type[Softmax] = Softmax, tied: bool = False, **options: Any) -> LanguageModel:
@@ -59,7 +62,7 @@ def test_head_learns_at_its_own_rate() -> None:
     found = rates(model, TrainConfig(learning_rate=0.5))
     assert set(found) == {name for name, _ in model.named_parameters()}
     assert found["head.weight"] == found["head.bias"] == 4.0
-    assert found["backbone.embedding.weight"] == found["backbone.lstm.weight_hh_l0"] == 0.5
+    assert found["backbone.embedding.weight"] == found["backbone.lstms.0.weight_hh_l0"] == 0.5
 
 
 def test_tied_weight_learns_with_the_backbone() -> None:
@@ -80,6 +83,80 @@ def test_sparse_groups_go_to_sparse_adam() -> None:
     set_learning_rate(optimizers, 0.1)
     assert [group["lr"] for group in optimizers[0].param_groups] == [0.1, 0.2]
     assert optimizers[1].param_groups[0]["lr"] == 0.4
+
+
+class OwnRate(Softmax):
+    """A softmax whose bias has a learning rate of its own, as the slopes of a PLIF do."""
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        return [
+            ParameterGroup([self.weight], 4.0),
+            ParameterGroup([self.bias], 4.0, learning_rate=0.02),
+        ]
+
+
+def test_a_learning_rate_of_its_own_is_the_top_of_the_schedule() -> None:
+    """It is absolute, whatever the learning rate of the backbone, and has its schedule."""
+    model = make_model(OwnRate)
+    for learning_rate in (0.5, 3e-4):
+        found = rates(model, TrainConfig(learning_rate=learning_rate))
+        assert found["head.bias"] == pytest.approx(0.02)
+        assert found["head.weight"] == pytest.approx(4 * learning_rate)
+
+    config = TrainConfig(learning_rate=0.5, warmup=10)
+    optimizers = build_optimizers(model, config)
+    course = []
+    for step in range(60):
+        set_learning_rate(optimizers, scheduled_learning_rate(config, step, 60))
+        course.append([group["lr"] for group in optimizers[0].param_groups])
+    backbone, weight, bias = zip(*course, strict=True)
+    assert max(bias) == pytest.approx(0.02)
+    assert min(bias) < 1e-3
+    assert weight == pytest.approx([4 * rate for rate in backbone])
+    assert bias == pytest.approx([0.04 * rate for rate in backbone])
+
+
+def test_a_sparse_group_may_have_a_learning_rate_of_its_own() -> None:
+    class Own(SparseSoftmax):
+        def parameter_groups(self) -> list[ParameterGroup]:
+            weight, bias = super().parameter_groups()
+            weight.learning_rate = 0.02
+            return [weight, bias]
+
+    found = rates(make_model(Own), TrainConfig(learning_rate=0.5))
+    assert found["head.weight"] == pytest.approx(0.02)
+    assert found["head.bias"] == 1.0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("head", head_names())
+def test_every_parameter_of_every_head_is_optimised(head: str, tied: bool) -> None:
+    config = TrainConfig(
+        head=head,
+        embedding_size=16,
+        hidden_size=16,
+        n_trees=2,
+        root=4,
+        recipe="huffman",
+        tied=tied,
+        head_option=("node_vectors=shared",) if head == "trees" else (),
+    )
+    statistics = CorpusStatistics.from_tokens(np.arange(40) % 20, 20)
+    if head == "adaptive" and tied:
+        with pytest.raises(ConfigError, match="--tied: the head 'adaptive' cannot be tied"):
+            build_model(config, 20, statistics)
+        return
+    model = build_model(config, 20, statistics)
+    expected = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert set(rates(model, config)) == expected
+    assert tied == any(p is model.backbone.embedding.weight for p in model.head.parameters())
+
+
+def test_slopes_learn_at_the_published_rate() -> None:
+    config = TrainConfig(head="plif", head_option=("intervals=30",), learning_rate=0.5)
+    model = build_model(config, 20, CorpusStatistics.from_tokens(np.arange(40) % 20, 20))
+    found = {round(rate, 12) for name, rate in rates(model, config).items() if "function" in name}
+    assert found == {0.02}
 
 
 def test_forgotten_parameters_are_an_error() -> None:

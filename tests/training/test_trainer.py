@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hstree.data import load_corpus
-from hstree.heads import head_names
+from hstree.heads import Softmax, TreeEnsemble, head_names, registry
 from hstree.training import (
     ConfigError,
     EpochRecord,
@@ -23,9 +26,11 @@ from hstree.training import (
     evaluate,
     format_summary,
     load_run,
+    measure_head_cost,
     read_metrics,
     train,
 )
+from hstree.trees import random_tree
 from training.toy import small_config, write_corpus
 
 
@@ -58,7 +63,7 @@ class Recorder(Silent):
 
 
 @pytest.mark.parametrize("head", head_names())
-def test_every_head_learns(head: str, data: Path, tmp_path: Path) -> None:
+def test_every_head_learns_and_is_read_back(head: str, data: Path, tmp_path: Path) -> None:
     recorder = Recorder()
     result = train(small_config(data, tmp_path / "run", head=head), recorder)
     summary = result.summary
@@ -71,6 +76,12 @@ def test_every_head_learns(head: str, data: Path, tmp_path: Path) -> None:
     assert recorder.records == result.records
     corpus = load_corpus(data)
     assert recorder.tokens == 2 * (len(corpus.train) - 1)
+    # What is read back gives the validation loss of the best epoch, to the last bit.
+    run = load_run(result.run)
+    best = min(record.valid_loss for record in recorder.records)
+    assert evaluate(run.model, corpus.valid) == best
+    assert run.model.head.name == head
+    assert not run.model.training
 
 
 def test_sparse_trees_learn(data: Path, tmp_path: Path) -> None:
@@ -108,27 +119,90 @@ def test_run_folder_is_complete(data: Path, tmp_path: Path) -> None:
     assert "flat softmax" in text
 
 
-def test_saved_model_gives_the_same_loss(data: Path, tmp_path: Path) -> None:
-    """What is read back gives the validation loss of the best epoch, to the last bit."""
-    for head in head_names():
-        recorder = Recorder()
-        result = train(small_config(data, tmp_path / head, head=head), recorder)
-        run = load_run(result.run)
-        corpus = load_corpus(run.config.data, vocabulary=run.vocabulary)
-        best = min(record.valid_loss for record in recorder.records)
-        assert evaluate(run.model, corpus.valid) == best
-        assert run.model.head.name == head
-        assert not run.model.training
-
-
 def test_tied_softmax_round_trip(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, tmp_path / "run", layers=2, context_size=12, tied=True, epochs=1)
+    result = train(config)
+    run = load_run(result.run)
+    assert run.config == replace(config, data=str(data.resolve()))
+    assert run.model.backbone.layer_sizes == (12, 16, 12)
+    assert run.model.head.weight is run.model.backbone.embedding.weight
+    assert result.summary.head_parameters == len(run.vocabulary)
+    corpus = load_corpus(data)
+    assert evaluate(run.model, corpus.valid) == result.records[0].valid_loss
+
+
+class LayerReader(Softmax):
+    """A softmax that reads the embedding and all layers."""
+
+    name = "layer-reader"
+    reads_layers = True
+
+    @classmethod
+    def from_corpus(cls, *args: Any, layer_sizes: Sequence[int], **options: Any) -> LayerReader:
+        head = super().from_corpus(*args, **options)
+        head.layer_sizes = layer_sizes
+        return head
+
+
+def test_a_head_may_read_all_layers(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._HEADS, "layer-reader", LayerReader)
     config = small_config(
-        data, tmp_path / "run", embedding_size=16, head_option=("tied=true",), epochs=1
+        data, tmp_path / "run", head="layer-reader", layers=3, context_size=9, epochs=1
     )
+    corpus = load_corpus(data)
+    model = build_model(config, len(corpus.vocabulary), corpus.statistics())
+    assert model.head.layer_sizes == model.backbone.layer_sizes == (12, 16, 16, 9)
+    assert model.head.in_features == model.backbone.out_features == 53
+    result = train(config)
+    assert evaluate(load_run(result.run).model, corpus.valid) == result.records[0].valid_loss
+    with pytest.raises(ConfigError, match=r"--head-option: .*multiple values .* 'layer_sizes'"):
+        build_model(replace(config, head_option=("layer_sizes=[53]",)), 20, corpus.statistics())
+
+
+def test_head_cost_is_held_against_a_softmax_over_the_last_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = TreeEnsemble(12, 9, [random_tree(9)])
+    read = []
+    original = torch.nn.functional.linear
+
+    def spy(hidden: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        read.append(hidden.detach())
+        return original(hidden, *parameters)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", spy)
+    hidden, targets = torch.randn(6, 12), torch.randint(9, (6,))
+    cost = measure_head_cost(head, hidden, targets, flat_features=5, repeats=3)
+    assert min(cost.head_seconds, cost.flat_seconds) > 0
+    assert any(torch.equal(x, hidden[:, -5:]) for x in read)
+    assert all(parameter.grad is None for parameter in head.parameters())
+
+
+def test_what_cannot_be_tied_names_the_flags(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(
+        ConfigError,
+        match=r"--tied: .*expected a weight of shape \(\d+, 16\) .*got \(\d+, 12\); "
+        r"make --context-size \(now 16\) and --embedding-size \(now 12\) equal",
+    ):
+        train(small_config(data, run, tied=True))
+    with pytest.raises(ConfigError, match="--tied: the head 'adaptive' cannot be tied to the word"):
+        train(small_config(data, run, tied=True, head="adaptive"))
+    with pytest.raises(ConfigError, match=r"--tied: .* shape \(\d+, 7\) .*got \(\d+, 12\)$"):
+        train(small_config(data, run, tied=True, head="mos", head_option=("latent_features=7",)))
+    with pytest.raises(ConfigError, match=r"--tied: .* node_vectors='free'"):
+        train(small_config(data, run, tied=True, head="trees"))
+    assert not run.exists()
+
+
+def test_tied_mixture_has_latent_vectors_of_the_embedding_size(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, tmp_path / "run", head="mos", tied=True, epochs=1)
     result = train(config)
     run = load_run(result.run)
     assert run.model.head.weight is run.model.backbone.embedding.weight
-    assert result.summary.head_parameters == len(run.vocabulary)
+    assert run.model.head.in_features == 16
     corpus = load_corpus(data)
     assert evaluate(run.model, corpus.valid) == result.records[0].valid_loss
 
@@ -189,7 +263,7 @@ def test_steps_are_those_of_a_plain_loop(data: Path, tmp_path: Path) -> None:
         tokens = torch.from_numpy(corpus.train)[places].long()
         targets = torch.from_numpy(corpus.train)[places + 1].long()
         embedded = model.backbone.embedding(tokens)
-        hidden, state = model.backbone.lstm(embedded, state)
+        hidden, state = model.backbone.lstms[0](embedded, state)
         state = (state[0].detach(), state[1].detach())
         logits = hidden @ model.head.weight.T + model.head.bias
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
