@@ -7,7 +7,6 @@ python -m benchmarks.table run.json
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,37 +15,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines import flat_loss, torch_tree_loss
+from benchmarks.contest import batch, step
 from hstree.heads.tree_layout import stack_tables
 from hstree.ops import path_log_prob
 from hstree.trees import build_ensemble
 
 # (N, D, V): a batch of AWD-LSTM on Penn Treebank and on WikiText-2.
 SHAPES = [(1400, 400, 10_000), (1400, 400, 33_278)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def batch(rows: int, features: int, classes: int) -> tuple[Tensor, Tensor, np.ndarray[Any, Any]]:
-    """Inputs, and targets drawn from Zipf's law."""
-    frequencies = 1.0 / np.arange(1, classes + 1)
-    random = np.random.default_rng(0)
-    target = torch.from_numpy(random.choice(classes, rows, p=frequencies / frequencies.sum()))
-    return torch.randn(rows, features).requires_grad_(), target, frequencies
-
-
-def step(loss: Callable[[], Tensor], parameters: list[Tensor]) -> Callable[[], None]:
-    def run() -> None:
-        for parameter in parameters:
-            parameter.grad = None
-        loss().backward()
-
-    return run
 
 
 def trees(

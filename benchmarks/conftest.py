@@ -1,0 +1,34 @@
+"""One thread for every benchmark, short runs, devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import hstree
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def short(request: pytest.FixtureRequest) -> bool:
+    """Whether the run only shows that the benchmarks work: --benchmark-max-time below a second."""
+    return float(request.config.getoption("benchmark_max_time")) < 1
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device that the heads run on, as far as there is one."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("CUDA: no GPU")
+    if request.param == "cuda" and hstree.build_info().cuda is None:
+        pytest.skip("CUDA: hstree was built for the CPU only")
+    return str(request.param)

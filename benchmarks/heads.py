@@ -1,0 +1,204 @@
+"""The steps that are compared, by contest and name, so that any process can make them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.baselines import dense_products, flat_loss, torch_mixture_loss, torch_plif
+from benchmarks.contest import Build, Contestant, Size, batch, step
+from hstree.data.statistics import CorpusStatistics
+from hstree.heads import Head, MixtureOfSoftmaxes, TreeEnsemble, head_class
+from hstree.ops import default_chunk_rows, plif
+
+SIZE = Size(1400, 400, 10_000, 400)
+"""A batch of AWD-LSTM on Penn Treebank: 20 streams of 70 steps."""
+MOS_SIZE = Size(1400, 620, 10_000, 280)
+"""The same of AWD-LSTM-MoS."""
+COMPONENTS = 15
+INTERVALS, RADIUS = 100_000, 20.0
+FLAT = "F.linear + F.cross_entropy"
+LOGIT_DEVIATION = 3.0
+
+FORMULAS = {
+    FLAT: "softmax(l), l = W h + b",
+    "F.linear_cross_entropy, its own chunks": "the same",
+    "F.linear_cross_entropy, chunks of 16 MiB": "the same",
+    "softmax": "the same",
+    "sigsoftmax": "softmax(l + log sigmoid(l))",
+    "gss": "softmax(l + (k - 1) log sigmoid(l - c))",
+    "plif": "softmax(f(l)), f piecewise linear, 100,000 slopes",
+    "monotonic": "softmax(f(l)), f(x) = sum_i v_i sigmoid(u_i x + b_i), 1000 units",
+    "moc": "softmax(W sum_k pi_k z_k + b), z_k = tanh(U_k h), K = 15",
+    "mos": "sum_k pi_k softmax(W z_k + b), K = 15",
+    "mos-plif": "sum_k pi_k softmax(f(W z_k + b)), K = 15",
+    "doc": "sum_k pi_k softmax(W z_k + b), z_k from two layers, K = 5 + 15",
+    "mixtape": "softmax(sum_k pi_yk w_y . z_k + b_y), K = 4",
+    "adaptive": "P(y) among 2000 classes and a cluster, or P(cluster) P(y in it)",
+    "trees": "sum_t pi_t prod over the path to y of P(child), 4 clustered trees, root 256",
+}
+
+
+def _flat(loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Build:
+    """A loss of (input, weight, bias, target)."""
+
+    def build(size: Size, device: str) -> Contestant:
+        linear = nn.Linear(size.features, size.classes, device=device)
+        nn.init.uniform_(linear.weight, -0.1, 0.1)
+        hidden, target = _batch(size, size.features, device)
+        weight, bias = linear.weight, linear.bias
+        return Contestant(
+            step(lambda: loss(hidden, weight, bias, target), [hidden, weight, bias]),
+            _count(linear),
+        )
+
+    return build
+
+
+def _chunked(chunk_rows: Callable[[Tensor, int], int] | None) -> Build:
+    """torch's own chunked loss; ``chunk_rows`` of (input, V)."""
+
+    def loss(input: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:
+        rows = None if chunk_rows is None else min(len(input), chunk_rows(input, len(weight)))
+        options = torch.nn.LinearCrossEntropyOptions(
+            batch_chunk_size=rows, chunking_method="auto" if rows is None else None
+        )
+        return F.linear_cross_entropy(input, weight, target, linear_bias=bias, options=options)
+
+    return _flat(loss)
+
+
+def _head(name: str, make: Callable[[Size], Mapping[str, Any]] = lambda size: {}) -> Build:
+    """A registered head with options that depend on the size."""
+
+    def build(size: Size, device: str) -> Contestant:
+        options = dict(make(size))
+        in_features = options.pop("in_features", size.features)
+        return _step(head_class(name)(in_features, size.classes, **options), size, device)
+
+    return build
+
+
+def _mixture(size: Size) -> dict[str, Any]:
+    return {"components": COMPONENTS, "latent_features": size.latent}
+
+
+def _two_layers(size: Size) -> dict[str, Any]:
+    return {
+        "in_features": 2 * size.features,
+        "layer_sizes": [size.features, size.features],
+        "latent_features": size.latent,
+    }
+
+
+def _trees(size: Size, device: str) -> Contestant:
+    """As `hstree train` builds it, for a text of independent words."""
+    random = np.random.default_rng(0)
+    frequencies = 1.0 / np.arange(1, size.classes + 1)
+    text = random.choice(size.classes, 10 * size.classes, p=frequencies / frequencies.sum())
+    statistics = CorpusStatistics.from_tokens(text, size.classes)
+    head = TreeEnsemble.from_corpus(size.features, size.classes, statistics, gate="context")
+    return _step(head, size, device)
+
+
+def _all_log_probs(size: Size, device: str) -> Contestant:
+    head = MixtureOfSoftmaxes(size.features, size.classes, **_mixture(size)).to(device)
+    hidden, target = _batch(size, size.features, device)
+
+    def loss() -> Tensor:
+        latent, log_prior = head.components(head.encode(hidden))
+        assert head.bias is not None
+        return torch_mixture_loss(latent, log_prior, head.weight, head.bias, target)
+
+    return Contestant(step(loss, [hidden, *head.parameters()]), _count(head))
+
+
+def _products(size: Size, device: str) -> Contestant:
+    latent = torch.randn(COMPONENTS, size.rows, size.latent, device=device)
+    weight = torch.randn(size.classes, size.latent, device=device)
+    logits = torch.empty(size.rows, size.classes, device=device)
+    out = [torch.empty_like(latent[0]), torch.empty_like(weight)]
+    return Contestant(lambda: dense_products(latent, weight, logits, out))
+
+
+def _elementwise(function: Callable[[Tensor, Tensor], Tensor]) -> Build:
+    """A function of logits [N, V] and slopes [K], forward and backward."""
+
+    def build(size: Size, device: str) -> Contestant:
+        logits = torch.randn(size.rows, size.classes, device=device).mul_(LOGIT_DEVIATION)
+        slopes = torch.rand(INTERVALS, device=device).add_(0.5).requires_grad_()
+        grad = torch.randn_like(logits)
+        logits.requires_grad_()
+
+        def run() -> None:
+            logits.grad = slopes.grad = None
+            function(logits, slopes).backward(grad)
+
+        return Contestant(run)
+
+    return build
+
+
+def _step(head: Head, size: Size, device: str) -> Contestant:
+    head = head.to(device)
+    hidden, target = _batch(size, head.in_features, device)
+    return Contestant(
+        step(lambda: head(hidden, target).loss, [hidden, *head.parameters()]), _count(head)
+    )
+
+
+def _batch(size: Size, features: int, device: str) -> tuple[Tensor, Tensor]:
+    """Inputs that give logits of about LOGIT_DEVIATION with weights uniform in [-0.1, 0.1]."""
+    hidden, target, _ = batch(size.rows, features, size.classes, device)
+    deviation = 0.1 * (size.features / 3) ** 0.5
+    return hidden.detach().mul_(LOGIT_DEVIATION / deviation).requires_grad_(), target
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+_TORCH: dict[str, Build] = {FLAT: _flat(flat_loss)}
+if (
+    hasattr(F, "linear_cross_entropy")
+    and "options" in inspect.signature(F.linear_cross_entropy).parameters
+):
+    _TORCH["F.linear_cross_entropy, its own chunks"] = _chunked(None)
+    _TORCH["F.linear_cross_entropy, chunks of 16 MiB"] = _chunked(default_chunk_rows)
+
+CONTESTS: dict[str, dict[str, Build]] = {
+    "plif": {
+        "log_softmax": _elementwise(lambda logits, slopes: logits.log_softmax(1)),
+        "hstree.ops.plif": _elementwise(lambda logits, slopes: plif(logits, slopes, RADIUS)),
+        "gather": _elementwise(lambda logits, slopes: torch_plif(logits, slopes, RADIUS)),
+    },
+    "heads": _TORCH
+    | {
+        "softmax": _head("softmax"),
+        "sigsoftmax": _head("sigsoftmax"),
+        "gss": _head("gss"),
+        "plif": _head("plif", lambda size: {"intervals": INTERVALS, "radius": RADIUS}),
+        "monotonic": _head("monotonic", lambda size: {"units": 1000}),
+        "moc": _head("moc", _mixture),
+        "mixtape": _head("mixtape", lambda size: {"latent_features": size.latent}),
+        "adaptive": _head("adaptive", lambda size: {"cutoffs": [size.classes // 5]}),
+        "trees": _trees,
+    },
+    "mixtures": {
+        FLAT: _flat(flat_loss),
+        "mos": _head("mos", _mixture),
+        "mos-plif": _head("mos-plif", _mixture),
+        "doc": _head("doc", _two_layers),
+    },
+    "mos": {
+        "3 K products": _products,
+        "mos": _head("mos", _mixture),
+        "all log-probabilities": _all_log_probs,
+    },
+}

@@ -1,0 +1,127 @@
+"""Peak extra memory of a step, in a process of its own.
+
+    python -m benchmarks.memory CONTEST DEVICE SIZE [NAME ...]
+
+prints a JSON object of bytes by name. CONTEST is a name in benchmarks.heads, SIZE its four numbers
+with commas between them.
+
+Counted is what a first step adds to the resident memory of the process at its highest point:
+logits, workspaces and the gradients that the step leaves, but neither parameters and inputs nor
+code, since a tiny step ran before. malloc maps every block of 64 KiB or more by itself, so that
+nothing counts that it only keeps for later; without that, a step of many smaller tensors takes up
+to twice as much. On a GPU: what torch has allocated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import astuple
+from pathlib import Path
+
+import torch
+
+from benchmarks.contest import TINY, Build, Size
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def peak_extra_bytes(step: Callable[[], object], device: str = "cpu") -> int | None:
+    """Memory that a step adds at its peak; None where the system cannot say (not Linux)."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # so that no freed memory takes up what the step needs
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM falls to VmRSS
+        before = _resident("VmRSS")
+        step()
+        return _resident("VmHWM") - before
+    except (AttributeError, OSError):
+        return None
+
+
+def measure(contest: str, names: Iterable[str], size: Size, device: str) -> dict[str, int | None]:
+    """Peak extra bytes of the steps of a contest by name."""
+    command = [sys.executable, "-m", "benchmarks.memory", contest, device]
+    done = subprocess.run(
+        [*command, ",".join(map(str, astuple(size))), *names],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    peaks: dict[str, int | None] = json.loads(done.stdout)
+    return peaks
+
+
+def _map_large_blocks() -> None:
+    mmap_threshold = -3  # M_MMAP_THRESHOLD
+    with contextlib.suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(mmap_threshold, 2**16)
+
+
+def _resident(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+def _in_child(build: Build, size: Size, device: str) -> int | None:
+    """peak_extra_bytes in a fork of this process, which has run no step itself."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            _map_large_blocks()
+            build(TINY, device).step()
+            peak = peak_extra_bytes(build(size, device).step, device)
+            os.write(write, json.dumps(peak).encode())
+            status = 0
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    if os.waitpid(child, 0)[1]:
+        raise RuntimeError("the step failed")
+    peak: int | None = json.loads(text)
+    return peak
+
+
+def main() -> None:
+    from benchmarks.heads import CONTESTS
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("contest", choices=sorted(CONTESTS))
+    parser.add_argument("device", choices=("cpu", "cuda"))
+    parser.add_argument("size", type=lambda text: Size(*map(int, text.split(","))))
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    builds = CONTESTS[arguments.contest]
+    names = arguments.names or list(builds)
+    peaks = {name: _in_child(builds[name], arguments.size, arguments.device) for name in names}
+    print(json.dumps(peaks))
+
+
+if __name__ == "__main__":
+    main()
