@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "cpu/logit_function.h"
 #include "cpu/row_kernels.h"
+#include "kernels/logit_function.h"
 
 namespace hstree::cpu {
 

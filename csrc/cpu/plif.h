@@ -10,7 +10,7 @@
 // grad_table: within the radius in 64-bit integers of quantum 2^-e, N max|grad| 2^e < 2^62; beyond it in
 //   float64, one sum for each block of elements. An infinite or NaN grad makes all of it NaN; a NaN input
 //   its row 0, whatever the grad; an infinite input makes column 1 (and 2, 3 on the right) of that end's
-//   row infinite, unless the grad is 0, which adds nothing.
+//   row infinite or NaN, unless the grad is 0, which adds nothing.
 // Work O(N + K). Reads and writes N elements forward; backward reads 3 N and writes N. Integers [K,
 //   width] for each thread while all of them fit in 16 MiB, else shared. Keeps nothing for backward.
 // Atomics only on shared integers: deterministic for any number of threads.

@@ -121,7 +121,7 @@ __device__ __forceinline__ S block_max(S value, S* scratch) {
   return largest;
 }
 
-// ---- functions of a logit; see PointwiseFunction. value and derivative may be asked at any point, also at
+// ---- functions of a logit; see LogitFunction. value and derivative may be asked at any point, also at
 // infinities and NaN.
 
 template <typename S>
@@ -129,7 +129,7 @@ struct Identity {
   struct Point {
     S x;
   };
-  explicit Identity(const PointwiseFunction&) {}
+  explicit Identity(const LogitFunction&) {}
   __device__ __forceinline__ Point at(S x) const { return {x}; }
   __device__ __forceinline__ S value(const Point& point) const { return point.x; }
   __device__ __forceinline__ S derivative(const Point&) const { return S(1); }
@@ -142,7 +142,7 @@ struct GeneralizedSigSoftmax {
   struct Point {
     S x, d, tail;  // exp(-|d|)
   };
-  explicit GeneralizedSigSoftmax(const PointwiseFunction& function)
+  explicit GeneralizedSigSoftmax(const LogitFunction& function)
       : c(S(function.c)), excess(S(function.k - 1)) {}
   __device__ __forceinline__ Point at(S x) const {
     const S d = x - c;
@@ -167,7 +167,7 @@ struct Piecewise {
     S u, inside;  // clamp(u, 0, 1)
     int interval;
   };
-  explicit Piecewise(const PointwiseFunction& function)
+  explicit Piecewise(const LogitFunction& function)
       : table(static_cast<const S*>(function.table)),
         rate(S(function.rate())),
         half(S(function.intervals) / 2),
@@ -222,7 +222,7 @@ struct Piecewise {
 
 // Calls run(F(function)) with the F above that fits the function of a table.
 template <typename S, typename Run>
-void with_table(const PointwiseFunction& function, Run run) {
+void with_table(const LogitFunction& function, Run run) {
   if (function.width == 2) return run(Piecewise<S, 2>(function));
   if (function.width == 4) return run(Piecewise<S, 4>(function));
   throw std::runtime_error("hstree: the table of a logit function has neither 2 nor 4 columns");
@@ -249,19 +249,19 @@ struct SumWorkspace {
   int64_t entries;              // K * width
 
   SumWorkspace() : largest(nullptr), sum(nullptr), outside(nullptr), entries(0) {}
-  SumWorkspace(const PointwiseFunction& function, void* workspace)
+  SumWorkspace(const LogitFunction& function, void* workspace)
       : largest(static_cast<unsigned long long*>(workspace)),
         sum(largest + 1),
         outside(reinterpret_cast<double*>(sum + function.intervals * function.width)),
         entries(function.intervals * function.width) {}
 };
 
-inline int64_t interval_sums_bytes(const PointwiseFunction& function) {
+inline int64_t interval_sums_bytes(const LogitFunction& function) {
   return 8 * (1 + function.intervals * function.width + 4 * most_sum_blocks);
 }
 
 // Bytes of shared memory for the sums of each of `blocks` blocks; 0: they go to global memory one by one.
-inline size_t private_bytes(const PointwiseFunction& function, int64_t elements, int64_t blocks) {
+inline size_t private_bytes(const LogitFunction& function, int64_t elements, int64_t blocks) {
   const int64_t entries = function.intervals * function.width;
   return 8 * entries <= most_private_bytes && entries * blocks <= elements ? 8 * entries : 0;
 }
@@ -420,7 +420,7 @@ __global__ void __launch_bounds__(table_threads)
 
 // count: as IntervalSums had it.
 template <typename Out>
-void write_interval_sums(const PointwiseFunction& function, const SumWorkspace& workspace, double count,
+void write_interval_sums(const LogitFunction& function, const SumWorkspace& workspace, double count,
                          Out* grad_table, cudaStream_t stream) {
   launch(interval_sums_kernel<Out>, grid_size(divide_up(workspace.entries, table_threads)), table_threads, 0,
          stream, workspace, function.width, count, grad_table);

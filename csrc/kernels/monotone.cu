@@ -179,7 +179,7 @@ void dispatch_wide(ScalarType type, Run run) {
 
 // Calls run(F(function)) with the class of the function.
 template <typename S, typename Run>
-void with_function(const PointwiseFunction& function, Run run) {
+void with_function(const LogitFunction& function, Run run) {
   if (function.table != nullptr) return with_table<S>(function, run);
   if (function.identity()) return run(Identity<S>(function));
   run(GeneralizedSigSoftmax<S>(function));
@@ -187,7 +187,7 @@ void with_function(const PointwiseFunction& function, Run run) {
 
 }  // namespace
 
-void monotone_log_prob(ScalarType type, const PointwiseFunction& function, const MonotoneSizes& sizes,
+void monotone_log_prob(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
                        const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
                        cudaStream_t stream) {
   if (sizes.rows == 0) return;
@@ -201,13 +201,13 @@ void monotone_log_prob(ScalarType type, const PointwiseFunction& function, const
   });
 }
 
-int64_t monotone_workspace_bytes(const PointwiseFunction& function) {
+int64_t monotone_workspace_bytes(const LogitFunction& function) {
   return function.table == nullptr ? 0 : interval_sums_bytes(function);
 }
 
-void monotone_log_prob_backward(ScalarType type, const PointwiseFunction& function,
-                                const MonotoneSizes& sizes, const MonotoneBackward& tensors, void* logits,
-                                void* workspace, double* grad_table, cudaStream_t stream) {
+void monotone_log_prob_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
+                                const MonotoneBackward& tensors, void* logits, void* workspace,
+                                double* grad_table, cudaStream_t stream) {
   if (sizes.rows == 0) return;
   dispatch_wide(type, [&](auto tag) {
     using S = typename decltype(tag)::type;

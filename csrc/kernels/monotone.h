@@ -22,13 +22,13 @@ struct MonotoneSizes {
 
 // logits [R, V]; target [R]: -1 for an ignored row, another outside [0, V) gives NaN; log_prob and
 // log_normalizer [R].
-void monotone_log_prob(ScalarType type, const PointwiseFunction& function, const MonotoneSizes& sizes,
+void monotone_log_prob(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
                        const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
                        cudaStream_t stream);
 
 // Size of the workspace of monotone_log_prob_backward: 8 bytes for each element of the table, and 32 KiB;
 // 0 without a table.
-int64_t monotone_workspace_bytes(const PointwiseFunction& function);
+int64_t monotone_workspace_bytes(const LogitFunction& function);
 
 struct MonotoneBackward {
   const void* grad_log_prob;   // [R]
@@ -39,8 +39,8 @@ struct MonotoneBackward {
 // logits [R, V]: replaced by the gradient with respect to them. grad_table: float64, shape of the table,
 // zero-filled where rows is 0, arbitrary else. workspace: monotone_workspace_bytes, zero-filled, aligned to 8
 // bytes. Without a table neither is looked at.
-void monotone_log_prob_backward(ScalarType type, const PointwiseFunction& function,
-                                const MonotoneSizes& sizes, const MonotoneBackward& tensors, void* logits,
-                                void* workspace, double* grad_table, cudaStream_t stream);
+void monotone_log_prob_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
+                                const MonotoneBackward& tensors, void* logits, void* workspace,
+                                double* grad_table, cudaStream_t stream);
 
 }  // namespace hstree

@@ -6,7 +6,7 @@ namespace {
 
 constexpr int threads = 256;
 
-// output = f(input) = P_j(uc) + P_j'(uc) (u - uc), P_j(u) = sum_m table[j, m] u^m; see PointwiseFunction
+// output = f(input) = P_j(uc) + P_j'(uc) (u - uc), P_j(u) = sum_m table[j, m] u^m; see LogitFunction
 // input, output [size] of one type T in float32, float64, bfloat16, float16; table [K, Width] Sum<T>, Width 2
 //   or 4, K in [1, 2^23]; contiguous. aligned: whether input and output are, to 16 bytes. No element: not
 //   launched.
@@ -98,8 +98,8 @@ int64_t blocks_of(int64_t elements, int group) {
 
 }  // namespace
 
-void plif(ScalarType type, const PointwiseFunction& function, int64_t elements, const void* input,
-          void* output, cudaStream_t stream) {
+void plif(ScalarType type, const LogitFunction& function, int64_t elements, const void* input, void* output,
+          cudaStream_t stream) {
   if (elements == 0) return;
   dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -112,11 +112,11 @@ void plif(ScalarType type, const PointwiseFunction& function, int64_t elements, 
   });
 }
 
-int64_t plif_workspace_bytes(const PointwiseFunction& function) {
+int64_t plif_workspace_bytes(const LogitFunction& function) {
   return interval_sums_bytes(function);
 }
 
-void plif_backward(ScalarType type, const PointwiseFunction& function, int64_t elements, const void* grad,
+void plif_backward(ScalarType type, const LogitFunction& function, int64_t elements, const void* grad,
                    const void* input, void* workspace, void* grad_input, void* grad_table,
                    cudaStream_t stream) {
   if (elements == 0) return;

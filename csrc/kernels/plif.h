@@ -16,16 +16,16 @@ typedef struct CUstream_st* cudaStream_t;
 namespace hstree {
 
 // output = f(input), both of `elements` elements of the type.
-void plif(ScalarType type, const PointwiseFunction& function, int64_t elements, const void* input,
-          void* output, cudaStream_t stream);
+void plif(ScalarType type, const LogitFunction& function, int64_t elements, const void* input, void* output,
+          cudaStream_t stream);
 
 // Size of the workspace of plif_backward: 8 bytes for each element of the table, and 32 KiB.
-int64_t plif_workspace_bytes(const PointwiseFunction& function);
+int64_t plif_workspace_bytes(const LogitFunction& function);
 
 // grad_input = grad * f'(input), `elements` elements of the type each; grad_table: shape and dtype of the
 // table, zero-filled where elements is 0, arbitrary else. workspace: plif_workspace_bytes, zero-filled,
 // aligned to 8 bytes.
-void plif_backward(ScalarType type, const PointwiseFunction& function, int64_t elements, const void* grad,
+void plif_backward(ScalarType type, const LogitFunction& function, int64_t elements, const void* grad,
                    const void* input, void* workspace, void* grad_input, void* grad_table,
                    cudaStream_t stream);
 

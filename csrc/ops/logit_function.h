@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cpu/logit_function.h"
+#include "kernels/logit_function.h"
 #include "ops/tensor.h"
 
 namespace hstree {

@@ -1,7 +1,6 @@
 // What plif and monotone_log_prob need on CUDA beyond logit_function.h.
 #pragma once
 
-#include "kernels/logit_function.h"
 #include "ops/cuda.h"
 #include "ops/logit_function.h"
 
@@ -11,10 +10,6 @@ namespace hstree {
 inline Tensor aligned_table(const Tensor& table) {
   const bool aligned = reinterpret_cast<uintptr_t>(table.const_data_ptr()) % 16 == 0;
   return aligned ? table : torch::stable::clone(table);
-}
-
-inline PointwiseFunction pointwise_function(const LogitFunction& f) {
-  return {f.c, f.k, f.table, f.intervals, f.width, f.radius};
 }
 
 // bytes: a multiple of 8.

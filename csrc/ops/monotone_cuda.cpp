@@ -20,8 +20,8 @@ std::tuple<Tensor, Tensor> monotone_log_prob_cuda(const Tensor& logits, const Te
   const CudaCall call(a.logits);
   const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
   const Tensor log_normalizer = empty(a.logits, {a.rows()}, a.logits.scalar_type());
-  monotone_log_prob(a.type, pointwise_function(a.function), {a.rows(), a.classes()},
-                    a.logits.const_data_ptr(), const_data<int64_t>(a.target), log_prob.mutable_data_ptr(),
+  monotone_log_prob(a.type, a.function, {a.rows(), a.classes()}, a.logits.const_data_ptr(),
+                    const_data<int64_t>(a.target), log_prob.mutable_data_ptr(),
                     log_normalizer.mutable_data_ptr(), call.stream());
   return {log_prob, log_normalizer};
 }
@@ -37,7 +37,7 @@ Tensor monotone_log_prob_backward_cuda(const Tensor& logits, const Tensor& grad_
   const std::vector<int64_t> shape = {a.function.intervals, a.function.width};
   if (a.rows() == 0) return zeros(logits, shape, Dtype::Double);
   const Tensor grad_table = empty(logits, shape, Dtype::Double);
-  const PointwiseFunction function = pointwise_function(a.function);
+  const LogitFunction function = a.function;
   const Tensor workspace = zero_workspace(logits, monotone_workspace_bytes(function));
   const MonotoneBackward tensors = {grad.const_data_ptr(), const_data<int64_t>(a.target),
                                     kept.const_data_ptr()};

@@ -12,8 +12,8 @@ Tensor plif_cuda(const Tensor& input, const Tensor& table, double radius) {
   const PlifArguments a = plif_arguments("hstree::plif", input, aligned_table(table), radius);
   const CudaCall call(a.input);
   const Tensor output = torch::stable::empty_like(a.input);
-  plif(a.type, pointwise_function(a.function), a.input.numel(), a.input.const_data_ptr(),
-       output.mutable_data_ptr(), call.stream());
+  plif(a.type, a.function, a.input.numel(), a.input.const_data_ptr(), output.mutable_data_ptr(),
+       call.stream());
   return output;
 }
 
@@ -27,7 +27,7 @@ std::tuple<Tensor, Tensor> plif_backward_cuda(const Tensor& grad, const Tensor& 
     return {grad_input, zeros(a.table, {a.table.size(0), a.table.size(1)}, a.table.scalar_type())};
   }
   const Tensor grad_table = torch::stable::empty_like(a.table);
-  const PointwiseFunction function = pointwise_function(a.function);
+  const LogitFunction function = a.function;
   const Tensor workspace = zero_workspace(a.table, plif_workspace_bytes(function));
   plif_backward(a.type, function, a.input.numel(), from.const_data_ptr(), a.input.const_data_ptr(),
                 workspace.mutable_data_ptr(), grad_input.mutable_data_ptr(), grad_table.mutable_data_ptr(),

@@ -37,7 +37,7 @@ void emu_order(int order, unsigned seed) {
 }
 int64_t emu_sizes(int index) {
   const int64_t sizes[] = {sizeof(Tables),        sizeof(LeafOrder),       sizeof(PathForward),
-                           sizeof(PathBackward),  sizeof(FeatureGather),   sizeof(PointwiseFunction),
+                           sizeof(PathBackward),  sizeof(FeatureGather),   sizeof(LogitFunction),
                            sizeof(MonotoneSizes), sizeof(MonotoneBackward)};
   return sizes[index];
 }
@@ -124,14 +124,14 @@ const char* emu_feature_gather_backward(int type, const FeatureGather* sizes, co
   });
 }
 
-const char* emu_plif(int type, const PointwiseFunction* function, int64_t elements, const void* input,
+const char* emu_plif(int type, const LogitFunction* function, int64_t elements, const void* input,
                      void* output) {
   return caught([&] { plif(static_cast<ScalarType>(type), *function, elements, input, output, nullptr); });
 }
-int64_t emu_plif_workspace_bytes(const PointwiseFunction* function) {
+int64_t emu_plif_workspace_bytes(const LogitFunction* function) {
   return plif_workspace_bytes(*function);
 }
-const char* emu_plif_backward(int type, const PointwiseFunction* function, int64_t elements, const void* grad,
+const char* emu_plif_backward(int type, const LogitFunction* function, int64_t elements, const void* grad,
                               const void* input, void* workspace, void* grad_input, void* grad_table) {
   return caught([&] {
     plif_backward(static_cast<ScalarType>(type), *function, elements, grad, input, workspace, grad_input,
@@ -139,7 +139,7 @@ const char* emu_plif_backward(int type, const PointwiseFunction* function, int64
   });
 }
 
-const char* emu_monotone_log_prob(int type, const PointwiseFunction* function, const MonotoneSizes* sizes,
+const char* emu_monotone_log_prob(int type, const LogitFunction* function, const MonotoneSizes* sizes,
                                   const void* logits, const int64_t* target, void* log_prob,
                                   void* log_normalizer) {
   return caught([&] {
@@ -147,10 +147,10 @@ const char* emu_monotone_log_prob(int type, const PointwiseFunction* function, c
                       log_normalizer, nullptr);
   });
 }
-int64_t emu_monotone_workspace_bytes(const PointwiseFunction* function) {
+int64_t emu_monotone_workspace_bytes(const LogitFunction* function) {
   return monotone_workspace_bytes(*function);
 }
-const char* emu_monotone_log_prob_backward(int type, const PointwiseFunction* function,
+const char* emu_monotone_log_prob_backward(int type, const LogitFunction* function,
                                            const MonotoneSizes* sizes, const MonotoneBackward* tensors,
                                            void* logits, void* workspace, double* grad_table) {
   return caught([&] {

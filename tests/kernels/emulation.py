@@ -126,7 +126,7 @@ class CFeatureGather(ctypes.Structure):
     )
 
 
-class CPointwiseFunction(ctypes.Structure):
+class CLogitFunction(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_double) for name in ("c", "k")),
         ("table", ctypes.c_void_p),
@@ -147,20 +147,20 @@ class CMonotoneBackward(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class PointwiseFunction:
-    """f of a logit, as hstree::PointwiseFunction; table [K, 2] or [K, 4], exact."""
+class LogitFunction:
+    """f of a logit, as hstree::LogitFunction; table [K, 2] or [K, 4], exact."""
 
     c: float = 0.0
     k: float = 1.0
     table: Array | None = None
     radius: float = 1.0
 
-    def stored(self, kind: ElementType) -> tuple[CPointwiseFunction, Array | None]:
+    def stored(self, kind: ElementType) -> tuple[CLogitFunction, Array | None]:
         """What the launchers take, and the array that it points into."""
         table = None if self.table is None else self.table.astype(kind.sums)
         intervals, width = (0, 0) if table is None else table.shape
         address = pointer(table)
-        return CPointwiseFunction(self.c, self.k, address, intervals, width, self.radius), table
+        return CLogitFunction(self.c, self.k, address, intervals, width, self.radius), table
 
 
 @dataclass
@@ -216,7 +216,7 @@ class Kernels:
         self.library.emu_plif_workspace_bytes.restype = ctypes.c_int64
         self.library.emu_monotone_workspace_bytes.restype = ctypes.c_int64
         mirrors = (CTables, CLeafOrder, CForward, CBackward, CFeatureGather)
-        mirrors = (*mirrors, CPointwiseFunction, CMonotoneSizes, CMonotoneBackward)
+        mirrors = (*mirrors, CLogitFunction, CMonotoneSizes, CMonotoneBackward)
         for index, mirror in enumerate(mirrors):
             assert self.library.emu_sizes(index) == ctypes.sizeof(mirror), mirror.__name__
 
@@ -260,14 +260,14 @@ class Kernels:
         self.call("feature_gather_backward", kind.number, sizes, grad, inverse, grad_input)
         return grad_input
 
-    def plif(self, kind: ElementType, function: PointwiseFunction, values: Array) -> Array:
+    def plif(self, kind: ElementType, function: LogitFunction, values: Array) -> Array:
         c_function, _table = function.stored(kind)
         output = kind.garbage(*values.shape)
         self.call("plif", kind.number, c_function, ctypes.c_int64(values.size), values, output)
         return output
 
     def plif_backward(
-        self, kind: ElementType, function: PointwiseFunction, grad: Array, values: Array
+        self, kind: ElementType, function: LogitFunction, grad: Array, values: Array
     ) -> tuple[Array, Array]:
         c_function, table = function.stored(kind)
         assert table is not None
@@ -280,7 +280,7 @@ class Kernels:
         return grad_input, grad_table
 
     def monotone_log_prob(
-        self, kind: ElementType, function: PointwiseFunction, logits: Array, target: Array
+        self, kind: ElementType, function: LogitFunction, logits: Array, target: Array
     ) -> tuple[Array, Array]:
         c_function, _table = function.stored(kind)
         sizes = CMonotoneSizes(*logits.shape)
@@ -292,7 +292,7 @@ class Kernels:
     def monotone_log_prob_backward_(
         self,
         kind: ElementType,
-        function: PointwiseFunction,
+        function: LogitFunction,
         logits: Array,
         grad_log_prob: Array,
         target: Array,

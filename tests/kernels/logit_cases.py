@@ -20,7 +20,7 @@ from kernels.emulation import (
     Array,
     ElementType,
     Kernels,
-    PointwiseFunction,
+    LogitFunction,
 )
 
 EXACT = np.longdouble
@@ -30,7 +30,7 @@ WIDE = (FLOAT32, FLOAT64)
 
 def table_function(
     kind: ElementType, intervals: int, width: int, radius: float, seed: int = 0
-) -> PointwiseFunction:
+) -> LogitFunction:
     """An increasing function of random slopes: a PLIF, or a cubic with the knots of one."""
     random = np.random.default_rng(seed)
     rise = np.log1p(np.exp(random.normal(0.54, 1.0, intervals))) * (2 * radius / intervals)
@@ -43,7 +43,7 @@ def table_function(
         begin = np.concatenate([rise[:1], inner])
         end = np.concatenate([inner, rise[-1:]])
         table = np.stack([value, begin, 3 * rise - 2 * begin - end, begin + end - 2 * rise], 1)
-    return PointwiseFunction(table=table.astype(kind.sums).astype(np.float64), radius=radius)
+    return LogitFunction(table=table.astype(kind.sums).astype(np.float64), radius=radius)
 
 
 class Evaluated(NamedTuple):
@@ -57,7 +57,7 @@ class Evaluated(NamedTuple):
     weight: Array | None = None  # [..., width], derivative of f by table[interval]
 
 
-def position(kind: ElementType, function: PointwiseFunction, x: Array) -> Array:
+def position(kind: ElementType, function: LogitFunction, x: Array) -> Array:
     """x rate + K / 2, rate rounded as the op rounds it."""
     assert function.table is not None
     intervals = len(function.table)
@@ -65,7 +65,7 @@ def position(kind: ElementType, function: PointwiseFunction, x: Array) -> Array:
     return x.astype(EXACT) * EXACT(rate) + EXACT(intervals) / 2
 
 
-def evaluate(kind: ElementType, function: PointwiseFunction, x: Array) -> Evaluated:
+def evaluate(kind: ElementType, function: LogitFunction, x: Array) -> Evaluated:
     if function.table is None:
         x = x.astype(EXACT)
         d = x - EXACT(kind.sums(function.c))
@@ -96,7 +96,7 @@ def evaluate(kind: ElementType, function: PointwiseFunction, x: Array) -> Evalua
     )
 
 
-def table_sums(function: PointwiseFunction, at: Evaluated, grad: Array, terms: Array) -> Checked:
+def table_sums(function: LogitFunction, at: Evaluated, grad: Array, terms: Array) -> Checked:
     """Sums over elements of grad * weight by interval; `terms` as magnitude of grad."""
     assert function.table is not None
     assert at.interval is not None
@@ -111,7 +111,7 @@ def table_sums(function: PointwiseFunction, at: Evaluated, grad: Array, terms: A
 
 def draw(
     kind: ElementType,
-    function: PointwiseFunction,
+    function: LogitFunction,
     shape: tuple[int, ...],
     scale: float,
     seed: int = 1,
@@ -161,7 +161,7 @@ PLIF_CASES = (
 LONG = PlifCase("several steps of the grid", 2 * 1024 * 256 + 77, 16, 2, kinds=(FLOAT64,))
 
 
-def make_plif(case: PlifCase, kind: ElementType) -> tuple[PointwiseFunction, Array, Array]:
+def make_plif(case: PlifCase, kind: ElementType) -> tuple[LogitFunction, Array, Array]:
     """Function, exact input, and exact grad of either sign over three orders of magnitude."""
     function = table_function(kind, case.intervals, case.width, case.radius)
     x = draw(kind, function, (case.elements,), case.scale)
@@ -211,10 +211,10 @@ class MonotoneCase:
     def __str__(self) -> str:
         return self.why.replace(" ", "-")
 
-    def function(self, kind: ElementType) -> PointwiseFunction:
+    def function(self, kind: ElementType) -> LogitFunction:
         if self.intervals:
             return table_function(kind, self.intervals, self.width, self.radius)
-        return PointwiseFunction(self.c, self.k)
+        return LogitFunction(self.c, self.k)
 
 
 GSS = {"c": -1.5, "k": 2.5}
@@ -249,7 +249,7 @@ MANY = MonotoneCase("several rows for each block", rows=1500, classes=3, interva
 
 
 class Rows(NamedTuple):
-    function: PointwiseFunction
+    function: LogitFunction
     logits: Array  # exact
     target: Array
     grad: Array
@@ -359,7 +359,7 @@ def check_extreme_elements(kernels: Kernels, kind: ElementType, width: int) -> N
     stored = kind.encode(np.concatenate([x, -x]))
     for radius in (1.0, 1e-30, 1e30):
         table = np.full((5, width), [np.nan, np.inf, -np.inf, 1.0][:width])
-        function = PointwiseFunction(table=table, radius=radius)
+        function = LogitFunction(table=table, radius=radius)
         kernels.plif(kind, function, stored)
         grad = kind.encode(np.ones(len(stored)))
         _, grad_table = kernels.plif_backward(kind, function, grad, stored)

@@ -13,7 +13,7 @@ from kernels.emulation import (
     Array,
     ElementType,
     Kernels,
-    PointwiseFunction,
+    LogitFunction,
 )
 from kernels.logit_cases import (
     BAD_TARGETS,
@@ -149,12 +149,12 @@ def test_identity_whatever_c(kernels: Kernels, kind: ElementType) -> None:
     """k = 1, a PLIF and a cubic of slope 1 are all the softmax."""
     _, logits, target, grad = make_rows(FUNCTIONS[0], kind)
     knots = np.linspace(-8.0, 8.0, 17)[:-1]
-    linear = PointwiseFunction(table=np.stack([knots, np.ones(16)], 1), radius=8.0)
-    cubic = PointwiseFunction(
+    linear = LogitFunction(table=np.stack([knots, np.ones(16)], 1), radius=8.0)
+    cubic = LogitFunction(
         table=np.stack([knots, *np.eye(3)[0][:, None] * np.ones(16)], 1), radius=8.0
     )
-    softmax = run_rows(kernels, kind, Rows(PointwiseFunction(), logits, target, grad))
-    for function in (PointwiseFunction(c=7.0), linear, cubic):
+    softmax = run_rows(kernels, kind, Rows(LogitFunction(), logits, target, grad))
+    for function in (LogitFunction(c=7.0), linear, cubic):
         results = run_rows(kernels, kind, Rows(function, logits, target, grad))
         for got, want in zip(results[:3], softmax[:3], strict=True):
             np.testing.assert_allclose(got, want, rtol=0, atol=200 * kind.unit)
@@ -163,19 +163,19 @@ def test_identity_whatever_c(kernels: Kernels, kind: ElementType) -> None:
 @pytest.mark.parametrize(
     ("function", "shift"),
     [
-        (PointwiseFunction(), -12288),
-        (PointwiseFunction(), 12288),
-        (PointwiseFunction(-1.5, 2.5), 12288),
+        (LogitFunction(), -12288),
+        (LogitFunction(), 12288),
+        (LogitFunction(-1.5, 2.5), 12288),
     ],
     ids=["softmax-below", "softmax-above", "gss-above"],
 )
 def test_large_logits_are_as_good_as_small_ones(
-    kernels: Kernels, function: PointwiseFunction, shift: int
+    kernels: Kernels, function: LogitFunction, shift: int
 ) -> None:
     """Logits moved by what float32 holds exactly, to where f has slope 1: nothing changes."""
     _, logits, target, grad = make_rows(FUNCTIONS[0], FLOAT32)
     logits = np.rint(logits * 64) / 64
-    small = run_rows(kernels, FLOAT32, Rows(PointwiseFunction(), logits, target, grad))
+    small = run_rows(kernels, FLOAT32, Rows(LogitFunction(), logits, target, grad))
     large = run_rows(kernels, FLOAT32, Rows(function, logits + shift, target, grad))
     np.testing.assert_allclose(large.grad, small.grad, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(large.log_prob, small.log_prob, rtol=1e-6)
@@ -193,11 +193,11 @@ def test_sums_of_grad_of_the_table(kernels: Kernels, case: MonotoneCase) -> None
 def test_sixteen_bit_types_are_refused(kernels: Kernels) -> None:
     logits = BFLOAT16.encode(np.zeros((1, 2)))
     with pytest.raises(RuntimeError, match="float32 and float64"):
-        kernels.monotone_log_prob(BFLOAT16, PointwiseFunction(), logits, np.zeros(1, np.int64))
+        kernels.monotone_log_prob(BFLOAT16, LogitFunction(), logits, np.zeros(1, np.int64))
 
 
 def test_table_of_three_columns_is_refused(kernels: Kernels) -> None:
-    function = PointwiseFunction(table=np.ones((4, 3)), radius=1.0)
+    function = LogitFunction(table=np.ones((4, 3)), radius=1.0)
     with pytest.raises(RuntimeError, match="neither 2 nor 4 columns"):
         kernels.monotone_log_prob(
             FLOAT32, function, np.zeros((1, 2), np.float32), np.zeros(1, np.int64)

@@ -14,7 +14,7 @@ from kernels.emulation import (
     ORDERS,
     ElementType,
     Kernels,
-    PointwiseFunction,
+    LogitFunction,
 )
 from kernels.logit_cases import (
     LONG,
@@ -28,9 +28,9 @@ from kernels.logit_cases import (
 
 INF, NAN = np.inf, np.nan
 # Knots at -2, -1, 0, 1, 2; the last interval is flat.
-LINEAR = PointwiseFunction(table=np.array([[0.0, 1], [1, 2], [3, 0.5], [3.5, 0]]), radius=2.0)
+LINEAR = LogitFunction(table=np.array([[0.0, 1], [1, 2], [3, 0.5], [3.5, 0]]), radius=2.0)
 # u^3 on the left of 0, 1 + 2 u - u^2 on the right.
-CUBIC = PointwiseFunction(table=np.array([[0.0, 0, 0, 1], [1, 2, -1, 0]]), radius=1.0)
+CUBIC = LogitFunction(table=np.array([[0.0, 0, 0, 1], [1, 2, -1, 0]]), radius=1.0)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_knots_and_beyond_cubic(kernels: Kernels, kind: ElementType) -> None:
 def test_infinite_input(kernels: Kernels, width: int) -> None:
     """Infinity in the sums of that end; nothing where grad is 0."""
     table = np.ones((3, width))
-    function = PointwiseFunction(table=table, radius=1.0)
+    function = LogitFunction(table=table, radius=1.0)
     x = np.array([-INF, 0.0, INF], np.float32)
     output = kernels.plif(FLOAT32, function, x)
     np.testing.assert_array_equal(output[[0, 2]], [-INF, INF])
