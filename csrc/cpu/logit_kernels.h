@@ -55,11 +55,27 @@ struct PlifKernels {
   A (*largest)(const T* x, int64_t count);
 };
 
+// log sum_v exp f(x_v) = shift + log total.
+struct ExpSum {
+  double total;
+  double shift;
+};
+
+constexpr int64_t gradient_block = 256;
+
+template <typename A>
+int64_t gradient_scratch_bytes(int64_t count) {
+  return (count + gradient_block - 1) / gradient_block * gradient_block * 3 * static_cast<int64_t>(sizeof(A));
+}
+
 // Rows of logits x. A: float or double.
 template <typename A>
 struct MonotoneKernels {
   // Largest x; NaN are passed over.
   A (*max)(const A* x, int64_t count);
+
+  // Smallest x, or NaN if there is one.
+  A (*min)(const A* x, int64_t count);
 
   A (*value)(const Function<A>& f, A x);
 
@@ -70,6 +86,18 @@ struct MonotoneKernels {
   // The gradient of the table is added to sums.
   void (*backward)(const Function<A>& f, A* x, int64_t count, int64_t target, A grad, A shift, A rest,
                    const TableSums& sums);
+
+  // The same in two parts for a row whose sum is not known yet: x_v <- e_v f'(x_v), e_v = exp(f(x_v) - shift),
+  // and the sum of e_v; with a table all x are within its radius. scratch: gradient_scratch_bytes<A>(count) if
+  // there is a table, aligned to 64.
+  ExpSum (*begin_gradient)(const Function<A>& f, A* x, int64_t count, A max, A largest, void* scratch);
+
+  // x_v <- -grad x_v / total; the gradient of the table is added to sums.
+  void (*end_gradient)(const Function<A>& f, A* x, int64_t count, A grad, double total, const void* scratch,
+                       const TableSums& sums);
+
+  // grad f'(x) for the logit x of the target; the gradient of the table is added to sums.
+  A (*target_gradient)(const Function<A>& f, A x, A grad, const TableSums& sums);
 };
 
 template <typename T>

@@ -15,6 +15,11 @@ static constexpr bool has_table(Kind kind) {
   return kind >= Kind::linear;
 }
 
+template <Kind kind>
+struct KindIs {
+  static constexpr Kind value = kind;
+};
+
 // Lanes as integers of the size of A.
 template <typename A>
 struct IndexOf;
@@ -523,6 +528,97 @@ static void monotone_backward_of(const Function<A>& function, A* x, int64_t coun
 }
 
 template <typename A>
+static A row_min(const A* x, int64_t count) {
+  constexpr int64_t W = VectorOf<A>::width;
+  Vector<A> least[4];
+  for (int u = 0; u < 4; ++u) least[u] = splat(infinity<A>);
+  int64_t v = 0;
+  for (; v + 4 * W <= count; v += 4 * W) {
+    for (int u = 0; u < 4; ++u) {
+      const Vector<A> some = load(x + v + u * W);
+      least[u] = some >= least[u] ? least[u] : some;  // keeps NaN
+    }
+  }
+  A result = infinity<A>;
+  for (int u = 0; u < 4; ++u) {
+    for (int64_t i = 0; i < W; ++i) result = least[u][i] >= result ? result : least[u][i];
+  }
+  for (; v < count; ++v) result = x[v] >= result ? result : x[v];
+  return result;
+}
+
+// Returns the sum of e_v = exp(f(x_v) - largest), of gss_n exp(f(x_v) - c), and leaves e_v f'(x_v) in x; with
+// a table e_v, interval and u in scratch, for which all x are within the radius.
+template <Kind kind, typename A>
+static double begin_gradient_of(const Function<A>& function, A* x, int64_t count, A largest,
+                                Waiting<A>* scratch) {
+  constexpr int64_t W = VectorOf<A>::width;
+  constexpr int64_t blocks = 16;  // whose sum is converted to float64
+  const Function<A> f = function;
+  const A inside = x[0];
+  double total = 0;
+  Vector<A> sum[2] = {};
+  for (int64_t begin = 0, block = 0; begin < count; begin += Waiting<A>::size, ++block) {
+    const int64_t end = begin + Waiting<A>::size < count ? begin + Waiting<A>::size : count;
+    for (int64_t v = begin; v < end; v += W) {
+      const bool whole = v + W <= end;
+      const Vector<A> some = whole ? load(x + v) : load_first(x + v, end - v, inside);
+      const Value<A> value = value_of<kind, A>(f, some);
+      Vector<A> e = half_powers(kind) > 0 ? value.f : exp_of<kind, A>(some, value, largest, A(0));
+      if (whole) {
+        store(x + v, e * value.slope);
+      } else {
+        for (int64_t i = end - v; i < W; ++i) e[i] = 0;
+        store_first(x + v, end - v, e * value.slope);
+      }
+      sum[v / W % 2] += e;
+      if constexpr (has_table(kind)) {
+        Waiting<A>& waiting = scratch[block];
+        __builtin_memcpy(waiting.index + (v - begin), &value.place.index, sizeof value.place.index);
+        store(waiting.g + (v - begin), e);
+        store(waiting.u + (v - begin), value.place.u);
+      }
+    }
+    if (block % blocks == blocks - 1 || end == count) {
+      const Vector<A> all = sum[0] + sum[1];
+      for (int64_t i = 0; i < W; ++i) total += all[i];
+      sum[0] = sum[1] = Vector<A>{};
+    }
+  }
+  return total;
+}
+
+template <int width, bool shared, typename A>
+static void add_scratch(const TableSums& sums, const Waiting<A>* scratch, int64_t count, double scale) {
+  constexpr int64_t W = VectorOf<A>::width;
+  TableSums scaled = sums;
+  scaled.scale *= scale;
+  for (int64_t begin = 0; begin < count; begin += Waiting<A>::size, ++scratch) {
+    const int64_t some = count - begin < Waiting<A>::size ? count - begin : Waiting<A>::size;
+    add_fixed<width, shared, A>(scaled, *scratch, (some + W - 1) / W * W);
+  }
+}
+
+// After begin_gradient: x_v and the gradient of the table for -grad p_v, p_v = e_v / total.
+template <typename A>
+static void end_gradient(const Function<A>& f, A* x, int64_t count, A grad, double total, const void* scratch,
+                         const TableSums& sums) {
+  constexpr int64_t W = VectorOf<A>::width;
+  const double scale = -static_cast<double>(grad) / total;
+  const Vector<A> factor = splat(static_cast<A>(scale));
+  int64_t v = 0;
+  for (; v + W <= count; v += W) store(x + v, load(x + v) * factor);
+  for (; v < count; ++v) x[v] *= factor[0];
+  if (!f.width || !sums.fixed) return;
+  const Waiting<A>* waiting = static_cast<const Waiting<A>*>(scratch);
+  if (f.width == 2) {
+    (sums.shared ? add_scratch<2, true, A> : add_scratch<2, false, A>)(sums, waiting, count, scale);
+  } else {
+    (sums.shared ? add_scratch<4, true, A> : add_scratch<4, false, A>)(sums, waiting, count, scale);
+  }
+}
+
+template <typename A>
 static Kind kind_of(const Function<A>& f) {
   if (f.width == 2) return Kind::linear;
   if (f.width == 4) return Kind::cubic;
@@ -576,6 +672,66 @@ static double exp_sum(const Function<A>& f, const A* x, int64_t count, A max, A 
   return 0;
 }
 
+template <typename A>
+static ExpSum begin_gradient(const Function<A>& f, A* x, int64_t count, A max, A largest, void* scratch) {
+  static_assert(sizeof(Waiting<A>) == Waiting<A>::size * 3 * sizeof(A), "as gradient_scratch_bytes has it");
+  static_assert(Waiting<A>::size == gradient_block, "as gradient_scratch_bytes has it");
+  Waiting<A>* waiting = static_cast<Waiting<A>*>(scratch);
+  switch (kind_of(f, max)) {
+    case Kind::identity:
+      return {begin_gradient_of<Kind::identity>(f, x, count, largest, waiting), largest};
+    case Kind::gss:
+      return {begin_gradient_of<Kind::gss>(f, x, count, largest, waiting), largest};
+    case Kind::gss_1:
+      return {begin_gradient_of<Kind::gss_1>(f, x, count, largest, waiting), f.c};
+    case Kind::gss_2:
+      return {begin_gradient_of<Kind::gss_2>(f, x, count, largest, waiting), f.c};
+    case Kind::gss_3:
+      return {begin_gradient_of<Kind::gss_3>(f, x, count, largest, waiting), f.c};
+    case Kind::gss_4:
+      return {begin_gradient_of<Kind::gss_4>(f, x, count, largest, waiting), f.c};
+    case Kind::linear:
+      return {begin_gradient_of<Kind::linear>(f, x, count, largest, waiting), largest};
+    case Kind::cubic:
+      return {begin_gradient_of<Kind::cubic>(f, x, count, largest, waiting), largest};
+  }
+  return {};
+}
+
+// grad f'(x) at the target and in the sums of the table: what the target adds to -grad p_v f'(x_v).
+template <typename A>
+static A target_gradient(const Function<A>& f, A x, A grad, const TableSums& sums) {
+  const auto of = [&](auto kind) {
+    constexpr Kind k = decltype(kind)::value;
+    const Value<A> value = value_of<k, A>(f, splat(x));
+    if constexpr (has_table(k)) {
+      if (sums.fixed) {
+        constexpr int width = k == Kind::linear ? 2 : 4;
+        Waiting<A> waiting;
+        Vector<A> g = {};
+        g[0] = grad;
+        enqueue<width, A>(f, sums, value.place, g, &waiting, 0);
+        if (sums.shared) {
+          add_fixed<width, true, A>(sums, waiting, VectorOf<A>::width);
+        } else {
+          add_fixed<width, false, A>(sums, waiting, VectorOf<A>::width);
+        }
+      }
+    }
+    return grad * value.slope[0];
+  };
+  switch (kind_of(f)) {
+    case Kind::identity:
+      return of(KindIs<Kind::identity>());
+    case Kind::linear:
+      return of(KindIs<Kind::linear>());
+    case Kind::cubic:
+      return of(KindIs<Kind::cubic>());
+    default:
+      return of(KindIs<Kind::gss>());
+  }
+}
+
 template <Kind kind, typename A>
 static void monotone_backward_of(const Function<A>& f, A* x, int64_t count, int64_t target, A grad, A shift,
                                  A rest, const TableSums& sums) {
@@ -617,7 +773,9 @@ static const PlifKernels<T>* plif_table() {
 
 template <typename A>
 static const MonotoneKernels<A>* monotone_table() {
-  static constexpr MonotoneKernels<A> kernels = {row_max<A>, value<A>, exp_sum<A>, monotone_backward<A>};
+  static constexpr MonotoneKernels<A> kernels = {row_max<A>,      row_min<A>,           value<A>,
+                                                 exp_sum<A>,      monotone_backward<A>, begin_gradient<A>,
+                                                 end_gradient<A>, target_gradient<A>};
   return &kernels;
 }
 

@@ -40,4 +40,9 @@ template <typename A>
 void monotone_log_prob_backward(const MonotoneRows& rows, A* logits, const A* grad_log_prob,
                                 const A* log_normalizer, double* grad_table);
 
+// log_prob and, over logits, its gradient at once: f and exp once for each logit.
+template <typename A>
+void monotone_log_prob_gradient(const MonotoneRows& rows, A* logits, const A* grad_log_prob, A* log_prob,
+                                double* grad_table);
+
 }  // namespace hstree::cpu

@@ -54,6 +54,22 @@ Tensor monotone_log_prob_backward_cpu(const Tensor& logits, const Tensor& grad_l
   return grad_table;
 }
 
+std::tuple<Tensor, Tensor> monotone_log_prob_gradient_cpu(const Tensor& logits, const Tensor& grad_log_prob,
+                                                          const Tensor& target, double c, double k,
+                                                          const std::optional<Tensor>& table, double radius) {
+  const MonotoneArguments a =
+      monotone_arguments("hstree::monotone_log_prob_gradient_", true, logits, target, c, k, table, radius);
+  const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
+  const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
+  const Tensor grad_table = empty(logits, {a.function.intervals, a.function.width}, Dtype::Double);
+  dispatch_logits(a, [&](auto element) {
+    using A = decltype(element);
+    cpu::monotone_log_prob_gradient<A>(monotone_rows(a), data<A>(logits), const_data<A>(grad),
+                                       data<A>(log_prob), data<double>(grad_table));
+  });
+  return {log_prob, grad_table};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
@@ -63,11 +79,16 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(
       "monotone_log_prob_backward_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, Tensor "
       "log_normalizer, float c, float k, Tensor? table, float radius) -> Tensor");
+  // log_prob and the gradient of logits, written over them, at once: where grad_log_prob is known beforehand.
+  m.def(
+      "monotone_log_prob_gradient_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, float c, float k, "
+      "Tensor? table, float radius) -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
   m.impl("monotone_log_prob", TORCH_BOX(&monotone_log_prob_cpu));
   m.impl("monotone_log_prob_backward_", TORCH_BOX(&monotone_log_prob_backward_cpu));
+  m.impl("monotone_log_prob_gradient_", TORCH_BOX(&monotone_log_prob_gradient_cpu));
 }
 
 }  // namespace hstree

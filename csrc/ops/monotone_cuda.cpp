@@ -46,11 +46,21 @@ Tensor monotone_log_prob_backward_cuda(const Tensor& logits, const Tensor& grad_
   return grad_table;
 }
 
+std::tuple<Tensor, Tensor> monotone_log_prob_gradient_cuda(const Tensor& logits, const Tensor& grad_log_prob,
+                                                           const Tensor& target, double c, double k,
+                                                           const std::optional<Tensor>& table,
+                                                           double radius) {
+  const auto [log_prob, log_normalizer] = monotone_log_prob_cuda(logits, target, c, k, table, radius);
+  return {log_prob, monotone_log_prob_backward_cuda(logits, grad_log_prob, target, log_normalizer, c, k,
+                                                    table, radius)};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
   m.impl("monotone_log_prob", TORCH_BOX(&monotone_log_prob_cuda));
   m.impl("monotone_log_prob_backward_", TORCH_BOX(&monotone_log_prob_backward_cuda));
+  m.impl("monotone_log_prob_gradient_", TORCH_BOX(&monotone_log_prob_gradient_cuda));
 }
 
 }  // namespace hstree

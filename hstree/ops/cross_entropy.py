@@ -303,7 +303,7 @@ def _run(
     sums = _sum_dtype(latent)
     log_prob = latent.new_empty(rows, dtype=sums)
     gradients = _Gradients(wanted, latent, weight, table)
-    function = (c, k, table, radius)
+    ops, function = torch.ops.hstree, (c, k, table, radius)
     size = min(chunk_rows, rows) * components
     buffer = latent.new_empty((size, len(weight)), dtype=sums)
     for begin in range(0, rows, chunk_rows):
@@ -316,25 +316,27 @@ def _run(
             logits.copy_(_product(part, weight.t()))
         if bias is not None:
             logits += bias
-        wanted_class = target[chunk].repeat_interleave(components)
-        each, normalizer = torch.ops.hstree.monotone_log_prob(logits, wanted_class, *function)
-        if log_prior is None:
-            log_prob[chunk] = each
+        classes = target[chunk].repeat_interleave(components)
+        if upstream is not None and log_prior is None and gradients.any:
+            log_prob[chunk], grad_table = ops.monotone_log_prob_gradient_(
+                logits, upstream[chunk], classes, *function
+            )
         else:
-            joint = log_prior[chunk] + each.view(-1, components)
-            log_prob[chunk] = joint.logsumexp(1).masked_fill(target[chunk] == -1, 0)
-        if upstream is None or not gradients.any:
-            continue
-        gradient = upstream[chunk]
-        if log_prior is not None:
-            responsibility = gradient[:, None] * joint.softmax(1)
-            gradient = responsibility.reshape(-1)
+            each, normalizer = ops.monotone_log_prob(logits, classes, *function)
+            ignored = target[chunk] == -1
+            if log_prior is None:
+                log_prob[chunk] = each
+            else:
+                joint = log_prior[chunk] + each.view(-1, components)
+                log_prob[chunk] = joint.logsumexp(1).masked_fill(ignored, 0)
+            if upstream is None or not gradients.any:
+                continue
+            responsibility = upstream[chunk, None] * joint.softmax(1)
             if gradients.log_prior is not None:
-                ignored = (target[chunk] == -1)[:, None]
-                gradients.log_prior[chunk] = responsibility.masked_fill(ignored, 0)
-        grad_table = torch.ops.hstree.monotone_log_prob_backward_(
-            logits, gradient, wanted_class, normalizer, *function
-        )
+                gradients.log_prior[chunk] = responsibility.masked_fill(ignored[:, None], 0)
+            grad_table = ops.monotone_log_prob_backward_(
+                logits, responsibility.reshape(-1), classes, normalizer, *function
+            )
         if gradients.table is not None:
             gradients.table += grad_table
         gradients.add(chunk, part, weight, logits)

@@ -114,6 +114,19 @@ def _backward_fake(
     return logits.new_empty((0, 0) if table is None else table.shape, dtype=torch.float64)
 
 
+def _gradient_fake(
+    logits: Tensor,
+    grad_log_prob: Tensor,
+    target: Tensor,
+    c: float,
+    k: float,
+    table: Tensor | None,
+    radius: float,
+) -> tuple[Tensor, Tensor]:
+    grad_table = _backward_fake(logits, grad_log_prob, target, logits, c, k, table, radius)
+    return _fake(logits, target, c, k, table, radius)[0], grad_table
+
+
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     logits, target, ctx.c, ctx.k, table, ctx.radius = inputs
     log_normalizer = output[1]
@@ -133,6 +146,7 @@ def _gradient(ctx: Any, grad_log_prob: Tensor, grad_log_normalizer: Tensor | Non
 
 torch.library.register_fake("hstree::monotone_log_prob", _fake)
 torch.library.register_fake("hstree::monotone_log_prob_backward_", _backward_fake)
+torch.library.register_fake("hstree::monotone_log_prob_gradient_", _gradient_fake)
 torch.library.register_autograd(
     "hstree::monotone_log_prob", _gradient, setup_context=_save_for_backward
 )

@@ -301,15 +301,20 @@ def monotone_batch(
     )  # fmt: skip
 
 
-def monotone_gradients(batch: MonotoneBatch) -> list[Tensor]:
-    """log_prob, log_normalizer, gradient of the logits, and of the table (float64) if there is
-    one."""
+def monotone_gradients(batch: MonotoneBatch, at_once: bool = False) -> list[Tensor]:
+    """log_prob, log_normalizer, gradient of the logits, and of the table (float64) if there is one;
+    at_once: from monotone_log_prob_gradient_."""
     ops = torch.ops.hstree
     log_prob, log_normalizer = ops.monotone_log_prob(*batch.arguments())
     grad = batch.logits.clone(memory_format=torch.contiguous_format)
-    grad_table = ops.monotone_log_prob_backward_(
-        grad, batch.grad, batch.target, log_normalizer, *batch.arguments()[2:]
-    )
+    if at_once:
+        log_prob, grad_table = ops.monotone_log_prob_gradient_(
+            grad, batch.grad, batch.target, *batch.arguments()[2:]
+        )
+    else:
+        grad_table = ops.monotone_log_prob_backward_(
+            grad, batch.grad, batch.target, log_normalizer, *batch.arguments()[2:]
+        )
     if batch.table is None:
         assert grad_table.shape == (0, 0)
     assert grad_table.dtype == torch.float64
@@ -340,12 +345,14 @@ def monotone_value(batch: MonotoneBatch, x: Tensor) -> Tensor:
     return f.masked_fill(never, -torch.inf)
 
 
-def check_monotone(case: MonotoneCase, dtype: torch.dtype, device: torch.device) -> None:
+def check_monotone(
+    case: MonotoneCase, dtype: torch.dtype, device: torch.device, at_once: bool = False
+) -> None:
     """Everything against the float64 reference of the same values."""
     batch = monotone_batch(case, dtype)
     exact = batch.map(Tensor.double)
     true = monotone_reference(exact)
-    got = [x.cpu() for x in monotone_gradients(batch.to(device))]
+    got = [x.cpu() for x in monotone_gradients(batch.to(device), at_once)]
     assert [x.dtype for x in got[:3]] == [dtype] * 3
     used = batch.target >= 0
     assert not got[0][~used].any()
@@ -414,5 +421,6 @@ def check_every_case() -> list[Tensor]:
                 check_plif(case, width, dtype, CPU)
     for monotone_case in MONOTONE_CASES:
         for dtype in (torch.float32, torch.float64):
-            check_monotone(monotone_case, dtype, CPU)
+            for at_once in (False, True):
+                check_monotone(monotone_case, dtype, CPU, at_once)
     return results()

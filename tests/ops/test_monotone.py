@@ -1,4 +1,4 @@
-"""torch.ops.hstree.monotone_log_prob and monotone_log_prob_backward_."""
+"""torch.ops.hstree.monotone_log_prob and its two ways to the gradient, in two steps and at once."""
 
 from __future__ import annotations
 
@@ -41,8 +41,33 @@ small_kinds = pytest.mark.parametrize("case", SMALL, ids=str)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("case", MONOTONE_CASES, ids=str)
-def test_equals_reference(case: MonotoneCase, dtype: torch.dtype, device: torch.device) -> None:
-    check_monotone(case, dtype, device)
+@pytest.mark.parametrize("at_once", [False, True], ids=["two steps", "at once"])
+def test_equals_reference(
+    case: MonotoneCase, dtype: torch.dtype, at_once: bool, device: torch.device
+) -> None:
+    check_monotone(case, dtype, device, at_once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", USUAL, ids=str)
+def test_at_once_equals_two_steps_at_the_edges(
+    case: MonotoneCase, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Rows with infinities, NaN, logits beyond any radius and at it, of whole vectors and not."""
+    batch = monotone_batch(case, dtype)
+    x = batch.logits.clone()
+    x[0, 3], x[1, 4], x[2, 5] = -math.inf, math.inf, math.nan
+    x[3], x[4], x[5, 0], x[6, -1] = -math.inf, batch.radius, -batch.radius, -math.inf
+    x[7, -1], x[8], x[9, 0] = math.nan, 1e4 * x[8], -math.inf
+    target = batch.target.clone()
+    target[0], target[9], target[10] = 3, 0, -1
+    for row in range(12):  # one by one, as a NaN spoils the table's gradient
+        some = slice(row, row + 1)
+        one = replace(batch, logits=x[some], target=target[some], grad=batch.grad[some]).to(device)
+        got, expected = monotone_gradients(one, at_once=True), monotone_gradients(one)
+        rtol = 1e-4 if dtype == torch.float32 else 1e-10
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=rtol, atol=rtol, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -229,12 +254,13 @@ DETERMINISTIC = [
 def test_same_bits_for_every_run_and_number_of_threads(case: MonotoneCase) -> None:
     for dtype in (torch.float32, torch.float64):
         batch = monotone_batch(case, dtype)
-        with threads(1):
-            first = monotone_gradients(batch)
-            same_bits(monotone_gradients(batch), first)
-        for count in (2, 5):
-            with threads(count):
-                same_bits(monotone_gradients(batch), first)
+        for at_once in (False, True):
+            with threads(1):
+                first = monotone_gradients(batch, at_once)
+                same_bits(monotone_gradients(batch, at_once), first)
+            for count in (2, 5):
+                with threads(count):
+                    same_bits(monotone_gradients(batch, at_once), first)
 
 
 @pytest.mark.cuda
@@ -380,6 +406,10 @@ def test_opcheck(case: MonotoneCase, device: torch.device) -> None:
     arguments = (batch.logits.clone(), batch.grad, batch.target, log_normalizer,
                  *batch.arguments()[2:])  # fmt: skip
     torch.library.opcheck(backward_, arguments)
+    torch.library.opcheck(
+        torch.ops.hstree.monotone_log_prob_gradient_,
+        (batch.logits.clone(), batch.grad, batch.target, *batch.arguments()[2:]),
+    )
     batch.logits.requires_grad_()
     if batch.table is not None:
         batch.table.requires_grad_()
