@@ -1,19 +1,18 @@
-"""Language models: backbones, the module that joins one to a head, and sampling of text."""
+"""Language models: the AWD-LSTM, the module that joins it to a head, their loss, and sampling of
+text."""
 
+from .awd_lstm import AWDLSTM, BackboneOutput, State, activation_penalty, detach
 from .generation import generate
-from .language_model import (
-    LanguageModel,
-    LSTMBackbone,
-    State,
-    detach,
-    evaluate_loss,
-    parameter_count,
-)
+from .language_model import LanguageModel, LanguageModelOutput, parameter_count
+from .loss import evaluate_loss
 
 __all__ = [
-    "LSTMBackbone",
+    "AWDLSTM",
+    "BackboneOutput",
     "LanguageModel",
+    "LanguageModelOutput",
     "State",
+    "activation_penalty",
     "detach",
     "evaluate_loss",
     "generate",

@@ -1,0 +1,291 @@
+"""AWD-LSTM: word embeddings and LSTM layers, regularised by dropout on everything they multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hstree.heads.checks import check_count, check_number, check_probability
+
+State: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
+"""(h, c) of every layer, each [1, B, size of the layer]."""
+
+
+class BackboneOutput(NamedTuple):
+    """What a backbone makes of a window of words.
+
+    Attributes:
+        hidden: [time, B, D], what the head reads.
+        state: after the last word, still attached to the graph; see :func:`detach`.
+        raw: [time, B, context_size], the last layer's output before dropout.
+        dropped: [time, B, context_size], the same after dropout.
+    """
+
+    hidden: Tensor
+    state: State
+    raw: Tensor
+    dropped: Tensor
+
+
+class AWDLSTM(nn.Module):
+    r"""Embedding and LSTM layers, each of its own size, with dropout between them and DropConnect
+    within them.
+
+    .. math::
+        x_0 = m_{\mathrm{input}} \odot E'[\mathrm{words}], \quad
+        x_l = m_l \odot \mathrm{LSTM}_l(x_{l-1}), \quad l = 1 \ldots \mathrm{layers}, \quad
+        h = x_{\mathrm{layers}}
+
+    E' is E without the rows of dropped words, and the hidden-to-hidden matrix of every layer is
+    :math:`M_l \odot W_{hh}`. The masks m are [1, B, size], the same at all time steps ("locked").
+    Every mask is drawn anew at each call in training mode, keeps an element with probability
+    1 - p, and is then 1 / (1 - p), so that nothing need be scaled in evaluation, where there are no
+    masks.
+
+    Merity et al., Regularizing and Optimizing LSTM Language Models, 2018.
+
+    Args:
+        n_classes: V, number of words.
+        embedding_size: size of a word's vector.
+        hidden_size: size of the state of every layer but the last.
+        layers: number of LSTM layers.
+        context_size: size of the last layer; default ``hidden_size``.
+        all_layers: h is the concatenation of x_0 .. x_layers instead, for heads that read several
+            layers (``Head.reads_layers``).
+        dropout: probability of dropping an element of the last layer's output, locked.
+        dropout_input: of the embedded words, locked.
+        dropout_hidden: of the output of every layer but the last, locked.
+        dropout_embedding: of a word, everywhere in the window.
+        weight_dropout: of a hidden-to-hidden weight, for the whole window. The parameters stay
+            those of :class:`torch.nn.LSTM`; a dropped weight gets no gradient.
+
+    Raises:
+        ValueError: a size below 1, or a probability outside [0, 1).
+
+    Example, the model of the paper on Penn Treebank::
+
+        backbone = AWDLSTM(
+            10_000, 400, 1150, layers=3, context_size=400, dropout=0.4, dropout_input=0.4,
+            dropout_hidden=0.25, dropout_embedding=0.1, weight_dropout=0.5,
+        )
+    """
+
+    def __init__(
+        self,
+        n_classes: int,
+        embedding_size: int,
+        hidden_size: int,
+        layers: int = 1,
+        *,
+        context_size: int | None = None,
+        all_layers: bool = False,
+        dropout: float = 0.0,
+        dropout_input: float = 0.0,
+        dropout_hidden: float = 0.0,
+        dropout_embedding: float = 0.0,
+        weight_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.n_classes = check_count("n_classes", n_classes)
+        self.embedding_size = check_count("embedding_size", embedding_size)
+        self.hidden_size = check_count("hidden_size", hidden_size)
+        self.layers = check_count("layers", layers)
+        if context_size is None:
+            context_size = hidden_size
+        self.context_size = check_count("context_size", context_size)
+        self.all_layers = all_layers
+        self.dropout = check_probability("dropout", dropout)
+        self.dropout_input = check_probability("dropout_input", dropout_input)
+        self.dropout_hidden = check_probability("dropout_hidden", dropout_hidden)
+        self.dropout_embedding = check_probability("dropout_embedding", dropout_embedding)
+        self.weight_dropout = check_probability("weight_dropout", weight_dropout)
+        self.embedding = nn.Embedding(n_classes, embedding_size)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        self.lstms = nn.ModuleList(
+            nn.LSTM(before, size) for before, size in pairwise(self.layer_sizes)
+        )
+
+    @property
+    def layer_sizes(self) -> tuple[int, ...]:
+        """Sizes of the embedding and of every layer."""
+        hidden = (self.hidden_size,) * (self.layers - 1)
+        return (self.embedding_size, *hidden, self.context_size)
+
+    @property
+    def out_features(self) -> int:
+        """D, size of the hidden vectors."""
+        return sum(self.layer_sizes) if self.all_layers else self.context_size
+
+    def initial_state(self, batch_size: int) -> State:
+        """Zero state for ``batch_size`` streams: for each layer two tensors [1, B, size]."""
+        zeros = self.embedding.weight.new_zeros
+        return tuple(
+            (zeros(1, batch_size, size), zeros(1, batch_size, size))
+            for size in self.layer_sizes[1:]
+        )
+
+    def forward(self, tokens: Tensor, state: State | None = None) -> BackboneOutput:
+        """Read a window of words.
+
+        Args:
+            tokens: int64 [time, B].
+            state: state before the first word; None is zero.
+
+        Raises:
+            ValueError: the state is not one (h, c) [1, B, size] for each layer.
+        """
+        if state is None:
+            state = self.initial_state(tokens.shape[1])
+        self._check_state(state, tokens.shape[1])
+        outputs = [_locked_dropout(self._embed(tokens), self.dropout_input, self.training)]
+        after: list[tuple[Tensor, Tensor]] = []
+        dropouts = [self.dropout_hidden] * (self.layers - 1) + [self.dropout]
+        for lstm, before, dropout in zip(self.lstms, state, dropouts, strict=True):
+            raw, last = _run(lstm, outputs[-1], before, self.weight_dropout)
+            outputs.append(_locked_dropout(raw, dropout, self.training))
+            after.append(last)
+        dropped = outputs[-1]
+        hidden = torch.cat(outputs, dim=-1) if self.all_layers else dropped
+        return BackboneOutput(hidden, tuple(after), raw, dropped)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.embedding(tokens)
+        if not (self.training and self.dropout_embedding):
+            return embedded
+        mask = F.dropout(embedded.new_ones(self.n_classes, 1), self.dropout_embedding)
+        return embedded * mask[tokens]
+
+    def _check_state(self, state: State, batch_size: int) -> None:
+        if len(state) != self.layers:
+            raise ValueError(
+                f"state: expected a pair (h, c) for each of {self.layers} layers, got {len(state)}"
+            )
+        for layer, (pair, size) in enumerate(zip(state, self.layer_sizes[1:], strict=True)):
+            expected = (1, batch_size, size)
+            shapes = [tuple(part.shape) for part in pair]
+            if shapes != [expected] * 2:
+                raise ValueError(
+                    f"state: expected (h, c) of shape {expected} for layer {layer}, got {shapes}"
+                )
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that build this backbone again; JSON-able."""
+        return {
+            "kind": "awd-lstm",
+            "n_classes": self.n_classes,
+            "embedding_size": self.embedding_size,
+            "hidden_size": self.hidden_size,
+            "layers": self.layers,
+            "context_size": self.context_size,
+            "all_layers": self.all_layers,
+            "dropout": self.dropout,
+            "dropout_input": self.dropout_input,
+            "dropout_hidden": self.dropout_hidden,
+            "dropout_embedding": self.dropout_embedding,
+            "weight_dropout": self.weight_dropout,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> AWDLSTM:
+        """Build the backbone of a :meth:`config`, with fresh weights. Raises ValueError for another
+        kind."""
+        arguments = dict(config)
+        kind = arguments.pop("kind", None)
+        if kind != "awd-lstm":
+            raise ValueError(f"backbone: expected the kind 'awd-lstm', got {kind!r}")
+        try:
+            return cls(**arguments)
+        except TypeError as error:
+            raise ValueError(f"backbone: {error}") from None
+
+
+def activation_penalty(output: BackboneOutput, alpha: float = 0.0, beta: float = 0.0) -> Tensor:
+    r"""Activation regularisation, large activations and large steps in time:
+
+    .. math::
+        \alpha \, \mathrm{mean}\big((m \odot h_t)^2\big) +
+        \beta \, \mathrm{mean}\big((h_t - h_{t-1})^2\big)
+
+    over all elements of the last layer's output h, with its dropout mask m in the first term and
+    without in the second, which is 0 for a window of one step.
+
+    Merity et al., Revisiting Activation Regularization for Language RNNs, 2017.
+
+    Args:
+        output: of :class:`AWDLSTM`.
+        alpha: weight of the activations.
+        beta: weight of the steps in time.
+
+    Returns:
+        A scalar tensor, in float32 for outputs of lower precision.
+
+    Raises:
+        ValueError: alpha or beta is negative or not finite.
+    """
+    weights = {"alpha": alpha, "beta": beta}
+    for name, weight in weights.items():
+        if check_number(name, weight) < 0:
+            raise ValueError(f"{name}: expected a number of at least 0, got {weight}")
+    raw, dropped = (_wide(tensor) for tensor in (output.raw, output.dropped))
+    penalty = raw.new_zeros(())
+    if alpha:
+        penalty = penalty + alpha * dropped.square().mean()
+    if beta and len(raw) > 1:
+        penalty = penalty + beta * (raw[1:] - raw[:-1]).square().mean()
+    return penalty
+
+
+def detach(state: State) -> State:
+    """The state without its history: where backpropagation through time is truncated."""
+    return tuple((h.detach(), c.detach()) for h, c in state)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _locked_dropout(x: Tensor, p: float, training: bool) -> Tensor:
+    """Dropout with one mask for all time steps: x [time, B, size]."""
+    if not (training and p):
+        return x
+    return x * F.dropout(x.new_ones(1, *x.shape[1:]), p)
+
+
+def _run(
+    lstm: nn.Module, x: Tensor, state: tuple[Tensor, Tensor], weight_dropout: float
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Output and last state of a :class:`torch.nn.LSTM` of one layer, with DropConnect in training.
+
+    The weights are arguments of the call, so that no module holds a dropped copy.
+    """
+    weight_ih, weight_hh, bias_ih, bias_hh = lstm.parameters()
+    weights: list[Tensor] = [weight_ih, weight_hh, bias_ih, bias_hh]
+    if lstm.training and weight_dropout:
+        weights[1] = F.dropout(weight_hh, weight_dropout)
+        if x.is_cuda:
+            weights = _one_block(weights)
+    output, h, c = torch.lstm(
+        x,
+        state,
+        weights,
+        has_biases=True,
+        num_layers=1,
+        dropout=0.0,
+        train=torch.is_grad_enabled(),  # for cuDNN: keep what the backward pass needs
+        bidirectional=False,
+        batch_first=False,
+    )
+    return output, (h, c)
+
+
+def _one_block(weights: list[Tensor]) -> list[Tensor]:
+    """The weights one after the other in one block of memory, as cuDNN wants them; otherwise it
+    warns, and copies them itself."""
+    block = torch.cat([weight.reshape(-1) for weight in weights])
+    parts = torch.split(block, [weight.numel() for weight in weights])
+    return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
