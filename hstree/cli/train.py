@@ -5,29 +5,58 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from hstree.training.config import ConfigError, TrainConfig
+from hstree.training.presets import PRESETS
+
 from .arguments import add_config_arguments, config_values
 
 _DESCRIPTION = """\
 Train an LSTM language model and leave a run folder with its settings, vocabulary, metrics, learning
 curve and best weights. Without arguments: the docstrings and help topics of this Python
-installation, four clustered trees, about 3 minutes on two CPU cores. Ctrl-C stops the training and
-keeps the best epoch so far.
+installation, four clustered trees, about 3 minutes on two CPU cores. --preset takes the published
+settings of an AWD-LSTM, which need a GPU and hours; --finetune goes on from the best weights of
+another run. Ctrl-C stops the training and keeps the best epoch so far.
 """
 
 
 def add_command(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser("train", help="train a language model", description=_DESCRIPTION)
+    parser.add_argument(
+        "--preset",
+        choices=tuple(PRESETS),
+        metavar="NAME",
+        help="published settings, each of which a flag replaces: " + ", ".join(PRESETS),
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the settings as JSON and exit"
+    )
     add_config_arguments(parser)
     parser.set_defaults(handler=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hstree.training import TrainConfig, default_reporter, format_summary, train
+    from hstree.training import default_reporter, format_summary, train
 
-    result = train(TrainConfig(**config_values(arguments)), default_reporter())
+    config = _config(arguments)
+    if arguments.print_config:
+        print(config.to_json(), end="")
+        return 0
+    result = train(config, default_reporter())
     print()
     print(format_summary(result.summary))
     print()
     print(f"{result.summary.seconds:.0f} s in all; the run is in {result.run}")
     return 0
+
+
+def _config(arguments: argparse.Namespace) -> TrainConfig:
+    from hstree.training import finetuning, preset
+
+    values = config_values(arguments)
+    run = values.pop("finetune", None)
+    if arguments.preset is not None and run is not None:
+        raise ConfigError("--preset: expected this or --finetune, got both")
+    if arguments.preset is not None:
+        return preset(arguments.preset, **values)
+    return TrainConfig(**values) if run is None else finetuning(run, **values)

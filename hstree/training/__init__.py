@@ -1,7 +1,17 @@
 """Training: settings, the loop, run folders, progress, pictures and the final figures."""
 
-from .checkpoint import CheckpointError, Run, RunDirectory, load_model, load_run, read_metrics
+from .checkpoint import (
+    CheckpointError,
+    Run,
+    RunDirectory,
+    load_config,
+    load_model,
+    load_run,
+    read_metrics,
+)
 from .config import ConfigError, TrainConfig
+from .finetune import finetuning
+from .presets import PRESETS, preset
 from .progress import PlainLines, ProgressBar, Reporter, Silent, default_reporter
 from .records import EpochRecord, perplexity
 from .summary import HeadCost, Summary, format_summary, measure_head_cost
@@ -18,6 +28,7 @@ from .trainer import (
 )
 
 __all__ = [
+    "PRESETS",
     "CheckpointError",
     "ConfigError",
     "EpochRecord",
@@ -38,11 +49,14 @@ __all__ = [
     "choose_device",
     "default_reporter",
     "evaluate",
+    "finetuning",
     "format_summary",
+    "load_config",
     "load_model",
     "load_run",
     "measure_head_cost",
     "perplexity",
+    "preset",
     "read_metrics",
     "set_threads",
     "train",

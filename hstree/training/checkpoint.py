@@ -28,14 +28,14 @@ from torch import Tensor
 
 from hstree.data import Vocabulary
 from hstree.heads import head_class
-from hstree.models import LanguageModel, LSTMBackbone
+from hstree.models import AWDLSTM, LanguageModel
 
 from .config import ConfigError, TrainConfig
 
 CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.txt", "model.safetensors"
 METRICS, CURVE, SUMMARY = "metrics.jsonl", "learning_curve.png", "summary.json"
 METADATA_KEY = "hstree.model"
-FORMAT_VERSION = 2  # 1 had all layers in one LSTM module
+FORMAT_VERSION = 3  # 1 had all layers in one LSTM module, 2 one dropout
 
 Content: TypeAlias = bytes | Callable[[Path], None]
 
@@ -213,7 +213,7 @@ def load_model(path: str | os.PathLike[str]) -> LanguageModel:
                 f"{path}: expected format version {FORMAT_VERSION}, got {description['version']}"
             )
         tensors |= {alias: tensors[name] for alias, name in description["aliases"].items()}
-        backbone = LSTMBackbone.from_config(description["backbone"])
+        backbone = AWDLSTM.from_config(description["backbone"])
         own = {
             name.removeprefix("head."): tensor
             for name, tensor in tensors.items()
@@ -250,6 +250,23 @@ class Run:
     model: LanguageModel
 
 
+def load_config(path: str | os.PathLike[str]) -> TrainConfig:
+    """The settings of a run folder.
+
+    Raises:
+        CheckpointError: there is no such folder, or its settings are missing or not valid.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such run folder")
+    try:
+        return TrainConfig.from_json((folder / CONFIG).read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: not a run folder: {CONFIG} missing") from None
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{folder / CONFIG}: {error}") from None
+
+
 def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Run:
     """Read a run folder.
 
@@ -263,10 +280,7 @@ def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -
     missing = [name for name in (CONFIG, VOCABULARY, MODEL) if not (folder / name).is_file()]
     if missing:
         raise CheckpointError(f"{folder}: not a run folder: {', '.join(missing)} missing")
-    try:
-        config = TrainConfig.from_json((folder / CONFIG).read_bytes())
-    except (ConfigError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{folder / CONFIG}: {error}") from None
+    config = load_config(folder)
     try:
         vocabulary = Vocabulary.load(folder / VOCABULARY)
     except ValueError as error:

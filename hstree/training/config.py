@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+OPTIMIZERS = ("adamw", "sgd")
+AVERAGING = ("none", "nt", "et")
 SCHEDULES = ("cosine", "linear", "constant")
+DROPOUTS = (
+    "dropout",
+    "dropout_input",
+    "dropout_hidden",
+    "dropout_embedding",
+    "weight_dropout",
+)
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -66,7 +75,15 @@ class TrainConfig:
         None, "model", "size of the last layer, which the head reads (without it: --hidden-size)"
     )
     dropout: float = _setting(
-        0.5, "model", "dropout on embeddings, between layers and on the output"
+        0.5, "model", "locked dropout on the output of the last layer: one mask for all time steps"
+    )
+    dropout_input: float = _setting(0.5, "model", "locked dropout on the word embeddings")
+    dropout_hidden: float = _setting(0.5, "model", "locked dropout between LSTM layers")
+    dropout_embedding: float = _setting(
+        0.0, "model", "dropout of whole words, rows of the embedding matrix"
+    )
+    weight_dropout: float = _setting(
+        0.0, "model", "DropConnect on the hidden-to-hidden weights of every layer"
     )
 
     # head
@@ -107,18 +124,60 @@ class TrainConfig:
     epochs: int = _setting(8, "optimisation", "passes over the training text")
     batch_size: int = _setting(20, "optimisation", "streams that run side by side")
     bptt: int = _setting(35, "optimisation", "time steps of truncated backpropagation")
-    learning_rate: float = _setting(6e-3, "optimisation", "AdamW's learning rate of the backbone")
+    variable_bptt: bool = _setting(
+        False,
+        "optimisation",
+        "draw the length of every window: --bptt, or half of it with probability 0.05, plus a "
+        "normal deviate of standard deviation 5, at least 5; the learning rate is scaled by the "
+        "length over --bptt",
+    )
+    optimizer: str = _setting(
+        "adamw", "optimisation", "rule of the weights' updates", choices=OPTIMIZERS
+    )
+    learning_rate: float = _setting(6e-3, "optimisation", "learning rate of the backbone")
     head_learning_rate_factor: float = _setting(
         8.0, "optimisation", "learning rate of the head over that of the backbone"
     )
     weight_decay: float = _setting(
-        0.01, "optimisation", "AdamW's weight decay (sparse parameters have none)"
+        0.01,
+        "optimisation",
+        "weight decay: decoupled with adamw, an L2 penalty with sgd (sparse parameters have none)",
     )
     clip: float = _setting(1.0, "optimisation", "largest norm of the gradient; 0 for no clipping")
     schedule: str = _setting(
         "cosine", "optimisation", "course of the learning rate", choices=SCHEDULES
     )
     warmup: int = _setting(50, "optimisation", "steps over which the learning rate rises from 0")
+    alpha: float = _setting(
+        0.0, "optimisation", "penalty on the mean square of the last layer's dropped output"
+    )
+    beta: float = _setting(
+        0.0,
+        "optimisation",
+        "penalty on the mean square of the last layer's change from one time step to the next",
+    )
+    averaging: str = _setting(
+        "none",
+        "optimisation",
+        "when sgd gives way to averaged SGD, whose averages are validated and kept: never, nt "
+        "(the validation loss is worse than the best of all earlier epochs but the last --nonmono) "
+        "or et (after epoch --averaging-epoch)",
+        choices=AVERAGING,
+    )
+    nonmono: int = _setting(
+        5, "optimisation", "epochs that nt, and the end of --finetune, do not look at"
+    )
+    averaging_epoch: int = _setting(
+        200, "optimisation", "et: epochs before averaging; 0 averages from the start"
+    )
+    finetune: str | None = _setting(
+        None,
+        "optimisation",
+        "start from the best weights of this run, in averaged SGD, and end when the validation "
+        "loss is worse than the best of all earlier epochs but the last --nonmono; the other "
+        "settings are that run's unless they are given",
+        metavar="RUN",
+    )
 
     # run
     run: str | None = _setting(
@@ -127,7 +186,7 @@ class TrainConfig:
         "run folder to create; it must not exist yet (without it: runs/<time>-<head>)",
         metavar="DIR",
     )
-    seed: int = _setting(1, "run", "seed of trees, initial weights and dropout")
+    seed: int = _setting(1, "run", "seed of trees, initial weights, dropout and drawn lengths")
     device: str = _setting(
         "auto", "run", "where to train; auto takes a GPU if there is one", choices=DEVICES
     )
@@ -158,15 +217,35 @@ class TrainConfig:
             self._at_least(name, 1)
         self._at_least("max_vocabulary", 4)
         self._at_least("warmup", 0)
-        for name in ("weight_decay", "clip", "seed"):
+        for name in (
+            "weight_decay",
+            "clip",
+            "alpha",
+            "beta",
+            "nonmono",
+            "averaging_epoch",
+            "seed",
+        ):
             self._at_least(name, 0)
         for name in ("learning_rate", "head_learning_rate_factor"):
             if getattr(self, name) <= 0:
                 raise ConfigError(
                     f"--{flag_name(name)}: expected a positive number, got {getattr(self, name)}"
                 )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"--dropout: expected a probability in [0, 1), got {self.dropout}")
+        for name in DROPOUTS:
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(
+                    f"--{flag_name(name)}: expected a probability in [0, 1), "
+                    f"got {getattr(self, name)}"
+                )
+        for name, averages in (
+            ("averaging", self.averaging != "none"),
+            ("finetune", self.finetune is not None),
+        ):
+            if averages and self.optimizer != "sgd":
+                raise ConfigError(
+                    f"--{name}: averaged SGD needs --optimizer sgd, got {self.optimizer}"
+                )
         self.head_options()
 
     def _at_least(self, name: str, minimum: int) -> None:

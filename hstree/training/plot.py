@@ -11,7 +11,7 @@ from .records import EpochRecord, perplexity
 
 def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: str) -> bytes:
     """A PNG of training and validation perplexity by epoch, with the unigram perplexity of the
-    validation text.
+    validation text, and a line where averaging of the weights begins.
 
     Args:
         records: one for each epoch, at least one.
@@ -46,6 +46,15 @@ def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: s
         ha="center",
         color="#e45756",
     )
+    averaged = [record.epoch for record in records if record.averaged]
+    if averaged:
+        axes.axvline(
+            averaged[0] - 0.5,
+            color="#54a24b",
+            ls=":",
+            lw=1.5,
+            label="averaging of the weights begins",
+        )
     unigram = perplexity(unigram_loss)
     axes.axhline(
         unigram, color="#767676", ls="--", lw=1, label=f"unigram model, validation ({unigram:.1f})"

@@ -68,6 +68,7 @@ def _epoch_line(record: EpochRecord, epochs: int) -> str:
         f"perplexity train {perplexity(record.train_loss):7.1f}  "
         f"valid {perplexity(record.valid_loss):7.1f}  "
         f"{record.tokens_per_second:7,.0f} tokens/s  {record.seconds:5.1f} s"
+        + ("  averaged" if record.averaged else "")
         + ("  best" if record.best else "")
     )
 

@@ -15,7 +15,7 @@ def perplexity(loss: float) -> float:
 @dataclass(frozen=True)
 class EpochRecord:
     """Figures of an epoch; a line of metrics.jsonl. Losses are in nats per token, speeds include
-    training only."""
+    training only. ``averaged``: the validation loss is that of the averaged weights."""
 
     epoch: int
     step: int
@@ -25,6 +25,7 @@ class EpochRecord:
     best: bool
     tokens_per_second: float
     seconds: float
+    averaged: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The record with its perplexities; JSON-able."""

@@ -5,18 +5,28 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hstree.data import Corpus, CorpusStatistics, batchify, load_corpus, windows
+from hstree.data import Corpus, CorpusStatistics, batchify, load_corpus
 from hstree.heads import head_class
-from hstree.models import LanguageModel, LSTMBackbone, State, detach, evaluate_loss
+from hstree.models import (
+    AWDLSTM,
+    LanguageModel,
+    State,
+    activation_penalty,
+    detach,
+    evaluate_loss,
+)
 
 from .checkpoint import (
     CONFIG,
@@ -28,10 +38,20 @@ from .checkpoint import (
     Content,
     RunDirectory,
     load_model,
+    load_run,
     model_writer,
 )
 from .config import ConfigError, TrainConfig
-from .optimizer import build_optimizers, clip_gradients, scheduled_learning_rate, set_learning_rate
+from .finetune import starting_model
+from .optimizer import (
+    averaged_weights,
+    build_optimizers,
+    clip_gradients,
+    non_monotone,
+    scheduled_learning_rate,
+    set_learning_rate,
+    window_lengths,
+)
 from .plot import learning_curve
 from .progress import Reporter, Silent
 from .records import EpochRecord, perplexity
@@ -49,7 +69,7 @@ class TrainingInterrupted(KeyboardInterrupt):
 
     Attributes:
         run: the run folder, or None if no epoch had ended.
-        best: record of the epoch whose weights it holds.
+        best: record of the epoch whose weights it holds; epoch 0 is the start of fine-tuning.
     """
 
     def __init__(self, run: Path | None, best: EpochRecord | None) -> None:
@@ -100,14 +120,18 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
     """
     head_type = head_class(config.head)
     torch.manual_seed(config.seed)
-    backbone = LSTMBackbone(
+    backbone = AWDLSTM(
         n_classes,
         config.embedding_size,
         config.hidden_size,
         config.layers,
-        config.dropout,
         context_size=config.context_size,
         all_layers=head_type.reads_layers,
+        dropout=config.dropout,
+        dropout_input=config.dropout_input,
+        dropout_hidden=config.dropout_hidden,
+        dropout_embedding=config.dropout_embedding,
+        weight_dropout=config.weight_dropout,
     )
     layers = {"layer_sizes": backbone.layer_sizes} if head_type.reads_layers else {}
     try:
@@ -160,11 +184,16 @@ class Trainer:
     Args:
         model: on the device on which to train.
         corpus: ids of the model's classes.
-        config: batch size, windows, learning rates, schedule, clipping, epochs.
+        config: batch size, windows, optimiser, learning rates, schedule, clipping, penalties,
+            averaging, epochs.
         reporter: told of every step.
 
+    Attributes:
+        averaging: whether averaged SGD has begun.
+
     Raises:
-        ValueError: a part of the corpus is too small for the batch.
+        ValueError: a part of the corpus is too small for the batch, or averaged SGD cannot take the
+            head.
     """
 
     def __init__(
@@ -182,9 +211,20 @@ class Trainer:
         ignore = model.head.ignore_index
         train = batchify(corpus.train, config.batch_size, ignore_index=ignore)
         self.train_stream = (train[0].to(self.device), train[1].to(self.device))
-        self.steps_per_epoch = -(-len(train[0]) // config.bptt)
-        self.total_steps = config.epochs * self.steps_per_epoch
+        windows = -(-len(train[0]) // config.bptt)
+        self.total_steps = config.epochs * windows
+        self.steps_per_epoch = windows  # about, where lengths are drawn
+        if config.variable_bptt:
+            self.steps_per_epoch = max(1, round(len(train[0]) / (0.975 * config.bptt)))
+        self.lengths = np.random.default_rng(config.seed) if config.variable_bptt else None
         self.optimizers = build_optimizers(model, config)
+        self.averaging = False
+        self.valid_losses: list[float] = []
+        if config.averaging != "none" or config.finetune is not None:
+            averaged = build_optimizers(model, config, averaged=True)  # refuses sparse groups now
+            from_start = config.averaging == "et" and config.averaging_epoch == 0
+            if from_start or config.finetune is not None:
+                self.optimizers, self.averaging = averaged, True
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.step = 0
         self.epoch = 0
@@ -193,7 +233,8 @@ class Trainer:
         """One pass over the training text.
 
         Returns:
-            Mean loss in nats per token, tokens per second, and the last learning rate.
+            Mean loss in nats per token without penalties, tokens per second, and the last learning
+            rate, of a window of ``bptt`` steps.
 
         Raises:
             TrainingError: the loss is not finite.
@@ -202,24 +243,51 @@ class Trainer:
         self.model.train()
         total, count, rate = 0.0, 0, 0.0
         state: State | None = None
+        inputs, targets = self.train_stream
+        bptt, start = self.config.bptt, 0
+        steps_before = (self.epoch - 1) * self.total_steps // self.config.epochs
         begin = time.perf_counter()
-        for inputs, targets in windows(*self.train_stream, self.config.bptt):
-            tokens = int((targets != self.model.head.ignore_index).sum())
-            if tokens == 0:
-                continue
-            rate = scheduled_learning_rate(self.config, self.step, self.total_steps)
-            set_learning_rate(self.optimizers, rate)
-            loss, state = self._train_step(inputs, targets, state)
+        for length in window_lengths(len(inputs), bptt, self.lengths):
+            window = slice(start, start + length)
+            tokens = int((targets[window] != self.model.head.ignore_index).sum())
+            rate = scheduled_learning_rate(
+                self.config, steps_before + start / bptt, self.total_steps
+            )
+            set_learning_rate(self.optimizers, rate * (length / bptt))
+            loss, state = self._train_step(inputs[window], targets[window], state)
+            start += length
             self.step += 1
             total += loss * tokens
             count += tokens
             self.reporter.step(self.epoch, loss, tokens)
         return total / count, count / (time.perf_counter() - begin), rate
 
+    def note_validation(self, loss: float) -> bool:
+        """Take note of the validation loss of the epoch, and begin to average if the time has come.
+
+        Returns:
+            Whether training ends here: fine-tuning has stopped to improve.
+        """
+        self.valid_losses.append(loss)
+        worse = non_monotone(self.valid_losses, self.config.nonmono)
+        if self.config.finetune is not None:
+            return worse
+        due = {
+            "none": False,
+            "nt": worse,
+            "et": self.epoch >= self.config.averaging_epoch,
+        }[self.config.averaging]
+        if due and not self.averaging:
+            self.averaging = True
+            self.optimizers = build_optimizers(self.model, self.config, averaged=True)
+            if self.epoch < self.config.epochs:
+                self.reporter.message(f"averaging of the weights begins after epoch {self.epoch}")
+        return False
+
     def _train_step(
         self, inputs: Tensor, targets: Tensor, state: State | None
     ) -> tuple[float, State]:
-        output, state = self.model(inputs, targets, state)
+        output, state, read = self.model(inputs, targets, state)
         loss = output.loss.detach().item()
         if not math.isfinite(loss):
             raise TrainingError(
@@ -227,7 +295,8 @@ class Trainer:
                 f"try a lower --learning-rate (now {self.config.learning_rate:g}) "
                 f"or a lower --clip (now {self.config.clip:g})"
             )
-        output.loss.backward()
+        penalty = activation_penalty(read, self.config.alpha, self.config.beta)
+        (output.loss + penalty).backward()
         if self.config.clip > 0:
             clip_gradients(self.parameters, self.config.clip)
         for optimizer in self.optimizers:
@@ -256,7 +325,8 @@ def train(config: TrainConfig, reporter: Reporter | None = None) -> TrainResult:
     """Train as configured and leave a run folder.
 
     The folder appears when the first epoch has ended, complete; from then on its files are replaced
-    atomically, so it can be read at any time, whatever stops the training.
+    atomically, so it can be read at any time, whatever stops the training. While weights are
+    averaged, it is the averages that are validated and kept.
 
     Raises:
         ValueError: a setting, the corpus or the run folder is not usable; nothing was written.
@@ -267,20 +337,29 @@ def train(config: TrainConfig, reporter: Reporter | None = None) -> TrainResult:
     head_class(config.head)
     device = choose_device(config.device)
     set_threads(config)
-    directory = RunDirectory(config.run, f"{datetime.now():%Y%m%d-%H%M%S}-{config.head}")
+    kind = config.head if config.finetune is None else f"{config.head}-finetuned"
+    directory = RunDirectory(config.run, f"{datetime.now():%Y%m%d-%H%M%S}-{kind}")
     begin = time.perf_counter()
     best: EpochRecord | None = None
     try:
+        origin = None if config.finetune is None else load_run(config.finetune)
         corpus = load_corpus(
-            config.data, min_count=config.min_count, max_vocabulary=config.max_vocabulary
+            config.data,
+            min_count=config.min_count,
+            max_vocabulary=config.max_vocabulary,
+            vocabulary=None if origin is None else origin.vocabulary,
         )
         reporter.message(str(corpus))
         check_size(corpus, config)
         statistics = corpus.statistics()
-        reporter.message(f"building the model with the head {config.head!r} ...")
-        started = time.perf_counter()
-        model = build_model(config, len(corpus.vocabulary), statistics).to(device)
-        reporter.message(_describe(model, time.perf_counter() - started))
+        if origin is None:
+            reporter.message(f"building the model with the head {config.head!r} ...")
+            started = time.perf_counter()
+            model = build_model(config, len(corpus.vocabulary), statistics).to(device)
+            reporter.message(_describe(model, time.perf_counter() - started))
+        else:
+            torch.manual_seed(config.seed)
+            model = starting_model(config, origin).to(device)
         trainer = Trainer(model, corpus, config, reporter)
         unigram = statistics.unigram_loss(corpus.valid[1:])
         records: list[EpochRecord] = []
@@ -288,30 +367,48 @@ def train(config: TrainConfig, reporter: Reporter | None = None) -> TrainResult:
             CONFIG: _saved_config(config).to_json().encode(),
             VOCABULARY: corpus.vocabulary.to_bytes(),
         }
+        if origin is not None:
+            best = _start(evaluate(model, corpus.valid))
+            files[MODEL] = partial(shutil.copyfile, origin.path / MODEL)
+            reporter.message(
+                f"starting from {origin.path}, validation perplexity "
+                f"{perplexity(best.valid_loss):.1f}"
+            )
         reporter.start(config.epochs, trainer.steps_per_epoch)
         for epoch in range(1, config.epochs + 1):
             epoch_begin = time.perf_counter()
             train_loss, speed, rate = trainer.run_epoch()
-            valid_loss = evaluate(model, corpus.valid)
-            if not math.isfinite(valid_loss):
-                raise TrainingError(
-                    f"the validation loss became {valid_loss} in epoch {epoch}; "
-                    f"try a lower --learning-rate"
+            with averaged_weights(trainer.optimizers):
+                valid_loss = evaluate(model, corpus.valid)
+                if not math.isfinite(valid_loss):
+                    raise TrainingError(
+                        f"the validation loss became {valid_loss} in epoch {epoch}; "
+                        f"try a lower --learning-rate"
+                    )
+                is_best = best is None or valid_loss < best.valid_loss
+                record = EpochRecord(
+                    epoch=epoch,
+                    step=trainer.step,
+                    learning_rate=rate,
+                    train_loss=train_loss,
+                    valid_loss=valid_loss,
+                    best=is_best,
+                    tokens_per_second=speed,
+                    seconds=time.perf_counter() - epoch_begin,
+                    averaged=trainer.averaging,
                 )
-            is_best = best is None or valid_loss < best.valid_loss
-            seconds = time.perf_counter() - epoch_begin
-            record = EpochRecord(
-                epoch, trainer.step, rate, train_loss, valid_loss, is_best, speed, seconds
-            )
-            records.append(record)
-            if is_best:
-                files[MODEL] = model_writer(model)
-            files[METRICS] = _json_lines([r.to_dict() for r in records])
-            files[CURVE] = learning_curve(records, unigram, f"{config.head} head, {corpus.name}")
-            directory.write(files)
+                records.append(record)
+                if is_best:
+                    files[MODEL] = model_writer(model)
+                title = f"{config.head} head, {corpus.name}"
+                files[METRICS] = _json_lines([r.to_dict() for r in records])
+                files[CURVE] = learning_curve(records, unigram, title)
+                directory.write(files)
             files = {}
             best = record if is_best else best
             reporter.epoch(record)
+            if trainer.note_validation(valid_loss):
+                break
     except KeyboardInterrupt:
         raise TrainingInterrupted(directory.path if directory.published else None, best) from None
     except TrainingError as error:
@@ -327,7 +424,7 @@ def train(config: TrainConfig, reporter: Reporter | None = None) -> TrainResult:
             head=config.head,
             classes=len(corpus.vocabulary),
             train_tokens=len(corpus.train),
-            epochs=config.epochs,
+            epochs=len(records),
             best_epoch=best.epoch,
             valid_perplexity=perplexity(best.valid_loss),
             test_perplexity=perplexity(evaluate(model, corpus.test)),
@@ -345,11 +442,18 @@ def train(config: TrainConfig, reporter: Reporter | None = None) -> TrainResult:
 
 
 def _saved_config(config: TrainConfig) -> TrainConfig:
-    """The configuration with the path of its corpus made absolute, so that the run can be evaluated
-    from anywhere."""
-    if config.data is None:
-        return config
-    return replace(config, data=str(Path(config.data).resolve()))
+    """The configuration with its paths made absolute, so that the run can be evaluated from
+    anywhere."""
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else str(Path(path).resolve())
+
+    return replace(config, data=absolute(config.data), finetune=absolute(config.finetune))
+
+
+def _start(valid_loss: float) -> EpochRecord:
+    """A record of the weights that fine-tuning starts from."""
+    return EpochRecord(0, 0, 0.0, math.nan, valid_loss, True, 0.0, 0.0)
 
 
 def _json_lines(records: list[dict[str, Any]]) -> bytes:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from hstree.data import Vocabulary
 from hstree.heads import Softmax
-from hstree.models import LanguageModel, LSTMBackbone
+from hstree.models import AWDLSTM, LanguageModel
 from hstree.training import (
     CheckpointError,
     RunDirectory,
@@ -27,7 +27,7 @@ VOCABULARY = Vocabulary(["<eos>", "a", "b", "<unk>"], [4, 3, 2, 0])
 
 def make_model(n_classes: int = 4) -> LanguageModel:
     torch.manual_seed(0)
-    return LanguageModel(LSTMBackbone(n_classes, 3, 5), Softmax(5, n_classes))
+    return LanguageModel(AWDLSTM(n_classes, 3, 5), Softmax(5, n_classes))
 
 
 def write_run(path: Path, model: LanguageModel | None = None) -> Path:
@@ -189,10 +189,13 @@ def test_foreign_models(tmp_path: Path) -> None:
     [
         ("{}", "not a consistent model file: 'version'"),
         ("no json", "not a consistent model file"),
-        ('{"version": 99}', "expected format version 2, got 99"),
-        ('{"version": 2, "aliases": {}, "backbone": {"kind": "gru"}}', "expected the kind 'lstm'"),
+        ('{"version": 99}', "expected format version 3, got 99"),
         (
-            '{"version": 2, "aliases": {"head.weight": "absent"}}',
+            '{"version": 3, "aliases": {}, "backbone": {"kind": "gru"}}',
+            "expected the kind 'awd-lstm'",
+        ),
+        (
+            '{"version": 3, "aliases": {"head.weight": "absent"}}',
             "not a consistent model file: 'absent'",
         ),
     ],

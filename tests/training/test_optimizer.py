@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,15 @@ from torch import Tensor, nn
 
 from hstree.data import CorpusStatistics
 from hstree.heads import ParameterGroup, Softmax, head_names
-from hstree.models import LanguageModel, LSTMBackbone
+from hstree.models import AWDLSTM, LanguageModel
 from hstree.training import ConfigError, TrainConfig, build_model
 from hstree.training.optimizer import (
+    averaged_weights,
     build_optimizers,
     clip_gradients,
     scheduled_learning_rate,
     set_learning_rate,
+    window_lengths,
 )
 
 V, D = 9, 6
@@ -39,13 +42,13 @@ class SparseSoftmax(Softmax):
 
 def make_model(head: type[Softmax] = Softmax, tied: bool = False, **options: Any) -> LanguageModel:
     torch.manual_seed(0)
-    backbone = LSTMBackbone(V, D, D)
+    backbone = AWDLSTM(V, D, D)
     embedding = {"embedding": backbone.embedding} if tied else {}
     return LanguageModel(backbone, head(D, V, **embedding, **options))
 
 
-def rates(model: LanguageModel, config: TrainConfig) -> dict[str, float]:
-    optimizers = build_optimizers(model, config)
+def rates(model: LanguageModel, config: TrainConfig, *, averaged: bool = False) -> dict[str, float]:
+    optimizers = build_optimizers(model, config, averaged=averaged)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found = [
         (names[id(parameter)], group["lr"])
@@ -83,6 +86,113 @@ def test_sparse_groups_go_to_sparse_adam() -> None:
     set_learning_rate(optimizers, 0.1)
     assert [group["lr"] for group in optimizers[0].param_groups] == [0.1, 0.2]
     assert optimizers[1].param_groups[0]["lr"] == 0.4
+
+
+class Groups(Softmax):
+    """A softmax whose bias has a learning rate and a weight decay of its own."""
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        return [
+            ParameterGroup([self.weight], 4.0),
+            ParameterGroup([self.bias], learning_rate=0.02, weight_decay=0.0),
+        ]
+
+
+RULES = {
+    "adamw": ("adamw", False, torch.optim.AdamW),
+    "sgd": ("sgd", False, torch.optim.SGD),
+    "asgd": ("sgd", True, torch.optim.ASGD),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_optimizer_honours_the_groups_of_the_head(rule: str) -> None:
+    name, averaged, kind = RULES[rule]
+    config = TrainConfig(optimizer=name, learning_rate=20.0, weight_decay=0.3)
+    model = make_model(Groups)
+    found = rates(model, config, averaged=averaged)
+    assert found["head.weight"] == 80.0
+    assert found["head.bias"] == pytest.approx(0.02)
+    assert found["backbone.lstms.0.bias_hh_l0"] == 20.0
+    (optimizer,) = build_optimizers(model, config, averaged=averaged)
+    assert type(optimizer) is kind
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3, 0.0]
+    set_learning_rate([optimizer], 10.0)
+    assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([10.0, 40.0, 0.01])
+
+
+def test_sgd_of_sparse_gradients_equals_that_of_dense_ones() -> None:
+    """But for the weight decay, which row-sparse groups do not have."""
+    config = TrainConfig(optimizer="sgd", learning_rate=0.5, weight_decay=0.0)
+    tokens, targets = torch.randint(V, (5, 4)), torch.randint(V, (5, 4))
+
+    class Dense(Softmax):
+        def parameter_groups(self) -> list[ParameterGroup]:
+            return [ParameterGroup([self.weight], 4.0), ParameterGroup([self.bias], 2.0)]
+
+    after = []
+    for head in (Dense, SparseSoftmax):
+        model = make_model(head)
+        optimizers = build_optimizers(model, config)
+        assert {type(optimizer) for optimizer in optimizers} == {torch.optim.SGD}
+        for _ in range(3):
+            model(tokens, targets).head.loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        after.append(list(model.parameters()))
+    torch.testing.assert_close(after[0], after[1])
+    decayed = build_optimizers(make_model(SparseSoftmax), TrainConfig(optimizer="sgd"))
+    assert decayed[1].param_groups[0]["weight_decay"] == 0.0
+
+
+def test_averaging_refuses_sparse_gradients() -> None:
+    config = TrainConfig(optimizer="sgd")
+    with pytest.raises(ConfigError, match=r"row-sparse gradients of the head 'softmax'"):
+        build_optimizers(make_model(SparseSoftmax), config, averaged=True)
+
+
+def test_averages_leave_other_parameters_alone() -> None:
+    """Parameters without a gradient have no average; other optimisers have none at all."""
+    model = make_model()
+    model.head.bias.requires_grad_(False)
+    tokens, targets = torch.randint(V, (5, 4)), torch.randint(V, (5, 4))
+    config = TrainConfig(optimizer="sgd", learning_rate=0.5)
+    for averaged in (False, True):
+        optimizers = build_optimizers(model, config, averaged=averaged)
+        with averaged_weights(optimizers):  # before the first step there is nothing to average
+            pass
+        for _ in range(4):
+            model(tokens, targets).head.loss.backward()
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+        before = [parameter.clone() for parameter in model.parameters()]
+        with suppress(KeyboardInterrupt), averaged_weights(optimizers):
+            same = [
+                name
+                for (name, parameter), old in zip(model.named_parameters(), before, strict=True)
+                if torch.equal(parameter, old)
+            ]
+            raise KeyboardInterrupt
+        assert same == (["head.bias"] if averaged else [n for n, _ in model.named_parameters()])
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            assert torch.equal(parameter, old)
+
+
+def test_window_lengths() -> None:
+    assert list(window_lengths(25, 10, None)) == [10, 10, 10]
+    assert list(window_lengths(20, 10, None)) == [10, 10]
+    drawn = np.array(list(window_lengths(1_000_000, 70, np.random.default_rng(0))))
+    assert drawn[:-1].sum() < 1_000_000 <= drawn.sum()
+    assert drawn.min() >= 5
+    half = drawn < 52  # 3.5 standard deviations from either mean
+    assert half.mean() == pytest.approx(0.05, abs=0.006)
+    # Rounding towards zero takes half a step off the mean.
+    assert drawn[~half].mean() == pytest.approx(69.5, abs=0.15)
+    assert drawn[half].mean() == pytest.approx(34.5, abs=0.7)
+    assert drawn[~half].std() == pytest.approx(5, rel=0.03)
+    short = list(window_lengths(1000, 1, np.random.default_rng(0)))
+    assert min(short) == 5
 
 
 class OwnRate(Softmax):

@@ -193,7 +193,7 @@ def test_what_cannot_be_tied_names_the_flags(data: Path, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"--tied: .* shape \(\d+, 7\) .*got \(\d+, 12\)$"):
         train(small_config(data, run, tied=True, head="mos", head_option=("latent_features=7",)))
     with pytest.raises(ConfigError, match=r"--tied: .* node_vectors='free'"):
-        train(small_config(data, run, tied=True, head="trees"))
+        train(small_config(data, run, tied=True, head="trees", head_option=("node_vectors=free",)))
     assert not run.exists()
 
 
@@ -237,7 +237,13 @@ def test_a_seed_gives_the_same_losses(head: str, data: Path, tmp_path: Path) -> 
 def test_steps_are_those_of_a_plain_loop(data: Path, tmp_path: Path) -> None:
     """Ten steps against truncated backpropagation written out with torch alone."""
     config = small_config(
-        data, tmp_path / "run", dropout=0.0, clip=0.25, schedule="constant", warmup=0
+        data,
+        tmp_path / "run",
+        dropout=0.0,
+        dropout_input=0.0,
+        clip=0.25,
+        schedule="constant",
+        warmup=0,
     )
     corpus = load_corpus(data)
     statistics = corpus.statistics()
@@ -361,3 +367,17 @@ def test_what_cannot_work_is_refused_early(data: Path, tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="--device: cuda was asked for"):
             choose_device("cuda")
+
+
+def test_drawn_lengths_follow_the_schedule(data: Path, tmp_path: Path) -> None:
+    """The schedule goes by time steps, so it ends near 0 however long the windows were."""
+    config = small_config(data, tmp_path / "run", variable_bptt=True, epochs=3)
+    recorder = Recorder()
+    result = train(config, recorder)
+    rates = [record.learning_rate for record in result.records]
+    assert rates == sorted(rates, reverse=True)
+    assert 0 < rates[-1] < 0.01 * config.learning_rate
+    corpus = load_corpus(data)
+    assert recorder.tokens == 3 * (len(corpus.train) - 1)
+    assert len(recorder.losses) == result.records[-1].step
+    assert result.summary.valid_perplexity < 0.5 * result.summary.unigram_valid_perplexity

@@ -26,7 +26,13 @@ CHAINS = {
 
 
 # What makes a head quick enough for many small runs.
-QUICK = {"monotonic": ("units=50", "intervals=256")}
+QUICK = {
+    "monotonic": ("units=50", "intervals=256"),
+    "plif": ("intervals=1000",),
+    "plif-frozen": ("intervals=1000",),
+    "mos": ("components=5",),
+    "mos-plif": ("components=5", 'function_options={"intervals": 1000}'),
+}
 
 
 def sentence(generator: random.Random) -> str:
@@ -55,6 +61,8 @@ def small_config(data: Path, run: Path, **changes: Any) -> TrainConfig:
         "embedding_size": 12,
         "hidden_size": 16,
         "dropout": 0.1,
+        "dropout_input": 0.1,
+        "dropout_hidden": 0.1,
         "epochs": 2,
         "batch_size": 8,
         "bptt": 10,

@@ -1,0 +1,53 @@
+"""Fine-tuning: averaged SGD from the best weights of another run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from hstree.models import LanguageModel
+
+from .checkpoint import Run, load_config
+from .config import DROPOUTS, ConfigError, TrainConfig, flag_name
+
+# Settings that belong to a place and a time, not to the model.
+_NOT_INHERITED = ("run", "device", "threads")
+
+
+def finetuning(origin: str | os.PathLike[str], /, **changes: Any) -> TrainConfig:
+    """Settings that fine-tune a run: its own, with ``finetune`` and with changes.
+
+    Args:
+        origin: folder of the run.
+        **changes: fields of :class:`TrainConfig`, in place of the run's.
+
+    Raises:
+        CheckpointError: the folder has no readable settings.
+        ConfigError: a value that is not valid, or averaged SGD for a run of another optimiser.
+    """
+    settings = dataclasses.asdict(load_config(origin))
+    for name in _NOT_INHERITED:
+        del settings[name]
+    return TrainConfig(**(settings | {"finetune": os.fspath(origin)} | changes))
+
+
+def starting_model(config: TrainConfig, run: Run) -> LanguageModel:
+    """The model of a run, with the dropouts and the head's learning rate of a configuration.
+
+    Raises:
+        ConfigError: another setting of the model or the head is not that of the run.
+    """
+    for field in dataclasses.fields(TrainConfig):
+        mine, theirs = getattr(config, field.name), getattr(run.config, field.name)
+        fixed = field.metadata["group"] in ("model", "head") and field.name not in DROPOUTS
+        if fixed and mine != theirs:
+            raise ConfigError(
+                f"--{flag_name(field.name)}: expected {theirs!r} as in {run.path}, which is to be "
+                f"fine-tuned, got {mine!r}"
+            )
+    model = run.model
+    for name in DROPOUTS:
+        setattr(model.backbone, name, getattr(config, name))
+    model.head.learning_rate_factor = config.head_learning_rate_factor
+    return model

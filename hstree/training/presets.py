@@ -1,0 +1,117 @@
+"""Published settings of AWD-LSTM language models on Penn Treebank and WikiText-2, by name.
+
+A name is a corpus and a head: ``ptb-softmax``, ``wt2-mos``. The backbone and the rules of training
+are those of Merity et al., Regularizing and Optimizing LSTM Language Models (2018); the mixtures
+are those of Yang et al., Breaking the Softmax Bottleneck (2018). Averaging begins after epoch 200,
+as in the comparison of output layers whose results these settings are to give; ``averaging="nt"``
+is the rule of the two papers. The number of epochs is the papers' too.
+
+The presets of the head ``trees`` are not published: they put it on the backbone of the softmax.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .config import ConfigError, TrainConfig
+
+_COMMON: dict[str, Any] = {
+    "layers": 3,
+    "dropout": 0.4,
+    "dropout_embedding": 0.1,
+    "weight_dropout": 0.5,
+    "bptt": 70,
+    "variable_bptt": True,
+    "optimizer": "sgd",
+    "head_learning_rate_factor": 1.0,
+    "weight_decay": 1.2e-6,
+    "clip": 0.25,
+    "schedule": "constant",
+    "warmup": 0,
+    "alpha": 2.0,
+    "beta": 1.0,
+    "averaging": "et",
+    "averaging_epoch": 200,
+    "nonmono": 5,
+}
+
+# Columns: Penn Treebank, WikiText-2.
+_CORPORA = ("ptb", "wt2")
+_SOFTMAX: dict[str, tuple[Any, Any]] = {
+    "embedding_size": (400, 400),
+    "hidden_size": (1150, 1150),
+    "context_size": (400, 400),
+    "dropout_input": (0.4, 0.65),
+    "dropout_hidden": (0.3, 0.2),
+    "learning_rate": (20.0, 30.0),
+    "batch_size": (20, 80),
+    "epochs": (500, 750),
+    "seed": (141, 1881),
+}
+_MIXTURE: dict[str, tuple[Any, Any]] = {
+    "embedding_size": (280, 300),
+    "hidden_size": (960, 1150),
+    "context_size": (620, 650),
+    "dropout_input": (0.4, 0.55),
+    "dropout_hidden": (0.225, 0.2),
+    "learning_rate": (20.0, 15.0),
+    "batch_size": (12, 15),
+    "epochs": (1000, 1000),
+    "seed": (28, 1881),
+}
+
+_MIXTURE_OPTIONS = ("components=15", "latent_dropout=0.29")
+
+# For each head its columns, whether it is tied to the word embeddings, and its options.
+_HEADS: dict[str, tuple[dict[str, tuple[Any, Any]], bool, tuple[tuple[str, ...], ...]]] = {
+    "softmax": (_SOFTMAX, True, ((), ())),
+    "sigsoftmax": (_SOFTMAX, True, ((), ())),
+    "gss": (_SOFTMAX, True, (("c=-1.5", "k=2.5"), ("c=-1.5", "k=3.0"))),
+    "plif": (_SOFTMAX, True, ((), ())),
+    "plif-frozen": (_SOFTMAX, True, ((), ())),
+    "mos": (_MIXTURE, True, (_MIXTURE_OPTIONS, _MIXTURE_OPTIONS)),
+    "moc": (_MIXTURE, True, (_MIXTURE_OPTIONS, _MIXTURE_OPTIONS)),
+    "trees": (_SOFTMAX, False, ((), ())),
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    f"{corpus}-{head}": {
+        "head": head,
+        "tied": tied,
+        "head_option": options[column],
+        **_COMMON,
+        **{name: values[column] for name, values in columns.items()},
+    }
+    for column, corpus in enumerate(_CORPORA)
+    for head, (columns, tied, options) in _HEADS.items()
+}
+"""The settings of each preset that differ from the defaults, or may."""
+
+
+def preset(name: str, **changes: Any) -> TrainConfig:
+    """The settings of a preset, with changes.
+
+    Args:
+        name: a key of :data:`PRESETS`.
+        **changes: fields of :class:`TrainConfig`, in place of the preset's. A ``head_option``
+            replaces the preset's option of the same name and leaves its others; with another
+            ``head`` the preset's options are left out.
+
+    Raises:
+        ConfigError: an unknown name, or a value that is not valid.
+
+    Example:
+        >>> preset("ptb-mos", data="ptb/", head_option=("components=5",)).learning_rate
+        20.0
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"--preset: expected one of {', '.join(PRESETS)}, got {name!r}")
+    settings = PRESETS[name]
+    if changes.get("head", settings["head"]) == settings["head"]:
+        given = tuple(changes.get("head_option", ()))
+        names = {option.partition("=")[0] for option in given}
+        kept = [o for o in settings["head_option"] if o.partition("=")[0] not in names]
+        changes = changes | {"head_option": (*kept, *given)}
+    else:
+        settings = settings | {"head_option": ()}
+    return TrainConfig(**(settings | changes))
