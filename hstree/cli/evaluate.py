@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .arguments import add_config_arguments, add_run_argument, config_values
+from .arguments import add_config_arguments, add_run_argument, config_values, count
+from .numbers import not_negative, positive, share_below_one
+
+if TYPE_CHECKING:
+    from hstree.data import Corpus
+    from hstree.training import Run
 
 _DESCRIPTION = """\
 Perplexity of a trained model on the validation and test part of a text, beside that of the unigram
-model of its training text. Without --data: the text it was trained on.
+model of its training text. Without --data: the text it was trained on. With --cache or --dynamic
+also that of a model that goes on learning from the text it reads, one stream from the first word to
+the last, beside the model as it is on the same stream. The run folder is not changed.
 """
+
+_PARTS = ("valid", "test")
+
+# Options of each rule of dynamic evaluation, with their defaults.
+_RULES: dict[str, dict[str, Any]] = {
+    "rms": {
+        "learning_rate": 5e-5,
+        "decay": 2e-3,
+        "epsilon": 2e-5,
+        "segment": 5,
+        "batch_size": 100,
+        "batches": None,
+    },
+    "sgd": {"learning_rate": 0.1, "decay": 2e-3, "segment": 5},
+}
 
 
 def add_command(commands: Any) -> None:
@@ -21,7 +43,75 @@ def add_command(commands: Any) -> None:
     add_run_argument(parser)
     add_config_arguments(parser, only=("data", "device", "threads"))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_cache_arguments(parser.add_argument_group("neural cache"))
+    _add_dynamic_arguments(parser.add_argument_group("dynamic evaluation"))
     parser.set_defaults(handler=_run)
+
+
+def _add_cache_arguments(group: Any) -> None:
+    group.add_argument(
+        "--cache",
+        action="store_true",
+        help="mix in the words that lately followed similar hidden vectors",
+    )
+    options: tuple[tuple[str, Any, Any, str], ...] = (
+        ("window", count, 500, "steps that are remembered"),
+        ("lambda", share_below_one, 0.1, "share of the cache in the mixture"),
+        ("theta", not_negative, 1.0, "sharpness of the softmax over the remembered steps"),
+    )
+    for name, kind, default, text in options:
+        group.add_argument(
+            f"--cache-{name}",
+            type=kind,
+            metavar="N" if kind is count else "X",
+            help=f"{text} (default: {default})",
+        )
+
+
+def _add_dynamic_arguments(group: Any) -> None:
+    group.add_argument(
+        "--dynamic",
+        action="store_true",
+        help="gradient descent on each segment of the text once it has been scored; each part "
+        "begins with the saved weights",
+    )
+    group.add_argument(
+        "--dynamic-rule",
+        choices=tuple(_RULES),
+        help="rms: steps and decay scaled by the RMS of gradients on the training text; sgd: plain "
+        "gradient descent (default: rms)",
+    )
+    options: tuple[tuple[str, Any, str], ...] = (
+        ("learning-rate", positive, "step size (default: 5e-5 with rms, 0.1 with sgd)"),
+        ("decay", not_negative, "how fast weights return to the saved ones (default: 0.002)"),
+        ("epsilon", positive, "rms: added to the RMS (default: 2e-5)"),
+        (
+            "segment",
+            count,
+            "time steps between updates; learning rate and decay belong to it (default: 5)",
+        ),
+        ("batch-size", count, "rms: streams of the training text side by side (default: 100)"),
+        ("batches", count, "rms: batches of the training text to look at (default: all)"),
+    )
+    for name, kind, text in options:
+        group.add_argument(
+            f"--dynamic-{name}", type=kind, metavar="N" if kind is count else "X", help=text
+        )
+
+
+def _given(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
+    """The options of ``--name`` that were given, without their prefix. Raises ValueError if there
+    are some, but not ``--name`` itself."""
+    prefix = f"{name}_"
+    given = {
+        key.removeprefix(prefix): value
+        for key, value in vars(arguments).items()
+        if key.startswith(prefix) and value is not None
+    }
+    if given and not getattr(arguments, name):
+        flag = f"{prefix}{next(iter(given))}".replace("_", "-")
+        raise ValueError(f"--{flag}: has no effect without --{name}")
+    return given
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -37,13 +127,16 @@ def _run(arguments: argparse.Namespace) -> int:
         set_threads,
     )
 
+    cache_options = _given(arguments, "cache")
+    dynamic_settings = _dynamic_settings(_given(arguments, "dynamic"))
     settings = TrainConfig(**config_values(arguments))
     set_threads(settings)
     run = load_run(arguments.directory, choose_device(settings.device))
     corpus = load_corpus(settings.data or run.config.data, vocabulary=run.vocabulary)
     unigram = CorpusStatistics(run.vocabulary.frequencies, corpus.train)
-    result: dict[str, dict[str, float]] = {}
-    for split, tokens in (("valid", corpus.valid), ("test", corpus.test)):
+    result: dict[str, dict[str, Any]] = {}
+    for split in _PARTS:
+        tokens = getattr(corpus, split)
         if len(tokens) < 2:
             raise ValueError(
                 f"{corpus.name}: the {split} part has {len(tokens)} tokens, at least 2 are needed"
@@ -56,8 +149,21 @@ def _run(arguments: argparse.Namespace) -> int:
             "perplexity": perplexity(loss),
             "unigram_perplexity": perplexity(unigram.unigram_loss(tokens[1:])),
         }
+    streams: dict[str, dict[str, Any]] = {}
+    if arguments.cache or arguments.dynamic:
+        streams["model"] = _model_losses(run, corpus)
+    if arguments.cache:
+        streams["cache"] = _cache_losses(run, corpus, cache_options)
+    if arguments.dynamic:
+        train = corpus if settings.data is None else None
+        streams["dynamic"] = _dynamic_losses(run, corpus, train, dynamic_settings)
+    for stream in streams.values():
+        for split in _PARTS:
+            loss = stream[split]
+            stream[split] = {"loss": loss, "perplexity": perplexity(loss)}
     if arguments.json:
-        print(json.dumps({"run": str(run.path), "corpus": corpus.name} | result, indent=2))
+        about = {"run": str(run.path), "corpus": corpus.name}
+        print(json.dumps(about | result | ({"stream": streams} if streams else {}), indent=2))
         return 0
     print(f"{run.path}, head {run.model.head.name!r}, on {corpus.name}")
     print(f"{'':<7}{'tokens':>10}{'<unk>':>8}{'loss':>9}{'perplexity':>12}{'unigram':>10}")
@@ -66,4 +172,70 @@ def _run(arguments: argparse.Namespace) -> int:
             f"{split:<7}{row['tokens']:>10,}{row['unknown_share']:>8.1%}{row['loss']:>9.4f}{row['perplexity']:>12.2f}"
             f"{row['unigram_perplexity']:>10.1f}"
         )
+    if streams:
+        print(f"\n{'one stream':<25}{'loss':>9}{'perplexity':>12}")
+    for split in _PARTS:
+        for name, stream in streams.items():
+            loss, value = stream[split]["loss"], stream[split]["perplexity"]
+            print(f"{split:<7}{name:<18}{loss:>9.4f}{value:>12.2f}")
+    for name, stream in streams.items():
+        if "settings" in stream:
+            listed = ", ".join(
+                f"{key} {value}" for key, value in stream["settings"].items() if value is not None
+            )
+            print(f"{name}: {listed}")
     return 0
+
+
+def _model_losses(run: Run, corpus: Corpus) -> dict[str, Any]:
+    from hstree.evaluation import evaluate_stream
+
+    return {split: evaluate_stream(run.model, getattr(corpus, split)) for split in _PARTS}
+
+
+def _cache_losses(run: Run, corpus: Corpus, options: dict[str, Any]) -> dict[str, Any]:
+    from hstree.evaluation import NeuralCache, evaluate_stream
+
+    if "lambda" in options:
+        options["weight"] = options.pop("lambda")
+    cache = NeuralCache(**options)
+    losses: dict[str, Any] = {
+        split: evaluate_stream(run.model, getattr(corpus, split), cache) for split in _PARTS
+    }
+    used = {"window": cache.window, "lambda": cache.weight, "theta": cache.theta}
+    return losses | {"settings": used}
+
+
+def _dynamic_settings(options: dict[str, Any]) -> dict[str, Any]:
+    """The rule with all its options. Raises ValueError for one that the rule does not have."""
+    rule = options.pop("rule", "rms")
+    for name in options:
+        if name not in _RULES[rule]:
+            raise ValueError(f"--dynamic-{name.replace('_', '-')}: has no effect with {rule}")
+    return {"rule": rule} | _RULES[rule] | options
+
+
+def _dynamic_losses(
+    run: Run, corpus: Corpus, train: Corpus | None, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """``train`` holds the text that the model was trained on; None: load it."""
+    from hstree.data import load_corpus
+    from hstree.evaluation import evaluate_dynamic, gradient_rms
+
+    rms = None
+    if settings["rule"] == "rms":
+        train = train or load_corpus(run.config.data, vocabulary=run.vocabulary)
+        rms = gradient_rms(
+            run.model,
+            train.train,
+            segment=settings["segment"],
+            batch_size=settings["batch_size"],
+            max_batches=settings["batches"],
+        )
+    names = ("learning_rate", "decay", "epsilon", "segment")
+    options = {name: settings[name] for name in names if name in settings}
+    losses: dict[str, Any] = {
+        split: evaluate_dynamic(run.model, getattr(corpus, split), rms, **options)
+        for split in _PARTS
+    }
+    return losses | {"settings": settings}

@@ -6,13 +6,15 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from .arguments import add_config_arguments, add_run_argument, config_values, count
+from .numbers import positive, share
 
 if TYPE_CHECKING:
     from hstree.data import Vocabulary
 
 _DESCRIPTION = """\
-Text from a trained model, each word drawn by the head's own sampler given all words before it.
-<unk> is drawn again, so the words come from the model's distribution given that they are known.
+Text from a trained model, each word drawn given all words before it: by the head's own sampler, or
+from the probabilities of all words if --temperature, --top-k or --top-p is given. <unk> is left
+out, so the words come from the model's distribution given that they are known.
 """
 
 
@@ -33,9 +35,18 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--temperature",
-        type=float,
+        type=positive,
         metavar="X",
-        help="sharpen (< 1) or flatten (> 1), for heads that offer it",
+        help="sharpen (< 1) or flatten (> 1) the distribution",
+    )
+    parser.add_argument(
+        "--top-k", type=count, metavar="K", help="draw from the K most probable words only"
+    )
+    parser.add_argument(
+        "--top-p",
+        type=share,
+        metavar="P",
+        help="draw from the most probable words that together reach the probability P only",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of the draws (default: 0)"
@@ -79,6 +90,8 @@ def _run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         avoid=run.vocabulary.unknown,
         temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
     )
     for number, sample in enumerate(samples):
         if number:

@@ -20,8 +20,9 @@ ROOMS: dict[str, set[str]] = {
     "heads": {"trees", "data", "ops"},
     "models": {"trees", "data", "ops", "heads"},
     "training": {"trees", "data", "ops", "heads", "models"},
+    "evaluation": {"trees", "data", "ops", "heads", "models"},
     "analysis": {"trees", "data", "reference", "ops", "heads", "models"},
-    "cli": {"trees", "data", "ops", "heads", "models", "training", "analysis"},
+    "cli": {"trees", "data", "ops", "heads", "models", "training", "evaluation", "analysis"},
 }
 
 # The rooms of csrc/, and what must not be included there at all.

@@ -1,0 +1,7 @@
+"""Evaluation that goes on learning from the text it reads: neural cache and dynamic evaluation."""
+
+from .cache import NeuralCache
+from .dynamic import evaluate_dynamic, gradient_rms
+from .stream import evaluate_stream
+
+__all__ = ["NeuralCache", "evaluate_dynamic", "evaluate_stream", "gradient_rms"]

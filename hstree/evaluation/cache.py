@@ -1,0 +1,98 @@
+"""The neural cache: words that lately followed similar hidden vectors become likelier."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class NeuralCache:
+    """The last hidden vectors of a stream and the words that followed them.
+
+        p_cache(y | h_t) = sum over i with y_i = y of softmax_i(theta h_t . h_i)
+        P(y | h_t) = (1 - weight) p_model(y | h_t) + weight p_cache(y | h_t)
+
+    where i runs over t - window <= i < t.
+
+    At the first step of a stream the cache is empty and P = p_model; until ``window`` steps have
+    gone by it holds those there are.
+
+    Args:
+        window: number of steps that are remembered.
+        weight: lambda, share of the cache in the mixture.
+        theta: sharpness of the softmax over the remembered steps.
+
+    Raises:
+        ValueError: a window below 1, a weight outside [0, 1), a theta that is negative or not
+            finite.
+
+    Source: Grave, Joulin and Usunier, *Improving Neural Language Models with a Continuous Cache*
+    (2017). The defaults are those of AWD-LSTM on Penn Treebank.
+
+    Example::
+
+        loss = evaluate_stream(model, tokens, NeuralCache(window=2000))
+    """
+
+    def __init__(self, window: int = 500, weight: float = 0.1, theta: float = 1.0) -> None:
+        if window < 1:
+            raise ValueError(f"window: expected at least 1, got {window}")
+        if not 0.0 <= weight < 1.0:
+            raise ValueError(f"weight: expected a number in [0, 1), got {weight}")
+        if not (math.isfinite(theta) and theta >= 0.0):
+            raise ValueError(f"theta: expected a finite number of at least 0, got {theta}")
+        self.window = window
+        self.weight = weight
+        self.theta = theta
+        self._hidden: Tensor | None = None
+        self._words: Tensor | None = None
+
+    def clear(self) -> None:
+        """Forget everything, as at the start of a stream."""
+        self._hidden = self._words = None
+
+    @torch.no_grad()
+    def mix(self, hidden: Tensor, target: Tensor, log_prob: Tensor) -> Tensor:
+        """log P of the next steps of a stream, each of which then enters the cache.
+
+        Args:
+            hidden: h of T steps, [T, D], floating point.
+            target: the word after each step, int64 [T].
+            log_prob: log p_model of these words, [T], in nats.
+
+        Returns:
+            log P of these words, [T], in nats. Work and memory O(T (window + T)).
+
+        Raises:
+            ValueError: shapes that do not fit each other, or another D than before.
+        """
+        if hidden.ndim != 2 or not target.shape == log_prob.shape == hidden.shape[:1]:
+            raise ValueError(
+                "hidden, target, log_prob: expected shapes [T, D], [T], [T], got "
+                f"{tuple(hidden.shape)}, {tuple(target.shape)}, {tuple(log_prob.shape)}"
+            )
+        hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        keys, words = hidden, target
+        if self._hidden is not None and self._words is not None:
+            if self._hidden.shape[1] != hidden.shape[1]:
+                raise ValueError(
+                    f"hidden: expected {self._hidden.shape[1]} features as before, "
+                    f"got {hidden.shape[1]}"
+                )
+            keys, words = torch.cat([self._hidden, hidden]), torch.cat([self._words, target])
+        remembered = len(words) - len(target)
+        now = torch.arange(remembered, len(words), device=hidden.device)[:, None]
+        then = torch.arange(len(words), device=hidden.device)
+        visible = (then < now) & (then >= now - self.window)
+        scores = (self.theta * hidden @ keys.t()).masked_fill(~visible, -torch.inf)
+        followed = scores.masked_fill(words != target[:, None], -torch.inf)
+        log_cache = followed.logsumexp(1) - scores.logsumexp(1)
+        self._hidden, self._words = keys[-self.window :], words[-self.window :]
+        if self.weight == 0.0:
+            return log_prob
+        mixture = torch.logaddexp(
+            log_prob + math.log1p(-self.weight), log_cache + math.log(self.weight)
+        )
+        return torch.where(visible.any(1), mixture, log_prob)

@@ -1,0 +1,214 @@
+"""``hstree evaluate``: what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from training.toy import small_config, write_corpus
+
+from hstree.cli import main
+from hstree.data import load_corpus
+from hstree.evaluation import NeuralCache, evaluate_dynamic, evaluate_stream, gradient_rms
+from hstree.training import Run, evaluate, load_run, train
+
+PARTS = ("valid", "test")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, ``data``, and two finished runs, ``trees`` and ``softmax``."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = write_corpus(folder / "data")
+    for head in ("trees", "softmax"):
+        options = {"sparse": True} if head == "trees" else {}
+        train(small_config(data, folder / head, head=head, **options))
+    return folder
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], run: Path, *options: str) -> dict[str, Any]:
+    assert main(["evaluate", str(run), "--json", *options]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def fails(capsys: pytest.CaptureFixture[str], run: Path, *options: str) -> str:
+    assert main(["evaluate", str(run), *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert captured.err.startswith("hstree")
+    return captured.err
+
+
+@pytest.mark.parametrize("head", ["trees", "softmax"])
+def test_agrees_with_training(head: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = evaluated(capsys, runs / head)
+    summary = json.loads((runs / head / "summary.json").read_text())
+    assert result["valid"]["perplexity"] == summary["valid_perplexity"]
+    assert result["test"]["perplexity"] == summary["test_perplexity"]
+    unigram = summary["unigram_test_perplexity"]
+    assert result["test"]["unigram_perplexity"] == pytest.approx(unigram, rel=1e-12)
+    assert "stream" not in result
+    assert main(["evaluate", str(runs / head)]) == 0
+    out = capsys.readouterr().out
+    assert f"{summary['test_perplexity']:.2f}" in out
+    assert "stream" not in out
+
+
+def test_other_text(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write_corpus(tmp_path / "other", seed=9)
+    (other / "test.txt").write_text("the zebra sleeps .\n")
+    result = evaluated(capsys, runs / "softmax", "--data", str(other))
+    assert result["test"]["tokens"] == 4
+    assert result["test"]["unknown_share"] == pytest.approx(0.2)
+    run = load_run(runs / "softmax")
+    tokens = run.vocabulary.encode(["the", "zebra", "sleeps", ".", "<eos>"])
+    assert result["test"]["loss"] == evaluate(run.model, np.array(tokens))
+
+
+def parts(run: Run, data: Path | str) -> dict[str, Any]:
+    corpus = load_corpus(str(data), vocabulary=run.vocabulary)
+    return {split: getattr(corpus, split) for split in ("train", *PARTS)}
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ([], (500, 0.1, 1.0)),
+        (["--cache-window", "40", "--cache-lambda", "0.3", "--cache-theta", "0.5"], (40, 0.3, 0.5)),
+    ],
+    ids=["defaults", "all"],
+)
+def test_cache(
+    options: list[str],
+    settings: tuple[int, float, float],
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = evaluated(capsys, runs / "trees", "--cache", *options)["stream"]
+    assert stream.keys() == {"model", "cache"}
+    run = load_run(runs / "trees")
+    tokens = parts(run, runs / "data")
+    for split in PARTS:
+        loss = evaluate_stream(run.model, tokens[split])
+        assert stream["model"][split]["loss"] == pytest.approx(loss)
+        loss = evaluate_stream(run.model, tokens[split], NeuralCache(*settings))
+        assert stream["cache"][split]["loss"] == pytest.approx(loss)
+        assert stream["cache"][split]["perplexity"] == pytest.approx(np.exp(loss))
+    used = stream["cache"]["settings"]
+    assert tuple(used[name] for name in ("window", "lambda", "theta")) == settings
+
+
+def test_dynamic(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path.name: path.read_bytes() for path in (runs / "trees").iterdir()}
+    stream = evaluated(capsys, runs / "trees", "--dynamic")["stream"]
+    assert stream.keys() == {"model", "dynamic"}
+    run = load_run(runs / "trees")
+    tokens = parts(run, runs / "data")
+    rms = gradient_rms(run.model, tokens["train"])
+    for split in PARTS:
+        loss = evaluate_dynamic(run.model, tokens[split], rms)
+        assert stream["dynamic"][split]["loss"] == pytest.approx(loss)
+    assert stream["dynamic"]["settings"] == {
+        "rule": "rms",
+        "learning_rate": 5e-5,
+        "decay": 0.002,
+        "epsilon": 2e-5,
+        "segment": 5,
+        "batch_size": 100,
+        "batches": None,
+    }
+    assert {path.name: path.read_bytes() for path in (runs / "trees").iterdir()} == before
+
+
+def test_dynamic_with_options(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        "--dynamic --dynamic-learning-rate 0.001 --dynamic-decay 0.01 --dynamic-epsilon 0.001 "
+        "--dynamic-segment 8 --dynamic-batch-size 10 --dynamic-batches 3"
+    )
+    stream = evaluated(capsys, runs / "softmax", *options.split())["stream"]
+    run = load_run(runs / "softmax")
+    tokens = parts(run, runs / "data")
+    rms = gradient_rms(run.model, tokens["train"], segment=8, batch_size=10, max_batches=3)
+    loss = evaluate_dynamic(
+        run.model, tokens["test"], rms, learning_rate=1e-3, decay=0.01, epsilon=1e-3, segment=8
+    )
+    assert stream["dynamic"]["test"]["loss"] == pytest.approx(loss)
+
+
+def test_gradient_descent_without_statistics(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = load_run(runs / "softmax")
+    test = parts(run, runs / "data")["test"]
+    options = ["--dynamic", "--dynamic-rule", "sgd"]
+    stream = evaluated(capsys, runs / "softmax", *options)["stream"]
+    assert stream["dynamic"]["test"]["loss"] == pytest.approx(evaluate_dynamic(run.model, test))
+    assert stream["dynamic"]["settings"] == {
+        "rule": "sgd",
+        "learning_rate": 0.1,
+        "decay": 0.002,
+        "segment": 5,
+    }
+
+
+def test_statistics_of_another_text_are_those_of_the_training_text(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_corpus(tmp_path / "other", sentences=60, seed=9)
+    stream = evaluated(capsys, runs / "softmax", "--dynamic", "--data", str(other))["stream"]
+    run = load_run(runs / "softmax")
+    rms = gradient_rms(run.model, parts(run, runs / "data")["train"])
+    loss = evaluate_dynamic(run.model, parts(run, other)["test"], rms)
+    assert stream["dynamic"]["test"]["loss"] == pytest.approx(loss)
+
+
+def test_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--cache", "--dynamic", "--dynamic-rule", "sgd")
+    streams = evaluated(capsys, runs / "softmax", *options)["stream"]
+    assert main(["evaluate", str(runs / "softmax"), *options]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for split in PARTS:
+        for name in ("model", "cache", "dynamic"):
+            value = streams[name][split]
+            assert [split, name, f"{value['loss']:.4f}", f"{value['perplexity']:.2f}"] in lines
+    assert ["cache:", "window", "500,", "lambda", "0.1,", "theta", "1.0"] in lines
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--cache-window 9", "--cache-window: has no effect without --cache"),
+        ("--dynamic-learning-rate 9", "--dynamic-learning-rate: has no effect without --dynamic"),
+        ("--cache --dynamic-rule sgd", "--dynamic-rule: has no effect without --dynamic"),
+        (
+            "--dynamic --dynamic-rule sgd --dynamic-batch-size 4",
+            "--dynamic-batch-size: has no effect with sgd",
+        ),
+        ("--cache --cache-window 0", "--cache-window: expected at least 1, got 0"),
+        (
+            "--cache --cache-lambda 1",
+            "--cache-lambda: expected a number of at least 0 and below 1, got 1",
+        ),
+        ("--cache --cache-theta -1", "--cache-theta: expected a number of at least 0, got -1"),
+        ("--dynamic --dynamic-epsilon 0", "--dynamic-epsilon: expected a positive number, got 0"),
+        ("--dynamic --dynamic-batch-size 99999", "too few for a batch of 99999 streams"),
+        (
+            "--dynamic --dynamic-rule sgd --dynamic-learning-rate 1e38",
+            "learning_rate: the loss became",
+        ),
+    ],
+)
+def test_bad_options(
+    options: str, message: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in fails(capsys, runs / "softmax", *options.split())
+
+
+def test_bad_text(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no such" in fails(capsys, runs / "softmax", "--data", str(tmp_path / "absent"))
+    assert "no such run folder" in fails(capsys, tmp_path / "absent", "--cache")

@@ -1,0 +1,79 @@
+"""``hstree generate``: what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from training.toy import small_config, write_corpus
+
+from hstree.cli import main
+from hstree.training import train
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two finished runs, ``trees`` and ``softmax``."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = write_corpus(folder / "data")
+    for head in ("trees", "softmax"):
+        train(small_config(data, folder / head, head=head))
+    return folder
+
+
+OPTIONS = [[], ["--temperature", "0.7"], ["--top-k", "5"], ["--top-p", "0.9", "--top-k", "8"]]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+@pytest.mark.parametrize("head", ["trees", "softmax"])
+def test_text(
+    head: str, options: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["generate", str(runs / head), "--prompt", "the OLD", "--words", "40", *options]
+    assert main([*command, "--seed", "3"]) == 0
+    first = capsys.readouterr()
+    assert first.out.startswith("the old ")
+    assert first.err == ""
+    assert "<unk>" not in first.out
+    assert len(re.findall(r"\w+|\.|\n", first.out)) >= 40
+    assert main([*command, "--seed", "3"]) == 0
+    assert capsys.readouterr().out == first.out
+    assert main([*command, "--seed", "4", "--samples", "2"]) == 0
+    assert capsys.readouterr().out.count("-----") > 0
+
+
+def test_one_word_is_left(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = set()
+    narrow = ("--top-k 1", "--top-p 1e-9", "--temperature 1e-9")
+    for seed, options in enumerate(narrow):
+        assert main(["generate", str(runs / "trees"), "--seed", str(seed), *options.split()]) == 0
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 1
+
+
+def test_unknown_words_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(runs / "trees"), "--prompt", "the zebra", "--words", "3"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "hstree: not in the vocabulary, read as <unk>: zebra\n"
+    assert captured.out.startswith("the zebra")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--temperature 0", "--temperature: expected a positive number, got 0"),
+        ("--temperature warm", "--temperature: expected a positive number, got warm"),
+        ("--top-k 0", "--top-k: expected at least 1, got 0"),
+        ("--top-k 9999", "top_k: expected 1 to"),
+        ("--top-p 1.5", "--top-p: expected a number above 0 and at most 1, got 1.5"),
+        ("--top-p nan", "--top-p: expected a number above 0 and at most 1, got nan"),
+    ],
+)
+def test_bad_options(
+    options: str, message: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", str(runs / "softmax"), *options.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
