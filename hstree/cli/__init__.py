@@ -1,4 +1,4 @@
-"""The command line: ``hstree train | evaluate | generate | tree``."""
+"""The command line: ``hstree train | evaluate | generate | compare | tree``."""
 
 from .app import main
 

@@ -12,15 +12,17 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from . import evaluate, generate, train, tree
+from . import compare, evaluate, generate, train, tree
 
 _DESCRIPTION = """\
 Language models with output layers from ensembles of randomized hierarchical softmaxes.
 
   hstree train                              train on the docstrings of this Python, about 3 minutes
   hstree train --data FOLDER_OR_FILE        train on a text of your own
+  hstree train --preset ptb-mos --data PTB  published settings; --finetune RUN goes on from a run
   hstree evaluate RUN                       perplexity of a trained model
   hstree generate RUN --prompt "the value"  text from a trained model
+  hstree compare RUN RUN                    runs side by side, with t-tests over seeds
   hstree tree draw RUN                      a picture of its trees
 """
 
@@ -54,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser
     )
-    for module in (train, evaluate, generate, tree):
+    for module in (train, evaluate, generate, compare, tree):
         module.add_command(commands)
     return parser
 

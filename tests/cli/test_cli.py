@@ -13,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from training.toy import QUICK, write_corpus
 
@@ -21,7 +20,7 @@ import hstree
 from hstree.cli import main
 from hstree.data import Vocabulary
 from hstree.heads import head_names
-from hstree.training import TrainConfig, evaluate, load_run, read_metrics
+from hstree.training import TrainConfig, load_run, read_metrics
 from hstree.trees import Tree
 
 SMALL = [
@@ -160,56 +159,6 @@ def test_train_on_a_text_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(arguments) == 0
     assert main(["evaluate", str(run)]) == 0
     assert "story.txt" in capsys.readouterr().out
-
-
-def test_evaluate_agrees_with_training(
-    runs: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for head in ("trees", "softmax"):
-        assert main(["evaluate", str(runs / head), "--json"]) == 0
-        result = json.loads(capsys.readouterr().out)
-        summary = json.loads((runs / head / "summary.json").read_text())
-        assert result["valid"]["perplexity"] == summary["valid_perplexity"]
-        assert result["test"]["perplexity"] == summary["test_perplexity"]
-        unigram = summary["unigram_test_perplexity"]
-        assert result["test"]["unigram_perplexity"] == pytest.approx(unigram, rel=1e-12)
-        assert main(["evaluate", str(runs / head)]) == 0
-        assert f"{summary['test_perplexity']:.2f}" in capsys.readouterr().out
-
-
-def test_evaluate_other_text(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = write_corpus(tmp_path / "other", seed=9)
-    (other / "test.txt").write_text("the zebra sleeps .\n")
-    assert main(["evaluate", str(runs / "softmax"), "--data", str(other), "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["test"]["tokens"] == 4
-    assert result["test"]["unknown_share"] == pytest.approx(0.2)
-    run = load_run(runs / "softmax")
-    tokens = run.vocabulary.encode(["the", "zebra", "sleeps", ".", "<eos>"])
-    assert result["test"]["loss"] == evaluate(run.model, np.array(tokens))
-
-
-def test_generate(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["generate", str(runs / "trees"), "--prompt", "the OLD", "--words", "40"]
-    assert main([*command, "--seed", "3"]) == 0
-    first = capsys.readouterr()
-    assert first.out.startswith("the old ")
-    assert first.err == ""
-    assert "<unk>" not in first.out
-    assert len(re.findall(r"\w+|\.|\n", first.out)) >= 40
-    assert main([*command, "--seed", "3"]) == 0
-    assert capsys.readouterr().out == first.out
-    assert main([*command, "--seed", "4", "--samples", "2"]) == 0
-    assert capsys.readouterr().out.count("-----") > 0
-
-
-def test_generate_names_unknown_words(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", str(runs / "trees"), "--prompt", "the zebra", "--words", "3"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == "hstree: not in the vocabulary, read as <unk>: zebra\n"
-    assert captured.out.startswith("the zebra")
 
 
 @pytest.mark.parametrize("recipe", ["cluster", "huffman", "random"])
@@ -368,14 +317,6 @@ def test_bad_tree_commands(
     assert "words.tree exists already" in error
     assert "safetensors" in fails(capsys, "tree", "describe", "words.tree")
     assert [path.name for path in elsewhere.iterdir()] == ["words.tree"]
-
-
-def test_temperature_only_where_the_head_has_one(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["generate", str(runs / "softmax"), "--temperature"]
-    assert "head 'softmax' has none" in fails(capsys, *command, "0.5")
-    assert "expected a positive number" in fails(capsys, *command, "0")
 
 
 def test_errors_inside_hstree_are_one_line_too(
