@@ -15,8 +15,6 @@ from hstree.heads.flat import FlatHead, wide
 from hstree.ops import default_chunk_rows, monotone_log_prob
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from typing_extensions import Self
 
     from hstree.data.statistics import CorpusStatistics
@@ -145,17 +143,6 @@ class Mixtape(FlatHead):
             "gate_features": self.gate_features,
             "latent_features": self.latent_features,
         }
-
-    @classmethod
-    def from_config(
-        cls,
-        config: dict[str, Any],
-        tensors: Mapping[str, Tensor],
-        embedding: nn.Embedding | None = None,
-    ) -> Self:
-        head = super().from_config(config, tensors, embedding)
-        head.own = tensors["own"]
-        return head
 
     @classmethod
     def from_corpus(

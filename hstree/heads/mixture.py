@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,6 @@ from torch import Tensor, nn
 from hstree.heads.checks import check_count, check_probability
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.functions import build_function
-
-if TYPE_CHECKING:
-    pass
 
 
 def _zero_bias(linear: nn.Linear) -> nn.Linear:
