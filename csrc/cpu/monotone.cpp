@@ -74,7 +74,7 @@ namespace {
 // Runs row(r, sums) for all rows, which add the gradient of the table to sums.
 template <typename A, typename Row>
 void run_rows(const MonotoneRows& rows, const A* grad_log_prob, double* grad_table, const Row& row) {
-  if (!rows.function.table) {
+  if (!rows.function.table || !grad_table) {
     parallel(rows.rows, 1, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) row(r, TableSums{});
     });

@@ -35,7 +35,7 @@ struct MonotoneRows {
 template <typename A>
 void monotone_log_prob(const MonotoneRows& rows, const A* logits, A* log_prob, A* log_normalizer);
 
-// Writes the gradient over logits; grad_table only if there is a table.
+// Writes the gradient over logits; grad_table only if there is a table. Null: not wanted.
 template <typename A>
 void monotone_log_prob_backward(const MonotoneRows& rows, A* logits, const A* grad_log_prob,
                                 const A* log_normalizer, double* grad_table);

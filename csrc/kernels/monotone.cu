@@ -108,6 +108,12 @@ struct TableSums<S, Piecewise<S, Width>> : IntervalSums<S, Width, backward_threa
   using IntervalSums<S, Width, backward_threads>::IntervalSums;
 };
 
+// A function whose table gets no gradient.
+template <typename F>
+struct Fixed : F {
+  explicit Fixed(const F& f) : F(f) {}
+};
+
 constexpr double large_normalizer = 64;
 
 // x[r, v] <- g f'(x[r, v]), g = grad_log_prob[r] ([v = target[r]] - p),
@@ -211,11 +217,11 @@ void monotone_log_prob_backward(ScalarType type, const LogitFunction& function, 
   if (sizes.rows == 0) return;
   dispatch_wide(type, [&](auto tag) {
     using S = typename decltype(tag)::type;
-    const bool has_table = function.table != nullptr;
+    const bool sum_table = function.table != nullptr && grad_table != nullptr;
     SumWorkspace sums;
     int64_t blocks = sizes.rows;
     size_t bytes = 0;
-    if (has_table) {
+    if (sum_table) {
       sums = SumWorkspace(function, workspace);
       if (blocks > most_sum_blocks) blocks = most_sum_blocks;
       bytes = private_bytes(function, sizes.rows * sizes.classes, blocks);
@@ -223,11 +229,16 @@ void monotone_log_prob_backward(ScalarType type, const LogitFunction& function, 
       launch(largest_row_grad_kernel<S>, grid_size(max_blocks < 64 ? max_blocks : 64), max_threads, 0, stream,
              sizes, tensors, sums.largest);
     }
-    with_function<S>(function, [&](auto f) {
+    const auto run = [&](auto f) {
       launch(monotone_log_prob_backward_kernel<S, decltype(f)>, grid_size(blocks), backward_threads, bytes,
              stream, f, sizes, tensors, static_cast<S*>(logits), sums, bytes > 0);
-    });
-    if (has_table)
+    };
+    if (function.table == nullptr || sum_table) {
+      with_function<S>(function, run);
+    } else {
+      with_table<S>(function, [&](auto f) { run(Fixed<decltype(f)>(f)); });
+    }
+    if (sum_table)
       write_interval_sums(function, sums, 2.0 * static_cast<double>(sizes.rows), grad_table, stream);
   });
 }

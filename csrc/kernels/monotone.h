@@ -37,8 +37,8 @@ struct MonotoneBackward {
 };
 
 // logits [R, V]: replaced by the gradient with respect to them. grad_table: float64, shape of the table,
-// zero-filled where rows is 0, arbitrary else. workspace: monotone_workspace_bytes, zero-filled, aligned to 8
-// bytes. Without a table neither is looked at.
+// zero-filled where rows is 0, arbitrary else, or null: not wanted. workspace: monotone_workspace_bytes,
+// zero-filled, aligned to 8 bytes. Without a table or grad_table neither is looked at.
 void monotone_log_prob_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
                                 const MonotoneBackward& tensors, void* logits, void* workspace,
                                 double* grad_table, cudaStream_t stream);

@@ -92,6 +92,12 @@ struct MonotoneArguments {
   int64_t classes() const { return logits.size(1); }
 };
 
+// [K, width], or [0, 0] where there is no table or its gradient is not wanted.
+inline std::vector<int64_t> grad_table_shape(const MonotoneArguments& a, bool table_gradient) {
+  if (!table_gradient) return {0, 0};
+  return {a.function.intervals, a.function.width};
+}
+
 // in_place: logits are written to, so they must be contiguous already.
 inline MonotoneArguments monotone_arguments(const char* op, bool in_place, const Tensor& logits,
                                             const Tensor& target, double c, double k,

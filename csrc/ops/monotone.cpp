@@ -40,32 +40,36 @@ std::tuple<Tensor, Tensor> monotone_log_prob_cpu(const Tensor& logits, const Ten
 
 Tensor monotone_log_prob_backward_cpu(const Tensor& logits, const Tensor& grad_log_prob, const Tensor& target,
                                       const Tensor& log_normalizer, double c, double k,
-                                      const std::optional<Tensor>& table, double radius) {
+                                      const std::optional<Tensor>& table, double radius,
+                                      bool table_gradient) {
   const MonotoneArguments a =
       monotone_arguments("hstree::monotone_log_prob_backward_", true, logits, target, c, k, table, radius);
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
   const Tensor kept = checked_row_values(a, "log_normalizer", log_normalizer);
-  const Tensor grad_table = empty(logits, {a.function.intervals, a.function.width}, Dtype::Double);
+  const Tensor grad_table = empty(logits, grad_table_shape(a, table_gradient), Dtype::Double);
   dispatch_logits(a, [&](auto element) {
     using A = decltype(element);
     cpu::monotone_log_prob_backward<A>(monotone_rows(a), data<A>(logits), const_data<A>(grad),
-                                       const_data<A>(kept), data<double>(grad_table));
+                                       const_data<A>(kept),
+                                       table_gradient ? data<double>(grad_table) : nullptr);
   });
   return grad_table;
 }
 
 std::tuple<Tensor, Tensor> monotone_log_prob_gradient_cpu(const Tensor& logits, const Tensor& grad_log_prob,
                                                           const Tensor& target, double c, double k,
-                                                          const std::optional<Tensor>& table, double radius) {
+                                                          const std::optional<Tensor>& table, double radius,
+                                                          bool table_gradient) {
   const MonotoneArguments a =
       monotone_arguments("hstree::monotone_log_prob_gradient_", true, logits, target, c, k, table, radius);
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
   const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
-  const Tensor grad_table = empty(logits, {a.function.intervals, a.function.width}, Dtype::Double);
+  const Tensor grad_table = empty(logits, grad_table_shape(a, table_gradient), Dtype::Double);
   dispatch_logits(a, [&](auto element) {
     using A = decltype(element);
     cpu::monotone_log_prob_gradient<A>(monotone_rows(a), data<A>(logits), const_data<A>(grad),
-                                       data<A>(log_prob), data<double>(grad_table));
+                                       data<A>(log_prob),
+                                       table_gradient ? data<double>(grad_table) : nullptr);
   });
   return {log_prob, grad_table};
 }
@@ -78,11 +82,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
       "(Tensor, Tensor)");
   m.def(
       "monotone_log_prob_backward_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, Tensor "
-      "log_normalizer, float c, float k, Tensor? table, float radius) -> Tensor");
+      "log_normalizer, float c, float k, Tensor? table, float radius, bool table_gradient=True) -> Tensor");
   // log_prob and the gradient of logits, written over them, at once: where grad_log_prob is known beforehand.
   m.def(
       "monotone_log_prob_gradient_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, float c, float k, "
-      "Tensor? table, float radius) -> (Tensor, Tensor)");
+      "Tensor? table, float radius, bool table_gradient=True) -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {

@@ -28,13 +28,14 @@ std::tuple<Tensor, Tensor> monotone_log_prob_cuda(const Tensor& logits, const Te
 
 Tensor monotone_log_prob_backward_cuda(const Tensor& logits, const Tensor& grad_log_prob,
                                        const Tensor& target, const Tensor& log_normalizer, double c, double k,
-                                       const std::optional<Tensor>& table, double radius) {
+                                       const std::optional<Tensor>& table, double radius,
+                                       bool table_gradient) {
   const MonotoneArguments a = monotone_arguments("hstree::monotone_log_prob_backward_", true, logits, target,
                                                  c, k, aligned_table(table), radius);
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
   const Tensor kept = checked_row_values(a, "log_normalizer", log_normalizer);
   const CudaCall call(a.logits);
-  const std::vector<int64_t> shape = {a.function.intervals, a.function.width};
+  const std::vector<int64_t> shape = grad_table_shape(a, table_gradient);
   if (a.rows() == 0) return zeros(logits, shape, Dtype::Double);
   const Tensor grad_table = empty(logits, shape, Dtype::Double);
   const LogitFunction function = a.function;
@@ -42,7 +43,8 @@ Tensor monotone_log_prob_backward_cuda(const Tensor& logits, const Tensor& grad_
   const MonotoneBackward tensors = {grad.const_data_ptr(), const_data<int64_t>(a.target),
                                     kept.const_data_ptr()};
   monotone_log_prob_backward(a.type, function, {a.rows(), a.classes()}, tensors, logits.mutable_data_ptr(),
-                             workspace.mutable_data_ptr(), data<double>(grad_table), call.stream());
+                             workspace.mutable_data_ptr(),
+                             table_gradient ? data<double>(grad_table) : nullptr, call.stream());
   return grad_table;
 }
 

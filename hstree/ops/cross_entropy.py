@@ -304,6 +304,7 @@ def _run(
     log_prob = latent.new_empty(rows, dtype=sums)
     gradients = _Gradients(wanted, latent, weight, table)
     ops, function = torch.ops.hstree, (c, k, table, radius)
+    sum_table = gradients.table is not None
     size = min(chunk_rows, rows) * components
     buffer = latent.new_empty((size, len(weight)), dtype=sums)
     for begin in range(0, rows, chunk_rows):
@@ -319,7 +320,7 @@ def _run(
         classes = target[chunk].repeat_interleave(components)
         if upstream is not None and log_prior is None and gradients.any:
             log_prob[chunk], grad_table = ops.monotone_log_prob_gradient_(
-                logits, upstream[chunk], classes, *function
+                logits, upstream[chunk], classes, *function, sum_table
             )
         else:
             each, normalizer = ops.monotone_log_prob(logits, classes, *function)
@@ -335,7 +336,7 @@ def _run(
             if gradients.log_prior is not None:
                 gradients.log_prior[chunk] = responsibility.masked_fill(ignored[:, None], 0)
             grad_table = ops.monotone_log_prob_backward_(
-                logits, responsibility.reshape(-1), classes, normalizer, *function
+                logits, responsibility.reshape(-1), classes, normalizer, *function, sum_table
             )
         if gradients.table is not None:
             gradients.table += grad_table

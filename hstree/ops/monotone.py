@@ -81,10 +81,11 @@ class _Gradient(torch.autograd.Function):
         k: float,
         table: Tensor | None,
         radius: float,
+        table_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         grad = logits.clone(memory_format=torch.contiguous_format)
         grad_table: Tensor = torch.ops.hstree.monotone_log_prob_backward_(
-            grad, grad_log_prob, target, log_normalizer, c, k, table, radius
+            grad, grad_log_prob, target, log_normalizer, c, k, table, radius, table_gradient
         )
         return grad, grad_table
 
@@ -110,8 +111,10 @@ def _backward_fake(
     k: float,
     table: Tensor | None,
     radius: float,
+    table_gradient: bool = True,
 ) -> Tensor:
-    return logits.new_empty((0, 0) if table is None else table.shape, dtype=torch.float64)
+    shape = table.shape if table is not None and table_gradient else (0, 0)
+    return logits.new_empty(shape, dtype=torch.float64)
 
 
 def _gradient_fake(
@@ -122,8 +125,11 @@ def _gradient_fake(
     k: float,
     table: Tensor | None,
     radius: float,
+    table_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    grad_table = _backward_fake(logits, grad_log_prob, target, logits, c, k, table, radius)
+    grad_table = _backward_fake(
+        logits, grad_log_prob, target, logits, c, k, table, radius, table_gradient
+    )
     return _fake(logits, target, c, k, table, radius)[0], grad_table
 
 
@@ -138,10 +144,11 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _gradient(ctx: Any, grad_log_prob: Tensor, grad_log_normalizer: Tensor | None) -> Any:
     logits, target, log_normalizer, *tables = ctx.saved_tensors
     table = tables[0] if tables else None
+    wanted = table is not None and ctx.needs_input_grad[4]
     grad, grad_table = _Gradient.apply(  # type: ignore[no-untyped-call]
-        grad_log_prob, logits, target, log_normalizer, ctx.c, ctx.k, table, ctx.radius
+        grad_log_prob, logits, target, log_normalizer, ctx.c, ctx.k, table, ctx.radius, wanted
     )
-    return grad, None, None, None, None if table is None else grad_table.to(table.dtype), None
+    return grad, None, None, None, grad_table.to(logits.dtype) if wanted else None, None
 
 
 torch.library.register_fake("hstree::monotone_log_prob", _fake)

@@ -297,13 +297,14 @@ class Kernels:
         grad_log_prob: Array,
         target: Array,
         log_normalizer: Array,
+        table_gradient: bool = True,
     ) -> Array | None:
-        """Replaces the logits by their gradient; returns that of the table."""
+        """Replaces the logits by their gradient; returns that of the table if it is wanted."""
         c_function, table = function.stored(kind)
         size = self.library.emu_monotone_workspace_bytes(ctypes.byref(c_function))
-        workspace = np.zeros(size // 8, np.uint64) if table is not None else None
-        grad_table = None
-        if table is not None:
+        workspace = grad_table = None
+        if table is not None and table_gradient:
+            workspace = np.zeros(size // 8, np.uint64)
             grad_table = np.full(table.shape, np.nan if len(logits) else 0.0)
         tensors = CMonotoneBackward(*(pointer(a) for a in (grad_log_prob, target, log_normalizer)))
         arguments = (kind.number, c_function, CMonotoneSizes(*logits.shape), tensors)

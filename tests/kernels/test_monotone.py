@@ -144,6 +144,21 @@ def test_wrong_log_normalizer_writes_nowhere_else(
     assert np.isnan(moved[target >= 0]).all() == (not np.isfinite(wrong))
 
 
+@pytest.mark.parametrize("case", FUNCTIONS, ids=str)
+def test_without_the_gradient_of_the_table(kernels: Kernels, case: MonotoneCase) -> None:
+    """The gradient of the logits is the same bits."""
+    function, logits, target, grad = make_rows(case, FLOAT32)
+    _, normalizer = kernels.monotone_log_prob(FLOAT32, function, logits, target)
+    results = []
+    for wanted in (True, False):
+        replaced = logits.copy()
+        arguments = (replaced, grad.astype(np.float32), target, normalizer)
+        grad_table = kernels.monotone_log_prob_backward_(FLOAT32, function, *arguments, wanted)
+        assert wanted or grad_table is None
+        results.append(replaced)
+    np.testing.assert_array_equal(*results)
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=name)
 def test_identity_whatever_c(kernels: Kernels, kind: ElementType) -> None:
     """k = 1, a PLIF and a cubic of slope 1 are all the softmax."""

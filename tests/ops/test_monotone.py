@@ -48,6 +48,22 @@ def test_equals_reference(
     check_monotone(case, dtype, device, at_once)
 
 
+@kinds
+def test_without_the_gradient_of_the_table(case: MonotoneCase, device: torch.device) -> None:
+    """The other results are the same bits."""
+    batch = monotone_batch(case, torch.float32).to(device)
+    log_normalizer = forward(*batch.arguments())[1]
+    for op, given in (
+        (backward_, (batch.grad, batch.target, log_normalizer)),
+        (torch.ops.hstree.monotone_log_prob_gradient_, (batch.grad, batch.target)),
+    ):
+        with_table, without = batch.logits.clone(), batch.logits.clone()
+        op(with_table, *given, *batch.arguments()[2:])
+        result = op(without, *given, *batch.arguments()[2:], table_gradient=False)
+        assert torch.equal(with_table, without)
+        assert (result if op is backward_ else result[1]).shape == (0, 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("case", USUAL, ids=str)
 def test_at_once_equals_two_steps_at_the_edges(
