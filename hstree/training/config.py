@@ -24,6 +24,7 @@ DROPOUTS = (
     "weight_dropout",
 )
 DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = ("float32", "bfloat16")
 
 
 class ConfigError(ValueError):
@@ -65,6 +66,13 @@ class TrainConfig:
     )
     max_vocabulary: int | None = _setting(
         None, "data", "number of classes to keep at most, <unk> and <eos> included"
+    )
+    tokenizer: str | None = _setting(
+        None,
+        "data",
+        "tokenizer.json of Hugging Face tokenizers, or bpe: byte-pair encoding, learnt from the "
+        "training text, of --max-vocabulary classes (without it: words)",
+        metavar="FILE",
     )
 
     # model
@@ -123,6 +131,12 @@ class TrainConfig:
     # optimisation
     epochs: int = _setting(8, "optimisation", "passes over the training text")
     batch_size: int = _setting(20, "optimisation", "streams that run side by side")
+    accumulate: int = _setting(
+        1,
+        "optimisation",
+        "compute every batch in this many parts, one after the other, to save memory; the same "
+        "steps but for rounding and the draws of dropout",
+    )
     bptt: int = _setting(35, "optimisation", "time steps of truncated backpropagation")
     variable_bptt: bool = _setting(
         False,
@@ -191,6 +205,19 @@ class TrainConfig:
         "auto", "run", "where to train; auto takes a GPU if there is one", choices=DEVICES
     )
     threads: int | None = _setting(None, "run", "CPU threads (without it: torch's own choice)")
+    precision: str = _setting(
+        "float32",
+        "run",
+        "of the training steps: bfloat16 is torch.autocast, with weights and validation in float32",
+        choices=PRECISIONS,
+    )
+    compile: bool = _setting(False, "run", "torch.compile for the head")
+    save_interval: float = _setting(
+        600.0,
+        "run",
+        "seconds after which the state for --resume is saved within an epoch; 0: after every step",
+    )
+    tensorboard: bool = _setting(False, "run", "write events for TensorBoard to the run folder")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -213,7 +240,7 @@ class TrainConfig:
             "subset_size",
         ):
             self._at_least(name, 1)
-        for name in ("epochs", "batch_size", "bptt", "min_count", "threads"):
+        for name in ("epochs", "batch_size", "accumulate", "bptt", "min_count", "threads"):
             self._at_least(name, 1)
         self._at_least("max_vocabulary", 4)
         self._at_least("warmup", 0)
@@ -225,6 +252,7 @@ class TrainConfig:
             "nonmono",
             "averaging_epoch",
             "seed",
+            "save_interval",
         ):
             self._at_least(name, 0)
         for name in ("learning_rate", "head_learning_rate_factor"):
