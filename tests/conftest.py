@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -28,6 +29,20 @@ def cuda_obstacle() -> str | None:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device that the operators run on."""
     return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def tokens_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tokenised texts go to a folder of this run of the tests, not to the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HSTREE_CACHE", str(tmp_path_factory.mktemp("hstree-cache")))
+        yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--ptb", metavar="FOLDER", help="train.txt, valid.txt, test.txt of Penn Treebank"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

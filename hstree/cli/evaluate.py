@@ -117,7 +117,7 @@ def _given(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
 def _run(arguments: argparse.Namespace) -> int:
     import json
 
-    from hstree.data import CorpusStatistics, load_corpus
+    from hstree.data import CorpusStatistics
     from hstree.training import (
         TrainConfig,
         choose_device,
@@ -132,7 +132,7 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = TrainConfig(**config_values(arguments))
     set_threads(settings)
     run = load_run(arguments.directory, choose_device(settings.device))
-    corpus = load_corpus(settings.data or run.config.data, vocabulary=run.vocabulary)
+    corpus = _text(run, settings.data or run.config.data)
     unigram = CorpusStatistics(run.vocabulary.frequencies, corpus.train)
     result: dict[str, dict[str, Any]] = {}
     for split in _PARTS:
@@ -187,6 +187,12 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _text(run: Run, data: str | None) -> Corpus:
+    from hstree.data import load_corpus
+
+    return load_corpus(data, vocabulary=run.vocabulary, tokenizer=run.tokenizer)
+
+
 def _model_losses(run: Run, corpus: Corpus) -> dict[str, Any]:
     from hstree.evaluation import evaluate_stream
 
@@ -219,12 +225,11 @@ def _dynamic_losses(
     run: Run, corpus: Corpus, train: Corpus | None, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """``train`` holds the text that the model was trained on; None: load it."""
-    from hstree.data import load_corpus
     from hstree.evaluation import evaluate_dynamic, gradient_rms
 
     rms = None
     if settings["rule"] == "rms":
-        train = train or load_corpus(run.config.data, vocabulary=run.vocabulary)
+        train = train or _text(run, run.config.data)
         rms = gradient_rms(
             run.model,
             train.train,

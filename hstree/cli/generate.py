@@ -9,12 +9,13 @@ from .arguments import add_config_arguments, add_run_argument, config_values, co
 from .numbers import positive, share
 
 if TYPE_CHECKING:
-    from hstree.data import Vocabulary
+    from hstree.data import Tokenizer, Vocabulary
 
 _DESCRIPTION = """\
 Text from a trained model, each word drawn given all words before it: by the head's own sampler, or
 from the probabilities of all words if --temperature, --top-k or --top-p is given. <unk> is left
-out, so the words come from the model's distribution given that they are known.
+out, so the words come from the model's distribution given that they are known. Of a run with
+--tokenizer, words are that tokenizer's tokens.
 """
 
 
@@ -55,11 +56,17 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(handler=_run)
 
 
-def prompt_words(prompt: str, vocabulary: Vocabulary) -> list[str]:
-    """Words of a prompt: pieces that the vocabulary holds stay as they are, others are tokenised as
-    text files are."""
+def prompt_words(
+    prompt: str, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None
+) -> list[str]:
+    """Words of a prompt: with a tokenizer its tokens, a line end being ``<eos>``; else pieces that
+    the vocabulary holds stay as they are, others are tokenised as text files are."""
     from hstree.data import tokenize
 
+    if tokenizer is not None:
+        end = vocabulary.words[vocabulary.end]
+        first, *others = tokenizer.split_batch(prompt.split("\n"))
+        return [*first, *(token for line in others for token in (end, *line))]
     words: list[str] = []
     for piece in prompt.split():
         words.extend([piece] if piece in vocabulary else tokenize(piece))
@@ -76,7 +83,7 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = TrainConfig(**config_values(arguments))
     set_threads(settings)
     run = load_run(arguments.directory, choose_device(settings.device))
-    words = prompt_words(arguments.prompt, run.vocabulary)
+    words = prompt_words(arguments.prompt, run.vocabulary, run.tokenizer)
     unknown = [word for word in words if word not in run.vocabulary]
     if unknown:
         print(
@@ -93,8 +100,9 @@ def _run(arguments: argparse.Namespace) -> int:
         top_k=arguments.top_k,
         top_p=arguments.top_p,
     )
+    join = detokenize if run.tokenizer is None else run.tokenizer.join
     for number, sample in enumerate(samples):
         if number:
             print("-" * 40)
-        print(detokenize([*words, *run.vocabulary.decode(sample)]))
+        print(join([*words, *run.vocabulary.decode(sample)]))
     return 0

@@ -1,24 +1,29 @@
-"""Corpora, vocabularies and batches. Nothing here knows of heads or models."""
+"""Corpora, vocabularies, tokenizers and batches. Nothing here knows of heads or models."""
 
-from .batching import batchify, windows
+from .batching import Streams
 from .corpus import Corpus, load_folder, load_text
 from .embedded import embedded_corpus
 from .load import load_corpus
 from .statistics import CorpusStatistics
 from .text import detokenize, sentences, tokenize
+from .tokenizer import Subwords, Tokenizer, WhiteSpace, Words, learn_bpe
 from .vocabulary import Vocabulary
 
 __all__ = [
     "Corpus",
     "CorpusStatistics",
+    "Streams",
+    "Subwords",
+    "Tokenizer",
     "Vocabulary",
-    "batchify",
+    "WhiteSpace",
+    "Words",
     "detokenize",
     "embedded_corpus",
+    "learn_bpe",
     "load_corpus",
     "load_folder",
     "load_text",
     "sentences",
     "tokenize",
-    "windows",
 ]

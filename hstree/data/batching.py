@@ -13,49 +13,82 @@ from torch import Tensor
 IGNORE = -100
 
 
-def batchify(
-    tokens: npt.NDArray[np.integer[Any]], batch_size: int, *, ignore_index: int = IGNORE
-) -> tuple[Tensor, Tensor]:
-    """Cut a stream of n tokens into ``batch_size`` streams that run side by side.
+class Streams:
+    """A text of n tokens, cut into B streams that are read side by side.
 
     Stream b reads ``tokens[b L : (b + 1) L]`` and predicts ``tokens[b L + 1 : (b + 1) L + 1]``,
-    with ``L = ceil((n - 1) / batch_size)``. So every token but the first is a target exactly once;
-    places beyond the end of the text hold input 0 and target ``ignore_index``.
+    with ``L = ceil((n - 1) / B)``. So every token but the first is a target exactly once; places
+    beyond the end of the text hold input 0 and target ``ignore_index``. Only the tokens of the
+    window that is asked for are read, so the text may be a memory map of any size.
 
     Args:
-        tokens: class ids [n].
+        tokens: class ids [n] of any integer type; not copied.
         batch_size: B, at most n - 1.
         ignore_index: target of the places beyond the end.
 
-    Returns:
-        inputs, targets: int64 [L, B].
-
     Raises:
-        ValueError: ``batch_size`` < 1, or too few tokens for it.
+        ValueError: ``tokens`` are not integers in one dimension, ``batch_size`` < 1, or too few
+            tokens for it.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
-    n_targets = len(tokens) - 1
-    if n_targets < batch_size:
-        raise ValueError(
-            f"batch_size: {len(tokens)} tokens are too few for a batch of {batch_size} streams; "
-            f"at least {batch_size + 1} are needed"
-        )
-    length = -(-n_targets // batch_size)
-    stream = torch.from_numpy(np.asarray(tokens, dtype=np.int64))
-    inputs = torch.zeros(batch_size * length, dtype=torch.int64)
-    targets = torch.full((batch_size * length,), ignore_index, dtype=torch.int64)
-    inputs[:n_targets] = stream[:-1]
-    targets[:n_targets] = stream[1:]
-    return inputs.view(batch_size, length).t().contiguous(), targets.view(
-        batch_size, length
-    ).t().contiguous()
 
+    def __init__(
+        self, tokens: npt.ArrayLike, batch_size: int, *, ignore_index: int = IGNORE
+    ) -> None:
+        array: npt.NDArray[Any] = np.asarray(tokens)
+        if array.ndim != 1 or (len(array) and not np.issubdtype(array.dtype, np.integer)):
+            raise ValueError(
+                f"tokens: expected integers in one dimension, got {array.dtype} "
+                f"of shape {array.shape}"
+            )
+        if batch_size < 1:
+            raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
+        n_targets = len(array) - 1
+        if n_targets < batch_size:
+            raise ValueError(
+                f"batch_size: {len(array)} tokens are too few for a batch of {batch_size} streams; "
+                f"at least {batch_size + 1} are needed"
+            )
+        self.batch_size = batch_size
+        self.ignore_index = ignore_index
+        self._length = length = -(-n_targets // batch_size)
+        full = n_targets // length  # streams without a gap
+        self._inputs = array[: full * length].reshape(full, length)
+        self._targets = array[1 : full * length + 1].reshape(full, length)
+        self._rest = array[full * length :]  # of the one stream that may end early
 
-def windows(inputs: Tensor, targets: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Consecutive windows of ``length`` time steps (the last may be shorter) of what
-    :func:`batchify` made."""
-    if length < 1:
-        raise ValueError(f"length: expected at least 1, got {length}")
-    for start in range(0, len(inputs), length):
-        yield inputs[start : start + length], targets[start : start + length]
+    def __len__(self) -> int:
+        """Number of time steps, L."""
+        return self._length
+
+    def window(self, start: int, length: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the ``t = min(length, L - start)`` time steps from ``start`` on:
+        int64 [t, B], on the CPU.
+
+        Raises:
+            ValueError: ``start`` is outside [0, L) or ``length`` < 1.
+        """
+        if not 0 <= start < self._length:
+            raise ValueError(f"start: expected 0 to {self._length - 1}, got {start}")
+        if length < 1:
+            raise ValueError(f"length: expected at least 1, got {length}")
+        stop = min(start + length, self._length)
+        shape = (stop - start, self.batch_size)
+        full = len(self._inputs)
+        inputs, targets = np.empty(shape, np.int64), np.empty(shape, np.int64)
+        inputs[:, :full] = self._inputs[:, start:stop].T
+        targets[:, :full] = self._targets[:, start:stop].T
+        if full < self.batch_size:
+            inputs[:, full:] = 0
+            targets[:, full:] = self.ignore_index
+            rest = self._rest[start : stop + 1]
+            if len(rest) > 1:
+                inputs[: len(rest) - 1, full] = rest[:-1]
+                targets[: len(rest) - 1, full] = rest[1:]
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    def windows(self, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Consecutive windows of ``length`` time steps; the last may be shorter. Raises ValueError
+        if ``length`` < 1."""
+        if length < 1:
+            raise ValueError(f"length: expected at least 1, got {length}")
+        return (self.window(start, length) for start in range(0, self._length, length))

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from . import cache
+from .source import (
+    SPLITS,
+    TRAIN_SHARE,
+    VALID_SHARE,
+    WHOLE,
+    Part,
+    Source,
+    file_source,
+    folder_source,
+)
 from .statistics import CorpusStatistics
-from .text import tokenize
+from .tokenizer import Subwords, Tokenizer, WhiteSpace, Words, learn_bpe
 from .vocabulary import END, Vocabulary
 
-SPLITS = ("train", "valid", "test")
-_TRAIN_SHARE, _VALID_SHARE = 0.90, 0.05
+_BATCH_CHARACTERS = 1 << 17
+_BLOCK = 1 << 18  # tokens
 
 
 @dataclass(frozen=True)
@@ -26,8 +39,9 @@ class Corpus:
     Attributes:
         name: what people call it.
         vocabulary: its words; frequencies are those of the training part.
-        train, valid, test: int32 streams of class ids; lines follow each other, each ends with
-            ``<eos>``.
+        train, valid, test: int32 streams of class ids, memory maps that cannot be written; lines
+            follow each other, each ends with ``<eos>``.
+        tokenizer: what has split its lines.
     """
 
     name: str
@@ -35,6 +49,7 @@ class Corpus:
     train: npt.NDArray[np.int32]
     valid: npt.NDArray[np.int32]
     test: npt.NDArray[np.int32]
+    tokenizer: Tokenizer = field(default_factory=WhiteSpace)
 
     def statistics(self) -> CorpusStatistics:
         """Class frequencies and token stream of the training part."""
@@ -45,61 +60,36 @@ class Corpus:
         return f"Corpus({self.name}: {sizes} tokens, {len(self.vocabulary):,} types)"
 
 
-class _Interner:
-    """Numbers words in order of first appearance, so that a text is read once."""
+@dataclass(frozen=True)
+class Settings:
+    """How a text becomes a corpus.
 
-    def __init__(self) -> None:
-        self.index: dict[str, int] = {}
+    Attributes:
+        tokenizer: what splits its lines, or ``"bpe"``: :func:`hstree.data.learn_bpe`.
+        min_count, max_vocabulary: as in :meth:`Vocabulary.from_counts`.
+        vocabulary: encode with this one; the two limits then have no effect.
 
-    def encode(self, lines: Iterable[list[str]]) -> npt.NDArray[np.int32]:
-        index = self.index
-        ids = array("i")
-        for words in lines:
-            ids.extend([index.setdefault(word, len(index)) for word in words])
-            ids.append(index.setdefault(END, len(index)))
-        return np.array(ids, dtype=np.int32)
+    Raises:
+        ValueError: a tokenizer is to be learnt though the vocabulary is given.
+    """
 
-    def counts(self, ids: npt.NDArray[np.int32]) -> dict[str, int]:
-        counts = np.bincount(ids, minlength=len(self.index)).tolist()
-        return {word: counts[position] for word, position in self.index.items() if counts[position]}
+    tokenizer: Tokenizer | Literal["bpe"]
+    min_count: int = 1
+    max_vocabulary: int | None = None
+    vocabulary: Vocabulary | None = None
 
-    def class_ids(self, vocabulary: Vocabulary) -> npt.NDArray[np.int32]:
-        """Class id of every interned word."""
-        return np.array(vocabulary.encode(self.index), dtype=np.int32)
+    def __post_init__(self) -> None:
+        if isinstance(self.tokenizer, str) and self.vocabulary is not None:
+            raise ValueError(
+                f"tokenizer: expected the one that made the vocabulary, got {self.tokenizer!r}"
+            )
 
-
-def read_lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 file (a byte order mark is skipped). Raises ValueError that names the first
-    byte that is not."""
-    offset = 0
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                position = error.start + (
-                    3 if number == 1 and raw.startswith(b"\xef\xbb\xbf") else 0
-                )
-                raise ValueError(
-                    f"{path}: not UTF-8 text: byte 0x{raw[position]:02x} at offset "
-                    f"{offset + position} (line {number})"
-                ) from None
-            offset += len(raw)
-            yield line
-
-
-def _read_words(
-    path: Path, split_line: Callable[[str], list[str]], *, keep_empty: bool
-) -> Iterator[list[str]]:
-    any_words = False
-    for line in read_lines(path):
-        words = split_line(line)
-        any_words = any_words or bool(words)
-        if words or keep_empty:
-            yield words
-    if not any_words:
-        what = "is empty" if path.stat().st_size == 0 else "has no words"
-        raise ValueError(f"{path}: the file {what}")
+    def key(self, content: str) -> str:
+        """A name for what these settings make of a text, given its fingerprint."""
+        tokenizer = self.tokenizer if isinstance(self.tokenizer, str) else self.tokenizer.identity
+        if self.vocabulary is not None:
+            return _entry_key(content, tokenizer, self.vocabulary)
+        return cache.key(content, tokenizer, self.min_count, self.max_vocabulary)
 
 
 def load_folder(
@@ -108,9 +98,9 @@ def load_folder(
     min_count: int = 1,
     max_vocabulary: int | None = None,
     vocabulary: Vocabulary | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Corpus:
-    """A corpus that is tokenised already: ``train.txt``, ``valid.txt`` and ``test.txt`` in one
-    folder.
+    """A corpus in three parts: ``train.txt``, ``valid.txt`` and ``test.txt`` in one folder.
 
     The layout of the Penn Treebank and WikiText distributions for language models: words are
     separated by white space, every line ends with ``<eos>``, an empty line too. Words of ``valid``
@@ -120,25 +110,14 @@ def load_folder(
         path: the folder.
         min_count, max_vocabulary: as in :meth:`Vocabulary.from_counts`.
         vocabulary: encode with this vocabulary instead of that of ``train.txt``.
+        tokenizer: what splits the lines; None: white space.
 
     Raises:
         ValueError: a file is missing, empty or not UTF-8, or the vocabulary has fewer than two
             words.
     """
-    folder = Path(path)
-    files = {split: folder / f"{split}.txt" for split in SPLITS}
-    missing = [file.name for file in files.values() if not file.is_file()]
-    if missing:
-        raise ValueError(
-            f"{folder}: expected train.txt, valid.txt and test.txt in this folder, "
-            f"missing {', '.join(missing)}"
-        )
-    interner = _Interner()
-    parts = {
-        split: interner.encode(_read_words(file, str.split, keep_empty=True))
-        for split, file in files.items()
-    }
-    return _encode(folder.resolve().name, interner, parts, min_count, max_vocabulary, vocabulary)
+    settings = Settings(tokenizer or WhiteSpace(), min_count, max_vocabulary, vocabulary)
+    return corpus_of(folder_source(path), settings)
 
 
 def load_text(
@@ -147,64 +126,195 @@ def load_text(
     min_count: int = 2,
     max_vocabulary: int | None = None,
     vocabulary: Vocabulary | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Corpus:
     """Any UTF-8 text file as a corpus.
 
-    Lines are tokenised by :func:`hstree.data.tokenize` (lower-cased words and punctuation marks)
-    and end with ``<eos>``; empty lines are skipped. The first 90% of the tokens are the training
-    part, the next 5% the validation part and the last 5% the test part. Words that the training
-    part holds fewer than ``min_count`` times become ``<unk>``. To keep case or another
-    tokenisation, prepare a folder for :func:`load_folder`.
+    Lines are split by ``tokenizer``, without one by :func:`hstree.data.tokenize` (lower-cased words
+    and punctuation marks; empty lines are skipped), and end with ``<eos>``. The first 90% of the
+    tokens are the training part, the next 5% the validation part and the last 5% the test part.
+    Words that the training part holds fewer than ``min_count`` times become ``<unk>``.
 
     Raises:
         ValueError: the file is missing, empty, too short to split, or not UTF-8, or the vocabulary
             has fewer than two words.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"{file}: no such file")
-    interner = _Interner()
-    tokens = interner.encode(_read_words(file, tokenize, keep_empty=False))
-    first = int(len(tokens) * _TRAIN_SHARE)
-    second = int(len(tokens) * (_TRAIN_SHARE + _VALID_SHARE))
-    parts = {"train": tokens[:first], "valid": tokens[first:second], "test": tokens[second:]}
-    if min(len(part) for part in parts.values()) < 2:
-        raise ValueError(
-            f"{file}: {len(tokens)} tokens are too few to split 90% / 5% / 5%; expected at least 40"
-        )
-    return _encode(file.name, interner, parts, min_count, max_vocabulary, vocabulary)
+    settings = Settings(tokenizer or Words(), min_count, max_vocabulary, vocabulary)
+    return corpus_of(file_source(path), settings)
 
 
-def corpus_from_lines(
-    name: str,
-    lines: dict[str, list[list[str]]],
-    *,
-    min_count: int = 1,
-    max_vocabulary: int | None = None,
-    vocabulary: Vocabulary | None = None,
-) -> Corpus:
-    """A corpus from words in memory: for each of train, valid and test its lines, each a list of
-    words."""
-    interner = _Interner()
-    parts = {split: interner.encode(lines[split]) for split in SPLITS}
-    return _encode(name, interner, parts, min_count, max_vocabulary, vocabulary)
+def corpus_of(source: Source, settings: Settings, folder: Path | None = None) -> Corpus:
+    """The corpus of a text: from the cache, or tokenised and put there.
 
+    Args:
+        source: the text.
+        settings: its tokenizer and the limits of its vocabulary.
+        folder: the cache; None: :func:`hstree.data.cache.user_cache`. Where there is none, or it
+            cannot be written, the ids lie in a temporary file without a name.
 
-def _encode(
-    name: str,
-    interner: _Interner,
-    parts: dict[str, npt.NDArray[np.int32]],
-    min_count: int,
-    max_vocabulary: int | None,
-    vocabulary: Vocabulary | None,
-) -> Corpus:
-    if vocabulary is None:
-        counts = interner.counts(parts["train"])
+    Raises:
+        ValueError: a part has no words or is too small, or the vocabulary has fewer than two words.
+    """
+    folder = folder or cache.user_cache()
+    if folder is not None:
         try:
-            vocabulary = Vocabulary.from_counts(
-                counts, min_count=min_count, max_size=max_vocabulary
-            )
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    class_ids = interner.class_ids(vocabulary)
-    return Corpus(name, vocabulary, *(class_ids[parts[split]] for split in SPLITS))
+            return _cached(source, settings, folder / "tokens")
+        except OSError:
+            pass  # not writable, or full
+    with cache.unfinished_folder(Path(tempfile.gettempdir())) as unfinished:
+        return _corpus(source, settings, _build(source, settings, unfinished))
+
+
+def _cached(source: Source, settings: Settings, folder: Path) -> Corpus:
+    content = source.fingerprint()
+    name = settings.key(content)
+    pointer = folder / f"{name}.entry"
+    if settings.vocabulary is None:
+        name = cache.read_pointer(pointer)
+    entry = cache.read_entry(folder / name) if name else None
+    if entry is not None:
+        return _corpus(source, settings, entry)
+    with cache.unfinished_folder(folder) as unfinished:
+        entry = _build(source, settings, unfinished)
+        corpus = _corpus(source, settings, entry)
+        name = _entry_key(content, corpus.tokenizer.identity, entry.vocabulary)
+        cache.publish(unfinished, folder / name, lambda place: cache.read_entry(place) is not None)
+    if settings.vocabulary is None:
+        cache.write_pointer(pointer, name)
+    return corpus
+
+
+def _entry_key(content: str, tokenizer: str, vocabulary: Vocabulary) -> str:
+    return cache.key(content, tokenizer, vocabulary.to_bytes())
+
+
+def _corpus(source: Source, settings: Settings, entry: cache.Entry) -> Corpus:
+    tokenizer = settings.tokenizer
+    if isinstance(tokenizer, str):
+        tokenizer = Subwords.from_bytes(entry.tokenizer or b"")
+    return Corpus(
+        source.name,
+        settings.vocabulary or entry.vocabulary,
+        **entry.parts,
+        tokenizer=tokenizer,
+    )
+
+
+def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
+    """Tokenises a text into a folder. No more than its different words are held in memory."""
+    tokenizer = settings.tokenizer
+    if isinstance(tokenizer, str):
+        tokenizer = learn_bpe(source.training(), settings.max_vocabulary)
+    vocabulary = settings.vocabulary
+    with (folder / cache.TOKENS).open("wb+") as file:
+        index, sizes = _write_ids(source, tokenizer, file)
+        if vocabulary is None:
+            counts = _count(file, sizes["train"], len(index)).tolist()
+            found = {word: counts[number] for word, number in index.items() if counts[number]}
+            try:
+                vocabulary = Vocabulary.from_counts(
+                    found, min_count=settings.min_count, max_size=settings.max_vocabulary
+                )
+            except ValueError as error:
+                raise ValueError(f"{source.name}: {error}") from None
+        _replace(file, np.array(vocabulary.encode(index), dtype=cache.TOKEN_TYPE))
+    vocabulary.save(folder / cache.VOCABULARY)
+    if isinstance(tokenizer, Subwords):
+        (folder / cache.TOKENIZER).write_bytes(tokenizer.to_bytes())
+    cache.seal(folder, sizes)
+    entry = cache.read_entry(folder)
+    if entry is None:
+        raise OSError(f"{folder}: what was written cannot be read back")
+    return entry
+
+
+def _write_ids(
+    source: Source, tokenizer: Tokenizer, file: BinaryIO
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Numbers words in order of first appearance, so that a text is tokenised once.
+
+    Returns:
+        The number of each word, and the number of tokens of each part.
+    """
+    index: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for name, part in source.parts.items():
+        sizes[name] = _write_part(part, tokenizer, index, file)
+    if WHOLE not in sizes:
+        return index, sizes
+    total = sizes[WHOLE]
+    first, second = int(total * TRAIN_SHARE), int(total * (TRAIN_SHARE + VALID_SHARE))
+    sizes = {"train": first, "valid": second - first, "test": total - second}
+    if min(sizes.values()) < 2:
+        label = source.parts[WHOLE].label.removesuffix(": the file")
+        raise ValueError(
+            f"{label}: {total} tokens are too few to split 90% / 5% / 5%; expected at least 40"
+        )
+    return index, sizes
+
+
+def _write_part(part: Part, tokenizer: Tokenizer, index: dict[str, int], file: BinaryIO) -> int:
+    """Appends the numbers of a part's words and line ends to a file; new words are added to
+    ``index``. Returns how many tokens were written."""
+    size = 0
+    any_text = any_words = False
+    line_has_words, line_is_open = False, False
+    for pieces in _batches(part.pieces()):
+        any_text = True
+        ids = array("i")
+        for piece, words in zip(pieces, tokenizer.split_batch(pieces), strict=True):
+            ids.extend([index.setdefault(word, len(index)) for word in words])
+            line_has_words = line_has_words or bool(words)
+            line_is_open = not piece.endswith("\n")
+            if not line_is_open:
+                if line_has_words or tokenizer.keeps_empty_lines:
+                    ids.append(index.setdefault(END, len(index)))
+                any_words = any_words or line_has_words
+                line_has_words = False
+        file.write(np.array(ids, dtype=cache.TOKEN_TYPE).tobytes())
+        size += len(ids)
+    if line_is_open and (line_has_words or tokenizer.keeps_empty_lines):
+        end = index.setdefault(END, len(index))
+        file.write(np.array([end], dtype=cache.TOKEN_TYPE).tobytes())
+        size += 1
+    if not any_words and not line_has_words:
+        raise ValueError(f"{part.label} {'has no words' if any_text else 'is empty'}")
+    return size
+
+
+def _batches(pieces: Iterable[str]) -> Iterator[Sequence[str]]:
+    """Pieces in groups that are worth a call of the tokenizer and take little memory."""
+    batch: list[str] = []
+    characters = 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece)
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _blocks(file: BinaryIO, n_tokens: int | None = None) -> Iterator[npt.NDArray[np.int32]]:
+    """The ids of a file, or the first ``n_tokens``, from its start."""
+    width = cache.TOKEN_TYPE.itemsize
+    left = file.seek(0, os.SEEK_END) if n_tokens is None else n_tokens * width
+    file.seek(0)
+    while data := file.read(min(left, _BLOCK * width)):
+        left -= len(data)
+        yield np.frombuffer(data, cache.TOKEN_TYPE)
+
+
+def _count(file: BinaryIO, n_tokens: int, n_words: int) -> npt.NDArray[np.int64]:
+    counts = np.zeros(n_words, np.int64)
+    for block in _blocks(file, n_tokens):
+        counts += np.bincount(block, minlength=n_words)
+    return counts
+
+
+def _replace(file: BinaryIO, class_ids: npt.NDArray[np.int32]) -> None:
+    """Puts class ids in the place of the numbers of words."""
+    for block in _blocks(file):
+        file.seek(-block.nbytes, os.SEEK_CUR)
+        file.write(class_ids[block].tobytes())

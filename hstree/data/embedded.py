@@ -14,23 +14,26 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import sys
 import sysconfig
-import tempfile
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
-from .corpus import SPLITS, Corpus, corpus_from_lines
+from .cache import publish, unfinished_folder, user_cache
+from .corpus import Corpus, Settings, corpus_of
+from .source import SPLITS, Part, Source
 from .text import sentences, tokenize
+from .tokenizer import WhiteSpace
 from .vocabulary import END, UNKNOWN, Vocabulary
 
 FORMAT_VERSION = 1
 VOCABULARY_SIZE = 10_000
 _HELD_OUT_PERCENT = 5
+_DIGESTS = "sha256.json"
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _CODE_MARKS = re.compile(r"[^\w\s.,;:!?'\"()-]")
 _ROLE = re.compile(
@@ -57,33 +60,43 @@ def embedded_corpus(
     frequent of the training part, and those it holds only once, are ``<unk>``. The result is the
     same for the same installation.
 
-    The text is kept in the user's cache folder (``$XDG_CACHE_HOME/hstree`` or ``~/.cache/hstree``)
-    as a folder of train.txt, valid.txt and test.txt, so that only the first call takes seconds. A
-    cache that cannot be written is no error.
+    The text is kept in the cache (:func:`hstree.data.cache.user_cache`) as a folder of train.txt,
+    valid.txt and test.txt, so that only the first call takes seconds. A cache that cannot be
+    written is no error.
 
     Args:
         min_count, max_vocabulary, vocabulary: as in :func:`hstree.data.load_folder`.
         library: folder of the modules; None is the standard library of the running Python.
-        cache: folder in which to keep the text; None is the user's cache folder.
+        cache: folder in which to keep the text; None is the user's.
 
     Raises:
         ValueError: ``library`` holds too little text, as in installations without source files.
     """
+    folder = None if cache is None else Path(cache)
+    settings = Settings(WhiteSpace(), min_count, max_vocabulary, vocabulary)
+    return corpus_of(embedded_source(library, folder), settings, folder)
+
+
+def embedded_source(
+    library: str | os.PathLike[str] | None = None, cache: Path | None = None
+) -> Source:
+    """The text of :func:`embedded_corpus`, whose arguments these are."""
     root = Path(library) if library is not None else Path(sysconfig.get_path("stdlib"))
     files = _source_files(root)
-    folder = (Path(cache) if cache is not None else _user_cache()) / _cache_key(root, files)
-    lines = _load_cached(folder)
-    if lines is None:
+    cache = cache or user_cache()
+    folder = None if cache is None else cache / _cache_key(root, files)
+    text = None if folder is None else _load_cached(folder)
+    if text is None:
         with _collection_paused():
-            lines = _build(root, files)
-        _store(folder, lines)
-    return corpus_from_lines(
-        "docstrings and help topics of Python " + ".".join(map(str, sys.version_info[:3])),
-        lines,
-        min_count=min_count,
-        max_vocabulary=max_vocabulary,
-        vocabulary=vocabulary,
-    )
+            text = {split: _text(lines) for split, lines in _build(root, files).items()}
+        if folder is not None:
+            _store(folder, text)
+    name = "docstrings and help topics of Python " + ".".join(map(str, sys.version_info[:3]))
+    parts = {
+        split: Part(f"{name}: the part {split}", partial(_lines, data))
+        for split, data in text.items()
+    }
+    return Source(name, parts, parts["train"].pieces, partial(_fingerprint, text))
 
 
 def prose(text: str) -> Iterator[str]:
@@ -195,11 +208,6 @@ def _cache_key(root: Path, files: list[Path]) -> str:
     return f"python-{version}-v{FORMAT_VERSION}-{digest.hexdigest()[:12]}"
 
 
-def _user_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(base, "hstree") if os.path.isabs(base) else Path("~/.cache/hstree").expanduser()
-
-
 def _documents(root: Path, files: Iterable[Path]) -> Iterator[tuple[str, list[str]]]:
     """Name and texts of every module and help topic."""
     for file in files:
@@ -252,39 +260,33 @@ def _text(lines: Iterable[list[str]]) -> bytes:
     return "".join(" ".join(line) + "\n" for line in lines).encode()
 
 
-def _load_cached(folder: Path) -> dict[str, list[list[str]]] | None:
+def _lines(text: bytes) -> Iterator[str]:
+    for line in text.splitlines(keepends=True):
+        yield line.decode()
+
+
+def _digests(text: Mapping[str, bytes]) -> dict[str, str]:
+    return {split: hashlib.sha256(data).hexdigest() for split, data in text.items()}
+
+
+def _fingerprint(text: Mapping[str, bytes]) -> str:
+    return f"embedded: {_digests(text)}"
+
+
+def _load_cached(folder: Path) -> dict[str, bytes] | None:
     """The cached text, or None if it is not there or not as it was written."""
-    lines = {}
     try:
-        digests = json.loads((folder / "sha256.json").read_bytes())
-        for split in SPLITS:
-            data = (folder / f"{split}.txt").read_bytes()
-            if hashlib.sha256(data).hexdigest() != digests[split]:
-                return None
-            lines[split] = [line.split() for line in data.decode().splitlines()]
-    except (OSError, ValueError, KeyError, TypeError):
+        text = {split: (folder / f"{split}.txt").read_bytes() for split in SPLITS}
+        digests = json.loads((folder / _DIGESTS).read_bytes())
+    except (OSError, ValueError):
         return None
-    return lines
+    return text if digests == _digests(text) else None
 
 
-def _store(folder: Path, lines: dict[str, list[list[str]]]) -> None:
+def _store(folder: Path, text: Mapping[str, bytes]) -> None:
     """Put the text into the cache in one step; do nothing if the cache cannot be written."""
-    temporary: str | None = None
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = tempfile.mkdtemp(prefix=".writing-", dir=folder.parent)
-        digests = {}
-        for split in SPLITS:
-            data = _text(lines[split])
-            digests[split] = hashlib.sha256(data).hexdigest()
-            Path(temporary, f"{split}.txt").write_bytes(data)
-        Path(temporary, "sha256.json").write_text(json.dumps(digests, indent=1) + "\n")
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.chmod(temporary, 0o755)
-        os.replace(temporary, folder)
-    except OSError:
-        pass
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+    with contextlib.suppress(OSError), unfinished_folder(folder.parent) as unfinished:
+        for split, data in text.items():
+            (unfinished / f"{split}.txt").write_bytes(data)
+        (unfinished / _DIGESTS).write_text(json.dumps(_digests(text), indent=1) + "\n")
+        publish(unfinished, folder, lambda place: _load_cached(place) is not None)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
-from .corpus import Corpus, load_folder, load_text
-from .embedded import embedded_corpus
+from .corpus import Corpus, Settings, corpus_of
+from .embedded import embedded_source
+from .hugging_face import PREFIX, dataset_source, is_saved_dataset, parse_dataset
+from .source import Source, file_source, folder_source
+from .tokenizer import BPE, Subwords, Tokenizer, WhiteSpace, Words, check_bpe_size
 from .vocabulary import Vocabulary
 
 
@@ -16,28 +20,60 @@ def load_corpus(
     min_count: int | None = None,
     max_vocabulary: int | None = None,
     vocabulary: Vocabulary | None = None,
+    tokenizer: str | Tokenizer | None = None,
 ) -> Corpus:
-    """The corpus at ``path``: a folder (:func:`load_folder`), a text file (:func:`load_text`), or,
-    for None, the embedded corpus (:func:`hstree.data.embedded_corpus`).
+    """The corpus at ``path``.
 
-    ``min_count`` None is 1 for what is tokenised already and 2 for a text file. With a
-    ``vocabulary`` the corpus is encoded by it, and ``min_count`` and ``max_vocabulary`` have no
-    effect.
+    A folder with train.txt, valid.txt and test.txt (:func:`hstree.data.load_folder`), a text file
+    (:func:`hstree.data.load_text`), a dataset of the package ``datasets``
+    (``hf:NAME[:CONFIG[:COLUMN]]``, or a folder that its ``save_to_disk`` wrote), or, for None, the
+    embedded corpus (:func:`hstree.data.embedded_corpus`).
+
+    The ids lie in a file that is mapped into memory: in the cache (:mod:`hstree.data.cache`), where
+    the same text, tokenizer and settings are found again, or else in a temporary file.
+
+    Args:
+        path: of the text.
+        min_count: words that the training part holds more rarely become ``<unk>``. None: 2 for the
+            words of a single text file, else 1.
+        max_vocabulary: number of classes at most, ``<unk>`` and ``<eos>`` included.
+        vocabulary: encode with this one; ``min_count`` and ``max_vocabulary`` then have no effect.
+        tokenizer: path of a ``tokenizer.json`` of the package ``tokenizers``; or ``"bpe"``,
+            byte-pair encoding learnt from the training part (of a single text file: its first 90%)
+            with ``max_vocabulary`` classes; or any tokenizer. None: white space, for a single text
+            file lower-cased words.
 
     Raises:
-        ValueError: ``path`` does not exist, or what the loaders raise.
+        ValueError: ``path`` does not exist, a package is missing, or what the loaders raise.
     """
+    source, words = _source(path)
+    splitter = words if tokenizer is None else _tokenizer(tokenizer, max_vocabulary)
+    if min_count is None:
+        min_count = 2 if path is not None and isinstance(splitter, Words) else 1
+    return corpus_of(source, Settings(splitter, min_count, max_vocabulary, vocabulary))
+
+
+def _source(path: str | os.PathLike[str] | None) -> tuple[Source, Tokenizer]:
+    """The text, and what splits it if nothing else is said."""
     if path is None:
-        return embedded_corpus(
-            min_count=min_count or 1, max_vocabulary=max_vocabulary, vocabulary=vocabulary
-        )
-    source = Path(path)
-    if source.is_dir():
-        return load_folder(
-            source, min_count=min_count or 1, max_vocabulary=max_vocabulary, vocabulary=vocabulary
-        )
-    if not source.exists():
-        raise ValueError(f"{source}: no such file or folder")
-    return load_text(
-        source, min_count=min_count or 2, max_vocabulary=max_vocabulary, vocabulary=vocabulary
-    )
+        return embedded_source(), WhiteSpace()
+    if isinstance(path, str) and path.startswith(PREFIX):
+        return parse_dataset(path), WhiteSpace()
+    place = Path(path)
+    if place.is_dir():
+        saved = is_saved_dataset(place)
+        return dataset_source(str(place)) if saved else folder_source(place), WhiteSpace()
+    if not place.exists():
+        raise ValueError(f"{place}: no such file or folder")
+    return file_source(place), Words()
+
+
+def _tokenizer(
+    tokenizer: str | Tokenizer, max_vocabulary: int | None
+) -> Tokenizer | Literal["bpe"]:
+    if not isinstance(tokenizer, str):
+        return tokenizer
+    if tokenizer == BPE:
+        check_bpe_size(max_vocabulary)
+        return "bpe"
+    return Subwords.load(tokenizer)

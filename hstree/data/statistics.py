@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_PIECE = 1 << 20
+
 
 @dataclass(frozen=True)
 class CorpusStatistics:
@@ -33,7 +35,7 @@ class CorpusStatistics:
             raise ValueError(
                 f"tokens: expected ids in [0, {n_classes}), got [{tokens.min()}, {tokens.max()}]"
             )
-        return cls(np.bincount(tokens, minlength=n_classes).astype(np.int64), tokens)
+        return cls(count_classes(tokens, n_classes), tokens)
 
     def vectors(self, **options: Any) -> npt.NDArray[np.float32]:
         """Word vectors float32 [V, F] derived from ``tokens``: PPMI of neighbouring words and a
@@ -59,4 +61,14 @@ class CorpusStatistics:
         mass = self.frequencies.astype(np.float64)
         mass[mass == 0] = mass[mass > 0].min() / 2
         log_prob = np.log(mass / mass.sum())
-        return float(-log_prob[np.asarray(tokens)].mean())
+        counts = count_classes(np.asarray(tokens), len(mass))
+        return float(-(counts @ log_prob) / counts.sum())
+
+
+def count_classes(tokens: npt.NDArray[np.integer[Any]], n_classes: int) -> npt.NDArray[np.int64]:
+    """int64 [V], occurrences of each class among ids in [0, n_classes). Works in pieces, so that a
+    memory map of any size takes little memory."""
+    counts = np.zeros(n_classes, np.int64)
+    for start in range(0, len(tokens), _PIECE):
+        counts += np.bincount(tokens[start : start + _PIECE], minlength=n_classes)
+    return counts

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+RULES_VERSION = 1  # raised when :func:`tokenize` changes, so that cached corpora are made anew
+
 _TOKEN = re.compile(
     r"""
     (?: e\.g\. | i\.e\. | etc\. | vs\. | cf\. )(?!\w)       # abbreviations keep their dots

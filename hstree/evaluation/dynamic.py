@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hstree.data import batchify, windows
+from hstree.data import Streams
+from hstree.heads.checks import check_count
 from hstree.models import LanguageModel, State, detach
 
 Gradients = dict[str, Tensor]
@@ -45,7 +46,9 @@ def gradient_rms(
     Raises:
         ValueError: a number below 1, or fewer than ``batch_size + 1`` tokens.
     """
-    _at_least_one(segment=segment, max_batches=max_batches)
+    check_count("segment", segment)
+    if max_batches is not None:
+        check_count("max_batches", max_batches)
     model = copy.deepcopy(model).eval()
     squares = {name: torch.zeros_like(p) for name, p in _trained(model).items()}
     count = 0
@@ -106,7 +109,7 @@ def evaluate_dynamic(
         raise ValueError("epsilon: expected a positive number with rms, got 0.0")
     if rms is None and decay > 1.0:
         raise ValueError(f"decay: expected at most 1 without rms, got {decay}")
-    _at_least_one(segment=segment)
+    check_count("segment", segment)
     learner = copy.deepcopy(model).eval()
     start = {name: p.detach() for name, p in _trained(model).items()}
     scale, pull = _scale_and_pull(start, rms, decay, epsilon)
@@ -163,12 +166,13 @@ def _segments(
     """For each segment of a text its mean loss, its number of targets, and dense gradients of the
     loss; the state runs on. Parameters may be changed between segments."""
     ignore = model.head.ignore_index
-    inputs, targets = batchify(tokens, batch_size, ignore_index=ignore)
+    streams = Streams(tokens, batch_size, ignore_index=ignore)
     device = model.backbone.embedding.weight.device
     parameters = _trained(model)
     state: State | None = None
-    for words, wanted in windows(inputs.to(device), targets.to(device), length):
-        n_targets = int((wanted != ignore).sum())
+    for inputs, targets in streams.windows(length):
+        words, wanted = inputs.to(device), targets.to(device)
+        n_targets = int((targets != ignore).sum())
         with torch.enable_grad(), _differentiable_lstm(device):
             hidden, state = model.hidden(words, state)
             output = model.head(hidden, wanted)
@@ -197,9 +201,3 @@ def _differentiable_lstm(device: torch.device) -> AbstractContextManager[None]:
     if device.type != "cuda":
         return nullcontext()
     return torch.backends.cudnn.flags(enabled=False)
-
-
-def _at_least_one(**numbers: int | None) -> None:
-    for name, number in numbers.items():
-        if number is not None and number < 1:
-            raise ValueError(f"{name}: expected at least 1, got {number}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hstree.data import batchify, windows
+from hstree.data import Streams
 from hstree.models import LanguageModel, State
 
 from .cache import NeuralCache
@@ -28,7 +28,7 @@ def evaluate_stream(
     Raises:
         ValueError: fewer than 2 tokens, or a length below 1.
     """
-    inputs, targets = batchify(tokens, 1, ignore_index=model.head.ignore_index)
+    streams = Streams(tokens, 1, ignore_index=model.head.ignore_index)
     device = model.backbone.embedding.weight.device
     training = model.training
     total = 0.0
@@ -37,7 +37,8 @@ def evaluate_stream(
         cache.clear()
     model.eval()
     try:
-        for words, wanted in windows(inputs.to(device), targets.to(device), length):
+        for inputs, targets in streams.windows(length):
+            words, wanted = inputs.to(device), targets.to(device)
             hidden, state = model.hidden(words, state)
             log_prob = model.head(hidden, wanted).output.flatten()
             if cache is not None:
@@ -46,4 +47,4 @@ def evaluate_stream(
             total -= float(log_prob.sum(dtype=torch.float64))
     finally:
         model.train(training)
-    return total / len(targets)
+    return total / len(streams)

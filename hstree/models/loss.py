@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from hstree.data import windows
+from hstree.data import Streams
 
 from .awd_lstm import State
 from .language_model import LanguageModel
 
 
 @torch.no_grad()
-def evaluate_loss(
-    model: LanguageModel, inputs: Tensor, targets: Tensor, length: int = 128
-) -> float:
+def evaluate_loss(model: LanguageModel, streams: Streams, length: int = 128) -> float:
     """Mean negative log-probability (nats per token) of all targets that are not ignored.
 
     Args:
         model: put in evaluation mode for the while.
-        inputs, targets: int64 [L, B] of :func:`hstree.data.batchify`; the state runs on over
-            windows of ``length`` steps.
+        streams: the text; places without a target hold the head's ``ignore_index``.
+        length: steps that are computed together; the state runs on over them.
+
+    Raises:
+        ValueError: ``length`` < 1.
     """
+    device = model.backbone.embedding.weight.device
     training = model.training
     model.eval()
     total, count = 0.0, 0
     state: State | None = None
     try:
-        for tokens, wanted in windows(inputs, targets, length):
+        for inputs, targets in streams.windows(length):
+            tokens, wanted = inputs.to(device), targets.to(device)
             (log_prob, _), state, _ = model(tokens, wanted, state)
             total -= float(log_prob.sum(dtype=torch.float64))
-            count += int((wanted != model.head.ignore_index).sum())
+            count += int((targets != model.head.ignore_index).sum())
     finally:
         model.train(training)
     return total / max(count, 1)

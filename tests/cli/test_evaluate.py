@@ -70,6 +70,28 @@ def test_other_text(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert result["test"]["loss"] == evaluate(run.model, np.array(tokens))
 
 
+def test_text_is_split_by_the_tokenizer_of_the_run(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tokenizers")
+    folder = tmp_path / "bytes"
+    train(small_config(runs / "data", folder, tokenizer="bpe", max_vocabulary=280))
+    capsys.readouterr()
+    result = evaluated(capsys, folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert result["test"]["perplexity"] == summary["test_perplexity"]
+    other = write_corpus(tmp_path / "other", seed=9)
+    (other / "test.txt").write_text("the  cat Runs\n")
+    result = evaluated(capsys, folder, "--data", str(other))
+    run = load_run(folder)
+    assert run.tokenizer is not None
+    words = [*run.tokenizer.split("the  cat Runs"), "<eos>"]
+    assert len(words) > 5
+    tokens = run.vocabulary.encode(words)
+    assert result["test"]["tokens"] == len(tokens) - 1
+    assert result["test"]["loss"] == evaluate(run.model, np.array(tokens))
+
+
 def parts(run: Run, data: Path | str) -> dict[str, Any]:
     corpus = load_corpus(str(data), vocabulary=run.vocabulary)
     return {split: getattr(corpus, split) for split in ("train", *PARTS)}

@@ -59,6 +59,23 @@ def test_unknown_words_are_named(runs: Path, capsys: pytest.CaptureFixture[str])
     assert captured.out.startswith("the zebra")
 
 
+def test_byte_pairs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tokenizers")
+    run = runs / "bytes"
+    train(small_config(runs / "data", run, tokenizer="bpe", max_vocabulary=280))
+    capsys.readouterr()
+    prompt = "the cat sleeps .\nthe  old"
+    assert main(["generate", str(run), "--prompt", prompt, "--words", "30"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith(prompt)
+    assert len(captured.out) >= len(prompt) + 30
+    assert captured.err == ""
+    assert main(["generate", str(run), "--prompt", "the O", "--words", "3"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "hstree: not in the vocabulary, read as <unk>: O\n"
+    assert captured.out.startswith("the O")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -109,7 +109,7 @@ def test_corpus_is_deterministic_and_cached(library: Path, tmp_path: Path) -> No
     assert min(len(built.train), len(built.valid), len(built.test)) > 50
     assert len(built.train) > 5 * len(built.valid)
 
-    (folder,) = cache.iterdir()
+    (folder,) = cache.glob("python-*")
     assert {path.name for path in folder.iterdir()} == {
         "train.txt",
         "valid.txt",
@@ -127,7 +127,7 @@ def test_corpus_is_deterministic_and_cached(library: Path, tmp_path: Path) -> No
 def test_cache_is_used_and_damage_is_mended(library: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     built = embedded_corpus(library=library, cache=cache)
-    (folder,) = cache.iterdir()
+    (folder,) = cache.glob("python-*")
     content = (folder / "train.txt").read_bytes()
     for damage in (content[: len(content) // 2], None):
         if damage is None:
@@ -136,7 +136,7 @@ def test_cache_is_used_and_damage_is_mended(library: Path, tmp_path: Path) -> No
             (folder / "train.txt").write_bytes(damage)
         assert np.array_equal(tokens(embedded_corpus(library=library, cache=cache)), tokens(built))
         assert (folder / "train.txt").read_bytes() == content
-    assert [path.name for path in cache.iterdir()] == [folder.name]
+    assert sorted(path.name for path in cache.iterdir()) == [folder.name, "tokens"]
 
 
 def test_changed_library_is_noticed(library: Path, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_changed_library_is_noticed(library: Path, tmp_path: Path) -> None:
     embedded_corpus(library=library, cache=cache)
     (library / "module_0.py").write_text('"""One more sentence is here."""\n')
     embedded_corpus(library=library, cache=cache)
-    assert len(list(cache.iterdir())) == 2
+    assert len(list(cache.glob("python-*"))) == 2
 
 
 def test_unwritable_cache_is_no_error(library: Path, tmp_path: Path) -> None:
@@ -155,12 +155,14 @@ def test_unwritable_cache_is_no_error(library: Path, tmp_path: Path) -> None:
     assert occupied.read_text() == "not a folder"
 
 
-def test_user_cache_follows_xdg(
+def test_user_cache_is_the_default(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    embedded_corpus(library=library)
-    assert len(list((tmp_path / "xdg" / "hstree").iterdir())) == 1
+    monkeypatch.setenv("HSTREE_CACHE", str(tmp_path / "cache"))
+    built = embedded_corpus(library=library)
+    assert len(list((tmp_path / "cache").glob("python-*"))) == 1
+    monkeypatch.setenv("HSTREE_CACHE", "")
+    assert np.array_equal(tokens(embedded_corpus(library=library)), tokens(built))
 
 
 def test_library_without_text(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_bad_input() -> None:
         ({"decay": float("nan")}, "decay: expected a finite number"),
         ({"decay": 1.5}, "decay: expected at most 1 without rms, got 1.5"),
         ({"rms": rms, "epsilon": 0.0}, "epsilon: expected a positive number with rms"),
-        ({"segment": 0}, "segment: expected at least 1, got 0"),
+        ({"segment": 0}, "segment: expected a whole number of at least 1, got 0"),
         (
             {"rms": {}},
             "rms: expected one tensor for each trained parameter, but backbone.emb.* are",
@@ -227,5 +227,5 @@ def test_bad_input() -> None:
             evaluate_dynamic(model, TEST, **options)
     with pytest.raises(ValueError, match="203 tokens are too few for a batch of 300 streams"):
         gradient_rms(model, TRAIN, batch_size=300)
-    with pytest.raises(ValueError, match="max_batches: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_batches: expected a whole number of at least 1"):
         gradient_rms(model, TRAIN, max_batches=0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from hstree.data import batchify
+from hstree.data import Streams
 from hstree.heads import Softmax
 from hstree.models import AWDLSTM, LanguageModel, evaluate_loss
 
@@ -17,9 +18,10 @@ def test_every_target_counts_once(length: int) -> None:
     torch.manual_seed(0)
     model = LanguageModel(AWDLSTM(V, 5, 7, 2, dropout=0.4, weight_dropout=0.5), Softmax(7, V))
     tokens = torch.randint(V, (53,)).numpy()
-    inputs, targets = batchify(tokens, 4)
+    streams = Streams(tokens, 4)
+    inputs, targets = streams.window(0, len(streams))
     model.train()
-    loss = evaluate_loss(model, inputs, targets, length=length)
+    loss = evaluate_loss(model, streams, length=length)
     assert model.training
     model.eval()
     total, count = 0.0, 0
@@ -35,7 +37,7 @@ def test_every_target_counts_once(length: int) -> None:
 
 def test_an_error_leaves_the_mode() -> None:
     model = LanguageModel(AWDLSTM(V, 5, 7), Softmax(7, V)).train()
-    inputs = torch.zeros(3, 2, dtype=torch.int64)
+    tokens = np.array([0, 1, 2, V])
     with pytest.raises(ValueError, match="target"):
-        evaluate_loss(model, inputs, inputs + V)
+        evaluate_loss(model, Streams(tokens, 1))
     assert model.training

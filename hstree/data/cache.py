@@ -1,0 +1,184 @@
+"""Tokenised texts on disk, keyed by content.
+
+An entry is a folder that is written beside its place and put there by one rename:
+
+    tokens.bin        class ids, int32 little-endian: train, valid, test
+    vocabulary.txt    as Vocabulary.save
+    tokenizer.json    of Subwords only
+    entry.json        format version, number of tokens of each part, CRC-32 of the other files
+
+Its name is a SHA-256 over the content of the text, the tokenizer and the vocabulary. Where the
+vocabulary comes from the text, a small file named by a SHA-256 over content and settings holds the
+name of the entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from .source import SPLITS
+from .vocabulary import Vocabulary
+
+FORMAT_VERSION = 1
+TOKENS, VOCABULARY, TOKENIZER, HEADER = (
+    "tokens.bin",
+    "vocabulary.txt",
+    "tokenizer.json",
+    "entry.json",
+)
+TOKEN_TYPE = np.dtype("<i4")
+_UNFINISHED = ".hstree-writing-"
+_ABANDONED_AFTER = 24 * 3600.0  # seconds without a write
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tokenised text.
+
+    Attributes:
+        parts: for train, valid and test a read-only memory map of class ids.
+        vocabulary: their words.
+        tokenizer: JSON of the tokenizer, of Subwords only.
+    """
+
+    parts: Mapping[str, npt.NDArray[np.int32]]
+    vocabulary: Vocabulary
+    tokenizer: bytes | None
+
+
+def user_cache() -> Path | None:
+    """The folder named by the environment variable ``HSTREE_CACHE``, None if that is empty; where
+    it is not set, ``$XDG_CACHE_HOME/hstree`` or ``~/.cache/hstree``."""
+    named = os.environ.get("HSTREE_CACHE")
+    if named is not None:
+        return Path(named) if named else None
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):
+        return Path(base, "hstree")
+    try:
+        return Path.home() / ".cache" / "hstree"
+    except RuntimeError:  # no home
+        return None
+
+
+def key(*parts: str | bytes | int | None) -> str:
+    """SHA-256 over a list of values."""
+    digest = hashlib.sha256(f"hstree tokens {FORMAT_VERSION}".encode())
+    for part in parts:
+        data = part if isinstance(part, bytes) else repr(part).encode()
+        digest.update(b"%d:" % len(data) + data)
+    return digest.hexdigest()
+
+
+def read_entry(folder: Path) -> Entry | None:
+    """The entry in a folder, or None if there is none or it is not as it was written."""
+    try:
+        header = json.loads((folder / HEADER).read_bytes())
+        sizes = [header["tokens"][split] for split in SPLITS]
+        checks = header["crc32"]
+        if header["version"] != FORMAT_VERSION or {TOKENS, VOCABULARY} - checks.keys():
+            return None
+        if (folder / TOKENS).stat().st_size != sum(sizes) * TOKEN_TYPE.itemsize:
+            return None
+        if any(_crc32(folder / name) != check for name, check in checks.items()):
+            return None
+        vocabulary = Vocabulary.load(folder / VOCABULARY)
+        tokenizer = (folder / TOKENIZER).read_bytes() if TOKENIZER in checks else None
+        tokens = np.memmap(folder / TOKENS, TOKEN_TYPE, mode="r")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    cuts = np.cumsum(sizes)[:-1].tolist()
+    return Entry(dict(zip(SPLITS, np.split(tokens, cuts), strict=True)), vocabulary, tokenizer)
+
+
+def seal(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Write the header of an entry whose other files are complete."""
+    names = [name for name in (TOKENS, VOCABULARY, TOKENIZER) if (folder / name).is_file()]
+    header = {
+        "version": FORMAT_VERSION,
+        "tokens": dict(sizes),
+        "crc32": {name: _crc32(folder / name) for name in names},
+    }
+    (folder / HEADER).write_text(json.dumps(header, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def unfinished_folder(parent: Path) -> Iterator[Path]:
+    """A new folder below ``parent`` to write an entry into; removed in the end unless it has been
+    renamed."""
+    parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(folder: Path, place: Path, is_sound: Callable[[Path], bool]) -> None:
+    """Move a finished folder to its place. What another process has put there meanwhile stays if it
+    is sound, else it is replaced. Never fails: what cannot be moved is not cached."""
+    with contextlib.suppress(OSError):
+        os.chmod(folder, 0o755)
+        try:
+            os.replace(folder, place)
+        except OSError:
+            if is_sound(place):
+                return
+            damaged = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=place.parent))
+            try:
+                os.replace(place, damaged / "entry")
+                os.replace(folder, place)
+            finally:
+                shutil.rmtree(damaged, ignore_errors=True)
+
+
+def read_pointer(file: Path) -> str:
+    """The name that a pointer file holds; empty if there is none."""
+    try:
+        name = file.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return name if len(name) == 64 and name.isalnum() else ""
+
+
+def write_pointer(file: Path, name: str) -> None:
+    """Write a pointer file in one step. Never fails."""
+    with contextlib.suppress(OSError):
+        handle, temporary = tempfile.mkstemp(prefix=_UNFINISHED, dir=file.parent)
+        with open(handle, "w") as stream:
+            stream.write(name)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, file)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Removes what a process that was killed has left."""
+    for path in parent.glob(f"{_UNFINISHED}*"):
+        with contextlib.suppress(OSError):
+            files = list(path.iterdir()) if path.is_dir() else [path]
+            last_write = max(file.stat().st_mtime for file in [path, *files])
+            if time.time() - last_write > _ABANDONED_AFTER:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _crc32(path: Path) -> int:
+    check = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            check = zlib.crc32(block, check)
+    return check

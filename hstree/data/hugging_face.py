@@ -1,0 +1,113 @@
+"""Texts of the package ``datasets``: from the hub, or saved to a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .packages import optional_package
+from .source import Part, Source, hash_files
+
+PREFIX = "hf:"
+_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
+_ROWS = 1000
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Whether ``save_to_disk`` of the package ``datasets`` wrote this folder."""
+    one = all((folder / name).is_file() for name in ("state.json", "dataset_info.json"))
+    return one or (folder / "dataset_dict.json").is_file()
+
+
+def parse_dataset(text: str) -> Source:
+    """The dataset ``hf:NAME``, ``hf:NAME:CONFIG`` or ``hf:NAME:CONFIG:COLUMN``; CONFIG may be
+    empty. Raises ValueError as :func:`dataset_source`, or for anything else."""
+    name, _, rest = text.removeprefix(PREFIX).partition(":")
+    config, _, column = rest.partition(":")
+    if not text.startswith(PREFIX) or not name or ":" in column:
+        raise ValueError(f"--data: expected {PREFIX}NAME[:CONFIG[:COLUMN]], got {text!r}")
+    return dataset_source(name, config or None, column or "text")
+
+
+def dataset_source(name: str, config: str | None = None, column: str = "text") -> Source:
+    """The splits train, validation and test of a dataset, a row a line.
+
+    A row that holds line ends is several lines; a row without a value is left out.
+
+    Args:
+        name: of a dataset on the hub, or the folder of one that was saved to disk.
+        config: one of the dataset's configurations; a saved dataset has none.
+        column: holds the text.
+
+    Raises:
+        ValueError: the package is missing, the dataset or configuration cannot be loaded, or a
+            split or the column is missing.
+    """
+    package = optional_package("datasets", f"--data {PREFIX}{name}")
+    folder = Path(name)
+    saved = folder.is_dir() and is_saved_dataset(folder)
+    if saved and config is not None:
+        raise ValueError(
+            f"{name}: a saved dataset has no configurations, got {config!r}; "
+            f"a column comes after two colons"
+        )
+    try:
+        found = package.load_from_disk(name) if saved else package.load_dataset(name, config)
+    except Exception as error:  # of the package, the hub, the network or the disk
+        raise ValueError(f"{name}: the dataset cannot be loaded: {error}") from error
+    _check(found, name, column)
+    splits = {split: found[theirs].select_columns([column]) for split, theirs in _SPLITS.items()}
+    parts = {
+        split: Part(f"{name}: the split {_SPLITS[split]}", partial(_lines, rows, column))
+        for split, rows in splits.items()
+    }
+    if saved:
+        title = folder.resolve().name
+        content = partial(_saved_fingerprint, sorted(folder.rglob("*.arrow")), folder, column)
+    else:
+        title = name if config is None else f"{name} {config}"
+        content = partial(_hub_fingerprint, splits, column)
+    return Source(title, parts, parts["train"].pieces, content)
+
+
+def _check(found: Any, name: str, column: str) -> None:
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"{name}: expected the splits train, validation and test, got one dataset without "
+            f"splits; save a DatasetDict"
+        )
+    missing = [split for split in _SPLITS.values() if split not in found]
+    if missing:
+        raise ValueError(
+            f"{name}: expected the splits train, validation and test, "
+            f"missing {', '.join(missing)}; there are {', '.join(map(str, found)) or 'none'}"
+        )
+    for split in _SPLITS.values():
+        features = found[split].features
+        kind = getattr(features.get(column), "dtype", None)
+        if kind not in ("string", "large_string"):
+            names = ", ".join(features)
+            raise ValueError(
+                f"{name}: expected a column {column!r} of text in the split {split}, "
+                f"whose columns are {names}; name one as {PREFIX}NAME:CONFIG:COLUMN"
+            )
+
+
+def _lines(rows: Any, column: str) -> Iterator[str]:
+    for batch in rows.iter(batch_size=_ROWS):
+        for text in batch[column]:
+            if text is not None:
+                for line in text.removesuffix("\n").split("\n"):
+                    yield f"{line}\n"
+
+
+def _saved_fingerprint(files: list[Path], folder: Path, column: str) -> str:
+    names = [file.relative_to(folder).as_posix() for file in files]
+    return f"datasets, saved: {names} {hash_files(files)} {column}"
+
+
+def _hub_fingerprint(splits: dict[str, Any], column: str) -> str:
+    fingerprints = {split: rows._fingerprint for split, rows in splits.items()}
+    return f"datasets: {fingerprints} {column}"

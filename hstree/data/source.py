@@ -1,0 +1,139 @@
+"""Texts before they are tokenised: where they lie and how their lines are read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+SPLITS = ("train", "valid", "test")
+WHOLE = "whole"
+TRAIN_SHARE, VALID_SHARE = 0.90, 0.05
+_PIECE_BYTES = 1 << 18
+_BOM = b"\xef\xbb\xbf"
+
+Pieces: TypeAlias = Callable[[], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a text.
+
+    Attributes:
+        label: how errors name it.
+        pieces: its text from the start, in order. A piece holds at most one line; one that does
+            not end in a newline goes on in the next.
+    """
+
+    label: str
+    pieces: Pieces
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text that is read as often as need be and never held in memory as a whole.
+
+    Attributes:
+        name: what people call it.
+        parts: train, valid and test, or one ``WHOLE`` that is cut once it is tokenised.
+        training: pieces of the text from which a tokenizer may be learnt.
+        fingerprint: a function that returns the same text for the same content only.
+    """
+
+    name: str
+    parts: Mapping[str, Part]
+    training: Pieces
+    fingerprint: Callable[[], str]
+
+
+def folder_source(path: str | os.PathLike[str]) -> Source:
+    """``train.txt``, ``valid.txt`` and ``test.txt`` in one folder. Raises ValueError that lists
+    those that are missing."""
+    folder = Path(path)
+    files = {split: folder / f"{split}.txt" for split in SPLITS}
+    missing = [file.name for file in files.values() if not file.is_file()]
+    if missing:
+        raise ValueError(
+            f"{folder}: expected train.txt, valid.txt and test.txt in this folder, "
+            f"missing {', '.join(missing)}"
+        )
+    parts = {
+        split: Part(f"{file}: the file", partial(read_pieces, file))
+        for split, file in files.items()
+    }
+    return Source(
+        folder.resolve().name,
+        parts,
+        parts["train"].pieces,
+        partial(hash_files, list(files.values())),
+    )
+
+
+def file_source(path: str | os.PathLike[str]) -> Source:
+    """One text file; a tokenizer may be learnt from the first 90% of its bytes. Raises ValueError
+    if there is no such file."""
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"{file}: no such file")
+    part = Part(f"{file}: the file", partial(read_pieces, file))
+    training = partial(read_pieces, file, int(file.stat().st_size * TRAIN_SHARE))
+    return Source(file.name, {WHOLE: part}, training, partial(hash_files, [file]))
+
+
+def hash_files(files: Iterable[Path]) -> str:
+    """SHA-256 over the contents of files, in their order."""
+    whole = hashlib.sha256()
+    for file in files:
+        digest = hashlib.sha256()
+        with file.open("rb") as stream:
+            while block := stream.read(_PIECE_BYTES):
+                digest.update(block)
+        whole.update(digest.digest())
+    return whole.hexdigest()
+
+
+def read_pieces(path: Path, stop: int | None = None) -> Iterator[str]:
+    """Lines of a UTF-8 file, each with its line end; a byte order mark is skipped.
+
+    A line of more than 256 KiB comes in pieces, each of which but the first begins with white space
+    where the line has any.
+
+    Args:
+        path: the file.
+        stop: byte at or after which no piece begins; None: the end of the file.
+
+    Raises:
+        ValueError: the file is not UTF-8; names the first byte that is not.
+    """
+    with path.open("rb") as file:
+        offset = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+        file.seek(offset)
+        number = 1
+        while (stop is None or offset < stop) and (raw := _read_piece(file)):
+            try:
+                yield raw.decode()
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path}: not UTF-8 text: byte 0x{raw[error.start]:02x} at offset "
+                    f"{offset + error.start} (line {number})"
+                ) from None
+            offset += len(raw)
+            number += raw.endswith(b"\n")
+
+
+def _read_piece(file: BinaryIO) -> bytes:
+    """The next line, or its next piece if it is too long."""
+    raw = file.readline(_PIECE_BYTES)
+    if raw.endswith(b"\n") or len(raw) < _PIECE_BYTES:
+        return raw
+    cut = max(raw.rfind(b" "), raw.rfind(b"\t"))
+    if cut <= 0:
+        cut = len(raw) - 1
+        while cut > len(raw) - 4 and raw[cut] & 0xC0 == 0x80:  # within a character
+            cut -= 1
+    file.seek(cut - len(raw), os.SEEK_CUR)
+    return raw[:cut]

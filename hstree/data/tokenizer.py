@@ -1,0 +1,229 @@
+"""Tokenizers: lines of text to tokens, and tokens to text for people."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from .packages import optional_package
+from .text import RULES_VERSION, detokenize, tokenize
+from .vocabulary import END, UNKNOWN
+
+BPE = "bpe"
+_FLAG = "--tokenizer"
+_BYTES = 256
+
+
+class Tokenizer(Protocol):
+    """What a corpus needs from a tokenizer. Tokens are never empty and hold no white space; ends of
+    lines are no tokens."""
+
+    @property
+    def identity(self) -> str:
+        """Equal for tokenizers that split alike, in every process."""
+
+    @property
+    def keeps_empty_lines(self) -> bool:
+        """Whether a line without tokens is a line of the corpus, with an ``<eos>`` of its own."""
+
+    def split(self, line: str) -> list[str]:
+        """Tokens of a line; the line end that it may have is left out."""
+
+    def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
+        """:meth:`split` of every line."""
+
+    def join(self, tokens: Iterable[str]) -> str:
+        """Text for people; each ``<eos>`` ends a line."""
+
+
+class WhiteSpace:
+    """Splits at white space: for texts that are tokenised already."""
+
+    identity = "white space 1"
+    keeps_empty_lines = True
+
+    def split(self, line: str) -> list[str]:
+        """Words of a line."""
+        return line.split()
+
+    def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
+        """Words of each line."""
+        return [line.split() for line in lines]
+
+    def join(self, tokens: Iterable[str]) -> str:
+        """As :func:`hstree.data.detokenize`."""
+        return detokenize(tokens)
+
+
+class Words:
+    """Lower-cased words and punctuation marks: :func:`hstree.data.tokenize` and
+    :func:`hstree.data.detokenize`. Empty lines are left out."""
+
+    identity = f"words {RULES_VERSION}, Unicode {unicodedata.unidata_version}"
+    keeps_empty_lines = False
+
+    def split(self, line: str) -> list[str]:
+        """As :func:`hstree.data.tokenize`."""
+        return tokenize(line)
+
+    def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
+        """Tokens of each line."""
+        return [tokenize(line) for line in lines]
+
+    def join(self, tokens: Iterable[str]) -> str:
+        """As :func:`hstree.data.detokenize`."""
+        return detokenize(tokens)
+
+
+class Subwords:
+    """A tokenizer of the package ``tokenizers``.
+
+    A token goes by its string in the tokenizer's vocabulary; one that is empty or holds white space
+    goes by ``<token:ID>``. No special tokens are added, nothing is truncated or padded. Empty lines
+    are kept.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``.
+
+    Raises:
+        ValueError: the package is missing, or two tokens have the same name.
+    """
+
+    keeps_empty_lines = True
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._setup(tokenizer.to_str().encode())
+
+    def _setup(self, data: bytes) -> None:
+        tokenizers = optional_package("tokenizers", _FLAG)
+        try:
+            self._tokenizer: Any = tokenizers.Tokenizer.from_str(data.decode())
+        except Exception as error:  # the package raises nothing narrower
+            raise ValueError(
+                f"not a tokenizer of the package tokenizers (tokenizer.json): {error}"
+            ) from None
+        self._data = data
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self._words = {number: _name(token, number) for token, number in vocabulary.items()}
+        self._ids = {word: number for number, word in self._words.items()}
+        if len(self._ids) != len(self._words):
+            raise ValueError("not a usable tokenizer: two of its tokens have the same name")
+
+    def to_bytes(self) -> bytes:
+        """The tokenizer as JSON, the ``tokenizer.json`` of the package ``tokenizers``."""
+        return self._data
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Subwords:
+        """The tokenizer of a ``tokenizer.json``. Raises ValueError if it is none, or the package is
+        missing."""
+        subwords = cls.__new__(cls)
+        subwords._setup(data)
+        return subwords
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Subwords:
+        """The tokenizer in a file. Raises ValueError that names the file if there is none."""
+        file = Path(path)
+        if not file.is_file():
+            raise ValueError(f"{_FLAG}: {file}: no such file")
+        try:
+            return cls.from_bytes(file.read_bytes())
+        except ValueError as error:
+            message = str(error).removeprefix(f"{_FLAG}: ")
+            raise ValueError(f"{_FLAG}: {file}: {message}") from None
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of the JSON."""
+        return f"subwords {hashlib.sha256(self._data).hexdigest()}"
+
+    def split(self, line: str) -> list[str]:
+        """Tokens of a line; the line end that it may have is left out."""
+        return self.split_batch([line])[0]
+
+    def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
+        """Tokens of each line; lines are spread over the threads of the package."""
+        bare = [_without_end(line) for line in lines]
+        words = self._words
+        encodings = self._tokenizer.encode_batch_fast(bare, add_special_tokens=False)
+        return [[words[number] for number in encoding.ids] for encoding in encodings]
+
+    def join(self, tokens: Iterable[str]) -> str:
+        """Text by the tokenizer's own decoder; ``<eos>`` is a line end, and a token that the
+        tokenizer does not have, such as ``<unk>``, stands as it is."""
+        pieces: list[str] = []
+        run: list[int] = []
+        for token in tokens:
+            if token in self._ids and token != END:
+                run.append(self._ids[token])
+                continue
+            pieces += [self._decode(run), "\n" if token == END else token]
+            run = []
+        return "".join([*pieces, self._decode(run)])
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
+        return text
+
+
+def learn_bpe(lines: Iterable[str], max_vocabulary: int | None) -> Subwords:
+    """Byte-level byte-pair encoding, learnt from the lines of a text.
+
+    Merges are learnt until 256 bytes and merges are ``max_vocabulary - 2`` tokens, or no pair
+    occurs twice. No text is lost: ``join(split(line)) == line`` for every line.
+
+    Args:
+        lines: read once; in memory are its different words only.
+        max_vocabulary: classes at most, ``<unk>`` and ``<eos>`` included.
+
+    Raises:
+        ValueError: ``max_vocabulary`` is missing or too small, or the package is missing.
+    """
+    n_tokens = check_bpe_size(max_vocabulary) - 2
+    tokenizers = optional_package("tokenizers", _FLAG)
+    byte_level = tokenizers.pre_tokenizers.ByteLevel
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=n_tokens,
+        min_frequency=2,
+        initial_alphabet=sorted(byte_level.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_bare_lines(lines), trainer)
+    return Subwords(tokenizer)
+
+
+def check_bpe_size(max_vocabulary: int | None) -> int:
+    """The size, if byte-pair encoding can have it; else raises ValueError."""
+    if max_vocabulary is None:
+        raise ValueError(
+            f"--max-vocabulary: {_FLAG} {BPE} needs the number of classes to learn, such as 8000"
+        )
+    if max_vocabulary < _BYTES + 2:
+        raise ValueError(
+            f"--max-vocabulary: expected at least {_BYTES + 2} with {_FLAG} {BPE} "
+            f"(256 bytes, {UNKNOWN}, {END}), got {max_vocabulary}"
+        )
+    return max_vocabulary
+
+
+def _bare_lines(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield _without_end(line)
+
+
+def _without_end(line: str) -> str:
+    return line[:-1].removesuffix("\r") if line.endswith("\n") else line
+
+
+def _name(token: str, number: int) -> str:
+    return token if token.split() == [token] else f"<token:{number}>"
