@@ -1,13 +1,15 @@
 """The parser of ``hstree`` and what every command shares: errors as one line, exit statuses.
 
 Exit status: 0 done; 1 training failed, or an error inside hstree; 2 something about the arguments,
-files or settings is not usable; 130 interrupted by Ctrl-C. ``HSTREE_DEBUG=1`` shows tracebacks.
+files or settings is not usable; 130 interrupted by Ctrl-C, 143 by SIGTERM. ``HSTREE_DEBUG=1`` shows
+tracebacks.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -19,7 +21,9 @@ Language models with output layers from ensembles of randomized hierarchical sof
 
   hstree train                              train on the docstrings of this Python, about 3 minutes
   hstree train --data FOLDER_OR_FILE        train on a text of your own
-  hstree train --preset ptb-mos --data PTB  published settings; --finetune RUN goes on from a run
+  hstree train --preset ptb-mos --data PTB  published settings
+  hstree train --resume RUN                 go on with a run that was stopped; --finetune RUN: a new
+                                            run in averaged SGD from its best weights
   hstree evaluate RUN                       perplexity of a trained model
   hstree generate RUN --prompt "the value"  text from a trained model
   hstree compare RUN RUN                    runs side by side, with t-tests over seeds
@@ -76,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt as interrupt:
-        return _fail(interrupt, f"interrupted{_kept(interrupt)}", 130)
+        return _interrupted(interrupt)
     except (ValueError, OSError) as error:
         return _fail(error, str(error), 2)
     except Exception as error:
@@ -88,20 +92,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, message, 1)
 
 
+def _interrupted(interrupt: KeyboardInterrupt) -> int:
+    from hstree.training import is_main_process
+
+    status: int = 128 + (getattr(interrupt, "signal", None) or signal.SIGINT)
+    if not is_main_process():
+        return status
+    return _fail(interrupt, f"interrupted{_kept(interrupt)}", status)
+
+
 def _kept(interrupt: KeyboardInterrupt) -> str:
-    from hstree.training import TrainingInterrupted
+    from hstree.training import TrainingInterrupted, perplexity
 
     if not isinstance(interrupt, TrainingInterrupted):
         return ""
-    if interrupt.run is None or interrupt.best is None:
-        return " before the first epoch ended; nothing was written"
-    from hstree.training import perplexity
-
-    value = perplexity(interrupt.best.valid_loss)
-    return (
-        f"; epoch {interrupt.best.epoch} (validation perplexity {value:.1f}) "
-        f"is kept in {interrupt.run}"
-    )
+    if interrupt.run is None:
+        return " before training began; nothing was written"
+    best = interrupt.best
+    kept = " before the first epoch ended"
+    if best is not None:
+        value = perplexity(best.valid_loss)
+        kept = (
+            f"; epoch {best.epoch} (validation perplexity {value:.1f}) is kept in {interrupt.run}"
+        )
+    return f"{kept}; go on with hstree train --resume {interrupt.run}"
 
 
 def _fail(error: BaseException, message: str, status: int) -> int:

@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from hstree.analysis import compare, to_csv, to_markdown, validation_curves
     from hstree.analysis.curves import FORMATS
     from hstree.training import TrainConfig
-    from hstree.training.checkpoint import write_atomic
+    from hstree.training.run_directory import write_atomic
 
     picture = None if arguments.plot is None else Path(arguments.plot)
     if picture is not None:

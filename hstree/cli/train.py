@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hstree.training.config import ConfigError, TrainConfig
+from hstree.training.config import RESUMABLE, ConfigError, TrainConfig, flag_name
 from hstree.training.presets import PRESETS
 
 from .arguments import add_config_arguments, config_values
@@ -14,8 +14,9 @@ _DESCRIPTION = """\
 Train an LSTM language model and leave a run folder with its settings, vocabulary, metrics, learning
 curve and best weights. Without arguments: the docstrings and help topics of this Python
 installation, four clustered trees, about 3 minutes on two CPU cores. --preset takes the published
-settings of an AWD-LSTM, which need a GPU and hours; --finetune goes on from the best weights of
-another run. Ctrl-C stops the training and keeps the best epoch so far.
+settings of an AWD-LSTM, which need a GPU and hours; --finetune starts from the best weights of
+another run. Ctrl-C and SIGTERM save the state and stop; --resume goes on from the last state that
+was saved, whatever stopped the run. Several processes: torchrun -m hstree.cli train.
 """
 
 
@@ -29,6 +30,13 @@ def add_command(commands: Any) -> None:
         help="published settings, each of which a flag replaces: " + ", ".join(PRESETS),
     )
     parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="go on with this run from where it stopped; of the other settings only "
+        + ", ".join(f"--{flag_name(name)}" for name in RESUMABLE)
+        + " can change",
+    )
+    parser.add_argument(
         "--print-config", action="store_true", help="print the settings as JSON and exit"
     )
     add_config_arguments(parser)
@@ -36,13 +44,21 @@ def add_command(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hstree.training import default_reporter, format_summary, train
+    from hstree.training import default_reporter, format_summary, is_main_process, resume, train
 
-    config = _config(arguments)
-    if arguments.print_config:
-        print(config.to_json(), end="")
+    if arguments.resume is not None:
+        for name in ("preset", "print_config"):
+            if getattr(arguments, name):
+                raise ConfigError(f"--{flag_name(name)}: expected this or --resume, got both")
+        result = resume(arguments.resume, default_reporter(), **config_values(arguments))
+    else:
+        config = _config(arguments)
+        if arguments.print_config:
+            print(config.to_json(), end="")
+            return 0
+        result = train(config, default_reporter())
+    if not is_main_process():
         return 0
-    result = train(config, default_reporter())
     print()
     print(format_summary(result.summary))
     print()

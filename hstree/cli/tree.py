@@ -35,7 +35,8 @@ def add_command(commands: Any) -> None:
         "--from-run", metavar="RUN", help="take words, frequencies and vectors from a trained model"
     )
     add_config_arguments(
-        build, only=("data", "min_count", "max_vocabulary", "recipe", "root", "leaf", "seed")
+        build,
+        only=("data", "min_count", "max_vocabulary", "tokenizer", "recipe", "root", "leaf", "seed"),
     )
     build.set_defaults(handler=_build)
 
@@ -133,7 +134,7 @@ def _build(arguments: argparse.Namespace) -> int:
 
     from hstree.data import load_corpus
     from hstree.training import TrainConfig, load_run
-    from hstree.training.checkpoint import write_atomic
+    from hstree.training.run_directory import write_atomic
     from hstree.trees import build_tree
 
     settings = TrainConfig(**config_values(arguments))
@@ -153,7 +154,10 @@ def _build(arguments: argparse.Namespace) -> int:
             vectors = run.model.backbone.embedding.weight.detach().numpy()
     else:
         corpus = load_corpus(
-            settings.data, min_count=settings.min_count, max_vocabulary=settings.max_vocabulary
+            settings.data,
+            min_count=settings.min_count,
+            max_vocabulary=settings.max_vocabulary,
+            tokenizer=settings.tokenizer,
         )
         vocabulary, statistics = corpus.vocabulary, corpus.statistics()
         frequencies = statistics.frequencies

@@ -26,6 +26,18 @@ DROPOUTS = (
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("float32", "bfloat16")
 
+RESUMABLE = (
+    "data",
+    "epochs",
+    "learning_rate",
+    "clip",
+    "device",
+    "threads",
+    "save_interval",
+    "tensorboard",
+)
+"""The settings that may change when a run goes on."""
+
 
 class ConfigError(ValueError):
     """A setting that is unknown, of the wrong type or out of range."""
@@ -55,8 +67,9 @@ class TrainConfig:
     data: str | None = _setting(
         None,
         "data",
-        "folder with train.txt, valid.txt and test.txt (words separated by spaces), or one "
-        "UTF-8 text file; without it, the docstrings and help topics of this Python installation",
+        "folder with train.txt, valid.txt and test.txt (words separated by spaces), one UTF-8 text "
+        "file, or hf:NAME[:CONFIG[:COLUMN]], a dataset of Hugging Face; without it, the docstrings "
+        "and help topics of this Python installation",
         metavar="PATH",
     )
     min_count: int | None = _setting(
@@ -211,7 +224,7 @@ class TrainConfig:
         "of the training steps: bfloat16 is torch.autocast, with weights and validation in float32",
         choices=PRECISIONS,
     )
-    compile: bool = _setting(False, "run", "torch.compile for the head")
+    compile: bool = _setting(False, "run", "torch.compile for the head's training step")
     save_interval: float = _setting(
         600.0,
         "run",
@@ -274,6 +287,11 @@ class TrainConfig:
                 raise ConfigError(
                     f"--{name}: averaged SGD needs --optimizer sgd, got {self.optimizer}"
                 )
+        if self.batch_size % self.accumulate:
+            raise ConfigError(
+                f"--accumulate: expected a divisor of --batch-size {self.batch_size}, "
+                f"got {self.accumulate}"
+            )
         self.head_options()
 
     def _at_least(self, name: str, minimum: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from .records import EpochRecord, perplexity
@@ -19,8 +20,8 @@ class Reporter(Protocol):
     def message(self, text: str) -> None:
         """A line worth reading."""
 
-    def start(self, epochs: int, steps_per_epoch: int) -> None:
-        """Training begins."""
+    def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
+        """Training begins, or goes on after ``step`` steps."""
 
     def step(self, epoch: int, loss: float, tokens: int) -> None:
         """An optimiser step of an epoch (counted from 1) has been made on ``tokens`` tokens."""
@@ -79,7 +80,7 @@ class Silent:
     def message(self, text: str) -> None:
         pass
 
-    def start(self, epochs: int, steps_per_epoch: int) -> None:
+    def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
         pass
 
     def step(self, epoch: int, loss: float, tokens: int) -> None:
@@ -90,6 +91,37 @@ class Silent:
 
     def stop(self) -> None:
         pass
+
+
+class Reporters:
+    """Several reporters that hear the same."""
+
+    def __init__(self, reporters: Iterable[Reporter]) -> None:
+        self._reporters = list(reporters)
+
+    def add(self, reporter: Reporter) -> None:
+        """One more, from now on."""
+        self._reporters.append(reporter)
+
+    def message(self, text: str) -> None:
+        for reporter in self._reporters:
+            reporter.message(text)
+
+    def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
+        for reporter in self._reporters:
+            reporter.start(epochs, steps_per_epoch, step)
+
+    def step(self, epoch: int, loss: float, tokens: int) -> None:
+        for reporter in self._reporters:
+            reporter.step(epoch, loss, tokens)
+
+    def epoch(self, record: EpochRecord) -> None:
+        for reporter in self._reporters:
+            reporter.epoch(record)
+
+    def stop(self) -> None:
+        for reporter in self._reporters:
+            reporter.stop()
 
 
 class PlainLines:
@@ -104,8 +136,8 @@ class PlainLines:
     def message(self, text: str) -> None:
         print(text, flush=True)
 
-    def start(self, epochs: int, steps_per_epoch: int) -> None:
-        self._epochs, self._total, self._done = epochs, epochs * steps_per_epoch, 0
+    def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
+        self._epochs, self._total, self._done = epochs, epochs * steps_per_epoch - step, 0
         self._begin = self._spoke = time.perf_counter()
         self._meter.pause()
 
@@ -143,7 +175,7 @@ class ProgressBar:
         else:
             print(text, flush=True)
 
-    def start(self, epochs: int, steps_per_epoch: int) -> None:
+    def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._epochs = epochs
@@ -157,7 +189,11 @@ class ProgressBar:
             expand=True,
         )
         self._task = self._progress.add_task(
-            "train", total=epochs * steps_per_epoch, epoch=1, meter=""
+            "train",
+            total=epochs * steps_per_epoch,
+            completed=step,
+            epoch=1 + step // steps_per_epoch,
+            meter="",
         )
         self._progress.start()
 

@@ -20,7 +20,8 @@ from hstree.training import (
     load_run,
     read_metrics,
 )
-from hstree.training.checkpoint import model_writer, write_atomic
+from hstree.training.checkpoint import model_writer
+from hstree.training.run_directory import write_atomic
 
 VOCABULARY = Vocabulary(["<eos>", "a", "b", "<unk>"], [4, 3, 2, 0])
 

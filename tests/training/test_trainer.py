@@ -30,6 +30,7 @@ from hstree.training import (
     read_metrics,
     train,
 )
+from hstree.training.checkpoint import load_state
 from hstree.trees import random_tree
 from training.toy import small_config, write_corpus
 
@@ -99,6 +100,7 @@ def test_run_folder_is_complete(data: Path, tmp_path: Path) -> None:
         "vocabulary.txt",
         "metrics.jsonl",
         "model.safetensors",
+        "last.safetensors",
         "summary.json",
         "learning_curve.png",
     }
@@ -266,8 +268,8 @@ def test_steps_are_those_of_a_plain_loop(data: Path, tmp_path: Path) -> None:
     for step in range(10):
         rows = range(step * config.bptt, (step + 1) * config.bptt)
         places = torch.tensor([[b * length + t for b in range(config.batch_size)] for t in rows])
-        tokens = torch.from_numpy(corpus.train)[places].long()
-        targets = torch.from_numpy(corpus.train)[places + 1].long()
+        tokens = torch.tensor(corpus.train)[places].long()
+        targets = torch.tensor(corpus.train)[places + 1].long()
         embedded = model.backbone.embedding(tokens)
         hidden, state = model.backbone.lstms[0](embedded, state)
         state = (state[0].detach(), state[1].detach())
@@ -287,7 +289,7 @@ def test_evaluation_of_short_texts(data: Path, tmp_path: Path) -> None:
         small_config(data, tmp_path / "x"), len(corpus.vocabulary), corpus.statistics()
     )
     model.eval()
-    tokens = torch.from_numpy(corpus.valid[:40]).long()
+    tokens = torch.tensor(corpus.valid[:40]).long()
     hidden, _ = model.hidden(tokens[:-1, None])
     expected = -model.head.log_prob(hidden[:, 0]).gather(1, tokens[1:, None]).mean()
     assert evaluate(model, corpus.valid[:40]) == pytest.approx(expected.item(), rel=1e-5)
@@ -300,14 +302,15 @@ def test_interruption(step: int, kept: int | None, data: Path, tmp_path: Path) -
     with pytest.raises(TrainingInterrupted) as caught:
         train(config, recorder)
     assert recorder.stopped == 1
+    assert caught.value.run == tmp_path / "runs" / "run"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
+    assert (tmp_path / "runs" / "run" / "last.safetensors").is_file()
     if kept is None:
-        assert caught.value.run is None
         assert caught.value.best is None
-        assert not (tmp_path / "runs").exists()
+        with pytest.raises(ValueError, match=r"no epoch has ended yet.*--resume .*run"):
+            load_run(tmp_path / "runs" / "run")
     else:
-        assert caught.value.run == tmp_path / "runs" / "run"
         assert caught.value.best == recorder.records[kept - 1]
-        assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
         run = load_run(tmp_path / "runs" / "run")
         corpus = load_corpus(data)
         assert evaluate(run.model, corpus.valid) == recorder.records[kept - 1].valid_loss
@@ -318,10 +321,11 @@ def test_diverging_loss_stops(data: Path, tmp_path: Path) -> None:
     with pytest.raises(
         TrainingError,
         match=r"the loss became (nan|inf) in epoch 1, step \d+; .*lower "
-        r"--learning-rate \(now 1e\+30\).*; nothing was written",
+        r"--learning-rate \(now 1e\+30\).*; no epoch had ended; the last good state is kept in .*run",
     ):
         train(config)
-    assert list(tmp_path.iterdir()) == []
+    model, _, _ = load_state(tmp_path / "run" / "last.safetensors")
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
 def test_diverging_later_keeps_the_best(
@@ -343,7 +347,8 @@ def test_diverging_later_keeps_the_best(
     monkeypatch.setattr(Trainer, "__init__", spy)
     recorder = Poison()
     with pytest.raises(
-        TrainingError, match=r"in epoch 2.*the weights of epoch 1 are kept in .*run"
+        TrainingError,
+        match=r"in epoch 2.*the weights of epoch 1 and the last good state are kept in .*run",
     ):
         train(small_config(data, tmp_path / "run"), recorder)
     corpus = load_corpus(data)

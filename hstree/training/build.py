@@ -1,0 +1,95 @@
+"""What a run needs before its first step: device, threads, model, a text of sufficient size."""
+
+from __future__ import annotations
+
+import torch
+
+from hstree.data import Corpus, CorpusStatistics
+from hstree.heads import head_class
+from hstree.models import AWDLSTM, LanguageModel
+
+from .config import ConfigError, TrainConfig
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a ``--device`` setting. Raises ConfigError if there is no GPU but one is asked
+    for."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device: cuda was asked for, but torch finds no GPU")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def set_threads(config: TrainConfig) -> None:
+    """Set torch's number of CPU threads, if the configuration says one."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+
+
+def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistics) -> LanguageModel:
+    """The untrained model of a configuration; the same for the same seed.
+
+    Raises:
+        ConfigError: the head does not take the options it is given, or cannot be tied.
+        ValueError: the head is unknown, or an option has a value that the head refuses.
+    """
+    head_type = head_class(config.head)
+    torch.manual_seed(config.seed)
+    backbone = AWDLSTM(
+        n_classes,
+        config.embedding_size,
+        config.hidden_size,
+        config.layers,
+        context_size=config.context_size,
+        all_layers=head_type.reads_layers,
+        dropout=config.dropout,
+        dropout_input=config.dropout_input,
+        dropout_hidden=config.dropout_hidden,
+        dropout_embedding=config.dropout_embedding,
+        weight_dropout=config.weight_dropout,
+    )
+    layers = {"layer_sizes": backbone.layer_sizes} if head_type.reads_layers else {}
+    try:
+        head = head_type.from_corpus(
+            backbone.out_features,
+            n_classes,
+            statistics,
+            embedding=backbone.embedding,
+            seed=config.seed,
+            **layers,
+            **config.head_options(),
+        )
+    except TypeError as error:
+        if config.tied and "unexpected keyword argument 'tied'" in str(error):
+            raise ConfigError(
+                f"--tied: the head {config.head!r} cannot be tied to the word embeddings"
+            ) from error
+        raise ConfigError(
+            f"--head-option: the head {config.head!r} does not take these options: {error}"
+        ) from error
+    except ValueError as error:
+        if not config.tied or not str(error).startswith("embedding:"):
+            raise
+        advice = ""
+        if f"shape {(n_classes, backbone.out_features)}" in str(error):
+            advice = (
+                f"; make --context-size (now {backbone.context_size}) and --embedding-size "
+                f"(now {backbone.embedding_size}) equal"
+            )
+        raise ConfigError(f"--tied: {error}{advice}") from error
+    return LanguageModel(backbone, head)
+
+
+def check_size(corpus: Corpus, config: TrainConfig, processes: int = 1) -> None:
+    """Raises ConfigError if a part of the corpus is too small to train on or to evaluate."""
+    streams = config.batch_size * processes
+    needed = {"train": streams + 1, "valid": 2, "test": 2}
+    for split, least in needed.items():
+        size = len(getattr(corpus, split))
+        if size < least:
+            flag = "--batch-size" if split == "train" else "--data"
+            raise ConfigError(
+                f"{flag}: the {split} part of {corpus.name} has {size} tokens, "
+                f"at least {least} are needed"
+            )

@@ -1,0 +1,169 @@
+"""Several processes that train one model: who they are, and what they tell each other."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .build import choose_device
+
+_Value = TypeVar("_Value")
+
+
+def is_main_process() -> bool:
+    """Whether this process prints and writes: it is alone, or the first of those of torchrun."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a training run. Every method must be called by all of them.
+
+    Attributes:
+        rank: number of this process, from 0.
+        size: number of processes.
+        device: of this process.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """Whether this process validates, prints and writes."""
+        return self.rank == 0
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """A context that the first process enters and leaves before the others enter it."""
+        if self.size > 1 and not self.main:
+            dist.barrier()
+        yield
+        if self.size > 1 and self.main:
+            dist.barrier()
+
+    def sum(self, *values: float) -> list[float]:
+        """Sums over the processes, in float64."""
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    def from_main(self, value: _Value) -> _Value:
+        """The value that the first process has."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensor of every process, by rank; all have one shape."""
+        if self.size == 1:
+            return [tensor]
+        tensor = tensor.to(self.device).contiguous()
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(tensors, tensor)
+        return tensors
+
+    @torch.no_grad()
+    def weights_from_main(self, module: nn.Module) -> None:
+        """Overwrite the weights and buffers of a module by those that the first process has."""
+        if self.size > 1:
+            for tensor in module.state_dict().values():
+                dist.broadcast(tensor, src=0)
+
+    def wrap(self, module: nn.Module, sparse: Iterable[nn.Parameter]) -> nn.Module:
+        """The module in DistributedDataParallel, which averages the gradients of its parameters,
+        but not those of ``sparse``: see :meth:`average_sparse`. Weights and buffers become those of
+        the first process. One process: the module itself."""
+        if self.size == 1:
+            return module
+        self.weights_from_main(module)
+        left_out = {id(parameter) for parameter in sparse}
+        names = [name for name, p in module.named_parameters() if id(p) in left_out]
+        names += [name for name, _ in module.named_buffers()]  # which never change
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+            module, names
+        )
+        return DistributedDataParallel(
+            module,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            find_unused_parameters=True,  # a cluster of the adaptive softmax without a target
+            gradient_as_bucket_view=True,
+        )
+
+    def average_sparse(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace row-sparse gradients by their means over the processes.
+
+        Every process gathers the rows of all: NCCL cannot sum sparse tensors.
+        """
+        if self.size == 1:
+            return
+        for parameter in parameters:
+            parameter.grad = self._averaged(parameter)
+
+    def _averaged(self, parameter: nn.Parameter) -> Tensor | None:
+        indices, values = torch.empty(0, 0, dtype=torch.int64), parameter.new_empty(0)
+        if parameter.grad is not None:
+            gradient = parameter.grad.coalesce()
+            indices, values = gradient.indices(), gradient.values()
+        shapes = self.gather(torch.tensor(indices.shape))
+        dims, room = (int(size) for size in torch.stack(shapes).amax(0))
+        if dims == 0:
+            return None
+        padded_indices = indices.new_zeros(dims, room)
+        padded_values = parameter.new_zeros(room, *parameter.shape[dims:])
+        if parameter.grad is not None:
+            padded_indices[:, : len(values)] = indices
+            padded_values[: len(values)] = values
+        parts = zip(self.gather(padded_indices), self.gather(padded_values), shapes, strict=True)
+        cut = [(i[:, : int(shape[1])], v[: int(shape[1])]) for i, v, shape in parts]
+        return torch.sparse_coo_tensor(
+            torch.cat([i for i, _ in cut], dim=1),
+            torch.cat([v for _, v in cut]) / self.size,
+            parameter.shape,
+        ).coalesce()
+
+
+@contextmanager
+def processes(device: str) -> Iterator[Processes]:
+    """The processes that ``torchrun`` has started, or this one alone.
+
+    Joins a process group (nccl on GPUs, gloo on CPUs) for the while, unless there is one already.
+
+    Args:
+        device: a ``--device`` setting; a GPU is that of torchrun's local rank.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    chosen = choose_device(device)
+    if not dist.is_available() or (not dist.is_initialized() and "WORLD_SIZE" not in os.environ):
+        yield Processes(0, 1, chosen)
+        return
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(chosen)
+    joined = not dist.is_initialized()
+    if joined:
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        with warnings.catch_warnings():
+            # True of most heads, and no harm.
+            warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+            yield Processes(dist.get_rank(), dist.get_world_size(), chosen)
+    finally:
+        if joined:
+            dist.destroy_process_group()
