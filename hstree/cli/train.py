@@ -16,7 +16,7 @@ curve and best weights. Without arguments: the docstrings and help topics of thi
 installation, four clustered trees, about 3 minutes on two CPU cores. --preset takes the published
 settings of an AWD-LSTM, which need a GPU and hours; --finetune starts from the best weights of
 another run. Ctrl-C and SIGTERM save the state and stop; --resume goes on from the last state that
-was saved, whatever stopped the run. Several processes: torchrun -m hstree.cli train.
+was saved, whatever stopped the run. Several processes: torchrun -m -- hstree.cli train.
 """
 
 

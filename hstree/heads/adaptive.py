@@ -44,6 +44,7 @@ class AdaptiveSoftmax(Head):
     """
 
     name = "adaptive"
+    may_skip_parameters = True  # of clusters without a target
 
     order: Tensor
     rank: Tensor

@@ -83,6 +83,9 @@ class Head(nn.Module, ABC):
     """Whether ``hidden`` is the concatenation of the word embedding and every layer's output;
     :meth:`from_corpus` then takes their sizes as ``layer_sizes``."""
 
+    may_skip_parameters: ClassVar[bool] = False
+    """Whether a batch may leave some parameters without a gradient."""
+
     def __init__(
         self,
         in_features: int,

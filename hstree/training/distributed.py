@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,10 +83,17 @@ class Processes:
             for tensor in module.state_dict().values():
                 dist.broadcast(tensor, src=0)
 
-    def wrap(self, module: nn.Module, sparse: Iterable[nn.Parameter]) -> nn.Module:
-        """The module in DistributedDataParallel, which averages the gradients of its parameters,
-        but not those of ``sparse``: see :meth:`average_sparse`. Weights and buffers become those of
-        the first process. One process: the module itself."""
+    def wrap(
+        self, module: nn.Module, sparse: Iterable[nn.Parameter], *, may_skip_parameters: bool
+    ) -> nn.Module:
+        """The module in DistributedDataParallel, which averages the gradients of its parameters.
+        Weights and buffers become those of the first process. One process: the module itself.
+
+        Args:
+            module: not wrapped yet.
+            sparse: parameters that are left to :meth:`average_sparse`.
+            may_skip_parameters: whether a step may leave others of them without a gradient.
+        """
         if self.size == 1:
             return module
         self.weights_from_main(module)
@@ -100,7 +106,7 @@ class Processes:
         return DistributedDataParallel(
             module,
             device_ids=[self.device] if self.device.type == "cuda" else None,
-            find_unused_parameters=True,  # a cluster of the adaptive softmax without a target
+            find_unused_parameters=may_skip_parameters,
             gradient_as_bucket_view=True,
         )
 
@@ -134,6 +140,7 @@ class Processes:
             torch.cat([i for i, _ in cut], dim=1),
             torch.cat([v for _, v in cut]) / self.size,
             parameter.shape,
+            check_invariants=False,
         ).coalesce()
 
 
@@ -160,10 +167,7 @@ def processes(device: str) -> Iterator[Processes]:
     if joined:
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
-        with warnings.catch_warnings():
-            # True of most heads, and no harm.
-            warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
-            yield Processes(dist.get_rank(), dist.get_world_size(), chosen)
+        yield Processes(dist.get_rank(), dist.get_world_size(), chosen)
     finally:
         if joined:
             dist.destroy_process_group()

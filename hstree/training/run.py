@@ -288,6 +288,7 @@ class _Session:
             )
         if self.directory is not None:
             self.directory.write({CONFIG: self._config_json()})
+            self.directory.remove(SUMMARY)  # of fewer epochs
         position = self.trainer.position
         self.reporter.message(
             f"going on with {folder} in epoch {position.epoch + (not self.trainer.in_epoch)}, "
@@ -370,11 +371,11 @@ class _Session:
         self.best = record if is_best else self.best
         averaging = self.trainer.averaging
         self.ended = self.trainer.note_validation(valid_loss)
-        title = f"{self.config.head} head, {self.corpus.name}"
-        files: dict[str, Content] = {
-            METRICS: _json_lines([record.to_dict() for record in self.records]),
-            CURVE: learning_curve(self.records, self.unigram, title),
-        }
+        files: dict[str, Content] = {}
+        if self.processes.main:
+            title = f"{self.config.head} head, {self.corpus.name}"
+            files[METRICS] = _json_lines([record.to_dict() for record in self.records])
+            files[CURVE] = learning_curve(self.records, self.unigram, title)
         self.save(files)
         self.reporter.epoch(record)
         if self.trainer.averaging and not averaging and not self.done:

@@ -52,6 +52,7 @@ def write_atomic(path: Path, content: Content) -> None:
         temporary.chmod(0o644)
         _sync(temporary)
         temporary.replace(path)
+        _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -138,7 +139,8 @@ class RunDirectory:
             for folder in reversed(missing):
                 folder.mkdir(exist_ok=True)
                 created.append(folder)
-            os.rmdir(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=parent))
+            probe = tempfile.mkdtemp(prefix=f".{self.path.name}-", suffix=".part", dir=parent)
+            os.rmdir(probe)
         except OSError as error:
             raise CheckpointError(
                 f"cannot create the run folder {self.path}: {error.strerror or error}"
@@ -166,6 +168,10 @@ class RunDirectory:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
+    def remove(self, name: str) -> None:
+        """Remove a file of the run, if it is there."""
+        (self.path / name).unlink(missing_ok=True)
+
     def _publish(self, temporary: Path) -> None:
         while True:
             try:
@@ -184,6 +190,6 @@ class RunDirectory:
 
     def _remove_leftovers(self) -> None:
         """What processes that were killed before this folder appeared have left beside it."""
-        for leftover in self.path.absolute().parent.glob(f".{self.path.name}-*.part"):
+        for leftover in self.path.absolute().parent.glob(f".{self.path.name}-????????.part"):
             with suppress(OSError):
                 shutil.rmtree(leftover)

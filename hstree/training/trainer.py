@@ -160,7 +160,13 @@ class Trainer:
             for parameter in group.params
             if parameter.requires_grad
         ]
-        self.objective = self.processes.wrap(_Objective(model, config), self.sparse)
+        full_streams = (len(corpus.train) - 1) // len(self.streams)
+        always_targets = full_streams > self.streams.batch_size - config.batch_size
+        self.objective = self.processes.wrap(
+            _Objective(model, config),
+            self.sparse,
+            may_skip_parameters=model.head.may_skip_parameters or not always_targets,
+        )
         self.position = Position()
         self.states: list[State | None] = [None] * config.accumulate
         self.between_steps = False
@@ -364,9 +370,9 @@ class Trainer:
             else None
             for part in range(self.config.accumulate)
         ]
-        torch.set_rng_state(tensors["random.cpu"][rank].cpu())
+        torch.set_rng_state(tensors["random.cpu"][rank].clone())
         if self.device.type == "cuda" and "random.cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["random.cuda"][rank].cpu(), self.device)
+            torch.cuda.set_rng_state(tensors["random.cuda"][rank].clone(), self.device)
 
 
 def evaluate(model: LanguageModel, tokens: Any) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree.data import load_corpus
+from hstree.data import Corpus, load_corpus
 from hstree.training import (
     EpochRecord,
     Silent,
@@ -23,8 +24,10 @@ from hstree.training import (
     evaluate,
     finetuning,
     load_run,
+    preset,
     train,
 )
+from hstree.training.config import DROPOUTS
 from hstree.training.optimizer import averaged_weights
 from training.toy import small_config, write_corpus
 
@@ -73,9 +76,8 @@ def lstm_layer(weights: dict[str, Tensor], layer: int, inputs: Tensor, state: An
     name = f"backbone.lstms.{layer}."
     h, c = state
     outputs = []
-    for x in inputs:
-        gates = x @ weights[name + "weight_ih_l0"].T + weights[name + "bias_ih_l0"]
-        gates = gates + h @ weights[name + "weight_hh_l0"].T + weights[name + "bias_hh_l0"]
+    for x in inputs @ weights[name + "weight_ih_l0"].T + weights[name + "bias_ih_l0"]:
+        gates = x + h @ weights[name + "weight_hh_l0"].T + weights[name + "bias_hh_l0"]
         i, f, g, o = gates.chunk(4, dim=1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
@@ -89,72 +91,73 @@ def softmax_log_prob(weights: dict[str, Tensor], hidden: Tensor) -> Tensor:
 
 def mos_log_prob(weights: dict[str, Tensor], hidden: Tensor) -> Tensor:
     latent = hidden @ weights["head.latent.0.weight"].T + weights["head.latent.0.bias"]
-    latent = latent.tanh().unflatten(-1, (COMPONENTS, -1))
+    latent = latent.tanh().unflatten(-1, (len(weights["head.prior.weight"]), -1))
     prior = F.softmax(hidden @ weights["head.prior.weight"].T, dim=-1)
     of_components = F.softmax(latent @ weights["decoder"].T + weights["head.bias"], dim=-1)
     return (prior.unsqueeze(-1) * of_components).sum(-2).log()
+
+
+def window_length(generator: np.random.Generator, bptt: int) -> int:
+    base = bptt if generator.random() < 0.95 else bptt / 2
+    return max(5, int(generator.normal(base, 5)))
 
 
 def follow(
     weights: dict[str, Tensor],
     tokens: npt.NDArray[np.int32],
     log_prob: Callable[[dict[str, Tensor], Tensor], Tensor],
-    averaging_epoch: int,
+    config: TrainConfig,
+    epochs: int,
 ) -> tuple[list[float], list[int], dict[str, Tensor]]:
     """Losses and window lengths of all steps, and the averages, or the weights if there are none.
 
-    ``averaging_epoch``: epochs of plain SGD.
+    ``config``: numbers alone; averaging begins after ``averaging_epoch``.
     """
-    names = list(weights)
-    trained = {name: weights[name].clone().requires_grad_() for name in names}
-    n, steps = len(tokens) - 1, -(-(len(tokens) - 1) // STREAMS)
-    padded = np.full(STREAMS * steps + 1, -1)
+    trained = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    streams = config.batch_size
+    n, steps = len(tokens) - 1, -(-(len(tokens) - 1) // streams)
+    padded = np.full(streams * steps + 1, -1)
     padded[: n + 1] = tokens
-    place = np.arange(STREAMS)[None] * steps + np.arange(steps)[:, None]
+    place = np.arange(streams)[None] * steps + np.arange(steps)[:, None]
     inputs = torch.from_numpy(np.where(place < n, padded[place], 0))
     targets = torch.from_numpy(padded[place + 1])
 
-    generator = np.random.default_rng(SEED)
+    generator = np.random.default_rng(config.seed)
     losses: list[float] = []
     lengths: list[int] = []
     sums: dict[str, Tensor] = {}
     averaged_steps, previous_rate = 0, 0.0
-    for epoch in range(EPOCHS):
-        state = [
-            (torch.zeros(STREAMS, size, dtype=torch.float64),) * 2
-            for size in (
-                trained[f"backbone.lstms.{i}.weight_hh_l0"].shape[1] for i in range(LAYERS)
-            )
-        ]
+    for epoch in range(epochs):
+        recurrent = [trained[f"backbone.lstms.{i}.weight_hh_l0"] for i in range(config.layers)]
+        state = [(weight.new_zeros(streams, weight.shape[1]),) * 2 for weight in recurrent]
         begin = 0
         while begin < steps:
-            base = BPTT if generator.random() < 0.95 else BPTT / 2
-            length = max(5, int(generator.normal(base, 5)))
+            length = window_length(generator, config.bptt)
             window = slice(begin, begin + length)
 
             view = trained | {"decoder": trained["backbone.embedding.weight"]}
             x = trained["backbone.embedding.weight"][inputs[window]]
-            for layer in range(LAYERS):
+            for layer in range(config.layers):
                 x, state[layer] = lstm_layer(view, layer, x, state[layer])
             loss = F.nll_loss(
                 log_prob(view, x).flatten(0, 1), targets[window].flatten(), ignore_index=-1
             )
-            objective = loss + ALPHA * (x**2).mean()
+            objective = loss + config.alpha * (x**2).mean()
             if len(x) > 1:
-                objective = objective + BETA * ((x[1:] - x[:-1]) ** 2).mean()
+                objective = objective + config.beta * ((x[1:] - x[:-1]) ** 2).mean()
             gradients = torch.autograd.grad(objective, list(trained.values()))
             norm = torch.sqrt(sum((gradient**2).sum() for gradient in gradients))
-            scale = min(1.0, CLIP / (float(norm) + 1e-6))
+            scale = min(1.0, config.clip / (float(norm) + 1e-6))
 
-            rate = RATE * length / BPTT
-            averaging = epoch >= averaging_epoch
+            rate = config.learning_rate * length / config.bptt
+            averaging = epoch >= config.averaging_epoch
             # torch.optim.ASGD takes the learning rate of the step before, the first its own.
             used = previous_rate if averaging and averaged_steps else rate
             previous_rate = rate
             with torch.no_grad():
                 for (name, weight), gradient in zip(trained.items(), gradients, strict=True):
-                    factor = HEAD_FACTOR if name.startswith("head.") else 1.0
-                    weight -= used * factor * (gradient * scale + DECAY * weight)
+                    own = config.head_learning_rate_factor if name.startswith("head.") else 1.0
+                    weight -= used * own * (gradient * scale + config.weight_decay * weight)
                     if averaging and averaged_steps:  # the mean leaves out the first step
                         sums[name] = sums.get(name, 0.0) + weight
             averaged_steps += averaging
@@ -195,7 +198,7 @@ def test_twenty_steps(
     config = settings(data, head, averaging="et", averaging_epoch=averaging_epoch)
     model = build_model(config, len(corpus.vocabulary), corpus.statistics()).double()
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    expected, lengths, averages = follow(weights, corpus.train, log_prob, averaging_epoch)
+    expected, lengths, averages = follow(weights, corpus.train, log_prob, config, EPOCHS)
     assert len(expected) >= 20
     assert min(lengths) == 5
     assert max(lengths) > 1.5 * BPTT
@@ -221,6 +224,59 @@ def test_twenty_steps(
         assert torch.equal(parameter, before[name])
 
 
+# The same at full size
+
+PTB_STEPS = 20
+HOW_TO_RUN = (
+    "needs Penn Treebank: pytest tests/training/test_rules.py --ptb FOLDER -k full_size -rP"
+)
+
+
+@pytest.fixture(scope="module")
+def ptb(request: pytest.FixtureRequest) -> Corpus:
+    folder = request.config.getoption("--ptb")
+    if folder is None:
+        pytest.skip(HOW_TO_RUN)
+    return load_corpus(folder)
+
+
+@pytest.mark.parametrize("averaging_epoch", [1, 0], ids=["sgd", "asgd"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    ("head", "log_prob"), [("softmax", softmax_log_prob), ("mos", mos_log_prob)]
+)
+def test_full_size(
+    head: str,
+    log_prob: Callable[[dict[str, Tensor], Tensor], Tensor],
+    dtype: torch.dtype,
+    averaging_epoch: int,
+    ptb: Corpus,
+) -> None:
+    """The presets ptb-softmax and ptb-mos without dropout, for one epoch of twenty windows."""
+    no_dropout: dict[str, Any] = dict.fromkeys(DROPOUTS, 0.0)
+    if head == "mos":
+        no_dropout["head_option"] = ("latent_dropout=0",)
+    config = preset(
+        f"ptb-{head}", epochs=1, device="cpu", averaging_epoch=averaging_epoch, **no_dropout
+    )
+    generator = np.random.default_rng(config.seed)
+    drawn = [window_length(generator, config.bptt) for _ in range(PTB_STEPS)]
+    corpus = replace(ptb, train=ptb.train[: config.batch_size * sum(drawn) + 1])
+    model = build_model(config, len(ptb.vocabulary), ptb.statistics()).to(dtype)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    recorder = Recorder()
+    Trainer(model, corpus, config, recorder).run_epoch()
+    expected, lengths, _ = follow(weights, corpus.train, log_prob, config, 1)
+    print("| step | length | hstree | restated | difference |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    for step, row in enumerate(zip(lengths, recorder.losses, expected, strict=True), start=1):
+        length, ours, restated = row
+        print(f"| {step} | {length} | {ours:.7f} | {restated:.7f} | {ours - restated:.1e} |")
+    assert lengths == drawn
+    assert recorder.losses == pytest.approx(expected, abs=1e-5, rel=0)
+
+
 # When averaging begins
 
 
@@ -233,7 +289,7 @@ def begins(data: Path, losses: list[float], **changes: Any) -> int | None:
     if trainer.averaging:
         return 0
     for epoch, loss in enumerate(losses, start=1):
-        trainer.epoch = epoch
+        trainer.position.epoch = epoch
         assert trainer.note_validation(loss) is False
         if trainer.averaging:
             (optimizer,) = trainer.optimizers
@@ -317,7 +373,7 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scripted(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
     rest = iter(losses)
     monkeypatch.setattr(
-        "hstree.training.trainer.evaluate",
+        "hstree.training.run.evaluate",
         lambda *_: next(rest, 1.0),  # then the test part
     )
 

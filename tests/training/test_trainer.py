@@ -321,7 +321,8 @@ def test_diverging_loss_stops(data: Path, tmp_path: Path) -> None:
     with pytest.raises(
         TrainingError,
         match=r"the loss became (nan|inf) in epoch 1, step \d+; .*lower "
-        r"--learning-rate \(now 1e\+30\).*; no epoch had ended; the last good state is kept in .*run",
+        r"--learning-rate \(now 1e\+30\).*; no epoch had ended; "
+        r"the last good state is kept in .*run",
     ):
         train(config)
     model, _, _ = load_state(tmp_path / "run" / "last.safetensors")

@@ -1,0 +1,64 @@
+"""Forks a process for every training it is asked for, so that only one has to import torch.
+
+Writes ``ready``, then reads a line ``SECONDS JSON`` from standard input for each, where JSON are
+settings: begins the run, or resumes it if its folder is there. Writes the line ``forked PID`` when
+the process exists, ``training`` when its first step is due, and ``ended STATUS`` when it has ended,
+where STATUS is negative after a signal. A process lasts SECONDS at most.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+import hstree.training.run
+from hstree.training import Silent, TrainConfig, resume, train
+
+
+class Announcer(Silent):
+    def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
+        say("training")
+
+
+def say(text: str) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+def run(config: TrainConfig) -> None:
+    assert config.run is not None
+    if Path(config.run).exists():
+        resume(config.run, Announcer())
+    else:
+        train(config, Announcer())
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    # The picture would take longer than the epoch.
+    hstree.training.run.learning_curve = lambda *_: b"a picture"
+    say("ready")
+    for line in sys.stdin:
+        seconds, _, settings = line.partition(" ")
+        config = TrainConfig.from_json(settings)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                signal.alarm(int(seconds))
+                run(config)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        say(f"forked {pid}")
+        say(f"ended {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}")
+
+
+if __name__ == "__main__":
+    main()
