@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
 
+PATIENCE = 2.0  # torchrun passes on a Ctrl-C that the terminal has sent to its processes as well
+
+
 class Interruption:
-    """A context in which the first SIGINT or SIGTERM is only noted; the second interrupts at once,
-    wherever the program is.
+    """A context in which SIGINT and SIGTERM are only noted; one that comes more than two seconds
+    after the first interrupts at once, wherever the program is.
 
     Signals that were ignored before stay so. Outside the main thread, which alone receives
     signals, nothing changes.
@@ -21,6 +25,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._time = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -36,6 +41,7 @@ class Interruption:
         self._before.clear()
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self.signal is not None:
+        if self.signal is None:
+            self.signal, self._time = number, time.monotonic()
+        elif time.monotonic() - self._time > PATIENCE:
             raise KeyboardInterrupt
-        self.signal = number
