@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from array import array
@@ -54,6 +55,15 @@ class Corpus:
     def statistics(self) -> CorpusStatistics:
         """Class frequencies and token stream of the training part."""
         return CorpusStatistics.from_tokens(self.train, len(self.vocabulary))
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the class ids of the three parts."""
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            part = getattr(self, split)
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part.data)
+        return digest.hexdigest()
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{split} {len(getattr(self, split)):,}" for split in SPLITS)

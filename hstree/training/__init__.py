@@ -8,8 +8,9 @@ from .finetune import finetuning
 from .presets import PRESETS, preset
 from .progress import PlainLines, ProgressBar, Reporter, Silent, default_reporter
 from .records import EpochRecord, perplexity
-from .run import TrainingInterrupted, TrainResult, resume, train
+from .run import resume, train
 from .run_directory import CheckpointError, RunDirectory
+from .session import TrainingInterrupted, TrainResult
 from .summary import HeadCost, Summary, format_summary, measure_head_cost
 from .trainer import Trainer, TrainingError, evaluate
 

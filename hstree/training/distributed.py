@@ -165,7 +165,10 @@ def processes(device: str) -> Iterator[Processes]:
         torch.cuda.set_device(chosen)
     joined = not dist.is_initialized()
     if joined:
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        if chosen.type == "cuda":
+            dist.init_process_group("nccl", device_id=chosen)
+        else:
+            dist.init_process_group("gloo")
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), chosen)
     finally:

@@ -8,7 +8,6 @@ import time
 from types import FrameType
 from typing import Any
 
-
 PATIENCE = 2.0  # torchrun passes on a Ctrl-C that the terminal has sent to its processes as well
 
 

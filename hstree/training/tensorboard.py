@@ -14,6 +14,16 @@ if TYPE_CHECKING:
 STEPS_PER_POINT = 10
 
 
+def require_tensorboard() -> None:
+    """Raises ConfigError if the package ``tensorboard`` is missing."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "--tensorboard: needs the package tensorboard: pip install 'hstree[tensorboard]'"
+        ) from None
+
+
 class TensorBoardLog:
     """A reporter that writes events to the subfolder ``tensorboard`` of a run folder.
 
@@ -30,12 +40,7 @@ class TensorBoardLog:
     """
 
     def __init__(self, run: Path) -> None:
-        try:
-            import torch.utils.tensorboard  # noqa: F401
-        except ImportError:
-            raise ConfigError(
-                "--tensorboard: needs the package tensorboard: pip install 'hstree[tensorboard]'"
-            ) from None
+        require_tensorboard()
         self._folder = run / "tensorboard"
         self._writer: SummaryWriter | None = None
         self._step = 0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-import hstree.training.run
+import hstree.training.session
 from hstree.training import Silent, TrainConfig, resume, train
 
 
@@ -40,7 +40,7 @@ def run(config: TrainConfig) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     # The picture would take longer than the epoch.
-    hstree.training.run.learning_curve = lambda *_: b"a picture"
+    hstree.training.session.learning_curve = lambda *_: b"a picture"
     say("ready")
     for line in sys.stdin:
         seconds, _, settings = line.partition(" ")

@@ -169,9 +169,9 @@ def run_all(folder: Path) -> dict[str, Any]:
 def main() -> None:
     import torch.distributed as dist
 
-    import hstree.training.run
+    import hstree.training.session
 
-    hstree.training.run.learning_curve = lambda *_: b""  # which would take longer than the training
+    hstree.training.session.learning_curve = lambda *_: b""  # it would take the longest
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -213,7 +213,7 @@ def finish(process: subprocess.Popen[str], seconds: float = 180) -> tuple[str, s
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No pictures, and one thread, as the processes have that are started here."""
-    monkeypatch.setattr("hstree.training.run.learning_curve", lambda *_: b"")
+    monkeypatch.setattr("hstree.training.session.learning_curve", lambda *_: b"")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pictures, which take longer than these trainings."""
-    monkeypatch.setattr("hstree.training.run.learning_curve", lambda *_: b"")
+    monkeypatch.setattr("hstree.training.session.learning_curve", lambda *_: b"")
 
 
 def losses(data: Path, run: Path, **changes: Any) -> list[float]:

@@ -41,7 +41,7 @@ from hstree.training import (
     resume,
     train,
 )
-from hstree.training import run as run_module
+from hstree.training import session as session_module
 from training.runs import Recorder, assert_same_run, metrics, tensors
 from training.toy import small_config, write_corpus
 
@@ -82,7 +82,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No pictures, which take longer than these trainings; one thread, as the processes have that
     are started here."""
-    monkeypatch.setattr(run_module, "learning_curve", lambda *_: b"")
+    monkeypatch.setattr(session_module, "learning_curve", lambda *_: b"")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -243,7 +243,7 @@ def test_interrupted_after_the_last_epoch(
 
     expected = undisturbed("adamw")
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "measure_head_cost", interrupt)
+        patch.setattr(session_module, "measure_head_cost", interrupt)
         assert go_on(replace(expected, run=str(tmp_path / "run"))) is not None
     assert not (tmp_path / "run" / "summary.json").exists()
     recorder = Recorder()
@@ -385,7 +385,7 @@ def test_more_epochs_interrupted_before_the_final_figures(
 
     train(small_config(data, tmp_path / "run", epochs=1))
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "measure_head_cost", interrupt)
+        patch.setattr(session_module, "measure_head_cost", interrupt)
         with pytest.raises(TrainingInterrupted):
             resume(tmp_path / "run", epochs=2)
     assert resume(tmp_path / "run").summary.epochs == 2

@@ -373,7 +373,7 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scripted(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
     rest = iter(losses)
     monkeypatch.setattr(
-        "hstree.training.run.evaluate",
+        "hstree.training.session.evaluate",
         lambda *_: next(rest, 1.0),  # then the test part
     )
 

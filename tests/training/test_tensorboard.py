@@ -175,7 +175,7 @@ class Signalled(Silent):
 
 def test_a_run_that_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The curves are those of an undisturbed run, but for points before the interruptions."""
-    monkeypatch.setattr("hstree.training.run.learning_curve", lambda *_: b"")
+    monkeypatch.setattr("hstree.training.session.learning_curve", lambda *_: b"")
     data = write_corpus(tmp_path / "data", sentences=60)
     train(small_config(data, tmp_path / "undisturbed", epochs=4, tensorboard=True))
     with pytest.raises(TrainingInterrupted):
