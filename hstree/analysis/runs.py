@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 
-# Settings that do not make two runs different models: the name of the folder, and the seed.
-UNGROUPED = ("run", "seed")
+# Settings that do not make two runs different models.
+UNGROUPED = ("run", "seed", "device", "threads", "save_interval", "tensorboard", "compile")
 
 _Kind = TypeVar("_Kind", int, float, str)
 
@@ -119,7 +119,7 @@ class RunFigures:
         return statistics.median(e.tokens_per_second for e in self.epochs) if self.epochs else None
 
     def compared_settings(self) -> dict[str, Any]:
-        """The settings that two runs of a group must share: all but folder and seed; instead of
+        """The settings that two runs of a group must share: all but :data:`UNGROUPED`; instead of
         the run from which this one was fine-tuned, that run's settings."""
         settings = {k: v for k, v in self.settings.items() if k not in UNGROUPED}
         if self.origin is not None:

@@ -93,11 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _interrupted(interrupt: KeyboardInterrupt) -> int:
-    from hstree.training import is_main_process
-
     status: int = 128 + (getattr(interrupt, "signal", None) or signal.SIGINT)
-    if not is_main_process():
-        return status
     return _fail(interrupt, f"interrupted{_kept(interrupt)}", status)
 
 
@@ -119,9 +115,12 @@ def _kept(interrupt: KeyboardInterrupt) -> str:
 
 
 def _fail(error: BaseException, message: str, status: int) -> int:
+    from hstree.training import is_main_process
+
     if os.environ.get("HSTREE_DEBUG", "") not in ("", "0"):
         import traceback
 
         traceback.print_exception(error)
-    print(f"hstree: {' '.join(message.split())}", file=sys.stderr)
+    if is_main_process():  # the others end for the same reason
+        print(f"hstree: {' '.join(message.split())}", file=sys.stderr)
     return status

@@ -116,6 +116,7 @@ def _given(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
 
 def _run(arguments: argparse.Namespace) -> int:
     import json
+    import sys
 
     from hstree.data import CorpusStatistics
     from hstree.training import (
@@ -126,6 +127,7 @@ def _run(arguments: argparse.Namespace) -> int:
         perplexity,
         set_threads,
     )
+    from hstree.training.checkpoint import trained_text
 
     cache_options = _given(arguments, "cache")
     dynamic_settings = _dynamic_settings(_given(arguments, "dynamic"))
@@ -133,6 +135,10 @@ def _run(arguments: argparse.Namespace) -> int:
     set_threads(settings)
     run = load_run(arguments.directory, choose_device(settings.device))
     corpus = _text(run, settings.data or run.config.data)
+    if settings.data is None and trained_text(run.path) not in (None, corpus.fingerprint()):
+        print(
+            f"hstree: {corpus.name} has changed since this run was trained on it", file=sys.stderr
+        )
     unigram = CorpusStatistics(run.vocabulary.frequencies, corpus.train)
     result: dict[str, dict[str, Any]] = {}
     for split in _PARTS:

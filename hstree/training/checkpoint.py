@@ -12,8 +12,9 @@ clear errors.
     learning_curve.png   perplexities by epoch
     summary.json         the final figures, once training has ended
 
-The folder appears when training begins. last.safetensors is written last: what it says about the
-other files is true, whenever the process was killed.
+The folder appears when training begins. At the end of an epoch last.safetensors is written last: if
+the process is killed before, the other files may be of an epoch that it does not know yet, and
+which --resume makes again, the same.
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ def _build(tensors: dict[str, Tensor], description: dict[str, Any]) -> LanguageM
 
 def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(on_cpu, path, {key: json.dumps(value) for key, value in metadata.items()})
+    try:
+        save_file(on_cpu, path, {key: json.dumps(value) for key, value in metadata.items()})
+    except SafetensorError as error:  # a full disk
+        raise OSError(f"{path}: {error}") from None
 
 
 def model_writer(model: LanguageModel) -> Callable[[Path], None]:
@@ -240,6 +244,17 @@ def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -
             f"but {VOCABULARY} {len(vocabulary)} words"
         )
     return Run(folder, config, vocabulary, model.to(device), load_tokenizer(folder))
+
+
+def trained_text(folder: Path) -> str | None:
+    """:meth:`hstree.data.Corpus.fingerprint` of the text that a run was trained on, None where that
+    is not known."""
+    try:
+        with safe_open(folder / STATE, framework="pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+        return str(json.loads(metadata[STATE_KEY])["corpus"])
+    except (SafetensorError, OSError, *_INCONSISTENT):
+        return None
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:

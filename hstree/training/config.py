@@ -25,6 +25,7 @@ DROPOUTS = (
 )
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("float32", "bfloat16")
+SHORTEST_WINDOW = 5
 
 RESUMABLE = (
     "data",
@@ -143,7 +144,7 @@ class TrainConfig:
 
     # optimisation
     epochs: int = _setting(8, "optimisation", "passes over the training text")
-    batch_size: int = _setting(20, "optimisation", "streams that run side by side")
+    batch_size: int = _setting(20, "optimisation", "streams that run side by side in each process")
     accumulate: int = _setting(
         1,
         "optimisation",
@@ -255,6 +256,13 @@ class TrainConfig:
             self._at_least(name, 1)
         for name in ("epochs", "batch_size", "accumulate", "bptt", "min_count", "threads"):
             self._at_least(name, 1)
+        for name, maximum in (("threads", 1024), ("seed", 2**62)):
+            self._at_most(name, maximum)
+        if self.variable_bptt and self.bptt < SHORTEST_WINDOW:
+            raise ConfigError(
+                f"--variable-bptt: expected a --bptt of at least {SHORTEST_WINDOW}, the shortest "
+                f"window, got {self.bptt}"
+            )
         self._at_least("max_vocabulary", 4)
         self._at_least("warmup", 0)
         for name in (
@@ -298,6 +306,11 @@ class TrainConfig:
         value = getattr(self, name)
         if value is not None and value < minimum:
             raise ConfigError(f"--{flag_name(name)}: expected at least {minimum}, got {value}")
+
+    def _at_most(self, name: str, maximum: int) -> None:
+        value = getattr(self, name)
+        if value is not None and value > maximum:
+            raise ConfigError(f"--{flag_name(name)}: expected at most {maximum}, got {value}")
 
     def head_options(self) -> dict[str, Any]:
         """Options for ``Head.from_corpus``: the learning-rate factor, ``tied`` if it is set, the

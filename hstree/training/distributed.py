@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .build import choose_device
+
+PATIENCE = timedelta(days=1)  # while the first process tokenises a large text or validates
 
 _Value = TypeVar("_Value")
 
@@ -106,6 +109,7 @@ class Processes:
         return DistributedDataParallel(
             module,
             device_ids=[self.device] if self.device.type == "cuda" else None,
+            init_sync=False,
             find_unused_parameters=may_skip_parameters,
             gradient_as_bucket_view=True,
         )
@@ -166,9 +170,9 @@ def processes(device: str) -> Iterator[Processes]:
     joined = not dist.is_initialized()
     if joined:
         if chosen.type == "cuda":
-            dist.init_process_group("nccl", device_id=chosen)
+            dist.init_process_group("nccl", device_id=chosen, timeout=PATIENCE)
         else:
-            dist.init_process_group("gloo")
+            dist.init_process_group("gloo", timeout=PATIENCE)
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), chosen)
     finally:

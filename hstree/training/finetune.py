@@ -40,7 +40,8 @@ def starting_model(config: TrainConfig, run: Run) -> LanguageModel:
     """
     for field in dataclasses.fields(TrainConfig):
         mine, theirs = getattr(config, field.name), getattr(run.config, field.name)
-        fixed = field.metadata["group"] in ("model", "head") and field.name not in DROPOUTS
+        fixed = field.metadata["group"] in ("data", "model", "head")
+        fixed = fixed and field.name not in ("data", *DROPOUTS)
         if fixed and mine != theirs:
             raise ConfigError(
                 f"--{flag_name(field.name)}: expected {theirs!r} as in {run.path}, which is to be "

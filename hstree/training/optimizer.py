@@ -15,9 +15,7 @@ from torch.optim import Optimizer
 
 from hstree.models import LanguageModel
 
-from .config import ConfigError, TrainConfig
-
-SHORTEST_WINDOW = 5
+from .config import SHORTEST_WINDOW, ConfigError, TrainConfig
 
 
 def build_optimizers(
@@ -71,7 +69,7 @@ def build_optimizers(
     if averaged and sparse:
         raise ConfigError(
             f"--averaging, --finetune: averaged SGD cannot take the row-sparse gradients of the "
-            f"head {model.head.name!r}; build it without --sparse"
+            f"head {model.head.name!r}; train it without --sparse from the start"
         )
     rate, decay = config.learning_rate, config.weight_decay
     optimizers: list[Optimizer]

@@ -46,8 +46,8 @@ def resume(
 ) -> TrainResult:
     """Go on with a run from the last state that was saved.
 
-    On the same machine, with as many threads and processes, the weights become those of a run that
-    was never interrupted, bit for bit, unless settings change.
+    On the same CPU, with as many threads and processes, the weights become those of a run that was
+    never interrupted, bit for bit, unless settings change.
 
     Args:
         run: the folder.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import glob
 import os
 import shutil
 import tempfile
@@ -28,6 +30,47 @@ def _fill(path: Path, content: Content) -> None:
         content(path)
 
 
+def _set_mode(path: Path, mode: int) -> None:
+    """The permissions that a new file or folder would have; temporary ones have fewer."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(mode & ~mask)
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that holds the lock of a folder, also when the folder is renamed; None where
+    there are no locks. Raises BlockingIOError if another process holds it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:  # a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _temporary_folder(path: Path) -> Path:
+    """A new folder beside ``path``, whose parents are made."""
+    parent = path.absolute().parent
+    for attempt in range(10):
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=parent))
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(parent)) from None
+        except FileNotFoundError:  # another process that looked whether it can write
+            if attempt == 9:
+                raise
+    raise AssertionError
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -49,7 +92,7 @@ def write_atomic(path: Path, content: Content) -> None:
     temporary = Path(name)
     try:
         _fill(temporary, content)
-        temporary.chmod(0o644)
+        _set_mode(temporary, 0o666)
         _sync(temporary)
         temporary.replace(path)
         _sync(path.parent)
@@ -109,17 +152,9 @@ class RunDirectory:
 
     def _take_lock(self) -> None:
         try:
-            import fcntl
-        except ImportError:  # Windows: no locks
-            return
-        self._lock = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = _lock(self.path)
         except BlockingIOError:
-            self.close()
             raise CheckpointError(f"{self.path}: another process trains in this folder") from None
-        except OSError:  # a file system without locks
-            self.close()
 
     def _free_name(self) -> Path:
         assert self._default is not None
@@ -134,20 +169,16 @@ class RunDirectory:
         missing."""
         parent = self.path.absolute().parent
         missing = [folder for folder in (parent, *parent.parents) if not folder.exists()]
-        created: list[Path] = []
         try:
-            for folder in reversed(missing):
-                folder.mkdir(exist_ok=True)
-                created.append(folder)
-            probe = tempfile.mkdtemp(prefix=f".{self.path.name}-", suffix=".part", dir=parent)
-            os.rmdir(probe)
+            _temporary_folder(self.path).rmdir()
         except OSError as error:
             raise CheckpointError(
                 f"cannot create the run folder {self.path}: {error.strerror or error}"
             ) from None
         finally:
-            for folder in reversed(created):
-                folder.rmdir()
+            for folder in missing:
+                with suppress(OSError):  # in use by now
+                    folder.rmdir()
 
     def write(self, files: Mapping[str, Content]) -> None:
         """Write files of the run. The first call creates the folder with all of them; later ones
@@ -156,14 +187,14 @@ class RunDirectory:
             for name, content in files.items():
                 write_atomic(self.path / name, content)
             return
-        parent = self.path.absolute().parent
-        parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", suffix=".part", dir=parent))
+        temporary = _temporary_folder(self.path)
         try:
+            self._lock = _lock(temporary)
             for name, content in files.items():
                 _fill(temporary / name, content)
+                _set_mode(temporary / name, 0o666)
                 _sync(temporary / name)
-            temporary.chmod(0o755)
+            _set_mode(temporary, 0o777)
             self._publish(temporary)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -184,12 +215,15 @@ class RunDirectory:
                 self.path = self._free_name()
             else:
                 self.published = True
-                self._take_lock()
                 self._remove_leftovers()
                 return
 
     def _remove_leftovers(self) -> None:
         """What processes that were killed before this folder appeared have left beside it."""
-        for leftover in self.path.absolute().parent.glob(f".{self.path.name}-????????.part"):
-            with suppress(OSError):
+        pattern = f".{glob.escape(self.path.name)}-????????.part"
+        for leftover in self.path.absolute().parent.glob(pattern):
+            with suppress(OSError):  # locked: a process that is still writing
+                lock = _lock(leftover)
                 shutil.rmtree(leftover)
+                if lock is not None:
+                    os.close(lock)

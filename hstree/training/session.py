@@ -54,7 +54,9 @@ from .run_directory import (
 )
 from .summary import HeadCost, Summary, measure_head_cost, own_parameter_count
 from .tensorboard import TensorBoardLog, require_tensorboard
-from .trainer import Trainer, TrainingError, evaluate
+from .trainer import Trainer, TrainingError, evaluate, process_seed
+
+COST_LOGITS = 2**26  # at most, of the flat softmax against which the head is timed
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -125,6 +127,10 @@ class Session:
             yield
         except TrainingError as error:
             raise TrainingError(f"{error}; {self._kept()}") from None
+        except OSError as error:
+            if self._published() is None:
+                raise
+            raise OSError(f"{error}; {self._kept()}") from error
         except TrainingInterrupted:
             raise
         except KeyboardInterrupt:
@@ -149,6 +155,11 @@ class Session:
         reporter.message(str(self.corpus))
         check_size(self.corpus, config, self.processes.size)
         self._take_statistics()
+        if config.averaging == "et" and config.averaging_epoch >= config.epochs:
+            reporter.message(
+                f"weights will not be averaged: --averaging-epoch is {config.averaging_epoch}, and "
+                f"--epochs {config.epochs}"
+            )
         device = self.processes.device
         if origin is None:
             reporter.message(f"building the model with the head {config.head!r} ...")
@@ -159,8 +170,8 @@ class Session:
         else:
             torch.manual_seed(config.seed)
             self.model = starting_model(config, origin).to(device)
-        if self.processes.rank > 0:  # every process drops out other elements
-            torch.manual_seed(config.seed + 1_000_003 * self.processes.rank)
+        if self.processes.rank > 0:
+            torch.manual_seed(process_seed(config.seed, self.processes.rank))
         self.trainer = Trainer(self.model, self.corpus, config, reporter, self.processes)
         files: dict[str, Content] = {VOCABULARY: self.corpus.vocabulary.to_bytes()}
         if isinstance(self.corpus.tokenizer, Subwords):
@@ -178,6 +189,14 @@ class Session:
         """Make corpus, model and trainer as they were when the state in ``folder`` was saved."""
         config = self.config
         model, tensors, values = load_state(folder / STATE)
+        try:
+            self.records = [EpochRecord(**record) for record in values["records"]]
+            best = values["best"]
+            self.best = None if best is None else EpochRecord(**best)
+            self.ended = values["ended"]
+            self.seconds = values["seconds"]
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{folder / STATE}: not a consistent state: {error}") from None
         vocabulary = load_vocabulary(folder)
         with self.processes.main_first():
             self.corpus = load_corpus(
@@ -196,11 +215,6 @@ class Session:
                     f"--resume: the text {self.corpus.name} is not the one of this run: it has "
                     f"changed, or --data names another"
                 )
-            self.records = [EpochRecord(**record) for record in values["records"]]
-            best = values["best"]
-            self.best = None if best is None else EpochRecord(**best)
-            self.ended = values["ended"]
-            self.seconds = values["seconds"]
             if config.epochs < len(self.records):
                 raise ConfigError(
                     f"--epochs: expected at least {len(self.records)}, which are done, "
@@ -281,10 +295,12 @@ class Session:
             valid_loss = self.processes.from_main(
                 evaluate(self.model, self.corpus.valid) if self.processes.main else math.nan
             )
-            if not math.isfinite(valid_loss):
+            # Far beyond the loss of a guess, log V, nothing comes back.
+            if not valid_loss <= 3.0 * math.log(len(self.corpus.vocabulary)):
                 raise TrainingError(
-                    f"the validation loss became {valid_loss} in epoch {position.epoch}; "
-                    f"try a lower --learning-rate"
+                    f"the validation loss became {valid_loss:.4g} nats per token in epoch "
+                    f"{position.epoch}; try a lower --learning-rate "
+                    f"(now {self.config.learning_rate:g})"
                 )
             is_best = self.best is None or valid_loss < self.best.valid_loss
             if is_best:
@@ -378,8 +394,12 @@ class Session:
         if path is None:
             return "nothing was written"
         if self.best is None:
-            return f"no epoch had ended; the last good state is kept in {path}"
-        return f"the weights of epoch {self.best.epoch} and the last good state are kept in {path}"
+            kept = f"no epoch had ended; the last good state is kept in {path}"
+        else:
+            kept = (
+                f"the weights of epoch {self.best.epoch} and the last good state are kept in {path}"
+            )
+        return f"{kept}, from which hstree train --resume {path} goes on"
 
     def _elapsed(self) -> float:
         return self.seconds + time.perf_counter() - self.begin_time
@@ -450,9 +470,9 @@ def _describe(model: LanguageModel, seconds: float) -> str:
 
 def _head_cost(model: LanguageModel, trainer: Trainer, config: TrainConfig) -> HeadCost:
     """Cost of the head on context vectors of the first training batch of one process."""
+    streams = min(config.batch_size, max(1, COST_LOGITS // (config.bptt * model.head.n_classes)))
     inputs, targets = (
-        part[:, : config.batch_size].to(trainer.device)
-        for part in trainer.streams.window(0, config.bptt)
+        part[:, :streams].to(trainer.device) for part in trainer.streams.window(0, config.bptt)
     )
     with torch.no_grad():
         hidden, _ = model.hidden(inputs)

@@ -66,6 +66,11 @@ class Position:
     learning_rate: float = 0.0
 
 
+def process_seed(seed: int, rank: int) -> int:
+    """Another seed for every process, so that each drops out other elements."""
+    return seed + 1_000_003 * rank
+
+
 class _Objective(nn.Module):
     """What is minimised, of the streams of one process or a part of them."""
 
@@ -138,9 +143,8 @@ class Trainer:
             config.batch_size * self.processes.size,
             ignore_index=model.head.ignore_index,
         )
-        windows = -(-len(self.streams) // config.bptt)
-        self.total_steps = config.epochs * windows
-        self.steps_per_epoch = windows  # about, where lengths are drawn
+        self.windows = -(-len(self.streams) // config.bptt)
+        self.steps_per_epoch = self.windows  # about, where lengths are drawn
         if config.variable_bptt:
             self.steps_per_epoch = max(1, round(len(self.streams) / (0.975 * config.bptt)))
         self.lengths = np.random.default_rng(config.seed) if config.variable_bptt else None
@@ -161,7 +165,9 @@ class Trainer:
             if parameter.requires_grad
         ]
         full_streams = (len(corpus.train) - 1) // len(self.streams)
-        always_targets = full_streams > self.streams.batch_size - config.batch_size
+        always_targets = (
+            full_streams > self.streams.batch_size - config.batch_size // config.accumulate
+        )
         self.objective = self.processes.wrap(
             _Objective(model, config),
             self.sparse,
@@ -196,11 +202,8 @@ class Trainer:
             self.between_steps = True
             self.reporter.step(position.epoch, loss, tokens)
             self.between_steps = False
-        return (
-            position.loss / position.tokens,
-            position.tokens / position.seconds,
-            (position.learning_rate),
-        )
+        loss, speed = position.loss / position.tokens, position.tokens / position.seconds
+        return loss, speed, position.learning_rate
 
     def note_validation(self, loss: float) -> bool:
         """End the epoch, take note of its validation loss, and begin to average if the time has
@@ -227,10 +230,8 @@ class Trainer:
     def _train_step(self, length: int) -> tuple[float, int]:
         """Loss of the next window, in nats per token, and its tokens."""
         config, position, begin = self.config, self.position, time.perf_counter()
-        steps_before = (position.epoch - 1) * self.total_steps // config.epochs
-        rate = scheduled_learning_rate(
-            config, steps_before + position.time_step / config.bptt, self.total_steps
-        )
+        windows_before = (position.epoch - 1) * self.windows + position.time_step / config.bptt
+        rate = scheduled_learning_rate(config, windows_before, config.epochs * self.windows)
         set_learning_rate(self.optimizers, rate * (length / config.bptt))
         inputs, targets = self.streams.window(position.time_step, length)
         counted = targets != self.model.head.ignore_index
@@ -245,8 +246,8 @@ class Trainer:
             loss_share = size * (int(counted[:, columns].sum()) / tokens)
             with self._no_exchange() if part + 1 < config.accumulate else nullcontext():
                 objective, values, self.states[part] = self.objective(
-                    inputs[:, columns].to(self.device, non_blocking=True),
-                    targets[:, columns].to(self.device, non_blocking=True),
+                    inputs[:, columns].to(self.device),
+                    targets[:, columns].to(self.device),
                     self.states[part],
                     loss_share,
                     1.0 / config.accumulate,
@@ -318,8 +319,6 @@ class Trainer:
             tensors["random.cuda"] = torch.stack(self.processes.gather(own))
         return tensors, {
             "processes": self.processes.size,
-            "accumulate": self.config.accumulate,
-            "device": self.device.type,
             "position": asdict(self.position),
             "in_epoch": self.in_epoch,
             "averaging": self.averaging,
@@ -373,6 +372,8 @@ class Trainer:
         torch.set_rng_state(tensors["random.cpu"][rank].clone())
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"][rank].clone(), self.device)
+        elif self.device.type == "cuda":  # saved on a CPU
+            torch.cuda.manual_seed(process_seed(self.config.seed, rank))
 
 
 def evaluate(model: LanguageModel, tokens: Any) -> float:

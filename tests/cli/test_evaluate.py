@@ -59,6 +59,20 @@ def test_agrees_with_training(head: str, runs: Path, capsys: pytest.CaptureFixtu
     assert "stream" not in out
 
 
+def test_a_changed_text_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_corpus(tmp_path / "data")
+    train(small_config(data, tmp_path / "run", epochs=1))
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().err == ""
+    with (data / "valid.txt").open("a") as file:
+        file.write("the cat sleeps .\n")
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    said = "hstree: data has changed since this run was trained on it\n"
+    assert capsys.readouterr().err == said
+    assert main(["evaluate", str(tmp_path / "run"), "--data", str(data)]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_other_text(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = write_corpus(tmp_path / "other", seed=9)
     (other / "test.txt").write_text("the zebra sleeps .\n")

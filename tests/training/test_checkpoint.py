@@ -249,3 +249,31 @@ def test_metrics_that_are_not_json(tmp_path: Path) -> None:
     path.write_text('{"epoch": 1}\n{"epo')
     with pytest.raises(CheckpointError, match=r"line 2: expected a JSON object, got '{\"epo'"):
         read_metrics(path)
+
+
+def test_only_abandoned_leftovers_are_removed(tmp_path: Path) -> None:
+    """A folder that another process is still filling, under the same name, is locked."""
+    fcntl = pytest.importorskip("fcntl")
+    abandoned = tmp_path / ".run-abcdefgh.part"
+    filling = tmp_path / ".run-12345678.part"
+    other = tmp_path / ".running-12345678.part"
+    for folder in (abandoned, filling, other):
+        folder.mkdir()
+    lock = os.open(filling, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        write_run(tmp_path / "run")
+    finally:
+        os.close(lock)
+    assert {path.name for path in tmp_path.iterdir()} == {"run", filling.name, other.name}
+
+
+def test_permissions_are_those_of_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_run(tmp_path / "run")
+        write_atomic(tmp_path / "run" / "model.safetensors", b"later")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o750
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()} == {0o640}

@@ -57,6 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulated": {**SGD, "accumulate": 2},
     "one-stream-each": {**SGD, "batch_size": 1, "bptt": 64},
     "more-streams-than-steps": {**SGD, "batch_size": 60, "bptt": 3},
+    "parts-without-a-target": {**SGD, "batch_size": 60, "bptt": 3, "accumulate": 15},
 }
 DISTURBED: dict[str, dict[str, Any]] = {
     "averaged": {

@@ -54,6 +54,8 @@ def test_dropouts_and_learning_rates_may_differ(run: Path) -> None:
         ({"head": "gss"}, "--head: expected 'softmax' as in"),
         ({"head_option": ("bias=false",)}, r"--head-option: expected \(\) as in"),
         ({"tied": True}, "--tied: expected False as in"),
+        ({"max_vocabulary": 5}, "--max-vocabulary: expected None as in"),
+        ({"tokenizer": "bpe"}, "--tokenizer: expected None as in"),
     ],
 )
 def test_another_model_is_refused(

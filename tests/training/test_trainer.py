@@ -45,10 +45,14 @@ class Recorder(Silent):
 
     def __init__(self, interrupt_at: int | None = None) -> None:
         self.losses: list[float] = []
+        self.messages: list[str] = []
         self.tokens = 0
         self.records: list[EpochRecord] = []
         self.stopped = 0
         self.interrupt_at = interrupt_at
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
 
     def step(self, epoch: int, loss: float, tokens: int) -> None:
         self.losses.append(loss)
@@ -355,6 +359,26 @@ def test_diverging_later_keeps_the_best(
     corpus = load_corpus(data)
     loss = evaluate(load_run(tmp_path / "run").model, corpus.valid)
     assert loss == recorder.records[0].valid_loss
+
+
+def test_a_loss_far_beyond_a_guess_is_divergence(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([2.0, 3.1 * math.log(16)])
+    monkeypatch.setattr("hstree.training.session.evaluate", lambda *_: next(losses))
+    with pytest.raises(
+        TrainingError, match=r"validation loss became 8.595 nats .* in epoch 2; .*epoch 1"
+    ):
+        train(small_config(data, tmp_path / "run"))
+
+
+def test_averaging_that_would_never_begin_is_said(data: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    changes = {"optimizer": "sgd", "averaging": "et", "averaging_epoch": 2}
+    train(small_config(data, tmp_path / "run", **changes), recorder)
+    assert (
+        "weights will not be averaged: --averaging-epoch is 2, and --epochs 2" in recorder.messages
+    )
 
 
 def test_what_cannot_work_is_refused_early(data: Path, tmp_path: Path) -> None:
