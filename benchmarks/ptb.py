@@ -1,0 +1,337 @@
+"""Four heads on Penn Treebank at the same backbone, text and epochs; small, quick, not converged.
+
+    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --tries
+    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --save benchmarks/results/ptb-reduced
+
+The first command tries learning rates on the beginning of the text, the second trains every head
+at the best of its own and writes a page, NAME.md, and the validation curves, NAME.png. A run that
+has finished is not made again. Every run has one thread; its cost is its process's CPU time, so
+that other load on the machine counts less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Iterable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hstree.analysis import RunFigures, compare, read_run, to_markdown, validation_curves
+from hstree.training import EpochRecord, PlainLines, TrainConfig, train
+
+COMMON: dict[str, Any] = {
+    "embedding_size": 200,
+    "hidden_size": 300,
+    "context_size": 200,
+    "layers": 2,
+    "dropout": 0.2,
+    "dropout_input": 0.2,
+    "dropout_hidden": 0.2,
+    "epochs": 3,
+    "batch_size": 20,
+    "bptt": 35,
+    "optimizer": "adamw",
+    "learning_rate": 0.006,
+    "schedule": "cosine",
+    "warmup": 50,
+    "clip": 1.0,
+    "weight_decay": 0.01,
+    "seed": 1,
+    "device": "cpu",
+    "threads": 1,
+}
+
+# The flat heads and the mixture are tied to the word embeddings, as in their published settings;
+# the trees have node vectors of their own.
+HEADS: dict[str, dict[str, Any]] = {
+    "softmax": {"tied": True, "head_learning_rate_factor": 1.0},
+    "plif": {"tied": True, "head_learning_rate_factor": 1.0},
+    "mos": {"tied": True, "head_option": ("components=5",), "head_learning_rate_factor": 1.0},
+    "trees": {"n_trees": 4, "root": 256, "gate": "context", "head_learning_rate_factor": 4.0},
+}
+
+# Short runs: the beginning of the text, learning rates of the backbone, factors of the head.
+TRIED_TOKENS = {"train": 100_000, "valid": 20_000, "test": 20_000}
+TRIED_EPOCHS = 2
+TRIED: dict[str, list[tuple[float, float]]] = {
+    "softmax": [(0.002, 1.0), (0.004, 1.0), (0.008, 1.0)],
+    "plif": [(0.002, 1.0), (0.004, 1.0), (0.008, 1.0)],
+    "mos": [(0.004, 0.5), (0.004, 1.0), (0.004, 2.0)],
+    "trees": [(0.004, 1.0), (0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
+}
+
+CHOICE = (
+    "Runs this short favour high rates, so the runs above, which take 14 times as many steps, have "
+    "a rate below the best one here, the same for all heads, and the trees a factor below their "
+    "best. Of a tied flat head the factor moves the bias alone. The slopes of `plif` have a rate "
+    "of their own, 0.02 at the top of the schedule, which was published for SGD and is not tuned "
+    "for AdamW."
+)
+
+# Validation and test perplexity at convergence, hundreds of epochs of the presets ptb-*.
+PUBLISHED = {"softmax": (59.55, 57.08), "plif": (59.08, 56.80), "mos": (57.14, 54.91)}
+
+
+class CpuTimes(PlainLines):
+    """Also counts the process's CPU seconds: of each epoch's training, and with its validation."""
+
+    def __init__(self) -> None:
+        super().__init__(interval=60.0)
+        self.training: list[float] = []
+        self.epochs: list[float] = []
+        self._began = self._stepped = 0.0
+
+    def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
+        super().start(epochs, steps_per_epoch, step)
+        self._began = time.process_time()
+
+    def step(self, epoch: int, loss: float, tokens: int) -> None:
+        super().step(epoch, loss, tokens)
+        self._stepped = time.process_time()
+
+    def epoch(self, record: EpochRecord) -> None:
+        super().epoch(record)
+        now = time.process_time()
+        self.training.append(self._stepped - self._began)
+        self.epochs.append(now - self._began)
+        self._began = now
+
+
+def finished(run: Path) -> bool:
+    return (run / "summary.json").is_file()
+
+
+def cpu_file(run: Path) -> Path:
+    return run.with_name(run.name + ".cpu.json")
+
+
+def train_once(config: TrainConfig) -> None:
+    """Train, unless the run folder holds a finished run; CPU times go beside the folder."""
+    assert config.run is not None
+    run = Path(config.run)
+    if finished(run):
+        return
+    print(f"{run}:", flush=True)
+    times = CpuTimes()
+    train(config, times)
+    figures = {"training": times.training, "epochs": times.epochs}
+    cpu_file(run).write_text(json.dumps(figures) + "\n")
+
+
+# Tries
+
+
+def first_tokens(data: Path, folder: Path) -> Path:
+    """The first lines of every part of a corpus, up to TRIED_TOKENS, as a corpus of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, limit in TRIED_TOKENS.items():
+        lines, tokens = [], 0
+        for line in (data / f"{part}.txt").read_text(encoding="utf-8").splitlines():
+            tokens += len(line.split()) + 1  # <eos>
+            if tokens > limit:
+                break
+            lines.append(line + "\n")
+        (folder / f"{part}.txt").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def try_folder(runs: Path, head: str, rate: float, factor: float) -> Path:
+    return runs / "tries" / f"{head}-{rate:g}-{factor:g}"
+
+
+def make_tries(data: Path, runs: Path, heads: Iterable[str]) -> None:
+    text = first_tokens(data, runs / "tries" / "text")
+    for head in heads:
+        for rate, factor in TRIED[head]:
+            settings = COMMON | HEADS[head] | {"epochs": TRIED_EPOCHS, "learning_rate": rate}
+            settings["head_learning_rate_factor"] = factor
+            run = try_folder(runs, head, rate, factor)
+            train_once(TrainConfig(data=str(text), run=str(run), head=head, **settings))
+
+
+def tries_table(runs: Path, heads: Iterable[str]) -> list[str]:
+    rows = []
+    for head in heads:
+        for rate, factor in TRIED[head]:
+            run = try_folder(runs, head, rate, factor)
+            if finished(run):
+                perplexity = read_run(run).valid_perplexity
+                rows.append(f"| `{head}` | {rate:g} | {factor:g} | {perplexity:.1f} |")
+    if not rows:
+        return []
+    header = "| head | learning rate | factor of the head | valid perplexity |"
+    return [header, "| --- | ---: | ---: | ---: |", *rows]
+
+
+# The page
+
+
+def published_text() -> str:
+    return ", ".join(f"`{head}` {v:.2f} / {t:.2f}" for head, (v, t) in PUBLISHED.items())
+
+
+def cpu_seconds(run: RunFigures) -> tuple[float, float] | None:
+    """CPU seconds of all epochs with their validations, and of the training alone."""
+    path = cpu_file(run.path)
+    if not path.is_file():
+        return None
+    figures = json.loads(path.read_text())
+    return sum(figures["epochs"]), sum(figures["training"])
+
+
+def head_text(run: RunFigures) -> str:
+    settings = run.settings
+    names = ["n_trees", "root", "gate"] if run.head == "trees" else []
+    parts = [f"{name}={settings[name]}" for name in names] + list(settings["head_option"])
+    return ", ".join(["tied" if settings["tied"] else "not tied", *parts])
+
+
+def head_rows(runs: Sequence[RunFigures]) -> list[str]:
+    flat = next((cpu_seconds(run) for run in runs if run.head == "softmax"), None)
+    rows = []
+    for run in runs:
+        assert run.final is not None
+        cells = [
+            f"`{run.head}`",
+            head_text(run),
+            f"{run.settings['learning_rate']:g}",
+            f"{run.settings['head_learning_rate_factor']:g}",
+            f"{run.final.valid_perplexity:.2f}",
+            f"{run.final.test_perplexity:.2f}",
+            f"{run.final.head_parameters / 1e6:.2f} M",
+        ]
+        own = cpu_seconds(run)
+        if flat is None or own is None:
+            cells += ["not measured"] * 3
+        else:
+            cells += [
+                f"{own[0] / flat[0]:.2f}",
+                f"{flat[1] / own[1]:.2f}",
+                f"{own[0] / 60:.1f}",
+            ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def epoch_rows(runs: Sequence[RunFigures]) -> list[str]:
+    count = max(len(run.epochs) for run in runs)
+    lines = [
+        f"| head | {' | '.join(f'epoch {n}' for n in range(1, count + 1))} |",
+        f"| --- |{' ---: |' * count}",
+    ]
+    for run in runs:
+        values = [f"{epoch.valid_perplexity:.2f}" for epoch in run.epochs]
+        lines.append(f"| `{run.head}` | {' | '.join(values)} |")
+    return lines
+
+
+def cpu_name() -> str:
+    from cpuinfo import get_cpu_info  # comes with pytest-benchmark
+
+    return str(get_cpu_info().get("brand_raw", platform.processor()))
+
+
+def page(runs: Sequence[RunFigures], tries: Sequence[str], picture: str) -> str:
+    """The results in Markdown."""
+    summary = json.loads((runs[0].path / "summary.json").read_text())
+    settings = ", ".join(
+        f"{name.replace('_', ' ')} {value:g}"
+        if isinstance(value, float)
+        else f"{name.replace('_', ' ')} {value}"
+        for name, value in COMMON.items()
+        if name not in ("learning_rate", "device", "threads")
+    )
+    lines = [
+        "# Four heads on Penn Treebank, reduced",
+        "",
+        f"A small backbone, {COMMON['epochs']} epochs, one seed: **not converged**. The order of "
+        "the heads here says nothing about their order at convergence.",
+        "",
+        "| head | options | learning rate | factor of the head | valid perplexity | "
+        "test perplexity | head's own parameters | CPU time of an epoch / `softmax` | "
+        "tokens per CPU second / `softmax` | CPU minutes of the run |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *head_rows(runs),
+        f"| unigram | | | | {summary['unigram_valid_perplexity']:.2f} | "
+        f"{summary['unigram_test_perplexity']:.2f} | | | | |",
+        "",
+        f"The same for all heads: {settings}; a backbone of "
+        f"{summary['backbone_parameters'] / 1e6:.2f} M parameters, embeddings included.",
+        "",
+        "CPU time is that of the process, which has one thread, with other load on the machine; an "
+        "epoch includes its validation, tokens per second are those of the training alone.",
+        "",
+        "## Validation perplexity by epoch",
+        "",
+        *epoch_rows(runs),
+        "",
+        f"![Validation perplexity by epoch]({picture})",
+        "",
+    ]
+    if tries:
+        lines += [
+            "## Learning rates tried",
+            "",
+            f"{TRIED_EPOCHS} epochs on the first {TRIED_TOKENS['train']:,} tokens, validated on "
+            f"the first {TRIED_TOKENS['valid']:,}; other settings as above.",
+            "",
+            *tries,
+            "",
+            CHOICE,
+            "",
+        ]
+    lines += [
+        "## Published, at convergence",
+        "",
+        f"Validation / test perplexity of the full models: {published_text()}. These are means of "
+        "ten seeds after hundreds of epochs of the settings of the presets `ptb-*`: another model, "
+        "another optimiser, no comparison with the figures above.",
+        "",
+        "## Made by",
+        "",
+        "    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --tries",
+        "    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --save "
+        "benchmarks/results/ptb-reduced",
+        "",
+        f"{cpu_name()}, one thread, torch {torch.__version__}, Python "
+        f"{platform.python_version()}, {date.today()}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder of Penn Treebank")
+    parser.add_argument("--runs", type=Path, required=True, help="folder for the runs")
+    parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
+    parser.add_argument("--tries", action="store_true", help="try learning rates, then end")
+    parser.add_argument("--save", type=Path, help="write NAME.md and NAME.png", metavar="NAME")
+    arguments = parser.parse_args()
+    if arguments.tries:
+        make_tries(arguments.data, arguments.runs, arguments.heads)
+        print("\n".join(tries_table(arguments.runs, arguments.heads)))
+        return
+    for head in arguments.heads:
+        run = arguments.runs / head
+        train_once(
+            TrainConfig(data=str(arguments.data), run=str(run), head=head, **COMMON | HEADS[head])
+        )
+    comparison = compare(arguments.runs / head for head in arguments.heads)
+    print(to_markdown(comparison))
+    if arguments.save:
+        picture = arguments.save.with_suffix(".png")
+        picture.write_bytes(validation_curves(comparison))
+        text = page(comparison.runs, tries_table(arguments.runs, arguments.heads), picture.name)
+        arguments.save.with_suffix(".md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
