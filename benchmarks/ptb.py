@@ -69,9 +69,11 @@ TRIED: dict[str, list[tuple[float, float]]] = {
 CHOICE = (
     "Runs this short favour high rates, so the runs above, which take 14 times as many steps, have "
     "a rate below the best one here, the same for all heads, and the trees a factor below their "
-    "best. Of a tied flat head the factor moves the bias alone. The slopes of `plif` have a rate "
-    "of their own, 0.02 at the top of the schedule, which was published for SGD and is not tuned "
-    "for AdamW."
+    "best; neither was tried at full length. Of a tied flat head the factor moves the bias alone. "
+    "The slopes of `plif` have a rate of their own, 0.02 at the top of the schedule. Beside the "
+    "260.7 at 0.008, slope rates of 0.002 and 0.0002 gave 259.9 and 264.2, and slopes that stay at "
+    "their random initial values (`plif-frozen`) 269.2: what costs so early in training seems to "
+    "be the random slopes rather than their rate."
 )
 
 # Validation and test perplexity at convergence, hundreds of epochs of the presets ptb-*.

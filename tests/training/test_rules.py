@@ -240,8 +240,11 @@ def ptb(request: pytest.FixtureRequest) -> Corpus:
     return load_corpus(folder)
 
 
-@pytest.mark.parametrize("averaging_epoch", [1, 0], ids=["sgd", "asgd"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    ("dtype", "averaging_epoch"),
+    [(torch.float32, 1), (torch.float32, 0), (torch.float64, 1)],
+    ids=["float32-sgd", "float32-asgd", "float64-sgd"],
+)
 @pytest.mark.parametrize(
     ("head", "log_prob"), [("softmax", softmax_log_prob), ("mos", mos_log_prob)]
 )
