@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Iterator
 
@@ -46,6 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts background jobs with SIGINT ignored; tests and their processes must receive it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Plain `pytest` collects benchmarks too but measures nothing; `pytest --benchmark-only` does.
     if hasattr(config.option, "benchmark_skip") and not config.option.benchmark_only:
         config.option.benchmark_skip = True
