@@ -87,9 +87,9 @@ def write_atomic(path: Path, content: Content) -> None:
         path: the file.
         content: its bytes, or a function that writes them to the path it is given.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent)
-    os.close(descriptor)
-    temporary = Path(name)
+    # A folder, because who fills the file may make temporary files of their own beside it.
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent))
+    temporary = folder / path.name
     try:
         _fill(temporary, content)
         _set_mode(temporary, 0o666)
@@ -97,7 +97,7 @@ def write_atomic(path: Path, content: Content) -> None:
         temporary.replace(path)
         _sync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class RunDirectory:
@@ -141,7 +141,7 @@ class RunDirectory:
             raise CheckpointError(f"{path}: no such run folder")
         directory._take_lock()
         for leftover in directory.path.glob(".*.part"):
-            leftover.unlink(missing_ok=True)
+            shutil.rmtree(leftover, ignore_errors=True)
         return directory
 
     def close(self) -> None:

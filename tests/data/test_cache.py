@@ -278,13 +278,13 @@ print([os.waitpid(child, 0)[1] for child in children])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_processes_that_write_at_once(cache: Path, text: Path) -> None:
+def test_processes_that_write_at_once(cache: Path, text: Path, tmp_path: Path) -> None:
     """Four start together; a damaged entry lies in their way."""
     expected = int(load_corpus(text).train.sum())
     (entry,) = entries(cache)
     truncate(entry / "tokens.bin")
     command = [sys.executable, "-W", "ignore", "-c", AT_ONCE, str(text)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     *printed, statuses = map(json.loads, shown.stdout.splitlines())
     assert statuses == [0] * 4, shown.stderr
     assert printed == [printed[0]] * 4
@@ -355,6 +355,7 @@ def test_memory_of_a_large_text(cache: Path, text: Path, tmp_path: Path) -> None
     assert large.stat().st_size > 20_000_000
     shown = subprocess.run(
         [sys.executable, "-c", MEMORY, str(large), str(text)],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,

@@ -2,8 +2,8 @@
 
 Writes ``ready``, then reads a line ``SECONDS JSON`` from standard input for each, where JSON are
 settings: begins the run, or resumes it if its folder is there. Writes the line ``forked PID`` when
-the process exists, ``training`` when its first step is due, and ``ended STATUS`` when it has ended,
-where STATUS is negative after a signal. A process lasts SECONDS at most.
+the process exists, ``training`` after its first step, and ``ended STATUS`` when it has ended, where
+STATUS is negative after a signal. A process lasts SECONDS at most.
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ from hstree.training import Silent, TrainConfig, resume, train
 
 
 class Announcer(Silent):
-    def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
-        say("training")
+    """Speaks once the first step, which sets up much in a new process, has been made."""
+
+    def __init__(self) -> None:
+        self.silent = True
+
+    def step(self, epoch: int, loss: float, tokens: int) -> None:
+        if self.silent:
+            say("training")
+        self.silent = False
 
 
 def say(text: str) -> None:

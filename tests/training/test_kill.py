@@ -72,7 +72,7 @@ class Server:
         return int(pid)
 
     def wait_for_steps(self) -> None:
-        """Until the process makes its first step."""
+        """Until the process has made its first step."""
         assert self._line() == "training"
 
     def status(self) -> int:

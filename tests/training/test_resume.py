@@ -351,8 +351,10 @@ def test_leftovers_of_a_killed_save_are_removed(
     expected = undisturbed("adamw")
     config = replace(expected, run=str(tmp_path / "run"))
     assert go_on(config, Stop(step=2)) is not None
-    (tmp_path / "run" / ".last.safetensors-abc.part").write_bytes(b"half of")
-    (tmp_path / "run" / ".model.safetensors-xyz.part").write_bytes(b"")
+    for name in (".last.safetensors-abc.part", ".model.safetensors-xyz.part"):
+        (tmp_path / "run" / name).mkdir()
+        (tmp_path / "run" / name / "last.safetensors").write_bytes(b"half of")
+        (tmp_path / "run" / name / ".tmpXYZ").write_bytes(b"")
     go_on(config)
     assert_same_run(tmp_path / "run", Path(str(expected.run)))
 
