@@ -1,10 +1,12 @@
 """Four heads on Penn Treebank at the same backbone, text and epochs; small, quick, not converged.
 
     python -m benchmarks.ptb --data ptb/ --runs runs/ptb --tries
+    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --threads
     python -m benchmarks.ptb --data ptb/ --runs runs/ptb --save benchmarks/results/ptb-reduced
 
-The first command tries learning rates on the beginning of the text, the second trains every head
-at the best of its own and writes a page, NAME.md, and the validation curves, NAME.png. A run that
+The first command tries learning rates on the beginning of the text, the second times steps with one
+thread and with two, in turns; the third trains every head with the settings below and writes a
+page, NAME.md, and the validation curves, NAME.png. A run that
 has finished is not made again. Every run has one thread; its cost is its process's CPU time, so
 that other load on the machine counts less.
 """
@@ -16,14 +18,17 @@ import json
 import platform
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
 from hstree.analysis import RunFigures, compare, read_run, to_markdown, validation_curves
-from hstree.training import EpochRecord, PlainLines, TrainConfig, train
+from hstree.data import load_corpus
+from hstree.training import EpochRecord, PlainLines, TrainConfig, Trainer, build_model, train
 
 COMMON: dict[str, Any] = {
     "embedding_size": 200,
@@ -171,6 +176,46 @@ def tries_table(runs: Path, heads: Iterable[str]) -> list[str]:
     return [header, "| --- | ---: | ---: | ---: |", *rows]
 
 
+# Threads
+
+
+def threads_file(runs: Path) -> Path:
+    return runs / "threads.json"
+
+
+def time_threads(data: Path, runs: Path, heads: Iterable[str]) -> dict[str, float]:
+    """How many times as fast two threads make a step of each head; written to threads_file."""
+    corpus = load_corpus(data)
+    ratios = {}
+    for head in heads:
+        config = TrainConfig(head=head, **COMMON | HEADS[head])
+        model = build_model(config, len(corpus.vocabulary), corpus.statistics())
+        part = replace(corpus, train=corpus.train[: 7 * config.batch_size * config.bptt + 1])
+        trainer = Trainer(model, part, config)
+        seconds: dict[int, list[float]] = {1: [], 2: []}
+        for _ in range(4):  # the first round warms up
+            for threads, found in seconds.items():
+                torch.set_num_threads(threads)
+                _, speed, _ = trainer.run_epoch()
+                trainer.note_validation(0.0)
+                found.append(1 / speed)
+        ratios[head] = median(seconds[1][1:]) / median(seconds[2][1:])
+    runs.mkdir(parents=True, exist_ok=True)
+    threads_file(runs).write_text(json.dumps(ratios) + "\n")
+    return ratios
+
+
+def threads_text(runs: Path) -> list[str]:
+    if not threads_file(runs).is_file():
+        return []
+    ratios = json.loads(threads_file(runs).read_text())
+    listed = ", ".join(f"`{head}` {ratio:.2f}" for head, ratio in ratios.items())
+    return [
+        f"Speed of a step with two threads over one, in turns on an idle machine: {listed}.",
+        "",
+    ]
+
+
 # The page
 
 
@@ -269,6 +314,7 @@ def page(runs: Sequence[RunFigures], tries: Sequence[str], picture: str) -> str:
         "CPU time is that of the process, which has one thread, with other load on the machine; an "
         "epoch includes its validation, tokens per second are those of the training alone.",
         "",
+        *threads_text(runs[0].path.parent),
         "## Validation perplexity by epoch",
         "",
         *epoch_rows(runs),
@@ -298,6 +344,7 @@ def page(runs: Sequence[RunFigures], tries: Sequence[str], picture: str) -> str:
         "## Made by",
         "",
         "    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --tries",
+        "    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --threads",
         "    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --save "
         "benchmarks/results/ptb-reduced",
         "",
@@ -315,11 +362,15 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True, help="folder for the runs")
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--tries", action="store_true", help="try learning rates, then end")
+    parser.add_argument("--threads", action="store_true", help="time one thread and two, then end")
     parser.add_argument("--save", type=Path, help="write NAME.md and NAME.png", metavar="NAME")
     arguments = parser.parse_args()
     if arguments.tries:
         make_tries(arguments.data, arguments.runs, arguments.heads)
         print("\n".join(tries_table(arguments.runs, arguments.heads)))
+        return
+    if arguments.threads:
+        print(time_threads(arguments.data, arguments.runs, arguments.heads))
         return
     for head in arguments.heads:
         run = arguments.runs / head
