@@ -78,21 +78,34 @@ LeafOrder build(const char* op, const TreeTable& table, const int64_t* target, i
   out.shared.resize(n + 1);
   out.slot.resize(n + 1);
   out.entry.reserve(n * 16);
+  const int stride = shift ? 1 : 3;  // numbers of an entry of table.path
+  int64_t before = -1;               // class of the row before
   for (int64_t j = 0; j < n; ++j) {
+    // The tables of V classes are read at random: what later rows need is fetched early, first the offset of
+    // a path and then the path.
+    if (j + 16 < n) __builtin_prefetch(table.offset + target[sorted[j + 16].row]);
+    if (j + 8 < n) __builtin_prefetch(table.path + stride * table.offset[target[sorted[j + 8].row]]);
     const int64_t y = target[sorted[j].row];
+    const int64_t begin = out.offset[j];
     out.row[j] = sorted[j].row;
-    append(path_range(op, shift ? "path_offset" : "wide_offset", table, y), y, out.entry);
-    const int64_t end = static_cast<int64_t>(out.entry.size());
-    const int64_t length = end - out.offset[j];
-    out.offset[j + 1] = end;
-    out.longest = std::max(out.longest, length);
-    int64_t shared = 0;
-    if (j > 0) {
-      const int32_t* now = out.entry.data() + out.offset[j];
-      const int32_t* before = out.entry.data() + out.offset[j - 1];
-      const int64_t most = std::min(length, out.offset[j] - out.offset[j - 1]);
-      while (shared < most && (now[shared] >> shift) == (before[shared] >> shift)) ++shared;
+    int64_t length, shared = 0;
+    if (y == before) {
+      length = shared = begin - out.offset[j - 1];
+      out.entry.resize(begin + length);
+      std::copy_n(out.entry.data() + begin - length, length, out.entry.data() + begin);
+    } else {
+      append(path_range(op, shift ? "path_offset" : "wide_offset", table, y), y, out.entry);
+      length = static_cast<int64_t>(out.entry.size()) - begin;
+      if (j > 0) {
+        const int32_t* now = out.entry.data() + begin;
+        const int32_t* last = out.entry.data() + out.offset[j - 1];
+        const int64_t most = std::min(length, begin - out.offset[j - 1]);
+        while (shared < most && (now[shared] >> shift) == (last[shared] >> shift)) ++shared;
+      }
+      before = y;
     }
+    out.offset[j + 1] = begin + length;
+    out.longest = std::max(out.longest, length);
     out.shared[j] = static_cast<int32_t>(shared);
     out.slot[j + 1] = out.slot[j] + length - shared;
   }
@@ -113,8 +126,8 @@ LeafOrder binary_leaf_order(const char* op, const TreeTable& table, const int64_
                    if (node < 0 || node >= table.weight_rows) {
                      fail(op, ": path[", e, "]: expected a node in [0, ", table.weight_rows, "), got ", node);
                    }
-                   entry.push_back(table.path[e]);
                  }
+                 entry.insert(entry.end(), table.path + range.first, table.path + range.second);
                });
 }
 

@@ -29,26 +29,27 @@ using accumulate_t = typename Accumulate<T>::type;
 // D input features, S features of the tree, n rows. T: float, double, BFloat16 or Half.
 template <typename T>
 struct TreeRows {
-  const int32_t* row;            // [n]
-  const int64_t* offset;         // [n + 1]
-  const int32_t* entry;          // weight row << shift | direction
-  const int32_t* shared;         // [n + 1]
-  const int64_t* slot;           // [n + 1]
-  int64_t rows;                  // n
-  int64_t longest;               // most entries of a row
-  int shift;                     // 1: direction in bit 0 of an entry
-  const T* input;                // [N, D]
-  const int32_t* feature_index;  // [S] sorted, in [0, D); null: all of them, S = D
-  int64_t in_features;           // D
-  int64_t features;              // S
-  const T* weight;               // [., S]
-  const T* bias;                 // [.] or null
+  const int32_t* row;             // [n]
+  const int64_t* offset;          // [n + 1]
+  const int32_t* entry;           // weight row << shift | direction
+  const int32_t* shared;          // [n + 1]
+  const int64_t* slot;            // [n + 1]
+  int64_t rows;                   // n
+  int64_t longest;                // most entries of a row
+  int shift;                      // 1: direction in bit 0 of an entry
+  const T* input;                 // [N, D]
+  const int32_t* feature_index;   // [S] sorted, in [0, D); null: all of them, S = D
+  const uint16_t* feature_lanes;  // [D / 16 rounded up] the same as bits, 16 features each
+  int64_t in_features;            // D
+  int64_t features;               // S
+  const T* weight;                // [., S]
+  const T* bias;                  // [.] or null
 };
 
 // Elements of the scratch that `gradients` needs for `width` features: the sums of open weight rows, input,
 // gradient.
 inline int64_t gradient_scratch(int64_t longest, int64_t width) {
-  return (longest + 2) * ((width + 15) / 16 * 16);
+  return (longest + 2) * ((width + 15) / 16 * 16) + 16;
 }
 
 template <typename T>
@@ -56,16 +57,17 @@ struct RowKernels {
   using A = accumulate_t<T>;
 
   // score[row * score_stride + l] = dot(input[row, subset], weight[w_l]) + bias[w_l] for rows begin <= j <
-  // end, w_l their weight rows. scratch: S rounded up to 16. pointers: `longest`.
+  // end, w_l their weight rows. scratch: S rounded up to 16, and 16. pointers: twice `longest`.
   void (*scores)(const TreeRows<T>& tree, int64_t begin, int64_t end, A* score, int64_t score_stride,
                  A* scratch, const T** pointers);
 
   // Gradients of the features begin <= s < end of all rows, from grad_score (laid out like entry). A weight
   // row is summed in scratch while its run of rows lasts and stored once: to grad_weight[slot] if sparse,
-  // else to grad_weight[weight row]. grad_input [N, D] is added to. Each element's sum has a fixed order,
-  // whatever the interval.
+  // else to grad_weight[weight row]. grad_input [N, D] is added to, or if not `add`, for a tree of all
+  // features, overwritten in the rows of the tree. Each element's sum has a fixed order,
+  // whatever the interval. pointers: twice `longest`; targets: `longest`.
   void (*gradients)(const TreeRows<T>& tree, int64_t begin, int64_t end, const A* grad_score, A* grad_input,
-                    T* grad_weight, bool sparse, A* scratch, const T** pointers, T** targets);
+                    bool add, T* grad_weight, bool sparse, A* scratch, const T** pointers, T** targets);
 
   // The same for the bias: grad_bias[slot] or grad_bias[weight row]. sums, targets: `longest`.
   void (*bias_gradients)(const TreeRows<T>& tree, const A* grad_score, T* grad_bias, bool sparse, A* sums,

@@ -1,5 +1,9 @@
 #include "cpu/tree_batch.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <sstream>
 #include <stdexcept>
 
@@ -19,6 +23,26 @@ void check_feature_index(const TreeBatch& batch) {
       throw std::runtime_error(message.str());
     }
   }
+}
+
+const uint16_t* feature_lanes(const TreeBatch& batch, int64_t t) {
+  const int64_t blocks = (batch.in_features + 15) / 16;
+  uint16_t* lanes = scratch<uint16_t, 4>(blocks);
+  std::fill(lanes, lanes + blocks, uint16_t{0});
+  for (int64_t s = 0; s < batch.features; ++s) {
+    const int32_t feature = batch.feature_index[t * batch.features + s];
+    lanes[feature / 16] |= static_cast<uint16_t>(1 << feature % 16);
+  }
+  return lanes;
+}
+
+void advise_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] int64_t bytes) {
+#if defined(__linux__)
+  constexpr uintptr_t page = 2 << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
 }
 
 int64_t visited(const std::vector<LeafOrder>& orders) {

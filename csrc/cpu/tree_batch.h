@@ -56,7 +56,7 @@ struct Backward {
   const accumulate_t<T>* score;          // [N, T, L]
   const T* input;                        // [N, D]
   const T* weight;                       // [T, M, S]
-  accumulate_t<T>* grad_input;           // [N, D] zeros
+  accumulate_t<T>* grad_input;           // [N, D]
   T* grad_weight;                        // [T, M, S] zeros, or [nnz, S] if sparse
   T* grad_bias;                          // [T, M] zeros, or [nnz] if sparse
   bool sparse;
@@ -67,6 +67,10 @@ void check_feature_index(const TreeBatch& batch);
 
 // tree and weight row of each visited weight row, in the order of the row-sparse gradient. index [2, nnz].
 void visited_index(const std::vector<LeafOrder>& orders, int64_t* index);
+
+// Asks for huge pages where the memory has none yet: a large gradient's first write else costs as much time in
+// page faults as its sums.
+void advise_huge_pages(void* memory, int64_t bytes);
 
 int64_t visited(const std::vector<LeafOrder>& orders);
 
@@ -114,6 +118,9 @@ std::vector<LeafOrder> leaf_orders(const TreeBatch& batch, const Link& link) {
   return orders;
 }
 
+// feature_index of tree t as bits, 16 features each; a thread's workspace.
+const uint16_t* feature_lanes(const TreeBatch& batch, int64_t t);
+
 template <typename T>
 TreeRows<T> tree_rows(const TreeBatch& batch, const LeafOrder& order, int64_t t, const T* input,
                       const T* weight, const T* bias) {
@@ -127,6 +134,7 @@ TreeRows<T> tree_rows(const TreeBatch& batch, const LeafOrder& order, int64_t t,
           order.shift,
           input,
           batch.feature_index ? batch.feature_index + t * batch.features : nullptr,
+          batch.feature_index ? feature_lanes(batch, t) : nullptr,
           batch.in_features,
           batch.features,
           weight + t * batch.weight_rows * batch.features,
@@ -144,14 +152,24 @@ void tree_forward(const TreeBatch& batch, const Link& link, const Forward<T>& te
     const TreeRows<T> rows = tree_rows(batch, order, t, tensors.input, tensors.weight, tensors.bias);
     A* score = tensors.score + t * batch.longest;
     parallel(order.rows(), 64, [&](int64_t begin, int64_t end) {
-      A* x = scratch<A, 0>(batch.features + 16);
-      const T** pointers = scratch<const T*, 1>(order.longest + 1);
+      A* x = scratch<A, 0>(batch.features + 32);
+      const T** pointers = scratch<const T*, 1>(2 * order.longest + 1);
       kernels.scores(rows, begin, end, score, stride, x, pointers);
       for (int64_t j = begin; j < end; ++j) {
         const int64_t i = order.row[j];
         tensors.log_prob[i * batch.trees + t] = link.log_prob(order, j, score + i * stride);
       }
     });
+  }
+}
+
+// Zeros where the first tree does not store: everywhere if it reads a subset of the features, else in ignored
+// rows.
+template <typename A>
+void clear_grad_input(const TreeBatch& batch, A* grad_input) {
+  for (int64_t i = 0; i < batch.rows; ++i) {
+    if (batch.trees > 0 && !batch.feature_index && batch.target[i] >= 0) continue;
+    std::fill_n(grad_input + i * batch.in_features, batch.in_features, A{0});
   }
 }
 
@@ -164,6 +182,7 @@ void tree_backward(const TreeBatch& batch, const Link& link, const std::vector<L
   const int64_t threads = torch::stable::get_num_threads();
   const int64_t parts = std::max<int64_t>(1, std::min(threads, batch.features / 64));
   const int64_t width = std::max<int64_t>(16, ((batch.features + parts - 1) / parts + 15) / 16 * 16);
+  clear_grad_input(batch, tensors.grad_input);
   int64_t first_slot = 0;
   for (int64_t t = 0; t < batch.trees; ++t) {
     const LeafOrder& order = orders[t];
@@ -178,15 +197,16 @@ void tree_backward(const TreeBatch& batch, const Link& link, const std::vector<L
     });
     const TreeRows<T> rows = tree_rows<T>(batch, order, t, tensors.input, tensors.weight, nullptr);
     const int64_t first = tensors.sparse ? first_slot : t * batch.weight_rows;
+    const bool add = t > 0 || batch.feature_index;
     T* grad_weight = tensors.grad_weight + first * batch.features;
     parallel((batch.features + width - 1) / width, 1, [&](int64_t part, int64_t end) {
       for (; part < end; ++part) {
         const int64_t begin = part * width;
         A* sums = scratch<A, 0>(gradient_scratch(order.longest, width));
-        const T** pointers = scratch<const T*, 1>(order.longest + 1);
+        const T** pointers = scratch<const T*, 1>(2 * order.longest + 1);
         T** targets = scratch<T*, 3>(order.longest + 1);
         kernels.gradients(rows, begin, std::min(begin + width, batch.features), grad_score,
-                          tensors.grad_input, grad_weight, tensors.sparse, sums, pointers, targets);
+                          tensors.grad_input, add, grad_weight, tensors.sparse, sums, pointers, targets);
       }
     });
     kernels.bias_gradients(rows, grad_score, tensors.grad_bias + first, tensors.sparse,

@@ -112,6 +112,35 @@ static inline void store(Half* p, Vector<float> v) {
 #endif
 }
 
+// Stores what this core will not read again: past the caches where instruction set and alignment allow, so
+// that memory is not read first. `end_of_streams` makes it visible to other threads.
+template <typename T, typename V>
+static inline void stream(T* p, V v) {
+  store(p, v);
+}
+#if HSTREE_VECTOR_BYTES == 64
+static inline void stream(float* p, Vector<float> v) {
+  if (reinterpret_cast<uintptr_t>(p) % 64 == 0) {
+    _mm512_stream_ps(p, bits_as<__m512>(v));
+  } else {
+    store(p, v);
+  }
+}
+#elif HSTREE_VECTOR_BYTES == 32
+static inline void stream(float* p, Vector<float> v) {
+  if (reinterpret_cast<uintptr_t>(p) % 32 == 0) {
+    _mm256_stream_ps(p, bits_as<__m256>(v));
+  } else {
+    store(p, v);
+  }
+}
+#endif
+static inline void end_of_streams() {
+#if HSTREE_VECTOR_BYTES >= 32
+  _mm_sfence();
+#endif
+}
+
 template <typename T>
 static inline Vector<accumulate_t<T>> load_first(const T* p, int64_t count) {
   T padded[VectorOf<accumulate_t<T>>::width] = {};
@@ -168,6 +197,21 @@ static inline A sum_of(Vector<A> v) {
   for (int64_t i = 0; i < VectorOf<A>::width; ++i) total += v[i];
   return total;
 }
+#if HSTREE_VECTOR_BYTES >= 32
+template <>
+inline float sum_of<float>(Vector<float> v) {
+#if HSTREE_VECTOR_BYTES == 64
+  const __m512 both = bits_as<__m512>(v);
+  const __m256 all =
+      _mm256_add_ps(_mm512_maskz_extractf32x8_ps(0xff, both, 0), _mm512_maskz_extractf32x8_ps(0xff, both, 1));
+#else
+  const __m256 all = bits_as<__m256>(v);
+#endif
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+#endif
 
 template <typename T>
 static inline accumulate_t<T> element(const T* p) {

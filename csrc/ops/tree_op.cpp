@@ -143,7 +143,7 @@ SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_pr
                                bool sparse) {
   const Dtype dtype = a.input.scalar_type();
   const cpu::TreeBatch batch = tree_batch(a);
-  Tensor grad_input = zeros(a.input, {a.rows(), a.in_features()}, accumulate_dtype(a.input));
+  Tensor grad_input = empty(a.input, {a.rows(), a.in_features()}, accumulate_dtype(a.input));
   Tensor index = empty(a.input, {2, 0}, Dtype::Long), grad_weight, grad_bias;
   dispatch(a.type, [&](auto element) {
     using T = decltype(element);
@@ -155,6 +155,7 @@ SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_pr
         index = empty(a.input, {2, nnz}, Dtype::Long);
         cpu::visited_index(orders, data<int64_t>(index));
         grad_weight = empty(a.weight, {nnz, a.features()}, dtype);
+        cpu::advise_huge_pages(data<T>(grad_weight), nnz * a.features() * sizeof(T));
         grad_bias = empty(a.weight, {nnz}, dtype);
       } else {
         grad_weight = zeros(a.weight, {a.trees(), a.weight_rows(), a.features()}, dtype);
