@@ -46,10 +46,17 @@ struct TreeRows {
   const T* bias;                  // [.] or null
 };
 
-// Elements of the scratch that `gradients` needs for `width` features: the sums of open weight rows, input,
-// gradient.
-inline int64_t gradient_scratch(int64_t longest, int64_t width) {
-  return (longest + 2) * ((width + 15) / 16 * 16) + 16;
+// Rows are taken in tiles of this many neighbours: weight rows that all of them visit, a prefix of their paths,
+// are read once for the tile, and their gradients are added up once.
+constexpr int tile_rows = 4;
+
+// Elements of the scratch for `width` features: a few rows of input and, in `gradients`, as many of its gradient
+// and the sums of the open weight rows.
+inline int64_t scores_scratch(int64_t width) {
+  return tile_rows * (width + 48);
+}
+inline int64_t gradients_scratch(int64_t longest, int64_t width) {
+  return (longest + 2 * tile_rows) * (width + 48);
 }
 
 template <typename T>
@@ -57,15 +64,16 @@ struct RowKernels {
   using A = accumulate_t<T>;
 
   // score[row * score_stride + l] = dot(input[row, subset], weight[w_l]) + bias[w_l] for rows begin <= j <
-  // end, w_l their weight rows. scratch: S rounded up to 16, and 16. pointers: twice `longest`.
+  // end, w_l their weight rows. An interval begins at a tile, so that the order of each sum does not depend on
+  // it. pointers: `longest`.
   void (*scores)(const TreeRows<T>& tree, int64_t begin, int64_t end, A* score, int64_t score_stride,
                  A* scratch, const T** pointers);
 
   // Gradients of the features begin <= s < end of all rows, from grad_score (laid out like entry). A weight
   // row is summed in scratch while its run of rows lasts and stored once: to grad_weight[slot] if sparse,
   // else to grad_weight[weight row]. grad_input [N, D] is added to, or if not `add`, for a tree of all
-  // features, overwritten in the rows of the tree. Each element's sum has a fixed order,
-  // whatever the interval. pointers: twice `longest`; targets: `longest`.
+  // features, overwritten in the rows of the tree. Each element's sum has a fixed order, whatever the
+  // interval. pointers: tile_rows `longest`; targets: (tile_rows + 1) `longest`.
   void (*gradients)(const TreeRows<T>& tree, int64_t begin, int64_t end, const A* grad_score, A* grad_input,
                     bool add, T* grad_weight, bool sparse, A* scratch, const T** pointers, T** targets);
 

@@ -151,10 +151,10 @@ void tree_forward(const TreeBatch& batch, const Link& link, const Forward<T>& te
     const LeafOrder& order = orders[t];
     const TreeRows<T> rows = tree_rows(batch, order, t, tensors.input, tensors.weight, tensors.bias);
     A* score = tensors.score + t * batch.longest;
-    parallel(order.rows(), 64, [&](int64_t begin, int64_t end) {
-      A* x = scratch<A, 0>(batch.features + 32);
-      const T** pointers = scratch<const T*, 1>(2 * order.longest + 1);
-      kernels.scores(rows, begin, end, score, stride, x, pointers);
+    parallel((order.rows() + tile_rows - 1) / tile_rows, 16, [&](int64_t first, int64_t last) {
+      const int64_t begin = first * tile_rows, end = std::min(last * tile_rows, order.rows());
+      kernels.scores(rows, begin, end, score, stride, scratch<A, 0>(scores_scratch(batch.features)),
+                     scratch<const T*, 1>(order.longest));
       for (int64_t j = begin; j < end; ++j) {
         const int64_t i = order.row[j];
         tensors.log_prob[i * batch.trees + t] = link.log_prob(order, j, score + i * stride);
@@ -202,9 +202,9 @@ void tree_backward(const TreeBatch& batch, const Link& link, const std::vector<L
     parallel((batch.features + width - 1) / width, 1, [&](int64_t part, int64_t end) {
       for (; part < end; ++part) {
         const int64_t begin = part * width;
-        A* sums = scratch<A, 0>(gradient_scratch(order.longest, width));
-        const T** pointers = scratch<const T*, 1>(2 * order.longest + 1);
-        T** targets = scratch<T*, 3>(order.longest + 1);
+        A* sums = scratch<A, 0>(gradients_scratch(order.longest, width));
+        const T** pointers = scratch<const T*, 1>(tile_rows * order.longest);
+        T** targets = scratch<T*, 3>((tile_rows + 1) * order.longest);
         kernels.gradients(rows, begin, std::min(begin + width, batch.features), grad_score,
                           tensors.grad_input, add, grad_weight, tensors.sparse, sums, pointers, targets);
       }

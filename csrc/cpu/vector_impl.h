@@ -114,27 +114,27 @@ static inline void store(Half* p, Vector<float> v) {
 
 // Stores what this core will not read again: past the caches where instruction set and alignment allow, so
 // that memory is not read first. `end_of_streams` makes it visible to other threads.
-template <typename T, typename V>
-static inline void stream(T* p, V v) {
-  store(p, v);
-}
+template <int U, typename T, typename V>
+static inline void stream(T* p, const V* v) {
+  constexpr int64_t W = sizeof(V) / sizeof(v[0][0]);
+#if HSTREE_VECTOR_BYTES >= 32
+  if constexpr (sizeof(T) == 4) {
+    if (reinterpret_cast<uintptr_t>(p) % sizeof(V) == 0) {
+#pragma GCC unroll 8
+      for (int u = 0; u < U; ++u) {
 #if HSTREE_VECTOR_BYTES == 64
-static inline void stream(float* p, Vector<float> v) {
-  if (reinterpret_cast<uintptr_t>(p) % 64 == 0) {
-    _mm512_stream_ps(p, bits_as<__m512>(v));
-  } else {
-    store(p, v);
-  }
-}
-#elif HSTREE_VECTOR_BYTES == 32
-static inline void stream(float* p, Vector<float> v) {
-  if (reinterpret_cast<uintptr_t>(p) % 32 == 0) {
-    _mm256_stream_ps(p, bits_as<__m256>(v));
-  } else {
-    store(p, v);
-  }
-}
+        _mm512_stream_ps(p + u * W, bits_as<__m512>(v[u]));
+#else
+        _mm256_stream_ps(p + u * W, bits_as<__m256>(v[u]));
 #endif
+      }
+      return;
+    }
+  }
+#endif
+#pragma GCC unroll 8
+  for (int u = 0; u < U; ++u) store(p + u * W, v[u]);
+}
 static inline void end_of_streams() {
 #if HSTREE_VECTOR_BYTES >= 32
   _mm_sfence();
@@ -155,8 +155,18 @@ static inline void store_first(T* p, int64_t count, Vector<accumulate_t<T>> v) {
   for (int64_t i = 0; i < count; ++i) p[i] = padded[i];
 }
 
+// Zeros from element count on.
+static inline Vector<float> first_lanes_of(Vector<float> v, int64_t count) {
+  I32 lane;
+  for (int i = 0; i < VectorOf<float>::width; ++i) lane[i] = i;
+  return bits_as<Vector<float>>(bits_as<U32>(v) & bits_as<U32>(lane < static_cast<int32_t>(count)));
+}
+
 // Masked loads and stores of the first elements, where the instruction set has them.
 #if HSTREE_VECTOR_BYTES == 64
+static inline I32 load_first(const int32_t* p, int64_t count) {
+  return bits_as<I32>(_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << count) - 1), p));
+}
 static inline Vector<float> load_first(const float* p, int64_t count) {
   return bits_as<Vector<float>>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p));
 }
@@ -177,6 +187,9 @@ static inline __m256i first_lanes(float, int64_t count) {
 static inline __m256i first_lanes(double, int64_t count) {
   return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
 }
+static inline I32 load_first(const int32_t* p, int64_t count) {
+  return bits_as<I32>(_mm256_maskload_epi32(p, first_lanes(0.0f, count)));
+}
 static inline Vector<float> load_first(const float* p, int64_t count) {
   return bits_as<Vector<float>>(_mm256_maskload_ps(p, first_lanes(0.0f, count)));
 }
@@ -188,6 +201,14 @@ static inline void store_first(float* p, int64_t count, Vector<float> v) {
 }
 static inline void store_first(double* p, int64_t count, Vector<double> v) {
   _mm256_maskstore_pd(p, first_lanes(0.0, count), bits_as<__m256d>(v));
+}
+#else
+static inline I32 load_first(const int32_t* p, int64_t count) {
+  int32_t padded[VectorOf<float>::width] = {};
+  for (int64_t i = 0; i < count; ++i) padded[i] = p[i];
+  I32 v;
+  __builtin_memcpy(&v, padded, sizeof v);
+  return v;
 }
 #endif
 
