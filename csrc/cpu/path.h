@@ -4,31 +4,46 @@
 //     log_prob[i, t] = sum over the nodes of target[i]'s path of log sigmoid(goes_left ? z : -z)
 //     d log_prob / d z = goes_left ? sigmoid(-z) : -sigmoid(z)
 //
+// In leaf order what a row shares with the one before it is a prefix of its path, each node is met in one run
+// of rows, and its gradient can be finished before the next one is begun.
+//
 // Ignored rows (target < 0): log_prob and score 0, no gradient. A path of no nodes: log_prob 0. Sums in
 // float32 (float64 for float64); NaN and infinities go through. Work O(N T L S) for paths of L nodes; score
-// is kept for backward. No atomics; the same bits on every run and for every number of threads.
+// is kept for backward. No atomics; the same bits on every run and for every number of threads, which share
+// rows in the forward pass and features in the backward pass.
 #pragma once
+
+#include <cstdint>
+#include <vector>
 
 #include "cpu/tree_batch.h"
 
 namespace hstree::cpu {
 
-template <typename T>
-struct PathLink {
-  using A = accumulate_t<T>;
-  const TreeBatch& batch;
+// The rows of one tree and the nodes that each of them visits.
+struct PathPlan {
+  std::vector<int32_t> row;     // [n] rows that are not ignored, in leaf order
+  std::vector<int64_t> offset;  // [n + 1] into entry
+  std::vector<int32_t> entry;   // node << 1 | goes_left
+  std::vector<int32_t> shared;  // [n + 1] leading nodes shared with the row before; 0 at the ends
+  std::vector<int64_t> slot;    // [n + 1] nodes first visited by earlier rows; slot[n] is their number
+  int64_t longest = 0;          // most nodes of a row
 
-  LeafOrder order(const TreeTable& table) const {
-    return binary_leaf_order(batch.op, table, batch.target, batch.rows);
-  }
-  A log_prob(const LeafOrder& order, int64_t j, A* score) const {
-    return row_kernels<T>().log_sigmoid_sum(score, order.entry.data() + order.offset[j],
-                                            order.offset[j + 1] - order.offset[j]);
-  }
-  void grad(const LeafOrder& order, int64_t j, A grad, const A* score, A* grad_score) const {
-    row_kernels<T>().log_sigmoid_grad(score, order.entry.data() + order.offset[j],
-                                      order.offset[j + 1] - order.offset[j], grad, grad_score);
-  }
+  int64_t rows() const { return static_cast<int64_t>(row.size()); }
 };
+
+// The plan of each tree. Throws std::runtime_error for a target or an entry of the tables that is out of range.
+std::vector<PathPlan> path_plans(const TreeBatch& batch);
+
+int64_t visited(const std::vector<PathPlan>& plans);
+
+// tree and node of each visited node, in the order of the row-sparse gradient. index [2, nnz].
+void visited_index(const std::vector<PathPlan>& plans, int64_t* index);
+
+template <typename T>
+void path_forward(const TreeBatch& batch, const Forward<T>& tensors);
+
+template <typename T>
+void path_backward(const TreeBatch& batch, const std::vector<PathPlan>& plans, const Backward<T>& tensors);
 
 }  // namespace hstree::cpu

@@ -25,18 +25,17 @@ struct Accumulate<double> {
 template <typename T>
 using accumulate_t = typename Accumulate<T>::type;
 
-// One tree's rows in leaf order (LeafOrder's arrays), and what they are multiplied with.
+// One tree's rows in leaf order (PathPlan's arrays), and what they are multiplied with.
 // D input features, S features of the tree, n rows. T: float, double, BFloat16 or Half.
 template <typename T>
 struct TreeRows {
   const int32_t* row;             // [n]
   const int64_t* offset;          // [n + 1]
-  const int32_t* entry;           // weight row << shift | direction
+  const int32_t* entry;           // node << 1 | goes_left
   const int32_t* shared;          // [n + 1]
   const int64_t* slot;            // [n + 1]
   int64_t rows;                   // n
   int64_t longest;                // most entries of a row
-  int shift;                      // 1: direction in bit 0 of an entry
   const T* input;                 // [N, D]
   const int32_t* feature_index;   // [S] sorted, in [0, D); null: all of them, S = D
   const uint16_t* feature_lanes;  // [D / 16 rounded up] the same as bits, 16 features each

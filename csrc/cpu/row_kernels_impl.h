@@ -19,10 +19,11 @@ static inline void each_feature_block(const TreeRows<T>& tree, int64_t begin, in
 }
 
 // A subset of a row's features; writes up to 15 elements behind them.
-static inline void gather_features(const TreeRows<float>& tree, const float* input, int64_t begin,
-                                   int64_t end, float* x) {
+template <typename T>
+requires(sizeof(T) < 8) static inline void gather_features(const TreeRows<T>& tree, const T* input,
+                                                           int64_t begin, int64_t end, float* x) {
   each_feature_block(tree, begin, end, [&](int32_t column, __mmask16 lanes) {
-    const __m512 some = _mm512_maskz_loadu_ps(lanes, input + column);
+    const __m512 some = bits_as<__m512>(load_lanes(lanes, input + column));
     _mm512_storeu_ps(x, _mm512_maskz_compress_ps(lanes, some));
     x += __builtin_popcount(lanes);
   });
@@ -178,11 +179,11 @@ static inline void tile_scores(const TreeRows<T>& tree, int64_t j, accumulate_t<
   for (int r = 0; r < R; ++r) {
     const int32_t* entry = tree.entry + tree.offset[j + r];
     const int64_t count = tree.offset[j + r + 1] - tree.offset[j + r];
-    for (int64_t l = r ? common : 0; l < count; ++l) w[l] = tree.weight + (entry[l] >> tree.shift) * size;
+    for (int64_t l = r ? common : 0; l < count; ++l) w[l] = tree.weight + (entry[l] >> 1) * size;
     if (r == 0) level_scores<R>(x, w, 0, common, size, z);
     level_scores<1>(x + r, w, common, count, size, z + r);
     if (tree.bias) {
-      for (int64_t l = 0; l < count; ++l) z[r][l] += element(tree.bias + (entry[l] >> tree.shift));
+      for (int64_t l = 0; l < count; ++l) z[r][l] += element(tree.bias + (entry[l] >> 1));
     }
   }
 }
@@ -322,7 +323,7 @@ static inline void tile_gradients(const TreeRows<T>& tree, int64_t j, int rows, 
     tile.w[r] = w + r * tree.longest;
     tile.target[r] = before + (r + 1) * tree.longest;
     for (int64_t l = 0; l < tile.count[r]; ++l) {
-      const int64_t weight_row = entry[l] >> tree.shift;
+      const int64_t weight_row = entry[l] >> 1;
       const int64_t to = sparse ? tree.slot[i] + l - tile.opened[r] : weight_row;
       tile.w[r][l] = tree.weight + weight_row * tree.features + begin;
       tile.target[r][l] = l < tile.opened[r] ? last[l] : grad_weight + to * tree.features + begin;
@@ -364,8 +365,7 @@ static void bias_gradients(const TreeRows<T>& tree, const accumulate_t<T>* grad_
     const int64_t opened = tree.shared[j], stay = tree.shared[j + 1];
     for (int64_t e = tree.offset[j], l = 0; e < tree.offset[j + 1]; ++e, ++l) {
       sums[l] = l < opened ? sums[l] + grad_score[e] : grad_score[e];
-      if (l >= opened)
-        target[l] = grad_bias + (sparse ? tree.slot[j] + l - opened : tree.entry[e] >> tree.shift);
+      if (l >= opened) target[l] = grad_bias + (sparse ? tree.slot[j] + l - opened : tree.entry[e] >> 1);
       if (l >= stay) store_first(target[l], 1, Vector<accumulate_t<T>>{sums[l]});
     }
   }

@@ -1,5 +1,6 @@
 #include "cpu/logit_kernels.h"
 #include "cpu/row_kernels.h"
+#include "cpu/wide_kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -9,3 +10,4 @@
 #define HSTREE_VECTOR_BYTES 16
 #include "cpu/logit_kernels_impl.h"
 #include "cpu/row_kernels_impl.h"
+#include "cpu/wide_kernels_impl.h"

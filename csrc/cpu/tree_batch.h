@@ -1,18 +1,4 @@
-// What the path op and the wide op have in common on the CPU: rows in leaf order, products with the weight
-// rows on their paths, and the gradients of those. They differ in their `Link`, which turns the scores of a
-// row into a log-probability:
-//
-//     struct Link {
-//       // rows and weight rows of one tree
-//       LeafOrder order(const TreeTable&) const;
-//       // of the row at place j; may overwrite its scores
-//       A log_prob(const LeafOrder&, int64_t j, A* score) const;
-//       // d (grad * log_prob) / d score
-//       void grad(const LeafOrder&, int64_t j, A grad, const A* score, A* grad_score) const;
-//     };
-//
-// Results do not depend on the number of threads: rows are independent in the forward pass, features in the
-// backward pass, where each thread takes an interval of features through all rows of a tree.
+// What the path op and the wide op have in common on the CPU: their arguments, workspaces and threads.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -21,6 +7,8 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <sstream>
+#include <stdexcept>
 #include <vector>
 
 #include "cpu/leaf_order.h"
@@ -62,17 +50,16 @@ struct Backward {
   bool sparse;
 };
 
+// Throws std::runtime_error of the parts in a row.
+template <typename... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
 // Throws std::runtime_error unless each row of feature_index increases within [0, D).
 void check_feature_index(const TreeBatch& batch);
-
-// tree and weight row of each visited weight row, in the order of the row-sparse gradient. index [2, nnz].
-void visited_index(const std::vector<LeafOrder>& orders, int64_t* index);
-
-// Asks for huge pages where the memory has none yet: a large gradient's first write else costs as much time in
-// page faults as its sums.
-void advise_huge_pages(void* memory, int64_t bytes);
-
-int64_t visited(const std::vector<LeafOrder>& orders);
 
 inline TreeTable tree_table(const TreeBatch& batch, int64_t t) {
   return {batch.path_offset + t * (batch.classes + 1),
@@ -106,113 +93,6 @@ A* scratch(int64_t size) {
   thread_local std::vector<A> buffer;
   if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
   return buffer.data();
-}
-
-template <typename Link>
-std::vector<LeafOrder> leaf_orders(const TreeBatch& batch, const Link& link) {
-  check_feature_index(batch);
-  std::vector<LeafOrder> orders(batch.trees);
-  parallel(batch.trees, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) orders[t] = link.order(tree_table(batch, t));
-  });
-  return orders;
-}
-
-// feature_index of tree t as bits, 16 features each; a thread's workspace.
-const uint16_t* feature_lanes(const TreeBatch& batch, int64_t t);
-
-template <typename T>
-TreeRows<T> tree_rows(const TreeBatch& batch, const LeafOrder& order, int64_t t, const T* input,
-                      const T* weight, const T* bias) {
-  return {order.row.data(),
-          order.offset.data(),
-          order.entry.data(),
-          order.shared.data(),
-          order.slot.data(),
-          order.rows(),
-          order.longest,
-          order.shift,
-          input,
-          batch.feature_index ? batch.feature_index + t * batch.features : nullptr,
-          batch.feature_index ? feature_lanes(batch, t) : nullptr,
-          batch.in_features,
-          batch.features,
-          weight + t * batch.weight_rows * batch.features,
-          bias ? bias + t * batch.weight_rows : nullptr};
-}
-
-template <typename T, typename Link>
-void tree_forward(const TreeBatch& batch, const Link& link, const Forward<T>& tensors) {
-  using A = accumulate_t<T>;
-  const RowKernels<T>& kernels = row_kernels<T>();
-  const std::vector<LeafOrder> orders = leaf_orders(batch, link);
-  const int64_t stride = batch.trees * batch.longest;
-  for (int64_t t = 0; t < batch.trees; ++t) {
-    const LeafOrder& order = orders[t];
-    const TreeRows<T> rows = tree_rows(batch, order, t, tensors.input, tensors.weight, tensors.bias);
-    A* score = tensors.score + t * batch.longest;
-    parallel((order.rows() + tile_rows - 1) / tile_rows, 16, [&](int64_t first, int64_t last) {
-      const int64_t begin = first * tile_rows, end = std::min(last * tile_rows, order.rows());
-      kernels.scores(rows, begin, end, score, stride, scratch<A, 0>(scores_scratch(batch.features)),
-                     scratch<const T*, 1>(order.longest));
-      for (int64_t j = begin; j < end; ++j) {
-        const int64_t i = order.row[j];
-        tensors.log_prob[i * batch.trees + t] = link.log_prob(order, j, score + i * stride);
-      }
-    });
-  }
-}
-
-// Zeros where the first tree does not store: everywhere if it reads a subset of the features, else in ignored
-// rows.
-template <typename A>
-void clear_grad_input(const TreeBatch& batch, A* grad_input) {
-  for (int64_t i = 0; i < batch.rows; ++i) {
-    if (batch.trees > 0 && !batch.feature_index && batch.target[i] >= 0) continue;
-    std::fill_n(grad_input + i * batch.in_features, batch.in_features, A{0});
-  }
-}
-
-template <typename T, typename Link>
-void tree_backward(const TreeBatch& batch, const Link& link, const std::vector<LeafOrder>& orders,
-                   const Backward<T>& tensors) {
-  using A = accumulate_t<T>;
-  const RowKernels<T>& kernels = row_kernels<T>();
-  const int64_t stride = batch.trees * batch.longest;
-  const int64_t threads = torch::stable::get_num_threads();
-  const int64_t parts = std::max<int64_t>(1, std::min(threads, batch.features / 64));
-  const int64_t width = std::max<int64_t>(16, ((batch.features + parts - 1) / parts + 15) / 16 * 16);
-  clear_grad_input(batch, tensors.grad_input);
-  int64_t first_slot = 0;
-  for (int64_t t = 0; t < batch.trees; ++t) {
-    const LeafOrder& order = orders[t];
-    const A* score = tensors.score + t * batch.longest;
-    A* grad_score = scratch<A, 2>(static_cast<int64_t>(order.entry.size()));
-    parallel(order.rows(), 256, [&](int64_t begin, int64_t end) {
-      for (int64_t j = begin; j < end; ++j) {
-        const int64_t i = order.row[j];
-        link.grad(order, j, tensors.grad_log_prob[i * batch.trees + t], score + i * stride,
-                  grad_score + order.offset[j]);
-      }
-    });
-    const TreeRows<T> rows = tree_rows<T>(batch, order, t, tensors.input, tensors.weight, nullptr);
-    const int64_t first = tensors.sparse ? first_slot : t * batch.weight_rows;
-    const bool add = t > 0 || batch.feature_index;
-    T* grad_weight = tensors.grad_weight + first * batch.features;
-    parallel((batch.features + width - 1) / width, 1, [&](int64_t part, int64_t end) {
-      for (; part < end; ++part) {
-        const int64_t begin = part * width;
-        A* sums = scratch<A, 0>(gradients_scratch(order.longest, width));
-        const T** pointers = scratch<const T*, 1>(tile_rows * order.longest);
-        T** targets = scratch<T*, 3>((tile_rows + 1) * order.longest);
-        kernels.gradients(rows, begin, std::min(begin + width, batch.features), grad_score,
-                          tensors.grad_input, add, grad_weight, tensors.sparse, sums, pointers, targets);
-      }
-    });
-    kernels.bias_gradients(rows, grad_score, tensors.grad_bias + first, tensors.sparse,
-                           scratch<A, 0>(order.longest + 1), scratch<T*, 3>(order.longest + 1));
-    first_slot += order.visited();
-  }
 }
 
 }  // namespace hstree::cpu

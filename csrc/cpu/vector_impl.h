@@ -79,21 +79,18 @@ static inline void store(double* p, Vector<double> v) {
   __builtin_memcpy(p, &v, sizeof v);
 }
 
-static inline void store(BFloat16* p, Vector<float> v) {
+static inline U16 rounded(BFloat16, Vector<float> v) {
   const U32 u = bits_as<U32>(v);
-  const U32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const U32 nearest = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const U32 nan = bits_as<U32>(v != v);
-  const U16 half = __builtin_convertvector((rounded & ~nan) | (0x7fc0u & nan), U16);
-  __builtin_memcpy(p, &half, sizeof half);
+  return __builtin_convertvector((nearest & ~nan) | (0x7fc0u & nan), U16);
 }
 
-static inline void store(Half* p, Vector<float> v) {
+static inline U16 rounded(Half, Vector<float> v) {
 #if HSTREE_VECTOR_BYTES == 64
-  const __m256i half = _mm512_maskz_cvtps_ph(0xffff, bits_as<__m512>(v), _MM_FROUND_TO_NEAREST_INT);
-  __builtin_memcpy(p, &half, sizeof half);
+  return bits_as<U16>(_mm512_maskz_cvtps_ph(0xffff, bits_as<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
 #elif HSTREE_VECTOR_BYTES == 32
-  const __m128i half = _mm256_cvtps_ph(bits_as<__m256>(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __builtin_memcpy(p, &half, sizeof half);
+  return bits_as<U16>(_mm256_cvtps_ph(bits_as<__m256>(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #else
   // Round to nearest even; below 2^-14 an addition of 0.5 leaves the subnormal in the low bits.
   const U32 u = bits_as<U32>(v);
@@ -107,9 +104,17 @@ static inline void store(Half* p, Vector<float> v) {
   U32 h = (normal & ~small) | (subnormal & small);
   h = (h & ~large) | (0x7c00u & large);
   h = (h & ~nan) | (0x7e00u & nan);
-  const U16 half = __builtin_convertvector(h | sign, U16);
-  __builtin_memcpy(p, &half, sizeof half);
+  return __builtin_convertvector(h | sign, U16);
 #endif
+}
+
+static inline void store(BFloat16* p, Vector<float> v) {
+  const U16 half = rounded(BFloat16{}, v);
+  __builtin_memcpy(p, &half, sizeof half);
+}
+static inline void store(Half* p, Vector<float> v) {
+  const U16 half = rounded(Half{}, v);
+  __builtin_memcpy(p, &half, sizeof half);
 }
 
 // Stores what this core will not read again: past the caches where instruction set and alignment allow, so
@@ -127,6 +132,17 @@ static inline void stream(T* p, const V* v) {
 #else
         _mm256_stream_ps(p + u * W, bits_as<__m256>(v[u]));
 #endif
+      }
+      return;
+    }
+  }
+#endif
+#if HSTREE_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 2) {
+    if (reinterpret_cast<uintptr_t>(p) % 32 == 0) {
+#pragma GCC unroll 8
+      for (int u = 0; u < U; ++u) {
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(p + u * W), bits_as<__m256i>(rounded(T{}, v[u])));
       }
       return;
     }
@@ -162,6 +178,20 @@ static inline Vector<float> first_lanes_of(Vector<float> v, int64_t count) {
   return bits_as<Vector<float>>(bits_as<U32>(v) & bits_as<U32>(lane < static_cast<int32_t>(count)));
 }
 
+#if HSTREE_VECTOR_BYTES == 64
+// The elements of a vector whose lanes are set, zeros elsewhere.
+static inline Vector<float> load_lanes(__mmask16 lanes, const float* p) {
+  return bits_as<Vector<float>>(_mm512_maskz_loadu_ps(lanes, p));
+}
+static inline Vector<float> load_lanes(__mmask16 lanes, const BFloat16* p) {
+  const __m512i wide = _mm512_maskz_cvtepu16_epi32(lanes, _mm256_maskz_loadu_epi16(lanes, p));
+  return bits_as<Vector<float>>(_mm512_maskz_slli_epi32(lanes, wide, 16));
+}
+static inline Vector<float> load_lanes(__mmask16 lanes, const Half* p) {
+  return bits_as<Vector<float>>(_mm512_maskz_cvtph_ps(lanes, _mm256_maskz_loadu_epi16(lanes, p)));
+}
+#endif
+
 // Masked loads and stores of the first elements, where the instruction set has them.
 #if HSTREE_VECTOR_BYTES == 64
 static inline I32 load_first(const int32_t* p, int64_t count) {
@@ -178,6 +208,20 @@ static inline void store_first(float* p, int64_t count, Vector<float> v) {
 }
 static inline void store_first(double* p, int64_t count, Vector<double> v) {
   _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << count) - 1), bits_as<__m512d>(v));
+}
+static inline Vector<float> load_first(const BFloat16* p, int64_t count) {
+  return load_lanes(static_cast<__mmask16>((1u << count) - 1), p);
+}
+static inline Vector<float> load_first(const Half* p, int64_t count) {
+  return load_lanes(static_cast<__mmask16>((1u << count) - 1), p);
+}
+static inline void store_first(BFloat16* p, int64_t count, Vector<float> v) {
+  _mm256_mask_storeu_epi16(p, static_cast<__mmask16>((1u << count) - 1),
+                           bits_as<__m256i>(rounded(BFloat16{}, v)));
+}
+static inline void store_first(Half* p, int64_t count, Vector<float> v) {
+  _mm256_mask_storeu_epi16(p, static_cast<__mmask16>((1u << count) - 1),
+                           bits_as<__m256i>(rounded(Half{}, v)));
 }
 #elif HSTREE_VECTOR_BYTES == 32
 static inline __m256i first_lanes(float, int64_t count) {

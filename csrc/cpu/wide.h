@@ -5,59 +5,46 @@
 //     log_prob[i, t] = sum over the wide nodes of target[i]'s path of score[child]
 //     d log_prob / d z_c = [c = child] - exp(score_c)
 //
+// In leaf order the rows below a node are neighbours and its weight rows are contiguous: a small matrix
+// product for each node that the batch visits, once in the forward pass and twice in the backward pass, which
+// reads each weight once and writes each gradient once.
+//
 // Ignored rows (target < 0): log_prob and score 0, no gradient. A path without wide nodes: log_prob 0. Sums
-// in float32 (float64 for float64). Work O(N T W S) for W children on a path; score [N, T, max_width] is kept
-// for backward. No atomics; the same bits on every run and for every number of threads.
+// in float32 (float64 for float64); NaN and infinities go through. Work O(N T W S) for W children on a path;
+// score [N, T, max_width] is kept for backward. No atomics; the same bits on every run and for every number
+// of threads, which share scores in the forward pass and nodes or features in the backward pass.
 #pragma once
 
-#include <cmath>
+#include <vector>
 
 #include "cpu/tree_batch.h"
+#include "cpu/wide_kernels.h"
 
 namespace hstree::cpu {
 
-template <typename T>
-struct WideLink {
-  using A = accumulate_t<T>;
-  const TreeBatch& batch;
-
-  LeafOrder order(const TreeTable& table) const {
-    return wide_leaf_order(batch.op, table, batch.target, batch.rows);
-  }
-
-  // Calls f(first place among the row's scores, width, child) for each wide node of the row at place j.
-  template <typename F>
-  void each_node(const LeafOrder& order, int64_t j, const F& f) const {
-    const int64_t y = batch.target[order.row[j]];
-    int64_t place = 0;
-    for (int64_t e = order.table.offset[y]; e < order.table.offset[y + 1]; ++e) {
-      const int32_t* node = order.table.path + 3 * e;
-      f(place, node[1], node[2]);
-      place += node[1];
-    }
-  }
-
-  A log_prob(const LeafOrder& order, int64_t j, A* score) const {
-    A total = 0;
-    each_node(order, j, [&](int64_t place, int64_t width, int64_t child) {
-      A* z = score + place;
-      A largest = z[0];
-      for (int64_t c = 1; c < width; ++c) largest = z[c] > largest ? z[c] : largest;
-      A sum = 0;
-      for (int64_t c = 0; c < width; ++c) sum += std::exp(z[c] - largest);
-      const A log_sum = std::log(sum);
-      for (int64_t c = 0; c < width; ++c) z[c] = (z[c] - largest) - log_sum;
-      total += z[child];
-    });
-    return total;
-  }
-
-  void grad(const LeafOrder& order, int64_t j, A grad, const A* score, A* grad_score) const {
-    each_node(order, j, [&](int64_t place, int64_t width, int64_t child) {
-      for (int64_t c = 0; c < width; ++c)
-        grad_score[place + c] = grad * ((c == child) - std::exp(score[place + c]));
-    });
-  }
+// The runs of rows below each wide node, of one tree.
+struct WidePlan {
+  std::vector<int32_t> row;          // [n] rows that are not ignored, in leaf order
+  std::vector<int64_t> first_child;  // [n + 1] into child
+  std::vector<int32_t> child;        // on the path of each row, root first
+  std::vector<WideRun> run;          // by first row, then by depth
+  int64_t scores = 0;                // of all runs
+  int64_t visited = 0;               // weight rows
 };
+
+// The plan of each tree. Throws std::runtime_error for a target or an entry of the tables that is out of
+// range.
+std::vector<WidePlan> wide_plans(const TreeBatch& batch);
+
+int64_t visited(const std::vector<WidePlan>& plans);
+
+// tree and weight row of each visited weight row, in the order of the row-sparse gradient. index [2, nnz].
+void visited_index(const std::vector<WidePlan>& plans, int64_t* index);
+
+template <typename T>
+void wide_forward(const TreeBatch& batch, const Forward<T>& tensors);
+
+template <typename T>
+void wide_backward(const TreeBatch& batch, const std::vector<WidePlan>& plans, const Backward<T>& tensors);
 
 }  // namespace hstree::cpu

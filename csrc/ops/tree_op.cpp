@@ -1,10 +1,19 @@
 #include "ops/tree_op.h"
 
 #include "cpu/path.h"
+#include "cpu/recycled_memory.h"
 #include "cpu/wide.h"
 
 namespace hstree {
 namespace {
+
+// The values [rows, features] of a row-sparse gradient, in memory that was a gradient before.
+Tensor row_values(const Tensor& like, int64_t rows, int64_t features, Dtype dtype, int64_t element_bytes) {
+  const int64_t bytes = rows * features * element_bytes;
+  if (bytes < cpu::smallest_recycled) return empty(like, {rows, features}, dtype);
+  return torch::stable::from_blob(cpu::acquire(bytes), {rows, features}, {features, 1}, like.device(), dtype,
+                                  cpu::release);
+}
 
 cpu::TreeBatch tree_batch(const TreeArguments& a) {
   return {a.op,
@@ -21,16 +30,6 @@ cpu::TreeBatch tree_batch(const TreeArguments& a) {
           a.classes(),
           a.path.size(0),
           a.longest};
-}
-
-// Calls f(link) with the link of the op.
-template <typename T, typename F>
-void with_link(const TreeArguments& a, const cpu::TreeBatch& batch, const F& f) {
-  if (a.wide) {
-    f(cpu::WideLink<T>{batch});
-  } else {
-    f(cpu::PathLink<T>{batch});
-  }
 }
 
 }  // namespace
@@ -134,7 +133,11 @@ ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tenso
     const cpu::Forward<T> tensors = {const_data<T>(a.input), const_data<T>(a.weight),
                                      bias ? const_data<T>(*bias) : nullptr, data<A>(log_prob),
                                      data<A>(score)};
-    with_link<T>(a, batch, [&](const auto& link) { cpu::tree_forward(batch, link, tensors); });
+    if (a.wide) {
+      cpu::wide_forward(batch, tensors);
+    } else {
+      cpu::path_forward(batch, tensors);
+    }
   });
   return {log_prob, score};
 }
@@ -148,24 +151,29 @@ SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_pr
   dispatch(a.type, [&](auto element) {
     using T = decltype(element);
     using A = cpu::accumulate_t<T>;
-    with_link<T>(a, batch, [&](const auto& link) {
-      const std::vector<cpu::LeafOrder> orders = cpu::leaf_orders(batch, link);
+    // plans: of each tree; backward(plans, tensors) fills the gradients.
+    const auto run = [&](const auto& plans, const auto& backward) {
       if (sparse) {
-        const int64_t nnz = cpu::visited(orders);
+        const int64_t nnz = cpu::visited(plans);
         index = empty(a.input, {2, nnz}, Dtype::Long);
-        cpu::visited_index(orders, data<int64_t>(index));
-        grad_weight = empty(a.weight, {nnz, a.features()}, dtype);
-        cpu::advise_huge_pages(data<T>(grad_weight), nnz * a.features() * sizeof(T));
+        cpu::visited_index(plans, data<int64_t>(index));
+        grad_weight = row_values(a.weight, nnz, a.features(), dtype, sizeof(T));
         grad_bias = empty(a.weight, {nnz}, dtype);
       } else {
         grad_weight = zeros(a.weight, {a.trees(), a.weight_rows(), a.features()}, dtype);
         grad_bias = zeros(a.weight, {a.trees(), a.weight_rows()}, dtype);
       }
-      const cpu::Backward<T> tensors = {
-          const_data<A>(grad_log_prob), const_data<A>(score), const_data<T>(a.input), const_data<T>(a.weight),
-          data<A>(grad_input),          data<T>(grad_weight), data<T>(grad_bias),     sparse};
-      cpu::tree_backward(batch, link, orders, tensors);
-    });
+      backward(plans, cpu::Backward<T>{const_data<A>(grad_log_prob), const_data<A>(score),
+                                       const_data<T>(a.input), const_data<T>(a.weight), data<A>(grad_input),
+                                       data<T>(grad_weight), data<T>(grad_bias), sparse});
+    };
+    if (a.wide) {
+      run(cpu::wide_plans(batch),
+          [&](const auto& plans, const auto& tensors) { cpu::wide_backward(batch, plans, tensors); });
+    } else {
+      run(cpu::path_plans(batch),
+          [&](const auto& plans, const auto& tensors) { cpu::path_backward(batch, plans, tensors); });
+    }
   });
   if (dtype != accumulate_dtype(a.input)) grad_input = torch::stable::to(grad_input, dtype);
   return {grad_input, index, grad_weight, grad_bias};

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hstree.heads.base import Head, ParameterGroup
 from hstree.heads.tree_layout import Level, TreeLayout, stack_tables
 from hstree.heads.unigram import smoothed_frequencies
-from hstree.ops import feature_gather, path_log_prob, wide_log_prob
+from hstree.ops import feature_gather, monotone_log_prob, path_log_prob, wide_log_prob
 from hstree.trees import Tree, build_ensemble
 
 if TYPE_CHECKING:
@@ -297,36 +297,48 @@ class TreeEnsemble(Head):
 
     def _target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         weight, wide_weight, root_weight = self._weights()
-        log_prob = hidden.new_zeros((len(hidden), self.n_trees), dtype=self._sum_dtype(hidden))
+        parts = []
         if root_weight is not None:
-            log_prob = log_prob + self._root_target(hidden, root_weight, target)
+            parts.append(self._root_target(hidden, root_weight, target))
         if wide_weight is not None:
-            log_prob = log_prob + wide_log_prob(
-                hidden,
-                wide_weight,
-                self.wide_bias,
-                target,
-                self.wide_offset,
-                self.wide_path,
-                self.leaf_position,
-                self.feature_index,
-                max_width=self.max_width,
-                sparse=self.sparse,
+            parts.append(
+                wide_log_prob(
+                    hidden,
+                    wide_weight,
+                    self.wide_bias,
+                    target,
+                    self.wide_offset,
+                    self.wide_path,
+                    self.leaf_position,
+                    self.feature_index,
+                    max_width=self.max_width,
+                    sparse=self.sparse,
+                )
             )
         if weight is not None:
-            log_prob = log_prob + path_log_prob(
-                hidden,
-                weight,
-                self.bias,
-                target,
-                self.path_offset,
-                self.path,
-                self.leaf_position,
-                self.feature_index,
-                max_depth=self.max_depth,
-                sparse=self.sparse,
+            parts.append(
+                path_log_prob(
+                    hidden,
+                    weight,
+                    self.bias,
+                    target,
+                    self.path_offset,
+                    self.path,
+                    self.leaf_position,
+                    self.feature_index,
+                    max_depth=self.max_depth,
+                    sparse=self.sparse,
+                )
             )
-        return self._mix(hidden, log_prob).masked_fill(target < 0, 0.0)
+        if not parts:
+            parts.append(
+                hidden.new_zeros((len(hidden), self.n_trees), dtype=self._sum_dtype(hidden))
+            )
+        log_prob = sum(parts[1:], parts[0])
+        if self.n_trees == 1:
+            return log_prob.squeeze(1)
+        mixture = torch.logsumexp(log_prob + self._log_gate(hidden), 1)
+        return mixture.masked_fill(target < 0, 0.0)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         scores = self._all_log_probs(hidden)
@@ -413,22 +425,25 @@ class TreeEnsemble(Head):
 
     def _root_target(self, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
         """log-softmax of the root's child that holds the target [N, T]: one dense product."""
-        child = self.root_child.long()[:, target.clamp(0, self.n_classes - 1)]
-        child = child.masked_fill(target < 0, -1)
+        child = self.root_child[:, target.clamp(0, self.n_classes - 1)].long()
+        # No child of the root where the target is ignored or, on a GPU, out of range.
+        child = torch.where((target >= 0) & (target < self.n_classes), child, target)
         logits = self._root_logits(hidden, weight)
-        loss = F.cross_entropy(
-            logits.flatten(0, 1).to(self._sum_dtype(hidden)),
-            child.flatten(),
-            ignore_index=-1,
-            reduction="none",
-        )
-        log_prob = -loss.view(self.n_trees, -1).t()
-        return log_prob.masked_fill((target >= self.n_classes).unsqueeze(1), torch.nan)
+        by_tree = self.feature_index is not None  # how they lie in memory
+        if not by_tree:
+            logits, child = logits.transpose(0, 1), child.t()
+        rows = logits.flatten(0, 1).to(self._sum_dtype(hidden))
+        log_prob = monotone_log_prob(rows, child.flatten()).view_as(child)
+        return log_prob.t() if by_tree else log_prob
 
     def _root_logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """[T, N, C]."""
         assert self.root_bias is not None
-        x = self._subsets(hidden, weight.dtype).transpose(0, 1)
+        hidden = hidden.to(weight.dtype)
+        if self.feature_index is None:
+            logits = F.linear(hidden, weight.flatten(0, 1), self.root_bias.flatten())
+            return logits.view(-1, self.n_trees, self.root_width).transpose(0, 1)
+        x = feature_gather(hidden, self.feature_index).transpose(0, 1)
         return torch.baddbmm(self.root_bias.unsqueeze(1), x, weight.transpose(1, 2))
 
     def _subsets(self, hidden: Tensor, dtype: torch.dtype) -> Tensor:
@@ -497,11 +512,6 @@ class TreeEnsemble(Head):
         return hidden.new_full(
             (len(hidden), self.n_trees), -float(np.log(self.n_trees)), dtype=dtype
         )
-
-    def _mix(self, hidden: Tensor, log_prob: Tensor) -> Tensor:
-        if self.n_trees == 1:
-            return log_prob.squeeze(1)
-        return torch.logsumexp(log_prob + self._log_gate(hidden), 1)
 
     def _sum_dtype(self, hidden: Tensor) -> torch.dtype:
         return torch.float64 if hidden.dtype == torch.float64 else torch.float32

@@ -19,11 +19,14 @@ def mark_targets(target: Tensor, n_classes: int, ignore_index: int) -> Tensor:
         tensor([ 3, -1,  0])
     """
     ignored = target == ignore_index
-    if target.device.type == "cpu" and not torch.compiler.is_compiling():
-        bad = ((target < 0) | (target >= n_classes)) & ~ignored
-        if bool(bad.any()):
+    if target.device.type != "cpu" or torch.compiler.is_compiling():
+        return torch.where(target < 0, n_classes, target).masked_fill(ignored, -1)
+    if target.numel():
+        lowest, highest = target.masked_fill(ignored, 0).aminmax()
+        if lowest < 0 or highest >= n_classes:
+            bad = ((target < 0) | (target >= n_classes)) & ~ignored
             raise ValueError(
                 f"target: expected values in [0, {n_classes}) or ignore_index {ignore_index}, "
                 f"got {int(target[bad][0])}"
             )
-    return torch.where(target < 0, n_classes, target).masked_fill(ignored, -1)
+    return target.masked_fill(ignored, -1)

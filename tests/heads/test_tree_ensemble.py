@@ -169,9 +169,10 @@ def test_untrained_large_vocabulary() -> None:
 @pytest.mark.parametrize("options", [
     {"shape": (1, 1)},
     {"shape": (6, 5), "n_trees": 3, "gate": "context", "subset_size": 4},
+    {"shape": (6, 5), "n_trees": 3, "gate": "uniform"},
     {"shape": (1, 5), "n_trees": 2, "gate": "constant"},
     {"shape": (6, 5), "n_trees": 2, "node_vectors": "shared", "gate": "context", "subset_size": 4},
-], ids=["binary", "all parts", "leaf groups", "shared"])  # fmt: skip
+], ids=["binary", "all parts", "all parts and features", "leaf groups", "shared"])  # fmt: skip
 def test_gradients_through_forward_and_log_prob(options: dict[str, Any]) -> None:
     """float64: the ops' backward against autograd through all classes."""
     head = randomise(ensemble(**options, reduction="none")).double()
@@ -190,6 +191,40 @@ def test_gradients_through_forward_and_log_prob(options: dict[str, Any]) -> None
         grads.append([leaf.grad, *(p.grad for p in head.parameters())])
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("subset", [None, 4])
+@pytest.mark.parametrize("n_trees", [1, 3])
+def test_ignored_rows_have_exact_zeros(n_trees: int, subset: int | None) -> None:
+    head = randomise(ensemble(shape=(6, 4), n_trees=n_trees, gate="context", subset_size=subset))
+    hidden, target = draw(20, D).requires_grad_(), draw_targets(20)
+    target[::3] = -100
+    output, loss = head(hidden, target)
+    loss.backward()
+    assert not output[::3].any()
+    assert not hidden.grad[::3].any()
+    assert hidden.grad[1::3].abs().sum(1).min() > 0
+
+
+@pytest.mark.parametrize("subset", [None, 4])
+def test_root_under_autocast(subset: int | None) -> None:
+    """Products in bfloat16; log-softmax, mixture and the weights' gradients in float32."""
+    head = randomise(ensemble(shape=(V, 1), n_trees=2, subset_size=subset))
+    hidden, target = draw(50, D), draw_targets(50)
+    expected = head(hidden, target)
+    with torch.autocast("cpu", torch.bfloat16):
+        output, loss = head(hidden, target)
+    assert output.dtype == loss.dtype == torch.float32
+    assert not torch.equal(output, expected.output)
+    torch.testing.assert_close(output, expected.output, rtol=0.02, atol=0.05)
+    grads = []
+    for value in (loss, expected.loss):
+        head.zero_grad()
+        value.backward()
+        grads.append(head.root_weight.grad)
+    assert grads[0].dtype == torch.float32
+    error = (grads[0] - grads[1]).norm() / grads[1].norm()
+    assert 0 < error < 0.02
 
 
 def sparse_and_dense() -> tuple[TreeEnsemble, TreeEnsemble]:

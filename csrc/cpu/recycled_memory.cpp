@@ -1,0 +1,86 @@
+#include "cpu/recycled_memory.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <algorithm>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <unordered_map>
+#include <vector>
+
+namespace hstree::cpu {
+namespace {
+
+constexpr int64_t page = 2 << 20;  // of the huge pages that are asked for
+constexpr size_t most_free = 4;    // blocks
+
+struct Block {
+  void* data;
+  int64_t bytes;
+};
+
+class Pool {
+ public:
+  void* acquire(int64_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto fit =
+        std::find_if(free_.begin(), free_.end(), [&](const Block& b) { return b.bytes >= bytes; });
+    if (fit != free_.end() && fit->bytes <= 2 * bytes + page) {
+      const Block block = *fit;
+      free_.erase(fit);
+      used_.emplace(block.data, block.bytes);
+      return block.data;
+    }
+    if (fit != free_.begin()) drop(fit - 1);  // outgrown
+    const int64_t size = (bytes + bytes / 8 + page - 1) / page * page;
+    void* data = std::aligned_alloc(page, size);
+    if (!data) throw std::bad_alloc();
+#if defined(__linux__)
+    madvise(data, size, MADV_HUGEPAGE);
+#endif
+    used_.emplace(data, size);
+    return data;
+  }
+
+  void release(void* data) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto used = used_.find(data);
+    const Block block = {data, used->second};
+    used_.erase(used);
+    free_.insert(std::upper_bound(free_.begin(), free_.end(), block,
+                                  [](const Block& a, const Block& b) { return a.bytes < b.bytes; }),
+                 block);
+    if (free_.size() > most_free) drop(free_.begin());
+  }
+
+ private:
+  void drop(std::vector<Block>::iterator block) {
+    std::free(block->data);
+    free_.erase(block);
+  }
+
+  std::mutex mutex_;
+  std::vector<Block> free_;  // by size
+  std::unordered_map<void*, int64_t> used_;
+};
+
+// Never destroyed: tensors may be freed after the end of main.
+Pool& pool() {
+  static Pool* const only = new Pool;
+  return *only;
+}
+
+}  // namespace
+
+void* acquire(int64_t bytes) {
+  return pool().acquire(bytes);
+}
+
+void release(void* block) {
+  pool().release(block);
+}
+
+}  // namespace hstree::cpu
