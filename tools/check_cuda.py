@@ -3,7 +3,7 @@
 Fails on any warning, on any register spill, and on a torch include below csrc/kernels. Needs nvcc
 but neither a GPU nor torch:
 
-    python tools/check_cuda.py
+    python tools/check_cuda.py [--report benchmarks/results/cuda-registers.md]
 """
 
 from __future__ import annotations
@@ -126,9 +126,38 @@ def parse(printed: str) -> list[Kernel]:
     return kernels
 
 
+def compiler_version(nvcc: Path) -> str:
+    printed = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"release [^,]+, V(\S+)", printed)
+    return found.group(1) if found else "of unknown version"
+
+
+def markdown(kernels: dict[str, dict[str, Kernel]], version: str) -> str:
+    """Markdown; kernels by name and architecture."""
+    heads = [f"sm_{architecture}: {what}" for architecture in ARCHITECTURES
+             for what in ("registers", "spills, bytes", "static shared memory, bytes")]  # fmt: skip
+    lines = [
+        "# Registers, spills and shared memory of the CUDA kernels",
+        "",
+        f"`python tools/check_cuda.py --report FILE`, nvcc {version}, -O3. Dynamic shared memory "
+        "depends on the sizes of a batch and is not counted.",
+        "",
+        f"| kernel | {' | '.join(heads)} |",
+        f"| --- |{' ---: |' * len(heads)}",
+    ]
+    for name in sorted(kernels):
+        cells = []
+        for architecture in ARCHITECTURES:
+            kernel = kernels[name][architecture]
+            cells += [str(kernel.registers), str(kernel.spill), str(kernel.shared)]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--optional", action="store_true", help="succeed where nvcc is not found")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the table as Markdown")
     options = parser.parse_args()
 
     failures = [f"torch include in {line}" for line in torch_includes()]
@@ -142,6 +171,7 @@ def main() -> int:
     jobs = [(source, architecture) for source in sources for architecture in ARCHITECTURES]
     header = f"{'kernel':76} {'arch':>5} {'registers':>9} {'spill B':>8} {'shared B':>8}"
     print(header, "-" * len(header), sep="\n")
+    found: dict[str, dict[str, Kernel]] = {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         reports = [
             pool.submit(compile_source, nvcc, source, architecture, Path(folder))
@@ -155,11 +185,14 @@ def main() -> int:
                 continue
             for kernel in sorted(kernels):
                 name, registers, spill, shared = kernel
+                found.setdefault(name, {})[architecture] = kernel
                 print(f"{name:76} {'sm_' + architecture:>5} {registers:9} {spill:8} {shared:8}")
                 if spill > 0:
                     failures.append(f"{name}, sm_{architecture}: {spill} bytes of spills")
     for failure in failures:
         print(f"FAILED: {failure}")
+    if not failures and options.report is not None:
+        options.report.write_text(markdown(found, compiler_version(nvcc)))
     if not failures:
         print(f"{len(sources)} sources, {len(ARCHITECTURES)} architectures: no warnings, no spills")
     return 1 if failures else 0

@@ -60,10 +60,16 @@ __device__ __forceinline__ void store(__nv_bfloat16* address, float value) {
   *address = __float2bfloat16_rn(value);
 }
 
+template <typename T>
+__device__ __forceinline__ T round_to(Sum<T> value) {
+  T rounded;
+  store(&rounded, value);
+  return rounded;
+}
+
 // Loads Vector consecutive elements in one access of 16 or 8 bytes where they make one.
 template <int Vector, typename T>
-__device__ __forceinline__ void load(const T* address, Sum<T> (&value)[Vector]) {
-  T element[Vector];
+__device__ __forceinline__ void load_raw(const T* address, T (&element)[Vector]) {
   if constexpr (Vector > 1 && Vector * sizeof(T) == 16) {
     const uint4 raw = __ldg(reinterpret_cast<const uint4*>(address));
     memcpy(element, &raw, sizeof raw);
@@ -74,6 +80,13 @@ __device__ __forceinline__ void load(const T* address, Sum<T> (&value)[Vector]) 
 #pragma unroll
     for (int k = 0; k < Vector; ++k) element[k] = __ldg(address + k);
   }
+}
+
+// load_raw, in the type of sums.
+template <int Vector, typename T>
+__device__ __forceinline__ void load(const T* address, Sum<T> (&value)[Vector]) {
+  T element[Vector];
+  load_raw(address, element);
 #pragma unroll
   for (int k = 0; k < Vector; ++k) value[k] = to_sum(element[k]);
 }
@@ -83,6 +96,19 @@ template <typename T>
 bool aligned(const void* rows, int64_t width, int bytes) {
   return reinterpret_cast<uintptr_t>(rows) % bytes == 0 &&
          width * static_cast<int64_t>(sizeof(T)) % bytes == 0;
+}
+
+// Calls function(TypeTag<T>(), std::bool_constant<Aligned>()); Aligned: whether weight rows of `features` elements
+// can be read in 16 bytes.
+template <typename Function>
+void dispatch_aligned(ScalarType type, const void* weight, int64_t features, Function function) {
+  dispatch(type, [&](auto tag) {
+    if (aligned<typename decltype(tag)::type>(weight, features, 16)) {
+      function(tag, std::true_type());
+    } else {
+      function(tag, std::false_type());
+    }
+  });
 }
 
 constexpr unsigned all_lanes = 0xffffffffu;
@@ -110,12 +136,33 @@ __device__ __forceinline__ int64_t input_feature(const Tables& tables, int tree,
                                          : __ldg(tables.feature_index + tree * tables.features + feature);
 }
 
+// Those of the subset from `first` on. Vector > 1: feature_index is aligned to Vector entries, to 16 bytes at
+// most.
+template <int Vector>
+__device__ __forceinline__ void input_features(const Tables& tables, int tree, int64_t first,
+                                               int64_t (&feature)[Vector]) {
+  if (tables.feature_index == nullptr || Vector == 1) {
+#pragma unroll
+    for (int k = 0; k < Vector; ++k) feature[k] = k == 0 ? input_feature(tables, tree, first) : first + k;
+    return;
+  }
+  constexpr int group = Vector < 4 ? Vector : 4;
+  const int32_t* index = tables.feature_index + tree * tables.features + first;
+#pragma unroll
+  for (int k = 0; k < Vector; k += group) {
+    int32_t entry[group];
+    load_raw<group>(index + k, entry);
+#pragma unroll
+    for (int e = 0; e < group; ++e) feature[k + e] = entry[e];
+  }
+}
+
 // First entry in tables.path of the path of row's target, which leaf_plan found to be sound.
 __device__ __forceinline__ int64_t path_begin(const Tables& tables, int tree, int64_t row) {
   return tables.offset[tree * (tables.classes + 1) + tables.target[row]];
 }
 
-inline int64_t divide_up(int64_t value, int64_t divisor) {
+__host__ __device__ inline int64_t divide_up(int64_t value, int64_t divisor) {
   return (value + divisor - 1) / divisor;
 }
 

@@ -26,16 +26,34 @@ extern __shared__ uint4 hstree_shared_memory[];
 
 namespace hstree {
 
+constexpr int default_shared_bytes = 48 << 10;  // of a block that does not ask for more
+
 // Blocks in the x direction of a grid.
 inline unsigned grid_size(int64_t blocks) {
   if (blocks > 0x7fffffff) throw std::runtime_error("hstree: the input has too many rows for one launch");
   return static_cast<unsigned>(blocks);
 }
 
+// Bytes of shared memory that a block can ask for on the current device.
+inline int64_t shared_memory_limit() {
+#ifdef __CUDACC__
+  int device = 0, bytes = default_shared_bytes;
+  if (cudaGetDevice(&device) == cudaSuccess) {
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  return bytes;
+#else
+  return emu::shared_limit;
+#endif
+}
+
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
             Arguments... arguments) {
 #ifdef __CUDACC__
+  if (shared_bytes > default_shared_bytes) {
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  }
   kernel<<<grid, block, shared_bytes, stream>>>(Parameters(arguments)...);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) {

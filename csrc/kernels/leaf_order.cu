@@ -55,37 +55,40 @@ __global__ void check_features_kernel(Tables tables, int32_t* tree_valid) {
 }
 
 // key[t, i] = leaf_position[t, target[i]], at least 0 and below INT32_MAX, which marks rows without a usable
-// path. Reads every path entry of every row once: O(N T L). Any table may hold any values: nothing outside
-// the tables is read. No atomics; deterministic. One thread for each (tree, row).
-__global__ void leaf_key_kernel(Tables tables, int32_t* key) {
+// path; row_length[t, i] = path_length. Reads every path entry of every row once: O(N T L). Any table may hold
+// any values: nothing outside the tables is read. No atomics; deterministic. One thread for each (tree, row).
+__global__ void leaf_key_kernel(Tables tables, int32_t* key, int32_t* row_length) {
   const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
   if (i >= tables.trees * tables.rows) return;
   const int tree = static_cast<int>(i / tables.rows);
   const int64_t row = i % tables.rows;
   const int64_t target = tables.target[row];
+  const int length = path_length(tables, tree, row);
   int32_t value = 0x7fffffff;
-  if (target >= 0 && path_length(tables, tree, row) >= 0) {
+  if (target >= 0 && length >= 0) {
     const int32_t position = tables.leaf_position[tree * tables.classes + target];
     value = position < 0 ? 0 : position == 0x7fffffff ? position - 1 : position;
   }
   key[i] = value;
+  row_length[i] = length;
 }
 
 // length[t, j], shared[t, j] and count[1 + t N + j] of the row at place j of the order, as in leaf_order.h.
-// Reads every path entry twice: O(N T L). A row without a usable path has shared 0 and count 0.
+// Reads the path entries that neighbours share: O(N T L). A row without a usable path has shared 0 and count 0.
 // No atomics; deterministic. One thread for each (tree, place).
-__global__ void leaf_plan_kernel(Tables tables, const int64_t* order, int32_t* length, int32_t* shared,
-                                 int64_t* count) {
+__global__ void leaf_plan_kernel(Tables tables, const int64_t* order, const int32_t* row_length,
+                                 int32_t* length, int32_t* shared, int64_t* count) {
   const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
   if (i == 0) count[0] = 0;
   if (i >= tables.trees * tables.rows) return;
   const int tree = static_cast<int>(i / tables.rows);
-  const int own = path_length(tables, tree, order[i]);
+  row_length += tree * tables.rows;
+  const int own = row_length[order[i]];
   int common = 0;
   int64_t visited = 0;
   if (own > 0) {
     const int64_t begin = path_begin(tables, tree, order[i]);
-    const int before = i % tables.rows > 0 ? path_length(tables, tree, order[i - 1]) : 0;
+    const int before = i % tables.rows > 0 ? row_length[order[i - 1]] : 0;
     if (before > 0) {
       const int64_t other = path_begin(tables, tree, order[i - 1]);
       const int limit = before < own ? before : own;
@@ -132,18 +135,19 @@ void check_features(const Tables& tables, int32_t* tree_valid, cudaStream_t stre
   launch(check_features_kernel, grid_size(tables.trees), block_threads, 0, stream, tables, tree_valid);
 }
 
-void leaf_key(const Tables& tables, int32_t* key, cudaStream_t stream) {
+void leaf_key(const Tables& tables, int32_t* key, int32_t* row_length, cudaStream_t stream) {
   const int64_t places = tables.trees * tables.rows;
   if (places == 0) return;
-  launch(leaf_key_kernel, grid_size(divide_up(places, block_threads)), block_threads, 0, stream, tables, key);
+  launch(leaf_key_kernel, grid_size(divide_up(places, block_threads)), block_threads, 0, stream, tables, key,
+         row_length);
 }
 
-void leaf_plan(const Tables& tables, const int64_t* order, int32_t* length, int32_t* shared, int64_t* count,
-               cudaStream_t stream) {
+void leaf_plan(const Tables& tables, const int64_t* order, const int32_t* row_length, int32_t* length,
+               int32_t* shared, int64_t* count, cudaStream_t stream) {
   const int64_t places = tables.trees * tables.rows;
   if (places == 0) return;
   launch(leaf_plan_kernel, grid_size(divide_up(places, block_threads)), block_threads, 0, stream, tables,
-         order, length, shared, count);
+         order, row_length, length, shared, count);
 }
 
 void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t* slot, int64_t nnz,

@@ -37,20 +37,21 @@ struct LeafOrder {
   const int64_t* order;   // [T, N] row at each place
   const int32_t* length;  // [T, N] nodes on the path of the row at each place; 0: ignored; -1: corrupt tables
   const int32_t* shared;  // [T, N] leading nodes that its path shares with the place before; 0 at place 0
+  const int32_t* row_length;  // [T, N] length by row
 };
 
 // tree_valid[t] = 1 if feature_index[t] lies in [0, D) and increases strictly, else 0.  tree_valid [T].
 void check_features(const Tables& tables, int32_t* tree_valid, cudaStream_t stream);
 
 // key[t, i] = leaf position of target[i], or INT32_MAX for a row that is ignored or whose tables are corrupt.
-// key [T, N]. A stable ascending sort of each row of key gives order.
-void leaf_key(const Tables& tables, int32_t* key, cudaStream_t stream);
+// key [T, N]. A stable ascending sort of each row of key gives order. Fills row_length [T, N] too.
+void leaf_key(const Tables& tables, int32_t* key, int32_t* row_length, cudaStream_t stream);
 
 // Fills length and shared [T, N] and count [T * N + 1]: count[0] = 0 and count[1 + t * N + j] = weight rows
 // first visited at place j. The inclusive sum of count is slot: place j adds the rows from
 // slot[t * N + j] up to slot[t * N + j + 1] of the row-sparse gradient, and slot[T * N] is nnz.
-void leaf_plan(const Tables& tables, const int64_t* order, int32_t* length, int32_t* shared, int64_t* count,
-               cudaStream_t stream);
+void leaf_plan(const Tables& tables, const int64_t* order, const int32_t* row_length, int32_t* length,
+               int32_t* shared, int64_t* count, cudaStream_t stream);
 
 // index [2, nnz]: tree and weight row of every row of the row-sparse gradient. slot [T * N + 1].
 void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t* slot, int64_t nnz,
@@ -58,7 +59,8 @@ void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t
 
 // Size of the workspace of path_backward_weight and wide_backward_weight, aligned to 16 bytes, content
 // arbitrary: 2 * T * C * stride * (S + 1) sums and T * C * stride int64, where the number of
-// segments C is at most max(1, 4096 / stride) and N / 64 rounded up; nothing if C is 1.
+// segments C, at most max(1, 4096 / stride) and N / 64 rounded up, falls as T and S grow (segment.cuh); nothing
+// if C is 1.
 int64_t backward_workspace_bytes(ScalarType type, const Tables& tables);
 
 }  // namespace hstree

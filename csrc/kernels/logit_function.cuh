@@ -156,7 +156,8 @@ struct GeneralizedSigSoftmax {
   }
 };
 
-// The table in global memory, aligned to the Width elements of an interval, to 16 bytes at most.
+// The table in global or shared memory, aligned to the Width elements of an interval, to 16 bytes at most: value
+// and rise of a linear interval of float32 are one access of 8 bytes.
 template <typename S, int Width>
 struct Piecewise {
   static constexpr int width = Width;
@@ -180,16 +181,12 @@ struct Piecewise {
     point.u = multiply_add(x, rate, half - interval);
     point.inside = clamp(point.u, S(0), S(1));
     const S* coefficient = table + static_cast<int64_t>(point.interval) * Width;
-    if constexpr (Width * sizeof(S) > 16) {
+    constexpr int group = Width * sizeof(S) > 16 ? 2 : Width;
+    using Access = std::conditional_t<group * sizeof(S) == 16, uint4, uint2>;
 #pragma unroll
-      for (int m = 0; m < Width; m += 2) {
-        S pair[2];
-        load<2>(coefficient + m, pair);
-        point.coefficient[m] = pair[0];
-        point.coefficient[m + 1] = pair[1];
-      }
-    } else {
-      load<Width>(coefficient, point.coefficient);
+    for (int m = 0; m < Width; m += group) {
+      const Access raw = *reinterpret_cast<const Access*>(coefficient + m);
+      memcpy(point.coefficient + m, &raw, sizeof raw);
     }
     return point;
   }
@@ -239,7 +236,6 @@ void with_table(const LogitFunction& function, Run run) {
 
 constexpr int most_sum_blocks = 1024;
 constexpr int table_threads = 256;
-constexpr int64_t most_private_bytes = 32 << 10;  // sums of a block in shared memory
 
 // Views of a workspace of interval_sums_bytes, zero-filled, aligned to 8 bytes.
 struct SumWorkspace {
@@ -260,10 +256,11 @@ inline int64_t interval_sums_bytes(const LogitFunction& function) {
   return 8 * (1 + function.intervals * function.width + 4 * most_sum_blocks);
 }
 
-// Bytes of shared memory for the sums of each of `blocks` blocks; 0: they go to global memory one by one.
-inline size_t private_bytes(const LogitFunction& function, int64_t elements, int64_t blocks) {
+// Bytes of shared memory for the sums of each of `blocks` blocks, at most `most`; 0: they go to global memory
+// one by one.
+inline size_t private_bytes(const LogitFunction& function, int64_t elements, int64_t blocks, int64_t most) {
   const int64_t entries = function.intervals * function.width;
-  return 8 * entries <= most_private_bytes && entries * blocks <= elements ? 8 * entries : 0;
+  return 8 * entries <= most && entries * blocks <= elements ? 8 * entries : 0;
 }
 
 // Bits of |x|, which order as |x| does, NaN above all.
@@ -310,7 +307,6 @@ class IntervalSums {
     const int e = quantum_exponent(count, from_bits(*workspace.largest));
     first_ = S(ldexp(1.0, e / 2));
     second_ = S(ldexp(1.0, e - e / 2));
-    for (int k = 0; k < 4; ++k) outside(k) = 0;
     if (is_private) {
       for (int i = threadIdx.x; i < workspace.entries; i += Threads) private_sums()[i] = 0;
       __syncthreads();
@@ -322,12 +318,12 @@ class IntervalSums {
     const int last = static_cast<int>(workspace_.entries / Width) - 1;
     if (point.interval == 0 && !(u >= 0)) {  // w = 1, u, 0, 0
       if (grad == 0 && u == u) return;
-      outside(0) += u == u ? grad : u;
-      outside(1) += double(grad) * double(u);
+      outside_[0] += u == u ? grad : u;
+      outside_[1] += double(grad) * double(u);
     } else if (point.interval == last && u > 1) {  // w_m = 1 + m (u - 1)
       if (grad == 0) return;
-      outside(2) += grad;
-      outside(3) += double(grad) * double(u - 1);
+      outside_[2] += grad;
+      outside_[3] += double(grad) * double(u - 1);
     } else {
       grad = grad * first_ * second_;
       const int64_t at = static_cast<int64_t>(point.interval) * Width;
@@ -342,17 +338,15 @@ class IntervalSums {
   }
 
   // As an element that is NaN; called by one thread.
-  __device__ void add_nan() { outside(0) = outside(1) = NAN; }
+  __device__ void add_nan() { outside_[0] = outside_[1] = NAN; }
 
   // block: number of this block, below most_sum_blocks.
   __device__ void finish(int block) {
-    for (int half = Threads / 2; half > 0; half /= 2) {
-      __syncthreads();
-      if (static_cast<int>(threadIdx.x) >= half) continue;
-      for (int k = 0; k < 4; ++k) outside(k) += outside(k, half);
-    }
-    if (threadIdx.x == 0) {
-      for (int k = 0; k < 4; ++k) workspace_.outside[4 * block + k] = outside(k);
+    __shared__ double scratch[Threads / 32];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const double sum = block_sum<Threads>(outside_[k], scratch);
+      if (threadIdx.x == 0) workspace_.outside[4 * block + k] = sum;
     }
     if (!is_private_) return;
     for (int i = threadIdx.x; i < workspace_.entries; i += Threads) {
@@ -361,11 +355,6 @@ class IntervalSums {
   }
 
  private:
-  // Sum k of what is outside, of this thread or of one further on.
-  static __device__ __forceinline__ double& outside(int k, int further = 0) {
-    __shared__ double sums[4 * Threads];
-    return sums[k * Threads + threadIdx.x + further];
-  }
   static __device__ __forceinline__ unsigned long long* private_sums() {
     return reinterpret_cast<unsigned long long*>(HSTREE_SHARED_MEMORY);
   }
@@ -387,6 +376,7 @@ class IntervalSums {
   const SumWorkspace workspace_;
   const bool is_private_;
   S first_, second_;  // their product is 2^e
+  double outside_[4] = {};
 };
 
 // grad_table[j, m] = the sums of all blocks, inside and outside; NaN throughout if largest is not finite

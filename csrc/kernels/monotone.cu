@@ -7,6 +7,7 @@ namespace {
 constexpr int forward_threads = 512;
 constexpr int backward_threads = 256;
 constexpr int max_threads = 256;
+constexpr int64_t most_private_bytes = 32 << 10;  // sums of a table, of each block
 constexpr int64_t ignored_row = -1;
 
 // log sum_v exp f(x_v) of a row as two terms: shift = f(max x) and the log of sum.
@@ -224,7 +225,7 @@ void monotone_log_prob_backward(ScalarType type, const LogitFunction& function, 
     if (sum_table) {
       sums = SumWorkspace(function, workspace);
       if (blocks > most_sum_blocks) blocks = most_sum_blocks;
-      bytes = private_bytes(function, sizes.rows * sizes.classes, blocks);
+      bytes = private_bytes(function, sizes.rows * sizes.classes, blocks, most_private_bytes);
       const int64_t max_blocks = divide_up(sizes.rows, max_threads);
       launch(largest_row_grad_kernel<S>, grid_size(max_blocks < 64 ? max_blocks : 64), max_threads, 0, stream,
              sizes, tensors, sums.largest);

@@ -1,7 +1,7 @@
 #include "common.cuh"
 #include "path.h"
-#include "segment.cuh"
-#include "tile.cuh"
+#include "product.cuh"
+#include "weight_product.cuh"
 
 namespace hstree {
 namespace {
@@ -21,6 +21,15 @@ __device__ __forceinline__ double path_slope(double z, bool left) {
   return left ? 1.0 / (1.0 + exp(z)) : -1.0 / (1.0 + exp(-z));
 }
 
+// grad_log_prob[row, tree] * slope of the node at a level of its path, of which `entry` is the table's entry
+template <typename S>
+__device__ __forceinline__ S path_factor(const Tables& tables, const PathBackward& tensors, int tree,
+                                         int64_t row, int level, int32_t entry) {
+  const int64_t at = row * tables.trees + tree;
+  return static_cast<const S*>(tensors.grad_log_prob)[at] *
+         path_slope(static_cast<const S*>(tensors.score)[at * tables.stride + level], entry & 1);
+}
+
 // The tree path op, forward: hierarchical softmax (Morin and Bengio, 2005), path nodes l = 1 ... L.
 //   z[i,t,l] = dot(input[i, subset_t], weight[t, node_l]) + bias[t, node_l];  score = z
 //   log_prob[i,t] = sum_l log_sigmoid(left_l ? z : -z), over the path of target[i] in tree t
@@ -31,40 +40,43 @@ __device__ __forceinline__ double path_slope(double z, bool left) {
 // Sums in Sum<T>; log_sigmoid(x) = min(x, 0) - log1p(exp(-|x|)), exact to rounding at any x, -inf and 0 at
 //   infinities.
 // Work O(N T L S). Bytes: a weight row once for each tile of 16 rows below it, an input row once for each
-//   tree. Keeps score for backward.
+//   tree: 32 bytes of it at a time, so that a random subset of D / 4 features reads all of it. At N = 8192, D
+//   = 4096, T = 8, S = 1024, bfloat16 a tile reads 128 KiB of input and 2 KiB for each of its 39 nodes
+//   (Huffman; 52 balanced), instead of for each of 187 visits, and makes 320 matrix instructions. Keeps score
+//   for backward.
 // No atomics; the order of every sum is fixed by S: deterministic, the same for a row in any batch.
-// One block for each (tree, tile), one warp for each node of the tile, lanes over features.
-template <typename T, int Vector>
-__global__ void __launch_bounds__(dot_threads, 5)
+// One block for each (tree, tile); a warp for each node of the tile, or each 8 of them: product.cuh.
+template <typename T, bool Aligned>
+__global__ void __launch_bounds__(product_threads, 5)
     path_forward_kernel(Tables tables, LeafOrder leaf_order, PathForward tensors, int64_t tiles,
                         int columns) {
-  using D = Dot<T, Vector>;
+  using P = Product<T, Aligned>;
   using S = Sum<T>;
   __shared__ Tile tile;
-  S* rows = reinterpret_cast<S*>(HSTREE_SHARED_MEMORY);  // [tile_rows, columns]
-  S* z = rows + tile_rows * columns;                     // [tile_rows, stride]
+  T* rows = reinterpret_cast<T*>(HSTREE_SHARED_MEMORY);     // [tile_rows, columns]
+  S* z = reinterpret_cast<S*>(rows + tile_rows * columns);  // [tile_rows, stride]
   const int tree = static_cast<int>(blockIdx.x / tiles);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int stride = tables.stride;
   const T* weight = static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features;
-  tile.fill(tables, leaf_order, tree, blockIdx.x % tiles * tile_rows);
-  for (int i = threadIdx.x; i < tile_rows * stride; i += dot_threads) z[i] = S(0);
-  for (int64_t begin = 0; begin < tables.features; begin += D::chunk) {
+  tile.fill(tables, leaf_order, tree, blockIdx.x % tiles * tile_rows, tables.rows);
+  for (int i = threadIdx.x; i < tile_rows * stride; i += product_threads) z[i] = S(0);
+  for (int64_t begin = 0; begin < tables.features; begin += P::chunk) {
     const int width =
-        static_cast<int>(tables.features - begin < D::chunk ? tables.features - begin : D::chunk);
+        static_cast<int>(tables.features - begin < P::chunk ? tables.features - begin : P::chunk);
     __syncthreads();
-    D::stage(tables, tile, tree, static_cast<const T*>(tensors.input), begin, width, columns, rows);
+    P::stage(tables, tile, tree, static_cast<const T*>(tensors.input), begin, width, columns, rows);
     __syncthreads();
-    for (int k = warp; k < tile.items(); k += dot_threads / 32) {
-      const Item item = tile.item(k);
-      S value[D::steps][Vector];
-      D::load_weight(weight + item.node * tables.features + begin, width, value);
-      D::run(value, rows, columns, item.begin, item.end,
-             [&](int r, S sum) { z[r * stride + item.level] += sum; });
-    }
+    P::multiply(
+        tile.items(), rows, columns, width,
+        [&](int k) {
+          const Item item = tile.item(k);
+          return Run<T>{weight + item.node * tables.features + begin, item.begin, item.end};
+        },
+        [&](int k, int r, S sum) { z[r * stride + tile.item(k).level] += sum; });
   }
   __syncthreads();
-  for (int r = warp; r < tile_rows; r += dot_threads / 32) {
+  for (int r = warp; r < tile_rows; r += product_threads / 32) {
     const int64_t row = tile.row[r];
     if (row < 0) continue;
     S* score = static_cast<S*>(tensors.score) + (row * tables.trees + tree) * stride;
@@ -88,192 +100,222 @@ __global__ void __launch_bounds__(dot_threads, 5)
   }
 }
 
-// The tree path op, gradient of input, one tree.
-//   sum[i, subset_t] += sum_l grad_log_prob[i,t] * slope_l * weight[t, node_l],
+constexpr int row_threads = 128;
+constexpr int planes = 8;  // of a row of sums: features 0, 8, ..., then 1, 9, ..., so that banks differ
+constexpr int plane_padding = 4;
+
+// The tree path op, gradient of input.
+//   grad_input[i, d] = sum_t sum_l grad_log_prob[i,t] * slope_l * weight[t, node_l, s], subset_t[s] = d,
 //   slope_l = sigmoid(-z) if the path goes left, else -sigmoid(z)
-// Tensors: shapes at PathBackward; sum [N, D] Sum<T>. Rows without a usable path add nothing.
-// Sums in Sum<T>; the slope is exact to rounding at any z. Work and bytes as forward, and sum read and
-// written. No atomics: a row stands once in a tree's order, and trees come one launch after another.
-// Deterministic. One block for each (tile, chunk of columns), Vector columns of 16 rows for each thread.
+// Tensors: shapes at PathBackward; grad_input [N, D] T, every element written. Rows without a usable path get
+//   nothing from their tree.
+// Sums in Sum<T>, rounded to T once; the slope is exact to rounding at any z.
+// Work O(N T L S). Bytes: a weight row once for each row below it, from L2 for the most part, and grad_input
+//   once. Tiles of 16 rows would read 39 weight rows instead of 187, but a row stands in another tile in every
+//   tree, so that its sum would have to be read and written once for each tree: at the size above 187 KiB of
+//   weights for each row against 39 KiB of weights and 256 KiB of sums, 32 bytes at a time, with 128 MiB to
+//   keep them in. Work is 1.5e9 multiply-adds there, too little to be worth matrix instructions.
+// No atomics; trees and levels in order: deterministic.
+// One block for each row and window of features, in the order of the first tree, so that rows of one class,
+//   whose paths agree in all trees, run together; Vector features for each thread, sums in shared memory.
 template <typename T, int Vector>
 __global__ void __launch_bounds__(row_threads)
-    path_backward_input_kernel(Tables tables, LeafOrder leaf_order, PathBackward tensors, Sum<T>* total,
-                               int tree) {
+    path_backward_input_kernel(Tables tables, LeafOrder leaf_order, PathBackward tensors, int window,
+                               T* grad_input) {
   using S = Sum<T>;
-  __shared__ Tile tile;
-  S* factor = reinterpret_cast<S*>(HSTREE_SHARED_MEMORY);  // [stride, tile_rows]
-  tile.fill(tables, leaf_order, tree, int64_t(blockIdx.x) * tile_rows);
-  for (int i = threadIdx.x; i < tile_rows * tables.stride; i += row_threads) {
-    const int r = i / tables.stride, level = i % tables.stride;
-    if (level >= tile.length[r]) continue;
-    const int64_t at = tile.row[r] * tables.trees + tree;
-    const bool left = tables.path[tile.path_begin[r] + level] & 1;
-    factor[level * tile_rows + r] =
-        static_cast<const S*>(tensors.grad_log_prob)[at] *
-        path_slope(static_cast<const S*>(tensors.score)[at * tables.stride + level], left);
+  __shared__ int32_t node[max_depth];
+  __shared__ S factor[max_depth];
+  S* total = reinterpret_cast<S*>(HSTREE_SHARED_MEMORY);  // [planes, window / planes + plane_padding]
+  const int plane = window / planes + plane_padding;
+  const int64_t row = leaf_order.order[blockIdx.x];
+  const int64_t first = int64_t(blockIdx.y) * window;
+  for (int i = threadIdx.x; i < planes * plane; i += row_threads) total[i] = S(0);
+  for (int tree = 0; tree < tables.trees; ++tree) {
+    const int length = leaf_order.row_length[tree * tables.rows + row];
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) < length) {
+      const int level = threadIdx.x;
+      const int32_t entry = tables.path[path_begin(tables, tree, row) + level];
+      node[level] = entry >> 1;
+      factor[level] = path_factor<S>(tables, tensors, tree, row, level, entry);
+    }
+    __syncthreads();
+    if (length <= 0) continue;
+    const T* weight = static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features;
+    for (int64_t begin = threadIdx.x * Vector; begin < tables.features; begin += row_threads * Vector) {
+      int64_t feature[Vector];
+      input_features<Vector>(tables, tree, begin, feature);
+      if (feature[Vector - 1] < first || feature[0] >= first + window) continue;
+      S sum[Vector] = {};
+#pragma unroll 4
+      for (int level = 0; level < length; ++level) {
+        S value[Vector];
+        load<Vector>(weight + node[level] * tables.features + begin, value);
+#pragma unroll
+        for (int k = 0; k < Vector; ++k) sum[k] += factor[level] * value[k];
+      }
+#pragma unroll
+      for (int k = 0; k < Vector; ++k) {
+        const auto at = static_cast<unsigned>(feature[k] - first);
+        if (at < static_cast<unsigned>(window)) total[at % planes * plane + at / planes] += sum[k];
+      }
+    }
   }
   __syncthreads();
-  const int64_t column = (int64_t(blockIdx.y) * row_threads + threadIdx.x) * Vector;
-  if (column >= tables.features) return;
-  const T* weight =
-      static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features + column;
-  RowSums<T, Vector> sums;
-  S value[Vector], next[Vector] = {};
-  if (tile.items() > 0) load<Vector>(weight + tile.node[0] * tables.features, next);
-  for (int k = 0; k < tile.items(); ++k) {
-#pragma unroll
-    for (int e = 0; e < Vector; ++e) value[e] = next[e];
-    if (k + 1 < tile.items()) load<Vector>(weight + tile.node[k + 1] * tables.features, next);
-    const Item item = tile.item(k);
-    sums.add(value, factor + item.level * tile_rows, item.begin, item.end);
+  grad_input += row * tables.in_features + first;
+  for (int i = threadIdx.x; i < window && first + i < tables.in_features; i += row_threads) {
+    store(grad_input + i, total[i % planes * plane + i / planes]);
   }
-  sums.add_to(tables, tile, tree, column, total);
 }
 
-constexpr int segment_rows = 8;            // rows whose features and slopes are in shared memory at a time
 constexpr size_t shared_limit = 48 << 10;  // bytes of a block, static and dynamic
 
 // Dynamic shared memory.
 template <typename T>
-constexpr size_t forward_bytes(int columns, int stride) {
-  return sizeof(Sum<T>) * tile_rows * (columns + stride);
+constexpr size_t backward_weight_bytes(int stride) {
+  return sizeof(Sum<T>) * stride * ColumnSums<T>::stride;
 }
+// Nodes whose factors are in shared memory at a time, path_backward_weight_kernel.
 template <typename T>
-constexpr size_t backward_weight_bytes(int threads, int stride) {
-  return sizeof(int64_t) * (segment_rows + 1) * stride +
-         sizeof(Sum<T>) * (segment_rows * (stride + threads) + stride * threads);
-}
+constexpr int weight_items = sizeof(T) == 8 ? 32 : 48;
 template <typename T>
-constexpr int column_threads = sizeof(T) == 8 ? 64 : 128;  // of path_backward_weight_kernel, at most
-static_assert(sizeof(Tile) + forward_bytes<float>(Dot<float, 1>::chunk, max_depth) <= shared_limit);
-static_assert(sizeof(Tile) + forward_bytes<double>(Dot<double, 1>::chunk, max_depth) <= shared_limit);
-static_assert(256 + backward_weight_bytes<float>(column_threads<float>, max_depth) <= shared_limit);
-static_assert(256 + backward_weight_bytes<double>(column_threads<double>, max_depth) <= shared_limit);
+constexpr bool weight_kernel_fits =
+    sizeof(Tile) + sizeof(typename WeightProduct<T>::template Factors<weight_items<T>>) +
+        sizeof(ItemSum) * weight_items<T> + 2 * max_depth * sizeof(int64_t) +
+        backward_weight_bytes<T>(max_depth) <=
+    shared_limit;
+static_assert(weight_kernel_fits<float> && weight_kernel_fits<double> && weight_kernel_fits<__half>);
+static_assert(sizeof(Tile) + 2 * tile_rows * (Product<__half, true>::chunk + Product<__half, true>::padding) +
+                  4 * tile_rows * max_depth <=
+              shared_limit);
 
 // The tree path op, gradients of weight and bias.
 //   grad_weight[t, node] = sum_i grad_log_prob[i,t] * slope[i,t,node] * input[i, subset_t], rows i below node
 //   grad_bias[t, node] = the same without input: column S, whose input is 1
 // Tensors: shapes at PathBackward and SegmentOutput; slot [T N + 1] int64, the sums of leaf_plan's count, or
 //   null: then gradients are dense, row t M + node. Only rows of visited nodes are written. Rows without a
-//   usable path add nothing.
+//   usable path add nothing. A feature of bfloat16 or float16 that is not finite makes its column NaN for all
+//   nodes of its tile.
 // Sums in Sum<T>, rounded to T once. Work O(N T L S). Bytes: input once for each tree, each gradient row
-//   once, and the workspace (segment.cuh).
-// No atomics; the order of every sum depends on N and stride alone: deterministic.
-// One block for each (tree, segment) and chunk of columns, one thread for each column, which walks the rows
-//   with one running sum for each level of the current path.
+//   once, and the workspace (segment.cuh). At N = 8192, D = 4096, T = 8, S = 1024, bfloat16 a tile reads 128
+//   KiB of input for 187 visits in 39 nodes, of which 10 are carried in shared memory from tile to tile: a row
+//   at a time, as many sums as visits would be read and written there, 1.5 MiB a tile instead of 80 KiB.
+// No atomics; the order of every sum depends on N, T, S and stride alone: deterministic.
+// One block for each (tree, segment) and chunk of columns, which walks the segment's tiles.
 template <typename T>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(weight_threads, 5)
     path_backward_weight_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot,
-                                PathBackward tensors, Segments segments, SegmentOutput<T> output) {
+                                PathBackward tensors, Segments segments, SegmentOutput<T> output,
+                                bool wide_stores) {
   using S = Sum<T>;
-  __shared__ int64_t row[segment_rows], path_at[segment_rows];
-  __shared__ int length[segment_rows], shared[segment_rows + 1];
-  const int stride = tables.stride, threads = blockDim.x, tid = threadIdx.x;
-  int64_t* grad_row = reinterpret_cast<int64_t*>(HSTREE_SHARED_MEMORY);  // [segment_rows, stride]
-  int64_t* grad_row_before = grad_row + segment_rows * stride;  // [stride], last row of the group before
-  S* factor = reinterpret_cast<S*>(grad_row_before + stride);   // [segment_rows, stride]
-  S* feature = factor + segment_rows * stride;                  // [segment_rows, threads]
-  S* level_sum = feature + segment_rows * threads;              // [stride, threads]
-
+  using W = WeightProduct<T>;
+  constexpr int items = weight_items<T>;
+  __shared__ Tile tile;
+  __shared__ typename W::template Factors<items> factors;
+  __shared__ ItemSum item_sum[items];
+  __shared__ int64_t carried_row[2][max_depth];  // rows of the sums that pass to this tile, and from it
   const int tree = static_cast<int>(blockIdx.x / segments.count);
-  const int64_t segment = blockIdx.x % segments.count;
-  const int64_t begin = segment * segments.places;
+  const int64_t begin = blockIdx.x % segments.count * segments.places;
   const int64_t end = begin + segments.places < tables.rows ? begin + segments.places : tables.rows;
-  const int64_t column = int64_t(blockIdx.y) * threads + tid;
-  const bool active = column < segments.columns;
-  const int64_t source = column < tables.features ? input_feature(tables, tree, column) : -1;
-  const T* input = static_cast<const T*>(tensors.input);
-  const int64_t position = blockIdx.x * segments.stride;  // of this segment in the workspace
-  int incoming = stride;  // levels whose node came from the segment before and still goes on
-
-  for (int64_t group = begin; group < end; group += segment_rows) {
-    const int rows = static_cast<int>(end - group < segment_rows ? end - group : segment_rows);
-    const int64_t place = tree * tables.rows + group;
-    __syncthreads();
-    if (tid < rows) {
-      row[tid] = leaf_order.order[place + tid];
-      length[tid] = leaf_order.length[place + tid] > 0 ? leaf_order.length[place + tid] : 0;
-      path_at[tid] = length[tid] > 0 ? path_begin(tables, tree, row[tid]) : 0;
-    }
-    if (tid <= rows) shared[tid] = group + tid < tables.rows ? leaf_order.shared[place + tid] : 0;
-    __syncthreads();
-    for (int i = tid; i < rows * stride; i += threads) {
-      const int r = i / stride, level = i % stride;
-      if (level >= length[r]) continue;
-      const int64_t at = row[r] * tables.trees + tree;
-      const int32_t entry = tables.path[path_at[r] + level];
-      factor[i] = static_cast<const S*>(tensors.grad_log_prob)[at] *
-                  path_slope(static_cast<const S*>(tensors.score)[at * stride + level], entry & 1);
-      if (slot == nullptr) {
-        grad_row[i] = tree * tables.weight_rows + (entry >> 1);
-      } else {
-        int start = r;
-        while (start >= 0 && shared[start] > level) --start;
-        grad_row[i] = start < 0 ? grad_row_before[level] : slot[place + start] + level - shared[start];
-      }
-    }
-    if (active) {
-#pragma unroll
-      for (int r = 0; r < segment_rows; ++r) {
-        if (r >= rows || length[r] == 0) continue;
-        feature[r * threads + tid] =
-            source < 0 ? S(1) : to_sum(__ldg(input + row[r] * tables.in_features + source));
-      }
-    }
-    __syncthreads();
-    for (int r = 0; r < rows; ++r) {
-      if (shared[r] < incoming) incoming = shared[r];
-      if (!active) continue;
-      const int fresh =
-          group + r == begin ? 0 : shared[r];  // levels from here on start their sum with this row
-      const int next = shared[r + 1];          // levels from here on end their sum with this row
-      const bool at_end = group + r + 1 == end;
-      for (int level = 0; level < length[r]; ++level) {
-        S sum = factor[r * stride + level] * feature[r * threads + tid];
-        if (level < fresh) sum += level_sum[level * threads + tid];
-        if (level < next && !at_end) {
-          level_sum[level * threads + tid] = sum;
-        } else if (level < incoming) {
-          output.head[(position + level) * segments.columns + column] = sum;
-        } else if (level < next) {
-          output.tail[(position + level) * segments.columns + column] = sum;
-        } else {
-          output.store_row(grad_row[r * stride + level], tables.features, column, sum);
+  const int64_t position = blockIdx.x * segments.stride;
+  const ColumnSums<T> sums = {item_sum,   reinterpret_cast<S*>(HSTREE_SHARED_MEMORY),   output,
+                              position,   int64_t(blockIdx.y) * ColumnSums<T>::columns, tables.features,
+                              wide_stores};
+  W product(tables, tree, sums.first_column);
+  int incoming = tables.stride;  // levels whose node came from the segment before and still goes on
+  int parity = 0;
+  for (int64_t place = begin; place < end; place += tile_rows, parity ^= 1) {
+    tile.fill(tables, leaf_order, tree, place, end);
+    product.load(tables, static_cast<const T*>(tensors.input),
+                 [&](int r) { return tile.length[r] > 0 ? tile.row[r] : -1; });
+    const int64_t at = tree * tables.rows + place;
+    const int rows = static_cast<int>(end - place < tile_rows ? end - place : tile_rows);
+    const int shared_before = leaf_order.shared[at];
+    const int shared_after = place + rows < tables.rows ? leaf_order.shared[at + rows] : 0;
+    const bool at_end = place + rows == end;
+    if (shared_before < incoming) incoming = shared_before;
+    for (int first = 0; first < tile.items(); first += items) {
+      const int count = tile.items() - first < items ? tile.items() - first : items;
+      __syncthreads();
+      for (int i = threadIdx.x; i < divide_up(count, item_group) * item_group * tile_rows; i += W::threads) {
+        const int k = i / tile_rows, r = i % tile_rows;
+        S value = 0;
+        if (k < count) {
+          const Item item = tile.item(first + k);
+          if (r >= item.begin && r < item.end) {
+            const int32_t entry = tables.path[tile.path_begin[r] + item.level];
+            value = path_factor<S>(tables, tensors, tree, tile.row[r], item.level, entry);
+          }
+          if (r == 0) {
+            const bool continued = item.begin == 0 && item.level < shared_before;
+            const bool is_incoming = item.begin == 0 && item.level < incoming;
+            const bool outgoing = item.end == rows && item.level < shared_after;
+            ItemSum to;
+            to.position = item.level;
+            to.carried = continued && place > begin;
+            if (slot == nullptr) {
+              to.grad_row = tree * tables.weight_rows + item.node;
+            } else if (continued) {
+              to.grad_row = to.carried ? carried_row[parity][item.level] : 0;
+            } else {
+              const int shared = item.begin == 0 ? shared_before : tile.shared[item.begin];
+              to.grad_row = slot[at + item.begin] + item.level - shared;
+            }
+            to.goal = outgoing && !at_end ? ItemSum::carry
+                      : is_incoming       ? ItemSum::head
+                      : outgoing          ? ItemSum::tail
+                                          : ItemSum::store;
+            if (to.goal == ItemSum::carry) carried_row[parity ^ 1][item.level] = to.grad_row;
+            if (outgoing && at_end && blockIdx.y == 0) {
+              output.state[position + item.level] = is_incoming ? Segments::through : to.grad_row;
+            }
+            item_sum[k] = to;
+          }
         }
+        factors.set(k, r, value);
+      }
+      __syncthreads();
+      for (int group = 0; group < count; group += item_group) {
+        typename W::Sums sum;
+        product.add(
+            factors, group, [&](int k) { return k < count ? tile.item(first + k) : Item{0, 0, 0, 0}; }, sum);
+        // Two nodes may be at one level, one carried to this tile and one from it.
+        W::each(sum, [&](int k, int column, auto& part) {
+          if (group + k < count) sums.add_before(group + k, column, part);
+        });
+        __syncwarp();
+        W::each(sum, [&](int k, int column, auto& part) {
+          if (group + k < count) sums.write(group + k, column, part);
+        });
+        __syncwarp();
+      }
+      if (blockIdx.y == 0) {
+        const int k = threadIdx.x;
+        S bias[1] = {};
+        if (k < count) {
+          bias[0] = factors.sum(k);
+          sums.add_before(k, ColumnSums<T>::columns, bias);
+        }
+        __syncthreads();
+        if (k < count) sums.write(k, ColumnSums<T>::columns, bias);
       }
     }
-    if (group + rows == end) {
-      for (int level = tid; level < shared[rows] && blockIdx.y == 0; level += threads) {
-        output.state[position + level] =
-            level < incoming ? Segments::through : grad_row[(rows - 1) * stride + level];
-      }
-    }
-    for (int level = tid; level < length[rows - 1]; level += threads) {
-      grad_row_before[level] = grad_row[(rows - 1) * stride + level];
+    for (int r = 1; r < rows; ++r) {
+      if (tile.shared[r] < incoming) incoming = tile.shared[r];
     }
   }
 }
 
 template <typename T, int Vector>
-void forward(const Tables& tables, const LeafOrder& leaf_order, const PathForward& tensors,
-             cudaStream_t stream) {
-  const int columns = Dot<T, Vector>::columns(tables.features);
-  const size_t shared_bytes = forward_bytes<T>(columns, tables.stride);
-  const int64_t tiles = tile_count(tables);
-  launch(path_forward_kernel<T, Vector>, grid_size(tables.trees * tiles), dot_threads, shared_bytes, stream,
-         tables, leaf_order, tensors, tiles, columns);
-}
-
-template <typename T, int Vector>
-void backward_input(const Tables& tables, const LeafOrder& leaf_order, const PathBackward& tensors, void* sum,
-                    cudaStream_t stream) {
-  const dim3 grid(grid_size(tile_count(tables)),
-                  static_cast<unsigned>(divide_up(tables.features, row_threads * Vector)));
-  const size_t shared_bytes = sizeof(Sum<T>) * tile_rows * tables.stride;
-  for (int tree = 0; tree < tables.trees; ++tree) {
-    launch(path_backward_input_kernel<T, Vector>, grid, row_threads, shared_bytes, stream, tables, leaf_order,
-           tensors, static_cast<Sum<T>*>(sum), tree);
-  }
+void backward_input(const Tables& tables, const LeafOrder& leaf_order, const PathBackward& tensors,
+                    void* grad_input, cudaStream_t stream) {
+  constexpr int64_t widest = (40 << 10) / sizeof(Sum<T>);  // features of a window
+  const int64_t windows = divide_up(tables.in_features, widest);
+  const int64_t window = divide_up(divide_up(tables.in_features, windows), planes) * planes;
+  const size_t shared_bytes = sizeof(Sum<T>) * (window + planes * plane_padding);
+  launch(path_backward_input_kernel<T, Vector>, dim3(grid_size(tables.rows), static_cast<unsigned>(windows)),
+         row_threads, shared_bytes, stream, tables, leaf_order, tensors, static_cast<int>(window),
+         static_cast<T*>(grad_input));
 }
 
 }  // namespace
@@ -281,30 +323,24 @@ void backward_input(const Tables& tables, const LeafOrder& leaf_order, const Pat
 void path_forward(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
                   const PathForward& tensors, cudaStream_t stream) {
   if (tables.rows == 0 || tables.trees == 0) return;
-  dispatch(type, [&](auto tag) {
+  dispatch_aligned(type, tensors.weight, tables.features, [&](auto tag, auto is_aligned) {
     using T = typename decltype(tag)::type;
-    if (aligned<T>(tensors.weight, tables.features, 16)) {
-      forward<T, 16 / sizeof(T)>(tables, leaf_order, tensors, stream);
-    } else {
-      forward<T, 1>(tables, leaf_order, tensors, stream);
-    }
+    launch_forward<T, is_aligned()>(path_forward_kernel<T, is_aligned()>, tables, leaf_order, tensors,
+                                    sizeof(Sum<T>) * tile_rows * tables.stride, stream);
   });
 }
 
 void path_backward_input(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
-                         const PathBackward& tensors, void* sum, void* grad_input, cudaStream_t stream) {
-  if (tables.rows == 0 || tables.trees == 0) return;
+                         const PathBackward& tensors, void* grad_input, cudaStream_t stream) {
+  if (tables.rows == 0 || tables.trees == 0 || tables.in_features == 0) return;
   dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    constexpr int vector =
-        sizeof(T) == 8 ? 2 : 4;  // more columns would need more registers than a thread has
-    if (tables.features == 0) {
-    } else if (aligned<T>(tensors.weight, tables.features, vector * sizeof(T))) {
-      backward_input<T, vector>(tables, leaf_order, tensors, sum, stream);
+    const bool index_aligned = reinterpret_cast<uintptr_t>(tables.feature_index) % 16 == 0;
+    if (index_aligned && aligned<T>(tensors.weight, tables.features, 16)) {
+      backward_input<T, 16 / sizeof(T)>(tables, leaf_order, tensors, grad_input, stream);
     } else {
-      backward_input<T, 1>(tables, leaf_order, tensors, sum, stream);
+      backward_input<T, 1>(tables, leaf_order, tensors, grad_input, stream);
     }
-    round_sums<T>(tables, sum, grad_input, stream);
   });
 }
 
@@ -314,16 +350,8 @@ void path_backward_weight(ScalarType type, const Tables& tables, const LeafOrder
   if (tables.rows == 0 || tables.trees == 0 || tables.stride == 0) return;
   dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const Segments segments(tables);
-    const SegmentOutput<T> output(segments, workspace, grad_weight, grad_bias);
-    const int64_t chunks = divide_up(segments.columns, column_threads<T>);
-    const int threads = static_cast<int>(divide_up(divide_up(segments.columns, chunks), 32) * 32);
-    const size_t shared_bytes = backward_weight_bytes<T>(threads, tables.stride);
-    clear_state(segments, output, stream);
-    launch(path_backward_weight_kernel<T>,
-           dim3(grid_size(segments.trees * segments.count), static_cast<unsigned>(chunks)), threads,
-           shared_bytes, stream, tables, leaf_order, slot, tensors, segments, output);
-    segment_reduce(segments, output, stream);
+    sum_weight_rows<T>(path_backward_weight_kernel<T>, tables, leaf_order, slot, tensors, workspace,
+                       grad_weight, grad_bias, 1, backward_weight_bytes<T>(tables.stride), stream);
   });
 }
 

@@ -5,12 +5,11 @@
 //      wide = false. The host checks shapes, dtypes, 0 <= max_depth <= 64; it need not read any table.
 //   2. If feature_index is given: tree_valid = empty [T] int32; check_features; tables.tree_valid =
 //      tree_valid.
-//   3. key = empty [T, N] int32; leaf_key; order = sort(key, stable, dim = 1).indices [T, N] int64.
+//   3. key, row_length = empty [T, N] int32; leaf_key; order = sort(key, stable, dim = 1).indices [T, N] int64.
 //   4. length, shared = empty [T, N] int32; count = empty [T * N + 1] int64; leaf_plan.
 //   5. log_prob = empty [N, T], score = empty [N, T, max_depth] in the accumulation dtype; path_forward.
 // Backward: steps 1 to 4 again with stride = score.size(2), then
-//   6. If input dtype is float32 or float64: grad_input = sum = zeros [N, D]; else sum = zeros [N, D] float32
-//      and grad_input = empty [N, D]; path_backward_input.
+//   6. grad_input = empty [N, D]; path_backward_input.
 //   7. workspace = empty [backward_workspace_bytes] uint8.
 //      Dense: grad_weight = zeros [T, M, S], grad_bias = zeros [T, M]; path_backward_weight with slot = null.
 //      Sparse: slot = cumsum(count, 0); nnz = slot[T * N] read by the host; grad_weight = empty [nnz, S],
@@ -41,9 +40,9 @@ struct PathBackward {
 void path_forward(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
                   const PathForward& tensors, cudaStream_t stream);
 
-// sum: [N, D] accumulation dtype, zero-filled. grad_input: [N, D]; sum itself if their dtypes are equal.
+// grad_input: [N, D], every element written.
 void path_backward_input(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
-                         const PathBackward& tensors, void* sum, void* grad_input, cudaStream_t stream);
+                         const PathBackward& tensors, void* grad_input, cudaStream_t stream);
 
 // slot: [T * N + 1] for row-sparse gradients, null for dense ones. grad_weight: [T, M, S] zero-filled, or
 // [nnz, S]. grad_bias: [T, M] zero-filled, or [nnz], or null. workspace: backward_workspace_bytes.

@@ -4,7 +4,11 @@
 namespace hstree {
 namespace {
 
-constexpr int threads = 256;
+constexpr int threads = 1024;
+// Blocks, which copy a table or add up its sums, are as few as fill a GPU twice, whatever the device, so that
+// the order of sums does not depend on it.
+constexpr int most_blocks = 256;
+constexpr int64_t shared_reserve = 1 << 10;  // static, and what the system takes
 
 // output = f(input) = P_j(uc) + P_j'(uc) (u - uc), P_j(u) = sum_m table[j, m] u^m; see LogitFunction
 // input, output [size] of one type T in float32, float64, bfloat16, float16; table [K, Width] Sum<T>, Width 2
@@ -13,13 +17,21 @@ constexpr int threads = 256;
 // Computed in Sum<T>, rounded to T once. A knot belongs to the interval on its right; beyond [-R, R] f goes
 //   on straight. NaN gives NaN; +-inf gives the infinity of the slope's sign, NaN where the slope is 0.
 // Work and bytes O(size): input once, output once, one interval of the table for each element, in 16 bytes at
-//   most. Keeps nothing for backward. No atomics; deterministic.
+//   most: from shared memory where is_staged, since a warp reads 32 places. Keeps nothing for backward. No
+//   atomics; deterministic.
 // One thread for each 16 bytes of input, at a stride of the grid. Width 2: PLIF, Ganea, Gelly, Becigneul and
 //   Severyn, "Breaking the softmax bottleneck via learnable monotonic pointwise non-linearities" (ICML 2019).
 template <typename T, int Width>
 __global__ void __launch_bounds__(threads)
-    plif_kernel(Piecewise<Sum<T>, Width> function, int64_t size, bool aligned, const T* input, T* output) {
+    plif_kernel(Piecewise<Sum<T>, Width> function, int64_t intervals, bool is_staged, int64_t size,
+                bool aligned, const T* input, T* output) {
   constexpr int group = group_size<T>;
+  if (is_staged) {
+    auto* copy = reinterpret_cast<Sum<T>*>(HSTREE_SHARED_MEMORY);
+    for (int64_t i = threadIdx.x; i < intervals * Width; i += threads) copy[i] = __ldg(function.table + i);
+    __syncthreads();
+    function.table = copy;
+  }
   const int64_t stride = int64_t(gridDim.x) * threads * group;
   for (int64_t begin = (int64_t(blockIdx.x) * threads + threadIdx.x) * group; begin < size; begin += stride) {
     Sum<T> value[group];
@@ -69,7 +81,7 @@ __global__ void __launch_bounds__(threads)
 // Integer atomics, in shared memory where is_private; deterministic, whatever the device.
 // One thread for each 16 bytes of input, at a stride of the grid.
 template <typename T, int Width>
-__global__ void __launch_bounds__(threads, 4)
+__global__ void __launch_bounds__(threads)
     plif_backward_kernel(Piecewise<Sum<T>, Width> function, int64_t size, bool aligned, bool is_private,
                          const T* grad, const T* input, SumWorkspace workspace, T* grad_input) {
   using S = Sum<T>;
@@ -93,7 +105,14 @@ __global__ void __launch_bounds__(threads, 4)
 
 int64_t blocks_of(int64_t elements, int group) {
   const int64_t blocks = divide_up(elements, threads * group);
-  return blocks < most_sum_blocks ? blocks : most_sum_blocks;
+  return blocks < most_blocks ? blocks : most_blocks;
+}
+
+static_assert(most_blocks <= most_sum_blocks);
+
+// Dynamic shared memory that a block of these kernels may have.
+int64_t shared_bytes() {
+  return shared_memory_limit() - shared_reserve;
 }
 
 }  // namespace
@@ -105,9 +124,13 @@ void plif(ScalarType type, const LogitFunction& function, int64_t elements, cons
     using T = typename decltype(tag)::type;
     const bool aligned = aligned_to_16(input) && aligned_to_16(output);
     const auto grid = static_cast<unsigned>(blocks_of(elements, group_size<T>));
+    const int64_t entries = function.intervals * function.width;
+    const int64_t table_bytes = entries * static_cast<int64_t>(sizeof(Sum<T>));
+    const bool is_staged = table_bytes <= shared_bytes() / 2 && entries * grid <= elements;
     with_table<Sum<T>>(function, [&](auto f) {
-      launch(plif_kernel<T, f.width>, grid, threads, 0, stream, f, elements, aligned,
-             static_cast<const T*>(input), static_cast<T*>(output));
+      launch(plif_kernel<T, f.width>, grid, threads, is_staged ? table_bytes : 0, stream, f,
+             function.intervals, is_staged, elements, aligned, static_cast<const T*>(input),
+             static_cast<T*>(output));
     });
   });
 }
@@ -125,7 +148,7 @@ void plif_backward(ScalarType type, const LogitFunction& function, int64_t eleme
     const bool aligned = aligned_to_16(grad) && aligned_to_16(input) && aligned_to_16(grad_input);
     const int64_t blocks = blocks_of(elements, group_size<T>);
     const auto grid = static_cast<unsigned>(blocks);
-    const size_t bytes = private_bytes(function, elements, blocks);
+    const size_t bytes = private_bytes(function, elements, blocks, shared_bytes());
     const SumWorkspace sums(function, workspace);
     launch(largest_grad_kernel<T>, grid, threads, 0, stream, elements, aligned_to_16(grad),
            static_cast<const T*>(grad), sums.largest);

@@ -4,7 +4,7 @@
 // run of places. A run inside one segment is summed there and stored at once. A longer one has a tail, its
 // part in the segment where it starts, and a head in every later segment that it reaches; both are kept in
 // the workspace, by segment and by place in score (`position`: level of a binary node, column of a wide one),
-// and the second pass adds tail and heads from left to right. So the order of every sum depends on N and
+// and the second pass adds tail and heads from left to right. So the order of every sum depends on N, T, S and
 // stride alone.
 #pragma once
 
@@ -15,9 +15,10 @@ namespace hstree {
 struct Segments {
   static constexpr int64_t shortest = 64;          // places
   static constexpr int64_t most_positions = 4096;  // C * stride, except that C is at least 1
+  static constexpr int64_t enough_blocks = 1024;   // of 128 columns, to fill a GPU; more only add workspace
   static constexpr int64_t none = -1, through = -2;
 
-  int64_t places;  // of a segment
+  int64_t places;  // of a segment, a multiple of 16
   int64_t count;   // C
   int64_t stride, columns;
   int64_t trees;
@@ -25,7 +26,8 @@ struct Segments {
   __host__ explicit Segments(const Tables& tables)
       : stride(tables.stride), columns(tables.features + 1), trees(tables.trees) {
     const int64_t most = stride > 0 && stride < most_positions ? most_positions / stride : 1;
-    places = divide_up(tables.rows, most);
+    const int64_t enough = divide_up(enough_blocks, trees * divide_up(columns, 128));
+    places = divide_up(divide_up(tables.rows, most < enough ? most : enough), 16) * 16;
     if (places < shortest) places = shortest;
     count = divide_up(tables.rows, places);
   }

@@ -1,6 +1,6 @@
 #include "common.cuh"
-#include "segment.cuh"
-#include "tile.cuh"
+#include "product.cuh"
+#include "weight_product.cuh"
 #include "wide.h"
 
 namespace hstree {
@@ -21,154 +21,312 @@ __device__ __forceinline__ double wide_slope(double score, bool chosen) {
   return (chosen ? 1.0 : 0.0) - exp(score);
 }
 
-// The wide op, first pass: logits of every child k of every wide node on the path of target[i].
-//   score[i, t, c + k] = dot(input[i, subset_t], weight[t, first_row + k]) + bias[t, first_row + k],
-//   c = sum of the widths of the nodes above
+// Replaces the logits of a row of the tile by their log-softmax, node by node, and clears the rest of score.
+// Returns the sum over the chosen children, NaN for corrupt tables. One warp.
+template <typename S>
+__device__ __forceinline__ S log_softmax(const Tables& tables, const Tile& tile, int r, S* score) {
+  const int lane = threadIdx.x % 32;
+  S total = 0;
+  int column = 0;
+  for (int level = 0; level < tile.length[r]; ++level) {
+    const int32_t* entry = tables.path + 3 * (tile.path_begin[r] + level);
+    const int children = entry[1], chosen = entry[2];
+    S largest = -INFINITY;
+    for (int k = lane; k < children; k += 32)
+      largest = score[column + k] > largest ? score[column + k] : largest;
+    largest = warp_max(largest);
+    S sum = 0;
+    for (int k = lane; k < children; k += 32) sum += exp(score[column + k] - largest);
+    const S log_sum = log(warp_sum(sum));
+    for (int k = lane; k < children; k += 32) {
+      const S value = score[column + k] - largest - log_sum;
+      score[column + k] = value;
+      if (k == chosen) total += value;
+    }
+    column += children;
+  }
+  for (int k = column + lane; k < tables.stride; k += 32) score[k] = 0;
+  total = warp_sum(total);
+  return tile.length[r] < 0 ? S(nanf("")) : total;
+}
+
+// The wide op, forward.
+//   score[i, t, c + k] = log_softmax(z)[k],  z[k] = dot(input[i, subset_t], weight[t, first_row + k])
+//       + bias[t, first_row + k],  for every child k of every wide node on the path of target[i]; c = sum of the
+//       widths of the nodes above
+//   log_prob[i, t] = sum over nodes of score[c + child]
 // Tensors: shapes at Tables, LeafOrder and WideForward; contiguous; input, weight, bias of one type T in
-//   float32, float64, bfloat16, float16; score Sum<T>. The rest of score is left to the second pass.
-// Sums in Sum<T>. Work O(N T width S). Bytes: a weight row once for each tile of 16 rows below it, an input
-//   row once for each tree, score once for each chunk of features.
+//   float32, float64, bfloat16, float16; log_prob and score Sum<T>. Columns past the path's nodes become 0.
+//   Ignored row: log_prob 0, score 0. Target, path, row, child or feature out of range: log_prob NaN, score 0.
+// Sums in Sum<T>; (z - max) - log(sum exp(z - max)), exact to rounding at finite z; NaN if a z is inf or all are
+//   -inf.
+// Work O(N T width S). Bytes: a weight row once for each tile of 16 rows below it, an input row once for each
+//   tree; score, in cache, once for each chunk of features and four times for the softmax. Keeps score for
+//   backward.
 // No atomics; the order of every sum is fixed by S: deterministic.
-// One block for each (tree, tile), one warp for each child of a node of the tile, lanes over features.
-template <typename T, int Vector>
-__global__ void __launch_bounds__(dot_threads, 5)
-    wide_logit_kernel(Tables tables, LeafOrder leaf_order, WideForward tensors, int64_t tiles, int columns) {
-  using D = Dot<T, Vector>;
+// One block for each (tree, tile), which meets the nodes of the tile one after another; a warp for each child,
+//   or each 8 of them: product.cuh. Then one warp for each row of the tile.
+template <typename T, bool Aligned>
+__global__ void __launch_bounds__(product_threads, 5)
+    wide_forward_kernel(Tables tables, LeafOrder leaf_order, WideForward tensors, int64_t tiles,
+                        int columns) {
+  using P = Product<T, Aligned>;
   using S = Sum<T>;
   __shared__ Tile tile;
-  S* rows = reinterpret_cast<S*>(HSTREE_SHARED_MEMORY);  // [tile_rows, columns]
+  T* rows = reinterpret_cast<T*>(HSTREE_SHARED_MEMORY);  // [tile_rows, columns]
   const int tree = static_cast<int>(blockIdx.x / tiles);
-  const int warp = threadIdx.x / 32;
   const T* weight = static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features;
-  tile.fill(tables, leaf_order, tree, blockIdx.x % tiles * tile_rows);
-  for (int64_t begin = 0; begin == 0 || begin < tables.features; begin += D::chunk) {
+  tile.fill(tables, leaf_order, tree, blockIdx.x % tiles * tile_rows, tables.rows);
+  for (int64_t begin = 0; begin == 0 || begin < tables.features; begin += P::chunk) {
     const int width =
-        static_cast<int>(tables.features - begin < D::chunk ? tables.features - begin : D::chunk);
+        static_cast<int>(tables.features - begin < P::chunk ? tables.features - begin : P::chunk);
     __syncthreads();
-    D::stage(tables, tile, tree, static_cast<const T*>(tensors.input), begin, width, columns, rows);
+    P::stage(tables, tile, tree, static_cast<const T*>(tensors.input), begin, width, columns, rows);
     __syncthreads();
     for (int i = 0; i < tile.items(); ++i) {
       const Item item = tile.item(i);
       const int64_t path_begin = tile.path_begin[item.begin];
       const int children = tables.path[3 * (path_begin + item.level) + 1];
       const int first_column = score_column(tables, path_begin, item.level);
-      for (int child = warp; child < children; child += dot_threads / 32) {
-        const int64_t weight_row = item.node + child;
-        S value[D::steps][Vector];
-        D::load_weight(weight + weight_row * tables.features + begin, width, value);
-        D::run(value, rows, columns, item.begin, item.end, [&](int r, S sum) {
-          // The same lane meets this element in every chunk.
-          S* score = static_cast<S*>(tensors.score) + (tile.row[r] * tables.trees + tree) * tables.stride +
-                     first_column + child;
-          if (begin > 0) {
-            sum += *score;
-          } else if (tensors.bias != nullptr) {
-            sum += to_sum(static_cast<const T*>(tensors.bias)[tree * tables.weight_rows + weight_row]);
-          }
-          *score = sum;
-        });
-      }
+      P::multiply(
+          children, rows, columns, width,
+          [&](int child) {
+            return Run<T>{weight + (int64_t(item.node) + child) * tables.features + begin, item.begin,
+                          item.end};
+          },
+          [&](int child, int r, S sum) {
+            S* score = static_cast<S*>(tensors.score) + (tile.row[r] * tables.trees + tree) * tables.stride +
+                       first_column + child;
+            if (begin > 0) {
+              sum += *score;
+            } else if (tensors.bias != nullptr) {
+              sum +=
+                  to_sum(static_cast<const T*>(tensors.bias)[tree * tables.weight_rows + item.node + child]);
+            }
+            *score = sum;
+          });
     }
+  }
+  __syncthreads();
+  for (int r = threadIdx.x / 32; r < tile_rows; r += product_threads / 32) {
+    const int64_t row = tile.row[r];
+    if (row < 0) continue;
+    const S sum = log_softmax(tables, tile, r,
+                              static_cast<S*>(tensors.score) + (row * tables.trees + tree) * tables.stride);
+    if (threadIdx.x % 32 == 0) static_cast<S*>(tensors.log_prob)[row * tables.trees + tree] = sum;
   }
 }
 
-// The wide op, second pass, in place.
-//   score[i, t, columns of node] = log_softmax of them;  log_prob[i, t] = sum over nodes of score[child]
-// Tensors as in the first pass; log_prob [N, T] Sum<T>. Columns past the path's nodes become 0. Ignored row:
-//   log_prob 0, score 0. Target, path, row, child or feature out of range: log_prob NaN, score 0.
-// (z - max) - log(sum exp(z - max)), exact to rounding at finite z; NaN if a z is inf or all are -inf.
-// Bytes: score read three times and written once. Keeps score for backward. No atomics; deterministic.
-// One warp for each (tree, place), lanes over columns.
-template <typename S>
-__global__ void __launch_bounds__(128)
-    wide_softmax_kernel(Tables tables, LeafOrder leaf_order, S* scores, S* log_prob) {
-  const int64_t place = (int64_t(blockIdx.x) * 128 + threadIdx.x) / 32;
-  const int lane = threadIdx.x % 32;
-  if (place >= tables.trees * tables.rows) return;
-  const int tree = static_cast<int>(place / tables.rows);
-  const int64_t row = leaf_order.order[place];
-  const int length = leaf_order.length[place];
-  S* score = scores + (row * tables.trees + tree) * tables.stride;
-  S total = 0;
-  int column = 0;
-  if (length > 0) {
-    const int64_t path_begin = hstree::path_begin(tables, tree, row);
-    for (int level = 0; level < length; ++level) {
-      const int children = tables.path[3 * (path_begin + level) + 1];
-      const int chosen = tables.path[3 * (path_begin + level) + 2];
-      S largest = -INFINITY;
-      for (int k = lane; k < children; k += 32)
-        largest = score[column + k] > largest ? score[column + k] : largest;
-      largest = warp_max(largest);
-      S sum = 0;
-      for (int k = lane; k < children; k += 32) sum += exp(score[column + k] - largest);
-      const S log_sum = log(warp_sum(sum));
-      for (int k = lane; k < children; k += 32) {
-        const S value = score[column + k] - largest - log_sum;
-        score[column + k] = value;
-        if (k == chosen) total += value;
+constexpr int row_threads = 64;
+
+// grad_input of the rows of a tile: products of factors [16 rows, children] with weight rows [children, columns
+// of the block], summed up over the nodes of the tile.
+//
+// float32 and float64: fused multiply-adds; a thread has `vector` columns of all rows in registers.
+template <typename T, bool Aligned, bool Half = is_half<T>>
+struct RowSums {
+  static constexpr int vector = Aligned ? 16 / sizeof(T) : 1;
+  static constexpr int columns = row_threads * vector;  // of a block
+  static constexpr int children = 32;                   // whose factors are in shared memory at a time
+
+  struct Factors {
+    T factor[children][tile_rows];
+    __device__ __forceinline__ void set(int r, int child, T value) { factor[child][r] = value; }
+  };
+
+  T sum[tile_rows][vector] = {};
+
+  // Adds those of `count` weight rows, from `weight` on, to the rows of the item. first_column: of the block.
+  __device__ __forceinline__ void add(const Factors& factors, const Item& item, const T* weight, int count,
+                                      int64_t features, int64_t first_column) {
+    const int64_t column = first_column + threadIdx.x * vector;
+    if (column >= features) return;
+    for (int k = 0; k < count; ++k) {
+      T value[vector];
+      load<vector>(weight + k * features + column, value);
+#pragma unroll
+      for (int group = 0; group < tile_rows; group += 4) {
+        if (item.begin >= group + 4 || item.end <= group) continue;
+#pragma unroll
+        for (int r = group; r < group + 4; ++r) {
+          if (r < item.begin || r >= item.end) continue;
+#pragma unroll
+          for (int e = 0; e < vector; ++e) sum[r][e] += factors.factor[k][r] * value[e];
+        }
       }
-      column += children;
     }
   }
-  for (int k = column + lane; k < tables.stride; k += 32) score[k] = 0;
-  total = warp_sum(total);
-  if (lane == 0) log_prob[row * tables.trees + tree] = length < 0 ? S(nanf("")) : total;
+
+  // Calls take(row of the tile, column of the block, sums of consecutive columns).
+  template <typename Take>
+  __device__ __forceinline__ void each(Take take) const {
+#pragma unroll
+    for (int r = 0; r < tile_rows; ++r) take(r, static_cast<int>(threadIdx.x * vector), sum[r]);
+  }
+};
+
+// bfloat16 and float16: [16 rows] x [16 children] x [8 columns] by matrix instructions, factors as SplitFactors
+// has them. A lane reads eight columns of four children in 16 bytes each; column 8 n + j of a warp's 64 is
+// column n of instruction j.
+template <typename T, bool Aligned>
+struct RowSums<T, Aligned, true> {
+  static constexpr int columns = 2 * row_threads;
+  static constexpr int children = 16;
+  using Factors = SplitFactors<T, tile_rows>;
+
+  float sum[4][8] = {};  // columns 8 (2 t + i % 2) ... of row g + i / 2 * 8
+
+  __device__ __forceinline__ void add(const Factors& factors, const Item& item, const T* weight, int count,
+                                      int64_t features, int64_t first_column) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int64_t column = first_column + threadIdx.x / 32 * 64 + 8 * g;
+    uint32_t part[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int k = 2 * t + i % 2 + i / 2 * 8;
+      const int64_t left = k < count ? features - column : 0;
+      load_part(weight + k * features + column, left, part[i]);
+    }
+    uint32_t high[4], low[4];
+    factors.operands(0, high, low);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t operand[2] = {pair(part[0][j / 2], part[1][j / 2], j % 2),
+                                   pair(part[2][j / 2], part[3][j / 2], j % 2)};
+      float product[4] = {};
+      mma<T>(product, low, operand);
+      mma<T>(product, high, operand);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int r = g + i / 2 * 8;
+        if (r >= item.begin && r < item.end) sum[i][j] += product[i] * factors.scale[r];
+      }
+    }
+  }
+
+  template <typename Take>
+  __device__ __forceinline__ void each(Take take) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      take(g + i / 2 * 8, static_cast<int>(threadIdx.x / 32 * 64 + 8 * (2 * t + i % 2)), sum[i]);
+    }
+  }
+
+ private:
+  // The lower or the upper halves of two words.
+  static __device__ __forceinline__ uint32_t pair(uint32_t first, uint32_t second, int upper) {
+    return upper ? first >> 16 | (second & 0xffff0000u) : (first & 0xffffu) | second << 16;
+  }
+
+  // Eight elements, zero from `left` on.
+  static __device__ __forceinline__ void load_part(const T* address, int64_t left, uint32_t (&part)[4]) {
+    if (Aligned && left > 0) {
+      const uint4 raw = __ldg(reinterpret_cast<const uint4*>(address));
+      memcpy(part, &raw, sizeof raw);
+      return;
+    }
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      const T zero = round_to<T>(0.0f);
+      part[word] = pack(2 * word < left ? __ldg(address + 2 * word) : zero,
+                        2 * word + 1 < left ? __ldg(address + 2 * word + 1) : zero);
+    }
+  }
+};
+
+// total[column ...] += sum, for columns of a tree's subset; in accesses of 16 bytes where `wide`.
+template <int Count, typename S>
+__device__ __forceinline__ void add_to_row(const Tables& tables, int tree, int64_t column, bool wide,
+                                           const S (&sum)[Count], S* total) {
+  if constexpr (Count % 4 == 0 && sizeof(S) == 4) {
+    if (wide && column + Count <= tables.features) {
+#pragma unroll
+      for (int k = 0; k < Count; k += 4) {
+        uint4* address = reinterpret_cast<uint4*>(total + column + k);
+        uint4 raw = *address;
+        S value[4];
+        memcpy(value, &raw, sizeof raw);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) value[e] += sum[k + e];
+        memcpy(&raw, value, sizeof raw);
+        *address = raw;
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < Count; ++k) {
+    if (column + k < tables.features) total[input_feature(tables, tree, column + k)] += sum[k];
+  }
 }
 
-constexpr int child_group = 32;  // children whose factors are in shared memory at a time, grad_input
+// output[i] = value[i], rounded to T.  value [count] Sum<T>, output [count] T. One thread for each element.
+template <typename T>
+__global__ void round_kernel(const Sum<T>* value, T* output, int64_t count) {
+  const int64_t i = int64_t(blockIdx.x) * 256 + threadIdx.x;
+  if (i < count) store(output + i, value[i]);
+}
+
+// grad_input = sum, rounded, unless they are one buffer.
+template <typename T>
+void round_sums(const Tables& tables, const void* sum, void* grad_input, cudaStream_t stream) {
+  const int64_t count = tables.rows * tables.in_features;
+  if (sum == grad_input || count == 0) return;
+  launch(round_kernel<T>, grid_size(divide_up(count, 256)), 256, 0, stream, static_cast<const Sum<T>*>(sum),
+         static_cast<T*>(grad_input), count);
+}
 
 // The wide op, gradient of input, one tree:
 //   sum[i, subset_t] += sum over nodes and children k of
 //       grad_log_prob[i,t] * ([k = child] - exp(score[k])) * weight[t, first_row + k]
 // Tensors: WideBackward says shapes; sum [N, D] Sum<T>. Rows without a usable path add nothing.
-// Sums in Sum<T>. Work and bytes as the first pass of forward, and sum read and written once.
+// Sums in Sum<T>. Work O(N T width S). Bytes: a weight row once for each tile of 16 rows below it, and sum read
+//   and written once: unlike the path op's, a node's rows are many for a row of the batch, and sharing them
+//   saves more than going through sum costs.
 // No atomics: a row stands once in a tree's order, and trees come one launch after another. Deterministic.
-// One block for each (tile, chunk of columns), Vector columns of 16 rows for each thread.
-template <typename T, int Vector>
+// One block for each (tile, chunk of columns), which meets the nodes of the tile one after another.
+template <typename T, bool Aligned>
 __global__ void __launch_bounds__(row_threads)
     wide_backward_input_kernel(Tables tables, LeafOrder leaf_order, WideBackward tensors, Sum<T>* total,
-                               int tree) {
+                               int tree, bool wide_sums) {
   using S = Sum<T>;
+  using R = RowSums<T, Aligned>;
   __shared__ Tile tile;
-  __shared__ S factor[child_group * tile_rows];
-  tile.fill(tables, leaf_order, tree, int64_t(blockIdx.x) * tile_rows);
-  const int64_t column = (int64_t(blockIdx.y) * row_threads + threadIdx.x) * Vector;
-  const T* weight =
-      static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features + column;
-  RowSums<T, Vector> sums;
+  __shared__ typename R::Factors factors;
+  tile.fill(tables, leaf_order, tree, int64_t(blockIdx.x) * tile_rows, tables.rows);
+  const int64_t first_column = int64_t(blockIdx.y) * R::columns;
+  const T* weight = static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features;
+  R sums;
   for (int i = 0; i < tile.items(); ++i) {
     const Item item = tile.item(i);
     const int64_t path_begin = tile.path_begin[item.begin];
     const int children = tables.path[3 * (path_begin + item.level) + 1];
-    const int first_column = score_column(tables, path_begin, item.level);
-    for (int first = 0; first < children; first += child_group) {
-      const int count = children - first < child_group ? children - first : child_group;
+    const int column = score_column(tables, path_begin, item.level);
+    for (int first = 0; first < children; first += R::children) {
+      const int count = children - first < R::children ? children - first : R::children;
       __syncthreads();
-      for (int k = threadIdx.x; k < child_group * tile_rows; k += row_threads) {
-        const int r = k / child_group, child = first + k % child_group;
-        if (r < item.begin || r >= item.end || child >= children) continue;
-        const int64_t at = tile.row[r] * tables.trees + tree;
-        const S score = static_cast<const S*>(tensors.score)[at * tables.stride + first_column + child];
-        const bool chosen = tables.path[3 * (tile.path_begin[r] + item.level) + 2] == child;
-        factor[k % child_group * tile_rows + r] =
-            static_cast<const S*>(tensors.grad_log_prob)[at] * wide_slope(score, chosen);
+      for (int k = threadIdx.x; k < R::children * tile_rows; k += row_threads) {
+        const int r = k / R::children, child = first + k % R::children;
+        S value = 0;
+        if (r >= item.begin && r < item.end && child < children) {
+          const int64_t at = tile.row[r] * tables.trees + tree;
+          const S score = static_cast<const S*>(tensors.score)[at * tables.stride + column + child];
+          const bool chosen = tables.path[3 * (tile.path_begin[r] + item.level) + 2] == child;
+          value = static_cast<const S*>(tensors.grad_log_prob)[at] * wide_slope(score, chosen);
+        }
+        factors.set(r, k % R::children, value);
       }
       __syncthreads();
-      if (column >= tables.features) continue;
-      for (int k = 0; k < count; ++k) {
-        S value[Vector];
-        load<Vector>(weight + (int64_t(item.node) + first + k) * tables.features, value);
-        sums.add(value, factor + k * tile_rows, item.begin, item.end);
-      }
+      sums.add(factors, item, weight + (int64_t(item.node) + first) * tables.features, count, tables.features,
+               first_column);
     }
   }
-  sums.add_to(tables, tile, tree, column, total);
+  sums.each([&](int r, int at, const auto& sum) {
+    if (tile.length[r] <= 0) return;
+    add_to_row(tables, tree, first_column + at, wide_sums, sum, total + tile.row[r] * tables.in_features);
+  });
 }
-
-constexpr int child_sums = 16;  // children whose sums are in registers at a time, grad_weight
-constexpr int group_rows = 32;  // rows whose factors are in shared memory at a time, grad_weight
-constexpr int weight_threads = 128;
 
 // The wide op, gradients of weight and bias.
 //   grad_weight[t, first_row + k] = sum_i grad_log_prob[i,t] * ([k = child_i] - exp(score[i, t, c + k])) *
@@ -177,27 +335,31 @@ constexpr int weight_threads = 128;
 // Tensors: shapes at WideBackward and SegmentOutput; slot [T N + 1] int64, the sums of leaf_plan's count, or
 //   null: then gradients are dense, row t R + first_row + k. Only rows of visited nodes are written. Rows
 //   without a usable path add nothing.
+//   A feature of bfloat16 or float16 that is not finite makes its column NaN for the node.
 // Sums in Sum<T>, rounded to T once. Work O(N T width S). Bytes: input once for each 16 children, each
 //   gradient row once, and the workspace (segment.cuh).
-// No atomics; the order of every sum depends on N and stride alone: deterministic.
-// One block for each (tree, segment), chunk of columns and share of the children; one thread for each column,
-//   16 children at a time.
+// No atomics; the order of every sum depends on N, T, S and stride alone: deterministic.
+// One block for each (tree, segment), chunk of columns and share of the children, which takes the run of each
+//   node 16 rows and 16 children at a time.
 template <typename T>
 __global__ void __launch_bounds__(weight_threads, 3)
     wide_backward_weight_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot,
-                                WideBackward tensors, Segments segments, SegmentOutput<T> output) {
+                                WideBackward tensors, Segments segments, SegmentOutput<T> output,
+                                bool wide_stores) {
   using S = Sum<T>;
-  __shared__ int64_t row[group_rows];
-  __shared__ S factor[group_rows * child_sums];
+  using W = WeightProduct<T>;
+  __shared__ int64_t row[tile_rows];
+  __shared__ typename W::template Factors<item_group> factors;
+  __shared__ ItemSum item_sum[item_group];
   const int tid = threadIdx.x, lane = tid % 32;
   const int tree = static_cast<int>(blockIdx.x / segments.count);
   const int64_t begin = blockIdx.x % segments.count * segments.places;
   const int64_t end = begin + segments.places < tables.rows ? begin + segments.places : tables.rows;
-  const int64_t column = int64_t(blockIdx.y) * weight_threads + tid;
-  const bool active = column < segments.columns;
-  const int64_t source = column < tables.features ? input_feature(tables, tree, column) : -1;
-  const T* input = static_cast<const T*>(tensors.input);
   const int64_t position = blockIdx.x * segments.stride;
+  const ColumnSums<T> sums = {
+      item_sum,        nullptr,    output, position, int64_t(blockIdx.y) * ColumnSums<T>::columns,
+      tables.features, wide_stores};
+  W product(tables, tree, sums.first_column);
   const int64_t* order = leaf_order.order + tree * tables.rows;
   const int32_t* length = leaf_order.length + tree * tables.rows;
   const int32_t* shared = leaf_order.shared + tree * tables.rows;
@@ -223,54 +385,45 @@ __global__ void __launch_bounds__(weight_threads, 3)
           break;
         }
         const bool outgoing = run_end == end && end < tables.rows && shared[end] > level;
-        for (int first = blockIdx.z * child_sums; first < children; first += gridDim.z * child_sums) {
-          const int count = children - first < child_sums ? children - first : child_sums;
-          S sum[child_sums] = {};
-          for (int64_t group = place; group < run_end; group += group_rows) {
-            const int rows = static_cast<int>(run_end - group < group_rows ? run_end - group : group_rows);
+        const ItemSum::Goal goal = incoming ? ItemSum::head : outgoing ? ItemSum::tail : ItemSum::store;
+        for (int first = blockIdx.z * item_group; first < children; first += gridDim.z * item_group) {
+          const int count = children - first < item_group ? children - first : item_group;
+          typename W::Sums sum;
+          S bias[1] = {};
+          for (int64_t group = place; group < run_end; group += tile_rows) {
+            const int rows = static_cast<int>(run_end - group < tile_rows ? run_end - group : tile_rows);
             __syncthreads();
-            for (int i = tid; i < rows * child_sums; i += weight_threads) {
-              const int r = i / child_sums, k = i % child_sums;
-              const int64_t i_row = order[group + r];
-              if (k == 0) row[r] = i_row;
-              const int64_t at = i_row * tables.trees + tree;
-              S value = 0;
-              if (k < count) {
-                const int chosen = tables.path[3 * (hstree::path_begin(tables, tree, i_row) + level) + 2];
-                value =
-                    static_cast<const S*>(tensors.grad_log_prob)[at] *
-                    wide_slope(
-                        static_cast<const S*>(tensors.score)[at * tables.stride + first_column + first + k],
-                        chosen == first + k);
+            if (tid < tile_rows) row[tid] = tid < rows ? order[group + tid] : -1;
+            if (tid < count) {
+              const int column = first_column + first + tid;
+              item_sum[tid] = {grad_row + first + tid, column, false, goal};
+              if (outgoing && group == place && blockIdx.y == 0) {
+                output.state[position + column] = incoming ? Segments::through : grad_row + first + tid;
               }
-              factor[i] = value;
             }
             __syncthreads();
-            if (!active) continue;
-#pragma unroll 4
-            for (int r = 0; r < rows; ++r) {
-              const S feature =
-                  source < 0 ? S(1) : to_sum(__ldg(input + row[r] * tables.in_features + source));
-#pragma unroll
-              for (int k = 0; k < child_sums; ++k) sum[k] += factor[r * child_sums + k] * feature;
+            for (int i = tid; i < item_group * tile_rows; i += W::threads) {
+              const int k = i / tile_rows, r = i % tile_rows;
+              S value = 0;
+              if (k < count && r < rows) {
+                const int64_t at = row[r] * tables.trees + tree;
+                const int chosen = tables.path[3 * (hstree::path_begin(tables, tree, row[r]) + level) + 2];
+                const S score =
+                    static_cast<const S*>(tensors.score)[at * tables.stride + first_column + first + k];
+                value =
+                    static_cast<const S*>(tensors.grad_log_prob)[at] * wide_slope(score, chosen == first + k);
+              }
+              factors.set(k, r, value);
             }
+            product.load(tables, static_cast<const T*>(tensors.input), [&](int r) { return row[r]; });
+            __syncthreads();
+            product.add(factors, 0, [&](int) { return Item{0, 0, 0, rows}; }, sum);
+            if (tid < count) bias[0] += factors.sum(tid);
           }
-#pragma unroll
-          for (int k = 0; k < child_sums; ++k) {
-            if (k >= count) break;
-            const int64_t at = position + first_column + first + k;
-            const int64_t target_row = grad_row + first + k;
-            if (outgoing && tid == 0 && blockIdx.y == 0)
-              output.state[at] = incoming ? Segments::through : target_row;
-            if (!active) continue;
-            if (incoming) {
-              output.head[at * segments.columns + column] = sum[k];
-            } else if (outgoing) {
-              output.tail[at * segments.columns + column] = sum[k];
-            } else {
-              output.store_row(target_row, tables.features, column, sum[k]);
-            }
-          }
+          W::each(sum, [&](int k, int column, auto& part) {
+            if (k < count) sums.write(k, column, part);
+          });
+          if (blockIdx.y == 0 && tid < count) sums.write(tid, ColumnSums<T>::columns, bias);
         }
       }
       first_column += children;
@@ -279,26 +432,15 @@ __global__ void __launch_bounds__(weight_threads, 3)
   }
 }
 
-template <typename T, int Vector>
-void forward(const Tables& tables, const LeafOrder& leaf_order, const WideForward& tensors,
-             cudaStream_t stream) {
-  const int columns = Dot<T, Vector>::columns(tables.features);
-  const int64_t tiles = tile_count(tables);
-  launch(wide_logit_kernel<T, Vector>, grid_size(tables.trees * tiles), dot_threads,
-         sizeof(Sum<T>) * tile_rows * columns, stream, tables, leaf_order, tensors, tiles, columns);
-  launch(wide_softmax_kernel<Sum<T>>, grid_size(divide_up(32 * tables.trees * tables.rows, 128)), 128, 0,
-         stream, tables, leaf_order, static_cast<Sum<T>*>(tensors.score),
-         static_cast<Sum<T>*>(tensors.log_prob));
-}
-
-template <typename T, int Vector>
-void backward_input(const Tables& tables, const LeafOrder& leaf_order, const WideBackward& tensors, void* sum,
-                    cudaStream_t stream) {
+template <typename T, bool Aligned>
+void backward_input(const Tables& tables, const LeafOrder& leaf_order, const WideBackward& tensors,
+                    Sum<T>* sum, cudaStream_t stream) {
   const dim3 grid(grid_size(tile_count(tables)),
-                  static_cast<unsigned>(divide_up(tables.features, row_threads * Vector)));
+                  static_cast<unsigned>(divide_up(tables.features, RowSums<T, Aligned>::columns)));
+  const bool wide_sums = tables.feature_index == nullptr && aligned<Sum<T>>(sum, tables.in_features, 16);
   for (int tree = 0; tree < tables.trees; ++tree) {
-    launch(wide_backward_input_kernel<T, Vector>, grid, row_threads, 0, stream, tables, leaf_order, tensors,
-           static_cast<Sum<T>*>(sum), tree);
+    launch(wide_backward_input_kernel<T, Aligned>, grid, row_threads, 0, stream, tables, leaf_order, tensors,
+           sum, tree, wide_sums);
   }
 }
 
@@ -307,27 +449,20 @@ void backward_input(const Tables& tables, const LeafOrder& leaf_order, const Wid
 void wide_forward(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
                   const WideForward& tensors, cudaStream_t stream) {
   if (tables.rows == 0 || tables.trees == 0) return;
-  dispatch(type, [&](auto tag) {
+  dispatch_aligned(type, tensors.weight, tables.features, [&](auto tag, auto is_aligned) {
     using T = typename decltype(tag)::type;
-    if (aligned<T>(tensors.weight, tables.features, 16)) {
-      forward<T, 16 / sizeof(T)>(tables, leaf_order, tensors, stream);
-    } else {
-      forward<T, 1>(tables, leaf_order, tensors, stream);
-    }
+    launch_forward<T, is_aligned()>(wide_forward_kernel<T, is_aligned()>, tables, leaf_order, tensors, 0,
+                                    stream);
   });
 }
 
 void wide_backward_input(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
                          const WideBackward& tensors, void* sum, void* grad_input, cudaStream_t stream) {
   if (tables.rows == 0 || tables.trees == 0) return;
-  dispatch(type, [&](auto tag) {
+  dispatch_aligned(type, tensors.weight, tables.features, [&](auto tag, auto is_aligned) {
     using T = typename decltype(tag)::type;
-    constexpr int vector = sizeof(T) == 8 ? 2 : 4;
-    if (tables.features == 0) {
-    } else if (aligned<T>(tensors.weight, tables.features, vector * sizeof(T))) {
-      backward_input<T, vector>(tables, leaf_order, tensors, sum, stream);
-    } else {
-      backward_input<T, 1>(tables, leaf_order, tensors, sum, stream);
+    if (tables.features > 0) {
+      backward_input<T, is_aligned()>(tables, leaf_order, tensors, static_cast<Sum<T>*>(sum), stream);
     }
     round_sums<T>(tables, sum, grad_input, stream);
   });
@@ -339,16 +474,9 @@ void wide_backward_weight(ScalarType type, const Tables& tables, const LeafOrder
   if (tables.rows == 0 || tables.trees == 0 || tables.stride == 0) return;
   dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const Segments segments(tables);
-    const SegmentOutput<T> output(segments, workspace, grad_weight, grad_bias);
-    const int64_t shares = divide_up(tables.stride, child_sums);
-    const dim3 grid(grid_size(segments.trees * segments.count),
-                    static_cast<unsigned>(divide_up(segments.columns, weight_threads)),
-                    static_cast<unsigned>(shares < 16 ? shares : 16));
-    clear_state(segments, output, stream);
-    launch(wide_backward_weight_kernel<T>, grid, weight_threads, 0, stream, tables, leaf_order, slot, tensors,
-           segments, output);
-    segment_reduce(segments, output, stream);
+    const int64_t shares = divide_up(tables.stride, item_group);
+    sum_weight_rows<T>(wide_backward_weight_kernel<T>, tables, leaf_order, slot, tensors, workspace,
+                       grad_weight, grad_bias, shares < 16 ? shares : 16, 0, stream);
   });
 }
 

@@ -1,6 +1,7 @@
 // Launchers of the wide op: log-softmax of the chosen child at every wide node on the path of a class.
 //
-// The binding calls the same sequence as path.h says, with offset = wide_offset, path = wide_path [P, 3],
+// The binding calls the same sequence as path.h says, with sum = zeros [N, D] in the accumulation dtype before
+// step 6, which is grad_input too if the dtypes are equal, and with offset = wide_offset, path = wide_path [P, 3],
 // entries = P, weight_rows = R, stride = max_width, wide = true, and wide_forward, wide_backward_input,
 // wide_backward_weight in place of path_*. The host checks 0 <= max_width. Rows of weight take the place of
 // nodes: a node of width w first visited at some place fills w consecutive rows of the row-sparse gradient,

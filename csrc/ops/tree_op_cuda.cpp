@@ -34,24 +34,26 @@ class Plan {
     }
     const std::vector<int64_t> shape = {a.trees(), a.rows()};
     const Tensor key = empty(a.input, shape, Dtype::Int);
-    leaf_key(tables_, data<int32_t>(key), stream);
+    row_length_ = empty(a.input, shape, Dtype::Int);
+    leaf_key(tables_, data<int32_t>(key), data<int32_t>(row_length_), stream);
     order_ = stable_argsort(key);
     length_ = empty(a.input, shape, Dtype::Int);
     shared_ = empty(a.input, shape, Dtype::Int);
     count_ = empty(a.input, {a.trees() * a.rows() + 1}, Dtype::Long);
-    leaf_plan(tables_, const_data<int64_t>(order_), data<int32_t>(length_), data<int32_t>(shared_),
-              data<int64_t>(count_), stream);
+    leaf_plan(tables_, const_data<int64_t>(order_), const_data<int32_t>(row_length_), data<int32_t>(length_),
+              data<int32_t>(shared_), data<int64_t>(count_), stream);
   }
 
   const Tables& tables() const { return tables_; }
   LeafOrder leaf_order() const {
-    return {const_data<int64_t>(order_), const_data<int32_t>(length_), const_data<int32_t>(shared_)};
+    return {const_data<int64_t>(order_), const_data<int32_t>(length_), const_data<int32_t>(shared_),
+            const_data<int32_t>(row_length_)};
   }
   const Tensor& count() const { return count_; }
 
  private:
   Tables tables_;
-  Tensor tree_valid_, order_, length_, shared_, count_;
+  Tensor tree_valid_, row_length_, order_, length_, shared_, count_;
 };
 
 bool nothing_to_do(const TreeArguments& a) {
@@ -83,20 +85,32 @@ ForwardResult tree_forward_cuda(const TreeArguments& a, const std::optional<Tens
 SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score,
                                 bool sparse) {
   const Dtype dtype = a.input.scalar_type(), sums = accumulate_dtype(a.input);
-  const Tensor sum = zeros(a.input, {a.rows(), a.in_features()}, sums);
-  Tensor grad_input = dtype == sums ? sum : empty(a.input, {a.rows(), a.in_features()}, dtype);
   Tensor index = empty(a.input, {2, 0}, Dtype::Long);
   const auto dense_weight = [&] {
     return zeros(a.weight, {a.trees(), a.weight_rows(), a.features()}, dtype);
   };
   const auto dense_bias = [&] { return zeros(a.weight, {a.trees(), a.weight_rows()}, dtype); };
   if (nothing_to_do(a)) {
+    const Tensor grad_input = zeros(a.input, {a.rows(), a.in_features()}, dtype);
     if (!sparse) return {grad_input, index, dense_weight(), dense_bias()};
     return {grad_input, index, empty(a.weight, {0, a.features()}, dtype), empty(a.weight, {0}, dtype)};
   }
   const CudaCall call(a.input);
   const Plan plan(a, call.stream());
   const LeafOrder order = plan.leaf_order();
+  const WideBackward wide = {grad_log_prob.const_data_ptr(), score.const_data_ptr(), a.input.const_data_ptr(),
+                             a.weight.const_data_ptr()};
+  const PathBackward path = {wide.grad_log_prob, wide.score, wide.input, wide.weight};
+  Tensor grad_input;
+  if (a.wide) {
+    const Tensor sum = zeros(a.input, {a.rows(), a.in_features()}, sums);
+    grad_input = dtype == sums ? sum : empty(a.input, {a.rows(), a.in_features()}, dtype);
+    wide_backward_input(a.type, plan.tables(), order, wide, sum.mutable_data_ptr(),
+                        grad_input.mutable_data_ptr(), call.stream());
+  } else {
+    grad_input = empty(a.input, {a.rows(), a.in_features()}, dtype);
+    path_backward_input(a.type, plan.tables(), order, path, grad_input.mutable_data_ptr(), call.stream());
+  }
   Tensor slot, grad_weight, grad_bias;
   if (sparse) {
     slot = cumulative_sum(plan.count());
@@ -109,23 +123,17 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
     grad_weight = dense_weight();
     grad_bias = dense_bias();
   }
-  const int64_t* slot_data = sparse ? const_data<int64_t>(slot) : nullptr;
   const int64_t bytes = backward_workspace_bytes(a.type, plan.tables());
   const Tensor workspace = empty(a.input, {bytes}, Dtype::Byte);
-  const auto run = [&](const auto& tensors, const auto& input_gradient, const auto& weight_gradient) {
-    input_gradient(a.type, plan.tables(), order, tensors, sum.mutable_data_ptr(),
-                   grad_input.mutable_data_ptr(), call.stream());
-    weight_gradient(a.type, plan.tables(), order, slot_data, tensors, workspace.mutable_data_ptr(),
-                    grad_weight.mutable_data_ptr(), grad_bias.mutable_data_ptr(), call.stream());
+  const auto run = [&](const auto& weight_gradient, const auto& tensors) {
+    weight_gradient(a.type, plan.tables(), order, sparse ? const_data<int64_t>(slot) : nullptr, tensors,
+                    workspace.mutable_data_ptr(), grad_weight.mutable_data_ptr(),
+                    grad_bias.mutable_data_ptr(), call.stream());
   };
   if (a.wide) {
-    run(WideBackward{grad_log_prob.const_data_ptr(), score.const_data_ptr(), a.input.const_data_ptr(),
-                     a.weight.const_data_ptr()},
-        wide_backward_input, wide_backward_weight);
+    run(wide_backward_weight, wide);
   } else {
-    run(PathBackward{grad_log_prob.const_data_ptr(), score.const_data_ptr(), a.input.const_data_ptr(),
-                     a.weight.const_data_ptr()},
-        path_backward_input, path_backward_weight);
+    run(path_backward_weight, path);
   }
   return {grad_input, index, grad_weight, grad_bias};
 }

@@ -106,6 +106,8 @@ inline __half __float2half_rn(float value) {
 // --------------------------------------------------------------------------------
 namespace emu {
 
+constexpr size_t shared_limit = 227 << 10;  // of a block, compute capability 9.0
+
 enum class Order : int { ascending, descending, shuffled };
 inline Order order = Order::ascending;
 inline unsigned seed = 0;
@@ -333,7 +335,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
   Machine& m = machine;
   m.threads = block.x * block.y * block.z;
   if (m.threads == 0 || m.threads > 1024 || grid.x == 0 || grid.x > 0x7fffffffu || grid.y == 0 ||
-      grid.y > 65535u || grid.z == 0 || grid.z > 65535u || shared_bytes > (48 << 10))
+      grid.y > 65535u || grid.z == 0 || grid.z > 65535u || shared_bytes > shared_limit)
     throw std::runtime_error("emulated launch: invalid configuration");
   using Bound = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
   Bound bound(kernel, std::tuple<Parameters...>(arguments...));
@@ -379,6 +381,32 @@ T shuffle(unsigned mask, T value, int source, int line) {
   bits = wait_warp(mask, bits, source, line);
   std::memcpy(&value, &bits, sizeof value);
   return value;
+}
+
+// c += a b for a warp, operands as mma.m16n8k16 of the PTX manual deals them out to the lanes; to_float: of the
+// 16 bits of an element. Sums in float32, from the first column of a to the last.
+template <typename ToFloat>
+void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], ToFloat to_float,
+         int line = __builtin_LINE()) {
+  struct Operands {
+    const uint32_t *a, *b;
+  } const own = {a, b};
+  const auto address = reinterpret_cast<uint64_t>(&own);
+  wait_warp(0xffffffffu, address, int(lane()), line);
+  const unsigned warp = machine.current / 32 * 32;
+  const auto element = [&](unsigned from, bool of_a, unsigned word, unsigned half) {
+    const auto* other = reinterpret_cast<const Operands*>(machine.fibers[warp + from]->value);
+    return to_float(uint16_t((of_a ? other->a : other->b)[word] >> 16 * half));
+  };
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned quarter = k % 8 / 2;
+      c[i] += element(row % 8 * 4 + quarter, true, row / 8 + k / 8 * 2, k % 2) *
+              element(column * 4 + quarter, false, k / 8, k % 2);
+    }
+  }
+  wait_warp(0xffffffffu, address, int(lane()), line);  // until all lanes have read the operands
 }
 
 }  // namespace emu

@@ -57,12 +57,12 @@ uint16_t emu_float_to_bfloat16(float value) {
 const char* emu_check_features(const Tables* tables, int32_t* valid) {
   return caught([&] { check_features(*tables, valid, nullptr); });
 }
-const char* emu_leaf_key(const Tables* tables, int32_t* key) {
-  return caught([&] { leaf_key(*tables, key, nullptr); });
+const char* emu_leaf_key(const Tables* tables, int32_t* key, int32_t* row_length) {
+  return caught([&] { leaf_key(*tables, key, row_length, nullptr); });
 }
-const char* emu_leaf_plan(const Tables* tables, const int64_t* order, int32_t* length, int32_t* shared,
-                          int64_t* count) {
-  return caught([&] { leaf_plan(*tables, order, length, shared, count, nullptr); });
+const char* emu_leaf_plan(const Tables* tables, const int64_t* order, const int32_t* row_length,
+                          int32_t* length, int32_t* shared, int64_t* count) {
+  return caught([&] { leaf_plan(*tables, order, row_length, length, shared, count, nullptr); });
 }
 const char* emu_slot_index(const Tables* tables, const LeafOrder* leaf_order, const int64_t* slot,
                            int64_t nnz, int64_t* index) {
@@ -78,10 +78,9 @@ const char* emu_path_forward(int type, const Tables* tables, const LeafOrder* le
       [&] { path_forward(static_cast<ScalarType>(type), *tables, *leaf_order, *tensors, nullptr); });
 }
 const char* emu_path_backward_input(int type, const Tables* tables, const LeafOrder* leaf_order,
-                                    const PathBackward* tensors, void* sum, void* grad_input) {
+                                    const PathBackward* tensors, void* grad_input) {
   return caught([&] {
-    path_backward_input(static_cast<ScalarType>(type), *tables, *leaf_order, *tensors, sum, grad_input,
-                        nullptr);
+    path_backward_input(static_cast<ScalarType>(type), *tables, *leaf_order, *tensors, grad_input, nullptr);
   });
 }
 const char* emu_path_backward_weight(int type, const Tables* tables, const LeafOrder* leaf_order,

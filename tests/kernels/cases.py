@@ -67,6 +67,11 @@ PATH_CASES = (
          in_features=3, favourite=0.3, kinds=(FLOAT32,)),
     Case("balanced tree, no row ignored", classes=32, shape="balanced", ignored=0.0, kinds=BOTH),
     Case("values of order 100", features=8, scale=100.0),
+    Case("several blocks of columns, part of a group of four", rows=70, trees=1, in_features=300,
+         features=198, kinds=BOTH),
+    Case("windows of features", rows=5, trees=2, in_features=10243, features=24, kinds=BOTH),
+    Case("more nodes in a tile than one group of items", rows=64, classes=900, trees=1,
+         in_features=5, ignored=0.0),
 )  # fmt: skip
 WIDE_CASES = (
     Case("nested wide nodes, feature subset", features=8, widest=6),
@@ -335,8 +340,13 @@ class Results:
 def run_batch(
     kernels: Kernels, batch: Batch, kind: ElementType, score: Array | None = None
 ) -> Results:
-    """All launchers on a batch; backward from the given scores, else from its own."""
-    values, weight = kind.encode(batch.input), kind.encode(batch.weight)
+    """All launchers on a batch; backward from the given scores, else from its own.
+
+    The inputs of ignored rows are NaN: nothing of them may go anywhere.
+    """
+    ignored = batch.tables.target < 0
+    values = kind.encode(np.where(ignored[:, None], np.nan, batch.input))
+    weight = kind.encode(batch.weight)
     bias = None if batch.bias is None else kind.encode(batch.bias)
     plan: Plan = kernels.plan(batch.tables)
     log_prob, own_score = plan.forward(kind, values, weight, bias)

@@ -103,7 +103,9 @@ class CTables(ctypes.Structure):
 
 
 class CLeafOrder(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("order", "length", "shared"))
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("order", "length", "shared", "row_length")
+    )
 
 
 class CForward(ctypes.Structure):
@@ -339,14 +341,17 @@ class Plan:
             kernels.call("check_features", self.c_tables, self.tree_valid)
             self.c_tables.tree_valid = pointer(self.tree_valid)
         self.key = np.full((trees, rows), -7, np.int32)
-        kernels.call("leaf_key", self.c_tables, self.key)
+        self.row_length = np.full((trees, rows), -7, np.int32)
+        kernels.call("leaf_key", self.c_tables, self.key, self.row_length)
         self.order = np.ascontiguousarray(np.argsort(self.key, axis=1, kind="stable"))
         self.length = np.full((trees, rows), -7, np.int32)
         self.shared = np.full((trees, rows), -7, np.int32)
         count = np.full(trees * rows + 1, 0, np.int64)
-        kernels.call("leaf_plan", self.c_tables, self.order, self.length, self.shared, count)
+        outputs = (self.length, self.shared, count)
+        kernels.call("leaf_plan", self.c_tables, self.order, self.row_length, *outputs)
         self.slot = np.cumsum(count)
-        self.c_order = CLeafOrder(*(pointer(a) for a in (self.order, self.length, self.shared)))
+        arrays = (self.order, self.length, self.shared, self.row_length)
+        self.c_order = CLeafOrder(*(pointer(a) for a in arrays))
 
     def forward(
         self, kind: ElementType, values: Array, weight: Array, bias: Array | None
@@ -361,11 +366,15 @@ class Plan:
 
     def grad_input(self, kind: ElementType, grad: Array, score: Array, weight: Array) -> Array:
         shape = (self.tables.rows, self.tables.in_features)
-        sums = np.zeros(shape, kind.sums)
-        output = sums if kind.storage == kind.sums else kind.garbage(*shape)
         tensors = CBackward(pointer(grad), pointer(score), None, pointer(weight))
         name = f"{self.op}_backward_input"
-        self.kernels.call(name, kind.number, self.c_tables, self.c_order, tensors, sums, output)
+        arguments = (kind.number, self.c_tables, self.c_order, tensors)
+        output = kind.garbage(*shape)
+        if self.tables.wide:
+            sums = np.zeros(shape, kind.sums)
+            output = sums if kind.storage == kind.sums else output
+            arguments = (*arguments, sums)
+        self.kernels.call(name, *arguments, output)
         return output
 
     def _grad_weight(

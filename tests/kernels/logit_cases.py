@@ -150,6 +150,7 @@ PLIF_CASES = (
     PlifCase("two intervals, both ends", 515, 2, 2, radius=1, scale=2),
     PlifCase("sums in shared memory", 3001, 12, 2),
     PlifCase("sums in shared memory, cubic", 3001, 9, 4),
+    PlifCase("sums in more than 48 KiB of shared memory", 8192, 4000, 2, kinds=(BFLOAT16,)),
     PlifCase("sums in global memory", 777, 1000, 2),
     PlifCase("sums in global memory, cubic", 777, 1000, 4),
     PlifCase("the number of intervals of the study", 1500, 100_000, 2, kinds=BOTH),

@@ -23,7 +23,7 @@ from kernels.emulation import (
 
 FAULTS = r"""
 #include <string>
-#include "launch.h"
+#include "mma.cuh"
 
 using hstree::launch;
 
@@ -81,6 +81,29 @@ __global__ void warp_functions(const float*, float* output) {
   atomicAdd(output, votes && moved ? 1.0f : 0.0f);
 }
 
+// output [16, 8] = a b for a [16, 16], b [16, 8] of small integers, which are exact in bfloat16.
+__global__ void matrix_product(const float*, float* output) {
+  if (threadIdx.x >= 32) return;
+  const auto element = [](unsigned row, unsigned column, int kind) {
+    return kind == 0 ? float(row) - 2.0f * float(column) : float(row * column % 7);
+  };
+  const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4;
+  uint32_t a[4], b[2];
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned row = g + i % 2 * 8, column = 2 * t + i / 2 * 8;
+    a[i] = hstree::pack(__float2bfloat16_rn(element(row, column, 0)),
+                        __float2bfloat16_rn(element(row, column + 1, 0)));
+  }
+  for (unsigned i = 0; i < 2; ++i) {
+    const unsigned row = 2 * t + i * 8;
+    b[i] = hstree::pack(__float2bfloat16_rn(element(row, g, 1)),
+                        __float2bfloat16_rn(element(row + 1, g, 1)));
+  }
+  float c[4] = {1, 1, 1, 1};
+  hstree::mma<__nv_bfloat16>(c, a, b);
+  for (unsigned i = 0; i < 4; ++i) output[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = c[i];
+}
+
 extern "C" {
 void set_order(int order, unsigned seed) {
   emu::order = static_cast<emu::Order>(order);
@@ -98,6 +121,7 @@ const char* run(const char* name, const float* input, float* output) {
                 : wanted == "past_shared"   ? past_shared
                 : wanted == "past_global"   ? past_global
                 : wanted == "misaligned"    ? misaligned
+                : wanted == "matrix_product" ? matrix_product
                                             : warp_functions;
   try {
     const unsigned threads = wanted == "too_many_threads" ? 1025 : 64;
@@ -116,7 +140,7 @@ class Faults:
     def __init__(self, library: Path) -> None:
         self.library = ctypes.CDLL(str(library))
         self.library.run.restype = ctypes.c_char_p
-        self.output = np.zeros(64, np.float32)
+        self.output = np.zeros(128, np.float32)
 
     def run(self, name: str, order: tuple[str, int] = ORDERS[0]) -> str:
         self.library.set_order(("ascending", "descending", "shuffled").index(order[0]), order[1])
@@ -145,6 +169,15 @@ def test_sound_kernel(faults: Faults, order: tuple[str, int]) -> None:
 def test_warp_functions(faults: Faults, order: tuple[str, int]) -> None:
     assert faults.run("warp_functions", order) == ""
     assert faults.output[0] == 64
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_matrix_instruction(faults: Faults, order: tuple[str, int]) -> None:
+    assert faults.run("matrix_product", order) == ""
+    inner = np.arange(16)
+    a = inner[:, None] - 2 * inner
+    b = inner[:, None] * inner[:8] % 7
+    np.testing.assert_array_equal(faults.output.reshape(16, 8), a @ b + 1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from kernels.corruption import (
     check_bad_targets,
     check_corruption,
 )
-from kernels.emulation import ELEMENT_TYPES, ORDERS, ElementType, Kernels, Tables
+from kernels.emulation import BFLOAT16, ELEMENT_TYPES, ORDERS, ElementType, Kernels, Tables
 
 WIDE = False
 
@@ -85,3 +85,15 @@ def test_log_prob_at_any_score(kernels: Kernels, kind: ElementType) -> None:
     slope = np.where(tables.target == 0, 1, -1) * np.where(signed > 0, small, 1) / (1 + small)
     limit = float(np.finfo(kind.sums).tiny) + kind.tiny
     np.testing.assert_allclose(grad_input, slope, rtol=tight + kind.unit, atol=limit)
+
+
+@pytest.mark.parametrize("exponent", [-80, -20, 20, 80])
+def test_gradients_of_any_magnitude(kernels: Kernels, exponent: int) -> None:
+    """The matrix instructions take factors of 8 bits: none is lost, whatever the upstream scale."""
+    batch = make_batch(PATH_CASES[0], BFLOAT16)
+    plain = run_batch(kernels, batch, BFLOAT16)
+    batch.grad_log_prob *= np.float32(2.0**exponent)
+    scaled = run_batch(kernels, batch, BFLOAT16, plain.score)
+    for name in ("grad_weight", "grad_bias", "grad_input"):
+        got, want = (BFLOAT16.decode(getattr(result, name)) for result in (scaled, plain))
+        np.testing.assert_array_equal(got, want * 2.0**exponent)

@@ -1,0 +1,245 @@
+// Sums of the gradients of weight rows over rows, for the path op and the wide op.
+#pragma once
+
+#include "mma.cuh"
+#include "segment.cuh"
+#include "tile.cuh"
+
+namespace hstree {
+
+// Where the sum of a weight row over some rows goes: to the gradient, to shared memory for the next tile of the
+// segment, or to the workspace where the run passes an end of the segment.
+struct ItemSum {
+  enum Goal : int { store, carry, head, tail };
+  int64_t grad_row;  // of the row-sparse or dense gradient; arbitrary if the run came from another segment
+  int position;      // in score: level of a binary node, column of a wide one
+  bool carried;      // from the tile before
+  Goal goal;
+};
+
+// Where the sums of a block's columns go.
+template <typename T>
+struct ColumnSums {
+  using S = Sum<T>;
+  static constexpr int columns = sizeof(T) == 8 ? 64 : 128;  // of a block, without the bias
+  static constexpr int stride = columns + 4;                 // the bias has column `columns`
+
+  const ItemSum* item;  // of the items whose factors are in shared memory
+  S* carried;           // [positions, stride]
+  SegmentOutput<T> output;
+  int64_t segment;       // its first position in the workspace
+  int64_t first_column;  // of the block
+  int64_t features;
+  bool wide_stores;  // whether rows of the gradient can be written in accesses of four elements
+
+  // Adds what earlier tiles have of Count columns of item k.
+  template <int Count>
+  __device__ __forceinline__ void add_before(int k, int column, S (&sum)[Count]) const {
+    if (!item[k].carried) return;
+#pragma unroll
+    for (int e = 0; e < Count; ++e) sum[e] += carried[item[k].position * stride + column + e];
+  }
+
+  // Sums of Count columns of item k.
+  template <int Count>
+  __device__ __forceinline__ void write(int k, int column, const S (&sum)[Count]) const {
+    const ItemSum& to = item[k];
+    const bool bias = column == columns;
+    const int64_t first = bias ? features : first_column + column;
+    const int64_t left = bias ? 1 : features - first;  // columns
+    if (to.goal != ItemSum::store) {
+      S* part = to.goal == ItemSum::carry ? carried + to.position * stride + column
+                                          : (to.goal == ItemSum::head ? output.head : output.tail) +
+                                                (segment + to.position) * (features + 1) + first;
+#pragma unroll
+      for (int e = 0; e < Count; ++e) {
+        if (e < left) part[e] = sum[e];
+      }
+      return;
+    }
+    if constexpr (Count == 4) {
+      if (wide_stores) {
+        const uint2 raw = {pack(round_to<T>(sum[0]), round_to<T>(sum[1])),
+                           pack(round_to<T>(sum[2]), round_to<T>(sum[3]))};
+        if (left > 0) *reinterpret_cast<uint2*>(output.grad_weight + to.grad_row * features + first) = raw;
+        return;
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < Count; ++e) {
+      if (e < left) output.store_row(to.grad_row, features, first + e, sum[e]);
+    }
+  }
+};
+
+constexpr int weight_threads = 128;
+constexpr int item_group = 16;  // weight rows whose sums a thread has at a time
+
+// Sums over 16 rows of factors [weight rows, 16 rows] times features [16 rows, columns of the block].
+//
+// float32 and float64: fused multiply-adds, one thread for each column, features of the rows in registers.
+template <typename T, bool Half = is_half<T>>
+struct WeightProduct {
+  static constexpr int threads = ColumnSums<T>::columns;
+
+  template <int Items>
+  struct Factors {
+    T factor[Items][tile_rows];
+
+    // Called by whole warps: lane i of 16 has the factor of row i, zero outside the run of weight row k.
+    __device__ __forceinline__ void set(int k, int r, T value) { factor[k][r] = value; }
+    __device__ __forceinline__ T sum(int k) const {
+      T sum = 0;
+      for (int r = 0; r < tile_rows; ++r) sum += factor[k][r];
+      return sum;
+    }
+  };
+
+  struct Sums {
+    T sum[item_group] = {};
+  };
+
+  int64_t source;  // feature of the input, or -1
+  T feature[tile_rows];
+
+  __device__ WeightProduct(const Tables& tables, int tree, int64_t first_column) {
+    const int64_t column = first_column + threadIdx.x;
+    source = column < tables.features ? input_feature(tables, tree, column) : -1;
+  }
+
+  // row_of(r): row of the input, or -1.
+  template <typename RowOf>
+  __device__ __forceinline__ void load(const Tables& tables, const T* input, RowOf row_of) {
+#pragma unroll
+    for (int r = 0; r < tile_rows; ++r) {
+      const int64_t row = row_of(r);
+      feature[r] = row >= 0 && source >= 0 ? __ldg(input + row * tables.in_features + source) : T(0);
+    }
+  }
+
+  // Adds to the sums of weight rows first ... first + 15. run_of(k): an Item whose run is that of row k.
+  template <int Items, typename RunOf>
+  __device__ __forceinline__ void add(const Factors<Items>& factors, int first, RunOf run_of,
+                                      Sums& sums) const {
+#pragma unroll
+    for (int k = 0; k < item_group; ++k) {
+      const Item item = run_of(first + k);
+#pragma unroll
+      for (int group = 0; group < tile_rows; group += 4) {
+        if (item.begin >= group + 4 || item.end <= group) continue;
+#pragma unroll
+        for (int r = group; r < group + 4; ++r) {
+          if (r >= item.begin && r < item.end) sums.sum[k] += factors.factor[first + k][r] * feature[r];
+        }
+      }
+    }
+  }
+
+  // Calls take(k, column, sums of consecutive columns) for all sums of a thread, k < 16.
+  template <typename Take>
+  static __device__ __forceinline__ void each(Sums& sums, Take take) {
+#pragma unroll
+    for (int k = 0; k < item_group; ++k) {
+      T sum[1] = {sums.sum[k]};
+      take(k, static_cast<int>(threadIdx.x), sum);
+      sums.sum[k] = sum[0];
+    }
+  }
+};
+
+// bfloat16 and float16: [16 weight rows] x [16 rows] x [8 columns] by matrix instructions. Features go from
+// global memory to the registers of the instruction. A factor is two elements of type T, one for what the other
+// leaves over, after the largest of a weight row is scaled to [1, 2): its error is 2^-16 of it in bfloat16 and
+// 2^-22 of the largest in float16 or less. A warp has 32 columns, a lane four of them that are consecutive,
+// twice, so that four lanes write 32 bytes of a gradient row.
+template <typename T>
+struct WeightProduct<T, true> {
+  static constexpr int threads = weight_threads;
+
+  template <int Items>
+  using Factors = SplitFactors<T, Items>;
+
+  struct Sums {
+    float sum[2][2][4] = {};  // weight rows g and g + 8, halves of 16 columns
+  };
+
+  int32_t source[4];
+  uint32_t feature[4][2];
+
+  __device__ WeightProduct(const Tables& tables, int tree, int64_t first_column) {
+    const int g = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int64_t column =
+          first_column + threadIdx.x / 32 * 32 + 16 * (j / 2) + g / 2 * 4 + j % 2 * 2 + g % 2;
+      source[j] = column < tables.features ? static_cast<int32_t>(input_feature(tables, tree, column)) : -1;
+    }
+  }
+
+  template <typename RowOf>
+  __device__ __forceinline__ void load(const Tables& tables, const T* input, RowOf row_of) {
+    T element[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t number = row_of(i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2);
+      const T* row = input + (number < 0 ? 0 : number) * tables.in_features;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        element[j][i] = number >= 0 && source[j] >= 0 ? __ldg(row + source[j]) : round_to<T>(0.0f);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      feature[j][0] = pack(element[j][0], element[j][1]);
+      feature[j][1] = pack(element[j][2], element[j][3]);
+    }
+  }
+
+  template <int Items, typename RunOf>
+  __device__ __forceinline__ void add(const Factors<Items>& factors, int first, RunOf, Sums& sums) const {
+    uint32_t high[4], low[4];
+    factors.operands(first, high, low);
+    const int g = first + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float product[4] = {};
+      mma<T>(product, low, feature[j]);
+      mma<T>(product, high, feature[j]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums.sum[i / 2][j / 2][j % 2 * 2 + i % 2] += product[i] * factors.scale[g + i / 2 * 8];
+      }
+    }
+  }
+
+  template <typename Take>
+  static __device__ __forceinline__ void each(Sums& sums, Take take) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      take(static_cast<int>(threadIdx.x % 32 / 4 + i / 2 * 8),
+           static_cast<int>(threadIdx.x / 32 * 32 + i % 2 * 16 + threadIdx.x % 4 * 4),
+           sums.sum[i / 2][i % 2]);
+    }
+  }
+};
+
+// Sums the gradients of all weight rows: a kernel with a block for each (tree, segment), chunk of columns and
+// share of its work, then what passes the ends of segments.
+template <typename T, typename Tensors>
+void sum_weight_rows(void (*kernel)(Tables, LeafOrder, const int64_t*, Tensors, Segments, SegmentOutput<T>,
+                                    bool),
+                     const Tables& tables, const LeafOrder& leaf_order, const int64_t* slot,
+                     const Tensors& tensors, void* workspace, void* grad_weight, void* grad_bias,
+                     int64_t shares, size_t shared_bytes, cudaStream_t stream) {
+  const Segments segments(tables);
+  const SegmentOutput<T> output(segments, workspace, grad_weight, grad_bias);
+  const int64_t chunks = tables.features > 0 ? divide_up(tables.features, ColumnSums<T>::columns) : 1;
+  const dim3 grid(grid_size(segments.trees * segments.count), static_cast<unsigned>(chunks),
+                  static_cast<unsigned>(shares));
+  clear_state(segments, output, stream);
+  launch(kernel, grid, WeightProduct<T>::threads, shared_bytes, stream, tables, leaf_order, slot, tensors,
+         segments, output, aligned<T>(grad_weight, tables.features, 4 * sizeof(T)));
+  segment_reduce(segments, output, stream);
+}
+
+}  // namespace hstree
