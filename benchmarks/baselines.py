@@ -1,7 +1,10 @@
-"""What hstree is measured against: torch's flat losses, the best tree that torch's own ops give, a
+"""What hstree is measured against: torch's flat losses, the best trees that torch's own ops give, a
 piecewise linear function by gather, and a mixture of softmaxes as its formula reads."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,23 +16,80 @@ def flat_loss(input: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Te
     return F.cross_entropy(F.linear(input, weight, bias), target)
 
 
-def torch_tree_loss(
-    input: Tensor, weight: Tensor, bias: Tensor, target: Tensor, path_offset: Tensor, path: Tensor
-) -> Tensor:
-    """Mean loss of one binary tree, vectorised: the batch's paths packed in one list, sparse
-    gradients.
+def gathered_dot(input: Tensor, weight: Tensor, row: Tensor, node: Tensor) -> Tensor:
+    """<input[row], weight[node]> for lists of rows, in order, and nodes, both copied out, with a
+    sparse gradient of ``weight``."""
+    return (input.index_select(0, row) * F.embedding(node, weight, sparse=True)).sum(1)
 
-    input [N, D], weight [M, D], bias [M, 1], target [N], path_offset [V + 1], path [P]. Nodes are
-    looked up with F.embedding(sparse=True), so that no gradient of size M x D is made.
+
+class _BagDot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, row: Tensor, node: Tensor) -> Tensor:
+        begin = torch.searchsorted(row, torch.arange(len(input)))
+        ctx.save_for_backward(input, weight, row, node, begin)
+        dot = torch.ops.aten._embedding_bag_per_sample_weights_backward
+        z: Tensor = dot(input, weight, node, begin, row, 0)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        input, weight, row, node, begin = ctx.saved_tensors
+        grad_input = F.embedding_bag(node, weight, begin, mode="sum", per_sample_weights=grad)
+        node, order = node.sort()
+        node, count = torch.unique_consecutive(node, return_counts=True)
+        rows = F.embedding_bag(
+            row[order],
+            input,
+            count.cumsum(0) - count,
+            mode="sum",
+            per_sample_weights=grad[order],
+        )
+        grad_weight = torch.sparse_coo_tensor(
+            node[None], rows, weight.shape, is_coalesced=True, check_invariants=False
+        )
+        return grad_input, grad_weight, None, None
+
+
+def bag_dot(input: Tensor, weight: Tensor, row: Tensor, node: Tensor) -> Tensor:
+    """The same by torch's weighted bags of embeddings, which copy nothing out: the scores are a
+    bag's gradient with respect to its weights, and both gradients are bags, of nodes in a row and
+    of rows at a node."""
+    z: Tensor = _BagDot.apply(input, weight, row, node)  # type: ignore[no-untyped-call]
+    return z
+
+
+def torch_tree_log_prob(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    target: Tensor,
+    path_offset: Tensor,
+    path: Tensor,
+    feature_index: Tensor | None = None,
+    *,
+    dot: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = gathered_dot,
+) -> Tensor:
+    """hstree.ops.path_log_prob [N, T], vectorised: the paths of the batch in all trees packed in
+    one list, sparse gradients.
+
+    input [N, D], weight [T M, S], bias [T M, 1], target [N], path_offset [T, V + 1], path [P],
+    feature_index [T, S] or None. No gradient of size T x M x S is made.
     """
-    begin, length = path_offset[target], path_offset[target + 1] - path_offset[target]
-    row = torch.repeat_interleave(length)
+    trees, rows = len(path_offset), len(target)
+    begin = path_offset[:, target].flatten()
+    length = path_offset[:, target + 1].flatten() - begin
+    row = torch.repeat_interleave(length)  # t N + i for row i and tree t
     first = length.cumsum(0) - length
-    entry = path[begin[row] + torch.arange(len(row)) - first[row]]
-    node = (entry >> 1).long()
-    z = (input[row] * F.embedding(node, weight, sparse=True)).sum(1)
-    z = z + F.embedding(node, bias, sparse=True).squeeze(1)
-    return -F.logsigmoid(torch.where(entry & 1 == 1, z, -z)).sum() / len(target)
+    entry = path[(begin - first)[row] + torch.arange(len(row))]
+    node = (entry >> 1).long() + row // rows * (len(weight) // trees)
+    if feature_index is None:
+        x = input.expand(trees, -1, -1).reshape(trees * rows, -1)
+    else:
+        x = input.index_select(1, feature_index.flatten())
+        x = x.view(rows, trees, -1).transpose(0, 1).reshape(trees * rows, -1)
+    z = dot(x, weight, row, node) + F.embedding(node, bias, sparse=True).squeeze(1)
+    log_sigmoid = F.logsigmoid(torch.where(entry & 1 == 1, z, -z))
+    return z.new_zeros(trees * rows).index_add(0, row, log_sigmoid).view(trees, rows).t()
 
 
 def torch_plif(input: Tensor, slopes: Tensor, radius: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""One thread for every benchmark, short runs, devices."""
+"""One thread for every benchmark, memory given back, short runs, devices."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import hstree
+from benchmarks.paths import draw_paths
+from benchmarks.word2vec import corpus
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +18,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def release_memory() -> Iterator[None]:
+    """Contestants of one test share what those of the next need not find in memory."""
+    yield
+    draw_paths.cache_clear()
+    corpus.cache_clear()
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,24 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Contestant:
-    """A step, forward and backward, and how many parameters it has; 0 where that says nothing."""
+    """A step, forward and backward, and what is known about it; 0 or nothing where that says
+    nothing.
+
+    Attributes:
+        step: what is timed.
+        parameters: how many there are.
+        threads: on which the step runs.
+        visits: nodes on the paths of the step's rows, in all trees.
+        leaves: after a step their row-sparse gradients are what it has made.
+        idle: the step without its work, whose time is subtracted.
+    """
 
     step: Callable[[], object]
     parameters: int = 0
+    threads: int = 1
+    visits: int = 0
+    leaves: Sequence[Tensor] = ()
+    idle: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,12 @@ class Size:
 
 TINY = Size(35, 40, 1000, 40)
 """Size of a warm-up, and of everything in a short run."""
+
+TURN_SECONDS, TURN_STEPS = 0.1, 20
+"""A turn is one step, or as many as fit into its time and number: its figure is their median."""
+
+EXTRA_BYTES = 2**24
+"""What a tree's step may need beside 1.5 times its row-sparse gradients."""
 
 Build = Callable[[Size, str], Contestant]
 
@@ -63,23 +84,32 @@ def step(loss: Callable[[], Tensor], parameters: Iterable[Tensor]) -> Callable[[
     return run
 
 
-def clock(device: str) -> float:
-    """Seconds: on a CPU those that this process, with its one thread, was running; wall time on a
-    GPU."""
-    if device == "cpu":
+def row_sparse_bytes(leaves: Iterable[Tensor]) -> int:
+    """Size of the row-sparse gradients of the leaves, an index that they share once."""
+    grads = [leaf.grad for leaf in leaves if leaf.grad is not None and leaf.grad.is_sparse]
+    parts = [part for grad in grads for part in (grad._indices(), grad._values())]
+    return sum({part.data_ptr(): part.nbytes for part in parts}.values())
+
+
+def clock(device: str, threads: int = 1) -> float:
+    """Seconds: of one thread on a CPU those that this process was running, else wall time."""
+    if device == "cpu" and threads == 1:
         return time.process_time()
-    torch.cuda.synchronize()
+    if device != "cpu":
+        torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def contest(
     benchmark: Any, builds: Mapping[str, Build], size: Size, device: str, rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """Run every step once a round, in turn and back in the next round; pytest-benchmark times whole
-    rounds.
+    """Give every step a turn in each round, in order and back in the next round; pytest-benchmark
+    times whole rounds.
 
     Returns:
-        For each name ``seconds``, a list of one for each round, and ``parameters``.
+        For each name ``seconds``, a list of one for each round, ``parameters``, and where they are
+        known ``visits``, ``gradient_bytes`` (of row-sparse gradients) and ``allowed_bytes`` (of a
+        step that makes them).
     """
     for build in builds.values():
         build(TINY, device).step()
@@ -91,15 +121,34 @@ def contest(
         name: {"seconds": [], "parameters": contestant.parameters}
         for name, contestant in contestants.items()
     }
+    most_threads = max(contestant.threads for contestant in contestants.values())
     order = list(contestants)
+
+    def timed(step: Callable[[], object]) -> float:
+        begin = clock(device, most_threads)
+        step()
+        return clock(device, most_threads) - begin
+
+    def turn(contestant: Contestant) -> float:
+        torch.set_num_threads(contestant.threads)
+        idle = timed(contestant.idle) if contestant.idle else 0.0
+        steps = [timed(contestant.step)]
+        while sum(steps) < TURN_SECONDS and len(steps) < TURN_STEPS:
+            steps.append(timed(contestant.step))
+        torch.set_num_threads(1)
+        return median(steps) - idle
 
     def one_round() -> None:
         for name in order:
-            begin = clock(device)
-            contestants[name].step()
-            result[name]["seconds"].append(round(clock(device) - begin, 6))
+            result[name]["seconds"].append(round(turn(contestants[name]), 7))
         order.reverse()
 
     benchmark.pedantic(one_round, rounds=rounds)
+    for name, contestant in contestants.items():
+        if contestant.visits:
+            result[name]["visits"] = contestant.visits
+        if gradient := row_sparse_bytes(contestant.leaves):
+            result[name]["gradient_bytes"] = gradient
+            result[name]["allowed_bytes"] = 1.5 * gradient + EXTRA_BYTES
     benchmark.extra_info.update(device=device, size=str(size), contest=result)
     return result

@@ -24,12 +24,16 @@ MOS_SIZE = Size(1400, 620, 10_000, 280)
 COMPONENTS = 15
 INTERVALS, RADIUS = 100_000, 20.0
 FLAT = "F.linear + F.cross_entropy"
+OWN_CHUNKS = "F.linear_cross_entropy, its own chunks"
+SMALL_CHUNKS = "F.linear_cross_entropy, chunks of 16 MiB"
+LARGE_CHUNKS = "F.linear_cross_entropy, chunks of 512 rows"
 LOGIT_DEVIATION = 3.0
 
 FORMULAS = {
     FLAT: "softmax(l), l = W h + b",
-    "F.linear_cross_entropy, its own chunks": "the same",
-    "F.linear_cross_entropy, chunks of 16 MiB": "the same",
+    OWN_CHUNKS: "the same",
+    SMALL_CHUNKS: "the same",
+    LARGE_CHUNKS: "the same",
     "softmax": "the same",
     "sigsoftmax": "softmax(l + log sigmoid(l))",
     "gss": "softmax(l + (k - 1) log sigmoid(l - c))",
@@ -164,21 +168,22 @@ def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-_TORCH: dict[str, Build] = {FLAT: _flat(flat_loss)}
+FLAT_LOSSES: dict[str, Build] = {FLAT: _flat(flat_loss)}
 if (
     hasattr(F, "linear_cross_entropy")
     and "options" in inspect.signature(F.linear_cross_entropy).parameters
 ):
-    _TORCH["F.linear_cross_entropy, its own chunks"] = _chunked(None)
-    _TORCH["F.linear_cross_entropy, chunks of 16 MiB"] = _chunked(default_chunk_rows)
+    FLAT_LOSSES[OWN_CHUNKS] = _chunked(None)
+    FLAT_LOSSES[SMALL_CHUNKS] = _chunked(default_chunk_rows)
+    FLAT_LOSSES[LARGE_CHUNKS] = _chunked(lambda input, classes: 512)
 
-CONTESTS: dict[str, dict[str, Build]] = {
+HEAD_CONTESTS: dict[str, dict[str, Build]] = {
     "plif": {
         "log_softmax": _elementwise(lambda logits, slopes: logits.log_softmax(1)),
         "hstree.ops.plif": _elementwise(lambda logits, slopes: plif(logits, slopes, RADIUS)),
         "gather": _elementwise(lambda logits, slopes: torch_plif(logits, slopes, RADIUS)),
     },
-    "heads": _TORCH
+    "heads": FLAT_LOSSES
     | {
         "softmax": _head("softmax"),
         "sigsoftmax": _head("sigsoftmax"),

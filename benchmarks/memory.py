@@ -2,8 +2,8 @@
 
     python -m benchmarks.memory CONTEST DEVICE SIZE [NAME ...]
 
-prints a JSON object of bytes by name. CONTEST is a name in benchmarks.heads, SIZE its four numbers
-with commas between them.
+prints a JSON object of bytes by name. CONTEST is a name in benchmarks.registry, SIZE its four
+numbers with commas between them.
 
 Counted is what a first step adds to the resident memory of the process at its highest point:
 logits, workspaces and the gradients that the step leaves, but neither parameters and inputs nor
@@ -106,7 +106,7 @@ def _in_child(build: Build, size: Size, device: str) -> int | None:
 
 
 def main() -> None:
-    from benchmarks.heads import CONTESTS
+    from benchmarks.registry import CONTESTS
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter

@@ -2,11 +2,13 @@
 
     pytest benchmarks --benchmark-only --benchmark-json=run.json
     python -m benchmarks.table run.json [--save benchmarks/results/NAME.json] [--readme README.md]
+        [--plot benchmarks/results/time-per-row.png]
 
 Times stand as multiples of a baseline's in the same run: a CPU's milliseconds say little elsewhere.
 ``--save`` keeps the figures with machine, versions and date; ``--readme`` replaces what stands
 between the markers of each table, ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``: benchmarks
-(trees), heads, targets. A table of which the run has nothing stays as it is.
+and tree-targets (trees), heads, targets. A table of which the run has nothing stays as it is.
+``--plot`` draws how the time of a row grows with the classes.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import json
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,22 +26,27 @@ from typing import Any
 import torch
 
 import hstree
-from benchmarks.heads import FLAT, FORMULAS
+from benchmarks.ensembles import ADAPTIVE, KERNELS, MODULE
+from benchmarks.heads import FLAT, FORMULAS, LARGE_CHUNKS, OWN_CHUNKS, SMALL_CHUNKS
+from benchmarks.optimizers import LOSS, OPTIMIZER_SIZES, OPTIMIZERS
+from benchmarks.paths import CLASSES, PATH_SIZES
+from benchmarks.plot import plot_growth
 
 Contest = dict[str, dict[str, Any]]
 
-CHUNKED = "F.linear_cross_entropy, chunks of 16 MiB"
+FLAT_LOSSES = (FLAT, OWN_CHUNKS, SMALL_CHUNKS, LARGE_CHUNKS)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio of two contestants, and what it should be."""
+    """A ratio of two contestants, and what it should be; of several names the fastest counts."""
 
     title: str
     contest: str
-    of: str
-    to: str
+    of: str | tuple[str, ...]
+    to: str | tuple[str, ...]
     figure: str = "seconds"
+    to_figure: str | None = None  # figure
     at_most: float | None = None
     at_least: float | None = None
 
@@ -48,6 +56,10 @@ class Target:
             return f"at most {self.at_most:g}"
         return f"at least {self.at_least:g}" if self.at_least is not None else ""
 
+    def reached(self, contests: dict[str, Any]) -> float | None:
+        contestants = contests.get(self.contest, {}).get("contestants", {})
+        return ratio(contestants, self.of, self.to, self.figure, self.to_figure)
+
 
 TARGETS = [
     Target("PLIF by itself / log_softmax", "plif", "hstree.ops.plif", "log_softmax", at_most=3),
@@ -56,7 +68,7 @@ TARGETS = [
     Target(f"step of `plif` / {FLAT}", "heads", "plif", FLAT, at_most=1.15),
     Target("step of `sigsoftmax` / of `softmax`", "heads", "sigsoftmax", "softmax", at_most=1.05),
     Target("step of `gss` / of `softmax`", "heads", "gss", "softmax", at_most=1.05),
-    Target(f"step of `softmax` / {CHUNKED}", "heads", "softmax", CHUNKED),
+    Target(f"step of `softmax` / {SMALL_CHUNKS}", "heads", "softmax", SMALL_CHUNKS),
     Target(
         "step of `mos` / all log-probabilities", "mos", "mos", "all log-probabilities", at_most=0.8
     ),
@@ -69,6 +81,113 @@ TARGETS = [
         at_most=0.125,
     ),
     Target("step of `mos` / its 3 K matrix products", "mos", "mos", "3 K products"),
+]
+
+
+def _path_targets() -> list[Target]:
+    targets = []
+    wanted = {1: (200, 600, 4000), 8: (40, 120, 700)}
+    for t in (8, 1):
+        ours = f"hstree, T = {t}"
+        torch_trees = (f"torch tree, T = {t}", f"torch tree, bags, T = {t}")
+        for size, times in zip(PATH_SIZES, wanted[t], strict=True):
+            contest, of = f"path, V = {size.classes}", f"path, T = {t}, V = {size.classes}"
+            targets += [
+                Target(f"fastest flat loss / {of}", contest, FLAT_LOSSES, ours, at_least=times),
+                Target(
+                    f"fastest torch tree / {of}",
+                    contest,
+                    torch_trees,
+                    ours,
+                    at_least=4 if t == 8 else None,
+                ),
+                _memory_target(of, contest, ours),
+            ]
+    return targets
+
+
+def _memory_target(title: str, contest: str, name: str) -> Target:
+    return Target(
+        f"peak extra memory of {title} / (1.5 of its row-sparse gradient + 16 MiB)",
+        contest,
+        name,
+        name,
+        figure="peak_bytes",
+        to_figure="allowed_bytes",
+        at_most=1,
+    )
+
+
+TREE_TARGETS = [
+    *_path_targets(),
+    *(
+        Target(
+            f"path, T = {t}: one thread / two threads",
+            "threads",
+            f"T = {t}, threads = 1",
+            f"T = {t}, threads = 2",
+            at_least=1.7,
+        )
+        for t in (8, 1)
+    ),
+    *(
+        Target(
+            f"path, T = {t}: {what}, V = {CLASSES[-1]} / V = {CLASSES[0]}",
+            f"growth, T = {t}",
+            f"V = {CLASSES[-1]}",
+            f"V = {CLASSES[0]}",
+            figure=figure,
+        )
+        for t in (8, 1)
+        for what, figure in (("nodes on a path", "visits"), ("time of a row", "seconds"))
+    ),
+    *(
+        Target(
+            f"node visit in {title} / in hstree, D = {features}",
+            f"{library}, D = {features}",
+            library,
+            "hstree",
+            figure="visit_seconds",
+            at_least=1,
+        )
+        for library, title in (("gensim", "gensim"), ("fasttext", "fastText"))
+        for features in (400, 100)
+    ),
+    *(
+        Target(
+            f"path, T = {t}: bfloat16 / float32",
+            "precision",
+            f"T = {t}, bfloat16",
+            f"T = {t}, float32",
+            at_most=1,
+        )
+        for t in (8, 1)
+    ),
+    Target(
+        "error of path in bfloat16 / of torch's tree in bfloat16",
+        "precision",
+        "T = 8, bfloat16",
+        "torch tree, T = 8, bfloat16",
+        figure="error",
+        at_most=1,
+    ),
+    Target("fastest flat loss / wide `TreeEnsemble`", "wide", FLAT_LOSSES, MODULE, at_least=12),
+    Target(f"{ADAPTIVE} / wide `TreeEnsemble`", "wide", ADAPTIVE, MODULE, at_least=1),
+    Target("leaf groups / root", "wide parts", "leaf groups", "root", at_most=1),
+    _memory_target("wide `TreeEnsemble`", "wide", MODULE),
+    Target("wide `TreeEnsemble` / its kernels", "wide parts", MODULE, KERNELS, at_most=1.3),
+    Target("binary `TreeEnsemble` / its kernels", "binary parts", MODULE, KERNELS, at_most=1.3),
+    *(
+        Target(
+            f"step of {name} / path, T = 8, V = {size.classes}",
+            f"optimizers, V = {size.classes}",
+            name,
+            LOSS,
+        )
+        for size in OPTIMIZER_SIZES
+        for name in OPTIMIZERS
+        if name != LOSS
+    ),
 ]
 
 
@@ -104,30 +223,57 @@ def summary(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def ratio(contestants: Contest, of: str, to: str, figure: str = "seconds") -> float | None:
-    """Median over the rounds of the ratio within a round; of bytes the ratio. None without
+def ratio(
+    contestants: Contest,
+    of: str | tuple[str, ...],
+    to: str | tuple[str, ...],
+    figure: str = "seconds",
+    to_figure: str | None = None,
+) -> float | None:
+    """Median over the rounds of the ratio within a round; of other figures the ratio. None without
     figures."""
-    if of not in contestants or to not in contestants:
-        return None
-    above, below = contestants[of].get(figure), contestants[to].get(figure)
+    above, below = _figures(contestants, of, figure), _figures(contestants, to, to_figure or figure)
     if not above or not below:
         return None
-    if isinstance(above, list):
-        return median(a / b for a, b in zip(above, below, strict=True))
-    return float(above / below)
+    return median(a / b for a, b in zip(above, below, strict=True))
 
 
-def tree_table(results: dict[str, Any]) -> list[str]:
-    lines = []
-    for group, medians in results["median_seconds"].items():
-        if not any(name.startswith("torch") for name in medians):
-            continue
-        unit = min(medians.values())
-        for name, seconds in sorted(medians.items(), key=lambda item: item[1]):
-            lines.append(f"| {group}: {name} | {seconds / unit:,.1f} |")
-    if not lines:
+def _figures(contestants: Contest, names: str | tuple[str, ...], figure: str) -> list[float]:
+    """One for each round, or one; the least of several contestants, as far as they are there."""
+    names = (names,) if isinstance(names, str) else names
+    found = []
+    for contestant in (contestants[name] for name in names if name in contestants):
+        if figure == "visit_seconds":
+            found.append([s / contestant["visits"] for s in contestant["seconds"]])
+        elif contestant.get(figure):
+            value = contestant[figure]
+            found.append(value if isinstance(value, list) else [value])
+    return [min(values) for values in zip(*found, strict=True)]
+
+
+def path_table(results: dict[str, Any]) -> list[str]:
+    """The path kernel and what it is measured against, by number of classes."""
+    contests = results["contests"].get("cpu", {})
+    names = [f"path, V = {size.classes}" for size in PATH_SIZES]
+    there = [contests[name] for name in names if name in contests]
+    if not there:
         return []
-    return ["| one core | time, the fastest of its group = 1 |", "| --- | ---: |", *lines]
+    sizes = " | ".join(contest["size"] for contest in there)
+    memory = min(1, len(there) - 1)
+    unit = "hstree, T = 1"
+    lines = [
+        f"| forward + backward, one core | {sizes} | peak extra memory, "
+        f"{there[memory]['size'].split(', ')[-1]} |",
+        f"| --- |{' ---: |' * (len(there) + 1)}",
+    ]
+    for name in there[0]["contestants"]:
+        times = [_number(ratio(contest["contestants"], name, unit)) for contest in there]
+        peak = there[memory]["contestants"][name].get("peak_bytes")
+        times.append("not measured" if peak is None else f"{peak / 2**20:,.0f} MiB")
+        lines.append(f"| {name} | {' | '.join(times)} |")
+    seconds = (median(contest["contestants"][unit]["seconds"]) for contest in there)
+    lines += ["", f"1 = {', '.join(f'{1000 * s:.2g} ms' for s in seconds)}."]
+    return lines
 
 
 def head_tables(results: dict[str, Any]) -> list[str]:
@@ -174,14 +320,13 @@ def head_tables(results: dict[str, Any]) -> list[str]:
     return lines
 
 
-def target_table(results: dict[str, Any]) -> list[str]:
+def target_table(results: dict[str, Any], targets: Sequence[Target]) -> list[str]:
     """What was to be reached, and what was."""
     lines: list[str] = []
     for device, contests in results["contests"].items():
         rows = []
-        for target in TARGETS:
-            contestants = contests.get(target.contest, {}).get("contestants", {})
-            reached = ratio(contestants, target.of, target.to, target.figure)
+        for target in targets:
+            reached = target.reached(contests)
             if reached is not None:
                 rows.append(f"| {target.title} | {target.wanted} | {_number(reached)} |")
         if not rows:
@@ -190,21 +335,24 @@ def target_table(results: dict[str, Any]) -> list[str]:
             lines.append("")
         title = "one core" if device == "cpu" else results["gpu"]
         lines += [f"| {title} | wanted | reached |", "| --- | --- | ---: |", *rows]
-        if "mos" in contests:
+        if targets is TARGETS and "mos" in contests:
             lines += ["", f"`mos` here with {contests['mos']['size']}, K = 15."]
     return lines
 
 
 def _number(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.2f}"
+    if value is None:
+        return "not measured"
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
     """Markdown by the names of the markers, as far as there are figures."""
     made = {
-        "benchmarks": tree_table(results),
+        "benchmarks": path_table(results),
+        "tree-targets": target_table(results, TREE_TARGETS),
         "heads": head_tables(results),
-        "targets": target_table(results),
+        "targets": target_table(results, TARGETS),
     }
     source = (
         f"{results['cpu']}, one thread, torch {results['torch']}, Python {results['python']}, "
@@ -235,12 +383,15 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--save", type=Path)
     parser.add_argument("--readme", type=Path)
+    parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
     results = summary(json.loads(arguments.run.read_text()))
     made = tables(results)
     print("\n\n".join(made.values()))
     if arguments.save:
         arguments.save.write_text(json.dumps(results, indent=2) + "\n")
+    if arguments.plot:
+        plot_growth(results["contests"].get("cpu", {}), arguments.plot)
     if arguments.readme:
         try:
             text = replace(arguments.readme.read_text(), made)

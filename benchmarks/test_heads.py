@@ -14,8 +14,9 @@ import torch
 
 from benchmarks.baselines import torch_mixture_loss, torch_plif
 from benchmarks.contest import TINY, Size, contest
-from benchmarks.heads import CONTESTS, FORMULAS, MOS_SIZE, SIZE
+from benchmarks.heads import FORMULAS, MOS_SIZE, SIZE
 from benchmarks.memory import measure, peak_extra_bytes
+from benchmarks.registry import CONTESTS
 from hstree.heads import MixtureOfSoftmaxes
 from hstree.ops import plif
 

@@ -1,5 +1,5 @@
-"""Forward and backward of one Huffman tree against torch's flat loss and torch's own vectorised
-tree, one core.
+"""The path kernel, forward and backward: against torch's flat losses and torch's own vectorised
+trees, with two threads, in bfloat16, and with the number of classes.
 
 pytest benchmarks/test_path.py --benchmark-only --benchmark-json=run.json
 python -m benchmarks.table run.json
@@ -7,114 +7,63 @@ python -m benchmarks.table run.json
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from benchmarks.baselines import flat_loss, torch_tree_loss
-from benchmarks.contest import batch, step
-from hstree.heads.tree_layout import stack_tables
-from hstree.ops import path_log_prob
-from hstree.trees import build_ensemble
-
-# (N, D, V): a batch of AWD-LSTM on Penn Treebank and on WikiText-2.
-SHAPES = [(1400, 400, 10_000), (1400, 400, 33_278)]
+from benchmarks.baselines import bag_dot, gathered_dot
+from benchmarks.contest import TINY, Size, contest
+from benchmarks.memory import measure
+from benchmarks.paths import GROWTH, MANY, PATH_SIZES, WIKITEXT, draw_paths, errors
+from benchmarks.registry import CONTESTS
 
 
-def trees(
-    classes: int, frequencies: np.ndarray[Any, Any], n_trees: int
-) -> tuple[dict[str, Tensor], int]:
-    tables, max_depth, _ = stack_tables(build_ensemble("huffman", classes, n_trees, frequencies))
-    return tables, max_depth
+@pytest.mark.parametrize("size", PATH_SIZES, ids=str)
+def test_path(benchmark: Any, short: bool, size: Size) -> None:
+    name = f"path, V = {size.classes}"
+    builds, many = CONTESTS[name], size.classes >= MANY
+    size, rounds = (TINY, 1) if short else (size, 1 if many else 3)
+    benchmark.group = f"{name} (cpu)"
+    result = contest(benchmark, builds, size, "cpu", rounds)
+    if not short:
+        measured = [of for of in builds if "T = " in of or not many]
+        for of, peak in measure(name, measured, size, "cpu").items():
+            result[of]["peak_bytes"] = peak
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-class TestPath:
-    @pytest.mark.parametrize(("n_trees", "subset"), [(1, 1.0), (8, 0.5)], ids=["T1", "T8"])
-    def test_hstree(
-        self, benchmark: Any, shape: tuple[int, int, int], n_trees: int, subset: float
-    ) -> None:
-        _, features, classes = shape
-        benchmark.group = f"path {shape}"
-        input, target, frequencies = batch(*shape)
-        tables, max_depth = trees(classes, frequencies, n_trees)
-        size = int(features * subset)
-        index = None
-        if size < features:
-            index = torch.stack(
-                [torch.randperm(features)[:size].sort().values for _ in range(n_trees)]
-            ).int()
-        weight = torch.randn(n_trees, classes - 1, size).mul_(0.05).requires_grad_()
-        bias = torch.zeros(n_trees, classes - 1, requires_grad=True)
-
-        def loss() -> Tensor:
-            log_prob = path_log_prob(
-                input,
-                weight,
-                bias,
-                target,
-                tables["path_offset"],
-                tables["path"],
-                tables["leaf_position"],
-                index,
-                max_depth=max_depth,
-                sparse=True,
-            )
-            return -torch.logsumexp(log_prob, 1).mean()
-
-        benchmark.pedantic(step(loss, [input, weight, bias]), rounds=50, warmup_rounds=5)
-
-    def test_torch_tree(self, benchmark: Any, shape: tuple[int, int, int]) -> None:
-        _, features, classes = shape
-        benchmark.group = f"path {shape}"
-        input, target, frequencies = batch(*shape)
-        tables, _ = trees(classes, frequencies, 1)
-        weight = torch.randn(classes - 1, features).mul_(0.05).requires_grad_()
-        bias = torch.zeros(classes - 1, 1, requires_grad=True)
-
-        def loss() -> Tensor:
-            return torch_tree_loss(
-                input, weight, bias, target, tables["path_offset"][0], tables["path"]
-            )
-
-        benchmark.pedantic(step(loss, [input, weight, bias]), rounds=20, warmup_rounds=2)
-
-    def test_torch_flat(self, benchmark: Any, shape: tuple[int, int, int]) -> None:
-        _, features, classes = shape
-        benchmark.group = f"path {shape}"
-        input, target, _ = batch(*shape)
-        weight = torch.randn(classes, features).mul_(0.05).requires_grad_()
-        bias = torch.zeros(classes, requires_grad=True)
-        benchmark.pedantic(
-            step(lambda: flat_loss(input, weight, bias, target), [input, weight, bias]),
-            rounds=3,
-            warmup_rounds=1,
-        )
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("threads", WIKITEXT),
+        ("precision", WIKITEXT),
+        ("growth, T = 1", GROWTH),
+        ("growth, T = 8", GROWTH),
+    ],
+    ids=["threads", "precision", "growth-T1", "growth-T8"],
+)
+def test_variants(benchmark: Any, short: bool, name: str, size: Size) -> None:
+    if name == "threads" and (os.cpu_count() or 1) < 2:
+        pytest.skip("two threads: one core")
+    size, rounds = (TINY, 1) if short else (size, 9)
+    benchmark.group = f"{name} (cpu)"
+    result = contest(benchmark, CONTESTS[name], size, "cpu", rounds)
+    if name == "precision":
+        found = errors(size, torch.bfloat16)
+        result["T = 8, bfloat16"]["error"] = found["hstree"]
+        result["torch tree, T = 8, bfloat16"] = {"parameters": 0, "error": found["torch"]}
 
 
-def test_baseline_is_the_same_tree() -> None:
-    """The vectorised torch tree that hstree is measured against computes the same loss and
+@pytest.mark.parametrize("n_trees", [1, 8])
+@pytest.mark.parametrize("dot", [gathered_dot, bag_dot])
+def test_baselines_are_the_same_trees(n_trees: int, dot: Any) -> None:
+    """The vectorised trees that hstree is measured against compute the same log-probabilities and
     gradients."""
-    input, target, frequencies = batch(30, 16, 50)
-    tables, max_depth = trees(50, frequencies, 1)
-    weight, bias = torch.randn(49, 16, requires_grad=True), torch.randn(49, 1, requires_grad=True)
-    baseline = torch_tree_loss(
-        input, weight, bias, target, tables["path_offset"][0], tables["path"]
-    )
-    ours = -path_log_prob(
-        input,
-        weight[None],
-        bias.T,
-        target,
-        tables["path_offset"],
-        tables["path"],
-        tables["leaf_position"],
-        max_depth=max_depth,
-    ).mean()
-    torch.testing.assert_close(ours, baseline)
-    expected = torch.autograd.grad(baseline, (input, weight, bias))
-    for got, want in zip(torch.autograd.grad(ours, (input, weight, bias)), expected, strict=True):
-        torch.testing.assert_close(got, want.to_dense() if want.is_sparse else want)
+    paths = draw_paths(Size(30, 16, 50, 16), n_trees)
+    for got, want in zip(paths.results(), paths.torch_results(torch.float32, dot), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_errors_of_float32_are_small() -> None:
+    assert max(errors(Size(30, 16, 50, 16), torch.float32).values()) < 1e-5

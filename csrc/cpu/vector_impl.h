@@ -137,17 +137,6 @@ static inline void stream(T* p, const V* v) {
     }
   }
 #endif
-#if HSTREE_VECTOR_BYTES == 64
-  if constexpr (sizeof(T) == 2) {
-    if (reinterpret_cast<uintptr_t>(p) % 32 == 0) {
-#pragma GCC unroll 8
-      for (int u = 0; u < U; ++u) {
-        _mm256_stream_si256(reinterpret_cast<__m256i*>(p + u * W), bits_as<__m256i>(rounded(T{}, v[u])));
-      }
-      return;
-    }
-  }
-#endif
 #pragma GCC unroll 8
   for (int u = 0; u < U; ++u) store(p + u * W, v[u]);
 }

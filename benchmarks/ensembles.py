@@ -1,0 +1,159 @@
+"""Steps of whole tree ensembles, of the kernels in them, and of what they are measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.contest import Build, Contestant, Size, batch, step
+from benchmarks.heads import FLAT_LOSSES
+from hstree.heads import TreeEnsemble
+from hstree.trees import build_ensemble
+
+ADAPTIVE = "AdaptiveLogSoftmaxWithLoss"
+MODULE = "TreeEnsemble"
+KERNELS = "its kernels"
+BINARY = {"n_trees": 8}
+WIDE = {"n_trees": 4, "root": 256, "leaf": 32}
+"""T, C and G."""
+
+
+def _head(
+    size: Size, n_trees: int, root: int = 1, leaf: int = 1
+) -> tuple[TreeEnsemble, Tensor, Tensor]:
+    """Huffman trees, over half of the features each where all nodes are binary, and a batch; wide
+    nodes as far as the classes go."""
+    hidden, target, frequencies = batch(size.rows, size.features, size.classes)
+    trees = build_ensemble(
+        "huffman", size.classes, n_trees, frequencies, root=min(root, size.classes // 4), leaf=leaf
+    )
+    head = TreeEnsemble(
+        size.features,
+        size.classes,
+        trees,
+        subset_size=size.features // 2 if root == 1 else None,
+        gate="context",
+        frequencies=frequencies,
+        sparse=True,
+    )
+    for weight in (head.weight, head.wide_weight, head.root_weight):
+        if weight is not None:
+            nn.init.uniform_(weight, -0.1, 0.1)
+    return head, hidden, target
+
+
+def _module(size: Size, device: str, **shape: int) -> Contestant:
+    head, hidden, target = _head(size, **shape)
+    leaves = [hidden, *head.parameters()]
+    return Contestant(
+        step(lambda: head(hidden, target).loss, leaves),
+        parameters=sum(leaf.numel() for leaf in leaves[1:]),
+        leaves=leaves,
+    )
+
+
+def _path(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
+    """The path op, forward and backward, without autograd."""
+    tables = (target, head.path_offset, head.path, head.leaf_position, head.feature_index)
+    ops, grad = torch.ops.hstree, torch.randn(len(hidden), head.n_trees)
+
+    @torch.no_grad()
+    def run() -> None:
+        if head.weight is not None:
+            _, score = ops.forward(hidden, head.weight, head.bias, *tables, head.max_depth)
+            ops.backward_sparse(grad, hidden, head.weight, *tables, score)
+
+    return run
+
+
+def _leaf_groups(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
+    """The wide op, forward and backward, without autograd."""
+    tables = (target, head.wide_offset, head.wide_path, head.leaf_position, head.feature_index)
+    ops, grad = torch.ops.hstree, torch.randn(len(hidden), head.n_trees)
+    weight, bias = head.wide_weight, head.wide_bias
+
+    @torch.no_grad()
+    def run() -> None:
+        _, score = ops.wide_log_prob(hidden, weight, bias, *tables, head.max_width)
+        ops.wide_log_prob_backward_sparse(grad, hidden, weight, *tables, score)
+
+    return run
+
+
+def _root_products(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
+    """The three products of the root: scores, and the gradients of features and weight, here as if
+    that of the scores were the scores."""
+    weight, bias = head.root_weight, head.root_bias
+    assert weight is not None
+    assert bias is not None
+
+    @torch.no_grad()
+    def run() -> None:
+        x = hidden.expand(head.n_trees, -1, -1)
+        scores = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+        torch.bmm(scores, weight)
+        torch.bmm(scores.transpose(1, 2), x)
+
+    return run
+
+
+def _root(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
+    """The root by torch's own ops, forward and backward, log-softmax and all."""
+    weight, bias = head.root_weight, head.root_bias
+    assert weight is not None
+    assert bias is not None
+    child = head.root_child.long()[:, target].flatten()
+
+    def loss() -> Tensor:
+        x = hidden.expand(head.n_trees, -1, -1)
+        scores = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+        return F.cross_entropy(scores.flatten(0, 1), child)
+
+    return step(loss, [hidden, weight, bias])
+
+
+Part = Callable[[TreeEnsemble, Tensor, Tensor], Callable[[], object]]
+
+
+def _parts(size: Size, device: str, parts: Sequence[Part], **shape: int) -> Contestant:
+    """Parts of a module, one after another."""
+    head, hidden, target = _head(size, **shape)
+    steps = [part(head, hidden, target) for part in parts]
+
+    def run() -> None:
+        for part in steps:
+            part()
+
+    return Contestant(run)
+
+
+def _adaptive(size: Size, device: str) -> Contestant:
+    """With the cutoffs of its documentation."""
+    hidden, target, _ = batch(size.rows, size.features, size.classes)
+    cutoffs = [round(size.classes / 15), 3 * round(size.classes / 15)]
+    head = nn.AdaptiveLogSoftmaxWithLoss(size.features, size.classes, cutoffs, div_value=4.0)
+    leaves = [hidden, *head.parameters()]
+    return Contestant(
+        step(lambda: head(hidden, target).loss, leaves),
+        parameters=sum(leaf.numel() for leaf in leaves[1:]),
+    )
+
+
+ENSEMBLE_CONTESTS: dict[str, dict[str, Build]] = {
+    "wide": {MODULE: partial(_module, **WIDE), ADAPTIVE: _adaptive, **FLAT_LOSSES},
+    "wide parts": {
+        MODULE: partial(_module, **WIDE),
+        KERNELS: partial(_parts, parts=[_path, _leaf_groups, _root_products], **WIDE),
+        "path": partial(_parts, parts=[_path], **WIDE),
+        "leaf groups": partial(_parts, parts=[_leaf_groups], **WIDE),
+        "root": partial(_parts, parts=[_root], **WIDE),
+    },
+    "binary parts": {
+        MODULE: partial(_module, **BINARY),
+        KERNELS: partial(_parts, parts=[_path], **BINARY),
+    },
+}

@@ -1,0 +1,210 @@
+"""Steps of the path kernel, by contest and name, and of what it is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.baselines import bag_dot, gathered_dot, torch_tree_log_prob
+from benchmarks.contest import Build, Contestant, Size, batch, step
+from benchmarks.heads import FLAT_LOSSES, OWN_CHUNKS, SMALL_CHUNKS
+from hstree.heads.tree_layout import stack_tables
+from hstree.ops import path_log_prob
+from hstree.trees import build_ensemble
+
+# A batch of AWD-LSTM on Penn Treebank and on WikiText-2; the vocabulary of WikiText-103.
+PATH_SIZES = [
+    Size(1400, 400, 10_000, 400),
+    Size(1400, 400, 33_278, 400),
+    Size(2048, 512, 267_735, 512),
+]
+WIKITEXT = PATH_SIZES[1]
+CLASSES = [1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
+GROWTH = Size(1400, 400, CLASSES[-1], 400)
+
+Dot = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Paths:
+    """A batch and T binary Huffman trees over half of the features each, or one over all."""
+
+    input: Tensor  # [N, D]
+    weight: Tensor  # [T, M, S]
+    bias: Tensor  # [T, M]
+    target: Tensor  # [N]
+    path_offset: Tensor  # [T, V + 1]
+    path: Tensor  # [P]
+    leaf_position: Tensor  # [T, V]
+    feature_index: Tensor | None  # [T, S]
+    max_depth: int
+
+    @property
+    def visits(self) -> int:
+        """Nodes on the paths of all rows in all trees."""
+        offset = self.path_offset
+        return int((offset[:, self.target + 1] - offset[:, self.target]).sum())
+
+    def log_prob(self) -> Tensor:
+        """[N, T] by hstree."""
+        return path_log_prob(
+            self.input,
+            self.weight,
+            self.bias,
+            self.target,
+            self.path_offset,
+            self.path,
+            self.leaf_position,
+            self.feature_index,
+            max_depth=self.max_depth,
+            sparse=True,
+        )
+
+    def torch_log_prob(self, leaves: Sequence[Tensor], dot: Dot) -> Tensor:
+        """The same by torch's own ops: input, weight [T M, S] and bias [T M, 1]."""
+        tables = (self.target, self.path_offset, self.path, self.feature_index)
+        return torch_tree_log_prob(*leaves, *tables, dot=dot)
+
+    def flat_leaves(self, dtype: torch.dtype) -> list[Tensor]:
+        """Input, weight and bias as torch's trees take them, in a dtype."""
+        leaves = (self.input, self.weight.flatten(0, 1), self.bias.view(-1, 1))
+        return [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
+
+    def results(self) -> list[Tensor]:
+        """log_prob and the gradients of the mean loss, of weights in the visited rows alone."""
+        return _results(self.log_prob(), [self.input, self.weight, self.bias])
+
+    def torch_results(self, dtype: torch.dtype, dot: Dot = gathered_dot) -> list[Tensor]:
+        """The same by torch's own ops for the same values, in a dtype."""
+        leaves = self.flat_leaves(dtype)
+        return _results(self.torch_log_prob(leaves, dot), leaves)
+
+
+@lru_cache(maxsize=2)
+def draw_paths(size: Size, n_trees: int, dtype: torch.dtype = torch.float32) -> Paths:
+    """The last ones of both numbers of trees stay, for all that work with the same: until
+    ``cache_clear()``."""
+    input, target, frequencies = batch(size.rows, size.features, size.classes)
+    trees = build_ensemble("huffman", size.classes, n_trees, frequencies)
+    tables, max_depth, _ = stack_tables(trees)
+    subset, index = size.features, None
+    if n_trees > 1:
+        subset = size.features // 2
+        drawn = [torch.randperm(size.features)[:subset].sort().values for _ in trees]
+        index = torch.stack(drawn).int()
+    # The same vectors over and over: it takes long to draw others for millions of nodes.
+    some = torch.empty(1009, subset).uniform_(-0.1, 0.1).to(dtype)
+    nodes = size.classes - 1
+    weight = some[torch.arange(n_trees * nodes) % len(some)].view(n_trees, nodes, subset)
+    return Paths(
+        input.detach().to(dtype).requires_grad_(),
+        weight.requires_grad_(),
+        torch.zeros(n_trees, nodes, dtype=dtype, requires_grad=True),
+        target,
+        tables["path_offset"],
+        tables["path"],
+        tables["leaf_position"],
+        index,
+        max_depth,
+    )
+
+
+def _results(log_prob: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    results = [log_prob.detach(), *torch.autograd.grad(mean_loss(log_prob), leaves)]
+    dense = (r.coalesce().values() if r.is_sparse else r for r in results)
+    return [r.double().view(len(r), -1) for r in dense]
+
+
+def mean_loss(log_prob: Tensor) -> Tensor:
+    """Of a mixture with equal weights, but for a constant: log_prob [N, T]."""
+    return -torch.logsumexp(log_prob, 1).mean()
+
+
+def errors(size: Size, dtype: torch.dtype) -> dict[str, float]:
+    """Largest errors of hstree's and torch's eager results in a dtype, against float64 for the same
+    values and relative to the largest value of a tensor."""
+    paths = draw_paths(size, 8, dtype)
+    true = paths.torch_results(torch.float64)
+
+    def error(results: list[Tensor]) -> float:
+        pairs = zip(results, true, strict=True)
+        return max(float((got - want).abs().max() / want.abs().max()) for got, want in pairs)
+
+    return {"hstree": error(paths.results()), "torch": error(paths.torch_results(dtype))}
+
+
+def _hstree(
+    size: Size,
+    device: str,
+    n_trees: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    threads: int = 1,
+    classes: int | None = None,
+) -> Contestant:
+    """``classes``: V, where it is below the size's."""
+    if classes is not None:
+        size = replace(size, classes=min(classes, size.classes))
+    paths = draw_paths(size, n_trees, dtype)
+    leaves = [paths.input, paths.weight, paths.bias]
+    return Contestant(
+        step(lambda: mean_loss(paths.log_prob()), leaves),
+        parameters=paths.weight.numel() + paths.bias.numel(),
+        threads=threads,
+        visits=paths.visits,
+        leaves=leaves,
+    )
+
+
+def _torch_tree(size: Size, device: str, n_trees: int, dot: Dot) -> Contestant:
+    paths = draw_paths(size, n_trees)
+    leaves = paths.flat_leaves(torch.float32)
+    return Contestant(
+        step(lambda: mean_loss(paths.torch_log_prob(leaves, dot)), leaves),
+        parameters=sum(leaf.numel() for leaf in leaves[1:]),
+        visits=paths.visits,
+    )
+
+
+def _by_trees(title: str, build: Callable[..., Contestant], **options: Any) -> dict[str, Build]:
+    return {f"{title}, T = {t}": partial(build, n_trees=t, **options) for t in (1, 8)}
+
+
+PATH: dict[str, Build] = {
+    **_by_trees("hstree", _hstree),
+    **_by_trees("torch tree, bags", _torch_tree, dot=bag_dot),
+    **_by_trees("torch tree", _torch_tree, dot=gathered_dot),
+    **FLAT_LOSSES,
+}
+MANY = 100_000
+"""Classes from which a step in small chunks takes minutes."""
+
+PATH_CONTESTS: dict[str, dict[str, Build]] = {
+    **{
+        f"path, V = {size.classes}": {
+            name: build
+            for name, build in PATH.items()
+            if name not in (OWN_CHUNKS, SMALL_CHUNKS) or size.classes < MANY
+        }
+        for size in PATH_SIZES
+    },
+    "threads": {
+        f"T = {t}, threads = {n}": partial(_hstree, n_trees=t, threads=n)
+        for t in (1, 8)
+        for n in (1, 2)
+    },
+    "precision": {
+        f"T = {t}, {str(dtype).removeprefix('torch.')}": partial(_hstree, n_trees=t, dtype=dtype)
+        for t in (1, 8)
+        for dtype in (torch.float32, torch.bfloat16)
+    },
+    **{
+        f"growth, T = {t}": {f"V = {v}": partial(_hstree, n_trees=t, classes=v) for v in CLASSES}
+        for t in (1, 8)
+    },
+}
