@@ -9,8 +9,8 @@ from hstree._extension import BuildInfo, build_info, load
 
 load()
 
-from hstree import heads, ops, trees  # noqa: E402  (they need the operators that load() registers)
+from hstree import heads, ops, optim, trees  # noqa: E402  (they need the operators that load() registers)
 
 __version__ = build_info().version
 
-__all__ = ["BuildInfo", "__version__", "build_info", "heads", "ops", "trees"]
+__all__ = ["BuildInfo", "__version__", "build_info", "heads", "ops", "optim", "trees"]

@@ -10,7 +10,7 @@ Capability capability();
 
 }  // namespace hstree::cpu
 
-// Calls name_<capability><T>(), a function that every row_kernels_<capability>.cpp defines: the AVX ones on
+// Calls name_<capability><T>(), a function that every kernels_<capability>.cpp defines: the AVX ones on
 // x86-64 only.
 #if defined(__x86_64__)
 #define HSTREE_BY_CAPABILITY(name, T)                      \

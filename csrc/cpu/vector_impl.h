@@ -1,5 +1,5 @@
 // Vectors of one instruction set: loads, stores, exp and log1p, for the bodies of the kernels, *_impl.h. Each
-// row_kernels_<capability>.cpp includes those once, between a target pragma and its end, with
+// kernels_<capability>.cpp includes those once, between a target pragma and its end, with
 // HSTREE_CAPABILITY and HSTREE_VECTOR_BYTES defined. Nothing in them may instantiate a template or inline
 // function of another header: the linker would keep one copy of it for all instruction sets.
 #pragma once

@@ -12,6 +12,7 @@ from hstree.ops.logit_function import LogitFunction
 from hstree.ops.monotone import monotone_log_prob
 from hstree.ops.path import path_log_prob
 from hstree.ops.plif import piecewise, plif, plif_table
+from hstree.ops.sparse_adam import sparse_adam_
 from hstree.ops.targets import mark_targets
 from hstree.ops.wide import wide_log_prob
 
@@ -28,5 +29,6 @@ __all__ = [
     "piecewise",
     "plif",
     "plif_table",
+    "sparse_adam_",
     "wide_log_prob",
 ]

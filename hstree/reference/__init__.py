@@ -5,6 +5,7 @@ from hstree.reference.feature_gather import feature_gather_reference
 from hstree.reference.monotone import mixture_log_prob_reference, monotone_log_prob_reference
 from hstree.reference.path import path_log_prob_reference
 from hstree.reference.plif import plif_reference
+from hstree.reference.sparse_adam import sparse_adam_reference
 from hstree.reference.wide import wide_log_prob_reference
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "monotone_log_prob_reference",
     "path_log_prob_reference",
     "plif_reference",
+    "sparse_adam_reference",
     "wide_log_prob_reference",
 ]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hstree.models import LanguageModel
+from hstree.optim import SparseAdam
 
 from .config import SHORTEST_WINDOW, ConfigError, TrainConfig
 
@@ -82,7 +83,7 @@ def build_optimizers(
     else:
         optimizers = [torch.optim.AdamW(dense, lr=rate, weight_decay=decay, fused=True)]
         if sparse:
-            optimizers.append(torch.optim.SparseAdam(sparse, lr=rate))
+            optimizers.append(SparseAdam(sparse, lr=rate))
     set_learning_rate(optimizers, rate)
     return optimizers
 

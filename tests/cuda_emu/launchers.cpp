@@ -8,6 +8,7 @@
 #include "monotone.h"
 #include "path.h"
 #include "plif.h"
+#include "sparse_adam.h"
 #include "wide.h"
 
 using namespace hstree;  // NOLINT: test code
@@ -36,9 +37,9 @@ void emu_order(int order, unsigned seed) {
   emu::seed = seed;
 }
 int64_t emu_sizes(int index) {
-  const int64_t sizes[] = {sizeof(Tables),        sizeof(LeafOrder),       sizeof(PathForward),
-                           sizeof(PathBackward),  sizeof(FeatureGather),   sizeof(LogitFunction),
-                           sizeof(MonotoneSizes), sizeof(MonotoneBackward)};
+  const int64_t sizes[] = {sizeof(Tables),        sizeof(LeafOrder),        sizeof(PathForward),
+                           sizeof(PathBackward),  sizeof(FeatureGather),    sizeof(LogitFunction),
+                           sizeof(MonotoneSizes), sizeof(MonotoneBackward), sizeof(SparseAdam)};
   return sizes[index];
 }
 float emu_half_to_float(uint16_t bits) {
@@ -156,6 +157,10 @@ const char* emu_monotone_log_prob_backward(int type, const LogitFunction* functi
     monotone_log_prob_backward(static_cast<ScalarType>(type), *function, *sizes, *tensors, logits, workspace,
                                grad_table, nullptr);
   });
+}
+
+const char* emu_sparse_adam(int type, const SparseAdam* tensors) {
+  return caught([&] { sparse_adam(static_cast<ScalarType>(type), *tensors, nullptr); });
 }
 
 }  // extern "C"

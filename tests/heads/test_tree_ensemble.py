@@ -22,6 +22,7 @@ from heads.support import (
 )
 from hstree.data.statistics import CorpusStatistics
 from hstree.heads import TreeEnsemble
+from hstree.optim import SparseAdam
 from hstree.trees import Tree, build_tree, huffman_tree, random_tree, tree_seed
 
 SHAPES = [(1, 1), (6, 1), (1, 5), (9, 4), (V, 1)]
@@ -261,7 +262,7 @@ def test_sparse_adam() -> None:
     head, _ = sparse_and_dense()
     groups = head.parameter_groups()
     optimizers: list[Any] = [
-        (torch.optim.SparseAdam if group.sparse else torch.optim.Adam)(group.params, lr=0.05)
+        (SparseAdam if group.sparse else torch.optim.Adam)(group.params, lr=0.05)
         for group in groups
     ]
     hidden, target = draw(30, D), draw_targets(30)

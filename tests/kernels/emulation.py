@@ -148,6 +148,16 @@ class CMonotoneBackward(ctypes.Structure):
     )
 
 
+class CSparseAdam(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("outer", "inner")),
+        *((name, ctypes.c_int64) for name in ("outer_size", "inner_size", "visited", "features")),
+        *((name, ctypes.c_void_p) for name in ("values", "weight", "exp_avg", "exp_avg_sq")),
+        *((name, ctypes.c_double) for name in ("step_size", "beta1", "beta2", "eps")),
+        ("maximize", ctypes.c_bool),
+    )
+
+
 @dataclass(frozen=True)
 class LogitFunction:
     """f of a logit, as hstree::LogitFunction; table [K, 2] or [K, 4], exact."""
@@ -218,7 +228,7 @@ class Kernels:
         self.library.emu_plif_workspace_bytes.restype = ctypes.c_int64
         self.library.emu_monotone_workspace_bytes.restype = ctypes.c_int64
         mirrors = (CTables, CLeafOrder, CForward, CBackward, CFeatureGather)
-        mirrors = (*mirrors, CLogitFunction, CMonotoneSizes, CMonotoneBackward)
+        mirrors = (*mirrors, CLogitFunction, CMonotoneSizes, CMonotoneBackward, CSparseAdam)
         for index, mirror in enumerate(mirrors):
             assert self.library.emu_sizes(index) == ctypes.sizeof(mirror), mirror.__name__
 
@@ -280,6 +290,22 @@ class Kernels:
         arguments = (kind.number, c_function, ctypes.c_int64(values.size), grad, values)
         self.call("plif_backward", *arguments, workspace, grad_input, grad_table)
         return grad_input, grad_table
+
+    def sparse_adam_(
+        self,
+        kind: ElementType,
+        tensors: tuple[Array, Array, Array],
+        index: Array,
+        values: Array,
+        rule: tuple[float, float, float, float],
+        maximize: bool = False,
+    ) -> None:
+        """In place in weight, exp_avg and exp_avg_sq; the rule is step_size, beta1, beta2, eps."""
+        outer = pointer(index[0]) if len(index) == 2 else None
+        sizes = (1, *tensors[0].shape)[-3:] if outer is None else tensors[0].shape
+        arguments = (outer, pointer(index[-1]), sizes[0], sizes[1], index.shape[1], sizes[2])
+        addresses = (pointer(array) for array in (values, *tensors))
+        self.call("sparse_adam", kind.number, CSparseAdam(*arguments, *addresses, *rule, maximize))
 
     def monotone_log_prob(
         self, kind: ElementType, function: LogitFunction, logits: Array, target: Array

@@ -30,6 +30,7 @@ from kernels.logit_cases import (
     check_plif,
     check_spoilt_rows,
 )
+from kernels.sparse_adam_cases import SPARSE_ADAM_SHAPES, check_sparse_adam
 
 
 def checks(kernels: Kernels) -> list[Callable[[], object]]:
@@ -49,6 +50,9 @@ def checks(kernels: Kernels) -> list[Callable[[], object]]:
     grad = np.ones((3, 2, 3), np.float32)
     result.append(partial(kernels.feature_gather, FLOAT32, values, index))
     result.append(partial(kernels.feature_gather_backward, FLOAT32, grad, index, 5))
+    for shape in SPARSE_ADAM_SHAPES:
+        for kind in ELEMENT_TYPES:
+            result.append(partial(check_sparse_adam, kernels, shape, kind))
     for case in PLIF_CASES:
         kinds = [kind for kind in case.kinds if kind is not FLOAT16]
         result += [partial(check_plif, kernels, case, kind) for kind in kinds]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hstree.data import CorpusStatistics
 from hstree.heads import ParameterGroup, Softmax, head_names
 from hstree.models import AWDLSTM, LanguageModel
+from hstree.optim import SparseAdam
 from hstree.training import ConfigError, TrainConfig, build_model
 from hstree.training.optimizer import (
     averaged_weights,
@@ -80,7 +81,7 @@ def test_sparse_groups_go_to_sparse_adam() -> None:
     optimizers = build_optimizers(model, TrainConfig(learning_rate=0.5))
     assert [type(optimizer) for optimizer in optimizers] == [
         torch.optim.AdamW,
-        torch.optim.SparseAdam,
+        SparseAdam,
     ]
     assert rates(model, TrainConfig(learning_rate=0.5))["head.weight"] == 2.0
     set_learning_rate(optimizers, 0.1)

@@ -1,5 +1,6 @@
 #include "cpu/logit_kernels.h"
 #include "cpu/row_kernels.h"
+#include "cpu/sparse_adam.h"
 #include "cpu/wide_kernels.h"
 
 #if defined(__x86_64__)
@@ -17,6 +18,7 @@
 #define HSTREE_VECTOR_BYTES 64
 #include "cpu/logit_kernels_impl.h"
 #include "cpu/row_kernels_impl.h"
+#include "cpu/sparse_adam_impl.h"
 #include "cpu/wide_kernels_impl.h"
 
 #if defined(__clang__)

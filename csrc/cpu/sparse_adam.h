@@ -1,0 +1,58 @@
+// CPU kernel of sparse_adam_, in place in the rows r that the gradient g visits:
+//   m <- m + (1 - beta1) (g - m),  v <- v + (1 - beta2) (g^2 - v),  w <- w - step_size m / (sqrt(v) + eps).
+// Tensors, contiguous: index [1, nnz] or [2, nnz] int64, strictly increasing rows; values g [nnz, S]; weight w
+//   [rows, S] of the type of g, float32, float64, bfloat16 or float16; exp_avg m, exp_avg_sq v [rows, S] of
+//   the accumulation dtype.
+// nnz = 0 and S = 0 write nothing. Every other row stays as it is. Infinities and NaN go through the formula.
+// Computation in float32, float64 for float64, every operation rounded by itself; w rounded once.
+// Work O(nnz S). Reads 4 and writes 3 elements for each of g.
+// No atomics; rows are independent: deterministic for any number of threads.
+// Threads over rows. Kingma and Ba, "Adam: A method for stochastic optimization" (ICLR 2015), algorithm 1, in
+//   the lazy form of torch.optim.SparseAdam.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/row_kernels.h"
+
+namespace hstree::cpu {
+
+struct AdamRule {
+  double step_size;  // lr sqrt(1 - beta2^step) / (1 - beta1^step)
+  double beta1;
+  double beta2;
+  double eps;
+  bool maximize;  // the gradient is -g
+};
+
+template <typename T>
+struct SparseAdam {
+  const int64_t* outer;  // [nnz] in [0, outer_size); null: all 0
+  const int64_t* inner;  // [nnz] in [0, inner_size)
+  int64_t outer_size;
+  int64_t inner_size;
+  int64_t visited;   // nnz
+  int64_t features;  // S
+  const T* values;   // [nnz, S]
+  T* weight;         // [outer_size, inner_size, S]
+  accumulate_t<T>* exp_avg;
+  accumulate_t<T>* exp_avg_sq;
+};
+
+// Throws std::runtime_error before anything is written where the index is out of range or does not increase.
+template <typename T>
+void sparse_adam(const char* op, const SparseAdam<T>& tensors, const AdamRule& rule);
+
+// The visited rows begin <= i < end.
+template <typename T>
+using SparseAdamKernel = void (*)(const SparseAdam<T>& tensors, const AdamRule& rule, int64_t begin,
+                                  int64_t end);
+
+template <typename T>
+SparseAdamKernel<T> sparse_adam_kernel_portable();
+template <typename T>
+SparseAdamKernel<T> sparse_adam_kernel_avx2();
+template <typename T>
+SparseAdamKernel<T> sparse_adam_kernel_avx512();
+
+}  // namespace hstree::cpu

@@ -1,0 +1,31 @@
+"""Reference of :mod:`hstree.ops.sparse_adam`: the visited rows gathered, updated and put back."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def sparse_adam_reference(
+    weight: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    index: Tensor,
+    values: Tensor,
+    *,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    maximize: bool = False,
+) -> None:
+    """In place in weight, exp_avg and exp_avg_sq; arguments as for
+    :func:`hstree.ops.sparse_adam_`."""
+    rows = tuple(index)
+    g = values.to(exp_avg.dtype) * (-1 if maximize else 1)
+    m = exp_avg[rows] * beta1 + g * (1 - beta1)
+    v = exp_avg_sq[rows] * beta2 + g * g * (1 - beta2)
+    step_size = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
+    w = weight[rows].to(exp_avg.dtype) - step_size * m / (torch.sqrt(v) + eps)
+    exp_avg[rows], exp_avg_sq[rows], weight[rows] = m, v, w.to(weight.dtype)

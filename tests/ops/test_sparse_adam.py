@@ -1,0 +1,273 @@
+"""torch.ops.hstree.sparse_adam_."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hstree.ops import sparse_adam_
+from hstree.reference import sparse_adam_reference
+from ops.cases import DTYPES, threads
+
+TESTS = Path(__file__).resolve().parents[1]
+CAPABILITIES = ("portable", "avx2", "avx512")
+RULE: dict[str, Any] = {"lr": 0.05, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6}
+SHAPES = [  # weight, dimensions of the index, visited rows
+    ((3, 40, 19), 2, 70),
+    ((2, 30, 200), 2, 13),
+    ((4, 16), 1, 3),
+    ((300,), 1, 200),  # runs of one element
+    ((3, 200), 2, 333),
+    ((2, 9, 3, 5), 2, 6),
+    ((20, 3, 5), 1, 8),
+    ((3, 7, 5), 2, 21),  # every row
+    ((3, 7, 5), 2, 0),
+    ((0, 7, 5), 2, 0),
+    ((3, 7, 0), 2, 4),
+]
+Shape = tuple[int, ...]
+
+
+def draw(
+    shape: Shape, sparse: int, visited: int, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> list[Tensor]:
+    """weight, exp_avg, exp_avg_sq, index and values."""
+    random = np.random.default_rng(seed)
+    place = np.sort(random.choice(np.prod(shape[:sparse]), visited, replace=False))
+    index = torch.from_numpy(np.stack(np.unravel_index(place, shape[:sparse]))).long()
+    weight, exp_avg = (torch.from_numpy(random.standard_normal(shape)) for _ in range(2))
+    exp_avg_sq = torch.from_numpy(random.random(shape))
+    values = torch.from_numpy(random.standard_normal((visited, *shape[sparse:])))
+    moments = torch.promote_types(dtype, torch.float32)
+    return [weight.to(dtype), exp_avg.to(moments), exp_avg_sq.to(moments), index, values.to(dtype)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("maximize", [False, True], ids=["minimize", "maximize"])
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_equals_reference(
+    case: tuple[Shape, int, int], maximize: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Two steps, the truth in float64; rows that are not visited keep every bit."""
+    shape, sparse, visited = case
+    state = [x.to(device) for x in draw(shape, sparse, visited, dtype)[:3]]
+    sums = 1e-14 if dtype == torch.float64 else 5e-7
+    unit = max(torch.finfo(dtype).eps / 2, sums)
+    for step in (1, 2):
+        *_, index, values = (x.to(device) for x in draw(shape, sparse, visited, dtype, step))
+        before = [x.clone() for x in state]
+        true = [x.double() for x in state]
+        rule = RULE | {"step": step, "maximize": maximize}
+        sparse_adam_reference(*true, index, values.double(), **rule)
+        sparse_adam_(*state, index, values, **rule)
+        for got, expected, tolerance in zip(state, true, (unit, sums, sums), strict=True):
+            torch.testing.assert_close(got.double(), expected, rtol=1.01 * tolerance, atol=sums)
+        other = torch.ones(shape[:sparse], dtype=torch.bool, device=device)
+        other[tuple(index)] = False
+        for got, old in zip(state, before, strict=True):
+            assert torch.equal(got[other], old[other])
+
+
+def test_literal_values(device: torch.device) -> None:
+    """beta 1/2 and 3/4 at step 1: m = g / 2, v = g^2 / 4, step size lr."""
+    weight = torch.ones(2, 2, 2, device=device)
+    m, v = torch.zeros_like(weight), torch.zeros_like(weight)
+    index = torch.tensor([[0, 1], [1, 0]], device=device)
+    values = torch.tensor([[4.0, -2.0], [0.0, 8.0]], device=device)
+    rule = {"step": 1, "lr": 0.25, "beta1": 0.5, "beta2": 0.75, "eps": 0.0}
+    sparse_adam_(weight, m, v, index, values, **rule | {"eps": 1.0})
+    # lr sqrt(1/4) / (1/2) = 1/4; m / (sqrt(v) + 1) = 2/3, -1/2, 0, 4/5
+    assert m.tolist() == [[[0, 0], [2, -1]], [[0, 4], [0, 0]]]
+    assert v.tolist() == [[[0, 0], [4, 1]], [[0, 16], [0, 0]]]
+    expected = torch.tensor([[[1, 1], [1 - 1 / 6, 1.125]], [[1, 0.8], [1, 1]]], device=device)
+    torch.testing.assert_close(weight, expected)
+
+
+def test_infinities_and_nan_stay_in_their_elements(device: torch.device) -> None:
+    weight, m, v, index, values = (x.to(device) for x in draw((4, 19), 1, 3, torch.float32))
+    values[0, 3], values[1, 18] = torch.nan, torch.inf
+    sparse_adam_(weight, m, v, index, values, step=1, **RULE)
+    bad = torch.zeros(4, 19, dtype=torch.bool, device=device)
+    bad[index[0, 0], 3] = bad[index[0, 1], 18] = True
+    assert torch.equal(~weight.isfinite(), bad)
+    assert torch.equal(~m.isfinite(), bad)
+    assert torch.equal(~v.isfinite(), bad)
+
+
+def test_noncontiguous_gradient(device: torch.device) -> None:
+    tensors = [x.to(device) for x in draw((3, 40, 19), 2, 70, torch.float32)]
+    *state, index, values = tensors
+    other = [x.clone() for x in state]
+    sparse_adam_(*state, index, values, step=3, **RULE)
+    sparse_adam_(*other, index.t().contiguous().t(), values.t().contiguous().t(), step=3, **RULE)
+    assert all(torch.equal(a, b) for a, b in zip(state, other, strict=True))
+
+
+MANY = ((5, 300, 100), 2, 900)
+
+
+def after_one_step(dtype: torch.dtype, case: tuple[Shape, int, int] = MANY) -> list[Tensor]:
+    *state, index, values = draw(*case, dtype)
+    sparse_adam_(*state, index, values, step=3, **RULE)
+    return state
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+def test_same_bits_for_every_number_of_threads(dtype: torch.dtype) -> None:
+    results = []
+    for count in (1, 2, 3):
+        with threads(count):
+            results.append(after_one_step(dtype))
+    for result in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
+
+
+OTHER_PROCESS = """
+import sys, torch
+from ops.cases import DTYPES
+from ops.test_sparse_adam import SHAPES, after_one_step
+torch.save([x for c in SHAPES for d in DTYPES for x in after_one_step(d, c)], sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
+    """The same to one rounding, and on x86-64 the same bits."""
+    has = {"AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
+    if CAPABILITIES.index(capability) > has:
+        pytest.skip(f"this processor lacks {capability}")
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_PROCESS, tmp_path / "results"],
+        env=os.environ | {"HSTREE_CPU_CAPABILITY": capability},
+        cwd=TESTS, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    mine = [x for case in SHAPES for dtype in DTYPES for x in after_one_step(dtype, case)]
+    for got, expected in zip(torch.load(tmp_path / "results"), mine, strict=True):
+        torch.testing.assert_close(got, expected)
+        if os.uname().machine == "x86_64":
+            assert torch.equal(got, expected)
+
+
+def test_opcheck(device: torch.device) -> None:
+    tensors = [x.to(device) for x in draw((3, 40, 19), 2, 7, torch.float32)]
+    op = torch.ops.hstree.sparse_adam_
+    torch.library.opcheck(op, (*tensors, 2, *RULE.values()))
+
+
+def test_autograd_sees_the_change() -> None:
+    """A backward pass through what the weight was before is refused, not wrong."""
+    *state, index, values = draw((4, 5), 1, 2, torch.float32)
+    weight = state[0].requires_grad_()
+    loss = (weight * weight).sum()
+    with torch.no_grad():
+        sparse_adam_(*state, index, values, step=1, **RULE)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+BAD = {
+    "weight": [
+        (Tensor.int, "expected dtype float32, float64, bfloat16 or float16, got Int"),
+        (lambda x: x.transpose(0, 1), "expected a contiguous tensor"),
+    ],
+    "exp_avg": [
+        (Tensor.double, "expected dtype Float, got Double"),
+        (lambda x: x[:1], r"expected the shape of weight, \[3, 40, 19\], got \[1, 40, 19\]"),
+        (lambda x: x[0], r"expected the shape of weight, \[3, 40, 19\], got \[40, 19\]"),
+        (lambda x: x.mT.contiguous().mT, "expected a contiguous tensor"),
+    ],
+    "exp_avg_sq": [
+        (Tensor.bfloat16, "expected dtype Float, got BFloat16"),
+        (lambda x: x[..., 1:], r"expected the shape of weight, \[3, 40, 19\], got \[3, 40, 18\]"),
+    ],
+    "index": [
+        (lambda x: x[0], r"expected shape \[1, nnz\] or \[2, nnz\], got \[7\]"),
+        (lambda x: x[[0, 1, 0]], r"expected shape \[1, nnz\] or \[2, nnz\].*got \[3, 7\]"),
+        (lambda x: x[:0], r"expected shape \[1, nnz\] or \[2, nnz\].*got \[0, 7\]"),
+        (Tensor.int, "expected dtype Long, got Int"),
+    ],
+    "values": [
+        (lambda x: x[1:], r"expected shape \[nnz, ...\] with nnz = 7 .*\[3, 40, 19\], got \[6, 19"),
+        (lambda x: x[:, 1:], r"expected shape \[nnz, ...\] with nnz = 7 .*, got \[7, 18\]"),
+        (lambda x: x[:, 0], r"expected shape \[nnz, ...\] with nnz = 7 .*, got \[7\]"),
+        (Tensor.double, "expected dtype Float, got Double"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"), [(name, *bad) for name, some in BAD.items() for bad in some]
+)
+def test_bad_tensor(name: str, change: Any, match: str, device: torch.device) -> None:
+    tensors = [x.to(device) for x in draw((3, 40, 19), 2, 7, torch.float32)]
+    place = ["weight", "exp_avg", "exp_avg_sq", "index", "values"].index(name)
+    tensors[place] = change(tensors[place])
+    with pytest.raises(RuntimeError, match=f"hstree::sparse_adam_: {name}: {match}"):
+        sparse_adam_(*tensors, step=1, **RULE)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"step": 0}, "step: expected at least 1, got 0"),
+        ({"lr": -1.0}, r"lr: expected a value in \[0, inf\), got -1"),
+        ({"lr": torch.nan}, r"lr: expected a value in \[0, inf\), got nan"),
+        ({"beta1": 1.0}, r"beta1: expected a value in \[0, 1\), got 1"),
+        ({"beta2": -0.5}, r"beta2: expected a value in \[0, 1\), got -0.5"),
+        ({"eps": torch.inf}, r"eps: expected a value in \[0, inf\), got inf"),
+    ],
+)
+def test_bad_number(change: dict[str, float], match: str) -> None:
+    tensors = draw((3, 40, 19), 2, 7, torch.float32)
+    with pytest.raises(RuntimeError, match=f"hstree::sparse_adam_: {match}"):
+        sparse_adam_(*tensors, **RULE | {"step": 1} | change)
+
+
+@pytest.mark.parametrize(
+    ("index", "match"),
+    [
+        ([[0, 3], [1, 1]], r"index\[0, 1\]: expected a value in \[0, 3\), got 3"),
+        ([[-1, 0], [1, 1]], r"index\[0, 0\]: expected a value in \[0, 3\), got -1"),
+        ([[0, 1], [7, 1]], r"index\[1, 0\]: expected a value in \[0, 7\), got 7"),
+        ([[0, 1], [1, -(2**62)]], r"index\[1, 1\]: expected a value in \[0, 7\), got -4"),
+        (
+            [[1, 1], [2, 2]],
+            "index: expected strictly increasing rows.*row 9 at place 1 after row 9",
+        ),
+        (
+            [[1, 0], [0, 2]],
+            "index: expected strictly increasing rows.*row 2 at place 1 after row 7",
+        ),
+    ],
+)
+def test_bad_index_writes_nothing(index: list[list[int]], match: str) -> None:
+    *state, _, values = draw((3, 7, 5), 2, 2, torch.float32)
+    before = [x.clone() for x in state]
+    with pytest.raises(RuntimeError, match=f"hstree::sparse_adam_: {match}"):
+        sparse_adam_(*state, torch.tensor(index), values, step=1, **RULE)
+    assert all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
+
+
+def test_bad_index_of_one_dimension() -> None:
+    *state, _, values = draw((7, 5), 1, 2, torch.float32)
+    match = r"index\[0, 1\]: expected a value in \[0, 7\), got 7"
+    with pytest.raises(RuntimeError, match=match):
+        sparse_adam_(*state, torch.tensor([[0, 7]]), values, step=1, **RULE)
+
+
+@pytest.mark.cuda
+def test_devices_must_agree() -> None:
+    tensors = draw((3, 7, 5), 2, 4, torch.float32)
+    for place in range(1, 5):
+        mixed = [x if i == place else x.cuda() for i, x in enumerate(tensors)]
+        with pytest.raises(RuntimeError, match="expected the device of input, cuda:0, got cpu"):
+            sparse_adam_(*mixed, step=1, **RULE)
