@@ -93,10 +93,10 @@ def _root_products(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callab
 
     @torch.no_grad()
     def run() -> None:
-        x = hidden.expand(head.n_trees, -1, -1)
-        scores = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
-        torch.bmm(scores, weight)
-        torch.bmm(scores.transpose(1, 2), x)
+        rows = weight.flatten(0, 1)
+        scores = F.linear(hidden, rows, bias.flatten())
+        torch.mm(scores, rows)
+        torch.mm(scores.t(), hidden)
 
     return run
 
@@ -106,12 +106,11 @@ def _root(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], ob
     weight, bias = head.root_weight, head.root_bias
     assert weight is not None
     assert bias is not None
-    child = head.root_child.long()[:, target].flatten()
+    child = head.root_child.long()[:, target].t().flatten()
 
     def loss() -> Tensor:
-        x = hidden.expand(head.n_trees, -1, -1)
-        scores = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
-        return F.cross_entropy(scores.flatten(0, 1), child)
+        scores = F.linear(hidden, weight.flatten(0, 1), bias.flatten())
+        return F.cross_entropy(scores.view(len(child), -1), child)
 
     return step(loss, [hidden, weight, bias])
 

@@ -1,4 +1,4 @@
-"""Steps of torch's optimisers with the row-sparse gradients of eight trees, and the forward and
+"""Steps of optimisers with the row-sparse gradients of eight trees, and the forward and
 backward passes that make these."""
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
+from torch.optim import SGD, Adagrad, Optimizer
 
 from benchmarks.contest import Build, Contestant, Size, step
 from benchmarks.paths import PATH_SIZES, draw_paths, mean_loss
+from hstree.optim import SparseAdam
 
 OPTIMIZER_SIZES = PATH_SIZES[1:]
 LOSS = "forward + backward"
+TORCH_ADAM = "torch.optim.SparseAdam"
+ADAM = "hstree.optim.SparseAdam"
 
 
 def _loss(size: Size, device: str) -> Contestant:
@@ -44,7 +47,8 @@ OPTIMIZERS: dict[str, Build] = {
     LOSS: _loss,
     "SGD": partial(_optimizer, make=SGD),
     "Adagrad": partial(_optimizer, make=Adagrad),
-    "SparseAdam": partial(_optimizer, make=SparseAdam),
+    TORCH_ADAM: partial(_optimizer, make=torch.optim.SparseAdam),
+    ADAM: partial(_optimizer, make=SparseAdam),
 }
 OPTIMIZER_CONTESTS: dict[str, dict[str, Build]] = {
     f"optimizers, V = {size.classes}": OPTIMIZERS for size in OPTIMIZER_SIZES

@@ -28,7 +28,7 @@ import torch
 import hstree
 from benchmarks.ensembles import ADAPTIVE, KERNELS, MODULE
 from benchmarks.heads import FLAT, FORMULAS, LARGE_CHUNKS, OWN_CHUNKS, SMALL_CHUNKS
-from benchmarks.optimizers import LOSS, OPTIMIZER_SIZES, OPTIMIZERS
+from benchmarks.optimizers import ADAM, LOSS, OPTIMIZER_SIZES, OPTIMIZERS, TORCH_ADAM
 from benchmarks.paths import CLASSES, PATH_SIZES
 from benchmarks.plot import plot_growth
 
@@ -187,6 +187,16 @@ TREE_TARGETS = [
         for size in OPTIMIZER_SIZES
         for name in OPTIMIZERS
         if name != LOSS
+    ),
+    *(
+        Target(
+            f"{TORCH_ADAM} / {ADAM}, V = {size.classes}",
+            f"optimizers, V = {size.classes}",
+            TORCH_ADAM,
+            ADAM,
+            at_least=2,
+        )
+        for size in OPTIMIZER_SIZES
     ),
 ]
 

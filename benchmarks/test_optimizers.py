@@ -1,4 +1,4 @@
-"""Steps of torch's optimisers with row-sparse gradients, one core.
+"""Steps of optimisers with row-sparse gradients, one core.
 
 pytest benchmarks/test_optimizers.py --benchmark-only --benchmark-json=run.json
 python -m benchmarks.table run.json

@@ -1,8 +1,6 @@
 #include "cpu/sparse_adam.h"
 
 #include <algorithm>
-#include <sstream>
-#include <stdexcept>
 
 #include "cpu/capability.h"
 #include "cpu/tree_batch.h"
@@ -14,10 +12,7 @@ constexpr int64_t fewest_elements = 1 << 14;  // that are worth a thread
 
 void check_range(const char* op, int dim, const int64_t* index, int64_t i, int64_t size) {
   if (index[i] >= 0 && index[i] < size) return;
-  std::ostringstream message;
-  message << op << ": index[" << dim << ", " << i << "]: expected a value in [0, " << size << "), got "
-          << index[i];
-  throw std::runtime_error(message.str());
+  fail(op, ": index[", dim, ", ", i, "]: expected a value in [0, ", size, "), got ", index[i]);
 }
 
 template <typename T>
@@ -28,10 +23,8 @@ void check_index(const char* op, const SparseAdam<T>& tensors) {
     check_range(op, tensors.outer ? 1 : 0, tensors.inner, i, tensors.inner_size);
     const int64_t row = (tensors.outer ? tensors.outer[i] * tensors.inner_size : 0) + tensors.inner[i];
     if (row <= before) {
-      std::ostringstream message;
-      message << op << ": index: expected strictly increasing rows, as coalesce() makes them, got row " << row
-              << " at place " << i << " after row " << before;
-      throw std::runtime_error(message.str());
+      fail(op, ": index: expected strictly increasing rows, as coalesce() makes them, got row ", row,
+           " at place ", i, " after row ", before);
     }
     before = row;
   }

@@ -51,7 +51,8 @@ def path_log_prob(
             D.
         max_depth: most nodes of any path, at most 64.
         sparse: gradients of weight and bias are sparse COO tensors of the visited rows alone, each
-            row once, as with ``torch.nn.Embedding(sparse=True)``. Eager mode only.
+            row once, as with ``torch.nn.Embedding(sparse=True)``. Eager mode only. On the CPU the
+            memory of freed gradients, in up to four blocks, is kept for those of later steps.
 
     Returns:
         log_prob [N, T] in nats: float32, float64 for float64 input.
