@@ -1,5 +1,5 @@
 #include "cpu/logit_kernels.h"
-#include "cpu/row_kernels.h"
+#include "cpu/path_kernels.h"
 #include "cpu/sparse_adam.h"
 #include "cpu/wide_kernels.h"
 
@@ -16,7 +16,7 @@
 #define HSTREE_CAPABILITY avx2
 #define HSTREE_VECTOR_BYTES 32
 #include "cpu/logit_kernels_impl.h"
-#include "cpu/row_kernels_impl.h"
+#include "cpu/path_kernels_impl.h"
 #include "cpu/sparse_adam_impl.h"
 #include "cpu/wide_kernels_impl.h"
 

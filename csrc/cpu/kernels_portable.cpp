@@ -1,5 +1,5 @@
 #include "cpu/logit_kernels.h"
-#include "cpu/row_kernels.h"
+#include "cpu/path_kernels.h"
 #include "cpu/sparse_adam.h"
 #include "cpu/wide_kernels.h"
 
@@ -10,6 +10,6 @@
 #define HSTREE_CAPABILITY portable
 #define HSTREE_VECTOR_BYTES 16
 #include "cpu/logit_kernels_impl.h"
-#include "cpu/row_kernels_impl.h"
+#include "cpu/path_kernels_impl.h"
 #include "cpu/sparse_adam_impl.h"
 #include "cpu/wide_kernels_impl.h"

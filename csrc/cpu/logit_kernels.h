@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cpu/row_kernels.h"
+#include "cpu/elements.h"
 #include "kernels/logit_function.h"
 
 namespace hstree::cpu {

@@ -2,10 +2,16 @@
 
 #include <algorithm>
 
-#include "cpu/row_kernels.h"
+#include "cpu/capability.h"
+#include "cpu/path_kernels.h"
 
 namespace hstree::cpu {
 namespace {
+
+template <typename T>
+const PathKernels<T>& path_kernels() {
+  return *HSTREE_BY_CAPABILITY(path_kernels, T);
+}
 
 // Appends the path of class y to `entry`.
 void append_path(const char* op, const TreeTable& table, int64_t y, std::vector<int32_t>& entry) {
@@ -83,7 +89,7 @@ const uint16_t* feature_lanes(const TreeBatch& batch, int64_t t) {
 }
 
 template <typename T>
-TreeRows<T> tree_rows(const TreeBatch& batch, const PathPlan& plan, int64_t t, const T* input,
+PathRows<T> path_rows(const TreeBatch& batch, const PathPlan& plan, int64_t t, const T* input,
                       const T* weight, const T* bias) {
   return {plan.row.data(),
           plan.offset.data(),
@@ -146,12 +152,12 @@ void visited_index(const std::vector<PathPlan>& plans, int64_t* index) {
 template <typename T>
 void path_forward(const TreeBatch& batch, const Forward<T>& tensors) {
   using A = accumulate_t<T>;
-  const RowKernels<T>& kernels = row_kernels<T>();
+  const PathKernels<T>& kernels = path_kernels<T>();
   const std::vector<PathPlan> plans = path_plans(batch);
   const int64_t stride = batch.trees * batch.longest;
   for (int64_t t = 0; t < batch.trees; ++t) {
     const PathPlan& plan = plans[t];
-    const TreeRows<T> rows = tree_rows(batch, plan, t, tensors.input, tensors.weight, tensors.bias);
+    const PathRows<T> rows = path_rows(batch, plan, t, tensors.input, tensors.weight, tensors.bias);
     A* score = tensors.score + t * batch.longest;
     parallel((plan.rows() + tile_rows - 1) / tile_rows, 16, [&](int64_t first, int64_t last) {
       const int64_t begin = first * tile_rows, end = std::min(last * tile_rows, plan.rows());
@@ -169,7 +175,7 @@ void path_forward(const TreeBatch& batch, const Forward<T>& tensors) {
 template <typename T>
 void path_backward(const TreeBatch& batch, const std::vector<PathPlan>& plans, const Backward<T>& tensors) {
   using A = accumulate_t<T>;
-  const RowKernels<T>& kernels = row_kernels<T>();
+  const PathKernels<T>& kernels = path_kernels<T>();
   const int64_t stride = batch.trees * batch.longest;
   const int64_t threads = torch::stable::get_num_threads();
   const int64_t parts = std::max<int64_t>(1, std::min(threads, batch.features / 64));
@@ -188,7 +194,7 @@ void path_backward(const TreeBatch& batch, const std::vector<PathPlan>& plans, c
                                  tensors.grad_log_prob[i * batch.trees + t], grad_score + plan.offset[j]);
       }
     });
-    const TreeRows<T> rows = tree_rows<T>(batch, plan, t, tensors.input, tensors.weight, nullptr);
+    const PathRows<T> rows = path_rows<T>(batch, plan, t, tensors.input, tensors.weight, nullptr);
     const int64_t first = tensors.sparse ? first_slot : t * batch.weight_rows;
     const bool add = t > 0 || batch.feature_index;
     T* grad_weight = tensors.grad_weight + first * batch.features;

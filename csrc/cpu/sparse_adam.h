@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "cpu/row_kernels.h"
+#include "cpu/elements.h"
 
 namespace hstree::cpu {
 

@@ -11,8 +11,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "cpu/elements.h"
 #include "cpu/leaf_order.h"
-#include "cpu/row_kernels.h"
 
 namespace hstree::cpu {
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/row_kernels.h"
+#include "cpu/elements.h"
 #include "kernels/limits.h"
 
 namespace hstree {

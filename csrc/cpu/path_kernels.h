@@ -1,34 +1,17 @@
-// Products of the batch's rows with the weight rows they visit, and their gradients: one table of functions
-// for each instruction set, chosen once at run time.
+// Kernels of the path op: products of a batch's rows with the weight rows that they visit, and their gradients;
+// one table of functions for each instruction set, chosen once at run time.
 #pragma once
 
 #include <cstdint>
 
+#include "cpu/elements.h"
+
 namespace hstree::cpu {
-
-struct BFloat16 {
-  uint16_t bits;
-};
-struct Half {
-  uint16_t bits;
-};
-
-// Sums are taken in float32, in float64 for float64 elements.
-template <typename T>
-struct Accumulate {
-  using type = float;
-};
-template <>
-struct Accumulate<double> {
-  using type = double;
-};
-template <typename T>
-using accumulate_t = typename Accumulate<T>::type;
 
 // One tree's rows in leaf order (PathPlan's arrays), and what they are multiplied with.
 // D input features, S features of the tree, n rows. T: float, double, BFloat16 or Half.
 template <typename T>
-struct TreeRows {
+struct PathRows {
   const int32_t* row;             // [n]
   const int64_t* offset;          // [n + 1]
   const int32_t* entry;           // node << 1 | goes_left
@@ -59,13 +42,13 @@ inline int64_t gradients_scratch(int64_t longest, int64_t width) {
 }
 
 template <typename T>
-struct RowKernels {
+struct PathKernels {
   using A = accumulate_t<T>;
 
   // score[row * score_stride + l] = dot(input[row, subset], weight[w_l]) + bias[w_l] for rows begin <= j <
   // end, w_l their weight rows. An interval begins at a tile, so that the order of each sum does not depend on
   // it. pointers: `longest`.
-  void (*scores)(const TreeRows<T>& tree, int64_t begin, int64_t end, A* score, int64_t score_stride,
+  void (*scores)(const PathRows<T>& tree, int64_t begin, int64_t end, A* score, int64_t score_stride,
                  A* scratch, const T** pointers);
 
   // Gradients of the features begin <= s < end of all rows, from grad_score (laid out like entry). A weight
@@ -73,11 +56,11 @@ struct RowKernels {
   // else to grad_weight[weight row]. grad_input [N, D] is added to, or if not `add`, for a tree of all
   // features, overwritten in the rows of the tree. Each element's sum has a fixed order, whatever the
   // interval. pointers: tile_rows `longest`; targets: (tile_rows + 1) `longest`.
-  void (*gradients)(const TreeRows<T>& tree, int64_t begin, int64_t end, const A* grad_score, A* grad_input,
+  void (*gradients)(const PathRows<T>& tree, int64_t begin, int64_t end, const A* grad_score, A* grad_input,
                     bool add, T* grad_weight, bool sparse, A* scratch, const T** pointers, T** targets);
 
   // The same for the bias: grad_bias[slot] or grad_bias[weight row]. sums, targets: `longest`.
-  void (*bias_gradients)(const TreeRows<T>& tree, const A* grad_score, T* grad_bias, bool sparse, A* sums,
+  void (*bias_gradients)(const PathRows<T>& tree, const A* grad_score, T* grad_bias, bool sparse, A* sums,
                          T** targets);
 
   // Sum over the tree's nodes of log sigmoid(+-score), one row.
@@ -87,16 +70,12 @@ struct RowKernels {
   void (*log_sigmoid_grad)(const A* score, const int32_t* entry, int64_t count, A grad, A* grad_score);
 };
 
-// Tables by instruction set, the AVX ones on x86-64 only. `row_kernels` picks the best one that the processor
-// has and that HSTREE_CPU_CAPABILITY (portable, avx2 or avx512) admits.
+// Tables by instruction set, the AVX ones on x86-64 only; capability.h picks one.
 template <typename T>
-const RowKernels<T>* row_kernels_portable();
+const PathKernels<T>* path_kernels_portable();
 template <typename T>
-const RowKernels<T>* row_kernels_avx2();
+const PathKernels<T>* path_kernels_avx2();
 template <typename T>
-const RowKernels<T>* row_kernels_avx512();
-
-template <typename T>
-const RowKernels<T>& row_kernels();
+const PathKernels<T>* path_kernels_avx512();
 
 }  // namespace hstree::cpu

@@ -1,4 +1,4 @@
-// Body of the row kernels, under the rules of vector_impl.h.
+// Body of the kernels of the path op, under the rules of vector_impl.h.
 #include "cpu/vector_impl.h"
 
 namespace hstree::cpu {
@@ -7,7 +7,7 @@ namespace HSTREE_CAPABILITY {
 #if HSTREE_VECTOR_BYTES == 64
 // Calls f(column, lanes) for each 16 columns of the input that hold some of the features begin <= s < end.
 template <typename T, typename F>
-static inline void each_feature_block(const TreeRows<T>& tree, int64_t begin, int64_t end, const F& f) {
+static inline void each_feature_block(const PathRows<T>& tree, int64_t begin, int64_t end, const F& f) {
   if (begin == end) return;
   const int32_t first = tree.feature_index[begin], last = tree.feature_index[end - 1];
   for (int32_t block = first / 16; block <= last / 16; ++block) {
@@ -20,7 +20,7 @@ static inline void each_feature_block(const TreeRows<T>& tree, int64_t begin, in
 
 // A subset of a row's features; writes up to 15 elements behind them.
 template <typename T>
-requires(sizeof(T) < 8) static inline void gather_features(const TreeRows<T>& tree, const T* input,
+requires(sizeof(T) < 8) static inline void gather_features(const PathRows<T>& tree, const T* input,
                                                            int64_t begin, int64_t end, float* x) {
   each_feature_block(tree, begin, end, [&](int32_t column, __mmask16 lanes) {
     const __m512 some = bits_as<__m512>(load_lanes(lanes, input + column));
@@ -31,7 +31,7 @@ requires(sizeof(T) < 8) static inline void gather_features(const TreeRows<T>& tr
 
 // out[feature] += x over the features begin <= s < end; reads up to 15 elements behind x.
 template <typename T>
-static inline void scatter_add(const TreeRows<T>& tree, const float* x, int64_t begin, int64_t end,
+static inline void scatter_add(const PathRows<T>& tree, const float* x, int64_t begin, int64_t end,
                                float* out) {
   each_feature_block(tree, begin, end, [&](int32_t column, __mmask16 lanes) {
     const __m512 some = _mm512_maskz_expand_ps(lanes, _mm512_loadu_ps(x));
@@ -43,7 +43,7 @@ static inline void scatter_add(const TreeRows<T>& tree, const float* x, int64_t 
 #endif
 
 template <typename T>
-static inline void gather_features(const TreeRows<T>& tree, const T* input, int64_t begin, int64_t end,
+static inline void gather_features(const PathRows<T>& tree, const T* input, int64_t begin, int64_t end,
                                    accumulate_t<T>* x) {
   constexpr int64_t W = VectorOf<accumulate_t<T>>::width;
   int64_t s = begin;
@@ -56,13 +56,13 @@ static inline void gather_features(const TreeRows<T>& tree, const T* input, int6
 }
 
 template <typename T, typename A>
-static inline void scatter_add(const TreeRows<T>& tree, const A* x, int64_t begin, int64_t end, A* out) {
+static inline void scatter_add(const PathRows<T>& tree, const A* x, int64_t begin, int64_t end, A* out) {
   for (int64_t s = begin; s < end; ++s) out[tree.feature_index[s]] += *x++;
 }
 
 // The features begin <= s < end of a row.
 template <typename T>
-static inline void gather_input(const TreeRows<T>& tree, int64_t row, int64_t begin, int64_t end,
+static inline void gather_input(const PathRows<T>& tree, int64_t row, int64_t begin, int64_t end,
                                 accumulate_t<T>* x) {
   using A = accumulate_t<T>;
   constexpr int64_t W = VectorOf<A>::width;
@@ -84,7 +84,7 @@ static inline int64_t row_stride(int64_t features) {
 
 // The features begin <= s < end of the row at place j: in the input itself, or gathered or converted in `copy`.
 template <typename T>
-static inline const accumulate_t<T>* input_row(const TreeRows<T>& tree, int64_t j, int64_t begin, int64_t end,
+static inline const accumulate_t<T>* input_row(const PathRows<T>& tree, int64_t j, int64_t begin, int64_t end,
                                                accumulate_t<T>* copy) {
   if constexpr (sizeof(T) == sizeof(accumulate_t<T>)) {
     if (!tree.feature_index) return tree.input + tree.row[j] * tree.in_features + begin;
@@ -95,7 +95,7 @@ static inline const accumulate_t<T>* input_row(const TreeRows<T>& tree, int64_t 
 
 // Levels at which all rows of a tile visit the same weight row.
 template <typename T>
-static inline int64_t common_prefix(const TreeRows<T>& tree, int64_t j, int rows) {
+static inline int64_t common_prefix(const PathRows<T>& tree, int64_t j, int rows) {
   int64_t common = tree.offset[j + 1] - tree.offset[j];
   for (int r = 1; r < rows; ++r) common = tree.shared[j + r] < common ? tree.shared[j + r] : common;
   return common;
@@ -165,7 +165,7 @@ static inline void level_scores(const accumulate_t<T>* const* x, const T* const*
 }
 
 template <int R, typename T>
-static inline void tile_scores(const TreeRows<T>& tree, int64_t j, accumulate_t<T>* score,
+static inline void tile_scores(const PathRows<T>& tree, int64_t j, accumulate_t<T>* score,
                                int64_t score_stride, accumulate_t<T>* copy, const T** w) {
   using A = accumulate_t<T>;
   const int64_t size = tree.features;
@@ -189,7 +189,7 @@ static inline void tile_scores(const TreeRows<T>& tree, int64_t j, accumulate_t<
 }
 
 template <typename T>
-static void scores(const TreeRows<T>& tree, int64_t begin, int64_t end, accumulate_t<T>* score,
+static void scores(const PathRows<T>& tree, int64_t begin, int64_t end, accumulate_t<T>* score,
                    int64_t score_stride, accumulate_t<T>* scratch, const T** w) {
   int64_t j = begin;
   for (; j + tile_rows <= end; j += tile_rows) {
@@ -297,7 +297,7 @@ static inline void gradient_range(const GradientTile<T>& tile, int row, int64_t 
 // Gradients of `rows` rows from place j on. before: [longest] targets of the row before them, and after the
 // call those of the last of them.
 template <typename T>
-static inline void tile_gradients(const TreeRows<T>& tree, int64_t j, int rows, int64_t begin, int64_t end,
+static inline void tile_gradients(const PathRows<T>& tree, int64_t j, int rows, int64_t begin, int64_t end,
                                   const accumulate_t<T>* grad_score, accumulate_t<T>* grad_input, bool add,
                                   T* grad_weight, bool sparse, accumulate_t<T>* scratch, const T** w,
                                   T** before) {
@@ -346,7 +346,7 @@ static inline void tile_gradients(const TreeRows<T>& tree, int64_t j, int rows, 
 }
 
 template <typename T>
-static void gradients(const TreeRows<T>& tree, int64_t begin, int64_t end, const accumulate_t<T>* grad_score,
+static void gradients(const PathRows<T>& tree, int64_t begin, int64_t end, const accumulate_t<T>* grad_score,
                       accumulate_t<T>* grad_input, bool add, T* grad_weight, bool sparse,
                       accumulate_t<T>* scratch, const T** w, T** targets) {
   for (int64_t j = 0; j < tree.rows;) {
@@ -359,7 +359,7 @@ static void gradients(const TreeRows<T>& tree, int64_t begin, int64_t end, const
 }
 
 template <typename T>
-static void bias_gradients(const TreeRows<T>& tree, const accumulate_t<T>* grad_score, T* grad_bias,
+static void bias_gradients(const PathRows<T>& tree, const accumulate_t<T>* grad_score, T* grad_bias,
                            bool sparse, accumulate_t<T>* sums, T** target) {
   for (int64_t j = 0; j < tree.rows; ++j) {
     const int64_t opened = tree.shared[j], stay = tree.shared[j + 1];
@@ -423,18 +423,18 @@ static void log_sigmoid_grad(const double* score, const int32_t* entry, int64_t 
 }
 
 template <typename T>
-static const RowKernels<T>* table() {
-  static constexpr RowKernels<T> kernels = {scores<T>, gradients<T>, bias_gradients<T>, log_sigmoid_sum,
-                                            log_sigmoid_grad};
+static const PathKernels<T>* table() {
+  static constexpr PathKernels<T> kernels = {scores<T>, gradients<T>, bias_gradients<T>, log_sigmoid_sum,
+                                             log_sigmoid_grad};
   return &kernels;
 }
 
 }  // namespace HSTREE_CAPABILITY
 
-#define HSTREE_TABLE(T)                                                 \
-  template <>                                                           \
-  const RowKernels<T>* HSTREE_JOIN(row_kernels_, HSTREE_CAPABILITY)() { \
-    return HSTREE_CAPABILITY::table<T>();                               \
+#define HSTREE_TABLE(T)                                                   \
+  template <>                                                             \
+  const PathKernels<T>* HSTREE_JOIN(path_kernels_, HSTREE_CAPABILITY)() { \
+    return HSTREE_CAPABILITY::table<T>();                                 \
   }
 HSTREE_TABLE(float)
 HSTREE_TABLE(double)
