@@ -6,9 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from benchmarks.paths import CLASSES
+from hstree._figures import new_figure, picture
 
 TREES = {1: "one tree over all features", 8: "eight trees over half of them"}
 
@@ -23,7 +22,7 @@ def plot_growth(contests: dict[str, Any], file: Path) -> None:
     names = {t: f"growth, T = {t}" for t in TREES}
     if not any(name in contests for name in names.values()):
         raise ValueError(f"--plot: expected a run with {' or '.join(names.values())}")
-    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    figure = new_figure(7, 3.5)
     axes = figure.subplots()
     visits: list[float] = []
     for t, title in TREES.items():
@@ -38,7 +37,7 @@ def plot_growth(contests: dict[str, Any], file: Path) -> None:
     axes.set(xscale="log", ylim=(0, None), xlabel="classes V")
     axes.set_ylabel(f"time of a row, V = {CLASSES[0]:,} is 1")
     axes.legend()
-    figure.savefig(file, dpi=120)
+    file.write_bytes(picture(figure))
 
 
 def _relative(values: list[float]) -> list[float]:

@@ -1,11 +1,10 @@
-"""Looking at results: runs side by side."""
+"""Looking at results: runs side by side, and the measurements of the literature on models."""
 
 from .compare import (
     Comparison,
     GroupTest,
     RunGroup,
     Statistic,
-    Table,
     TResult,
     compare,
     differing_settings,
@@ -19,6 +18,7 @@ from .compare import (
 )
 from .curves import validation_curves
 from .runs import EpochFigures, FinalFigures, RunError, RunFigures, read_run
+from .table import Table, csv_text, latex, markdown, table
 
 __all__ = [
     "Comparison",
@@ -32,11 +32,15 @@ __all__ = [
     "TResult",
     "Table",
     "compare",
+    "csv_text",
     "differing_settings",
     "group_runs",
+    "latex",
+    "markdown",
     "mean_and_deviation",
     "read_run",
     "student_t_test",
+    "table",
     "tables",
     "to_csv",
     "to_markdown",

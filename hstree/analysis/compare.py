@@ -6,8 +6,6 @@ since an unfinished one has no test perplexity.
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import math
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .runs import RunFigures, read_run
+from .table import Table, count, csv_text, decimals, markdown, probability, table, text
 
 
 @dataclass(frozen=True)
@@ -293,16 +292,6 @@ def _notes(runs: Sequence[RunFigures], groups: Sequence[RunGroup]) -> Iterable[s
 # Tables
 
 
-@dataclass(frozen=True)
-class Table:
-    """Cells as text. ``right``: for each column whether it holds numbers."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    right: tuple[bool, ...]
-
-
 def tables(comparison: Comparison) -> tuple[Table, ...]:
     """The runs; if any of them share a group, the groups; if there are t-tests, these."""
     found = [_run_table(comparison)]
@@ -317,7 +306,7 @@ def _run_table(comparison: Comparison) -> Table:
     columns: list[tuple[str, bool, list[str]]] = [
         ("run", False, [str(run.path) for run in comparison.runs]),
         ("head", False, [run.head for run in comparison.runs]),
-        ("seed", True, [_text(run.seed) for run in comparison.runs]),
+        ("seed", True, [text(run.seed) for run in comparison.runs]),
     ]
     if comparison.repeated:
         columns.insert(0, ("group", False, [comparison.label(run) for run in comparison.runs]))
@@ -326,7 +315,7 @@ def _run_table(comparison: Comparison) -> Table:
         columns.append(("settings that differ", False, cells))
     figures = [_run_figures(run) for run in comparison.runs]
     columns += [(name, True, [row[name] for row in figures]) for name in figures[0]]
-    return _table("Runs", columns)
+    return table("Runs", columns)
 
 
 def _run_figures(run: RunFigures) -> dict[str, str]:
@@ -334,13 +323,13 @@ def _run_figures(run: RunFigures) -> dict[str, str]:
     final = run.final
     return {
         "epochs": f"{len(run.epochs)} of {planned}" if final is None else str(len(run.epochs)),
-        "best epoch": _text(run.best_epoch),
-        "valid perplexity": _decimals(run.valid_perplexity, 2),
-        "test perplexity": _decimals(run.test_perplexity, 2),
-        "backbone parameters": _count(None if final is None else final.backbone_parameters),
-        "head parameters": _count(None if final is None else final.head_parameters),
-        "s per epoch": _decimals(run.seconds_per_epoch, 1),
-        "tokens/s": _decimals(run.tokens_per_second, 0),
+        "best epoch": text(run.best_epoch),
+        "valid perplexity": decimals(run.valid_perplexity, 2),
+        "test perplexity": decimals(run.test_perplexity, 2),
+        "backbone parameters": count(None if final is None else final.backbone_parameters),
+        "head parameters": count(None if final is None else final.head_parameters),
+        "s per epoch": decimals(run.seconds_per_epoch, 1),
+        "tokens/s": decimals(run.tokens_per_second, 0),
     }
 
 
@@ -357,12 +346,12 @@ def _group_table(comparison: Comparison) -> Table:
             ("test", group.test_perplexities),
         ):
             summary = mean_and_deviation(values)
-            cells[f"{name}, mean"] = _decimals(summary.mean if summary else None, 2)
-            cells[f"{name}, SD"] = _decimals(summary.deviation if summary else None, 2)
+            cells[f"{name}, mean"] = decimals(summary.mean if summary else None, 2)
+            cells[f"{name}, SD"] = decimals(summary.deviation if summary else None, 2)
         rows.append(cells)
     left = ("group", "model")
     columns = [(name, name not in left, [row[name] for row in rows]) for name in rows[0]]
-    return _table("Perplexity of finished runs, mean and standard deviation over seeds", columns)
+    return table("Perplexity of finished runs, mean and standard deviation over seeds", columns)
 
 
 def _test_table(comparison: Comparison) -> Table:
@@ -370,82 +359,29 @@ def _test_table(comparison: Comparison) -> Table:
     for test in comparison.tests:
         cells = {"groups": f"{test.first} - {test.second}", "difference": f"{test.difference:+.2f}"}
         for name, result in (("Welch", test.welch), ("Student", test.student)):
-            cells[f"{name} t"] = _decimals(result.statistic, 2)
-            cells[f"{name} df"] = _decimals(result.degrees_of_freedom, 1)
-            cells[f"{name} p"] = _probability(result.p_value)
+            cells[f"{name} t"] = decimals(result.statistic, 2)
+            cells[f"{name} df"] = decimals(result.degrees_of_freedom, 1)
+            cells[f"{name} p"] = probability(result.p_value)
         rows.append(cells)
     columns = [(name, name != "groups", [row[name] for row in rows]) for name in rows[0]]
     title = "Unpaired t-tests of test perplexities, two-sided, not corrected for their number"
-    return _table(title, columns)
-
-
-def _table(title: str, columns: Sequence[tuple[str, bool, list[str]]]) -> Table:
-    names, right, cells = zip(*columns, strict=True)
-    return Table(title, names, tuple(zip(*cells, strict=True)), right)
+    return table(title, columns)
 
 
 def setting_texts(run: RunFigures, names: Sequence[str]) -> list[str]:
     """``name=value`` of settings, the values as short text."""
-    return [f"{name}={_text(run.settings.get(name))}" for name in names]
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, (list, tuple)):
-        return " ".join(map(str, value)) or "-"
-    return str(value)
-
-
-def _decimals(value: float | None, digits: int) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:,.{digits}f}"
-
-
-def _count(value: int | None) -> str:
-    """1,234 or, from a hundred thousand on, 1.23M."""
-    if value is None:
-        return "-"
-    return f"{value:,}" if value < 100_000 else f"{value / 1e6:.2f}M"
-
-
-def _probability(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"
+    return [f"{name}={text(run.settings.get(name))}" for name in names]
 
 
 def to_markdown(comparison: Comparison) -> str:
     """The tables and notes in Markdown."""
-    parts = []
-    for table in tables(comparison):
-        lines = [
-            f"**{table.title}**",
-            "",
-            _markdown_row(table.header),
-            _markdown_row(["---:" if right else "---" for right in table.right]),
-            *map(_markdown_row, table.rows),
-        ]
-        parts.append("\n".join(lines))
-    if comparison.notes:
-        parts.append("\n".join(f"- {note}" for note in comparison.notes))
-    return "\n\n".join(parts) + "\n"
-
-
-def _markdown_row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return markdown(tables(comparison), comparison.notes)
 
 
 def to_csv(comparison: Comparison) -> str:
     """The runs as CSV, one line each after a header, with unrounded numbers and a column for each
     setting that differs; empty cells where a run has nothing."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    rows = [_csv_row(comparison, run) for run in comparison.runs]
-    writer.writerow(rows[0])
-    writer.writerows(row.values() for row in rows)
-    return buffer.getvalue()
+    return csv_text([_csv_row(comparison, run) for run in comparison.runs])
 
 
 def _csv_row(comparison: Comparison, run: RunFigures) -> dict[str, Any]:

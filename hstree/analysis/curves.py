@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import logging
 import math
 
-from .compare import Comparison, RunGroup
+from hstree._figures import FORMATS, line_style, new_figure, picture, plain
 
-# Okabe and Ito, Color Universal Design (2008), without the yellow, which is faint on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-LINES = ("-", "--", "-.", ":")
-FORMATS = ("png", "pdf", "svg")
+from .compare import Comparison, RunGroup
 
 
 def validation_curves(comparison: Comparison, file_format: str = "png") -> bytes:
@@ -32,17 +27,13 @@ def validation_curves(comparison: Comparison, file_format: str = "png") -> bytes
     groups = [group for group in comparison.groups if any(run.epochs for run in group.runs)]
     if not groups:
         raise ValueError("comparison: expected a run with at least one ended epoch, got none")
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    figure = Figure(figsize=(7.2, 4.4 + 0.2 * len(groups)), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.2, 4.4 + 0.2 * len(groups))
     axes = figure.add_subplot()
     for number, group in enumerate(groups):
-        colour = COLOURS[number % len(COLOURS)]
-        line = LINES[number // len(COLOURS) % len(LINES)]
+        style = line_style(number)
+        colour = style["color"]
         label: str | None = _label(comparison, group)
         for run in group.runs:
             points = {
@@ -51,7 +42,7 @@ def validation_curves(comparison: Comparison, file_format: str = "png") -> bytes
             }
             if not points:
                 continue
-            axes.plot(list(points), list(points.values()), line, color=colour, lw=1.4, label=label)
+            axes.plot(list(points), list(points.values()), **style, lw=1.4, label=label)
             label = None
             if run.best is not None:
                 best = run.best.epoch
@@ -73,9 +64,7 @@ def validation_curves(comparison: Comparison, file_format: str = "png") -> bytes
     axes.set_title(caption, fontsize=9)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower left", frameon=False, fontsize=8)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=file_format)
-    return buffer.getvalue()
+    return picture(figure, file_format)
 
 
 def _label(comparison: Comparison, group: RunGroup) -> str:
@@ -85,5 +74,4 @@ def _label(comparison: Comparison, group: RunGroup) -> str:
         text = f"{group.label}: {text} ({runs})"
     if len(text) > 100:
         text = text[:99] + "\N{HORIZONTAL ELLIPSIS}"
-    # A dollar would begin a formula, and an underscore in front hides a label.
-    return " " * text.startswith("_") + text.replace("$", r"\$")
+    return plain(text)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from . import compare, evaluate, generate, train, tree
+from . import analyze, compare, evaluate, experiment, generate, train, tree
 
 _DESCRIPTION = """\
 Language models with output layers from ensembles of randomized hierarchical softmaxes.
@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser
     )
-    for module in (train, evaluate, generate, compare, tree):
+    for module in (train, evaluate, generate, compare, tree, analyze, experiment):
         module.add_command(commands)
     return parser
 

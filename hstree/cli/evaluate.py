@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .arguments import add_config_arguments, add_run_argument, config_values, count
 from .numbers import not_negative, positive, share_below_one
+from .runs import run_corpus
 
 if TYPE_CHECKING:
     from hstree.data import Corpus
@@ -116,7 +117,6 @@ def _given(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
 
 def _run(arguments: argparse.Namespace) -> int:
     import json
-    import sys
 
     from hstree.data import CorpusStatistics
     from hstree.training import (
@@ -127,18 +127,13 @@ def _run(arguments: argparse.Namespace) -> int:
         perplexity,
         set_threads,
     )
-    from hstree.training.checkpoint import trained_text
 
     cache_options = _given(arguments, "cache")
     dynamic_settings = _dynamic_settings(_given(arguments, "dynamic"))
     settings = TrainConfig(**config_values(arguments))
     set_threads(settings)
     run = load_run(arguments.directory, choose_device(settings.device))
-    corpus = _text(run, settings.data or run.config.data)
-    if settings.data is None and trained_text(run.path) not in (None, corpus.fingerprint()):
-        print(
-            f"hstree: {corpus.name} has changed since this run was trained on it", file=sys.stderr
-        )
+    corpus = run_corpus(run, settings.data)
     unigram = CorpusStatistics(run.vocabulary.frequencies, corpus.train)
     result: dict[str, dict[str, Any]] = {}
     for split in _PARTS:
@@ -193,12 +188,6 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _text(run: Run, data: str | None) -> Corpus:
-    from hstree.data import load_corpus
-
-    return load_corpus(data, vocabulary=run.vocabulary, tokenizer=run.tokenizer)
-
-
 def _model_losses(run: Run, corpus: Corpus) -> dict[str, Any]:
     from hstree.evaluation import evaluate_stream
 
@@ -235,7 +224,7 @@ def _dynamic_losses(
 
     rms = None
     if settings["rule"] == "rms":
-        train = train or _text(run, run.config.data)
+        train = train or run.corpus()
         rms = gradient_rms(
             run.model,
             train.train,

@@ -201,8 +201,6 @@ def _describe(arguments: argparse.Namespace) -> int:
 
 
 def _draw(arguments: argparse.Namespace) -> int:
-    import logging
-
     from hstree.trees import draw
 
     source = _open(arguments)
@@ -211,7 +209,6 @@ def _draw(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--output: expected a name that ends in .png, got {output}")
     if not output.absolute().parent.is_dir():
         raise ValueError(f"--output: there is no folder {output.parent}")
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports the building of its cache
     draw(source.tree, source.words, output, arguments.levels, source.frequencies)
     print(f"{source.title}: drawn in {output}")
     return 0

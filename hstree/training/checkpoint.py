@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hstree.data import Subwords, Tokenizer, Vocabulary
+from hstree.data import Corpus, Subwords, Tokenizer, Vocabulary, load_corpus
 from hstree.heads import head_class
 from hstree.models import AWDLSTM, LanguageModel
 
@@ -198,6 +198,19 @@ class Run:
     vocabulary: Vocabulary
     model: LanguageModel
     tokenizer: Tokenizer | None = None
+
+    def corpus(self, data: str | None = None) -> Corpus:
+        """A text in the words of the run.
+
+        Args:
+            data: what ``hstree train --data`` takes; None: the text that the run was trained on.
+
+        Raises:
+            ValueError: there is no such text.
+        """
+        return load_corpus(
+            data or self.config.data, vocabulary=self.vocabulary, tokenizer=self.tokenizer
+        )
 
 
 def load_config(path: str | os.PathLike[str]) -> TrainConfig:

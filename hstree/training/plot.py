@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import logging
 from collections.abc import Sequence
+
+from hstree._figures import new_figure, picture
 
 from .records import EpochRecord, perplexity
 
@@ -18,13 +18,9 @@ def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: s
         unigram_loss: loss of the unigram distribution on the validation text, nats per token.
         title: what was trained.
     """
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    figure = Figure(figsize=(6.4, 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(6.4, 4.2)
     axes = figure.add_subplot()
     epochs = [record.epoch for record in records]
     axes.plot(
@@ -69,6 +65,4 @@ def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: s
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": "hstree"})
-    return buffer.getvalue()
+    return picture(figure)

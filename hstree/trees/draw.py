@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hstree._figures import new_figure
 from hstree.trees._checks import check_frequencies, check_int
 from hstree.trees.tree import Tree
 
@@ -233,8 +234,6 @@ def _unfold_to_rows(outline: _Outline) -> int:
 
 def _figure(outline: _Outline, n_rows: int) -> tuple[Any, Any]:
     """The picture, and the part of it that is not empty, in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path as Curve
     from matplotlib.transforms import Bbox
@@ -246,8 +245,7 @@ def _figure(outline: _Outline, n_rows: int) -> tuple[Any, Any]:
     depth = _depth(outline.root)
     width = 2 * margin + depth * (inner_width + gap) + outer_width
     height = 2 * margin + title + n_rows * row
-    figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
+    figure = new_figure(width, height, constrained=False)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from hstree._figures import COLOURS
 from hstree.analysis import (
     Comparison,
     RunError,
@@ -25,7 +26,6 @@ from hstree.analysis import (
     validation_curves,
     welch_t_test,
 )
-from hstree.analysis.curves import COLOURS
 
 from .made_up import write_run
 

@@ -22,8 +22,21 @@ ROOMS: dict[str, set[str]] = {
     "models": {"trees", "data", "ops", "heads"},
     "training": {"trees", "data", "ops", "optim", "heads", "models"},
     "evaluation": {"trees", "data", "ops", "heads", "models"},
+    "layers": set(),
     "analysis": {"trees", "data", "reference", "ops", "heads", "models"},
-    "cli": {"trees", "data", "ops", "heads", "models", "training", "evaluation", "analysis"},
+    "experiments": {"data", "ops", "heads", "layers", "models", "training", "analysis"},
+    "cli": {
+        "trees",
+        "data",
+        "ops",
+        "heads",
+        "models",
+        "training",
+        "evaluation",
+        "layers",
+        "analysis",
+        "experiments",
+    },
 }
 
 # The rooms of csrc/, and what must not be included there at all.

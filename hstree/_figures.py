@@ -1,0 +1,56 @@
+"""Pictures: colours that colour-blind readers can tell apart, figures without a display, bytes."""
+
+from __future__ import annotations
+
+import io
+import logging
+from typing import Any
+
+# Okabe and Ito, Color Universal Design (2008), without the yellow, which is faint on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = ("-", "--", "-.", ":")
+FORMATS = ("png", "pdf", "svg")
+
+
+def new_figure(width: float, height: float, *, constrained: bool = True) -> Any:
+    """A :class:`matplotlib.figure.Figure` of this size in inches, which no window shows."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports the building of its cache
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained" if constrained else None)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def line_style(number: int) -> dict[str, str]:
+    """Colour and line of the number-th curve of a picture: all colours once, then dashed, ..."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+    }
+
+
+def plain(text: str) -> str:
+    """The text as matplotlib shows it letter by letter: a dollar would begin a formula, and an
+    underscore in front hide a label."""
+    return " " * text.startswith("_") + text.replace("$", r"\$")
+
+
+def picture(figure: Any, file_format: str = "png", **options: Any) -> bytes:
+    """The figure as the content of a file.
+
+    Args:
+        figure: of :func:`new_figure`.
+        file_format: one of :data:`FORMATS`.
+        **options: of ``savefig``.
+
+    Raises:
+        ValueError: another format.
+    """
+    if file_format not in FORMATS:
+        raise ValueError(f"file_format: expected one of {', '.join(FORMATS)}, got {file_format!r}")
+    buffer = io.BytesIO()
+    metadata = {"Software": "hstree"} if file_format == "png" else None
+    figure.savefig(buffer, format=file_format, metadata=metadata, **options)
+    return buffer.getvalue()

@@ -1,0 +1,16 @@
+"""``hstree analyze``: the measurements of the literature on trained models; a file for each."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+_COMMANDS: tuple[ModuleType, ...] = ()
+
+
+def add_command(commands: Any) -> None:
+    """Register the command and its subcommands."""
+    parser = commands.add_parser("analyze", help="measurements on trained models")
+    subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in _COMMANDS:
+        module.add_command(subcommands)
