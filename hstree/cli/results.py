@@ -8,6 +8,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,10 +105,19 @@ def _finite(value: Any) -> Any:
 def _machine() -> str:
     import torch
 
-    device = platform.processor() or platform.machine()
+    device = _processor()
     if torch.cuda.is_available():
         device += f", {torch.cuda.get_device_name()}"
     return (
         f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
         f"Python {platform.python_version()}, {date.today()}."
     )
+
+
+def _processor() -> str:
+    """The processor's name, where the system tells it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
