@@ -1,13 +1,13 @@
-"""A text read as one stream, from its first word to its last."""
+"""The loss of a text that is read as one stream."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
-from hstree.data import Streams
-from hstree.models import LanguageModel, State
+from hstree.models import LanguageModel, read_stream
 
 from .cache import NeuralCache
 
@@ -28,23 +28,17 @@ def evaluate_stream(
     Raises:
         ValueError: fewer than 2 tokens, or a length below 1.
     """
-    streams = Streams(tokens, 1, ignore_index=model.head.ignore_index)
-    device = model.backbone.embedding.weight.device
-    training = model.training
-    total = 0.0
-    state: State | None = None
+    if len(tokens) < 2:
+        raise ValueError(f"tokens: expected at least 2, got {len(tokens)}")
+    total, position = 0.0, 1
     if cache is not None:
         cache.clear()
-    model.eval()
-    try:
-        for inputs, targets in streams.windows(length):
-            words, wanted = inputs.to(device), targets.to(device)
-            hidden, state = model.hidden(words, state)
-            log_prob = model.head(hidden, wanted).output.flatten()
-            if cache is not None:
-                last_layer = hidden[:, 0, -model.backbone.context_size :]
-                log_prob = cache.mix(last_layer, wanted.flatten(), log_prob)
-            total -= float(log_prob.sum(dtype=torch.float64))
-    finally:
-        model.train(training)
-    return total / len(streams)
+    for hidden in read_stream(model, tokens[:-1], length=length):
+        wanted = torch.from_numpy(np.asarray(tokens[position : position + len(hidden)], np.int64))
+        wanted = wanted.to(hidden.device)
+        position += len(hidden)
+        log_prob = model.head(hidden, wanted).output
+        if cache is not None:
+            log_prob = cache.mix(hidden[:, -model.backbone.context_size :], wanted, log_prob)
+        total -= float(log_prob.sum(dtype=torch.float64))
+    return total / (len(tokens) - 1)

@@ -172,7 +172,7 @@ def test_bad_input() -> None:
         cache.mix(hidden[:, :3], target, log_prob)
     cache.clear()
     cache.mix(hidden[:, :3], target, log_prob)
-    with pytest.raises(ValueError, match="1 tokens are too few"):
+    with pytest.raises(ValueError, match="tokens: expected at least 2, got 1"):
         evaluate_stream(language_model(), text(1))
     with pytest.raises(ValueError, match="length: expected at least 1"):
         evaluate_stream(language_model(), text(9), length=0)

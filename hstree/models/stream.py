@@ -1,0 +1,45 @@
+"""A text read as one stream, from its first word to its last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .awd_lstm import State
+from .language_model import LanguageModel
+
+
+@torch.no_grad()
+def read_stream(model: LanguageModel, tokens: Any, *, length: int = 128) -> Iterator[Tensor]:
+    """Context vectors after each token of a text: n of them, in windows [t, D] with t <= ``length``.
+
+    Args:
+        model: in evaluation mode until the last window has been taken; its state begins at zero.
+        tokens: class ids [n] of any integer type; may be a memory map.
+        length: steps that are computed together; the vectors do not depend on it.
+
+    Raises:
+        ValueError: ``tokens`` are not integers in one dimension, or a length below 1.
+    """
+    array = np.asarray(tokens)
+    if array.ndim != 1 or (len(array) and not np.issubdtype(array.dtype, np.integer)):
+        raise ValueError(
+            f"tokens: expected integers in one dimension, got {array.dtype} of shape {array.shape}"
+        )
+    if length < 1:
+        raise ValueError(f"length: expected at least 1, got {length}")
+    device = model.backbone.embedding.weight.device
+    training = model.training
+    state: State | None = None
+    model.eval()
+    try:
+        for start in range(0, len(array), length):
+            words = torch.from_numpy(array[start : start + length].astype(np.int64))
+            hidden, state = model.hidden(words[:, None].to(device), state)
+            yield hidden[:, 0]
+    finally:
+        model.train(training)
