@@ -15,7 +15,7 @@ from .language_model import LanguageModel
 
 @torch.no_grad()
 def read_stream(model: LanguageModel, tokens: Any, *, length: int = 128) -> Iterator[Tensor]:
-    """Context vectors after each token of a text: n of them, in windows [t, D] with t <= ``length``.
+    """Context vectors after each of the n tokens of a text, in windows [t, D] with t <= ``length``.
 
     Args:
         model: in evaluation mode until the last window has been taken; its state begins at zero.
