@@ -17,28 +17,72 @@ from .compare import (
     welch_t_test,
 )
 from .curves import validation_curves
+from .predictions import (
+    ContextPredictions,
+    Prediction,
+    log_prob_at,
+    prediction,
+    prediction_rows,
+    prediction_tables,
+    random_positions,
+)
 from .runs import EpochFigures, FinalFigures, RunError, RunFigures, read_run
 from .table import Table, csv_text, latex, markdown, table
+from .word_files import (
+    Embeddings,
+    SimilaritySet,
+    read_embeddings,
+    read_similarity_set,
+    read_similarity_sets,
+)
+from .words import (
+    Correlation,
+    WordSimilarity,
+    confidence_interval,
+    model_embeddings,
+    spearman,
+    word_similarity,
+    word_similarity_rows,
+    word_similarity_table,
+)
+from .words_plot import word_similarity_plot
 
 __all__ = [
     "Comparison",
+    "ContextPredictions",
+    "Correlation",
+    "Embeddings",
     "EpochFigures",
     "FinalFigures",
     "GroupTest",
+    "Prediction",
     "RunError",
     "RunFigures",
     "RunGroup",
+    "SimilaritySet",
     "Statistic",
     "TResult",
     "Table",
+    "WordSimilarity",
     "compare",
+    "confidence_interval",
     "csv_text",
     "differing_settings",
     "group_runs",
     "latex",
+    "log_prob_at",
     "markdown",
     "mean_and_deviation",
+    "model_embeddings",
+    "prediction",
+    "prediction_rows",
+    "prediction_tables",
+    "random_positions",
+    "read_embeddings",
     "read_run",
+    "read_similarity_set",
+    "read_similarity_sets",
+    "spearman",
     "student_t_test",
     "table",
     "tables",
@@ -46,4 +90,8 @@ __all__ = [
     "to_markdown",
     "validation_curves",
     "welch_t_test",
+    "word_similarity",
+    "word_similarity_plot",
+    "word_similarity_rows",
+    "word_similarity_table",
 ]

@@ -67,21 +67,26 @@ def markdown(tables: Iterable[Table], notes: Iterable[str] = ()) -> str:
     parts = []
     for content in tables:
         lines = [
-            f"**{content.title}**",
+            f"**{_markdown_text(content.title)}**",
             "",
             _markdown_row(content.header),
             _markdown_row(["---:" if right else "---" for right in content.right]),
             *map(_markdown_row, content.rows),
         ]
         parts.append("\n".join(lines))
-    listed = [f"- {note}" for note in notes]
+    listed = [f"- {_markdown_text(note)}" for note in notes]
     if listed:
         parts.append("\n".join(listed))
     return "\n\n".join(parts) + "\n"
 
 
 def _markdown_row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(_markdown_text(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _markdown_text(line: str) -> str:
+    """Words such as <unk> are no HTML."""
+    return line.replace("<", "\\<")
 
 
 _LATEX = {

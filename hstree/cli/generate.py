@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .arguments import add_config_arguments, add_run_argument, config_values, count
 from .numbers import positive, share
-
-if TYPE_CHECKING:
-    from hstree.data import Tokenizer, Vocabulary
+from .runs import prompt_words
 
 _DESCRIPTION = """\
 Text from a trained model, each word drawn given all words before it: by the head's own sampler, or
@@ -54,23 +52,6 @@ def add_command(commands: Any) -> None:
     )
     add_config_arguments(parser, only=("device", "threads"))
     parser.set_defaults(handler=_run)
-
-
-def prompt_words(
-    prompt: str, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None
-) -> list[str]:
-    """Words of a prompt: with a tokenizer its tokens, a line end being ``<eos>``; else pieces that
-    the vocabulary holds stay as they are, others are tokenised as text files are."""
-    from hstree.data import tokenize
-
-    if tokenizer is not None:
-        end = vocabulary.words[vocabulary.end]
-        first, *others = tokenizer.split_batch(prompt.split("\n"))
-        return [*first, *(token for line in others for token in (end, *line))]
-    words: list[str] = []
-    for piece in prompt.split():
-        words.extend([piece] if piece in vocabulary else tokenize(piece))
-    return words
 
 
 def _run(arguments: argparse.Namespace) -> int:

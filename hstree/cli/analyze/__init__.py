@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-_COMMANDS: tuple[ModuleType, ...] = ()
+from . import predictions, words
+
+_COMMANDS: tuple[ModuleType, ...] = (words, predictions)
 
 
 def add_command(commands: Any) -> None:

@@ -1,0 +1,347 @@
+"""Word similarity: files of sets and vectors, correlations, tables and the picture."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hstree.analysis import (
+    Correlation,
+    Embeddings,
+    SimilaritySet,
+    WordSimilarity,
+    confidence_interval,
+    model_embeddings,
+    read_embeddings,
+    read_similarity_set,
+    read_similarity_sets,
+    spearman,
+    word_similarity,
+    word_similarity_plot,
+    word_similarity_rows,
+    word_similarity_table,
+)
+from hstree.heads import AdaptiveSoftmax, Softmax
+from hstree.models import AWDLSTM, LanguageModel
+
+# Lines in the form of each distribution, made up; all say the same.
+PAIRS = (("tiger", "cat"), ("Jerusalem", "Israel"))
+SCORES = (7.35, 8.0)
+FORMS = {
+    "tabs": "tiger\tcat\t7.35\nJerusalem\tIsrael\t8",
+    "spaces, CRLF, a tab at the end": "tiger cat 7.35\t\r\nJerusalem  Israel 8.00\r\n",
+    "combined.csv": "Word 1,Word 2,Human (mean)\ntiger,cat,7.35\nJerusalem,Israel,8.00\n",
+    "combined.tab": "Word 1\tWord 2\tHuman (mean)\ntiger\tcat\t7.35\nJerusalem\tIsrael\t8.00\n",
+    "set1.csv, columns of the judges": "Word 1,Word 2,Human (mean),1,2,3\n"
+    "tiger,cat,7.35,9,7,8\nJerusalem,Israel,8.00,10,8,6\n",
+    "quotes": '"word1","word2","score"\n"tiger","cat",7.35\n"Jerusalem","Israel",8.0\n',
+    "semicolons": "tiger;cat;7.35\nJerusalem;Israel;8\n",
+    "SimLex-999": "word1\tword2\tPOS\tSimLex999\tconc(w1)\tconcQ\n"
+    "tiger\tcat\tN\t7.35\t2.72\t2\nJerusalem\tIsrael\tN\t8\t2.7\t1\n",
+    "SimVerb-3500": "tiger\tcat\tV\t7.35\tSYNONYMS\nJerusalem\tIsrael\tV\t8.00\tNONE\n",
+    "RW-STANFORD": "tiger\tcat\t7.35\t7\t6\t10\nJerusalem\tIsrael\t8.00\t8\t8\t8\n",
+    "MEN, natural form": "tiger cat 7.350000\nJerusalem Israel 8.000000\n",
+    "MEN, lemma form": "tiger-n cat-n 7.350000\nJerusalem-n Israel-j 8.000000\n",
+    "comments, a mark of byte order": "\ufeff# human scores\n\ntiger cat 7.35\n  # and\n"
+    "Jerusalem Israel 8\n",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_sets(form: str, tmp_path: Path) -> None:
+    file = tmp_path / "EN-WS-2.txt"
+    file.write_bytes(FORMS[form].encode())
+    assert read_similarity_set(file) == SimilaritySet("WS-2", PAIRS, SCORES)
+
+
+def test_marks_stay_unless_all_words_have_one(tmp_path: Path) -> None:
+    file = tmp_path / "set.txt"
+    file.write_text("t-v film 3\nplan-b x-n 4\n")
+    assert read_similarity_set(file).pairs == (("t-v", "film"), ("plan-b", "x-n"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"gem jewel 3.8\ngem jewel\n", "line 2: expected word1 word2 score, got 'gem jewel'"),
+        (b"gem jewel 3.8\n\ngem jewel much\n", "line 3: expected word1 word2 score"),
+        (b"gem jewel 3.8\ngem\tjewel\tnan\n", "line 2: expected word1 word2 score"),
+        (b"a b score\na b score\n", "line 2: expected word1 word2 score"),
+        (b"t\ttiger\tcat\t7.35\nt\tgem\tjewel\t1\n", "line 2: expected word1 word2 score"),
+        (b"gem jewel\n", "line 1: expected word1 word2 score"),
+        (b"\tjewel\t3\n\tjewel\t3\n", "line 1: expected word1 word2 score, got 'jewel"),
+        (b"word1 word2 score\n", "expected lines word1 word2 score, got none"),
+        (b"", "expected lines word1 word2 score, got none"),
+        (b"gem j\xffwel 3\n", "expected UTF-8 text, but byte 5 is not"),
+    ],
+)
+def test_files_that_are_no_sets(content: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "set.txt"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(str(file))) as caught:
+        read_similarity_set(file)
+    assert message in str(caught.value)
+
+
+def test_folder_of_sets(tmp_path: Path) -> None:
+    for name in ("EN-B.tsv", "A.csv", "C.TXT"):
+        (tmp_path / name).write_text("a\tb\t1\n")
+    (tmp_path / "README.md").write_text("what these are")
+    assert [each.name for each in read_similarity_sets(tmp_path)] == ["A", "C", "B"]
+    assert [each.name for each in read_similarity_sets(tmp_path / "EN-B.tsv")] == ["B"]
+    (tmp_path / "B.txt").write_text("a\tb\t1\n")
+    with pytest.raises(ValueError, match="another file of this folder holds a set 'B' too"):
+        read_similarity_sets(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for place, message in (("empty", "expected files that end in .txt"), ("none", "no such file")):
+        with pytest.raises(ValueError, match=f"{place}: {message}"):
+            read_similarity_sets(tmp_path / place)
+
+
+def test_scores_fit_pairs() -> None:
+    with pytest.raises(ValueError, match="scores: expected one for each of 1 pairs, got 2"):
+        SimilaritySet("set", (("a", "b"),), (1.0, 2.0))
+
+
+VECTORS = "the 1 0.5\n. . . 7 7\ncat -2e-1 3\nat x@y.z 5 5\nat 4 4\ncat 8 8\nÄpfel 0 1\n"
+
+
+@pytest.mark.parametrize("header", ["", "7 2\n"], ids=["GloVe", "word2vec"])
+def test_files_of_vectors(header: str, tmp_path: Path) -> None:
+    file = tmp_path / "vectors.txt"
+    file.write_bytes((header + VECTORS).replace("\n", " \n").encode() + b"\xff 1 1\n")
+    read = read_embeddings(file, {"Cat", "at", "Äpfel", "dog"})
+    assert (read.name, list(read.index)) == ("vectors.txt", ["cat", "at", "Äpfel"])
+    assert read.vectors.tolist() == [[np.float32(-0.2), 3], [4, 4], [0, 1]]
+    assert [read.row(word) for word in ("Cat", "AT", "the")] == [0, 1, None]
+    assert read_embeddings(file, {"dog"}, "mine").vectors.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("the 1 2\ncat 1\n", "line 2: expected a word and 2 finite numbers"),
+        ("2 2\nthe 1 2\ncat 1 b\n", "line 3: expected a word and 2 finite numbers"),
+        ("the 1 2\ncat 1 inf\n", "line 2: expected a word and 2 finite numbers"),
+        ("the\n", "line 1: expected a word and its vector, or V and D"),
+        ("", "line 1: expected a word and its vector, or V and D"),
+    ],
+)
+def test_files_that_are_no_vectors(content: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "vectors.txt"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=re.escape(f"{file}, {message}")):
+        read_embeddings(file, {"cat"})
+    with pytest.raises(ValueError, match=r"none\.txt: no such file"):
+        read_embeddings(tmp_path / "none.txt", {"cat"})
+
+
+def test_spearman_without_ties() -> None:
+    """rho = 1 - 6 sum d^2 / (n (n^2 - 1)), d the differences of ranks."""
+    first, second = [3.0, 1.0, 4.0, 1.5, 9.0], [2.0, 7.0, 1.0, 8.0, 2.8]
+    squared = sum(
+        (sorted(first).index(a) - sorted(second).index(b)) ** 2
+        for a, b in zip(first, second, strict=True)
+    )
+    assert spearman(first, second)[0] == pytest.approx(1 - 6 * squared / (5 * 24), abs=1e-12)
+    assert spearman([1, 2, 3], [10, 20, 21])[0] == pytest.approx(1.0)
+
+
+def average_ranks(values: list[float]) -> list[float]:
+    """Ranks from 1; of equal values, the mean of the places that they take."""
+    return [
+        sum(v < value for v in values) + (sum(v == value for v in values) + 1) / 2
+        for value in values
+    ]
+
+
+def test_spearman_with_ties() -> None:
+    from scipy.stats import t
+
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        first = generator.integers(0, 5, 30).astype(float)
+        second = first + generator.integers(0, 6, 30)
+        rho, p_value = spearman(first, second)
+        ranks = [average_ranks(series.tolist()) for series in (first, second)]
+        expected = float(np.corrcoef(ranks)[0, 1])
+        assert rho == pytest.approx(expected, abs=1e-12)
+        statistic = expected * math.sqrt(28 / (1 - expected**2))
+        assert p_value == pytest.approx(2 * t.sf(abs(statistic), 28), rel=1e-9)
+
+
+def test_spearman_where_it_is_not_defined() -> None:
+    for first, second in (([], []), ([1.0], [2.0]), ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])):
+        assert all(map(math.isnan, spearman(first, second)))
+    rho, p_value = spearman([1, 2], [2, 1])
+    assert rho == pytest.approx(-1)
+    assert math.isnan(p_value)
+
+
+def test_confidence_interval_covers_the_truth() -> None:
+    """Of 1000 samples of 60 pairs, about 95% of the intervals hold the true correlation, which is
+    6 / pi asin(r / 2) for normal variables of correlation r."""
+    generator = np.random.default_rng(1)
+    r = 0.6
+    covariance = [[1, r], [r, 1]]
+    truth = 6 / math.pi * math.asin(r / 2)
+    hits = 0
+    for _ in range(1000):
+        sample = generator.multivariate_normal([0, 0], covariance, 60).argsort(0).argsort(0)
+        low, high = confidence_interval(float(np.corrcoef(sample.T)[0, 1]), 60)
+        hits += low < truth < high
+    assert 930 <= hits <= 970
+
+
+def test_confidence_interval() -> None:
+    low, high = confidence_interval(0.0, 103)
+    assert (low, high) == pytest.approx((-math.tanh(0.1959964), math.tanh(0.1959964)))
+    assert confidence_interval(-0.3, 40) == pytest.approx(
+        [-bound for bound in reversed(confidence_interval(0.3, 40))]
+    )
+    for rho, n in ((0.5, 3), (1.0, 30), (-1.0, 30), (math.nan, 30)):
+        assert all(map(math.isnan, confidence_interval(rho, n)))
+
+
+WORDS = ["cat", "dog", "car", "bus", "Paris", "nowhere", "sun"]
+
+
+@pytest.fixture
+def made_up() -> tuple[SimilaritySet, Embeddings]:
+    """Ten pairs of which three do not count: PARIS is not there in any case but its own, nowhere
+    has no direction, and lion no vector."""
+    generator = np.random.default_rng(3)
+    vectors = generator.normal(size=(len(WORDS), 4)).astype(np.float32)
+    vectors[WORDS.index("nowhere")] = 0
+    pairs = [("cat", "Dog"), ("CAR", "bus"), ("Paris", "sun"), ("cat", "car"), ("dog", "bus")]
+    pairs += [("sun", "cat"), ("cat", "cat"), ("PARIS", "cat"), ("nowhere", "cat")]
+    pairs += [("lion", "cat")]
+    scores = (9.0, 8.0, 3.0, 1.0, 1.0, 2.5, 10.0, 1.0, 2.0, 3.0)
+    index = {word: row for row, word in enumerate(WORDS)}
+    return SimilaritySet("made up", tuple(pairs), scores), Embeddings("model", index, vectors)
+
+
+def test_word_similarity(made_up: tuple[SimilaritySet, Embeddings]) -> None:
+    from scipy.stats import spearmanr
+
+    judged, embeddings = made_up
+    ((found,),) = word_similarity([judged], [embeddings]).correlations
+    assert (found.pairs, found.missing, found.used) == (10, 3, 7)
+    weight = torch.from_numpy(embeddings.vectors).double()
+    places = [(0, 1), (2, 3), (4, 6), (0, 2), (1, 3), (6, 0), (0, 0)]
+    similarities = [float(torch.cosine_similarity(weight[a], weight[b], 0)) for a, b in places]
+    expected = spearmanr(judged.scores[:7], similarities)
+    assert found.rho == pytest.approx(expected.statistic, abs=1e-12)
+    assert found.p_value == pytest.approx(expected.pvalue, abs=1e-12)
+    assert (found.low, found.high) == confidence_interval(found.rho, 7)
+    scaled = Embeddings("scaled", embeddings.index, embeddings.vectors * 100)
+    ((again,),) = word_similarity([judged], [scaled]).correlations
+    assert again.rho == pytest.approx(found.rho, abs=1e-12)
+
+
+def test_common_pairs(made_up: tuple[SimilaritySet, Embeddings]) -> None:
+    judged, embeddings = made_up
+    index = {word: row for word, row in embeddings.index.items() if word != "sun"}
+    fewer = Embeddings("fewer", index, embeddings.vectors)
+    (own,) = word_similarity([judged], [embeddings, fewer]).correlations
+    (common,) = word_similarity([judged], [embeddings, fewer], common=True).correlations
+    assert [each.missing for each in own] == [3, 5]
+    assert [each.missing for each in common] == [5, 5]
+    assert common[0] == common[1] == own[1] != own[0]
+
+
+def test_nothing_is_known(made_up: tuple[SimilaritySet, Embeddings]) -> None:
+    judged, embeddings = made_up
+    nothing = Embeddings("nothing", {}, np.zeros((0, 4), np.float32))
+    result = word_similarity([judged, judged], [embeddings, nothing])
+    assert result.correlations[0][1].missing == 10
+    assert all(map(math.isnan, [*result.mean(), *result.mean(weighted=True)]))
+    assert word_similarity_table(result).rows[0][-1] == "-"
+    assert word_similarity_plot(result).startswith(b"\x89PNG")
+    for arguments, name in ((([], [embeddings]), "sets"), (([judged], []), "embeddings")):
+        with pytest.raises(ValueError, match=f"{name}: expected at least one, got none"):
+            word_similarity(*arguments)
+
+
+def result_of(rhos: list[list[float]], missing: list[list[int]]) -> WordSimilarity:
+    return WordSimilarity(
+        tuple("XYZ"[: len(rhos)]),
+        ("one", "two"),
+        tuple(
+            tuple(
+                Correlation(100, absent, rho, 0.5, math.nan, math.nan)
+                for rho, absent in zip(row, absents, strict=True)
+            )
+            for row, absents in zip(rhos, missing, strict=True)
+        ),
+    )
+
+
+def test_means_leave_out_sets_that_not_all_have() -> None:
+    result = result_of([[0.1, 0.2], [0.5, 0.6], [0.9, math.nan]], [[90, 90], [70, 70], [0, 99]])
+    assert result.mean() == pytest.approx((0.3, 0.4))
+    assert result.mean(weighted=True) == pytest.approx((0.4, 0.5))
+
+
+def test_table_and_rows() -> None:
+    result = result_of([[0.1234, -0.5], [0.2, 0.3]], [[90, 90], [70, 70]])
+    found = word_similarity_table(result)
+    assert found.header == ("set", "pairs", "missing", "one", "two")
+    assert found.rows[0] == ("X", "100", "90", "0.123", "-0.500")
+    assert found.rows[2] == ("mean of the sets", "", "", "0.162", "-0.100")
+    assert found.rows[3] == ("weighted by pairs", "", "", "0.181", "0.100")
+    rows = word_similarity_rows(result)
+    assert [(row["set"], row["model"]) for row in rows] == [
+        ("X", "one"),
+        ("X", "two"),
+        ("Y", "one"),
+        ("Y", "two"),
+    ]
+    assert (rows[0]["rho"], rows[0]["pairs"], rows[0]["missing"]) == (0.1234, 100, 90)
+    found = word_similarity_table(result_of([[0.1, 0.2]], [[90, 80]]))
+    assert found.header[2:4] == ("missing in one", "missing in two")
+    assert len(found.rows) == 1
+
+
+def test_picture() -> None:
+    result = result_of([[0.1, -0.5], [0.2, math.nan]], [[90, 90], [70, 60]])
+    assert word_similarity_plot(result).startswith(b"\x89PNG")
+
+
+def language_model(head: Callable[[torch.nn.Embedding], torch.nn.Module]) -> LanguageModel:
+    backbone = AWDLSTM(30, 6, 8, context_size=6)
+    return LanguageModel(backbone, head(backbone.embedding))  # type: ignore[arg-type]
+
+
+def test_vectors_of_a_model() -> None:
+    words = [f"w{number}" for number in range(30)]
+    model = language_model(lambda embedding: Softmax(6, 30))
+    for vectors, weight in (
+        ("input", model.backbone.embedding.weight),
+        ("output", model.head.weight),
+    ):
+        found = model_embeddings(model, words, "run", vectors)
+        assert found.row("W7") == 7
+        assert np.array_equal(found.vectors, weight.detach().numpy())
+    tied = language_model(lambda embedding: Softmax(6, 30, embedding=embedding))
+    both = [
+        model_embeddings(tied, words, "run", vectors).vectors for vectors in ("input", "output")
+    ]
+    assert np.array_equal(*both)
+    with pytest.raises(ValueError, match="words: expected 30"):
+        model_embeddings(model, words[:-1], "run")
+    with pytest.raises(ValueError, match="vectors: expected one of input, output, got 'middle'"):
+        model_embeddings(model, words, "run", "middle")
+    cutoffs = language_model(lambda embedding: AdaptiveSoftmax(6, 30, cutoffs=[10]))
+    with pytest.raises(ValueError, match="'adaptive' has no vector for each class, got 'output'"):
+        model_embeddings(cutoffs, words, "run", "output")
+    with torch.no_grad():
+        model.backbone.embedding.weight[3, 2] = torch.nan
+    with pytest.raises(ValueError, match="the input vectors of run are not all finite"):
+        model_embeddings(model, words, "run")
