@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-_COMMANDS: tuple[ModuleType, ...] = ()
+from . import synthetic
+
+_COMMANDS: tuple[ModuleType, ...] = (synthetic,)
 
 
 def add_command(commands: Any) -> None:
