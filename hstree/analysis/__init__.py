@@ -17,6 +17,7 @@ from .compare import (
     welch_t_test,
 )
 from .curves import validation_curves
+from .log_prob import BlockMatrix, model_log_prob, stored_matrix
 from .predictions import (
     ContextPredictions,
     Prediction,
@@ -26,6 +27,17 @@ from .predictions import (
     prediction_tables,
     random_positions,
 )
+from .rank import (
+    RankPlan,
+    RankResult,
+    effective_rank,
+    log_prob_rank,
+    matrix_rank,
+    plan_rank,
+    press_threshold,
+    softmax_rank_bound,
+)
+from .rank_plot import energy_picture, rank_rows, rank_table, spectrum_picture
 from .runs import EpochFigures, FinalFigures, RunError, RunFigures, read_run
 from .table import Table, csv_text, latex, markdown, table
 from .word_files import (
@@ -48,6 +60,7 @@ from .words import (
 from .words_plot import word_similarity_plot
 
 __all__ = [
+    "BlockMatrix",
     "Comparison",
     "ContextPredictions",
     "Correlation",
@@ -56,6 +69,8 @@ __all__ = [
     "FinalFigures",
     "GroupTest",
     "Prediction",
+    "RankPlan",
+    "RankResult",
     "RunError",
     "RunFigures",
     "RunGroup",
@@ -68,21 +83,33 @@ __all__ = [
     "confidence_interval",
     "csv_text",
     "differing_settings",
+    "effective_rank",
+    "energy_picture",
     "group_runs",
     "latex",
     "log_prob_at",
+    "log_prob_rank",
     "markdown",
+    "matrix_rank",
     "mean_and_deviation",
     "model_embeddings",
+    "model_log_prob",
+    "plan_rank",
     "prediction",
     "prediction_rows",
     "prediction_tables",
+    "press_threshold",
     "random_positions",
+    "rank_rows",
+    "rank_table",
     "read_embeddings",
     "read_run",
     "read_similarity_set",
     "read_similarity_sets",
+    "softmax_rank_bound",
     "spearman",
+    "spectrum_picture",
+    "stored_matrix",
     "student_t_test",
     "table",
     "tables",

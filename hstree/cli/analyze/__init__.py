@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from . import predictions, words
+from . import predictions, rank, words
 
-_COMMANDS: tuple[ModuleType, ...] = (words, predictions)
+_COMMANDS: tuple[ModuleType, ...] = (predictions, rank, words)
 
 
 def add_command(commands: Any) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from . import synthetic
+from . import robustness, synthetic
 
-_COMMANDS: tuple[ModuleType, ...] = (synthetic,)
+_COMMANDS: tuple[ModuleType, ...] = (robustness, synthetic)
 
 
 def add_command(commands: Any) -> None:

@@ -1,0 +1,340 @@
+r"""Singular values of a log P matrix, and what is called its rank.
+
+A softmax over d features without a bias has log-probabilities
+
+.. math:: \log P = H W^\top - z 1^\top, \qquad H\ [N, d],\ W\ [V, d],\ z\ [N],
+
+z the log-normaliser of each row: the sum of a matrix of rank d and one of rank 1, at most d + 1. A
+bias b adds :math:`1 b^\top`, again of rank 1: at most d + 2, the 402 of published models with 400
+features. Mixtures and deformed logits have no such bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hstree.heads import Head, MixtureOfContexts, Softmax
+from hstree.heads.functions import Identity
+from hstree.models import LanguageModel
+
+from .log_prob import BlockMatrix, model_log_prob
+from .memory import available_memory, gibibytes
+
+EPSILONS = (1e-3, 1e-4, 1e-5)
+METHODS = ("auto", "svd", "gram", "qr")
+
+_SVD_ELEMENTS = 1 << 24  # up to which auto takes the whole matrix
+_BLOCK_BYTES = 1 << 28  # of float64
+_COLUMNS = 1024  # of a strip of the Gram matrix
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """How singular values will be computed.
+
+    Attributes:
+        shape: rows and columns.
+        dtype: of the matrix.
+        route: svd, gram or qr.
+        block: rows that are read at once, at most.
+        memory: bytes at the peak, estimated from above, beside model and text.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    route: str
+    block: int
+    memory: int
+
+    def __str__(self) -> str:
+        rows, columns = self.shape
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"{rows:,} x {columns:,} {kind}, {self.route}, {gibibytes(self.memory)} of memory"
+
+
+@dataclass(frozen=True, eq=False)
+class RankResult:
+    """Singular values of a matrix and the ranks that follow from them.
+
+    Attributes:
+        shape: rows m and columns n.
+        dtype: of the matrix; its machine epsilon is that of the Press threshold.
+        route: svd, gram or qr.
+        singular_values: float64 [min(m, n)], largest first.
+        error_bound: absolute error of any singular value against that of the matrix in exact
+            arithmetic; see :func:`matrix_rank`.
+        press_error: the same of singular values of at least the Press threshold.
+        press_threshold: 0.5 sqrt(m + n + 1) s_max eps.
+        press_rank: number of singular values above it.
+        effective_ranks: for each epsilon, the least k such that the k largest singular values hold
+            1 - epsilon of the sum of all squares.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    route: str
+    singular_values: npt.NDArray[np.float64]
+    error_bound: float
+    press_error: float
+    press_threshold: float
+    press_rank: int
+    effective_ranks: dict[float, int]
+
+    @property
+    def s_max(self) -> float:
+        """The largest singular value."""
+        return float(self.singular_values[0])
+
+
+def press_threshold(shape: tuple[int, int], s_max: float, dtype: torch.dtype) -> float:
+    r"""Below this a singular value may be rounding error:
+    :math:`\tfrac12 \sqrt{m + n + 1}\, s_{\max}\, \epsilon`, with the machine epsilon of ``dtype``.
+
+    Press et al., Numerical Recipes, third edition, section 2.6.
+    """
+    return 0.5 * math.sqrt(sum(shape) + 1) * s_max * torch.finfo(dtype).eps
+
+
+def effective_rank(singular_values: npt.ArrayLike, epsilon: float) -> int:
+    r"""Least k with :math:`\sum_{i \le k} s_i^2 \ge (1 - \epsilon) \sum_i s_i^2`: the rank of the
+    best approximation of a matrix whose squared relative error in the Frobenius norm is at most
+    epsilon. 0 for a matrix of zeros.
+
+    Raises:
+        ValueError: epsilon is not between 0 and 1.
+    """
+    if not 0 < epsilon < 1:
+        raise ValueError(f"epsilon: expected a number between 0 and 1, got {epsilon}")
+    values = np.sort(np.asarray(singular_values, np.float64))[::-1]
+    energy = np.cumsum(np.square(values / values[0])) if values.any() else np.zeros(1)
+    if not energy[-1]:
+        return 0
+    return int(np.searchsorted(energy, (1 - epsilon) * energy[-1])) + 1
+
+
+def softmax_rank_bound(head: Head) -> int | None:
+    """d + 1, or d + 2 with a bias, of a head whose log-probabilities are a softmax's over d
+    features; None of others. See the top of this module."""
+    if isinstance(head, (Softmax, MixtureOfContexts)) and isinstance(head.function, Identity):
+        return head.weight.shape[1] + 1 + (head.bias is not None)
+    return None
+
+
+def log_prob_rank(
+    model: LanguageModel,
+    tokens: npt.NDArray[Any],
+    rows: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    method: str = "auto",
+    epsilons: Sequence[float] = EPSILONS,
+    max_memory: int | None = None,
+) -> RankResult:
+    """Ranks of the log P matrix of a model over a text, on the device of the model.
+
+    Args:
+        model, tokens, rows, dtype: of :func:`model_log_prob`.
+        method, max_memory: of :func:`plan_rank`.
+        epsilons: of :func:`matrix_rank`.
+
+    Raises:
+        ValueError: see these.
+
+    Example:
+        >>> result = log_prob_rank(run.model, corpus.test)
+        >>> result.press_rank, result.effective_ranks[1e-3]
+        (202, 47)
+    """
+    matrix = model_log_prob(model, tokens, rows, dtype)
+    return matrix_rank(matrix, plan_rank(matrix, method, max_memory), epsilons)
+
+
+def plan_rank(matrix: BlockMatrix, method: str = "auto", max_memory: int | None = None) -> RankPlan:
+    """Choose the route, and see that it fits into memory. Nothing is computed.
+
+    Args:
+        matrix: [m, n].
+        method: ``"svd"``, ``"gram"``, ``"qr"`` of :func:`matrix_rank`, or ``"auto"``: svd for
+            matrices of up to 2^24 elements; beyond that gram for float32, and for float64 qr or
+            svd, whichever needs less memory.
+        max_memory: bytes; None: what the device has available.
+
+    Raises:
+        ValueError: an unknown method, gram for float64, or more memory than allowed.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+    route = method
+    if method == "auto":
+        if math.prod(matrix.shape) <= _SVD_ELEMENTS:
+            route = "svd"
+        elif matrix.dtype == torch.float32:
+            route = "gram"
+        else:
+            route = min(("qr", "svd"), key=lambda name: _route_plan(matrix, name).memory)
+    if route == "gram" and matrix.dtype != torch.float32:
+        raise ValueError(
+            "method: gram resolves singular values down to about 1e-6 of the largest, far above "
+            "the Press threshold of float64; expected qr or svd"
+        )
+    plan = _route_plan(matrix, route)
+    allowed = available_memory(matrix.device) if max_memory is None else max_memory
+    if allowed is not None and plan.memory > allowed:
+        raise ValueError(
+            f"max_memory: {plan} are needed, and {gibibytes(allowed)} "
+            f"{'are available' if max_memory is None else 'are allowed'}; fewer rows or another "
+            "method may need less"
+        )
+    return plan
+
+
+def _route_plan(matrix: BlockMatrix, route: str) -> RankPlan:
+    rows, columns = matrix.shape
+    size = matrix.dtype.itemsize
+    wide = rows < columns and route != "svd"
+    block = _block(rows, columns, "gram" if wide else route)
+    memory = 3 * block * columns * size + matrix.window_bytes
+    if wide or route == "svd":
+        memory += rows * columns * size
+    short, long = sorted(matrix.shape)
+    if route == "svd":  # LAPACK's copy, and a square to work in
+        memory += (long + 2 * short) * short * size
+    elif route == "gram":  # a block, G, and LAPACK's copy
+        memory += 8 * (_block(long, short, route) + 2 * short) * short
+    else:  # a block; it and R, and LAPACK's copy; the new R
+        memory += 8 * (3 * _block(long, short, route) + 3 * short) * short
+    return RankPlan(matrix.shape, matrix.dtype, route, block, memory)
+
+
+def _block(length: int, width: int, route: str) -> int:
+    """Rows that are taken at once of a matrix [length, width]. QR of R and a block as tall as R
+    costs twice that of the block; shorter ones would cost more."""
+    rows = max(1, _BLOCK_BYTES // (8 * width))
+    return min(length, max(rows, width) if route == "qr" else rows)
+
+
+def matrix_rank(
+    matrix: BlockMatrix, plan: RankPlan, epsilons: Sequence[float] = EPSILONS
+) -> RankResult:
+    r"""Singular values of a matrix [m, n], its Press rank and its effective ranks.
+
+    ``svd``
+        LAPACK's or cuSOLVER's SVD of the whole matrix in its own dtype. It is backward stable: the
+        error bound is the Press threshold itself, the growth of rounding errors that Press et al.
+        expect; proven bounds are larger, errors seen are smaller.
+    ``gram``
+        Singular values as square roots of the eigenvalues of :math:`G = A^\top A`
+        (:math:`A A^\top` if m < n), summed up block by block in float64, where products of float32
+        numbers are exact. With b rows in a block and B blocks, sums make G exact to
+        :math:`\gamma_{b + B} \|A\|_F^2`, with :math:`\gamma_k = k u / (1 - k u)` and u = 2^-53, and
+        LAPACK its eigenvalues to another :math:`p(n)\, u\, s_{\max}^2`, here with p(n) = n. With
+        :math:`\delta` the sum of both, a singular value s is exact to
+        :math:`\min(\sqrt\delta, \delta / s)`. Eigenvalues that come out negative become 0. For
+        float32 matrices alone.
+    ``qr``
+        The R of a QR decomposition in float64, block by block (R of the blocks so far on top of the
+        next block is decomposed again), and its singular values. Backward stable: the error bound
+        is the Press threshold of float64, whatever the matrix's dtype.
+
+    Args:
+        matrix: read once.
+        plan: of :func:`plan_rank`.
+        epsilons: of the effective ranks, each between 0 and 1.
+
+    Raises:
+        ValueError: an epsilon out of range, or a number in the matrix is not finite.
+    """
+    for epsilon in epsilons:
+        if not 0 < epsilon < 1:
+            raise ValueError(f"epsilons: expected numbers between 0 and 1, got {epsilon}")
+    delta = None
+    if plan.route == "svd":
+        values = torch.linalg.svdvals(_whole(matrix, plan.block))
+    elif plan.route == "gram":
+        values, delta = _gram_values(_tall_blocks(matrix, plan), min(plan.shape))
+    else:
+        values = torch.linalg.svdvals(_triangle(_tall_blocks(matrix, plan)))
+    found = values.double().cpu().numpy()
+    threshold = press_threshold(plan.shape, float(found[0]), plan.dtype)
+    if delta is None:
+        accuracy = plan.dtype if plan.route == "svd" else torch.float64
+        bound = press_error = press_threshold(plan.shape, float(found[0]), accuracy)
+    else:
+        bound = math.sqrt(delta)
+        press_error = min(bound, delta / threshold) if threshold else 0.0
+    return RankResult(
+        shape=plan.shape,
+        dtype=plan.dtype,
+        route=plan.route,
+        singular_values=found,
+        error_bound=bound,
+        press_error=press_error,
+        press_threshold=threshold,
+        press_rank=int((found > threshold).sum()),
+        effective_ranks={epsilon: effective_rank(found, epsilon) for epsilon in epsilons},
+    )
+
+
+def _finite_blocks(matrix: BlockMatrix, size: int) -> Iterator[Tensor]:
+    for block in matrix.blocks(size):
+        if not block.isfinite().all():
+            raise ValueError("matrix: expected finite numbers, got nan or infinity")
+        yield block
+
+
+def _whole(matrix: BlockMatrix, block: int) -> Tensor:
+    whole = torch.empty(matrix.shape, dtype=matrix.dtype, device=matrix.device)
+    start = 0
+    for part in _finite_blocks(matrix, block):
+        whole[start : start + len(part)] = part
+        start += len(part)
+    return whole
+
+
+def _tall_blocks(matrix: BlockMatrix, plan: RankPlan) -> Iterator[Tensor]:
+    """Blocks [b, min(m, n)] of the matrix, or of its transpose if that is the taller, in
+    float64."""
+    rows, columns = matrix.shape
+    if rows >= columns:
+        for block in _finite_blocks(matrix, plan.block):
+            yield block.double()
+        return
+    whole = _whole(matrix, plan.block)
+    for part in torch.split(whole, _block(columns, rows, plan.route), dim=1):
+        yield part.double().T
+
+
+def _gram_values(blocks: Iterator[Tensor], n: int) -> tuple[Tensor, float]:
+    """Singular values of the matrix of these blocks [b, n], and delta of :func:`matrix_rank`."""
+    gram: Tensor | None = None
+    longest = number = 0
+    for block in blocks:
+        if gram is None:
+            gram = torch.zeros(n, n, dtype=torch.float64, device=block.device)
+        for start in range(0, n, _COLUMNS):  # the lower triangle, in strips
+            stop = min(start + _COLUMNS, n)
+            gram[start:stop, :stop].addmm_(block[:, start:stop].T, block[:, :stop])
+        longest, number = max(longest, len(block)), number + 1
+    assert gram is not None
+    unit = 2.0**-53
+    products = (longest + number) * unit
+    frobenius = float(gram.diagonal().sum())
+    eigenvalues = torch.linalg.eigvalsh(gram).flip(0)
+    delta = products / (1 - products) * frobenius + n * unit * float(eigenvalues[0])
+    return eigenvalues.clamp_(min=0).sqrt_(), delta
+
+
+def _triangle(blocks: Iterator[Tensor]) -> Tensor:
+    """The R of a QR decomposition of the matrix of these blocks."""
+    r: Tensor | None = None
+    for block in blocks:
+        r = torch.linalg.qr(block if r is None else torch.cat((r, block)), mode="r").R
+    assert r is not None
+    return r

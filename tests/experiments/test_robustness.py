@@ -1,0 +1,98 @@
+"""Press rank under rounding and noise: known ranks, the law of the noise's singular values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hstree.analysis import press_threshold
+from hstree.experiments import (
+    expected_press_rank,
+    noise_picture,
+    noise_ranks,
+    noise_rows,
+    noise_table,
+    reconstruction_table,
+    reconstructions,
+)
+
+DTYPES = (torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_pruned_every_time_the_rank_stays(dtype: torch.dtype) -> None:
+    result = reconstructions(120, repetitions=12, dtype=dtype)
+    assert result.press_ranks == (10,) * 13
+    assert 0 < result.change < 100 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_pruned_once_rounding_errors_accumulate(dtype: torch.dtype) -> None:
+    few = reconstructions(120, repetitions=2, dtype=dtype, prune=False)
+    assert few.press_ranks == (10,) * 3
+    many = reconstructions(60, 5, repetitions=60, dtype=dtype, prune=False)
+    assert many.press_ranks[0] == 5
+    assert many.press_ranks[-1] > 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_noise(dtype: torch.dtype) -> None:
+    """Around the c from which the largest singular value of the noise passes the threshold."""
+    n = 200
+    eps = torch.finfo(dtype).eps
+    first = n * (2 * n + 1) * eps**2 / 16
+    points = noise_ranks(n, [0.0, first / 2, 10 * first, 160 * first, 1e5 * first], dtype=dtype)
+    assert [point.press_rank for point in points[:2]] == [10, 10]
+    assert points[3].press_rank == pytest.approx(0.9 * n, abs=6)
+    assert points[4].press_rank >= n - 2
+    for point in points:
+        assert point.press_rank == pytest.approx(point.expected, abs=8)
+        assert list(point.effective_ranks.values()) == [7, 9, 10]
+    assert noise_ranks(n, [1.0])[0].effective_ranks[1e-3] > 100
+
+
+def test_expected_press_rank_is_the_quarter_circle_law() -> None:
+    """Against the integral of its density, sqrt(4 - x^2) / pi."""
+    n, c = 1000, 1e-24
+    x = press_threshold((n, n), 1.0, torch.float64) / math.sqrt(c / n)
+    steps = torch.linspace(x, 2, 200_001, dtype=torch.float64)
+    above = float(torch.trapezoid((4 - steps**2).clamp(min=0).sqrt() / math.pi, steps))
+    assert expected_press_rank(n, c, 10, torch.float64) == pytest.approx(n * above, rel=1e-6)
+    assert expected_press_rank(n, 0.0, 10, torch.float64) == 10
+    assert expected_press_rank(n, 1e-30, 10, torch.float64) == 10
+    assert expected_press_rank(n, 1.0, 10, torch.float64) == pytest.approx(n)
+
+
+def test_seeds() -> None:
+    once = noise_ranks(50, [1e-27], rank=3)
+    assert noise_ranks(50, [1e-27], rank=3) == once
+    assert reconstructions(40, 3, 2) == reconstructions(40, 3, 2)
+    assert reconstructions(40, 3, 2, seed=1).change != reconstructions(40, 3, 2).change
+
+
+def test_tables_and_picture() -> None:
+    points = [point for dtype in DTYPES for point in noise_ranks(40, [0.0, 1e-12], 4, dtype)]
+    assert noise_table(points).rows[0][:4] == ("0", "4", "4", "4")
+    assert noise_table(points).rows[1][1] == "4"
+    assert noise_table(points).rows[1][3] == "40"
+    assert [row["dtype"] for row in noise_rows(points)] == ["float32"] * 2 + ["float64"] * 2
+    results = [reconstructions(30, 3, 1, prune=prune) for prune in (True, False)]
+    assert [row[:5] for row in reconstruction_table(results).rows] == [
+        ("float64", "every time", "1", "3", "3"),
+        ("float64", "once", "1", "3", "3"),
+    ]
+    assert noise_picture(points).startswith(b"\x89PNG")
+
+
+def test_refusals() -> None:
+    for call in (reconstructions, lambda size, rank: noise_ranks(size, [], rank)):
+        for rank in (0, 5):
+            with pytest.raises(ValueError, match=f"rank: expected 1 to 4 .*, got {rank}"):
+                call(5, rank)
+    with pytest.raises(ValueError, match="repetitions: expected at least 1, got 0"):
+        reconstructions(5, 2, 0)
+    for c in (-1.0, math.inf):
+        with pytest.raises(ValueError, match="variances: expected finite numbers of at least 0"):
+            noise_ranks(5, [c], 2)
