@@ -1,5 +1,17 @@
 """Experiments of the literature: what trains or computes something of its own to measure it."""
 
+from .jacobian import (
+    JacobianExperiment,
+    LayerSpectrum,
+    Spectrum,
+    jacobian_experiment,
+    jacobian_notes,
+    jacobian_rows,
+    jacobian_singular_values,
+    jacobian_table,
+    summarize_singular_values,
+)
+from .jacobian_plot import jacobian_picture
 from .robustness import (
     NoisePoint,
     Reconstruction,
@@ -27,8 +39,11 @@ from .synthetic_report import synthetic_data, synthetic_notes, synthetic_picture
 
 __all__ = [
     "HeadChoice",
+    "JacobianExperiment",
+    "LayerSpectrum",
     "NoisePoint",
     "Reconstruction",
+    "Spectrum",
     "SyntheticBaseline",
     "SyntheticCell",
     "SyntheticFit",
@@ -37,6 +52,12 @@ __all__ = [
     "choose_head",
     "choose_heads",
     "expected_press_rank",
+    "jacobian_experiment",
+    "jacobian_notes",
+    "jacobian_picture",
+    "jacobian_rows",
+    "jacobian_singular_values",
+    "jacobian_table",
     "known_heads",
     "noise_picture",
     "noise_ranks",
@@ -44,6 +65,7 @@ __all__ = [
     "noise_table",
     "reconstruction_table",
     "reconstructions",
+    "summarize_singular_values",
     "synthetic_bottleneck",
     "synthetic_data",
     "synthetic_notes",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from . import robustness, synthetic
+from . import jacobian, robustness, synthetic
 
-_COMMANDS: tuple[ModuleType, ...] = (robustness, synthetic)
+_COMMANDS: tuple[ModuleType, ...] = (jacobian, robustness, synthetic)
 
 
 def add_command(commands: Any) -> None:
