@@ -2,20 +2,18 @@
 
 from .compare import (
     Comparison,
-    GroupTest,
     RunGroup,
     Statistic,
-    TResult,
     compare,
     differing_settings,
     group_runs,
     mean_and_deviation,
-    student_t_test,
     tables,
     to_csv,
     to_markdown,
-    welch_t_test,
 )
+from .correlation import Correlation, Fit, correlation, correlation_table, outliers
+from .correlation_plot import correlation_plot
 from .curves import validation_curves
 from .log_prob import BlockMatrix, model_log_prob, stored_matrix
 from .predictions import (
@@ -39,6 +37,18 @@ from .rank import (
 )
 from .rank_plot import energy_picture, rank_rows, rank_table, spectrum_picture
 from .runs import EpochFigures, FinalFigures, RunError, RunFigures, read_run
+from .significance import (
+    PairTest,
+    Sample,
+    Significance,
+    TTest,
+    holm,
+    model_perplexities,
+    significance,
+    significance_tables,
+    t_test,
+)
+from .significance_plot import significance_plot
 from .table import Table, csv_text, latex, markdown, table
 from .word_files import (
     Embeddings,
@@ -48,7 +58,7 @@ from .word_files import (
     read_similarity_sets,
 )
 from .words import (
-    Correlation,
+    RankCorrelation,
     WordSimilarity,
     confidence_interval,
     model_embeddings,
@@ -67,25 +77,33 @@ __all__ = [
     "Embeddings",
     "EpochFigures",
     "FinalFigures",
-    "GroupTest",
+    "Fit",
+    "PairTest",
     "Prediction",
+    "RankCorrelation",
     "RankPlan",
     "RankResult",
     "RunError",
     "RunFigures",
     "RunGroup",
+    "Sample",
+    "Significance",
     "SimilaritySet",
     "Statistic",
-    "TResult",
+    "TTest",
     "Table",
     "WordSimilarity",
     "compare",
     "confidence_interval",
+    "correlation",
+    "correlation_plot",
+    "correlation_table",
     "csv_text",
     "differing_settings",
     "effective_rank",
     "energy_picture",
     "group_runs",
+    "holm",
     "latex",
     "log_prob_at",
     "log_prob_rank",
@@ -94,6 +112,8 @@ __all__ = [
     "mean_and_deviation",
     "model_embeddings",
     "model_log_prob",
+    "model_perplexities",
+    "outliers",
     "plan_rank",
     "prediction",
     "prediction_rows",
@@ -106,17 +126,19 @@ __all__ = [
     "read_run",
     "read_similarity_set",
     "read_similarity_sets",
+    "significance",
+    "significance_plot",
+    "significance_tables",
     "softmax_rank_bound",
     "spearman",
     "spectrum_picture",
     "stored_matrix",
-    "student_t_test",
+    "t_test",
     "table",
     "tables",
     "to_csv",
     "to_markdown",
     "validation_curves",
-    "welch_t_test",
     "word_similarity",
     "word_similarity_plot",
     "word_similarity_rows",

@@ -1,4 +1,4 @@
-"""Runs side by side: what they differ in, means over seeds, t-tests between groups of seeds.
+"""Runs side by side: what they differ in, and means over seeds.
 
 Runs whose settings differ in the seed alone form a group. Only finished runs count in its means,
 since an unfinished one has no test perplexity.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .runs import RunFigures, read_run
-from .table import Table, count, csv_text, decimals, markdown, probability, table, text
+from .table import Table, count, csv_text, decimals, markdown, table, text
 
 
 @dataclass(frozen=True)
@@ -40,68 +40,6 @@ def mean_and_deviation(values: Sequence[float]) -> Statistic | None:
         return Statistic(n, sum(values) / n, math.nan)
     deviation = statistics.stdev(values) if n > 1 else math.nan
     return Statistic(n, statistics.fmean(values), deviation)
-
-
-@dataclass(frozen=True)
-class TResult:
-    """A two-sided t-test: statistic, degrees of freedom, and the probability of a statistic at
-    least as far from 0 if the means are equal. All nan if no value varies within its group."""
-
-    statistic: float
-    degrees_of_freedom: float
-    p_value: float
-
-
-def student_t_test(first: Sequence[float], second: Sequence[float]) -> TResult:
-    """Unpaired t-test for groups of equal variance (Student 1908).
-
-        t = (m1 - m2) / sqrt(s^2 (1/n1 + 1/n2)),  s^2 = (sum of squares 1 + sum of squares 2) / df,
-        df = n1 + n2 - 2
-
-    Raises:
-        ValueError: a group of fewer than two values; scipy is missing.
-    """
-    a, b = _two_groups(first, second)
-    freedom = a.n + b.n - 2
-    variance = ((a.n - 1) * a.deviation**2 + (b.n - 1) * b.deviation**2) / freedom
-    return _t_result(a.mean - b.mean, variance * (1 / a.n + 1 / b.n), freedom)
-
-
-def welch_t_test(first: Sequence[float], second: Sequence[float]) -> TResult:
-    """Unpaired t-test for groups whose variances may differ (Welch 1947).
-
-        t = (m1 - m2) / sqrt(e1 + e2),  e = s^2 / n,
-        df = (e1 + e2)^2 / (e1^2 / (n1 - 1) + e2^2 / (n2 - 1))
-
-    Raises:
-        ValueError: a group of fewer than two values; scipy is missing.
-    """
-    a, b = _two_groups(first, second)
-    errors = (a.deviation**2 / a.n, b.deviation**2 / b.n)
-    total = sum(errors)
-    spread = errors[0] ** 2 / (a.n - 1) + errors[1] ** 2 / (b.n - 1)
-    return _t_result(a.mean - b.mean, total, total**2 / spread if spread > 0 else math.nan)
-
-
-def _two_groups(first: Sequence[float], second: Sequence[float]) -> tuple[Statistic, Statistic]:
-    for name, values in (("first", first), ("second", second)):
-        if len(values) < 2:
-            raise ValueError(f"{name}: a t-test needs at least two values, got {len(values)}")
-    a, b = mean_and_deviation(first), mean_and_deviation(second)
-    assert a is not None
-    assert b is not None
-    return a, b
-
-
-def _t_result(difference: float, squared_error: float, freedom: float) -> TResult:
-    try:
-        from scipy.special import stdtr  # Student's distribution function
-    except ImportError:
-        raise ValueError("t-tests need scipy: pip install scipy") from None
-    if not squared_error > 0:
-        return TResult(math.nan, math.nan, math.nan)
-    statistic = difference / math.sqrt(squared_error)
-    return TResult(statistic, freedom, 2 * float(stdtr(freedom, -abs(statistic))))
 
 
 @dataclass(frozen=True)
@@ -150,18 +88,6 @@ class RunGroup:
 
 
 @dataclass(frozen=True)
-class GroupTest:
-    """Difference of the mean test perplexities of two groups, first minus second, and the unpaired
-    t-tests that ask whether it could be chance."""
-
-    first: str
-    second: str
-    difference: float
-    welch: TResult
-    student: TResult
-
-
-@dataclass(frozen=True)
 class Comparison:
     """What :func:`compare` returns.
 
@@ -170,15 +96,12 @@ class Comparison:
         differing: names of settings whose values are not the same in all runs, beside head, seed
             and folder.
         groups: runs that differ in the seed alone, in order of their first run.
-        tests: one for each pair of groups that have at least two finished runs each on the same
-            text; p-values are not corrected for their number.
         notes: what a reader must know beside the figures, a sentence each.
     """
 
     runs: tuple[RunFigures, ...]
     differing: tuple[str, ...]
     groups: tuple[RunGroup, ...]
-    tests: tuple[GroupTest, ...]
     notes: tuple[str, ...]
 
     def label(self, run: RunFigures) -> str:
@@ -202,7 +125,7 @@ def compare(
 
     Raises:
         RunError: a folder is not a run.
-        ValueError: no folder, or the same one twice; scipy is missing where there are t-tests.
+        ValueError: no folder, or the same one twice.
     """
     folders = [Path(path) for path in paths]
     if not folders:
@@ -214,7 +137,7 @@ def compare(
     runs = tuple(read_run(folder, defaults) for folder in folders)
     differing = differing_settings(runs)
     groups = group_runs(runs)
-    return Comparison(runs, differing, groups, _tests(groups), tuple(_notes(runs, groups)))
+    return Comparison(runs, differing, groups, tuple(_notes(runs, groups)))
 
 
 def differing_settings(runs: Sequence[RunFigures]) -> tuple[str, ...]:
@@ -252,26 +175,6 @@ def _letters(number: int) -> str:
     return text
 
 
-def _tests(groups: Sequence[RunGroup]) -> tuple[GroupTest, ...]:
-    tested = [group for group in groups if len(group.finished) > 1 and len(group.texts) == 1]
-    tests = []
-    for a, b in itertools.combinations(tested, 2):
-        if a.texts != b.texts:
-            continue
-        first, second = a.test_perplexities, b.test_perplexities
-        difference = sum(first) / len(first) - sum(second) / len(second)
-        tests.append(
-            GroupTest(
-                a.label,
-                b.label,
-                difference,
-                welch_t_test(first, second),
-                student_t_test(first, second),
-            )
-        )
-    return tuple(tests)
-
-
 def _notes(runs: Sequence[RunFigures], groups: Sequence[RunGroup]) -> Iterable[str]:
     for run in runs:
         if run.final is None:
@@ -293,12 +196,10 @@ def _notes(runs: Sequence[RunFigures], groups: Sequence[RunGroup]) -> Iterable[s
 
 
 def tables(comparison: Comparison) -> tuple[Table, ...]:
-    """The runs; if any of them share a group, the groups; if there are t-tests, these."""
+    """The runs; if any of them share a group, the groups too."""
     found = [_run_table(comparison)]
     if comparison.repeated:
         found.append(_group_table(comparison))
-    if comparison.tests:
-        found.append(_test_table(comparison))
     return tuple(found)
 
 
@@ -352,20 +253,6 @@ def _group_table(comparison: Comparison) -> Table:
     left = ("group", "model")
     columns = [(name, name not in left, [row[name] for row in rows]) for name in rows[0]]
     return table("Perplexity of finished runs, mean and standard deviation over seeds", columns)
-
-
-def _test_table(comparison: Comparison) -> Table:
-    rows = []
-    for test in comparison.tests:
-        cells = {"groups": f"{test.first} - {test.second}", "difference": f"{test.difference:+.2f}"}
-        for name, result in (("Welch", test.welch), ("Student", test.student)):
-            cells[f"{name} t"] = decimals(result.statistic, 2)
-            cells[f"{name} df"] = decimals(result.degrees_of_freedom, 1)
-            cells[f"{name} p"] = probability(result.p_value)
-        rows.append(cells)
-    columns = [(name, name != "groups", [row[name] for row in rows]) for name in rows[0]]
-    title = "Unpaired t-tests of test perplexities, two-sided, not corrected for their number"
-    return table(title, columns)
 
 
 def setting_texts(run: RunFigures, names: Sequence[str]) -> list[str]:

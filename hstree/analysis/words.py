@@ -20,7 +20,7 @@ VECTORS = ("input", "output")
 
 
 @dataclass(frozen=True)
-class Correlation:
+class RankCorrelation:
     """Vectors against one set.
 
     Attributes:
@@ -57,7 +57,7 @@ class WordSimilarity:
 
     sets: tuple[str, ...]
     models: tuple[str, ...]
-    correlations: tuple[tuple[Correlation, ...], ...]
+    correlations: tuple[tuple[RankCorrelation, ...], ...]
 
     def mean(self, *, weighted: bool = False) -> tuple[float, ...]:
         """Mean rho of each of the M embeddings over the sets where all of them have one, weighted
@@ -151,13 +151,13 @@ def _known(judged: SimilaritySet, embeddings: Embeddings) -> npt.NDArray[np.bool
 
 def _correlate(
     judged: SimilaritySet, embeddings: Embeddings, mask: npt.NDArray[np.bool_]
-) -> Correlation:
+) -> RankCorrelation:
     pairs = [pair for pair, use in zip(judged.pairs, mask, strict=True) if use]
     scores = np.array(judged.scores)[mask]
     rho, p_value = spearman(scores, _cosines(embeddings, pairs))
     low, high = confidence_interval(rho, len(pairs))
     missing = len(judged.pairs) - len(pairs)
-    return Correlation(len(judged.pairs), missing, rho, p_value, low, high)
+    return RankCorrelation(len(judged.pairs), missing, rho, p_value, low, high)
 
 
 def _cosines(embeddings: Embeddings, pairs: Sequence[tuple[str, str]]) -> npt.NDArray[np.float64]:

@@ -26,7 +26,7 @@ Language models with output layers from ensembles of randomized hierarchical sof
                                             run in averaged SGD from its best weights
   hstree evaluate RUN                       perplexity of a trained model
   hstree generate RUN --prompt "the value"  text from a trained model
-  hstree compare RUN RUN                    runs side by side, with t-tests over seeds
+  hstree compare RUN RUN                    runs side by side, means over seeds
   hstree tree draw RUN                      a picture of its trees
 """
 

@@ -13,9 +13,8 @@ from .printing import print_tables
 _DESCRIPTION = """\
 Runs side by side: heads, settings that differ, best validation and test perplexity, parameters,
 medians of the seconds of an epoch and of the training tokens a second. Runs that differ in the seed
-alone form a group, with mean and standard deviation; groups of at least two finished runs are
-compared by unpaired t-tests of their test perplexities (Welch: variances may differ; Student: they
-are equal). Runs that have not finished are shown with what they have.
+alone form a group, with mean and standard deviation; hstree analyze significance tests whether
+groups differ. Runs that have not finished are shown with what they have.
 """
 
 
@@ -61,7 +60,10 @@ def _run(arguments: argparse.Namespace) -> int:
     elif arguments.format == "markdown":
         print(to_markdown(comparison), end="")
     else:
-        print_tables(tables(comparison), comparison.notes)
+        notes = list(comparison.notes)
+        if sum(len(group.finished) > 1 for group in comparison.groups) > 1:
+            notes.append("whether groups differ by more than chance: hstree analyze significance")
+        print_tables(tables(comparison), notes)
     if picture is not None:
         write_atomic(picture, validation_curves(comparison, picture.suffix.lower().lstrip(".")))
         print(f"validation curves drawn in {picture}", file=sys.stderr)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hstree.analysis import (
-    Correlation,
     Embeddings,
+    RankCorrelation,
     SimilaritySet,
     WordSimilarity,
     confidence_interval,
@@ -275,7 +275,7 @@ def result_of(rhos: list[list[float]], missing: list[list[int]]) -> WordSimilari
         ("one", "two"),
         tuple(
             tuple(
-                Correlation(100, absent, rho, 0.5, math.nan, math.nan)
+                RankCorrelation(100, absent, rho, 0.5, math.nan, math.nan)
                 for rho, absent in zip(row, absents, strict=True)
             )
             for row, absents in zip(rhos, missing, strict=True)

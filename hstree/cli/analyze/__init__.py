@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from . import predictions, rank, words
+from . import correlation, predictions, rank, significance, words
 
-_COMMANDS: tuple[ModuleType, ...] = (predictions, rank, words)
+_COMMANDS: tuple[ModuleType, ...] = (correlation, predictions, rank, significance, words)
 
 
 def add_command(commands: Any) -> None:
