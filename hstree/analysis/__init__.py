@@ -15,6 +15,9 @@ from .compare import (
 from .correlation import Correlation, Fit, correlation, correlation_table, outliers
 from .correlation_plot import correlation_plot
 from .curves import validation_curves
+from .frequency_loss import ClassLoss, FrequencyBin, class_losses, frequency_bins
+from .function import FunctionView, Histogram, check_function_head, view_function
+from .function_plot import function_data, function_notes, function_picture, function_tables
 from .log_prob import BlockMatrix, model_log_prob, stored_matrix
 from .predictions import (
     ContextPredictions,
@@ -50,6 +53,26 @@ from .significance import (
 )
 from .significance_plot import significance_plot
 from .table import Table, csv_text, latex, markdown, table
+from .tree_loss import TreeLoss, check_tree_head, tree_loss
+from .tree_plot import agreement_picture, frequency_picture, level_names, level_picture
+from .tree_tables import (
+    agreement_table,
+    cluster_table,
+    frequency_table,
+    level_table,
+    mixture_table,
+    sibling_table,
+    tree_table,
+)
+from .tree_words import (
+    Agreement,
+    Cluster,
+    adjusted_rand_index,
+    heaviest_clusters,
+    nearest_classes,
+    root_partition,
+    tree_agreement,
+)
 from .word_files import (
     Embeddings,
     SimilaritySet,
@@ -70,7 +93,10 @@ from .words import (
 from .words_plot import word_similarity_plot
 
 __all__ = [
+    "Agreement",
     "BlockMatrix",
+    "ClassLoss",
+    "Cluster",
     "Comparison",
     "ContextPredictions",
     "Correlation",
@@ -78,6 +104,9 @@ __all__ = [
     "EpochFigures",
     "FinalFigures",
     "Fit",
+    "FrequencyBin",
+    "FunctionView",
+    "Histogram",
     "PairTest",
     "Prediction",
     "RankCorrelation",
@@ -92,7 +121,15 @@ __all__ = [
     "Statistic",
     "TTest",
     "Table",
+    "TreeLoss",
     "WordSimilarity",
+    "adjusted_rand_index",
+    "agreement_picture",
+    "agreement_table",
+    "check_function_head",
+    "check_tree_head",
+    "class_losses",
+    "cluster_table",
     "compare",
     "confidence_interval",
     "correlation",
@@ -102,17 +139,30 @@ __all__ = [
     "differing_settings",
     "effective_rank",
     "energy_picture",
+    "frequency_bins",
+    "frequency_picture",
+    "frequency_table",
+    "function_data",
+    "function_notes",
+    "function_picture",
+    "function_tables",
     "group_runs",
+    "heaviest_clusters",
     "holm",
     "latex",
+    "level_names",
+    "level_picture",
+    "level_table",
     "log_prob_at",
     "log_prob_rank",
     "markdown",
     "matrix_rank",
     "mean_and_deviation",
+    "mixture_table",
     "model_embeddings",
     "model_log_prob",
     "model_perplexities",
+    "nearest_classes",
     "outliers",
     "plan_rank",
     "prediction",
@@ -126,6 +176,8 @@ __all__ = [
     "read_run",
     "read_similarity_set",
     "read_similarity_sets",
+    "root_partition",
+    "sibling_table",
     "significance",
     "significance_plot",
     "significance_tables",
@@ -138,7 +190,11 @@ __all__ = [
     "tables",
     "to_csv",
     "to_markdown",
+    "tree_agreement",
+    "tree_loss",
+    "tree_table",
     "validation_curves",
+    "view_function",
     "word_similarity",
     "word_similarity_plot",
     "word_similarity_rows",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
-from hstree.models import LanguageModel, read_stream
+from hstree.models import LanguageModel, read_contexts
 
 from .cache import NeuralCache
 
@@ -28,15 +27,10 @@ def evaluate_stream(
     Raises:
         ValueError: fewer than 2 tokens, or a length below 1.
     """
-    if len(tokens) < 2:
-        raise ValueError(f"tokens: expected at least 2, got {len(tokens)}")
-    total, position = 0.0, 1
+    total = 0.0
     if cache is not None:
         cache.clear()
-    for hidden in read_stream(model, tokens[:-1], length=length):
-        wanted = torch.from_numpy(np.asarray(tokens[position : position + len(hidden)], np.int64))
-        wanted = wanted.to(hidden.device)
-        position += len(hidden)
+    for hidden, wanted in read_contexts(model, tokens, length=length):
         log_prob = model.head(hidden, wanted).output
         if cache is not None:
             log_prob = cache.mix(hidden[:, -model.backbone.context_size :], wanted, log_prob)

@@ -5,7 +5,7 @@ from .awd_lstm import AWDLSTM, BackboneOutput, State, activation_penalty, detach
 from .generation import generate
 from .language_model import LanguageModel, LanguageModelOutput, parameter_count
 from .loss import evaluate_loss
-from .stream import read_stream
+from .stream import read_contexts, read_stream
 
 __all__ = [
     "AWDLSTM",
@@ -18,5 +18,6 @@ __all__ = [
     "evaluate_loss",
     "generate",
     "parameter_count",
+    "read_contexts",
     "read_stream",
 ]

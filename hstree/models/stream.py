@@ -43,3 +43,26 @@ def read_stream(model: LanguageModel, tokens: Any, *, length: int = 128) -> Iter
             yield hidden[:, 0]
     finally:
         model.train(training)
+
+
+def read_contexts(
+    model: LanguageModel, tokens: Any, *, length: int = 128
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The windows [t, D] of :func:`read_stream` with the words that follow [t], int64: every token
+    of a text but the first is a target once.
+
+    Args:
+        model: in evaluation mode until the last window has been taken.
+        tokens: class ids [n], n >= 2.
+        length: steps that are computed together.
+
+    Raises:
+        ValueError: fewer than 2 tokens, or what :func:`read_stream` raises.
+    """
+    if len(tokens) < 2:
+        raise ValueError(f"tokens: expected at least 2, got {len(tokens)}")
+    position = 1
+    for hidden in read_stream(model, tokens[:-1], length=length):
+        target = np.asarray(tokens[position : position + len(hidden)], np.int64)
+        position += len(hidden)
+        yield hidden, torch.from_numpy(target).to(hidden.device)

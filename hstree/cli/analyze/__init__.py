@@ -5,9 +5,17 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from . import correlation, predictions, rank, significance, words
+from . import correlation, function, predictions, rank, significance, tree, words
 
-_COMMANDS: tuple[ModuleType, ...] = (correlation, predictions, rank, significance, words)
+_COMMANDS: tuple[ModuleType, ...] = (
+    correlation,
+    function,
+    predictions,
+    rank,
+    significance,
+    tree,
+    words,
+)
 
 
 def add_command(commands: Any) -> None:
