@@ -96,6 +96,7 @@ _LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
+    "±": r"$\pm$",
 } | {character: f"\\{character}" for character in "&%$#_{}"}
 
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from . import analyze, compare, evaluate, experiment, generate, train, tree
+from . import analyze, compare, evaluate, experiment, generate, study, train, tree
 
 _DESCRIPTION = """\
 Language models with output layers from ensembles of randomized hierarchical softmaxes.
@@ -27,7 +27,10 @@ Language models with output layers from ensembles of randomized hierarchical sof
   hstree evaluate RUN                       perplexity of a trained model
   hstree generate RUN --prompt "the value"  text from a trained model
   hstree compare RUN RUN                    runs side by side, means over seeds
+  hstree study FILE                         a grid of runs, one after the other, in one table
   hstree tree draw RUN                      a picture of its trees
+  hstree analyze rank RUN RUN               measurements on models: analyze --help lists them
+  hstree experiment synthetic               experiments without a model
 """
 
 
@@ -60,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser
     )
-    for module in (train, evaluate, generate, compare, tree, analyze, experiment):
+    for module in (train, evaluate, generate, compare, study, tree, analyze, experiment):
         module.add_command(commands)
     return parser
 
@@ -101,7 +104,7 @@ def _kept(interrupt: KeyboardInterrupt) -> str:
     from hstree.training import TrainingInterrupted, perplexity
 
     if not isinstance(interrupt, TrainingInterrupted):
-        return ""
+        return f": {interrupt}" if str(interrupt) else ""
     if interrupt.run is None:
         return " before training began; nothing was written"
     best = interrupt.best

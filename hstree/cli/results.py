@@ -84,7 +84,7 @@ def publish(
         files[f"{name}.csv"] = csv_text(rows).encode()
     shown = [f"![{Path(file).stem.replace('-', ' ')}]({file})" for file in pictures]
     command = f"    {shlex.join(['hstree', *sys.argv[1:]])}"
-    parts = [f"# {title}", markdown(tables, notes).strip(), *shown, "Made by", command, _machine()]
+    parts = [f"# {title}", markdown(tables, notes).strip(), *shown, "Made by", command, machine()]
     files[f"{name}.md"] = ("\n\n".join(parts) + "\n").encode()
     for file, content in files.items():
         write_atomic(folder / file, content)
@@ -102,7 +102,8 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _machine() -> str:
+def machine() -> str:
+    """Device, threads, versions and date in a line."""
     import torch
 
     device = _processor()

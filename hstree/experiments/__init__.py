@@ -23,6 +23,9 @@ from .robustness import (
     reconstruction_table,
     reconstructions,
 )
+from .study import Ranks, StudyInterrupted, StudyRun, run_study, seconds_left, study_runs
+from .study_file import RankSettings, Study, StudyError, StudyModel, parse_study, read_study
+from .study_table import study_notes, study_rows, study_table
 from .synthetic import (
     HeadChoice,
     SyntheticBaseline,
@@ -42,8 +45,15 @@ __all__ = [
     "JacobianExperiment",
     "LayerSpectrum",
     "NoisePoint",
+    "RankSettings",
+    "Ranks",
     "Reconstruction",
     "Spectrum",
+    "Study",
+    "StudyError",
+    "StudyInterrupted",
+    "StudyModel",
+    "StudyRun",
     "SyntheticBaseline",
     "SyntheticCell",
     "SyntheticFit",
@@ -63,8 +73,16 @@ __all__ = [
     "noise_ranks",
     "noise_rows",
     "noise_table",
+    "parse_study",
+    "read_study",
     "reconstruction_table",
     "reconstructions",
+    "run_study",
+    "seconds_left",
+    "study_notes",
+    "study_rows",
+    "study_runs",
+    "study_table",
     "summarize_singular_values",
     "synthetic_bottleneck",
     "synthetic_data",

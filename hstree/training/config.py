@@ -11,6 +11,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 OPTIMIZERS = ("adamw", "sgd")
@@ -331,6 +332,12 @@ class TrainConfig:
                 options[key] = value
         return options
 
+    def with_absolute_paths(self) -> TrainConfig:
+        """The settings as a run keeps them, to be found from anywhere."""
+        return dataclasses.replace(
+            self, data=_absolute(self.data), finetune=_absolute(self.finetune)
+        )
+
     def to_json(self) -> str:
         """The settings as a JSON object, one line each."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -358,6 +365,14 @@ class TrainConfig:
             for name, value in values.items()
         }
         return cls(**settings)
+
+
+def _absolute(path: str | None) -> str | None:
+    """An absolute path; of a dataset ``hf:NAME...`` only if NAME is a folder."""
+    if path is None or not path.startswith("hf:"):
+        return None if path is None else str(Path(path).resolve())
+    name, colon, rest = path.removeprefix("hf:").partition(":")
+    return f"hf:{Path(name).resolve()}{colon}{rest}" if Path(name).is_dir() else path
 
 
 def flag_name(name: str) -> str:

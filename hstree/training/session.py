@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -375,14 +375,7 @@ class Session:
             self.directory.write(files)
 
     def _config_json(self) -> bytes:
-        """The settings with paths made absolute, so that the run can be evaluated from anywhere."""
-
-        config = replace(
-            self.config,
-            data=_absolute(self.config.data),
-            finetune=_absolute(self.config.finetune),
-        )
-        return config.to_json().encode()
+        return self.config.with_absolute_paths().to_json().encode()
 
     def _published(self) -> Path | None:
         if self.directory is None or not self.directory.published:
@@ -433,14 +426,6 @@ class _EveryStep(Silent):
 
     def step(self, epoch: int, loss: float, tokens: int) -> None:
         self.session.after_step()
-
-
-def _absolute(path: str | None) -> str | None:
-    """An absolute path; of a dataset ``hf:NAME...`` only if NAME is a folder."""
-    if path is None or not path.startswith("hf:"):
-        return None if path is None else str(Path(path).resolve())
-    name, colon, rest = path.removeprefix("hf:").partition(":")
-    return f"hf:{Path(name).resolve()}{colon}{rest}" if Path(name).is_dir() else path
 
 
 def _fixed_settings(config: TrainConfig) -> dict[str, Any]:
