@@ -17,9 +17,19 @@ struct TreeTable {
   int64_t longest;               // most entries of a path, or widths on it, that the caller allows
 };
 
-// Rows whose target is not negative, in leaf order. Throws std::runtime_error, its message beginning with `op`, for a
-// target out of range.
+// Rows whose target is not negative, in leaf order. Throws std::runtime_error, its message beginning with
+// `op`, for a target out of range.
 std::vector<int32_t> rows_in_leaf_order(const char* op, const TreeTable& table, const int64_t* target,
                                         int64_t rows);
+
+// The entries of a class's path.
+struct PathSpan {
+  int64_t begin, end;
+};
+
+// Those of each row of `row`, by `offset_name` of the op. Throws std::runtime_error for an interval out of
+// range.
+std::vector<PathSpan> path_spans(const char* op, const char* offset_name, const TreeTable& table,
+                                 const int64_t* target, const std::vector<int32_t>& row);
 
 }  // namespace hstree::cpu

@@ -13,84 +13,150 @@ const PathKernels<T>& path_kernels() {
   return *HSTREE_BY_CAPABILITY(path_kernels, T);
 }
 
-// Appends the path of class y to `entry`.
-void append_path(const char* op, const TreeTable& table, int64_t y, std::vector<int32_t>& entry) {
-  const int64_t begin = table.offset[y], end = table.offset[y + 1];
-  if (begin < 0 || end < begin || end > table.path_size) {
-    fail(op, ": path_offset of class ", y, ": expected an interval within [0, ", table.path_size, "], got [",
-         begin, ", ", end, ")");
-  }
-  if (end - begin > table.longest) {
-    fail(op, ": max_depth: the path of class ", y, " has ", end - begin, " nodes, got max_depth ",
-         table.longest);
-  }
-  for (int64_t e = begin; e < end; ++e) {
+// Throws std::runtime_error unless the nodes of a path are rows of the weight.
+void check_path(const char* op, const TreeTable& table, PathSpan span) {
+  for (int64_t e = span.begin; e < span.end; ++e) {
     const int32_t node = table.path[e] >> 1;
     if (node < 0 || node >= table.weight_rows) {
       fail(op, ": path[", e, "]: expected a node in [0, ", table.weight_rows, "), got ", node);
     }
   }
-  entry.insert(entry.end(), table.path + begin, table.path + end);
 }
 
 PathPlan path_plan(const char* op, const TreeTable& table, const int64_t* target, int64_t batch_rows) {
   PathPlan plan;
   plan.row = rows_in_leaf_order(op, table, target, batch_rows);
+  const std::vector<PathSpan> spans = path_spans(op, "path_offset", table, target, plan.row);
   const int64_t n = plan.rows();
   plan.offset.resize(n + 1);
   plan.shared.resize(n + 1);
   plan.slot.resize(n + 1);
-  plan.entry.reserve(n * 16);
-  int64_t before = -1;  // class of the row before
   for (int64_t j = 0; j < n; ++j) {
-    // The tables of V classes are read at random: what later rows need is fetched early, first the offset of
-    // a path and then the path.
-    if (j + 16 < n) __builtin_prefetch(table.offset + target[plan.row[j + 16]]);
-    if (j + 8 < n) {
-      const int64_t first = table.offset[target[plan.row[j + 8]]];
-      if (first >= 0 && first < table.path_size) __builtin_prefetch(table.path + first);
+    const int64_t length = spans[j].end - spans[j].begin;
+    if (length > table.longest) {
+      fail(op, ": max_depth: the path of class ", target[plan.row[j]], " has ", length,
+           " nodes, got max_depth ", table.longest);
     }
-    const int64_t y = target[plan.row[j]];
-    const int64_t begin = plan.offset[j];
-    int64_t length, shared = 0;
-    if (y == before) {
-      length = shared = begin - plan.offset[j - 1];
-      plan.entry.resize(begin + length);
-      std::copy_n(plan.entry.data() + begin - length, length, plan.entry.data() + begin);
+    plan.longest = std::max(plan.longest, length);
+    plan.offset[j + 1] = plan.offset[j] + length;
+  }
+  plan.entry.resize(plan.offset[n]);
+  for (int64_t j = 0; j < n; ++j) {
+    // The paths of V classes are read at random, so fetched early.
+    if (j + 16 < n) {
+      __builtin_prefetch(table.path + spans[j + 16].begin);
+      __builtin_prefetch(table.path + spans[j + 16].end);
+    }
+    const int64_t length = plan.offset[j + 1] - plan.offset[j];
+    const int32_t* path = table.path + spans[j].begin;
+    int32_t* now = plan.entry.data() + plan.offset[j];
+    for (int64_t l = 0; l < length; ++l) now[l] = path[l];
+    int64_t shared = 0;
+    if (j > 0 && spans[j].begin == spans[j - 1].begin && spans[j].end == spans[j - 1].end) {
+      shared = length;
     } else {
-      append_path(op, table, y, plan.entry);
-      length = static_cast<int64_t>(plan.entry.size()) - begin;
+      check_path(op, table, spans[j]);
       if (j > 0) {
-        const int32_t* now = plan.entry.data() + begin;
         const int32_t* last = plan.entry.data() + plan.offset[j - 1];
-        const int64_t most = std::min(length, begin - plan.offset[j - 1]);
+        const int64_t most = std::min(length, plan.offset[j] - plan.offset[j - 1]);
         while (shared < most && (now[shared] >> 1) == (last[shared] >> 1)) ++shared;
       }
-      before = y;
     }
-    plan.offset[j + 1] = begin + length;
-    plan.longest = std::max(plan.longest, length);
     plan.shared[j] = static_cast<int32_t>(shared);
     plan.slot[j + 1] = plan.slot[j] + length - shared;
   }
+  plan.visited = plan.slot[n];
   return plan;
 }
 
-// feature_index of tree t as bits, 16 features each; a thread's workspace.
-const uint16_t* feature_lanes(const TreeBatch& batch, int64_t t) {
-  const int64_t blocks = (batch.in_features + 15) / 16;
-  uint16_t* lanes = scratch<uint16_t, 4>(blocks);
-  std::fill(lanes, lanes + blocks, uint16_t{0});
-  for (int64_t s = 0; s < batch.features; ++s) {
-    const int32_t feature = batch.feature_index[t * batch.features + s];
-    lanes[feature / 16] |= static_cast<uint16_t>(1 << feature % 16);
-  }
-  return lanes;
-}
-
+// The trees are worked on in groups. Where they read a subset of the features, or the input needs conversion,
+// all rows of a group are gathered in leaf order first: the features of a row for every tree while the row is
+// in the cache.
 template <typename T>
-PathRows<T> path_rows(const TreeBatch& batch, const PathPlan& plan, int64_t t, const T* input,
-                      const T* weight, const T* bias) {
+class Groups {
+ public:
+  using A = accumulate_t<T>;
+
+  Groups(const TreeBatch& batch, const std::vector<PathPlan>& plans)
+      : batch_(batch),
+        plans_(plans),
+        subsets_(batch),
+        gathered_(batch.feature_index || sizeof(T) != sizeof(A)),
+        stride_(gathered_ ? workspace_stride(batch.features) : batch.in_features),
+        size_(group_size()),
+        place_(gathered_ ? batch.rows * size_ : 0),
+        x_(gathered_ ? batch.rows * size_ * stride_ : 0) {}
+
+  bool are_gathered() const { return gathered_; }
+  int64_t size() const { return size_; }  // most trees of a group
+
+  // Calls work(first, last) for the trees first <= t < last of each group.
+  template <typename Work>
+  void each(const T* input, const Work& work) {
+    for (int64_t first = 0; first < batch_.trees; first += size_) {
+      const int64_t last = std::min(first + size_, batch_.trees);
+      if (gathered_) gather(first, last, input);
+      work(first, last);
+    }
+  }
+
+  // Gradients of the gathered features, left in their place, are added to grad_input, or if not `add`,
+  // stored.
+  void scatter(int64_t first, int64_t last, bool add, A* grad_input) const {
+    const GatheredRows<A> rows = gathered_rows(first, last);
+    parallel(batch_.rows, 16, [&](int64_t begin, int64_t end) {
+      path_kernels<T>().scatter(rows, begin, end, add, grad_input);
+    });
+  }
+
+  // The rows of tree t, in the group that begins with tree `first`.
+  A* gathered(int64_t first, int64_t t) const { return x_.data() + (t - first) * batch_.rows * stride_; }
+
+ private:
+  // Groups of about equal size, whose gathered rows fit near the core, or of one tree.
+  int64_t group_size() const {
+    if (!gathered_) return 1;
+    const int64_t bytes = 1 + batch_.rows * stride_ * static_cast<int64_t>(sizeof(A));
+    const int64_t most = std::max<int64_t>(1, std::min((int64_t{3} << 20) / bytes, batch_.trees));
+    const int64_t groups = (batch_.trees + most - 1) / most;
+    return groups ? (batch_.trees + groups - 1) / groups : 1;
+  }
+
+  GatheredRows<A> gathered_rows(int64_t first, int64_t last) const {
+    return {subset_.data(),     place_.data(),   last - first, batch_.rows,
+            batch_.in_features, batch_.features, x_.data(),    stride_};
+  }
+
+  void gather(int64_t first, int64_t last, const T* input) {
+    const int64_t trees = last - first;
+    subset_.clear();
+    std::fill(place_.begin(), place_.end(), -1);
+    for (int64_t t = first; t < last; ++t) {
+      subset_.push_back(subsets_[t]);
+      for (int64_t j = 0; j < plans_[t].rows(); ++j) {
+        place_[plans_[t].row[j] * trees + t - first] = static_cast<int32_t>(j);
+      }
+    }
+    const GatheredRows<A> rows = gathered_rows(first, last);
+    parallel(batch_.rows, 16,
+             [&](int64_t begin, int64_t end) { path_kernels<T>().gather(rows, begin, end, input); });
+  }
+
+  const TreeBatch& batch_;
+  const std::vector<PathPlan>& plans_;
+  const FeatureSubsets subsets_;
+  const bool gathered_;
+  const int64_t stride_;
+  const int64_t size_;
+  std::vector<FeatureSubset> subset_;  // of the group's trees
+  std::vector<int32_t> place_;         // [N, trees of the group]
+  const Workspace<A> x_;               // [trees of the group, N, stride]
+};
+
+// The rows of a tree; x: the input, or what is gathered from it.
+template <typename T>
+PathRows<T> path_rows(const TreeBatch& batch, const PathPlan& plan, int64_t t, const T* weight, const T* bias,
+                      const accumulate_t<T>* x, bool gathered) {
   return {plan.row.data(),
           plan.offset.data(),
           plan.entry.data(),
@@ -98,42 +164,44 @@ PathRows<T> path_rows(const TreeBatch& batch, const PathPlan& plan, int64_t t, c
           plan.slot.data(),
           plan.rows(),
           plan.longest,
-          input,
-          batch.feature_index ? batch.feature_index + t * batch.features : nullptr,
-          batch.feature_index ? feature_lanes(batch, t) : nullptr,
-          batch.in_features,
           batch.features,
           weight + t * batch.weight_rows * batch.features,
-          bias ? bias + t * batch.weight_rows : nullptr};
+          bias ? bias + t * batch.weight_rows : nullptr,
+          x,
+          gathered ? workspace_stride(batch.features) : batch.in_features,
+          gathered,
+          workspace_stride(batch.features)};
 }
 
-// Zeros where the first tree does not store: everywhere if it reads a subset of the features, else in ignored
-// rows.
-template <typename A>
-void clear_grad_input(const TreeBatch& batch, A* grad_input) {
-  for (int64_t i = 0; i < batch.rows; ++i) {
-    if (batch.trees > 0 && !batch.feature_index && batch.target[i] >= 0) continue;
-    std::fill_n(grad_input + i * batch.in_features, batch.in_features, A{0});
+// Runs f(t, begin, end) on rows of the trees first <= t < last, in parallel; the first of them begins a tile.
+template <typename F>
+void parallel_rows(const std::vector<PathPlan>& plans, int64_t first, int64_t last, const F& f) {
+  std::vector<int64_t> tiles = {0};  // of earlier trees
+  for (int64_t t = first; t < last; ++t) {
+    tiles.push_back(tiles.back() + (plans[t].rows() + tile_rows - 1) / tile_rows);
   }
+  parallel(tiles.back(), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t t = first; t < last; ++t) {
+      const int64_t before = tiles[t - first];
+      const int64_t from = std::max(begin, before) - before,
+                    to = std::min(end, tiles[t - first + 1]) - before;
+      if (from < to) f(t, from * tile_rows, std::min(to * tile_rows, plans[t].rows()));
+    }
+  });
+}
+
+// The input itself, where nothing is gathered.
+template <typename T>
+const accumulate_t<T>* as_sums(const T* input) {
+  if constexpr (sizeof(T) == sizeof(accumulate_t<T>)) return input;
+  return nullptr;
 }
 
 }  // namespace
 
 std::vector<PathPlan> path_plans(const TreeBatch& batch) {
-  check_feature_index(batch);
-  std::vector<PathPlan> plans(batch.trees);
-  parallel(batch.trees, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      plans[t] = path_plan(batch.op, tree_table(batch, t), batch.target, batch.rows);
-    }
-  });
-  return plans;
-}
-
-int64_t visited(const std::vector<PathPlan>& plans) {
-  int64_t total = 0;
-  for (const PathPlan& plan : plans) total += plan.slot.back();
-  return total;
+  return plans_of_trees(
+      batch, [&](const TreeTable& table) { return path_plan(batch.op, table, batch.target, batch.rows); });
 }
 
 void visited_index(const std::vector<PathPlan>& plans, int64_t* index) {
@@ -151,67 +219,75 @@ void visited_index(const std::vector<PathPlan>& plans, int64_t* index) {
 
 template <typename T>
 void path_forward(const TreeBatch& batch, const Forward<T>& tensors) {
-  using A = accumulate_t<T>;
-  const PathKernels<T>& kernels = path_kernels<T>();
   const std::vector<PathPlan> plans = path_plans(batch);
   const int64_t stride = batch.trees * batch.longest;
-  for (int64_t t = 0; t < batch.trees; ++t) {
-    const PathPlan& plan = plans[t];
-    const PathRows<T> rows = path_rows(batch, plan, t, tensors.input, tensors.weight, tensors.bias);
-    A* score = tensors.score + t * batch.longest;
-    parallel((plan.rows() + tile_rows - 1) / tile_rows, 16, [&](int64_t first, int64_t last) {
-      const int64_t begin = first * tile_rows, end = std::min(last * tile_rows, plan.rows());
-      kernels.scores(rows, begin, end, score, stride, scratch<A, 0>(scores_scratch(batch.features)),
-                     scratch<const T*, 1>(plan.longest));
-      for (int64_t j = begin; j < end; ++j) {
-        const int64_t i = plan.row[j];
-        tensors.log_prob[i * batch.trees + t] = kernels.log_sigmoid_sum(
-            score + i * stride, plan.entry.data() + plan.offset[j], plan.offset[j + 1] - plan.offset[j]);
-      }
+  Groups<T> groups(batch, plans);
+  groups.each(tensors.input, [&](int64_t first, int64_t last) {
+    parallel_rows(plans, first, last, [&](int64_t t, int64_t begin, int64_t end) {
+      const PathPlan& plan = plans[t];
+      const PathRows<T> rows = path_rows(
+          batch, plan, t, tensors.weight, tensors.bias,
+          groups.are_gathered() ? groups.gathered(first, t) : as_sums(tensors.input), groups.are_gathered());
+      path_kernels<T>().scores(rows, begin, end, tensors.log_prob + t, batch.trees,
+                               tensors.score + t * batch.longest, stride, scratch<const T*, 1>(plan.longest));
     });
-  }
+  });
 }
 
 template <typename T>
 void path_backward(const TreeBatch& batch, const std::vector<PathPlan>& plans, const Backward<T>& tensors) {
   using A = accumulate_t<T>;
   const PathKernels<T>& kernels = path_kernels<T>();
-  const int64_t stride = batch.trees * batch.longest;
   const int64_t threads = torch::stable::get_num_threads();
-  const int64_t parts = std::max<int64_t>(1, std::min(threads, batch.features / 64));
+  Groups<T> groups(batch, plans);
+  // Threads share the trees of a group, and their features where those are fewer than threads.
+  const int64_t parts =
+      std::max<int64_t>(1, std::min((threads + groups.size() - 1) / groups.size(), batch.features / 64));
   const int64_t width = std::max<int64_t>(16, ((batch.features + parts - 1) / parts + 15) / 16 * 16);
-  clear_grad_input(batch, tensors.grad_input);
-  int64_t first_slot = 0;
-  for (int64_t t = 0; t < batch.trees; ++t) {
-    const PathPlan& plan = plans[t];
-    const A* score = tensors.score + t * batch.longest;
-    A* grad_score = scratch<A, 2>(static_cast<int64_t>(plan.entry.size()));
-    parallel(plan.rows(), 256, [&](int64_t begin, int64_t end) {
-      for (int64_t j = begin; j < end; ++j) {
-        const int64_t i = plan.row[j];
-        kernels.log_sigmoid_grad(score + i * stride, plan.entry.data() + plan.offset[j],
-                                 plan.offset[j + 1] - plan.offset[j],
-                                 tensors.grad_log_prob[i * batch.trees + t], grad_score + plan.offset[j]);
-      }
-    });
-    const PathRows<T> rows = path_rows<T>(batch, plan, t, tensors.input, tensors.weight, nullptr);
-    const int64_t first = tensors.sparse ? first_slot : t * batch.weight_rows;
-    const bool add = t > 0 || batch.feature_index;
-    T* grad_weight = tensors.grad_weight + first * batch.features;
-    parallel((batch.features + width - 1) / width, 1, [&](int64_t part, int64_t end) {
-      for (; part < end; ++part) {
-        const int64_t begin = part * width;
-        A* sums = scratch<A, 0>(gradients_scratch(plan.longest, width));
-        const T** pointers = scratch<const T*, 1>(tile_rows * plan.longest);
-        T** targets = scratch<T*, 3>((tile_rows + 1) * plan.longest);
-        kernels.gradients(rows, begin, std::min(begin + width, batch.features), grad_score,
-                          tensors.grad_input, add, grad_weight, tensors.sparse, sums, pointers, targets);
-      }
-    });
-    kernels.bias_gradients(rows, grad_score, tensors.grad_bias + first, tensors.sparse,
-                           scratch<A, 0>(plan.longest + 1), scratch<T*, 3>(plan.longest + 1));
-    first_slot += plan.slot.back();
+  const int64_t intervals = std::max<int64_t>(1, (batch.features + width - 1) / width);
+  if (!groups.are_gathered() || batch.trees == 0) {
+    // Zeros where the first tree does not store.
+    for (int64_t i = 0; i < batch.rows; ++i) {
+      if (batch.trees > 0 && batch.target[i] >= 0) continue;
+      std::fill_n(tensors.grad_input + i * batch.in_features, batch.in_features, A{0});
+    }
   }
+  std::vector<int64_t> first_slot = {0}, first_entry = {0};  // of earlier trees
+  for (const PathPlan& plan : plans) {
+    first_slot.push_back(first_slot.back() + plan.visited);
+    first_entry.push_back(first_entry.back() + static_cast<int64_t>(plan.entry.size()));
+  }
+  groups.each(tensors.input, [&](int64_t first, int64_t last) {
+    A* const grad_scores = scratch<A, 2>(first_entry[last] - first_entry[first]);
+    const auto rows_of = [&](int64_t t) {
+      return path_rows<T>(batch, plans[t], t, tensors.weight, nullptr,
+                          groups.are_gathered() ? groups.gathered(first, t) : as_sums(tensors.input),
+                          groups.are_gathered());
+    };
+    parallel_rows(plans, first, last, [&](int64_t t, int64_t begin, int64_t end) {
+      kernels.score_gradients(rows_of(t), begin, end, tensors.grad_log_prob + t, batch.trees,
+                              tensors.score + t * batch.longest, batch.trees * batch.longest,
+                              grad_scores + first_entry[t] - first_entry[first]);
+    });
+    parallel((last - first) * intervals, 1, [&](int64_t task, int64_t end_of_tasks) {
+      for (; task < end_of_tasks; ++task) {
+        const int64_t t = first + task / intervals, begin = task % intervals * width;
+        const int64_t longest = plans[t].longest;
+        const A* grad_score = grad_scores + first_entry[t] - first_entry[first];
+        const int64_t grad_row = tensors.sparse ? first_slot[t] : t * batch.weight_rows;
+        A* sums = scratch<A, 0>(gradients_scratch(longest, batch.features));
+        T** targets = scratch<T*, 3>(longest);
+        kernels.gradients(rows_of(t), begin, std::min(begin + width, batch.features), grad_score,
+                          groups.are_gathered() ? groups.gathered(first, t) : tensors.grad_input,
+                          t > 0 && !groups.are_gathered(), tensors.grad_weight + grad_row * batch.features,
+                          tensors.sparse, sums, scratch<const T*, 1>(longest), targets);
+        if (begin > 0) continue;
+        kernels.bias_gradients(rows_of(t), grad_score, tensors.grad_bias + grad_row, tensors.sparse, sums,
+                               targets);
+      }
+    });
+    if (groups.are_gathered()) groups.scatter(first, last, first > 0, tensors.grad_input);
+  });
 }
 
 #define HSTREE_PATH(T)                                                \

@@ -10,7 +10,7 @@
 // Ignored rows (target < 0): log_prob and score 0, no gradient. A path of no nodes: log_prob 0. Sums in
 // float32 (float64 for float64); NaN and infinities go through. Work O(N T L S) for paths of L nodes; score
 // is kept for backward. No atomics; the same bits on every run and for every number of threads, which share
-// rows in the forward pass and features in the backward pass.
+// rows in the forward pass and trees or features in the backward pass.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ struct PathPlan {
   std::vector<int64_t> offset;  // [n + 1] into entry
   std::vector<int32_t> entry;   // node << 1 | goes_left
   std::vector<int32_t> shared;  // [n + 1] leading nodes shared with the row before; 0 at the ends
-  std::vector<int64_t> slot;    // [n + 1] nodes first visited by earlier rows; slot[n] is their number
+  std::vector<int64_t> slot;    // [n + 1] nodes first visited by earlier rows
+  int64_t visited = 0;          // nodes, slot[n]
   int64_t longest = 0;          // most nodes of a row
 
   int64_t rows() const { return static_cast<int64_t>(row.size()); }
@@ -34,8 +35,6 @@ struct PathPlan {
 
 // The plan of each tree. Throws std::runtime_error for a target or an entry of the tables that is out of range.
 std::vector<PathPlan> path_plans(const TreeBatch& batch);
-
-int64_t visited(const std::vector<PathPlan>& plans);
 
 // tree and node of each visited node, in the order of the row-sparse gradient. index [2, nnz].
 void visited_index(const std::vector<PathPlan>& plans, int64_t* index);

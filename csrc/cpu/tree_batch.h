@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "cpu/elements.h"
+#include "cpu/features.h"
 #include "cpu/leaf_order.h"
+#include "cpu/recycled_memory.h"
 
 namespace hstree::cpu {
 
@@ -61,6 +63,18 @@ template <typename... Parts>
 // Throws std::runtime_error unless each row of feature_index increases within [0, D).
 void check_feature_index(const TreeBatch& batch);
 
+// The features of each tree. The batch must outlive it.
+class FeatureSubsets {
+ public:
+  explicit FeatureSubsets(const TreeBatch& batch);
+  FeatureSubset operator[](int64_t t) const;
+
+ private:
+  const TreeBatch& batch_;
+  int64_t blocks_;               // of 16 features
+  std::vector<uint16_t> lanes_;  // [T, blocks]
+};
+
 inline TreeTable tree_table(const TreeBatch& batch, int64_t t) {
   return {batch.path_offset + t * (batch.classes + 1),
           batch.path,
@@ -94,5 +108,40 @@ A* scratch(int64_t size) {
   if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
   return buffer.data();
 }
+
+// The plan of each tree, make(table), after a check of feature_index.
+template <typename Make>
+auto plans_of_trees(const TreeBatch& batch, const Make& make) {
+  check_feature_index(batch);
+  std::vector<decltype(make(tree_table(batch, 0)))> plans(batch.trees);
+  parallel(batch.trees, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) plans[t] = make(tree_table(batch, t));
+  });
+  return plans;
+}
+
+// Weight rows that the trees visit.
+template <typename Plan>
+int64_t visited(const std::vector<Plan>& plans) {
+  int64_t total = 0;
+  for (const Plan& plan : plans) total += plan.visited;
+  return total;
+}
+
+// Uninitialised memory of a call, too much to be kept by a thread.
+template <typename A>
+class Workspace {
+ public:
+  explicit Workspace(int64_t size) : data_(size ? static_cast<A*>(acquire(size * sizeof(A))) : nullptr) {}
+  ~Workspace() {
+    if (data_) release(data_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  A* data() const { return data_; }
+
+ private:
+  A* data_;
+};
 
 }  // namespace hstree::cpu

@@ -117,28 +117,33 @@ static inline void store(Half* p, Vector<float> v) {
   __builtin_memcpy(p, &half, sizeof half);
 }
 
-// Stores what this core will not read again: past the caches where instruction set and alignment allow, so
-// that memory is not read first. `end_of_streams` makes it visible to other threads.
-template <int U, typename T, typename V>
-static inline void stream(T* p, const V* v) {
-  constexpr int64_t W = sizeof(V) / sizeof(v[0][0]);
+// Stores a vector that this core will not read again at an address aligned to its size: past the caches where
+// the instruction set allows, so that memory is not read first. `end_of_streams` makes it visible to other
+// threads.
+template <typename T>
+static inline void stream(T* p, Vector<accumulate_t<T>> v) {
 #if HSTREE_VECTOR_BYTES >= 32
-  if constexpr (sizeof(T) == 4) {
-    if (reinterpret_cast<uintptr_t>(p) % sizeof(V) == 0) {
-#pragma GCC unroll 8
-      for (int u = 0; u < U; ++u) {
+  T elements[VectorOf<accumulate_t<T>>::width];
+  store(elements, v);
 #if HSTREE_VECTOR_BYTES == 64
-        _mm512_stream_ps(p + u * W, bits_as<__m512>(v[u]));
-#else
-        _mm256_stream_ps(p + u * W, bits_as<__m256>(v[u]));
-#endif
-      }
-      return;
-    }
+  if constexpr (sizeof elements == 64) {
+    __m512i bits;
+    __builtin_memcpy(&bits, elements, sizeof bits);
+    return _mm512_stream_si512(reinterpret_cast<__m512i*>(p), bits);
   }
 #endif
-#pragma GCC unroll 8
-  for (int u = 0; u < U; ++u) store(p + u * W, v[u]);
+  if constexpr (sizeof elements == 32) {
+    __m256i bits;
+    __builtin_memcpy(&bits, elements, sizeof bits);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), bits);
+  } else if constexpr (sizeof elements == 16) {
+    __m128i bits;
+    __builtin_memcpy(&bits, elements, sizeof bits);
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p), bits);
+  }
+#else
+  store(p, v);
+#endif
 }
 static inline void end_of_streams() {
 #if HSTREE_VECTOR_BYTES >= 32
@@ -160,11 +165,23 @@ static inline void store_first(T* p, int64_t count, Vector<accumulate_t<T>> v) {
   for (int64_t i = 0; i < count; ++i) p[i] = padded[i];
 }
 
+// The first `count` lanes, as a mask of the vector.
+static inline I32 lanes_below(float, int64_t count) {
+  static constexpr int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  I32 lanes;
+  __builtin_memcpy(&lanes, lane, sizeof lanes);
+  return lanes < static_cast<int32_t>(count);
+}
+static inline I64 lanes_below(double, int64_t count) {
+  static constexpr int64_t lane[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+  I64 lanes;
+  __builtin_memcpy(&lanes, lane, sizeof lanes);
+  return lanes < count;
+}
+
 // Zeros from element count on.
 static inline Vector<float> first_lanes_of(Vector<float> v, int64_t count) {
-  I32 lane;
-  for (int i = 0; i < VectorOf<float>::width; ++i) lane[i] = i;
-  return bits_as<Vector<float>>(bits_as<U32>(v) & bits_as<U32>(lane < static_cast<int32_t>(count)));
+  return bits_as<Vector<float>>(bits_as<U32>(v) & bits_as<U32>(lanes_below(0.0f, count)));
 }
 
 #if HSTREE_VECTOR_BYTES == 64
@@ -213,12 +230,9 @@ static inline void store_first(Half* p, int64_t count, Vector<float> v) {
                            bits_as<__m256i>(rounded(Half{}, v)));
 }
 #elif HSTREE_VECTOR_BYTES == 32
-static inline __m256i first_lanes(float, int64_t count) {
-  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)),
-                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
-static inline __m256i first_lanes(double, int64_t count) {
-  return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
+template <typename A>
+static inline __m256i first_lanes(A, int64_t count) {
+  return bits_as<__m256i>(lanes_below(A{}, count));
 }
 static inline I32 load_first(const int32_t* p, int64_t count) {
   return bits_as<I32>(_mm256_maskload_epi32(p, first_lanes(0.0f, count)));
@@ -244,6 +258,32 @@ static inline I32 load_first(const int32_t* p, int64_t count) {
   return v;
 }
 #endif
+
+// One vector, or its first count elements and zeros.
+template <bool whole, typename T>
+static inline Vector<accumulate_t<T>> load_some(const T* p, int64_t count) {
+  if constexpr (whole) {
+    return load(p);
+  } else {
+    return load_first(p, count);
+  }
+}
+// Whether `stream` may store to p.
+template <typename T>
+static inline bool is_aligned(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) % (VectorOf<accumulate_t<T>>::width * sizeof(T)) == 0;
+}
+
+// Streams a row of sums to any address. May read a vector beyond them.
+template <typename T>
+static inline void stream_row(const accumulate_t<T>* sum, int64_t count, T* target) {
+  constexpr int64_t W = VectorOf<accumulate_t<T>>::width, bytes = W * sizeof(T);
+  const int64_t ahead = (bytes - reinterpret_cast<uintptr_t>(target) % bytes) % bytes / sizeof(T);
+  int64_t s = ahead < count ? ahead : count;
+  if (s > 0) store_first(target, s, load(sum));
+  for (; s + W <= count; s += W) stream(target + s, load(sum + s));
+  if (s < count) store_first(target + s, count - s, load(sum + s));
+}
 
 template <typename A>
 static inline A sum_of(Vector<A> v) {
@@ -282,6 +322,89 @@ inline double element<double>(const double* p) {
 template <typename A>
 static inline Vector<A> splat(A value) {
   return Vector<A>{} + value;
+}
+
+#if HSTREE_VECTOR_BYTES == 64
+// Calls f(column, lanes) for each 16 columns that hold some of the features begin <= s < end of a subset.
+template <typename F>
+static inline void each_feature_block(const FeatureSubset& subset, int64_t begin, int64_t end, const F& f) {
+  if (begin == end) return;
+  const int32_t first = subset.index[begin], last = subset.index[end - 1];
+  for (int32_t block = first / 16; block <= last / 16; ++block) {
+    uint32_t lanes = subset.lanes[block];
+    if (block == first / 16) lanes &= 0xffffu << first % 16;
+    if (block == last / 16) lanes &= 0xffffu >> (15 - last % 16);
+    f(16 * block, static_cast<__mmask16>(lanes));
+  }
+}
+
+template <typename T>
+requires(sizeof(T) < 8) static inline float* gather_subset(const FeatureSubset& subset, int64_t begin,
+                                                           int64_t end, const T* row, float* x) {
+  each_feature_block(subset, begin, end, [&](int32_t column, __mmask16 lanes) {
+    const __m512 some = bits_as<__m512>(load_lanes(lanes, row + column));
+    _mm512_storeu_ps(x, _mm512_maskz_compress_ps(lanes, some));
+    x += __builtin_popcount(lanes);
+  });
+  return x;
+}
+
+static inline void scatter_add_subset(const FeatureSubset& subset, int64_t begin, int64_t end, const float* x,
+                                      float* row) {
+  each_feature_block(subset, begin, end, [&](int32_t column, __mmask16 lanes) {
+    const __m512 some = _mm512_maskz_expand_ps(lanes, _mm512_loadu_ps(x));
+    const __m512 before = _mm512_maskz_loadu_ps(lanes, row + column);
+    _mm512_mask_storeu_ps(row + column, lanes, _mm512_add_ps(before, some));
+    x += __builtin_popcount(lanes);
+  });
+}
+#endif
+
+template <typename T>
+static inline accumulate_t<T>* gather_subset(const FeatureSubset& subset, int64_t begin, int64_t end,
+                                             const T* row, accumulate_t<T>* x) {
+  constexpr int64_t W = VectorOf<accumulate_t<T>>::width;
+  int64_t s = begin;
+  for (; s + W <= end; s += W, x += W) {
+    T some[W];
+    for (int64_t i = 0; i < W; ++i) some[i] = row[subset.index[s + i]];
+    store(x, load(some));
+  }
+  for (; s < end; ++s) *x++ = element(row + subset.index[s]);
+  return x;
+}
+
+template <typename A>
+static inline void scatter_add_subset(const FeatureSubset& subset, int64_t begin, int64_t end, const A* x,
+                                      A* row) {
+  for (int64_t s = begin; s < end; ++s) row[subset.index[s]] += *x++;
+}
+
+// x = the features begin <= s < end of a row of the input, followed by a vector of zeros.
+template <typename T>
+static inline void gather(const FeatureSubset& subset, int64_t begin, int64_t end, const T* row,
+                          accumulate_t<T>* x) {
+  using A = accumulate_t<T>;
+  constexpr int64_t W = VectorOf<A>::width;
+  if (subset.index) {
+    x = gather_subset(subset, begin, end, row, x);
+  } else {
+    int64_t s = begin;
+    for (; s + W <= end; s += W, x += W) store(x, load(row + s));
+    if (s < end) store(x, load_first(row + s, end - s));
+    x += end - s;
+  }
+  store(x, Vector<A>{});
+}
+
+// row[feature] += x over the features begin <= s < end. May read a vector beyond x.
+template <typename A>
+static inline void scatter_add(const FeatureSubset& subset, int64_t begin, int64_t end, const A* x, A* row) {
+  constexpr int64_t W = VectorOf<A>::width;
+  if (subset.index) return scatter_add_subset(subset, begin, end, x, row);
+  int64_t s = begin;
+  for (; s + W <= end; s += W, x += W) store(row + s, load(row + s) + load(x));
+  if (s < end) store_first(row + s, end - s, load_first(row + s, end - s) + load(x));
 }
 
 // a b + c, rounded once (float32 without the instruction: once to float64, once to float32).

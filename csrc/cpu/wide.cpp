@@ -17,15 +17,11 @@ struct WideNode {
 };
 
 // The wide nodes on the path of class y, root first.
-void read_path(const char* op, const TreeTable& table, int64_t y, std::vector<WideNode>& nodes) {
-  const int64_t begin = table.offset[y], end = table.offset[y + 1];
-  if (begin < 0 || end < begin || end > table.path_size) {
-    fail(op, ": wide_offset of class ", y, ": expected an interval within [0, ", table.path_size, "], got [",
-         begin, ", ", end, ")");
-  }
+void read_path(const char* op, const TreeTable& table, PathSpan span, int64_t y,
+               std::vector<WideNode>& nodes) {
   nodes.clear();
   int64_t total = 0;
-  for (int64_t e = begin; e < end; ++e) {
+  for (int64_t e = span.begin; e < span.end; ++e) {
     const WideNode node = {table.path[3 * e], table.path[3 * e + 1], table.path[3 * e + 2]};
     if (node.first_row < 0 || node.width < 1 || node.first_row + node.width > table.weight_rows ||
         node.child < 0 || node.child >= node.width) {
@@ -44,6 +40,7 @@ void read_path(const char* op, const TreeTable& table, int64_t y, std::vector<Wi
 WidePlan wide_plan(const char* op, const TreeTable& table, const int64_t* target, int64_t batch_rows) {
   WidePlan plan;
   plan.row = rows_in_leaf_order(op, table, target, batch_rows);
+  const std::vector<PathSpan> spans = path_spans(op, "wide_offset", table, target, plan.row);
   const int64_t rows = static_cast<int64_t>(plan.row.size());
   plan.first_child.reserve(rows + 1);
   plan.first_child.push_back(0);
@@ -51,15 +48,9 @@ WidePlan wide_plan(const char* op, const TreeTable& table, const int64_t* target
   std::vector<size_t> open;  // runs of the nodes of the row before
   int64_t before = -1;       // its class
   for (int64_t j = 0; j < rows; ++j) {
-    // The tables of V classes are read at random: what later rows need is fetched early, first the offset of
-    // a path and then the path.
-    if (j + 16 < rows) __builtin_prefetch(table.offset + target[plan.row[j + 16]]);
-    if (j + 8 < rows) {
-      const int64_t first = table.offset[target[plan.row[j + 8]]];
-      if (first >= 0 && first < table.path_size) __builtin_prefetch(table.path + 3 * first);
-    }
+    if (j + 8 < rows) __builtin_prefetch(table.path + 3 * spans[j + 8].begin);
     const int64_t y = target[plan.row[j]];
-    if (y != before) read_path(op, table, y, nodes);
+    if (y != before) read_path(op, table, spans[j], y, nodes);
     before = y;
     size_t depth = 0;
     while (depth < nodes.size() && depth < open.size() &&
@@ -87,19 +78,19 @@ WidePlan wide_plan(const char* op, const TreeTable& table, const int64_t* target
 }
 
 template <typename T>
-WideTree<T> wide_tree(const TreeBatch& batch, const WidePlan& plan, int64_t t, const T* input,
-                      const T* weight, const T* bias) {
+WideTree<T> wide_tree(const TreeBatch& batch, const WidePlan& plan, const FeatureSubsets& subsets, int64_t t,
+                      const T* input, const T* weight, const T* bias) {
   return {plan.row.data(),
           plan.first_child.data(),
           plan.child.data(),
           input,
-          batch.feature_index ? batch.feature_index + t * batch.features : nullptr,
+          subsets[t],
           batch.in_features,
           batch.features,
           weight + t * batch.weight_rows * batch.features,
           bias ? bias + t * batch.weight_rows : nullptr,
           batch.trees * batch.longest,
-          wide_stride(batch.features)};
+          workspace_stride(batch.features)};
 }
 
 const WideRun* next_of(const WidePlan& plan, size_t r) {
@@ -109,20 +100,8 @@ const WideRun* next_of(const WidePlan& plan, size_t r) {
 }  // namespace
 
 std::vector<WidePlan> wide_plans(const TreeBatch& batch) {
-  check_feature_index(batch);
-  std::vector<WidePlan> plans(batch.trees);
-  parallel(batch.trees, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      plans[t] = wide_plan(batch.op, tree_table(batch, t), batch.target, batch.rows);
-    }
-  });
-  return plans;
-}
-
-int64_t visited(const std::vector<WidePlan>& plans) {
-  int64_t total = 0;
-  for (const WidePlan& plan : plans) total += plan.visited;
-  return total;
+  return plans_of_trees(
+      batch, [&](const TreeTable& table) { return wide_plan(batch.op, table, batch.target, batch.rows); });
 }
 
 void visited_index(const std::vector<WidePlan>& plans, int64_t* index) {
@@ -142,10 +121,11 @@ void wide_forward(const TreeBatch& batch, const Forward<T>& tensors) {
   using A = accumulate_t<T>;
   const WideKernels<T>& kernels = wide_kernels<T>();
   const std::vector<WidePlan> plans = wide_plans(batch);
+  const FeatureSubsets subsets(batch);
   const int64_t grain = 1 + (1 << 20) / (batch.features + 1);  // a million products
   for (int64_t t = 0; t < batch.trees; ++t) {
     const WidePlan& plan = plans[t];
-    const WideTree<T> tree = wide_tree(batch, plan, t, tensors.input, tensors.weight, tensors.bias);
+    const WideTree<T> tree = wide_tree(batch, plan, subsets, t, tensors.input, tensors.weight, tensors.bias);
     A* score = tensors.score + t * batch.longest;
     // A thread takes the rows whose scores begin in its part.
     parallel(plan.scores, grain, [&](int64_t begin, int64_t end) {
@@ -176,12 +156,13 @@ template <typename T>
 void wide_backward(const TreeBatch& batch, const std::vector<WidePlan>& plans, const Backward<T>& tensors) {
   using A = accumulate_t<T>;
   const WideKernels<T>& kernels = wide_kernels<T>();
+  const FeatureSubsets subsets(batch);
   const int64_t threads = torch::stable::get_num_threads();
   std::fill_n(tensors.grad_input, batch.rows * batch.in_features, A{0});
   int64_t first_slot = 0;
   for (int64_t t = 0; t < batch.trees; ++t) {
     const WidePlan& plan = plans[t];
-    const WideTree<T> tree = wide_tree<T>(batch, plan, t, tensors.input, tensors.weight, nullptr);
+    const WideTree<T> tree = wide_tree<T>(batch, plan, subsets, t, tensors.input, tensors.weight, nullptr);
     const int64_t first = tensors.sparse ? first_slot : t * batch.weight_rows;
     T* grad_weight = tensors.grad_weight + first * batch.features;
     // Threads share the runs, where those are many, or the features. Nested runs stay with the outermost one.

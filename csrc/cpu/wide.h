@@ -36,8 +36,6 @@ struct WidePlan {
 // range.
 std::vector<WidePlan> wide_plans(const TreeBatch& batch);
 
-int64_t visited(const std::vector<WidePlan>& plans);
-
 // tree and weight row of each visited weight row, in the order of the row-sparse gradient. index [2, nnz].
 void visited_index(const std::vector<WidePlan>& plans, int64_t* index);
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/elements.h"
+#include "cpu/features.h"
 
 namespace hstree::cpu {
 
@@ -23,36 +24,29 @@ struct WideRun {
 // features, S features of the tree, L scores of a row.
 template <typename T>
 struct WideTree {
-  const int32_t* row;            // [n]
-  const int64_t* first_child;    // [n + 1] into child
-  const int32_t* child;          // by place, then by depth
-  const T* input;                // [N, D]
-  const int32_t* feature_index;  // [S] increasing, or null: S = D
-  int64_t in_features;           // D
-  int64_t features;              // S
-  const T* weight;               // [., S]
-  const T* bias;                 // [.] or null
-  int64_t score_stride;          // from row to row of score
-  int64_t workspace_stride;      // wide_stride(S)
+  const int32_t* row;          // [n]
+  const int64_t* first_child;  // [n + 1] into child
+  const int32_t* child;        // by place, then by depth
+  const T* input;              // [N, D]
+  FeatureSubset subset;
+  int64_t in_features;       // D
+  int64_t features;          // S
+  const T* weight;           // [., S]
+  const T* bias;             // [.] or null
+  int64_t score_stride;      // from row to row of score
+  int64_t workspace_stride;  // workspace_stride(S)
 };
 
 // A run is worked on in blocks of wide_rows rows and wide_children children.
 constexpr int64_t wide_rows = 32;
 constexpr int64_t wide_children = 64;
 
-// From row to row of a workspace: whole vectors, and not a multiple of 1024 bytes, as such rows would compete
-// for the same lines of a cache.
-inline int64_t wide_stride(int64_t features) {
-  const int64_t stride = (features + 15) / 16 * 16;
-  return stride % 128 ? stride : stride + 16;
-}
-
 // Elements of the workspaces of `scores` and `gradients`.
 inline int64_t wide_scores_scratch(int64_t features) {
-  return wide_rows * wide_stride(features);
+  return wide_rows * workspace_stride(features);
 }
 inline int64_t wide_gradients_scratch(int64_t features) {
-  return (2 * wide_rows + wide_children) * wide_stride(features) + (wide_rows + 1) * wide_children;
+  return (2 * wide_rows + wide_children) * workspace_stride(features) + (wide_rows + 1) * wide_children;
 }
 
 template <typename T>

@@ -21,64 +21,19 @@ static inline void run_tile(const Tile& tile, int64_t rows, int64_t children) {
   tile.template run<R, K>();
 }
 
-// The first `count` lanes.
-static inline I32 lanes_below(float, int64_t count) {
-  static constexpr int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  I32 lanes;
-  __builtin_memcpy(&lanes, lane, sizeof lanes);
-  return lanes < static_cast<int32_t>(count);
-}
-static inline I64 lanes_below(double, int64_t count) {
-  static constexpr int64_t lane[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-  I64 lanes;
-  __builtin_memcpy(&lanes, lane, sizeof lanes);
-  return lanes < count;
-}
-
 // The first elements, -inf in the lanes after them.
 template <typename A>
 static inline Vector<A> load_or_impossible(const A* p, int64_t count) {
   if (count >= VectorOf<A>::width) return load(p);
   return lanes_below(A{}, count) ? load_first(p, count) : splat(static_cast<A>(-__builtin_inf()));
 }
-template <typename A>
-static inline void store_some(A* p, int64_t count, Vector<A> v) {
-  if (count >= VectorOf<A>::width) {
+template <typename T>
+static inline void store_up_to(T* p, int64_t count, Vector<accumulate_t<T>> v) {
+  if (count >= VectorOf<accumulate_t<T>>::width) {
     store(p, v);
   } else {
     store_first(p, count, v);
   }
-}
-
-// The features begin <= s < end of a row and zeros up to whole vectors.
-template <typename T>
-static inline void gather(const WideTree<T>& tree, int64_t row, int64_t begin, int64_t end,
-                          accumulate_t<T>* x) {
-  constexpr int64_t W = VectorOf<accumulate_t<T>>::width;
-  const T* input = tree.input + row * tree.in_features;
-  for (int64_t s = begin; s < end; s += W, x += W) {
-    const int64_t some = end - s < W ? end - s : W;
-    if (tree.feature_index) {
-      T chosen[W] = {};
-      for (int64_t i = 0; i < some; ++i) chosen[i] = input[tree.feature_index[s + i]];
-      store(x, load(chosen));
-    } else {
-      store(x, some == W ? load(input + s) : load_first(input + s, some));
-    }
-  }
-}
-
-// out[feature] += x over the features begin <= s < end.
-template <typename T>
-static inline void scatter_add(const WideTree<T>& tree, const accumulate_t<T>* x, int64_t begin, int64_t end,
-                               accumulate_t<T>* out) {
-  using A = accumulate_t<T>;
-  constexpr int64_t W = VectorOf<A>::width;
-  int64_t s = begin;
-  if (!tree.feature_index) {
-    for (; s + W <= end; s += W, x += W) store(out + s, load(out + s) + load(x));
-  }
-  for (; s < end; ++s) out[tree.feature_index ? tree.feature_index[s] : s] += *x++;
 }
 
 // Weight rows that will be read next, fetched along with the sums over other rows' columns.
@@ -100,12 +55,6 @@ static inline Ahead<T> share(const WideTree<T>& tree, const WideRun* next, int64
   if (!next) return {nullptr, 0, 0};
   const int64_t first = c * next->width / width, last = (c + k) * next->width / width;
   return {tree.weight + (next->first_row + first) * tree.features + begin, last - first, tree.features};
-}
-
-template <bool whole, typename T>
-static inline Vector<accumulate_t<T>> load_part(const T* p, int64_t count) {
-  if constexpr (whole) return load(p);
-  return load_first(p, count);
 }
 
 // z_r[k] = dot(x_r, w_k) for R rows and K children.
@@ -130,7 +79,7 @@ struct ScoreTile {
     for (int r = 0; r < R; ++r) xs[r] = load(x + r * x_stride + s);
 #pragma GCC unroll 4
     for (int k = 0; k < K; ++k) {
-      const Vector<A> ws = load_part<whole>(w + k * features + s, features - s);
+      const Vector<A> ws = load_some<whole>(w + k * features + s, features - s);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) sum[r][k] += xs[r] * ws;
     }
@@ -177,7 +126,7 @@ static inline void log_softmax(const T* bias, int64_t width, accumulate_t<T>* z)
     Vector<A> some = load_or_impossible(z + c, width - c);
     if (bias) {
       some += width - c < W ? load_first(bias + c, width - c) : load(bias + c);
-      store_some(z + c, width - c, some);
+      store_up_to(z + c, width - c, some);
     }
     most = some > most ? some : most;
   }
@@ -186,7 +135,7 @@ static inline void log_softmax(const T* bias, int64_t width, accumulate_t<T>* z)
   for (int64_t c = 0; c < width; c += W) sum += exponential(load_or_impossible(z + c, width - c) - largest);
   const A log_sum = log_of(sum_of<A>(sum));
   for (int64_t c = 0; c < width; c += W) {
-    store_some(z + c, width - c, (load_or_impossible(z + c, width - c) - largest) - log_sum);
+    store_up_to(z + c, width - c, (load_or_impossible(z + c, width - c) - largest) - log_sum);
   }
 }
 
@@ -201,7 +150,7 @@ static void scores(const WideTree<T>& tree, const WideRun& run, const WideRun* n
     A* z[wide_rows];
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t row = tree.row[first + r];
-      gather(tree, row, 0, tree.features, x + r * stride);
+      gather(tree.subset, 0, tree.features, tree.input + row * tree.in_features, x + r * stride);
       z[r] = score + row * tree.score_stride + run.place;
     }
     for (int64_t c = 0; c < run.width; c += child_tile) {
@@ -222,44 +171,6 @@ static void scores(const WideTree<T>& tree, const WideRun& run, const WideRun* n
       log_softmax(tree.bias ? tree.bias + run.first_row : nullptr, run.width, z[r]);
     }
   }
-}
-
-// Stores a vector at an address aligned to its size, past the caches where the instruction set allows.
-template <typename T>
-static inline void stream_aligned(T* p, Vector<accumulate_t<T>> v) {
-#if HSTREE_VECTOR_BYTES >= 32
-  T elements[VectorOf<accumulate_t<T>>::width];
-  store(elements, v);
-#if HSTREE_VECTOR_BYTES == 64
-  if constexpr (sizeof elements == 64) {
-    __m512i bits;
-    __builtin_memcpy(&bits, elements, sizeof bits);
-    return _mm512_stream_si512(reinterpret_cast<__m512i*>(p), bits);
-  }
-#endif
-  if constexpr (sizeof elements == 32) {
-    __m256i bits;
-    __builtin_memcpy(&bits, elements, sizeof bits);
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), bits);
-  } else if constexpr (sizeof elements == 16) {
-    __m128i bits;
-    __builtin_memcpy(&bits, elements, sizeof bits);
-    _mm_stream_si128(reinterpret_cast<__m128i*>(p), bits);
-  }
-#else
-  store(p, v);
-#endif
-}
-
-// A finished row of a gradient, which this core will not read again. May read a vector beyond the sums.
-template <typename T>
-static inline void finish(const accumulate_t<T>* sum, int64_t count, T* target) {
-  constexpr int64_t W = VectorOf<accumulate_t<T>>::width, bytes = W * sizeof(T);
-  const int64_t ahead = (bytes - reinterpret_cast<uintptr_t>(target) % bytes) % bytes / sizeof(T);
-  int64_t s = ahead < count ? ahead : count;
-  if (s > 0) store_first(target, s, load(sum));
-  for (; s + W <= count; s += W) stream_aligned(target + s, load(sum + s));
-  if (s < count) store_first(target + s, count - s, load(sum + s));
 }
 
 // For R rows and K children and every feature: grad_x_r += sum_k z_rk w_k, and sum_r z_rk x_r is added to the
@@ -291,7 +202,7 @@ struct GradientTile {
     }
 #pragma GCC unroll 4
     for (int k = 0; k < K; ++k) {
-      const Vector<A> w = load_part<whole>(weight + k * weight_stride + s, features - s);
+      const Vector<A> w = load_some<whole>(weight + k * weight_stride + s, features - s);
       Vector<A> d = opened ? load(sum + k * stride + s) : Vector<A>{};
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
@@ -299,7 +210,7 @@ struct GradientTile {
         d += zs[r][k] * xs[r];
       }
       if (whole && target) {
-        stream_aligned(target + k * weight_stride + s, d);
+        stream(target + k * weight_stride + s, d);
       } else {
         store(sum + k * stride + s, d);
       }
@@ -352,8 +263,7 @@ static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun
   A* z = sums + wide_children * stride;
   A* bias_sum = z + wide_rows * wide_children;
   // Then so are all rows, and size is a whole number of vectors, as begin is.
-  const bool aligned =
-      tree.features % W == 0 && reinterpret_cast<uintptr_t>(grad_weight + begin) % (W * sizeof(T)) == 0;
+  const bool aligned = tree.features % W == 0 && is_aligned(grad_weight + begin);
   for (int64_t c0 = 0; c0 < run.width; c0 += wide_children) {
     const int64_t children = run.width - c0 < wide_children ? run.width - c0 : wide_children;
     for (int64_t c = 0; c < children; c += W) store(bias_sum + c, Vector<A>{});
@@ -361,7 +271,7 @@ static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun
       const int64_t rows = run.end - first < wide_rows ? run.end - first : wide_rows;
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t row = tree.row[first + r];
-        gather(tree, row, begin, end, x + r * stride);
+        gather(tree.subset, begin, end, tree.input + row * tree.in_features, x + r * stride);
         for (int64_t s = 0; s < size; s += W) store(grad_x + r * stride + s, Vector<A>{});
         score_gradient(score + row * tree.score_stride + run.place + c0, children,
                        tree.child[tree.first_child[first + r] + run.depth] - c0, grad_log_prob[row * trees],
@@ -388,22 +298,17 @@ static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun
         }
         if (aligned || first + rows < run.end) continue;
         for (int64_t k = 0; k < some; ++k) {
-          finish(sums + (c + k) * stride, size, target + k * tree.features);
+          stream_row(sums + (c + k) * stride, size, target + k * tree.features);
         }
       }
       for (int64_t r = 0; r < rows; ++r) {
-        scatter_add(tree, grad_x + r * stride, begin, end,
+        scatter_add(tree.subset, begin, end, grad_x + r * stride,
                     grad_input + tree.row[first + r] * tree.in_features);
       }
     }
     if (!grad_bias) continue;
     for (int64_t c = 0; c < children; c += W) {
-      T* out = grad_bias + grad_row + c0 + c;
-      if (children - c < W) {
-        store_first(out, children - c, load(bias_sum + c));
-      } else {
-        store(out, load(bias_sum + c));
-      }
+      store_up_to(grad_bias + grad_row + c0 + c, children - c, load(bias_sum + c));
     }
   }
   end_of_streams();

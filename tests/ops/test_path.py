@@ -35,6 +35,24 @@ class TestPath(TreeOpSuite):
         expected = torch.tensor([[1 / 4], [3 / 4 * 1 / 5], [1.0], [3 / 4 * 4 / 5]], device=device)
         torch.testing.assert_close(log_prob.exp(), expected)
 
+    def test_empty_path_beside_another(self, device: torch.device) -> None:
+        """A path without nodes begins where the next class's path begins: they are not the same."""
+        input = torch.ones(2, 1, device=device, requires_grad=True)
+        log_prob = path_log_prob(
+            input,
+            torch.full((1, 1, 1), math.log(3.0), device=device),
+            None,
+            torch.tensor([0, 1], device=device),
+            torch.tensor([[0, 0, 1]], device=device),
+            torch.tensor([0 << 1 | 1], dtype=torch.int32, device=device),
+            torch.tensor([[0, 1]], dtype=torch.int32, device=device),
+            max_depth=1,
+        )
+        torch.testing.assert_close(log_prob.exp(), torch.tensor([[1.0], [3 / 4]], device=device))
+        log_prob.sum().backward()
+        expected = torch.tensor([[0.0], [math.log(3.0) / 4]], device=device)
+        torch.testing.assert_close(input.grad, expected)
+
     def test_log_sigmoid_over_its_whole_range(self, device: torch.device) -> None:
         """One node, scores from -200 to 200: log_prob and its slope to float32 accuracy."""
         z = torch.linspace(-200, 200, 4001, device=device)[:, None].requires_grad_()

@@ -1,0 +1,21 @@
+// The features of the input that a tree reads, and the workspaces that they are gathered into.
+#pragma once
+
+#include <cstdint>
+
+namespace hstree::cpu {
+
+// S of D features.
+struct FeatureSubset {
+  const int32_t* index;   // [S] increasing within [0, D), or null: all of them, S = D
+  const uint16_t* lanes;  // [D / 16 rounded up] the same as bits, 16 features each; null if index is
+};
+
+// From row to row of a workspace: whole vectors, room for one more, as a gather may write beyond the
+// features, and not a multiple of 1024 bytes, as such rows would compete for the same lines of a cache.
+inline int64_t workspace_stride(int64_t features) {
+  const int64_t stride = (features + 31) / 16 * 16;
+  return stride % 128 ? stride : stride + 16;
+}
+
+}  // namespace hstree::cpu
