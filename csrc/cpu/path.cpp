@@ -69,9 +69,8 @@ PathPlan path_plan(const char* op, const TreeTable& table, const int64_t* target
   return plan;
 }
 
-// The trees are worked on in groups. Where they read a subset of the features, or the input needs conversion,
-// all rows of a group are gathered in leaf order first: the features of a row for every tree while the row is
-// in the cache.
+// The trees are worked on in groups. Where they read a subset of the features, all rows of a group are gathered
+// in leaf order first: the features of a row for every tree while the row is in the cache.
 template <typename T>
 class Groups {
  public:
@@ -81,7 +80,7 @@ class Groups {
       : batch_(batch),
         plans_(plans),
         subsets_(batch),
-        gathered_(batch.feature_index || sizeof(T) != sizeof(A)),
+        gathered_(batch.feature_index),
         stride_(gathered_ ? workspace_stride(batch.features) : batch.in_features),
         size_(group_size()),
         place_(gathered_ ? batch.rows * size_ : 0),
@@ -109,8 +108,10 @@ class Groups {
     });
   }
 
-  // The rows of tree t, in the group that begins with tree `first`.
-  A* gathered(int64_t first, int64_t t) const { return x_.data() + (t - first) * batch_.rows * stride_; }
+  // The rows of tree t, in the group that begins with tree `first`; null where nothing is gathered.
+  A* gathered(int64_t first, int64_t t) const {
+    return gathered_ ? x_.data() + (t - first) * batch_.rows * stride_ : nullptr;
+  }
 
  private:
   // Groups of about equal size, whose gathered rows fit near the core, or of one tree.
@@ -153,10 +154,10 @@ class Groups {
   const Workspace<A> x_;               // [trees of the group, N, stride]
 };
 
-// The rows of a tree; x: the input, or what is gathered from it.
+// The rows of a tree; x: what is gathered from the input, or null.
 template <typename T>
 PathRows<T> path_rows(const TreeBatch& batch, const PathPlan& plan, int64_t t, const T* weight, const T* bias,
-                      const accumulate_t<T>* x, bool gathered) {
+                      const T* input, const accumulate_t<T>* x) {
   return {plan.row.data(),
           plan.offset.data(),
           plan.entry.data(),
@@ -167,9 +168,9 @@ PathRows<T> path_rows(const TreeBatch& batch, const PathPlan& plan, int64_t t, c
           batch.features,
           weight + t * batch.weight_rows * batch.features,
           bias ? bias + t * batch.weight_rows : nullptr,
+          input,
           x,
-          gathered ? workspace_stride(batch.features) : batch.in_features,
-          gathered,
+          x ? workspace_stride(batch.features) : batch.in_features,
           workspace_stride(batch.features)};
 }
 
@@ -188,13 +189,6 @@ void parallel_rows(const std::vector<PathPlan>& plans, int64_t first, int64_t la
       if (from < to) f(t, from * tile_rows, std::min(to * tile_rows, plans[t].rows()));
     }
   });
-}
-
-// The input itself, where nothing is gathered.
-template <typename T>
-const accumulate_t<T>* as_sums(const T* input) {
-  if constexpr (sizeof(T) == sizeof(accumulate_t<T>)) return input;
-  return nullptr;
 }
 
 }  // namespace
@@ -225,11 +219,11 @@ void path_forward(const TreeBatch& batch, const Forward<T>& tensors) {
   groups.each(tensors.input, [&](int64_t first, int64_t last) {
     parallel_rows(plans, first, last, [&](int64_t t, int64_t begin, int64_t end) {
       const PathPlan& plan = plans[t];
-      const PathRows<T> rows = path_rows(
-          batch, plan, t, tensors.weight, tensors.bias,
-          groups.are_gathered() ? groups.gathered(first, t) : as_sums(tensors.input), groups.are_gathered());
-      path_kernels<T>().scores(rows, begin, end, tensors.log_prob + t, batch.trees,
-                               tensors.score + t * batch.longest, stride, scratch<const T*, 1>(plan.longest));
+      const PathRows<T> rows = path_rows<T>(batch, plan, t, tensors.weight, tensors.bias, tensors.input,
+                                            groups.gathered(first, t));
+      path_kernels<T>().scores(
+          rows, begin, end, tensors.log_prob + t, batch.trees, tensors.score + t * batch.longest, stride,
+          scratch<accumulate_t<T>, 0>(tile_rows * rows.sum_stride), scratch<const T*, 1>(plan.longest));
     });
   });
 }
@@ -260,9 +254,8 @@ void path_backward(const TreeBatch& batch, const std::vector<PathPlan>& plans, c
   groups.each(tensors.input, [&](int64_t first, int64_t last) {
     A* const grad_scores = scratch<A, 2>(first_entry[last] - first_entry[first]);
     const auto rows_of = [&](int64_t t) {
-      return path_rows<T>(batch, plans[t], t, tensors.weight, nullptr,
-                          groups.are_gathered() ? groups.gathered(first, t) : as_sums(tensors.input),
-                          groups.are_gathered());
+      return path_rows<T>(batch, plans[t], t, tensors.weight, nullptr, tensors.input,
+                          groups.gathered(first, t));
     };
     parallel_rows(plans, first, last, [&](int64_t t, int64_t begin, int64_t end) {
       kernels.score_gradients(rows_of(t), begin, end, tensors.grad_log_prob + t, batch.trees,

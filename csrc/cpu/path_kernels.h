@@ -24,10 +24,10 @@ struct PathRows {
   int64_t features;       // S
   const T* weight;        // [., S]
   const T* bias;          // [.] or null
-  const A* x;             // [n, x_stride] features in leaf order; or [N, x_stride], the input itself
-  int64_t x_stride;
-  bool gathered;       // which of them
-  int64_t sum_stride;  // workspace_stride(S)
+  const T* input;         // [N, S], where the tree reads all features
+  const A* x;             // [n, x_stride] its features in leaf order; null: those of input
+  int64_t x_stride;       // of x and its gradient
+  int64_t sum_stride;     // workspace_stride(S)
 };
 
 // Rows are taken in tiles of this many neighbours: weight rows that all of them visit, a prefix of their
@@ -36,7 +36,7 @@ constexpr int tile_rows = 4;
 
 // Elements of the scratch of `gradients`.
 inline int64_t gradients_scratch(int64_t longest, int64_t features) {
-  return (longest + tile_rows) * workspace_stride(features);
+  return (longest + 2 * tile_rows) * workspace_stride(features);
 }
 
 // Features of the rows of some trees, gathered in leaf order.
@@ -65,9 +65,10 @@ struct PathKernels {
 
   // For rows begin <= j < end: z_l = dot(x, weight[w_l]) + bias[w_l], w_l their weight rows,
   // log_prob[row * trees] = sum over l of log sigmoid(+-z_l), and score[row * score_stride + l] = z_l. An
-  // interval begins at a tile, so that the order of each sum does not depend on it. pointers: `longest`.
+  // interval begins at a tile, so that the order of each sum does not depend on it. scratch: tile_rows *
+  // sum_stride; pointers: `longest`.
   void (*scores)(const PathRows<T>& tree, int64_t begin, int64_t end, A* log_prob, int64_t trees, A* score,
-                 int64_t score_stride, const T** pointers);
+                 int64_t score_stride, A* scratch, const T** pointers);
 
   // grad_score (laid out like entry) = grad_log_prob[row * trees] * d log sigmoid(+-score) / d score, for the
   // rows begin <= j < end.

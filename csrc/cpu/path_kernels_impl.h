@@ -43,10 +43,24 @@ static inline int64_t common_prefix(const PathRows<T>& tree, int64_t j, int rows
   return common;
 }
 
-// The row of x or grad_x that belongs to place j.
+// The row of x, or of the input, and of its gradient that belongs to place j.
 template <typename T>
 static inline int64_t x_offset(const PathRows<T>& tree, int64_t j) {
-  return (tree.gathered ? j : tree.row[j]) * tree.x_stride;
+  return (tree.x ? j : tree.row[j]) * tree.x_stride;
+}
+
+// The features begin <= s < end of the row at place j, where they are or, of 16-bit elements, in `copy`.
+template <typename T>
+static inline const accumulate_t<T>* x_row(const PathRows<T>& tree, int64_t j, int64_t begin, int64_t end,
+                                           accumulate_t<T>* copy) {
+  const int64_t at = x_offset(tree, j) + begin;
+  if (tree.x) return tree.x + at;
+  if constexpr (sizeof(T) == sizeof(accumulate_t<T>)) {
+    return tree.input + at;
+  } else {
+    gather({nullptr, nullptr}, 0, end - begin, tree.input + at, copy);
+    return copy;
+  }
 }
 
 template <bool whole, int R, int L, typename T>
@@ -157,13 +171,13 @@ static inline void log_sigmoid_grad(const double* score, const int32_t* entry, i
 
 template <int R, typename T>
 static inline void tile_scores(const PathRows<T>& tree, int64_t j, accumulate_t<T>* score,
-                               int64_t score_stride, const T** w) {
+                               int64_t score_stride, accumulate_t<T>* scratch, const T** w) {
   using A = accumulate_t<T>;
   const int64_t size = tree.features;
   const A* x[R];
   A* z[R];
   for (int r = 0; r < R; ++r) {
-    x[r] = tree.x + x_offset(tree, j + r);
+    x[r] = x_row(tree, j + r, 0, size, scratch + r * tree.sum_stride);
     z[r] = score + tree.row[j + r] * score_stride;
   }
   const int64_t common = R > 1 ? common_prefix(tree, j, R) : 0;
@@ -181,13 +195,16 @@ static inline void tile_scores(const PathRows<T>& tree, int64_t j, accumulate_t<
 
 template <typename T>
 static void scores(const PathRows<T>& tree, int64_t begin, int64_t end, accumulate_t<T>* log_prob,
-                   int64_t trees, accumulate_t<T>* score, int64_t score_stride, const T** w) {
+                   int64_t trees, accumulate_t<T>* score, int64_t score_stride, accumulate_t<T>* scratch,
+                   const T** w) {
   constexpr int64_t block = 16 * tile_rows;  // whose scores stay in the cache
   for (int64_t first = begin; first < end; first += block) {
     const int64_t last = first + block < end ? first + block : end;
     int64_t j = first;
-    for (; j + tile_rows <= last; j += tile_rows) tile_scores<tile_rows>(tree, j, score, score_stride, w);
-    for (; j < last; ++j) tile_scores<1>(tree, j, score, score_stride, w);
+    for (; j + tile_rows <= last; j += tile_rows) {
+      tile_scores<tile_rows>(tree, j, score, score_stride, scratch, w);
+    }
+    for (; j < last; ++j) tile_scores<1>(tree, j, score, score_stride, scratch, w);
     for (j = first; j < last; ++j) {
       log_prob[tree.row[j] * trees] =
           log_sigmoid_sum(score + tree.row[j] * score_stride, tree.entry + tree.offset[j],
@@ -331,6 +348,7 @@ static inline void tile_gradients(const PathRows<T>& tree, int64_t j, int64_t be
   using A = accumulate_t<T>;
   const int64_t size = end - begin, stride = tree.sum_stride;
   A* const partial = sums + tree.longest * stride;  // of grad_x, while x may be in its place
+  A* const copy = partial + tile_rows * stride;
   // Finds the weight rows from level `first` on of the row at place i, and the targets of those that it
   // opens.
   const auto open = [&](int64_t i, int64_t first, int64_t last) {
@@ -354,9 +372,9 @@ static inline void tile_gradients(const PathRows<T>& tree, int64_t j, int64_t be
   for (int r = 0; r < R; ++r) {
     const int64_t at = x_offset(tree, j + r) + begin;
     tile.grad[r] = grad_score + tree.offset[j + r];
-    tile.x[r] = tree.x + at;
+    tile.x[r] = x_row(tree, j + r, begin, end, copy + r * stride);
     tile.grad_from[r] = add ? grad_x + at : nullptr;
-    tile.grad_to[r] = tree.gathered ? partial + r * stride : grad_x + at;
+    tile.grad_to[r] = tree.x ? partial + r * stride : grad_x + at;
   }
   if (R > 1) {
     open(j, 0, common);

@@ -117,11 +117,12 @@ static inline void store(Half* p, Vector<float> v) {
   __builtin_memcpy(p, &half, sizeof half);
 }
 
-// Stores a vector that this core will not read again at an address aligned to its size: past the caches where
-// the instruction set allows, so that memory is not read first. `end_of_streams` makes it visible to other
-// threads.
+// Stores a vector that this core will not read again at an address that `is_aligned`: past the caches where the
+// instruction set allows, so that memory is not read first, but not the half lines of 16-bit elements, which
+// would go to memory one by one. `end_of_streams` makes it visible to other threads.
 template <typename T>
 static inline void stream(T* p, Vector<accumulate_t<T>> v) {
+  if constexpr (sizeof(T) < 4) return store(p, v);
 #if HSTREE_VECTOR_BYTES >= 32
   T elements[VectorOf<accumulate_t<T>>::width];
   store(elements, v);
@@ -271,7 +272,8 @@ static inline Vector<accumulate_t<T>> load_some(const T* p, int64_t count) {
 // Whether `stream` may store to p.
 template <typename T>
 static inline bool is_aligned(const T* p) {
-  return reinterpret_cast<uintptr_t>(p) % (VectorOf<accumulate_t<T>>::width * sizeof(T)) == 0;
+  return sizeof(T) < 4 ||
+         reinterpret_cast<uintptr_t>(p) % (VectorOf<accumulate_t<T>>::width * sizeof(T)) == 0;
 }
 
 // Streams a row of sums to any address. May read a vector beyond them.
