@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hstree._checks import check_count
 from hstree.data import Streams
-from hstree.heads.checks import check_count
 from hstree.models import LanguageModel, State, detach
 
 Gradients = dict[str, Tensor]

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hstree.heads.checks import check_count, check_number
+from hstree._checks import check_count, check_number
 from hstree.ops import mark_targets
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hstree._checks import check_count, check_number
 from hstree.heads.base import ParameterGroup
-from hstree.heads.checks import check_count, check_number
 from hstree.ops import LogitFunction
 
 _ROWS_AT_A_TIME = 64

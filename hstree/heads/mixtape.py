@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hstree.heads.checks import check_count, check_order
+from hstree._checks import check_count
+from hstree.heads.checks import check_order
 from hstree.heads.flat import FlatHead, wide
 from hstree.ops import default_chunk_rows, monotone_log_prob
 

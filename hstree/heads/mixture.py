@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree.heads.checks import check_count, check_probability
+from hstree._checks import check_count, check_probability
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.functions import build_function
 

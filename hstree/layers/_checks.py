@@ -1,17 +1,8 @@
-"""Checks of arguments and inputs."""
+"""Checks of inputs."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
-
-
-def check_count(name: str, value: Any) -> int:
-    """The value as an int, if it is a whole number of at least 1; else raises ValueError."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-        raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
-    return int(value)
 
 
 def has_batch(input: Tensor, channels: int, dimensions: int) -> bool:

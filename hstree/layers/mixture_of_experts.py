@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._checks import check_count, has_batch
+from hstree._checks import check_count
+
+from ._checks import has_batch
 
 Size = int | tuple[int, ...]
 """One number for every dimension, or one for each."""

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._checks import check_count, has_batch
+from hstree._checks import check_count
+
+from ._checks import has_batch
 from .mixture_of_experts import mixture
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

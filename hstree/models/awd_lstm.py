@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree.heads.checks import check_count, check_number, check_probability
+from hstree._checks import check_count, check_number, check_probability
 
 State: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 """(h, c) of every layer, each [1, B, size of the layer]."""

@@ -77,7 +77,9 @@ def test_page_picture_and_figures(
 def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     expected = "trees: model: expected a head that is a softmax"
     assert expected in fails(capsys, "softmax", "trees")
-    assert "expected every run once, got plif twice" in fails(capsys, "plif", "plif")
+    assert "plif: expected every run and file once, got this one twice" in fails(
+        capsys, "plif", "plif"
+    )
     assert "absent: no such run folder" in fails(capsys, "absent")
     assert "no such" in fails(capsys, "plif", "--data", "nowhere")
     assert main(["analyze", "function", "plif", "--output", "plif/config.json"]) == 2

@@ -103,6 +103,8 @@ def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--word: 'zebra' is not in the vocabulary" in fails(capsys, "trees", "--word", "zebra")
     others = fails(capsys, "trees", "--against", "softmax", "others")
     assert "--against: expected the words of trees, got others in others" in others
-    assert "got trees twice" in fails(capsys, "trees", "--against", "trees")
+    assert "trees: expected every run and file once, got this one twice" in fails(
+        capsys, "trees", "--against", "trees"
+    )
     assert "absent: no such run folder" in fails(capsys, "trees", "--against", "absent")
     assert "--clusters: expected at least 1, got 0" in fails(capsys, "trees", "--clusters", "0")

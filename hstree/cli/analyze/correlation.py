@@ -7,7 +7,7 @@ import dataclasses
 import math
 from typing import Any
 
-from hstree.cli.results import add_output_argument, publish, results_folder
+from ..results import add_output_argument, publish, results_folder
 
 _DESCRIPTION = """\
 Does one figure of a model go with another? Pearson's and Spearman's correlation of two columns of a
@@ -49,7 +49,8 @@ def add_command(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from hstree.analysis import correlation, correlation_plot, correlation_table
     from hstree.analysis.correlation import FENCE
-    from hstree.cli.columns import read_columns
+
+    from ..columns import read_columns
 
     texts = {f"--label {name}": name for name in arguments.label}
     if arguments.group is not None:

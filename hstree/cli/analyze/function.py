@@ -7,7 +7,7 @@ from typing import Any
 
 from ..arguments import add_config_arguments, config_values
 from ..results import add_output_argument, publish, results_folder
-from ..runs import run_corpus
+from ..runs import run_corpus, run_names
 
 _DESCRIPTION = """\
 The increasing function f of heads that are a softmax of f(logits), such as PLIF, GSS, SigSoftmax,
@@ -41,11 +41,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
     settings = TrainConfig(**config_values(arguments))
     set_threads(settings)
-    names = arguments.directories
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"RUN: expected every run once, got {name} twice")
-    runs = {name: load_run(name, choose_device(settings.device)) for name in names}
+    names = run_names(arguments.directories)
+    device = choose_device(settings.device)
+    runs = {
+        name: load_run(path, device)
+        for name, path in zip(names, arguments.directories, strict=True)
+    }
     for name, run in runs.items():
         try:
             check_function_head(run.model)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from hstree.cli.arguments import add_config_arguments, config_values, count
-from hstree.cli.results import add_output_argument, results_folder
-from hstree.cli.runs import prompt_words, run_corpus, run_names
+from ..arguments import add_config_arguments, config_values, count
+from ..results import add_output_argument, publish, results_folder
+from ..runs import prompt_words, run_corpus, run_names
 
 if TYPE_CHECKING:
     from hstree.analysis import ContextPredictions
@@ -65,7 +65,6 @@ def _run(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from hstree.analysis import prediction_rows, prediction_tables
-    from hstree.cli.results import publish
     from hstree.training import TrainConfig, choose_device, load_run, set_threads
 
     settings = TrainConfig(**config_values(arguments))

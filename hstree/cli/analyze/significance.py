@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from hstree.cli.results import add_output_argument, publish, results_folder
+from ..results import add_output_argument, publish, results_folder
 
 _DESCRIPTION = """\
 Do models differ, or is it the seed? Unpaired two-sided t-tests between the test perplexities of the
@@ -81,7 +81,7 @@ def _of_runs(arguments: argparse.Namespace, notes: list[str]) -> dict[str, list[
 
 
 def _of_table(arguments: argparse.Namespace, notes: list[str]) -> dict[str, list[float]]:
-    from hstree.cli.columns import read_columns
+    from ..columns import read_columns
 
     if arguments.directories:
         raise ValueError(f"--table: expected this or runs, got both: {arguments.directories[0]}")

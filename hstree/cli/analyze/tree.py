@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import add_config_arguments, add_run_argument, config_values, count
 from ..results import add_output_argument, publish, results_folder
-from ..runs import run_corpus
+from ..runs import run_corpus, run_names
 
 if TYPE_CHECKING:
     from hstree.data import Vocabulary
@@ -65,22 +65,21 @@ def _run(arguments: argparse.Namespace) -> int:
 
     settings = TrainConfig(**config_values(arguments))
     set_threads(settings)
-    path, device = arguments.directory, choose_device(settings.device)
-    names = [path, *arguments.against]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"--against: expected every run once, got {name} twice")
-    runs = {name: load_run(name, device) for name in names}
+    device = choose_device(settings.device)
+    paths = [arguments.directory, *arguments.against]
+    names = run_names(paths)
+    runs = {name: load_run(path, device) for name, path in zip(names, paths, strict=True)}
+    own = names[0]
     try:
-        head = analysis.check_tree_head(runs[path].model)
+        head = analysis.check_tree_head(runs[own].model)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    vocabulary = runs[path].vocabulary
+        raise ValueError(f"{arguments.directory}: {error}") from None
+    vocabulary = runs[own].vocabulary
     for name, run in runs.items():
         if run.vocabulary != vocabulary:
-            raise ValueError(f"--against: expected the words of {path}, got others in {name}")
+            raise ValueError(f"--against: expected the words of {own}, got others in {name}")
     chosen = _chosen_words(arguments.word, head, vocabulary)
-    corpus = run_corpus(runs[path], settings.data)
+    corpus = run_corpus(runs[own], settings.data)
     folder = results_folder(arguments)
 
     frequencies, trees, words = vocabulary.frequencies, head.trees, vocabulary.words
@@ -95,7 +94,7 @@ def _run(arguments: argparse.Namespace) -> int:
         ]
         for word in chosen
     }
-    loss = analysis.tree_loss(runs[path].model, corpus.test)
+    loss = analysis.tree_loss(runs[own].model, corpus.test)
     bins = {
         name: analysis.frequency_bins(analysis.class_losses(run.model, corpus.test), frequencies)
         for name, run in runs.items()
@@ -153,7 +152,7 @@ def _run(arguments: argparse.Namespace) -> int:
     }
     levels = analysis.level_names(loss)
     rows: list[dict[str, Any]] = [
-        {"kind": "level", "run": path, "tree": t + 1, "where": name, "tokens": share, "loss": nats}
+        {"kind": "level", "run": own, "tree": t + 1, "where": name, "tokens": share, "loss": nats}
         for t in range(len(trees))
         for name, share, nats in zip(levels, loss.reached[t], loss.parts[t], strict=True)
     ]
@@ -172,7 +171,7 @@ def _run(arguments: argparse.Namespace) -> int:
         for name, found in bins.items()
         for f in found
     ]
-    publish(folder, "tree", f"The trees of {path}", tables, data, pictures, notes, rows=rows)
+    publish(folder, "tree", f"The trees of {own}", tables, data, pictures, notes, rows=rows)
     return 0
 
 

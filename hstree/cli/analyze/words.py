@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from hstree.cli.results import add_output_argument, results_folder
-from hstree.cli.runs import run_names
+from ..results import add_output_argument, publish, results_folder
+from ..runs import run_names
 
 if TYPE_CHECKING:
     from hstree.analysis import Embeddings, SimilaritySet
@@ -62,7 +62,6 @@ def _run(arguments: argparse.Namespace) -> int:
         word_similarity_rows,
         word_similarity_table,
     )
-    from hstree.cli.results import publish
 
     if not arguments.directories and not arguments.embeddings:
         raise ValueError("RUN: expected at least one run folder, or --embeddings FILE, got neither")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hstree.cli.arguments import count
-from hstree.cli.results import add_output_argument, publish, results_folder
 from hstree.layers import ACTIVATIONS, GATES
 from hstree.training.config import DEVICES
+
+from ..arguments import count
+from ..results import add_output_argument, publish, results_folder
 
 _DESCRIPTION = """\
 Singular values of dy/dx of untrained layers with Glorot uniform weights, at standard normal inputs:
