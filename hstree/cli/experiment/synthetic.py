@@ -21,8 +21,8 @@ The softmax bottleneck without a network: N contexts, each with a vector of D nu
 and M outcomes, whose parameters all contexts share, are fitted by full-batch Adam to targets from a
 Dirichlet distribution. For every head, D and alpha: the share of contexts whose most probable
 outcome is right (mode matching), and the divergence KL(P* || P), which is the cross-entropy less
-the entropy of the targets. Without flags about five minutes on two cores. Ctrl-C ends it and writes
-nothing.
+the entropy of the targets. Without flags three to four minutes on two cores. Ctrl-C ends it and
+writes nothing.
 """
 
 
