@@ -13,16 +13,6 @@ const PathKernels<T>& path_kernels() {
   return *HSTREE_BY_CAPABILITY(path_kernels, T);
 }
 
-// Throws std::runtime_error unless the nodes of a path are rows of the weight.
-void check_path(const char* op, const TreeTable& table, PathSpan span) {
-  for (int64_t e = span.begin; e < span.end; ++e) {
-    const int32_t node = table.path[e] >> 1;
-    if (node < 0 || node >= table.weight_rows) {
-      fail(op, ": path[", e, "]: expected a node in [0, ", table.weight_rows, "), got ", node);
-    }
-  }
-}
-
 PathPlan path_plan(const char* op, const TreeTable& table, const int64_t* target, int64_t batch_rows) {
   PathPlan plan;
   plan.row = rows_in_leaf_order(op, table, target, batch_rows);
@@ -41,29 +31,15 @@ PathPlan path_plan(const char* op, const TreeTable& table, const int64_t* target
     plan.offset[j + 1] = plan.offset[j] + length;
   }
   plan.entry.resize(plan.offset[n]);
+  const int64_t invalid =
+      path_kernels<float>().copy_paths({table.path, spans.data(), n, table.weight_rows, plan.offset.data(),
+                                        plan.entry.data(), plan.shared.data()});
+  if (invalid >= 0) {
+    fail(op, ": path[", invalid, "]: expected a node in [0, ", table.weight_rows, "), got ",
+         table.path[invalid] >> 1);
+  }
   for (int64_t j = 0; j < n; ++j) {
-    // The paths of V classes are read at random, so fetched early.
-    if (j + 16 < n) {
-      __builtin_prefetch(table.path + spans[j + 16].begin);
-      __builtin_prefetch(table.path + spans[j + 16].end);
-    }
-    const int64_t length = plan.offset[j + 1] - plan.offset[j];
-    const int32_t* path = table.path + spans[j].begin;
-    int32_t* now = plan.entry.data() + plan.offset[j];
-    for (int64_t l = 0; l < length; ++l) now[l] = path[l];
-    int64_t shared = 0;
-    if (j > 0 && spans[j].begin == spans[j - 1].begin && spans[j].end == spans[j - 1].end) {
-      shared = length;
-    } else {
-      check_path(op, table, spans[j]);
-      if (j > 0) {
-        const int32_t* last = plan.entry.data() + plan.offset[j - 1];
-        const int64_t most = std::min(length, plan.offset[j] - plan.offset[j - 1]);
-        while (shared < most && (now[shared] >> 1) == (last[shared] >> 1)) ++shared;
-      }
-    }
-    plan.shared[j] = static_cast<int32_t>(shared);
-    plan.slot[j + 1] = plan.slot[j] + length - shared;
+    plan.slot[j + 1] = plan.slot[j] + plan.offset[j + 1] - plan.offset[j] - plan.shared[j];
   }
   plan.visited = plan.slot[n];
   return plan;

@@ -6,6 +6,7 @@
 
 #include "cpu/elements.h"
 #include "cpu/features.h"
+#include "cpu/leaf_order.h"
 
 namespace hstree::cpu {
 
@@ -39,6 +40,17 @@ inline int64_t gradients_scratch(int64_t longest, int64_t features) {
   return (longest + 2 * tile_rows) * workspace_stride(features);
 }
 
+// Where the paths of a tree's rows are copied to (PathPlan's arrays).
+struct PathCopies {
+  const int32_t* path;
+  const PathSpan* span;  // [rows] of each in path
+  int64_t rows;
+  int64_t weight_rows;
+  const int64_t* offset;  // [rows + 1]
+  int32_t* entry;         // [offset[rows]]
+  int32_t* shared;        // [rows + 1]
+};
+
 // Features of the rows of some trees, gathered in leaf order.
 template <typename A>
 struct GatheredRows {
@@ -55,6 +67,10 @@ struct GatheredRows {
 template <typename T>
 struct PathKernels {
   using A = accumulate_t<T>;
+
+  // Copies the paths and counts the leading nodes that each row shares with the one before it. Returns the
+  // place in `path` of a node that is not a weight row, or -1.
+  int64_t (*copy_paths)(const PathCopies& copies);
 
   // x = the features of the rows begin <= i < end of the input [N, D].
   void (*gather)(const GatheredRows<A>& gathered, int64_t begin, int64_t end, const T* input);

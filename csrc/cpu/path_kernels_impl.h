@@ -4,17 +4,138 @@
 namespace hstree::cpu {
 namespace HSTREE_CAPABILITY {
 
+static int64_t copy_paths(const PathCopies& copies) {
+  constexpr int64_t W = VectorOf<float>::width, ahead = 16;
+  const uint32_t limit = static_cast<uint32_t>(copies.weight_rows);
+  int64_t last_count = 0;
+  for (int64_t j = 0; j < copies.rows; ++j) {
+    if (j + ahead < copies.rows) {  // paths lie anywhere in the table
+      __builtin_prefetch(copies.path + copies.span[j + ahead].begin);
+      __builtin_prefetch(copies.path + copies.span[j + ahead].end);
+    }
+    const int32_t* const from = copies.path + copies.span[j].begin;
+    int32_t* const to = copies.entry + copies.offset[j];
+    const int32_t* const last = copies.path + copies.span[j ? j - 1 : 0].begin;
+    const int64_t count = copies.offset[j + 1] - copies.offset[j];
+    int64_t shared = count < last_count ? count : last_count;
+    for (int64_t l = 0; l < count; l += W) {
+      const int64_t some = count - l < W ? count - l : W;
+      const I32 now = load_first(from + l, some);
+      store_first(to + l, some, now);
+      const int64_t invalid = first_lane(bits_as<U32>(now) >> 1 >= limit);
+      if (invalid < some) return copies.span[j].begin + l + invalid;
+      if (shared <= l) continue;
+      const int64_t compared = shared - l < W ? shared - l : W;
+      const I32 before = load_first(last + l, compared);
+      const int64_t differs = first_lane(bits_as<U32>(now ^ before) >> 1 != 0);
+      if (differs < compared) shared = l + differs;
+    }
+    copies.shared[j] = static_cast<int32_t>(shared);
+    last_count = count;
+  }
+  return -1;
+}
+
+// The features of row i, which is not ignored, for tree t.
+template <typename A>
+static inline A* gathered_row(const GatheredRows<A>& gathered, int64_t i, int64_t t) {
+  return gathered.x + (t * gathered.rows + gathered.place[i * gathered.trees + t]) * gathered.stride;
+}
+
+template <typename A>
+static inline bool is_ignored(const GatheredRows<A>& gathered, int64_t i) {
+  return gathered.place[i * gathered.trees] < 0;
+}
+
+// Asks for all that will be gathered or scattered a few rows later.
+template <typename A>
+__attribute__((always_inline)) static inline void prefetch_gathered(const GatheredRows<A>& gathered,
+                                                                    int64_t i, int64_t end) {
+  i += 4;
+  if (i >= end || is_ignored(gathered, i)) return;
+  for (int64_t t = 0; t < gathered.trees; ++t) prefetch_row(gathered_row(gathered, i, t), gathered.features);
+}
+
+template <typename T>
+static inline void gather_row(const GatheredRows<accumulate_t<T>>& gathered, int64_t i, const T* row) {
+  for (int64_t t = 0; t < gathered.trees; ++t) {
+    gather(gathered.subset[t], 0, gathered.features, row, gathered_row(gathered, i, t));
+  }
+}
+
+template <typename A>
+static inline void scatter_row(const GatheredRows<A>& gathered, int64_t i, A* row) {
+  for (int64_t t = 0; t < gathered.trees; ++t) {
+    scatter_add(gathered.subset[t], 0, gathered.features, gathered_row(gathered, i, t), row);
+  }
+}
+
+#if HSTREE_VECTOR_BYTES == 64
+// The same for K trees from `first` on, 16 columns after another.
+template <int K, typename T>
+static inline void gather_trees(const GatheredRows<float>& gathered, int64_t i, int64_t first, const T* row) {
+  const FeatureSubset* const subset = gathered.subset + first;
+  float* x[K];
+#pragma GCC unroll 4
+  for (int k = 0; k < K; ++k) x[k] = gathered_row(gathered, i, first + k);
+  for (int64_t c = 0; c < gathered.in_features; c += 16) {
+    const int64_t left = gathered.in_features - c;
+    const __m512 some = bits_as<__m512>(left < 16 ? load_first(row + c, left) : load(row + c));
+#pragma GCC unroll 4
+    for (int k = 0; k < K; ++k) {
+      const uint16_t lanes = subset[k].lanes[c / 16];
+      _mm512_storeu_ps(x[k], _mm512_maskz_compress_ps(lanes, some));
+      x[k] += __builtin_popcount(lanes);
+    }
+  }
+}
+
+template <int K>
+static inline void scatter_trees(const GatheredRows<float>& gathered, int64_t i, int64_t first, float* row) {
+  const FeatureSubset* const subset = gathered.subset + first;
+  const float* x[K];
+#pragma GCC unroll 4
+  for (int k = 0; k < K; ++k) x[k] = gathered_row(gathered, i, first + k);
+  for (int64_t c = 0; c < gathered.in_features; c += 16) {
+    const int64_t left = gathered.in_features - c;
+    Vector<float> sum = left < 16 ? load_first(row + c, left) : load(row + c);
+#pragma GCC unroll 4
+    for (int k = 0; k < K; ++k) {
+      const uint16_t lanes = subset[k].lanes[c / 16];
+      sum += bits_as<Vector<float>>(_mm512_maskz_expand_ps(lanes, _mm512_loadu_ps(x[k])));
+      x[k] += __builtin_popcount(lanes);
+    }
+    if (left < 16) {
+      store_first(row + c, left, sum);
+    } else {
+      store(row + c, sum);
+    }
+  }
+}
+
+template <typename T>
+requires(sizeof(T) < 8) static inline void gather_row(const GatheredRows<float>& gathered, int64_t i,
+                                                      const T* row) {
+  int64_t t = 0;
+  for (; t + 4 <= gathered.trees; t += 4) gather_trees<4>(gathered, i, t, row);
+  if (t + 2 <= gathered.trees) gather_trees<2>(gathered, i, t, row), t += 2;
+  if (t < gathered.trees) gather_trees<1>(gathered, i, t, row);
+}
+
+static inline void scatter_row(const GatheredRows<float>& gathered, int64_t i, float* row) {
+  int64_t t = 0;
+  for (; t + 4 <= gathered.trees; t += 4) scatter_trees<4>(gathered, i, t, row);
+  if (t + 2 <= gathered.trees) scatter_trees<2>(gathered, i, t, row), t += 2;
+  if (t < gathered.trees) scatter_trees<1>(gathered, i, t, row);
+}
+#endif
+
 template <typename T>
 static void gather_rows(const GatheredRows<accumulate_t<T>>& gathered, int64_t begin, int64_t end,
                         const T* input) {
   for (int64_t i = begin; i < end; ++i) {
-    const T* const row = input + i * gathered.in_features;
-    for (int64_t t = 0; t < gathered.trees; ++t) {
-      const int64_t place = gathered.place[i * gathered.trees + t];
-      if (place < 0) continue;
-      gather(gathered.subset[t], 0, gathered.features, row,
-             gathered.x + (t * gathered.rows + place) * gathered.stride);
-    }
+    prefetch_gathered(gathered, i, end);
+    if (!is_ignored(gathered, i)) gather_row(gathered, i, input + i * gathered.in_features);
   }
 }
 
@@ -22,16 +143,12 @@ template <typename A>
 static void scatter_rows(const GatheredRows<A>& gathered, int64_t begin, int64_t end, bool add,
                          A* grad_input) {
   for (int64_t i = begin; i < end; ++i) {
+    prefetch_gathered(gathered, i, end);
     A* const row = grad_input + i * gathered.in_features;
     if (!add) {
       for (int64_t s = 0; s < gathered.in_features; ++s) row[s] = 0;
     }
-    for (int64_t t = 0; t < gathered.trees; ++t) {
-      const int64_t place = gathered.place[i * gathered.trees + t];
-      if (place < 0) continue;
-      scatter_add(gathered.subset[t], 0, gathered.features,
-                  gathered.x + (t * gathered.rows + place) * gathered.stride, row);
-    }
+    if (!is_ignored(gathered, i)) scatter_row(gathered, i, row);
   }
 }
 
@@ -41,6 +158,18 @@ static inline int64_t common_prefix(const PathRows<T>& tree, int64_t j, int rows
   int64_t common = tree.offset[j + 1] - tree.offset[j];
   for (int r = 1; r < rows; ++r) common = tree.shared[j + r] < common ? tree.shared[j + r] : common;
   return common;
+}
+
+// Asks for the features begin <= s < end of the weight rows that the row two tiles after place j is the first
+// to visit, unless they are long: those the hardware fetches well enough.
+template <typename T>
+__attribute__((always_inline)) static inline void prefetch_weights(const PathRows<T>& tree, int64_t j,
+                                                                   int64_t begin, int64_t end) {
+  j += 2 * tile_rows;
+  if (j >= tree.rows || tree.features * static_cast<int64_t>(sizeof(T)) > 1024) return;
+  for (int64_t e = tree.offset[j] + tree.shared[j]; e < tree.offset[j + 1]; ++e) {
+    prefetch_row(tree.weight + (tree.entry[e] >> 1) * tree.features + begin, end - begin);
+  }
 }
 
 // The row of x, or of the input, and of its gradient that belongs to place j.
@@ -182,6 +311,7 @@ static inline void tile_scores(const PathRows<T>& tree, int64_t j, accumulate_t<
   }
   const int64_t common = R > 1 ? common_prefix(tree, j, R) : 0;
   for (int r = 0; r < R; ++r) {
+    prefetch_weights(tree, j + r, 0, size);
     const int32_t* entry = tree.entry + tree.offset[j + r];
     const int64_t count = tree.offset[j + r + 1] - tree.offset[j + r];
     for (int64_t l = r ? common : 0; l < count; ++l) w[l] = tree.weight + (entry[l] >> 1) * size;
@@ -383,6 +513,7 @@ static inline void tile_gradients(const PathRows<T>& tree, int64_t j, int64_t be
   }
   for (int r = 0; r < R; ++r) {
     const int64_t i = j + r, count = tree.offset[i + 1] - tree.offset[i];
+    prefetch_weights(tree, i, begin, end);
     open(i, common, count);
     const GradientTile<T, 1> row = {tree.shared[i],
                                     tree.shared[i + 1],
@@ -417,21 +548,30 @@ static void gradients(const PathRows<T>& tree, int64_t begin, int64_t end, const
 template <typename T>
 static void bias_gradients(const PathRows<T>& tree, const accumulate_t<T>* grad_score, T* grad_bias,
                            bool sparse, accumulate_t<T>* sums, T** target) {
+  using A = accumulate_t<T>;
+  constexpr int64_t W = VectorOf<A>::width;
   for (int64_t j = 0; j < tree.rows; ++j) {
+    const A* const grad = grad_score + tree.offset[j];
+    const int32_t* const entry = tree.entry + tree.offset[j];
     const int64_t opened = tree.shared[j], stay = tree.shared[j + 1];
-    for (int64_t e = tree.offset[j], l = 0; e < tree.offset[j + 1]; ++e, ++l) {
-      sums[l] = l < opened ? sums[l] + grad_score[e] : grad_score[e];
-      if (l >= opened) target[l] = grad_bias + (sparse ? tree.slot[j] + l - opened : tree.entry[e] >> 1);
-      if (l >= stay) store_first(target[l], 1, Vector<accumulate_t<T>>{sums[l]});
+    const int64_t count = tree.offset[j + 1] - tree.offset[j];
+    for (int64_t l = 0; l < count; l += W) {
+      const int64_t some = count - l < W ? count - l : W;
+      const int64_t before = opened < l ? 0 : opened - l < W ? opened - l : W;
+      store(sums + l, load_first(grad + l, some) + load_first(sums + l, before));
     }
+    for (int64_t l = opened; l < count; ++l) {
+      target[l] = grad_bias + (sparse ? tree.slot[j] + l - opened : entry[l] >> 1);
+    }
+    for (int64_t l = stay; l < count; ++l) store_first(target[l], 1, splat(sums[l]));
   }
 }
 
 template <typename T>
 static const PathKernels<T>* table() {
-  static constexpr PathKernels<T> kernels = {gather_rows<T>, scatter_rows<accumulate_t<T>>,
-                                             scores<T>,      score_gradients<T>,
-                                             gradients<T>,   bias_gradients<T>};
+  static constexpr PathKernels<T> kernels = {
+      copy_paths,   gather_rows<T>,   scatter_rows<accumulate_t<T>>, scores<T>, score_gradients<T>,
+      gradients<T>, bias_gradients<T>};
   return &kernels;
 }
 

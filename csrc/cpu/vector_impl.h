@@ -180,6 +180,31 @@ static inline I64 lanes_below(double, int64_t count) {
   return lanes < count;
 }
 
+// The first lane that is set, or the width if none is.
+static inline int64_t first_lane(I32 lanes) {
+  constexpr int64_t W = VectorOf<float>::width;
+#if HSTREE_VECTOR_BYTES == 64
+  const uint32_t set = _mm512_test_epi32_mask(bits_as<__m512i>(lanes), bits_as<__m512i>(lanes));
+  return set ? __builtin_ctz(set) : W;
+#elif HSTREE_VECTOR_BYTES == 32
+  const int set = _mm256_movemask_ps(bits_as<__m256>(lanes));
+  return set ? __builtin_ctz(set) : W;
+#else
+  int64_t lane = 0;
+  while (lane < W && !lanes[lane]) ++lane;
+  return lane;
+#endif
+}
+
+// Asks for a row that will be read soon: its first lines, after which the hardware goes on by itself.
+// Inlined by force, as a compiler may take a function that only asks for one without effect.
+template <typename T>
+__attribute__((always_inline)) static inline void prefetch_row(const T* row, int64_t count) {
+  constexpr int64_t most = 256 / sizeof(T);
+  const T* const end = row + (count < most ? count : most);
+  for (; row < end; row += 64 / sizeof(T)) __builtin_prefetch(row, 0, 2);
+}
+
 // Zeros from element count on.
 static inline Vector<float> first_lanes_of(Vector<float> v, int64_t count) {
   return bits_as<Vector<float>>(bits_as<U32>(v) & bits_as<U32>(lanes_below(0.0f, count)));
@@ -209,6 +234,9 @@ static inline Vector<float> load_first(const float* p, int64_t count) {
 }
 static inline Vector<double> load_first(const double* p, int64_t count) {
   return bits_as<Vector<double>>(_mm512_maskz_loadu_pd(static_cast<__mmask8>((1u << count) - 1), p));
+}
+static inline void store_first(int32_t* p, int64_t count, I32 v) {
+  _mm512_mask_storeu_epi32(p, static_cast<__mmask16>((1u << count) - 1), bits_as<__m512i>(v));
 }
 static inline void store_first(float* p, int64_t count, Vector<float> v) {
   _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), bits_as<__m512>(v));
@@ -244,6 +272,9 @@ static inline Vector<float> load_first(const float* p, int64_t count) {
 static inline Vector<double> load_first(const double* p, int64_t count) {
   return bits_as<Vector<double>>(_mm256_maskload_pd(p, first_lanes(0.0, count)));
 }
+static inline void store_first(int32_t* p, int64_t count, I32 v) {
+  _mm256_maskstore_epi32(p, first_lanes(0.0f, count), bits_as<__m256i>(v));
+}
 static inline void store_first(float* p, int64_t count, Vector<float> v) {
   _mm256_maskstore_ps(p, first_lanes(0.0f, count), bits_as<__m256>(v));
 }
@@ -257,6 +288,9 @@ static inline I32 load_first(const int32_t* p, int64_t count) {
   I32 v;
   __builtin_memcpy(&v, padded, sizeof v);
   return v;
+}
+static inline void store_first(int32_t* p, int64_t count, I32 v) {
+  for (int64_t i = 0; i < count; ++i) p[i] = v[i];
 }
 #endif
 

@@ -7,8 +7,8 @@
 namespace hstree {
 namespace {
 
-// The values [rows, features] of a row-sparse gradient, in memory that was a gradient before.
-Tensor row_values(const Tensor& like, int64_t rows, int64_t features, Dtype dtype, int64_t element_bytes) {
+// A gradient [rows, features], uninitialised, in memory that was a gradient before.
+Tensor gradient(const Tensor& like, int64_t rows, int64_t features, Dtype dtype, int64_t element_bytes) {
   const int64_t bytes = rows * features * element_bytes;
   if (bytes < cpu::smallest_recycled) return empty(like, {rows, features}, dtype);
   return torch::stable::from_blob(cpu::acquire(bytes), {rows, features}, {features, 1}, like.device(), dtype,
@@ -146,7 +146,8 @@ SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_pr
                                bool sparse) {
   const Dtype dtype = a.input.scalar_type();
   const cpu::TreeBatch batch = tree_batch(a);
-  Tensor grad_input = empty(a.input, {a.rows(), a.in_features()}, accumulate_dtype(a.input));
+  Tensor grad_input = gradient(a.input, a.rows(), a.in_features(), accumulate_dtype(a.input),
+                               a.type == ScalarType::float64 ? sizeof(double) : sizeof(float));
   Tensor index = empty(a.input, {2, 0}, Dtype::Long), grad_weight, grad_bias;
   dispatch(a.type, [&](auto element) {
     using T = decltype(element);
@@ -157,7 +158,7 @@ SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_pr
         const int64_t nnz = cpu::visited(plans);
         index = empty(a.input, {2, nnz}, Dtype::Long);
         cpu::visited_index(plans, data<int64_t>(index));
-        grad_weight = row_values(a.weight, nnz, a.features(), dtype, sizeof(T));
+        grad_weight = gradient(a.weight, nnz, a.features(), dtype, sizeof(T));
         grad_bias = empty(a.weight, {nnz}, dtype);
       } else {
         grad_weight = zeros(a.weight, {a.trees(), a.weight_rows(), a.features()}, dtype);

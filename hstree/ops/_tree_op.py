@@ -9,6 +9,7 @@ pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -47,7 +48,8 @@ class TreeOp:
         if torch.is_autocast_enabled(input.device.type) and input.is_floating_point():
             input = input.to(weight.dtype)
         if sparse and torch.is_grad_enabled():
-            sparse_log_prob: Tensor = _with_sparse_gradient(self, input, weight, *rest)
+            apply = _apply_sparse_uncompiled if torch.compiler.is_compiling() else _apply_sparse
+            sparse_log_prob: Tensor = apply(self, input, weight, *rest)
             return sparse_log_prob
         log_prob: Tensor = self.forward(input, weight, *rest)[0]
         return log_prob
@@ -77,10 +79,16 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     ctx.save_for_backward(input, weight, *(t for t in tables if t is not None), score)
 
 
+def _without_autograd() -> AbstractContextManager[Any]:
+    """Where no graph is recorded: spares the op's autograd kernel, a pass through Python."""
+    return nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd()
+
+
 class _SparseGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: TreeOp, *inputs: Any) -> Tensor:
-        output = op.forward(*inputs)
+        with _without_autograd():
+            output = op.forward(*inputs)
         ctx.op = op
         ctx.has_bias = inputs[2] is not None
         *tables, _longest = inputs[3:]
@@ -91,9 +99,10 @@ class _SparseGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_log_prob: Tensor) -> Any:
         input, weight, *tables, score = ctx.saved_tensors
-        grad_input, index, rows, bias_rows = ctx.op.backward_sparse(
-            grad_log_prob, input, weight, *_with_none(tables), score
-        )
+        with _without_autograd():
+            grad_input, index, rows, bias_rows = ctx.op.backward_sparse(
+                grad_log_prob, input, weight, *_with_none(tables), score
+            )
         trees, weight_rows, _features = weight.shape
         grad_weight = torch.sparse_coo_tensor(index, rows, weight.shape, check_invariants=False)
         grad_bias = torch.sparse_coo_tensor(
@@ -107,7 +116,7 @@ def _apply_sparse(op: TreeOp, *inputs: Any) -> Tensor:
     return log_prob
 
 
-_with_sparse_gradient: Operator = torch.compiler.disable(  # type: ignore[no-untyped-call]
+_apply_sparse_uncompiled: Operator = torch.compiler.disable(  # type: ignore[no-untyped-call]
     _apply_sparse, reason="torch.compile has no sparse gradients; pass sparse=False"
 )
 
