@@ -36,6 +36,8 @@ static int64_t copy_paths(const PathCopies& copies) {
   return -1;
 }
 
+constexpr int64_t ahead = 5;  // rows, from where memory is asked for to where it is used
+
 // The features of row i, which is not ignored, for tree t.
 template <typename A>
 static inline A* gathered_row(const GatheredRows<A>& gathered, int64_t i, int64_t t) {
@@ -51,7 +53,7 @@ static inline bool is_ignored(const GatheredRows<A>& gathered, int64_t i) {
 template <typename A>
 __attribute__((always_inline)) static inline void prefetch_gathered(const GatheredRows<A>& gathered,
                                                                     int64_t i, int64_t end) {
-  i += 4;
+  i += ahead;
   if (i >= end || is_ignored(gathered, i)) return;
   for (int64_t t = 0; t < gathered.trees; ++t) prefetch_row(gathered_row(gathered, i, t), gathered.features);
 }
@@ -160,22 +162,27 @@ static inline int64_t common_prefix(const PathRows<T>& tree, int64_t j, int rows
   return common;
 }
 
-// Asks for the features begin <= s < end of the weight rows that the row two tiles after place j is the first
-// to visit, unless they are long: those the hardware fetches well enough.
+// The row of x, or of the input, and of its gradient that belongs to place j.
+template <typename T>
+static inline int64_t x_offset(const PathRows<T>& tree, int64_t j) {
+  return (tree.x ? j : tree.row[j]) * tree.x_stride;
+}
+
+// Asks for the features begin <= s < end of the weight rows that the row at place j is the first to visit,
+// unless they are long: those the hardware fetches well enough.
 template <typename T>
 __attribute__((always_inline)) static inline void prefetch_weights(const PathRows<T>& tree, int64_t j,
                                                                    int64_t begin, int64_t end) {
-  j += 2 * tile_rows;
   if (j >= tree.rows || tree.features * static_cast<int64_t>(sizeof(T)) > 1024) return;
   for (int64_t e = tree.offset[j] + tree.shared[j]; e < tree.offset[j + 1]; ++e) {
     prefetch_row(tree.weight + (tree.entry[e] >> 1) * tree.features + begin, end - begin);
   }
 }
 
-// The row of x, or of the input, and of its gradient that belongs to place j.
+// Asks for the row at place j, unless it was gathered.
 template <typename T>
-static inline int64_t x_offset(const PathRows<T>& tree, int64_t j) {
-  return (tree.x ? j : tree.row[j]) * tree.x_stride;
+__attribute__((always_inline)) static inline void prefetch_input(const PathRows<T>& tree, int64_t j) {
+  if (j < tree.rows && !tree.x) prefetch_row(tree.input + x_offset(tree, j), tree.features);
 }
 
 // The features begin <= s < end of the row at place j, where they are or, of 16-bit elements, in `copy`.
@@ -311,7 +318,8 @@ static inline void tile_scores(const PathRows<T>& tree, int64_t j, accumulate_t<
   }
   const int64_t common = R > 1 ? common_prefix(tree, j, R) : 0;
   for (int r = 0; r < R; ++r) {
-    prefetch_weights(tree, j + r, 0, size);
+    prefetch_input(tree, j + r + ahead);
+    prefetch_weights(tree, j + r + ahead, 0, size);
     const int32_t* entry = tree.entry + tree.offset[j + r];
     const int64_t count = tree.offset[j + r + 1] - tree.offset[j + r];
     for (int64_t l = r ? common : 0; l < count; ++l) w[l] = tree.weight + (entry[l] >> 1) * size;
@@ -513,7 +521,7 @@ static inline void tile_gradients(const PathRows<T>& tree, int64_t j, int64_t be
   }
   for (int r = 0; r < R; ++r) {
     const int64_t i = j + r, count = tree.offset[i + 1] - tree.offset[i];
-    prefetch_weights(tree, i, begin, end);
+    prefetch_weights(tree, i + ahead, begin, end);
     open(i, common, count);
     const GradientTile<T, 1> row = {tree.shared[i],
                                     tree.shared[i + 1],

@@ -200,9 +200,9 @@ static inline int64_t first_lane(I32 lanes) {
 // Inlined by force, as a compiler may take a function that only asks for one without effect.
 template <typename T>
 __attribute__((always_inline)) static inline void prefetch_row(const T* row, int64_t count) {
-  constexpr int64_t most = 256 / sizeof(T);
+  constexpr int64_t most = 512 / sizeof(T);
   const T* const end = row + (count < most ? count : most);
-  for (; row < end; row += 64 / sizeof(T)) __builtin_prefetch(row, 0, 2);
+  for (; row < end; row += 64 / sizeof(T)) __builtin_prefetch(row);
 }
 
 // Zeros from element count on.
