@@ -94,7 +94,7 @@ class Groups {
   int64_t group_size() const {
     if (!gathered_) return 1;
     const int64_t bytes = 1 + batch_.rows * stride_ * static_cast<int64_t>(sizeof(A));
-    const int64_t most = std::max<int64_t>(1, std::min((int64_t{3} << 20) / bytes, batch_.trees));
+    const int64_t most = std::max<int64_t>(1, std::min((int64_t{5} << 20) / bytes, batch_.trees));
     const int64_t groups = (batch_.trees + most - 1) / most;
     return groups ? (batch_.trees + groups - 1) / groups : 1;
   }
