@@ -168,12 +168,12 @@ static inline int64_t x_offset(const PathRows<T>& tree, int64_t j) {
   return (tree.x ? j : tree.row[j]) * tree.x_stride;
 }
 
-// Asks for the features begin <= s < end of the weight rows that the row at place j is the first to visit,
-// unless they are long: those the hardware fetches well enough.
+// Asks for the features begin <= s < end of the weight rows that the row at place j is the first to visit, in
+// trees that read a subset: it does not pay for one tree over all features.
 template <typename T>
 __attribute__((always_inline)) static inline void prefetch_weights(const PathRows<T>& tree, int64_t j,
                                                                    int64_t begin, int64_t end) {
-  if (j >= tree.rows || tree.features * static_cast<int64_t>(sizeof(T)) > 1024) return;
+  if (j >= tree.rows || !tree.x) return;
   for (int64_t e = tree.offset[j] + tree.shared[j]; e < tree.offset[j + 1]; ++e) {
     prefetch_row(tree.weight + (tree.entry[e] >> 1) * tree.features + begin, end - begin);
   }
