@@ -120,14 +120,20 @@ requires(sizeof(T) < 8) static inline void gather_row(const GatheredRows<float>&
                                                       const T* row) {
   int64_t t = 0;
   for (; t + 4 <= gathered.trees; t += 4) gather_trees<4>(gathered, i, t, row);
-  if (t + 2 <= gathered.trees) gather_trees<2>(gathered, i, t, row), t += 2;
+  if (t + 2 <= gathered.trees) {
+    gather_trees<2>(gathered, i, t, row);
+    t += 2;
+  }
   if (t < gathered.trees) gather_trees<1>(gathered, i, t, row);
 }
 
 static inline void scatter_row(const GatheredRows<float>& gathered, int64_t i, float* row) {
   int64_t t = 0;
   for (; t + 4 <= gathered.trees; t += 4) scatter_trees<4>(gathered, i, t, row);
-  if (t + 2 <= gathered.trees) scatter_trees<2>(gathered, i, t, row), t += 2;
+  if (t + 2 <= gathered.trees) {
+    scatter_trees<2>(gathered, i, t, row);
+    t += 2;
+  }
   if (t < gathered.trees) scatter_trees<1>(gathered, i, t, row);
 }
 #endif
