@@ -45,6 +45,7 @@ CASES = (
     Case("no subset, no bias, one tree", trees=1, bias=False),
     Case("blocks of vectors, one vector and a rest", rows=9, trees=1, in_features=83),
     Case("threads share the features", rows=70, trees=1, in_features=219, subset=170),
+    Case("seven trees gathered at once", trees=7, in_features=83, subset=41),
     Case("one feature", in_features=1),
     Case("no features", in_features=0),
     Case("one class", classes=1),

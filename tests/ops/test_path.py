@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import reduce
 from typing import ClassVar
 
+import pytest
 import torch
 
 from hstree.ops import path_log_prob
-from ops.cases import PATH
+from ops.cases import PATH, Batch, Case
 from ops.tree_op_suite import USUAL, TreeOpSuite
+
+SEVEN_TREES = Case("seven trees", trees=7, in_features=83, subset=41)
+TWO_GROUPS = Case("more than is gathered at once", rows=1500, in_features=330, subset=300)
+
+
+def only_tree(batch: Batch, t: int) -> Batch:
+    """The batch with one of its trees."""
+    one = slice(t, t + 1)
+    tables = ("weight", "bias", "offset", "leaf_position", "feature_index")
+    return replace(
+        batch, grad=batch.grad[:, one], **{name: getattr(batch, name)[one] for name in tables}
+    )
 
 
 class TestPath(TreeOpSuite):
@@ -34,6 +48,17 @@ class TestPath(TreeOpSuite):
         )
         expected = torch.tensor([[1 / 4], [3 / 4 * 1 / 5], [1.0], [3 / 4 * 4 / 5]], device=device)
         torch.testing.assert_close(log_prob.exp(), expected)
+
+    @pytest.mark.parametrize("case", [SEVEN_TREES, TWO_GROUPS], ids=str)
+    def test_trees_do_not_depend_on_each_other(self, case: Case) -> None:
+        batch = self.op.batch(case, torch.float32)
+        log_prob, grad_input, *others = self.op.gradients(batch)
+        alone = [self.op.gradients(only_tree(batch, t)) for t in range(case.trees)]
+        assert torch.equal(log_prob, torch.cat([one[0] for one in alone], 1))
+        for n, grad in enumerate(others, 2):
+            assert torch.equal(grad, torch.cat([one[n] for one in alone]))
+        # Added up one after another.
+        assert torch.equal(grad_input, reduce(torch.add, [one[1] for one in alone]))
 
     def test_empty_path_beside_another(self, device: torch.device) -> None:
         """A path without nodes begins where the next class's path begins: they are not the same."""
