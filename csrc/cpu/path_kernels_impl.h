@@ -115,26 +115,23 @@ static inline void scatter_trees(const GatheredRows<float>& gathered, int64_t i,
   }
 }
 
+// Calls work<K>(t) for trees t to t + K - 1: four at once, then two and one.
+template <typename Work>
+static inline void each_trees(int64_t trees, const Work& work) {
+  int64_t t = 0;
+  for (; t + 4 <= trees; t += 4) work.template operator()<4>(t);
+  for (; t + 2 <= trees; t += 2) work.template operator()<2>(t);
+  if (t < trees) work.template operator()<1>(t);
+}
+
 template <typename T>
 requires(sizeof(T) < 8) static inline void gather_row(const GatheredRows<float>& gathered, int64_t i,
                                                       const T* row) {
-  int64_t t = 0;
-  for (; t + 4 <= gathered.trees; t += 4) gather_trees<4>(gathered, i, t, row);
-  if (t + 2 <= gathered.trees) {
-    gather_trees<2>(gathered, i, t, row);
-    t += 2;
-  }
-  if (t < gathered.trees) gather_trees<1>(gathered, i, t, row);
+  each_trees(gathered.trees, [&]<int K>(int64_t t) { gather_trees<K>(gathered, i, t, row); });
 }
 
 static inline void scatter_row(const GatheredRows<float>& gathered, int64_t i, float* row) {
-  int64_t t = 0;
-  for (; t + 4 <= gathered.trees; t += 4) scatter_trees<4>(gathered, i, t, row);
-  if (t + 2 <= gathered.trees) {
-    scatter_trees<2>(gathered, i, t, row);
-    t += 2;
-  }
-  if (t < gathered.trees) scatter_trees<1>(gathered, i, t, row);
+  each_trees(gathered.trees, [&]<int K>(int64_t t) { scatter_trees<K>(gathered, i, t, row); });
 }
 #endif
 

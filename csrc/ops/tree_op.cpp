@@ -146,12 +146,11 @@ SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_pr
                                bool sparse) {
   const Dtype dtype = a.input.scalar_type();
   const cpu::TreeBatch batch = tree_batch(a);
-  Tensor grad_input = gradient(a.input, a.rows(), a.in_features(), accumulate_dtype(a.input),
-                               a.type == ScalarType::float64 ? sizeof(double) : sizeof(float));
-  Tensor index = empty(a.input, {2, 0}, Dtype::Long), grad_weight, grad_bias;
+  Tensor index = empty(a.input, {2, 0}, Dtype::Long), grad_input, grad_weight, grad_bias;
   dispatch(a.type, [&](auto element) {
     using T = decltype(element);
     using A = cpu::accumulate_t<T>;
+    grad_input = gradient(a.input, a.rows(), a.in_features(), accumulate_dtype(a.input), sizeof(A));
     // plans: of each tree; backward(plans, tensors) fills the gradients.
     const auto run = [&](const auto& plans, const auto& backward) {
       if (sparse) {

@@ -51,8 +51,7 @@ def path_log_prob(
             D.
         max_depth: most nodes of any path, at most 64.
         sparse: gradients of weight and bias are sparse COO tensors of the visited rows alone, each
-            row once, as with ``torch.nn.Embedding(sparse=True)``. Eager mode only. On the CPU the
-            memory of freed gradients, in up to four blocks, is kept for those of later steps.
+            row once, as with ``torch.nn.Embedding(sparse=True)``. Eager mode only.
 
     Returns:
         log_prob [N, T] in nats: float32, float64 for float64 input.
@@ -63,6 +62,8 @@ def path_log_prob(
             of range makes the log-probability of its rows NaN, without gradient.
 
     Sums are taken in float32 (float64 for float64), in a fixed order: the same bits on every run.
+    On the CPU the memory of freed gradients and workspaces, in up to four blocks, is kept for those
+    of later steps.
 
     Example:
         >>> t = hstree.trees.random_tree(6, seed=0).tables()
