@@ -101,6 +101,12 @@ struct PathKernels {
   // The same for the bias: grad_bias[slot] or grad_bias[weight row]. sums, targets: `longest`.
   void (*bias_gradients)(const PathRows<T>& tree, const A* grad_score, T* grad_bias, bool sparse, A* sums,
                          T** targets);
+
+  // x = the features of a row of the input, followed by a vector of zeros.
+  void (*features)(const FeatureSubset& subset, int64_t features, const T* row, A* x);
+
+  // z_l = dot(x, weight_l) + bias_l, for weight rows one after another; bias may be null.
+  void (*products)(const A* x, const T* weight, const T* bias, int64_t rows, int64_t features, A* z);
 };
 
 // Tables by instruction set, the AVX ones on x86-64 only; capability.h picks one.

@@ -160,20 +160,27 @@ class Head(nn.Module, ABC):
 
     def predict(self, hidden: Tensor) -> Tensor:
         """Most probable class [...] of each row, int64: hidden [..., D]."""
-        return self.log_prob(hidden).argmax(-1)
+        with torch.no_grad():
+            return self.topk(hidden, 1)[1].squeeze(-1)
 
     def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k most probable classes of each row, most probable first.
 
         Returns:
-            log-probabilities [..., k] and classes [..., k].
+            log-probabilities [..., k], in nats and differentiable, and classes [..., k].
 
         Raises:
             ValueError: unless 1 <= k <= V.
         """
         if not 1 <= k <= self.n_classes:
             raise ValueError(f"k: expected 1 to {self.n_classes} (the number of classes), got {k}")
-        values, classes = self.log_prob(hidden).topk(k, dim=-1)
+        values, classes = self.topk_rows(self._rows(hidden), k)
+        shape = (*hidden.shape[:-1], k)
+        return values.view(shape), classes.view(shape)
+
+    def topk_rows(self, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The same of rows [N, F] from :meth:`encode`: [N, k] each."""
+        values, classes = self.class_log_prob(rows).topk(k, dim=-1)
         return values, classes
 
     @torch.no_grad()

@@ -12,9 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree.heads.base import Head, ParameterGroup
-from hstree.heads.tree_layout import Level, TreeLayout, stack_tables
+from hstree.heads.tree_layout import Level, TreeLayout, stack_search_tables, stack_tables
 from hstree.heads.unigram import smoothed_frequencies
-from hstree.ops import feature_gather, monotone_log_prob, path_log_prob, wide_log_prob
+from hstree.ops import (
+    feature_gather,
+    monotone_log_prob,
+    path_log_prob,
+    tree_topk,
+    wide_log_prob,
+)
 from hstree.trees import Tree, build_ensemble
 
 if TYPE_CHECKING:
@@ -210,6 +216,7 @@ class TreeEnsemble(Head):
             nn.init.zeros_(self.gate_linear.weight)
             nn.init.zeros_(self.gate_linear.bias)
         self._levels_on: dict[torch.device, list[tuple[list[Level], Tensor]]] = {}
+        self._search_tables: dict[str, Tensor] | None = None
 
     # Node vectors
 
@@ -362,6 +369,48 @@ class TreeEnsemble(Head):
         for t in range(1, self.n_trees):
             mixture = torch.logaddexp(mixture, trees[t] + log_pi[:, t : t + 1])
         return mixture
+
+    def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """On the CPU by best-first search, see :func:`hstree.ops.tree_topk`: about k L scores a row
+        and tree where the distribution is peaked, instead of V."""
+        if hidden.device.type != "cpu":
+            return super().topk_rows(hidden, k)
+        with torch.no_grad():
+            values, classes = self._search(hidden, k)
+        if torch.is_grad_enabled() and (hidden.requires_grad or self._is_trained()):
+            rows = hidden.repeat_interleave(k, 0)
+            values = self._target_log_prob(rows, classes.flatten()).view_as(classes)
+        return values, classes
+
+    def _is_trained(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.parameters())
+
+    def _search(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        weight, wide_weight, root_weight = self._weights()
+        if self._search_tables is None:
+            self._search_tables = stack_search_tables(self._layouts)
+        tables = self._search_tables
+        row_weight = wide_weight if weight is None else weight
+        x = hidden if row_weight is None else hidden.to(row_weight.dtype)
+        dtype = self._sum_dtype(x)
+        root = None
+        if root_weight is not None:
+            root = self._root_logits(hidden, root_weight).to(dtype).log_softmax(-1)
+        values, classes = tree_topk(
+            x,
+            weight,
+            None if weight is None else self.bias,
+            wide_weight,
+            None if wide_weight is None else self.wide_bias,
+            root,
+            self._log_gate(hidden).to(dtype),
+            self.feature_index,
+            tables["node"],
+            tables["edge"],
+            tables["leaf_edge"],
+            k,
+        )
+        return values.to(self._sum_dtype(hidden)), classes
 
     def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
         """Ancestral sampling: a tree by the gate, then a child at each node; O(L) scores a row."""

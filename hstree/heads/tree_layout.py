@@ -85,6 +85,29 @@ class TreeLayout:
             out[b][self.row[of]] = mass[of] - total[node[of]]
         return out
 
+    def search_tables(self) -> dict[str, npt.NDArray[np.int32]]:
+        """node [M, 5], edge [E, 2] and leaf_edge [V], as :func:`hstree.ops.tree_topk` takes them of
+        one tree."""
+        edges = self.tree.edges()
+        first_edge = self.tree.node_offset[:-1] - np.arange(self.tree.n_nodes)
+        below = np.flatnonzero(edges.child_node >= 0)
+        above = np.full(self.tree.n_nodes, -1)
+        above[edges.child_node[below]] = below
+        leaf = np.flatnonzero(edges.child_node < 0)
+        classes = self.tree.order[edges.begin[leaf]]
+        child = edges.child_node.copy()
+        child[leaf] = ~classes
+        leaf_edge = np.full(self.tree.n_classes, -1)
+        leaf_edge[classes] = leaf
+        width = np.diff(self.tree.node_offset) - 1
+        node = [self.block[first_edge], self.row[first_edge], first_edge, width, above]
+        tables = {
+            "node": np.stack(node, 1),
+            "edge": np.stack([edges.node, child], 1),
+            "leaf_edge": leaf_edge,
+        }
+        return {name: table.astype(np.int32) for name, table in tables.items()}
+
     def levels(self, n_binary: int, n_wide_rows: int) -> tuple[list[Level], Tensor]:
         """Levels from the root down, and for each class the place of its leaf among all leaves in
         that order.
@@ -109,6 +132,19 @@ class TreeLayout:
         if not levels:
             return [], torch.zeros(1, dtype=torch.int64)
         return levels, torch.from_numpy(np.argsort(np.concatenate(leaf_classes)))
+
+
+def stack_search_tables(layouts: Sequence[TreeLayout]) -> dict[str, Tensor]:
+    """Tables of all trees as :func:`hstree.ops.tree_topk` takes them, filled up with zeros."""
+    tables = [layout.search_tables() for layout in layouts]
+    stacked = {}
+    for name, first in tables[0].items():
+        rows = max(len(table[name]) for table in tables)
+        array = np.zeros((len(tables), rows, *first.shape[1:]), np.int32)
+        for t, table in enumerate(tables):
+            array[t, : len(table[name])] = table[name]
+        stacked[name] = torch.from_numpy(array)
+    return stacked
 
 
 def stack_tables(trees: Sequence[Tree]) -> tuple[dict[str, Tensor], int, int]:

@@ -31,7 +31,8 @@ def generate(
 
     Words are drawn by the head's own sampler (of trees: a path from the root down), unless
     ``temperature``, ``top_k`` or ``top_p`` is given: then from the log-probabilities of all
-    classes, as :func:`sample_log_prob` says. Both work for every head.
+    classes, or of the ``top_k`` best (of trees: by best-first search), as :func:`sample_log_prob`
+    says. All work for every head.
 
     Args:
         model: put in evaluation mode.
@@ -59,16 +60,22 @@ def generate(
     generator = torch.Generator(device).manual_seed(seed)
 
     def from_log_prob(hidden: Tensor) -> Tensor:
-        log_prob = model.head.log_prob(hidden)
+        if top_k is None:
+            log_prob = model.head.log_prob(hidden)
+            classes = torch.arange(n_classes, device=device).expand_as(log_prob)
+        else:  # one more, as the avoided one may be among them
+            most = min(n_classes, top_k + (avoid is not None))
+            log_prob, classes = model.head.topk(hidden, most)
         if avoid is not None:
-            log_prob[:, avoid] = -torch.inf
-        return sample_log_prob(
+            log_prob = log_prob.masked_fill(classes == avoid, -torch.inf)
+        place = sample_log_prob(
             log_prob,
             generator,
             temperature=1.0 if temperature is None else temperature,
             top_k=top_k,
             top_p=top_p,
         )
+        return classes.gather(1, place[:, None]).squeeze(1)
 
     def from_sampler(hidden: Tensor) -> Tensor:
         return _sample_but(hidden, avoid, lambda h: model.head.sample(h, generator), from_log_prob)

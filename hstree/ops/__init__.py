@@ -14,6 +14,7 @@ from hstree.ops.path import path_log_prob
 from hstree.ops.plif import piecewise, plif, plif_table
 from hstree.ops.sparse_adam import sparse_adam_
 from hstree.ops.targets import mark_targets
+from hstree.ops.topk import tree_topk
 from hstree.ops.wide import wide_log_prob
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "plif",
     "plif_table",
     "sparse_adam_",
+    "tree_topk",
     "wide_log_prob",
 ]

@@ -6,6 +6,7 @@ from hstree.reference.monotone import mixture_log_prob_reference, monotone_log_p
 from hstree.reference.path import path_log_prob_reference
 from hstree.reference.plif import plif_reference
 from hstree.reference.sparse_adam import sparse_adam_reference
+from hstree.reference.topk import tree_topk_reference
 from hstree.reference.wide import wide_log_prob_reference
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "path_log_prob_reference",
     "plif_reference",
     "sparse_adam_reference",
+    "tree_topk_reference",
     "wide_log_prob_reference",
 ]

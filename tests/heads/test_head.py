@@ -77,6 +77,21 @@ def test_probabilities(kind: str, device: torch.device) -> None:
 
 
 @every_head
+def test_topk_is_differentiable(kind: str, device: torch.device) -> None:
+    head = make(kind, device)
+    hidden = draw(7, D).to(device).requires_grad_()
+    weight = torch.linspace(-1, 2, 28, device=device).view(7, 4)
+    values, classes = head.topk(hidden, 4)
+    got = gradients(head, (values * weight).sum(), hidden)
+    expected = head.log_prob(hidden).gather(1, classes)
+    wanted = gradients(head, (expected * weight).sum(), hidden)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+    with torch.no_grad():
+        assert not head.topk(hidden, 4)[0].requires_grad
+
+
+@every_head
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("ignore_index", [-100, -1, 0, 7, V + 5])
 def test_loss_is_cross_entropy(

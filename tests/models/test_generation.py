@@ -11,7 +11,7 @@ from evaluation.support import KINDS, language_model
 from heads.support import V
 from torch import Tensor
 
-from hstree.heads import Head, Softmax
+from hstree.heads import Head, Softmax, TreeEnsemble
 from hstree.models import AWDLSTM, LanguageModel, generate
 from hstree.models.generation import sample_log_prob
 
@@ -90,17 +90,19 @@ def test_every_head(kind: str) -> None:
     check_shares(torch.tensor(generate(model, [7], 1, DRAWS, **options)).flatten(), expected)
 
 
-def test_plain_draws_use_the_sampler_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree is walked down, its classes are not enumerated."""
+def test_trees_are_walked_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For plain draws and for the most probable words their classes are not enumerated."""
     model = language_model("trees, sparse")
-    expected = generate(model, [3], 9, 2)
+    every_option: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_k": 4, "top_p": 0.9, "avoid": 2}]
+    expected = [generate(model, [3], 9, 2, **options) for options in every_option]
 
     def refuse(*_: object) -> None:
         raise AssertionError("log-probabilities of all classes")
 
     monkeypatch.setattr(Head, "log_prob", refuse)
-    assert generate(model, [3], 9, 2) == expected
-    for options in ({"temperature": 1.0}, {"top_k": V}, {"top_p": 1.0}):
+    monkeypatch.setattr(TreeEnsemble, "class_log_prob", refuse)
+    assert [generate(model, [3], 9, 2, **options) for options in every_option] == expected
+    for options in ({"temperature": 1.0}, {"top_p": 1.0}):
         with pytest.raises(AssertionError, match="all classes"):
             generate(model, [3], 1, **options)
 

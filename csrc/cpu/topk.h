@@ -1,0 +1,64 @@
+// CPU kernel of the op topk: the k most probable classes of a mixture of trees, by best-first search.
+//
+//     log P(y) = log sum_t exp(log_gate[t] + sum over the edges from the root of tree t to y of log P(edge))
+//
+// A path's log-probability only falls on the way down. So each tree's leaves come out of a heap of its open
+// edges in falling order, and the best open edge of every tree bounds every class not yet seen. A class that
+// comes out of one tree is looked up in the others; the search ends when k classes are at least as probable as
+// the bound (Fagin, Lotem and Naor, "Optimal aggregation algorithms for middleware", JCSS 2003: the threshold
+// algorithm).
+//
+// Exact but for rounding, in any case. Of equally probable classes those of lower numbers come first, but which
+// of them are among the k is undefined. NaN counts as the largest value. Sums in float32 (float64 for float64).
+// Work: where the k-th most probable class has the probability p, a tree opens at most L / p of its nodes, of a
+// path of L; at worst it opens all. A thread keeps 16 bytes for each node and 8 for each class.
+// No atomics; threads share rows: the same bits for every number of them.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/tree_batch.h"
+
+namespace hstree::cpu {
+
+enum NodeBlock : int32_t { binary_node, wide_node, wide_root };
+
+struct SearchNode {
+  int32_t block;       // NodeBlock
+  int32_t row;         // of its first child among the weight rows of the block
+  int32_t first_edge;  // its children are edges first_edge to first_edge + width - 1
+  int32_t width;
+  int32_t above;  // edge; negative at the root, node 0
+};
+
+struct SearchEdge {
+  int32_t above;  // node
+  int32_t below;  // node, or ~class
+};
+
+// N rows, D features, T trees, S features of a tree, V classes.
+template <typename T>
+struct Topk {
+  using A = accumulate_t<T>;
+  const char* op;      // for messages
+  const T* input;      // [N, D]
+  const T* weight[2];  // of binary and of wide nodes, [T, weight_rows, S]; null: none
+  const T* bias[2];    // [T, weight_rows] or null
+  int64_t weight_rows[2];
+  const A* root;  // [T, N, root_width] log-probabilities of the children of a wide root
+  int64_t root_width;
+  const A* log_gate;             // [N, T]
+  const int32_t* feature_index;  // [T, S] or null
+  const SearchNode* node;        // [T, nodes]
+  const SearchEdge* edge;        // [T, edges]
+  const int32_t* leaf_edge;      // [T, V]
+  int64_t rows, in_features, trees, features, nodes, edges, classes, k;
+  A* log_prob;     // [N, k]
+  int64_t* index;  // [N, k]
+};
+
+// Throws std::runtime_error for tables that are not those of a tree.
+template <typename T>
+void topk(const Topk<T>& arguments);
+
+}  // namespace hstree::cpu
