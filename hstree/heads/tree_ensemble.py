@@ -627,6 +627,68 @@ class TreeEnsemble(Head):
         return cls(trees=trees, embedding=embedding if tied else None, **options)
 
     @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        trees: Sequence[Tree],
+        *,
+        at: Tensor | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        r"""An ensemble that begins as an approximation of a trained softmax.
+
+        A node chooses among its children as the softmax does to first order about a hidden vector
+        :math:`h_0`: the score of a child with the classes :math:`Y` below it is
+
+        .. math::
+            \log \sum_{y \in Y} e^{w_y \cdot h + b_y} \approx \log \sum_{y \in Y} e^{z_y}
+            + \frac{\sum_y e^{z_y} w_y}{\sum_y e^{z_y}} \cdot (h - h_0), \qquad
+            z_y = w_y \cdot h_0 + b_y
+
+        exact for a child that is a class, and the closer the more the classes below a node are
+        alike: for trees clustered by the rows of the weight. A root over all classes is the softmax
+        itself.
+
+        Args:
+            linear: weight [V, D] and perhaps a bias.
+            trees: over its V classes, for example ``build_ensemble("cluster", V, T, counts,
+                [linear.weight.detach().numpy()], root=1024, leaf=64)``.
+            at: h_0 [D]; None: 0, which suits a softmax with a bias; without one take the mean of
+                some hidden vectors.
+            seed: of the feature subsets.
+            options: of the head; not ``node_vectors`` and ``embedding``.
+
+        Example:
+            >>> linear = torch.nn.Linear(400, 10000)
+            >>> head = TreeEnsemble.from_linear(linear, trees, frequencies=counts)
+        """
+        for name in ("node_vectors", "embedding"):
+            if name in options:
+                raise ValueError(f"{name}: expected none, as every node gets a vector of its own")
+        weight = linear.weight.detach().double().cpu()
+        V, D = weight.shape
+        bias = None if linear.bias is None else linear.bias.detach().double().cpu()
+        if at is not None and at.shape != (D,):
+            raise ValueError(f"at: expected shape [{D}], got {list(at.shape)}")
+        origin = weight.new_zeros(D) if at is None else at.detach().double().cpu()
+        log_mass = F.linear(origin, weight, bias)
+        head = cls(D, V, trees, seed=seed, **options)
+        names = ("weight", "wide_weight", "root_weight")
+        with torch.no_grad():
+            for t, layout in enumerate(head._layouts):
+                index = head.feature_index
+                subset = slice(None) if index is None else index[t].long()
+                blocks = layout.expansion(weight[:, subset], log_mass)
+                for name, (vectors, biases) in zip(names, blocks, strict=True):
+                    own = getattr(head, name)
+                    if own is not None:
+                        own[t, : len(vectors)] = vectors
+                        own_bias = getattr(head, name.replace("weight", "bias"))
+                        own_bias[t, : len(vectors)] = biases - vectors @ origin[subset]
+        return head.to(linear.weight.device)
+
+    @classmethod
     def from_corpus(
         cls,
         in_features: int,

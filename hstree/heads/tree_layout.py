@@ -85,6 +85,44 @@ class TreeLayout:
             out[b][self.row[of]] = mass[of] - total[node[of]]
         return out
 
+    def expansion(self, vectors: Tensor, log_mass: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Vector and bias of every row in each block, with which a node decides as a softmax over
+        the classes does to first order in x: score of a child = log sum_y m_y exp(v_y . x) over the
+        classes y below it ~ log sum_y m_y + (sum_y m_y v_y / sum_y m_y) . x.
+
+        Args:
+            vectors: v [V, S], float64.
+            log_mass: log m [V], float64.
+
+        Returns:
+            vectors [rows, S] and biases [rows] of the binary nodes (of the left child less those of
+            the right one), the children of wide nodes and of a wide root.
+        """
+        edges = self.tree.edges()
+        mass = (log_mass - log_mass.max()).clamp(min=-600.0).exp()  # none is zero
+        of_edge = vectors.new_zeros(len(edges.node), 1 + vectors.shape[1])  # mass, mass * vector
+        leaf = np.flatnonzero(edges.child_node < 0)
+        classes = torch.from_numpy(self.tree.order[edges.begin[leaf]].astype(np.int64))
+        of_edge[torch.from_numpy(leaf)] = torch.cat(
+            [mass[classes, None], mass[classes, None] * vectors[classes]], 1
+        )
+        for depth in range(int(edges.depth.max(initial=0)), 0, -1):
+            here = np.flatnonzero(edges.depth == depth)
+            above = torch.from_numpy(edges.parent_edge[here].astype(np.int64))
+            of_edge.index_add_(0, above, of_edge[torch.from_numpy(here)])
+        mean, offset = of_edge[:, 1:] / of_edge[:, :1], of_edge[:, 0].log()
+        out = []
+        for block, rows in enumerate((self.n_binary, self.n_wide_rows, self.root_width)):
+            of = np.flatnonzero((self.block == block) & ((block > 0) | (edges.ordinal == 0)))
+            place, row = torch.from_numpy(of), torch.from_numpy(self.row[of])
+            vector, bias = vectors.new_zeros(rows, vectors.shape[1]), vectors.new_zeros(rows)
+            vector[row], bias[row] = mean[place], offset[place]
+            if block == 0:
+                vector[row] -= mean[place + 1]
+                bias[row] -= offset[place + 1]
+            out.append((vector, bias))
+        return out
+
     def search_tables(self) -> dict[str, npt.NDArray[np.int32]]:
         """node [M, 5], edge [E, 2] and leaf_edge [V], as :func:`hstree.ops.tree_topk` takes them of
         one tree."""

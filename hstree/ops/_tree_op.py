@@ -56,12 +56,16 @@ class TreeOp:
 
     def _dense_gradient(self, ctx: Any, grad_log_prob: Tensor, grad_score: Tensor | None) -> Any:
         input, weight, *tables, score = ctx.saved_tensors
-        tables = _with_none(tables)
-        grads = self.backward(grad_log_prob, input, weight, *tables, score)
-        return _input_gradients(ctx, *grads)
+        arguments = (grad_log_prob, input, weight, *_with_none(tables), score)
+        if any(ctx.needs_input_grad[1:3]) or torch.compiler.is_compiling():
+            return _input_gradients(ctx, *self.backward(*arguments))
+        grad_input = self.backward_sparse(*arguments)[0]  # nothing of the size of the weight
+        return _input_gradients(ctx, grad_input, None, None)
 
 
-def _input_gradients(ctx: Any, grad_input: Tensor, grad_weight: Tensor, grad_bias: Tensor) -> Any:
+def _input_gradients(
+    ctx: Any, grad_input: Tensor, grad_weight: Tensor | None, grad_bias: Tensor | None
+) -> Any:
     bias = grad_bias if ctx.has_bias else None
     return grad_input, grad_weight, bias, None, None, None, None, None, None
 

@@ -171,6 +171,25 @@ class TreeOpSuite:
             else:
                 assert leaf.grad is None
 
+    def test_frozen_weights_cost_nothing_of_their_size(
+        self, monkeypatch: pytest.MonkeyPatch, device: torch.device
+    ) -> None:
+        """No dense gradient is made of a weight that does not want one."""
+        batch = self.op.batch(USUAL, torch.float32).to(device)
+        expected = self.op.gradients(batch)[1]
+
+        def refuse(*_: object) -> None:
+            raise AssertionError("dense gradients")
+
+        monkeypatch.setattr(sys.modules[self.op.function.__module__]._op, "backward", refuse)
+        input = batch.input.clone().requires_grad_()
+        log_prob = self.op.log_prob(replace(batch, input=input))
+        log_prob.backward(batch.grad, retain_graph=True)
+        same_bits([input.grad], [expected])
+        thawed = replace(batch, input=input, bias=batch.bias.clone().requires_grad_())
+        with pytest.raises(AssertionError, match="dense gradients"):
+            self.op.log_prob(thawed).backward(batch.grad)
+
     @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
     def test_no_grad(self, sparse: bool, device: torch.device) -> None:
         batch = self.op.batch(SMALL, torch.float32).to(device)
