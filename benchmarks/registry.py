@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.contest import Build
+from benchmarks.decoding import DECODING_CONTESTS
 from benchmarks.ensembles import ENSEMBLE_CONTESTS
 from benchmarks.heads import HEAD_CONTESTS
 from benchmarks.optimizers import OPTIMIZER_CONTESTS
@@ -13,6 +14,7 @@ CONTESTS: dict[str, dict[str, Build]] = {
     **HEAD_CONTESTS,
     **PATH_CONTESTS,
     **ENSEMBLE_CONTESTS,
+    **DECODING_CONTESTS,
     **OPTIMIZER_CONTESTS,
     **WORD2VEC_CONTESTS,
 }

@@ -6,9 +6,9 @@
 
 Times stand as multiples of a baseline's in the same run: a CPU's milliseconds say little elsewhere.
 ``--save`` keeps the figures with machine, versions and date; ``--readme`` replaces what stands
-between the markers of each table, ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``: benchmarks
-and tree-targets (trees), heads, targets. A table of which the run has nothing stays as it is.
-``--plot`` draws how the time of a row grows with the classes.
+between the markers of each table, ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``: benchmarks,
+decoding and tree-targets (trees), heads, targets. A table of which the run has nothing stays as it
+is. ``--plot`` draws how the time of a row grows with the classes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 import hstree
+from benchmarks.decoding import DECODED_ROWS, QUESTIONS, SOFTMAX, TREES
 from benchmarks.ensembles import ADAPTIVE, KERNELS, MODULE
 from benchmarks.heads import FLAT, FORMULAS, LARGE_CHUNKS, OWN_CHUNKS, SMALL_CHUNKS
 from benchmarks.optimizers import ADAM, LOSS, OPTIMIZER_SIZES, OPTIMIZERS, TORCH_ADAM
@@ -330,6 +331,28 @@ def head_tables(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def decoding_table(results: dict[str, Any]) -> list[str]:
+    """What is asked of a trained head, as multiples of all classes of a softmax."""
+    contests = results["contests"].get("cpu", {})
+    there = [n for n in DECODED_ROWS if f"decoding, N = {n}" in contests]
+    if not there:
+        return []
+    columns = [f"{question}, N = {n}" for n in there for question in QUESTIONS]
+    lines = [f"| one core | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
+    unit = f"{SOFTMAX}: {next(iter(QUESTIONS))}"
+    of = [contests[f"decoding, N = {n}"]["contestants"] for n in there]
+    for head in (SOFTMAX, *TREES):
+        times = [
+            _number(ratio(contestants, f"{head}: {question}", unit))
+            for contestants in of
+            for question in QUESTIONS
+        ]
+        lines.append(f"| {head} | {' | '.join(times)} |")
+    size = contests[f"decoding, N = {there[0]}"]["size"].split(", ", 1)[1]
+    seconds = (median(contestants[unit]["seconds"]) for contestants in of)
+    return [*lines, "", f"{size}; 1 = {', '.join(f'{1000 * s:.2g} ms' for s in seconds)}."]
+
+
 def target_table(results: dict[str, Any], targets: Sequence[Target]) -> list[str]:
     """What was to be reached, and what was."""
     lines: list[str] = []
@@ -360,6 +383,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     """Markdown by the names of the markers, as far as there are figures."""
     made = {
         "benchmarks": path_table(results),
+        "decoding": decoding_table(results),
         "tree-targets": target_table(results, TREE_TARGETS),
         "heads": head_tables(results),
         "targets": target_table(results, TARGETS),

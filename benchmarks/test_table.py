@@ -62,7 +62,7 @@ def test_fastest_of_several_counts_in_each_round() -> None:
 
 def test_tables_of_heads_and_targets() -> None:
     made = tables(summary(run()))
-    assert set(made) == {"benchmarks", "tree-targets", "heads", "targets"}
+    assert set(made) == {"benchmarks", "decoding", "tree-targets", "heads", "targets"}
     row = next(line for line in made["heads"].splitlines() if line.startswith("| `plif` |"))
     assert row.endswith("| 2.00 | 2.00 | 1.00 M |")
     assert "On a GPU: not measured." in made["heads"]
@@ -80,6 +80,7 @@ def test_tables_of_trees() -> None:
     assert all(
         f"| {target.title} | {target.wanted} |" in made["tree-targets"] for target in TREE_TARGETS
     )
+    assert made["decoding"].count("| 1.00 " * 8 + "|") == 5
     error = next(line for line in made["tree-targets"].splitlines() if line.startswith("| error"))
     assert error.endswith("| at most 1 | 0.25 |")
     memory = next(line for line in made["tree-targets"].splitlines() if "peak" in line)

@@ -378,25 +378,28 @@ class TreeEnsemble(Head):
         with torch.no_grad():
             values, classes = self._search(hidden, k)
         if torch.is_grad_enabled() and (hidden.requires_grad or self._is_trained()):
-            rows = hidden.repeat_interleave(k, 0)
+            rows = self._in_weight_dtype(hidden).repeat_interleave(k, 0)
             values = self._target_log_prob(rows, classes.flatten()).view_as(classes)
-        return values, classes
+        return values.to(self._sum_dtype(hidden)), classes
 
     def _is_trained(self) -> bool:
         return any(parameter.requires_grad for parameter in self.parameters())
+
+    def _in_weight_dtype(self, hidden: Tensor) -> Tensor:
+        biases = (self.bias, self.wide_bias, self.root_bias)
+        return hidden.to(next((bias.dtype for bias in biases if bias is not None), hidden.dtype))
 
     def _search(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         weight, wide_weight, root_weight = self._weights()
         if self._search_tables is None:
             self._search_tables = stack_search_tables(self._layouts)
         tables = self._search_tables
-        row_weight = wide_weight if weight is None else weight
-        x = hidden if row_weight is None else hidden.to(row_weight.dtype)
+        x = self._in_weight_dtype(hidden)
         dtype = self._sum_dtype(x)
         root = None
         if root_weight is not None:
             root = self._root_logits(hidden, root_weight).to(dtype).log_softmax(-1)
-        values, classes = tree_topk(
+        return tree_topk(
             x,
             weight,
             None if weight is None else self.bias,
@@ -410,7 +413,6 @@ class TreeEnsemble(Head):
             tables["leaf_edge"],
             k,
         )
-        return values.to(self._sum_dtype(hidden)), classes
 
     def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
         """Ancestral sampling: a tree by the gate, then a child at each node; O(L) scores a row."""

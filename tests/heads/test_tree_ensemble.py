@@ -334,6 +334,21 @@ def test_shared_vectors_survive_half_precision() -> None:
         torch.testing.assert_close(got, expected, rtol=0.05, atol=0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (6, 5)], ids=str)
+def test_topk_of_another_dtype_than_the_hidden_vectors(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    head = randomise(ensemble(shape=shape, n_trees=2, gate="context"), scale=0.3)
+    hidden = draw(5, D)
+    values, classes = head.to(dtype).topk(hidden, 3)
+    assert values.dtype == torch.float32
+    expected = head.log_prob(hidden)
+    torch.testing.assert_close(values, expected.gather(1, classes), rtol=0.03, atol=0.03)
+    torch.testing.assert_close(values, expected.topk(3)[0], rtol=0.03, atol=0.03)
+    assert torch.equal(head.predict(hidden), classes[:, 0])
+
+
 def test_feature_subsets() -> None:
     """Increasing, the same for a seed, saved; only those features get a gradient."""
     heads = [ensemble(n_trees=3, subset_size=4, seed=seed) for seed in (1, 1, 2)]

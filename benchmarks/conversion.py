@@ -1,0 +1,143 @@
+"""Trees in place of a trained softmax: at once, and after a little training of the head alone.
+
+    python -m benchmarks.conversion runs/softmax --data ptb/ --save benchmarks/results/conversion.md
+
+The run must have a flat softmax. Its backbone stays as it is; the trees are clustered by the rows
+of the softmax and begin as it by ``TreeEnsemble.from_linear``, or, to compare, at the frequencies
+of the words. Rates of Adam are chosen on the validation text. One thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import platform
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from benchmarks.ptb import cpu_name
+from hstree.heads import Softmax, TreeEnsemble
+from hstree.models import LanguageModel
+from hstree.models.stream import read_stream
+from hstree.training import load_run
+from hstree.trees import Tree, build_ensemble
+
+SHAPES = [(1, 1, 1), (1, 256, 1), (1, 1024, 64), (4, 256, 1), (4, 1024, 64)]
+"""T, C and G."""
+TRAIN_TOKENS, ROWS = 200_000, 1000
+RATES = (0.001, 0.004)
+
+Text = tuple[Tensor, Tensor]
+"""Hidden vectors [n - 1, D] and the words that follow [n - 1]."""
+
+
+@torch.no_grad()
+def read(model: LanguageModel, tokens: npt.NDArray[Any]) -> Text:
+    hidden = torch.cat(list(read_stream(model, tokens[:-1])))
+    return hidden, torch.from_numpy(tokens[1:].astype(np.int64))
+
+
+@torch.no_grad()
+def perplexity(head: nn.Module, text: Text) -> float:
+    parts = zip(text[0].split(5000), text[1].split(5000), strict=True)
+    total = sum(float(head(*part).loss) * len(part[1]) for part in parts)
+    return math.exp(total / len(text[1]))
+
+
+def trained(
+    build: Callable[[], TreeEnsemble], train: Text, steps: int, rate: float
+) -> TreeEnsemble:
+    """A new head after some steps of Adam on random rows, the rate falling to zero."""
+    torch.manual_seed(0)
+    head = build()
+    optimizer = torch.optim.Adam(head.parameters(), rate, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        rows = torch.randint(len(train[0]), (ROWS,))
+        optimizer.zero_grad()
+        head(train[0][rows], train[1][rows]).loss.backward()
+        optimizer.step()
+        schedule.step()
+    return head
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    run = load_run(options.run)
+    softmax = run.model.head
+    if type(softmax) is not Softmax:
+        raise SystemExit(f"{options.run}: expected a run with the head 'softmax'")
+    corpus = run.corpus(options.data)
+    train, valid, test = (
+        read(run.model, tokens)
+        for tokens in (corpus.train[:TRAIN_TOKENS], corpus.valid, corpus.test)
+    )
+    V, D = softmax.weight.shape
+    linear = nn.Linear(D, V)
+    linear.load_state_dict({"weight": softmax.weight.detach(), "bias": softmax.bias.detach()})
+    counts = np.asarray(corpus.vocabulary.frequencies)
+    rows = []
+    for shape in SHAPES:
+        n_trees, root, leaf = shape
+        vectors = [linear.weight.detach().numpy()]
+        noise = {"noise": 0.3} if n_trees > 1 else {}
+        trees: list[Tree] = build_ensemble(
+            "cluster", V, n_trees, counts, vectors, 0, root, leaf, **noise
+        )
+
+        def converted(trees: list[Tree] = trees) -> TreeEnsemble:
+            return TreeEnsemble.from_linear(linear, trees, gate="context")
+
+        def fresh(trees: list[Tree] = trees) -> TreeEnsemble:
+            return TreeEnsemble(D, V, trees, gate="context", frequencies=counts)
+
+        after = []
+        for build in (converted, fresh):
+            heads = [trained(build, train, options.steps, rate) for rate in RATES]
+            best = min(heads, key=lambda head: perplexity(head, valid))
+            after.append(perplexity(best, test))
+        figures = [perplexity(converted(), test), *after]
+        rows.append("| " + " | ".join([*map(str, shape), *(f"{x:.1f}" for x in figures)]) + " |")
+        print(rows[-1], flush=True)
+    page = "\n".join([
+        "# Trees in place of a trained softmax",
+        "",
+        f"Test perplexity of `{corpus.name}`, V = {V:,}, D = {D}; the softmax has "
+        f"{perplexity(softmax, test):.1f}, and its backbone stays as it is.",
+        "`from_linear`: the head as `TreeEnsemble.from_linear` makes it, without training; then "
+        f"after {options.steps} steps of Adam on {ROWS:,} rows",
+        f"each from the first {TRAIN_TOKENS:,} words of the training text; last the same trees and "
+        "steps from the frequencies of the words",
+        f"alone. The rate of each is the better of {' and '.join(map(str, RATES))} on the "
+        "validation text.",
+        "",
+        "| T | C | G | `from_linear` | then trained | from frequencies, trained |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+        *rows,
+        "",
+        "    python -m benchmarks.conversion runs/softmax --data ptb/",
+        "",
+        f"{cpu_name()}, one thread, torch {torch.__version__}, Python "
+        f"{platform.python_version()}, {date.today()}.",
+        "",
+    ])  # fmt: skip
+    print(page)
+    if options.save:
+        options.save.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
