@@ -1,3 +1,4 @@
+#include "cpu/log_prob.h"
 #include "cpu/logit_kernels.h"
 #include "cpu/path_kernels.h"
 #include "cpu/sparse_adam.h"
@@ -15,6 +16,7 @@
 
 #define HSTREE_CAPABILITY avx2
 #define HSTREE_VECTOR_BYTES 32
+#include "cpu/log_prob_kernels_impl.h"
 #include "cpu/logit_kernels_impl.h"
 #include "cpu/path_kernels_impl.h"
 #include "cpu/sparse_adam_impl.h"

@@ -1,3 +1,4 @@
+#include "cpu/log_prob.h"
 #include "cpu/logit_kernels.h"
 #include "cpu/path_kernels.h"
 #include "cpu/sparse_adam.h"
@@ -9,6 +10,7 @@
 
 #define HSTREE_CAPABILITY portable
 #define HSTREE_VECTOR_BYTES 16
+#include "cpu/log_prob_kernels_impl.h"
 #include "cpu/logit_kernels_impl.h"
 #include "cpu/path_kernels_impl.h"
 #include "cpu/sparse_adam_impl.h"

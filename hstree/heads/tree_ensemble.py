@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree.heads.base import Head, ParameterGroup
-from hstree.heads.tree_layout import Level, TreeLayout, stack_search_tables, stack_tables
+from hstree.heads.tree_layout import TreeLayout, stack_search_tables, stack_tables
 from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import (
     feature_gather,
     monotone_log_prob,
     path_log_prob,
+    tree_log_prob,
     tree_topk,
     wide_log_prob,
 )
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
 
 GATES = ("uniform", "constant", "context")
 DERIVED_SCALE = 3.0
+
+
+def _scores(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """W x + b of every tree, [T, R, N]: x [T, N, S], weight [T, R, S], bias [T, R]."""
+    if x.shape[1] > 2:
+        return torch.baddbmm(bias.unsqueeze(2), weight, x.mT)
+    # Few contexts are read from memory faster as rows of a product than as its columns.
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.mT).mT
 
 
 class _TreeArrays(nn.Module):
@@ -215,8 +224,7 @@ class TreeEnsemble(Head):
             self.gate_linear = nn.Linear(in_features, self.n_trees)
             nn.init.zeros_(self.gate_linear.weight)
             nn.init.zeros_(self.gate_linear.bias)
-        self._levels_on: dict[torch.device, list[tuple[list[Level], Tensor]]] = {}
-        self._search_tables: dict[str, Tensor] | None = None
+        self._tables_on: dict[torch.device, dict[str, Tensor]] = {}
 
     # Node vectors
 
@@ -348,27 +356,16 @@ class TreeEnsemble(Head):
         return mixture.masked_fill(target < 0, 0.0)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
-        scores = self._all_log_probs(hidden)
-        levels = self._levels(hidden.device)
-        trees = []
-        for log_prob, (tree_levels, leaf_of_class) in zip(scores, levels, strict=True):
-            above: Tensor | None = None
-            leaves = []
-            for level in tree_levels:
-                here = log_prob.index_select(1, level.source)
-                above = here if above is None else above.index_select(1, level.parent) + here
-                leaves.append(above.index_select(1, level.leaf))
-            if leaves:
-                trees.append(torch.cat(leaves, 1).index_select(1, leaf_of_class))
-            else:
-                trees.append(log_prob.new_zeros((len(hidden), 1)))
-        if self.n_trees == 1:
-            return trees[0]
-        log_pi = self._log_gate(hidden)
-        mixture = trees[0] + log_pi[:, :1]
-        for t in range(1, self.n_trees):
-            mixture = torch.logaddexp(mixture, trees[t] + log_pi[:, t : t + 1])
-        return mixture
+        tables = self._tables(hidden.device)
+        return tree_log_prob(
+            self._all_scores(hidden),
+            self._log_gate(hidden),
+            tables["node"],
+            tables["edge"],
+            self.n_classes,
+            wide_begin=self.n_binary,
+            root_begin=self.n_binary + self.n_wide_rows,
+        )
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """On the CPU by best-first search, see :func:`hstree.ops.tree_topk`: about k L scores a row
@@ -391,9 +388,7 @@ class TreeEnsemble(Head):
 
     def _search(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         weight, wide_weight, root_weight = self._weights()
-        if self._search_tables is None:
-            self._search_tables = stack_search_tables(self._layouts)
-        tables = self._search_tables
+        tables = self._tables(hidden.device)
         x = self._in_weight_dtype(hidden)
         dtype = self._sum_dtype(x)
         root = None
@@ -497,60 +492,27 @@ class TreeEnsemble(Head):
         x = feature_gather(hidden, self.feature_index).transpose(0, 1)
         return torch.baddbmm(self.root_bias.unsqueeze(1), x, weight.transpose(1, 2))
 
+    def _all_scores(self, hidden: Tensor) -> Tensor:
+        """Of all nodes, [T, R, N], as :func:`hstree.ops.tree_log_prob` takes them."""
+        dtype = self._sum_dtype(hidden)
+        biases = (self.bias, self.wide_bias, self.root_bias)
+        blocks = [
+            (weight, bias)
+            for weight, bias in zip(self._weights(), biases, strict=True)
+            if weight is not None and bias is not None
+        ]
+        if not blocks:
+            return hidden.new_zeros((self.n_trees, 0, len(hidden)), dtype=dtype)
+        x = self._subsets(hidden, blocks[0][0].dtype)
+        parts = [_scores(x, weight, bias).to(dtype) for weight, bias in blocks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
     def _subsets(self, hidden: Tensor, dtype: torch.dtype) -> Tensor:
-        """Each tree's features [N, T, S]."""
+        """Each tree's features [T, N, S]."""
         hidden = hidden.to(dtype)
         if self.feature_index is None:
-            return hidden.unsqueeze(1).expand(-1, self.n_trees, -1)
-        return feature_gather(hidden, self.feature_index)
-
-    def _all_log_probs(self, hidden: Tensor) -> list[Tensor]:
-        """For each tree the log-probability of every child of every node [N, 2 M + R + C], see
-        TreeLayout.levels."""
-        weight, wide_weight, root_weight = self._weights()
-        dtype = self._sum_dtype(hidden)
-        root = (
-            None
-            if root_weight is None
-            else self._root_logits(hidden, root_weight).to(dtype).log_softmax(-1)
-        )
-        any_weight = next((w for w in (weight, wide_weight, root_weight) if w is not None), hidden)
-        x = self._subsets(hidden, any_weight.dtype)
-        out = []
-        for t in range(self.n_trees):
-            parts = []
-            if weight is not None and self.bias is not None:
-                z = F.linear(x[:, t], weight[t], self.bias[t]).to(dtype)
-                parts += [F.logsigmoid(z), F.logsigmoid(-z)]
-            if wide_weight is not None and self.wide_bias is not None:
-                z = F.linear(x[:, t], wide_weight[t], self.wide_bias[t]).to(dtype)
-                parts.append(self._wide_log_softmax(t, z))
-            if root is not None:
-                parts.append(root[t])
-            out.append(
-                torch.cat(parts, 1) if parts else hidden.new_zeros((len(hidden), 0), dtype=dtype)
-            )
-        return out
-
-    def _wide_log_softmax(self, t: int, z: Tensor) -> Tensor:
-        """log-softmax of z [N, R] within the rows of each wide node below the root."""
-        layout = self._layouts[t]
-        segment = np.full(
-            self.n_wide_rows, layout.tree.n_nodes
-        )  # padding rows are one more segment
-        of = layout.block == 1
-        segment[layout.row[of]] = layout.tree.edges().node[of]
-        segment = np.unique(segment, return_inverse=True)[1]
-        index = torch.from_numpy(segment).to(z.device)
-        shape = (len(z), int(segment.max()) + 1)
-        largest = (
-            z.detach()
-            .new_full(shape, -torch.inf)
-            .scatter_reduce(1, index.expand_as(z), z.detach(), "amax")
-        )
-        shifted = z - largest.index_select(1, index)
-        total = z.new_zeros(shape).index_add(1, index, shifted.exp()).log()
-        return shifted - total.index_select(1, index)
+            return hidden.expand(self.n_trees, -1, -1)
+        return feature_gather(hidden, self.feature_index).transpose(0, 1)
 
     def _log_gate(self, hidden: Tensor) -> Tensor:
         """log pi [N, T]."""
@@ -567,22 +529,11 @@ class TreeEnsemble(Head):
     def _sum_dtype(self, hidden: Tensor) -> torch.dtype:
         return torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
-    def _levels(self, device: torch.device) -> list[tuple[list[Level], Tensor]]:
-        if device not in self._levels_on:
-            built = [layout.levels(self.n_binary, self.n_wide_rows) for layout in self._layouts]
-            self._levels_on[device] = [
-                (
-                    [
-                        Level(
-                            level.source.to(device), level.parent.to(device), level.leaf.to(device)
-                        )
-                        for level in levels
-                    ],
-                    leaf_of_class.to(device),
-                )
-                for levels, leaf_of_class in built
-            ]
-        return self._levels_on[device]
+    def _tables(self, device: torch.device) -> dict[str, Tensor]:
+        if device not in self._tables_on:
+            tables = stack_search_tables(self._layouts)
+            self._tables_on[device] = {name: table.to(device) for name, table in tables.items()}
+        return self._tables_on[device]
 
     # Life cycle
 

@@ -9,7 +9,6 @@ blocks are padded to the largest tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +18,6 @@ from torch import Tensor
 from hstree.trees import Tree
 
 IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Level:
-    """The edges of one depth of one tree, for a pass from the root down.
-
-    Attributes:
-        source: int64 [E_d], place of each edge's log-probability among those of all nodes.
-        parent: int64 [E_d], place of the edge above in the level above; empty at the root.
-        leaf: int64 [.], which of the edges end in leaves.
-    """
-
-    source: Tensor
-    parent: Tensor
-    leaf: Tensor
 
 
 class TreeLayout:
@@ -124,8 +108,8 @@ class TreeLayout:
         return out
 
     def search_tables(self) -> dict[str, npt.NDArray[np.int32]]:
-        """node [M, 5], edge [E, 2] and leaf_edge [V], as :func:`hstree.ops.tree_topk` takes them of
-        one tree."""
+        """node [M, 5], edge [E, 2] and leaf_edge [V], as :func:`hstree.ops.tree_topk` and
+        :func:`hstree.ops.tree_log_prob` take them of one tree."""
         edges = self.tree.edges()
         first_edge = self.tree.node_offset[:-1] - np.arange(self.tree.n_nodes)
         below = np.flatnonzero(edges.child_node >= 0)
@@ -146,34 +130,10 @@ class TreeLayout:
         }
         return {name: table.astype(np.int32) for name, table in tables.items()}
 
-    def levels(self, n_binary: int, n_wide_rows: int) -> tuple[list[Level], Tensor]:
-        """Levels from the root down, and for each class the place of its leaf among all leaves in
-        that order.
-
-        An edge's source is its place in [left of binary nodes | right of binary nodes | wide rows |
-        root's rows], with the padded sizes of the ensemble.
-        """
-        edges = self.tree.edges()
-        offset = np.array([0, 2 * n_binary, 2 * n_binary + n_wide_rows])[self.block]
-        source = self.row + offset + np.where((self.block == 0) & (edges.ordinal == 1), n_binary, 0)
-        place = np.empty(len(source), np.int64)
-        levels, leaf_classes = [], []
-        for depth in range(int(edges.depth.max(initial=-1)) + 1):
-            here = np.flatnonzero(edges.depth == depth)
-            place[here] = np.arange(len(here))
-            leaf = edges.child_node[here] < 0
-            parent = place[edges.parent_edge[here]] if depth else np.empty(0, np.int64)
-            levels.append(
-                Level(*map(torch.from_numpy, (source[here], parent, np.flatnonzero(leaf))))
-            )
-            leaf_classes.append(self.tree.order[edges.begin[here[leaf]]])
-        if not levels:
-            return [], torch.zeros(1, dtype=torch.int64)
-        return levels, torch.from_numpy(np.argsort(np.concatenate(leaf_classes)))
-
 
 def stack_search_tables(layouts: Sequence[TreeLayout]) -> dict[str, Tensor]:
-    """Tables of all trees as :func:`hstree.ops.tree_topk` takes them, filled up with zeros."""
+    """Tables of all trees as :func:`hstree.ops.tree_topk` and :func:`hstree.ops.tree_log_prob`
+    take them, filled up with zeros."""
     tables = [layout.search_tables() for layout in layouts]
     stacked = {}
     for name, first in tables[0].items():

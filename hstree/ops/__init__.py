@@ -8,6 +8,7 @@ from hstree.ops.cross_entropy import (
     monotone_cross_entropy,
 )
 from hstree.ops.feature_gather import feature_gather
+from hstree.ops.log_prob import tree_log_prob
 from hstree.ops.logit_function import LogitFunction
 from hstree.ops.monotone import monotone_log_prob
 from hstree.ops.path import path_log_prob
@@ -31,6 +32,7 @@ __all__ = [
     "plif",
     "plif_table",
     "sparse_adam_",
+    "tree_log_prob",
     "tree_topk",
     "wide_log_prob",
 ]

@@ -2,6 +2,7 @@
 against."""
 
 from hstree.reference.feature_gather import feature_gather_reference
+from hstree.reference.log_prob import tree_log_prob_reference
 from hstree.reference.monotone import mixture_log_prob_reference, monotone_log_prob_reference
 from hstree.reference.path import path_log_prob_reference
 from hstree.reference.plif import plif_reference
@@ -16,6 +17,7 @@ __all__ = [
     "path_log_prob_reference",
     "plif_reference",
     "sparse_adam_reference",
+    "tree_log_prob_reference",
     "tree_topk_reference",
     "wide_log_prob_reference",
 ]

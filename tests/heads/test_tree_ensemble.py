@@ -85,6 +85,16 @@ def test_given_trees(nested: list[Any], node_vectors: str) -> None:
     check_probabilities(head, None)
 
 
+@pytest.mark.parametrize("subset_size", [None, 4])
+def test_log_prob_of_few_rows(subset_size: int | None) -> None:
+    """Their scores are computed as another product."""
+    head = randomise(ensemble("huffman", (6, 4), 3, subset_size=subset_size, gate="context"))
+    hidden = draw(5, D)
+    log_prob = head.log_prob(hidden)
+    for rows in range(1, 5):
+        torch.testing.assert_close(head.log_prob(hidden[:rows]), log_prob[:rows])
+
+
 @pytest.mark.parametrize("node_vectors", ["free", "shared"])
 @pytest.mark.parametrize("n_trees", [1, 2])
 @pytest.mark.parametrize("n_classes", [1, 2, 3])

@@ -9,7 +9,7 @@ from pathlib import Path
 SCRIPT = """
 import torch, hstree
 for name in ("forward", "wide_log_prob", "feature_gather", "plif", "monotone_log_prob",
-             "sparse_adam_", "topk"):
+             "sparse_adam_", "topk", "log_prob"):
     for key in ("CPU", "Meta"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"hstree::{name}", key), (name, key)
 index = torch.tensor([[0, 1]], dtype=torch.int32)

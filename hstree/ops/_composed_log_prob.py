@@ -1,0 +1,81 @@
+"""Log-probabilities of all classes of a mixture of trees by torch's own operators, for devices
+without a kernel."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hstree.trees import MAX_DEPTH
+
+
+def composed_log_prob(
+    score: Tensor,
+    log_gate: Tensor,
+    node: Tensor,
+    edge: Tensor,
+    n_classes: int,
+    wide_begin: int,
+    root_begin: int,
+) -> Tensor:
+    """log P [N, V]; arguments as for :func:`hstree.ops.tree_log_prob`, but the tables are not
+    checked. Where two trees have -inf the gradient is NaN."""
+    mixture: Tensor | None = None
+    for t in range(len(score)):
+        path = _path_log_prob(score[t], node[t], edge[t], n_classes, wide_begin, root_begin)
+        log_prob = path + log_gate[:, t]
+        mixture = log_prob if mixture is None else torch.logaddexp(mixture, log_prob)
+    assert mixture is not None
+    return mixture.t().contiguous()
+
+
+def _path_log_prob(
+    score: Tensor, node: Tensor, edge: Tensor, n_classes: int, wide_begin: int, root_begin: int
+) -> Tensor:
+    """log P_t [V, N] of one tree with the scores [R, N].
+
+    Every node adds up the edges above it by pointer jumping: of one, then 2, 4, 8 ... of its
+    ancestors, so that six steps make paths of 64 nodes, whatever the shape of the tree.
+    """
+    if n_classes == 1:
+        return score.new_zeros(1, score.shape[1])
+    block, row, first_edge, _, edge_above = node.long().unbind(1)
+    parent, below = edge.long().unbind(1)
+    binary = score[:wide_begin]
+    wide = _wide_log_softmax(score[wide_begin:], node, root_begin - wide_begin)
+    log_prob = torch.cat([F.logsigmoid(binary), F.logsigmoid(-binary), wide])
+    first = row + torch.where(block == 1, 2 * wide_begin, 0)  # in log_prob
+    first = first + torch.where(block == 2, wide_begin + root_begin, 0)
+    step = torch.where(block == 0, wide_begin, 1)
+
+    def of_edges(index: Tensor) -> Tensor:
+        above = parent[index]
+        place = first[above] + step[above] * (index - first_edge[above])
+        return log_prob.index_select(0, place)
+
+    path = torch.cat([score.new_zeros(1, score.shape[1]), of_edges(edge_above[1:])])
+    ancestor = F.pad(parent[edge_above[1:]], (1, 0))
+    for _ in range((MAX_DEPTH - 1).bit_length()):
+        path = path + path.index_select(0, ancestor)
+        ancestor = ancestor[ancestor]
+    leaf = torch.where(below < 0, ~below, n_classes)
+    every_edge = torch.arange(len(edge), device=edge.device)
+    leaf_edge = every_edge.new_zeros(n_classes + 1).scatter(0, leaf, every_edge)[:n_classes]
+    return path.index_select(0, parent[leaf_edge]) + of_edges(leaf_edge)
+
+
+def _wide_log_softmax(score: Tensor, node: Tensor, n_wide_rows: int) -> Tensor:
+    """Within the rows of each wide node, those of a wide root last: score [., N]."""
+    if not len(score):
+        return score
+    block, row, _, width, _ = node.long().unbind(1)
+    begin = row + torch.where(block == 2, n_wide_rows, 0)
+    bounds = torch.where(block > 0, torch.stack([begin, begin + width]), 0).flatten()
+    # For each row where its node begins; rows that fill the block up are like one more node.
+    segment = bounds.new_zeros(len(score) + 1).scatter(0, bounds, bounds).cummax(0).values[:-1]
+    fixed, index = score.detach(), segment.unsqueeze(1).expand_as(score)
+    largest = torch.full_like(fixed, -torch.inf).scatter_reduce(0, index, fixed, "amax")
+    shifted = score - largest.index_select(0, segment)
+    total = torch.zeros_like(score).index_add(0, segment, shifted.exp())
+    return shifted - total.index_select(0, segment).log()
