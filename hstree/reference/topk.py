@@ -1,8 +1,9 @@
 """Reference of :mod:`hstree.ops.topk`: the log-probabilities of all classes, sorted."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from hstree.reference.log_prob import tree_log_prob_reference
 
 
 def tree_topk_reference(
@@ -21,32 +22,28 @@ def tree_topk_reference(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities [N, k] and classes [N, k]; arguments as for
     :func:`hstree.ops.tree_topk`. Of equally probable classes those of lower numbers are taken."""
-    blocks = ((weight, bias), (wide_weight, wide_bias))
-    trees = []
-    for t in range(log_gate.shape[1]):
-        x = input.to(log_gate.dtype)
-        if feature_index is not None:
-            x = x[:, feature_index[t].long()]
-        log_prob = x.new_zeros(len(x), edge.shape[1])
-        for block, row, first, width, above in node[t].tolist():
-            if not width:
-                continue  # where the table is filled up
-            if block == 2:
-                assert root_log_prob is not None
-                children = root_log_prob[t]
-            else:
-                rows = slice(row, row + (1 if block == 0 else width))
-                w, b = blocks[block]
-                assert w is not None
-                z = x @ w[t, rows].to(x.dtype).t()
-                if b is not None:
-                    z = z + b[t, rows].to(x.dtype)
-                children = F.logsigmoid(torch.cat([z, -z], 1)) if block == 0 else z.log_softmax(1)
-            here = slice(first, first + width)
-            log_prob[:, here] = children + (log_prob[:, [above]] if above >= 0 else 0)
-        path = log_prob[:, leaf_edge[t].long()] if edge.shape[1] else log_prob.new_zeros(len(x), 1)
-        trees.append(path + log_gate[:, [t]])
-    values, classes = torch.logsumexp(torch.stack(trees), 0).sort(
-        dim=1, descending=True, stable=True
+    dtype = log_gate.dtype
+    trees = log_gate.shape[1]
+    x = input.to(dtype).expand(trees, -1, -1)
+    if feature_index is not None:
+        x = torch.stack([x[t][:, feature_index[t].long()] for t in range(trees)])
+
+    def scores(weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        if weight is None:
+            return x.new_zeros(trees, 0, len(input))
+        z = weight.to(dtype) @ x.mT
+        return z if bias is None else z + bias.to(dtype).unsqueeze(2)
+
+    binary, wide = scores(weight, bias), scores(wide_weight, wide_bias)
+    root = x.new_zeros(trees, 0, len(input)) if root_log_prob is None else root_log_prob.mT
+    log_prob = tree_log_prob_reference(
+        torch.cat([binary, wide, root], 1),
+        log_gate,
+        node,
+        edge,
+        leaf_edge.shape[1],
+        binary.shape[1],
+        binary.shape[1] + wide.shape[1],
     )
+    values, classes = log_prob.sort(dim=1, descending=True, stable=True)
     return values[:, :k], classes[:, :k]
