@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cpu/capability.h"
+#include "cpu/tree_batch.h"
 #include "kernels/limits.h"
 
 namespace hstree::cpu {
@@ -45,7 +46,7 @@ class CheckedWalk {
     if (m_.classes == 1) return;
     // Copies, as what is written through bytes could be anything.
     const TreeMixture<A> m = m_;
-    const SearchEdge* const edges = m.edge + t * m.edges;
+    const TreeEdge* const edges = m.edge + t * m.edges;
     uint8_t* const is_used = row_is_used_.data() + t * score_rows();
     std::vector<uint8_t> reached(m.nodes + m.classes);
     uint8_t* const is_reached[2] = {reached.data(), reached.data() + m.nodes};
@@ -66,12 +67,12 @@ class CheckedWalk {
         fail(m.op, ": node[", t, ", ", at.node, "]: expected at most ", max_depth,
              " nodes on a path, got more");
       }
-      const SearchNode& n = m.node[t * m.nodes + visited];
+      const TreeNode& n = m.node[t * m.nodes + visited];
       check_node(m, t, at, n);
       use_rows(m, t, visited, n, is_used);
       if (n.block != binary_node) widest = std::max<int64_t>(widest, n.width);
       for (int64_t e = n.first_edge + int64_t{n.width} - 1; e >= n.first_edge; --e) {
-        const SearchEdge edge = edges[e];
+        const TreeEdge edge = edges[e];
         const bool is_leaf = edge.below < 0;
         const int64_t place = edge.below ^ (edge.below >> 31);  // ~below of a leaf
         if (edge.above != visited || place >= count[is_leaf] || is_reached[is_leaf][place]) {
@@ -94,7 +95,7 @@ class CheckedWalk {
     widest_[t] = widest;
   }
 
-  static void check_node(const TreeMixture<A>& m, int64_t t, const Open& at, const SearchNode& n) {
+  static void check_node(const TreeMixture<A>& m, int64_t t, const Open& at, const TreeNode& n) {
     const bool is_wide = n.block == wide_node || n.block == wide_root;
     const bool is_node = is_wide || (n.block == binary_node && n.width == 2);
     const bool has_edges = n.first_edge >= 0 && n.width >= 2 && n.width <= m.edges - n.first_edge;
@@ -107,7 +108,7 @@ class CheckedWalk {
         at.edge, ", got ", n.block, ", ", n.row, ", ", n.first_edge, ", ", n.width, ", ", n.above);
   }
 
-  static void use_rows(const TreeMixture<A>& m, int64_t t, int64_t node, const SearchNode& n,
+  static void use_rows(const TreeMixture<A>& m, int64_t t, int64_t node, const TreeNode& n,
                        uint8_t* is_used) {
     is_used += m.block_begin[n.block] + n.row;
     for (int64_t row = 0; row < rows_of(n); ++row) {
@@ -119,7 +120,7 @@ class CheckedWalk {
     }
   }
 
-  static int64_t rows_of(const SearchNode& n) { return n.block == binary_node ? 1 : n.width; }
+  static int64_t rows_of(const TreeNode& n) { return n.block == binary_node ? 1 : n.width; }
 
   const TreeMixture<A>& m_;
   std::vector<int64_t> nodes_, open_, widest_;  // [T]

@@ -24,7 +24,7 @@
 
 #include <cstdint>
 
-#include "cpu/topk.h"
+#include "cpu/tree_nodes.h"
 
 namespace hstree::cpu {
 
@@ -34,8 +34,8 @@ struct TreeMixture {
   const char* op;          // for messages
   const A* score;          // [T, R, N]
   const A* log_gate;       // [N, T]
-  const SearchNode* node;  // [T, nodes]
-  const SearchEdge* edge;  // [T, edges]
+  const TreeNode* node;    // [T, nodes]
+  const TreeEdge* edge;    // [T, edges]
   int64_t block_begin[4];  // first row of score of each NodeBlock, and R
   int64_t rows, trees, nodes, edges, classes;
 };

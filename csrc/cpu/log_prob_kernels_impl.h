@@ -40,7 +40,7 @@ struct ScoreRows {
   ScoreRows(const TreeMixture<A>& m, int64_t t, int64_t begin) : stride(m.rows) {
     for (int b = 0; b < 3; ++b) block[b] = (t * m.block_begin[3] + m.block_begin[b]) * m.rows + begin;
   }
-  int64_t operator()(const SearchNode& n) const { return block[n.block] + n.row * stride; }
+  int64_t operator()(const TreeNode& n) const { return block[n.block] + n.row * stride; }
 };
 
 template <typename A>
@@ -94,7 +94,7 @@ static inline void log_sigmoids(Vector<A> z, Vector<A>& left, Vector<A>& right) 
 // Those of the nodes from `begin` on, as many as fill a vector, in the row where `place` begins; anything for
 // nodes that are not binary.
 template <typename A>
-static inline void log_sigmoids_ahead(const A* score, const ScoreRows<A>& place, const SearchNode* begin,
+static inline void log_sigmoids_ahead(const A* score, const ScoreRows<A>& place, const TreeNode* begin,
                                       int64_t nodes, A* left, A* right) {
   constexpr int64_t W = VectorOf<A>::width;
   A z[W] = {};
@@ -112,8 +112,8 @@ template <bool whole, typename A, typename Leaves>
 static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t, int64_t begin, int64_t count,
                            Vector<A> above, A* open, A* z, const Leaves& leaves) {
   constexpr int64_t W = VectorOf<A>::width;
-  const SearchNode* const node = m.node + t * m.nodes;
-  const SearchEdge* const edge = m.edge + t * m.edges;
+  const TreeNode* const node = m.node + t * m.nodes;
+  const TreeEdge* const edge = m.edge + t * m.edges;
   const ScoreRows<A> place(m, t, begin);
   const int64_t nodes = walk.nodes[t];
   int32_t classes[leaves_at_once] = {};
@@ -138,8 +138,8 @@ static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t,
     if (!whole && count == 1 && i % W == 0) {
       log_sigmoids_ahead(m.score, place, node + i, nodes - i, lefts, rights);
     }
-    const SearchNode& n = node[i];
-    const SearchEdge* const child = edge + n.first_edge;
+    const TreeNode& n = node[i];
+    const TreeEdge* const child = edge + n.first_edge;
     const A* const row = m.score + place(n);
     top -= W;
     const Vector<A> base = load(static_cast<const A*>(top));
@@ -167,8 +167,8 @@ template <bool whole, typename A>
 static inline Vector<A> ascend(const TreeMixture<A>& m, const Walk& walk, int64_t t, int64_t begin,
                                int64_t count, const A* leaf, A* grad_score, A* open, A* z) {
   constexpr int64_t W = VectorOf<A>::width;
-  const SearchNode* const node = m.node + t * m.nodes;
-  const SearchEdge* const edge = m.edge + t * m.edges;
+  const TreeNode* const node = m.node + t * m.nodes;
+  const TreeEdge* const edge = m.edge + t * m.edges;
   const ScoreRows<A> place(m, t, begin);
   A* const grads = z + walk.widest * W;
   A* top = open;
@@ -184,8 +184,8 @@ static inline Vector<A> ascend(const TreeMixture<A>& m, const Walk& walk, int64_
       fetch(m.score + next, count);
       fetch(grad_score + next, count);
     }
-    const SearchNode& n = node[i];
-    const SearchEdge* const child = edge + n.first_edge;
+    const TreeNode& n = node[i];
+    const TreeEdge* const child = edge + n.first_edge;
     const A* const row = m.score + place(n);
     A* const grad = grad_score + place(n);
     Vector<A> total;

@@ -6,6 +6,7 @@
 
 #include "cpu/capability.h"
 #include "cpu/path_kernels.h"
+#include "cpu/tree_batch.h"
 
 namespace hstree::cpu {
 namespace {
@@ -189,7 +190,7 @@ class Search {
 
   void push_children(int64_t t, int32_t index) {
     open(t, index);
-    const SearchNode& n = node(t, index);
+    const TreeNode& n = node(t, index);
     const A* const log_prob = log_probs_.data() + opened(t, index).place;
     std::vector<OpenEdge<A>>& open = open_[t];
     const bool first = open.empty();
@@ -204,7 +205,7 @@ class Search {
 
   // Asks for what opening a node will read.
   void prefetch(int64_t t, int32_t index) const {
-    const SearchNode& n = node(t, index);
+    const TreeNode& n = node(t, index);
     if (n.block != binary_node || !a_.weight[0]) return;
     const int64_t row = t * a_.weight_rows[0] + n.row, bytes = a_.features * static_cast<int64_t>(sizeof(T));
     const char* const weight = reinterpret_cast<const char*>(a_.weight[0]) + row * bytes;
@@ -225,7 +226,7 @@ class Search {
 
   // The same, where the node above is open.
   A child_log_prob(int64_t t, int32_t above, int32_t index) const {
-    const SearchNode& n = node(t, above);
+    const TreeNode& n = node(t, above);
     check_index("edge", index - n.first_edge, n.width);
     return log_probs_[opened(t, above).place + index - n.first_edge];
   }
@@ -247,7 +248,7 @@ class Search {
   }
 
   void compute(int64_t t, int32_t index) {
-    const SearchNode& n = node(t, index);
+    const TreeNode& n = node(t, index);
     check_node(t, index);
     const A base = index == 0 ? A{0} : child_log_prob(t, edge(t, n.above).above, n.above);
     const int64_t place = static_cast<int64_t>(log_probs_.size());
@@ -270,10 +271,10 @@ class Search {
     opened(t, index) = {search_, place};
   }
 
-  static int32_t scores(const SearchNode& n) { return n.block == binary_node ? 1 : n.width; }
+  static int32_t scores(const TreeNode& n) { return n.block == binary_node ? 1 : n.width; }
 
-  const SearchNode& node(int64_t t, int64_t index) const { return a_.node[t * a_.nodes + index]; }
-  const SearchEdge& edge(int64_t t, int64_t index) const { return a_.edge[t * a_.edges + index]; }
+  const TreeNode& node(int64_t t, int64_t index) const { return a_.node[t * a_.nodes + index]; }
+  const TreeEdge& edge(int64_t t, int64_t index) const { return a_.edge[t * a_.edges + index]; }
 
   void check_index(const char* name, int64_t index, int64_t end) const {
     if (index < 0 || index >= end) {
@@ -283,7 +284,7 @@ class Search {
   }
 
   void check_node(int64_t t, int32_t index) const {
-    const SearchNode& n = node(t, index);
+    const TreeNode& n = node(t, index);
     const bool has_edges = n.first_edge >= 0 && n.width >= 2 && n.width <= a_.edges - n.first_edge;
     bool has_rows = false;
     if (n.block == wide_root) {

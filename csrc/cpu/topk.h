@@ -10,31 +10,18 @@
 //
 // Exact but for rounding, in any case. Of equally probable classes those of lower numbers come first, but which
 // of them are among the k is undefined. NaN counts as the largest value. Sums in float32 (float64 for float64).
-// Work: where the k-th most probable class has the probability p, a tree opens at most L / p of its nodes, of a
-// path of L; at worst it opens all. A thread keeps 16 bytes for each node and 8 for each class.
+// Work: where the k-th most probable class has the probability p, at most T / p classes come out of the T trees,
+// each looked up by paths of L nodes: O(T^2 L / p) nodes are opened, at worst all. A thread keeps 16 bytes for
+// each node and 8 for each class.
 // No atomics; threads share rows: the same bits for every number of them.
 #pragma once
 
 #include <cstdint>
 
-#include "cpu/tree_batch.h"
+#include "cpu/elements.h"
+#include "cpu/tree_nodes.h"
 
 namespace hstree::cpu {
-
-enum NodeBlock : int32_t { binary_node, wide_node, wide_root };
-
-struct SearchNode {
-  int32_t block;       // NodeBlock
-  int32_t row;         // of its first child among the weight rows of the block
-  int32_t first_edge;  // its children are edges first_edge to first_edge + width - 1
-  int32_t width;
-  int32_t above;  // edge; negative at the root, node 0
-};
-
-struct SearchEdge {
-  int32_t above;  // node
-  int32_t below;  // node, or ~class
-};
 
 // N rows, D features, T trees, S features of a tree, V classes.
 template <typename T>
@@ -49,8 +36,8 @@ struct Topk {
   int64_t root_width;
   const A* log_gate;             // [N, T]
   const int32_t* feature_index;  // [T, S] or null
-  const SearchNode* node;        // [T, nodes]
-  const SearchEdge* edge;        // [T, edges]
+  const TreeNode* node;          // [T, nodes]
+  const TreeEdge* edge;          // [T, edges]
   const int32_t* leaf_edge;      // [T, V]
   int64_t rows, in_features, trees, features, nodes, edges, classes, k;
   A* log_prob;     // [N, k]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree.heads.base import Head, ParameterGroup
-from hstree.heads.tree_layout import TreeLayout, stack_search_tables, stack_tables
+from hstree.heads.tree_layout import TreeLayout, stack_node_tables, stack_tables
 from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import (
     feature_gather,
@@ -368,8 +368,8 @@ class TreeEnsemble(Head):
         )
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """On the CPU by best-first search, see :func:`hstree.ops.tree_topk`: about k L scores a row
-        and tree where the distribution is peaked, instead of V."""
+        """On the CPU by best-first search, see :func:`hstree.ops.tree_topk`: the fewer classes
+        share the probability, the fewer nodes are scored."""
         if hidden.device.type != "cpu":
             return super().topk_rows(hidden, k)
         with torch.no_grad():
@@ -531,7 +531,7 @@ class TreeEnsemble(Head):
 
     def _tables(self, device: torch.device) -> dict[str, Tensor]:
         if device not in self._tables_on:
-            tables = stack_search_tables(self._layouts)
+            tables = stack_node_tables(self._layouts)
             self._tables_on[device] = {name: table.to(device) for name, table in tables.items()}
         return self._tables_on[device]
 

@@ -107,7 +107,7 @@ class TreeLayout:
             out.append((vector, bias))
         return out
 
-    def search_tables(self) -> dict[str, npt.NDArray[np.int32]]:
+    def node_tables(self) -> dict[str, npt.NDArray[np.int32]]:
         """node [M, 5], edge [E, 2] and leaf_edge [V], as :func:`hstree.ops.tree_topk` and
         :func:`hstree.ops.tree_log_prob` take them of one tree."""
         edges = self.tree.edges()
@@ -131,10 +131,10 @@ class TreeLayout:
         return {name: table.astype(np.int32) for name, table in tables.items()}
 
 
-def stack_search_tables(layouts: Sequence[TreeLayout]) -> dict[str, Tensor]:
+def stack_node_tables(layouts: Sequence[TreeLayout]) -> dict[str, Tensor]:
     """Tables of all trees as :func:`hstree.ops.tree_topk` and :func:`hstree.ops.tree_log_prob`
     take them, filled up with zeros."""
-    tables = [layout.search_tables() for layout in layouts]
+    tables = [layout.node_tables() for layout in layouts]
     stacked = {}
     for name, first in tables[0].items():
         rows = max(len(table[name]) for table in tables)

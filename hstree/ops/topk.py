@@ -31,8 +31,9 @@ def tree_topk(
     A path's log-probability only falls on the way down, so the leaves of a tree come out of a heap
     of its open edges in falling order, and the best open edges of all trees bound every class not
     yet met; see :func:`hstree.reference.tree_topk_reference` for an equivalent in PyTorch. Exact
-    but for rounding. Where the k-th class has probability p, a tree opens at most L / p of its
-    nodes, for L nodes on a path; the flatter the distribution, the longer it takes.
+    but for rounding. Where the k-th class has probability p, at most T / p classes come out of the
+    trees, each looked up by T paths of L nodes: O(T^2 L / p) nodes, at worst all. The flatter the
+    distribution, the longer it takes.
 
     Args:
         input: [N, D]: float32, float64, bfloat16 or float16.

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hstree.heads.tree_layout import TreeLayout, stack_search_tables
+from hstree.heads.tree_layout import TreeLayout, stack_node_tables
 from hstree.ops import tree_topk
 from hstree.reference import tree_topk_reference
 from hstree.trees import Tree, build_ensemble
@@ -85,7 +85,7 @@ def draw(
         size = subset
         chosen = [np.sort(random.permutation(features)[:subset]) for _ in trees]
         index = torch.from_numpy(np.stack(chosen)).int()
-    tables = stack_search_tables(layouts)
+    tables = stack_node_tables(layouts)
     return Mixture(
         values(rows, features),
         values(len(trees), n_binary, size, scale=scale) if n_binary else None,
@@ -253,7 +253,7 @@ def test_opens_what_may_be_among_the_best_alone() -> None:
     order_of_leaves = torch.from_numpy(mixture.trees[0].order.astype(np.int64))
     mass = np.array([float(every[order_of_leaves[edges.begin[e] : edges.end[e]]].sum())
                      for e in inner])  # fmt: skip
-    tables = layout.search_tables()
+    tables = layout.node_tables()
     rows = tables["node"][edges.child_node[inner], 1]
     worst = float(log_prob[0, -1].exp())
     unlikely = rows[mass < worst * (1 - 1e-9)]

@@ -1,0 +1,23 @@
+// A tree as tables of its nodes, in preorder, and their edges: for ops that walk it from the root down.
+#pragma once
+
+#include <cstdint>
+
+namespace hstree::cpu {
+
+enum NodeBlock : int32_t { binary_node, wide_node, wide_root };
+
+struct TreeNode {
+  int32_t block;       // NodeBlock
+  int32_t row;         // of its first child among the weight rows of the block
+  int32_t first_edge;  // its children are edges first_edge to first_edge + width - 1
+  int32_t width;
+  int32_t above;  // edge; negative at the root, node 0
+};
+
+struct TreeEdge {
+  int32_t above;  // node
+  int32_t below;  // node, or ~class
+};
+
+}  // namespace hstree::cpu
