@@ -58,13 +58,6 @@ __attribute__((always_inline)) static inline void prefetch_gathered(const Gather
   for (int64_t t = 0; t < gathered.trees; ++t) prefetch_row(gathered_row(gathered, i, t), gathered.features);
 }
 
-template <typename T>
-static inline void gather_row(const GatheredRows<accumulate_t<T>>& gathered, int64_t i, const T* row) {
-  for (int64_t t = 0; t < gathered.trees; ++t) {
-    gather(gathered.subset[t], 0, gathered.features, row, gathered_row(gathered, i, t));
-  }
-}
-
 template <typename A>
 static inline void scatter_row(const GatheredRows<A>& gathered, int64_t i, A* row) {
   for (int64_t t = 0; t < gathered.trees; ++t) {
@@ -115,25 +108,39 @@ static inline void scatter_trees(const GatheredRows<float>& gathered, int64_t i,
   }
 }
 
-// Calls work<K>(t) for trees t to t + K - 1: four at once, then two and one.
+template <int K>
+struct Trees {
+  static constexpr int count = K;
+};
+
+// Calls work(Trees<K>, t) for trees t to t + K - 1: four at once, then two and one.
 template <typename Work>
 static inline void each_trees(int64_t trees, const Work& work) {
   int64_t t = 0;
-  for (; t + 4 <= trees; t += 4) work.template operator()<4>(t);
-  for (; t + 2 <= trees; t += 2) work.template operator()<2>(t);
-  if (t < trees) work.template operator()<1>(t);
-}
-
-template <typename T>
-requires(sizeof(T) < 8) static inline void gather_row(const GatheredRows<float>& gathered, int64_t i,
-                                                      const T* row) {
-  each_trees(gathered.trees, [&]<int K>(int64_t t) { gather_trees<K>(gathered, i, t, row); });
+  for (; t + 4 <= trees; t += 4) work(Trees<4>{}, t);
+  for (; t + 2 <= trees; t += 2) work(Trees<2>{}, t);
+  if (t < trees) work(Trees<1>{}, t);
 }
 
 static inline void scatter_row(const GatheredRows<float>& gathered, int64_t i, float* row) {
-  each_trees(gathered.trees, [&]<int K>(int64_t t) { scatter_trees<K>(gathered, i, t, row); });
+  each_trees(gathered.trees,
+             [&](auto some, int64_t t) { scatter_trees<decltype(some)::count>(gathered, i, t, row); });
 }
 #endif
+
+template <typename T>
+static inline void gather_row(const GatheredRows<accumulate_t<T>>& gathered, int64_t i, const T* row) {
+#if HSTREE_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) < 8) {
+    return each_trees(gathered.trees, [&](auto some, int64_t t) {
+      gather_trees<decltype(some)::count>(gathered, i, t, row);
+    });
+  }
+#endif
+  for (int64_t t = 0; t < gathered.trees; ++t) {
+    gather(gathered.subset[t], 0, gathered.features, row, gathered_row(gathered, i, t));
+  }
+}
 
 template <typename T>
 static void gather_rows(const GatheredRows<accumulate_t<T>>& gathered, int64_t begin, int64_t end,

@@ -374,17 +374,6 @@ static inline void each_feature_block(const FeatureSubset& subset, int64_t begin
   }
 }
 
-template <typename T>
-requires(sizeof(T) < 8) static inline float* gather_subset(const FeatureSubset& subset, int64_t begin,
-                                                           int64_t end, const T* row, float* x) {
-  each_feature_block(subset, begin, end, [&](int32_t column, __mmask16 lanes) {
-    const __m512 some = bits_as<__m512>(load_lanes(lanes, row + column));
-    _mm512_storeu_ps(x, _mm512_maskz_compress_ps(lanes, some));
-    x += __builtin_popcount(lanes);
-  });
-  return x;
-}
-
 static inline void scatter_add_subset(const FeatureSubset& subset, int64_t begin, int64_t end, const float* x,
                                       float* row) {
   each_feature_block(subset, begin, end, [&](int32_t column, __mmask16 lanes) {
@@ -399,6 +388,16 @@ static inline void scatter_add_subset(const FeatureSubset& subset, int64_t begin
 template <typename T>
 static inline accumulate_t<T>* gather_subset(const FeatureSubset& subset, int64_t begin, int64_t end,
                                              const T* row, accumulate_t<T>* x) {
+#if HSTREE_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) < 8) {
+    each_feature_block(subset, begin, end, [&](int32_t column, __mmask16 lanes) {
+      const __m512 some = bits_as<__m512>(load_lanes(lanes, row + column));
+      _mm512_storeu_ps(x, _mm512_maskz_compress_ps(lanes, some));
+      x += __builtin_popcount(lanes);
+    });
+    return x;
+  }
+#endif
   constexpr int64_t W = VectorOf<accumulate_t<T>>::width;
   int64_t s = begin;
   for (; s + W <= end; s += W, x += W) {
