@@ -1,5 +1,5 @@
-// hstree::topk: the k most probable classes of a mixture of trees. CPU only: on a GPU all classes at once are
-// faster than a search.
+// hstree::topk: the k most probable classes of a mixture of trees. CPU only: on a GPU TreeEnsemble.topk
+// takes them from all classes.
 #include "cpu/topk.h"
 
 #include "ops/tensor.h"

@@ -397,9 +397,9 @@ class TreeEnsemble(Head):
         return tree_topk(
             x,
             weight,
-            None if weight is None else self.bias,
+            self.bias,
             wide_weight,
-            None if wide_weight is None else self.wide_bias,
+            self.wide_bias,
             root,
             self._log_gate(hidden).to(dtype),
             self.feature_index,
@@ -485,11 +485,11 @@ class TreeEnsemble(Head):
     def _root_logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """[T, N, C]."""
         assert self.root_bias is not None
-        hidden = hidden.to(weight.dtype)
         if self.feature_index is None:
-            logits = F.linear(hidden, weight.flatten(0, 1), self.root_bias.flatten())
+            rows, bias = weight.flatten(0, 1), self.root_bias.flatten()
+            logits = F.linear(hidden.to(weight.dtype), rows, bias)
             return logits.view(-1, self.n_trees, self.root_width).transpose(0, 1)
-        x = feature_gather(hidden, self.feature_index).transpose(0, 1)
+        x = self._subsets(hidden)
         return torch.baddbmm(self.root_bias.unsqueeze(1), x, weight.transpose(1, 2))
 
     def _all_scores(self, hidden: Tensor) -> Tensor:
@@ -503,13 +503,13 @@ class TreeEnsemble(Head):
         ]
         if not blocks:
             return hidden.new_zeros((self.n_trees, 0, len(hidden)), dtype=dtype)
-        x = self._subsets(hidden, blocks[0][0].dtype)
+        x = self._subsets(hidden)
         parts = [_scores(x, weight, bias).to(dtype) for weight, bias in blocks]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def _subsets(self, hidden: Tensor, dtype: torch.dtype) -> Tensor:
-        """Each tree's features [T, N, S]."""
-        hidden = hidden.to(dtype)
+    def _subsets(self, hidden: Tensor) -> Tensor:
+        """Each tree's features [T, N, S], in the dtype of the weights."""
+        hidden = self._in_weight_dtype(hidden)
         if self.feature_index is None:
             return hidden.expand(self.n_trees, -1, -1)
         return feature_gather(hidden, self.feature_index).transpose(0, 1)

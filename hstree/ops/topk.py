@@ -60,8 +60,7 @@ def tree_topk(
     Raises:
         RuntimeError: for a shape, dtype, device, number or table that does not fit.
 
-    On the CPU only: on a GPU a search is slower than all classes at once. Not differentiable.
-    Deterministic, for any number of threads.
+    On the CPU only. Not differentiable. Deterministic, for any number of threads.
 
     Example:
         >>> node = torch.tensor([[[0, 0, 0, 2, -1], [0, 1, 2, 2, 0]]], dtype=torch.int32)
