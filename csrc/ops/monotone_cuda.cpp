@@ -50,11 +50,11 @@ Tensor monotone_log_prob_backward_cuda(const Tensor& logits, const Tensor& grad_
 
 std::tuple<Tensor, Tensor> monotone_log_prob_gradient_cuda(const Tensor& logits, const Tensor& grad_log_prob,
                                                            const Tensor& target, double c, double k,
-                                                           const std::optional<Tensor>& table,
-                                                           double radius) {
+                                                           const std::optional<Tensor>& table, double radius,
+                                                           bool table_gradient) {
   const auto [log_prob, log_normalizer] = monotone_log_prob_cuda(logits, target, c, k, table, radius);
   return {log_prob, monotone_log_prob_backward_cuda(logits, grad_log_prob, target, log_normalizer, c, k,
-                                                    table, radius)};
+                                                    table, radius, table_gradient)};
 }
 
 }  // namespace
