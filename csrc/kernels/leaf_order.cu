@@ -159,7 +159,9 @@ void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t
 }
 
 int64_t backward_workspace_bytes(ScalarType type, const Tables& tables) {
-  return Segments(tables).workspace_bytes(type == ScalarType::float64 ? sizeof(double) : sizeof(float));
+  const Segments segments(type, tables);
+  const int64_t factors = tables.wide ? 0 : tables.trees * tables.stride * (divide_up(tables.rows, 16) * 16);
+  return segments.bytes() + factors * segments.sum_bytes;
 }
 
 }  // namespace hstree
