@@ -159,9 +159,7 @@ void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t
 }
 
 int64_t backward_workspace_bytes(ScalarType type, const Tables& tables) {
-  const Segments segments(type, tables);
-  const int64_t factors = tables.wide ? 0 : tables.trees * tables.stride * (divide_up(tables.rows, 16) * 16);
-  return segments.bytes() + factors * segments.sum_bytes;
+  return Segments(type, tables).bytes();
 }
 
 }  // namespace hstree

@@ -158,18 +158,12 @@ __global__ void __launch_bounds__(group_threads, 3)
   for (int i = threadIdx.x; i < group_rows * total_stride; i += group_threads) total[i] = S(0);
   for (int tree = 0; tree < tables.trees; ++tree) {
     if (tree % group_trees == 0) group.sort(tables, leaf_order, tree, first, first + window);
-    group.find_visits(
-        tables, tree, visits,
-        [&](int64_t row, int level, int32_t entry) {
-          return path_factor<S>(tables, tensors, tree, row, level, entry);
-        },
-        P::prepare);
+    group.template find_visits<P>(tables, tree, visits, [&](int64_t row, int level, int32_t entry) {
+      return path_factor<S>(tables, tensors, tree, row, level, entry);
+    });
     P::multiply(tables, group, visits, tree,
-                static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features,
-                [&](int number, int64_t feature, S sum) {
-                  const auto at = static_cast<unsigned>(feature - first);
-                  if (at < static_cast<unsigned>(window)) total[number * total_stride + at] += sum;
-                });
+                static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features, first,
+                total, total_stride);
   }
   __syncthreads();
   constexpr int vector = 16 / sizeof(T);
@@ -212,88 +206,103 @@ __global__ void path_factor_kernel(Tables tables, LeafOrder leaf_order, PathBack
     if (level < length) {
       value = path_factor<Sum<T>>(tables, tensors, tree, row, level, tables.path[begin + level]);
     }
-    factor[k * places] = value;
+    factor[k * places] = RunProduct<T>::factor(value);
   }
+}
+
+// The runs of rows below the nodes that a segment meets, once for all blocks of path_backward_weight_kernel.
+// Tensors: groups [T, C]; runs [T, C, segments.runs()] PlaceRun::bits; slot as there; state of SegmentOutput, every
+//   element written. Rows of the gradient: slot + level for row-sparse ones, else t M + node.
+// O(N T L); no atomics; deterministic. One block for each (tree, segment), a thread for two places.
+__global__ void __launch_bounds__(run_threads)
+    path_run_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot, Segments segments,
+                    int64_t* state, int32_t* groups, uint64_t* runs) {
+  using Output = SegmentOutput<float>;
+  __shared__ SegmentRuns list;
+  const int tree = static_cast<int>(blockIdx.x / segments.count);
+  const int64_t begin = blockIdx.x % segments.count * segments.places;
+  const int rows =
+      static_cast<int>(tables.rows - begin < segments.places ? tables.rows - begin : segments.places);
+  const int64_t at = tree * tables.rows + begin, position = blockIdx.x * segments.stride;
+  const int shared_before = leaf_order.shared[at];
+  const int shared_after = begin + rows < tables.rows ? leaf_order.shared[at + rows] : 0;
+  for (int level = shared_after + threadIdx.x; state != nullptr && level < segments.stride;
+       level += run_threads) {
+    state[position + level] = Segments::none;
+  }
+  list.list(
+      tables, leaf_order, tree, begin, rows,
+      [&](PlaceRun run) {
+        const bool incoming = run.begin == 0 && run.level < shared_before;
+        const bool outgoing = run.end == rows && run.level < shared_after;
+        run.goal = Output::goal(incoming, outgoing);
+        if (slot == nullptr) {
+          const int64_t row = leaf_order.order[at + run.begin];
+          run.row = tree * tables.weight_rows + (tables.path[path_begin(tables, tree, row) + run.level] >> 1);
+        } else if (!incoming) {
+          run.row = slot[at + run.begin] + run.level - leaf_order.shared[at + run.begin];
+        }
+        if (outgoing) state[position + run.level] = incoming ? Segments::through : run.row;
+        return run;
+      },
+      runs + blockIdx.x * segments.runs(), groups + blockIdx.x);
 }
 
 // The tree path op, gradients of weight and bias.
 //   grad_weight[t, node] = sum_i grad_log_prob[i,t] * slope[i,t,node] * input[i, subset_t], rows i below node
 //   grad_bias[t, node] = the same without input: column S, whose input is 1
-// Tensors: shapes at PathBackward and SegmentOutput; factor [T, stride, places] of path_factor_kernel; slot
-//   [T N + 1] int64, the sums of leaf_plan's count, or null: then gradients are dense, row t M + node. Only rows of
-//   visited nodes are written. Rows without a usable path add nothing. A feature of bfloat16 or float16 that is not
-//   finite makes its column NaN for all nodes of its 16 places.
+// Tensors: shapes at PathBackward and SegmentOutput; factor of path_factor_kernel, groups and runs of
+//   path_run_kernel. Only rows of visited nodes are written. Rows without a usable path add nothing. A feature of
+//   bfloat16 or float16 that is not finite makes its column NaN for nodes of its segment.
 // Sums in Sum<T>, rounded to T once. Work O(N T L S). Bytes: input once for each tree, each gradient row once, and
 //   the workspace (segment.cuh). At N = 8192, D = 4096, T = 8, S = 1024, bfloat16 a segment is 512 places, which
 //   meet 936 nodes; their 64 columns of features take 66 KiB of shared memory, and 164 products of 16 runs and 16
 //   places serve 5,987 visits.
 // No atomics; the order of every sum depends on N, T, S, stride and type alone: deterministic.
-// One block for each (tree, segment) and chunk of columns; a warp for 16 runs at a time, which no other warp waits
-//   for: run_product.cuh.
+// One block for each (tree, segment) and chunk of columns; a warp for 16 runs at a time, for which no other warp
+//   waits: run_product.cuh.
 template <typename T>
 __global__ void __launch_bounds__(run_threads, 3)
-    path_backward_weight_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot, const T* input,
-                                const Sum<T>* factor, int64_t places, Segments segments,
+    path_backward_weight_kernel(Tables tables, LeafOrder leaf_order, const T* input, const Sum<T>* factor,
+                                const int32_t* groups, const uint64_t* runs, Segments segments,
                                 SegmentOutput<T> output, bool wide_stores) {
   using S = Sum<T>;
   using P = RunProduct<T>;
-  using Output = SegmentOutput<T>;
-  __shared__ SegmentRuns runs;
+  using Goal = typename SegmentOutput<T>::Goal;
+  __shared__ SegmentRows from;
   void* staged = HSTREE_SHARED_MEMORY;
   const int tree = static_cast<int>(blockIdx.x / segments.count), lane = threadIdx.x % 32;
   const int64_t begin = blockIdx.x % segments.count * segments.places;
   const int rows =
       static_cast<int>(tables.rows - begin < segments.places ? tables.rows - begin : segments.places);
-  const int64_t at = tree * tables.rows + begin, position = blockIdx.x * segments.stride;
+  const int64_t position = blockIdx.x * segments.stride, places = segments.padded_rows;
   const int64_t first_column = int64_t(blockIdx.y) * P::columns;
-  runs.fill(tables, leaf_order, tree, begin, rows);
-  P::stage(tables, runs, tree, input, first_column, staged);
-  const int shared_before = leaf_order.shared[at];
-  const int shared_after = begin + rows < tables.rows ? leaf_order.shared[at + rows] : 0;
   factor += int64_t(tree) * tables.stride * places + begin;
+  runs += blockIdx.x * segments.runs();
+  const int count = groups[blockIdx.x];
+  from.fill(tables, leaf_order, tree, begin, rows);
+  P::stage(tables, from, rows, tree, input, first_column, staged);
   __syncthreads();
-  const int long_groups = runs.groups(false), groups = long_groups + runs.groups(true);
-  for (int group = threadIdx.x / 32; group < groups; group += run_threads / 32) {
-    const bool is_short = group >= long_groups;
-    const PlaceRun own =
-        runs.run((is_short ? group - long_groups : group) * run_group + lane % run_group, is_short);
-    int own_goal = Output::store_sum;
-    int64_t own_row = 0;  // of the gradient
-    if (own.end > 0) {
-      const bool incoming = own.begin == 0 && own.level < shared_before;
-      const bool outgoing = own.end == rows && own.level < shared_after;
-      own_goal = Output::goal(incoming, outgoing);
-      if (slot == nullptr) {
-        const int32_t entry = tables.path[path_begin(tables, tree, runs.row[own.begin]) + own.level];
-        own_row = tree * tables.weight_rows + (entry >> 1);
-      } else if (!incoming) {
-        own_row =
-            slot[at + own.begin] + own.level - (own.begin == 0 ? shared_before : runs.shared[own.begin]);
-      }
-      if (outgoing && blockIdx.y == 0 && lane < run_group) {
-        output.state[position + own.level] = incoming ? Segments::through : own_row;
-      }
-    }
-    P::multiply(own.bits(), factor, places, staged, [&](int k, int column, const auto& sum) {
-      const PlaceRun run = PlaceRun::of(__shfl_sync(all_lanes, own.bits(), k));
-      const int64_t row = __shfl_sync(all_lanes, own_row, k);
-      const int goal = __shfl_sync(all_lanes, own_goal, k);
-      if (run.end == 0) return;
-      output.write(static_cast<typename Output::Goal>(goal), row, position + run.level, tables.features,
+  for (int group = threadIdx.x / 32; group < count; group += run_threads / 32) {
+    const uint64_t own = __ldg(runs + group * run_group + lane % run_group);
+    P::multiply(own, factor, places, staged, [&](const PlaceRun& run, int column, const auto& sum) {
+      output.write(static_cast<Goal>(run.goal), run.row, position + run.level, tables.features,
                    first_column + column, sum, wide_stores);
     });
     if (blockIdx.y > 0) continue;
     S bias = 0;  // of own run
     for (int k = 0; k < run_group; ++k) {
-      const PlaceRun run = PlaceRun::of(__shfl_sync(all_lanes, own.bits(), k));
+      const PlaceRun run = PlaceRun::of(__shfl_sync(all_lanes, own, k));
       S sum = 0;
-      for (int r = run.begin + lane; r < run.end; r += 32) sum += __ldg(factor + run.level * places + r);
+      for (int r = run.begin + lane; r < run.end; r += 32) {
+        sum += P::value(__ldg(factor + run.level * places + r));
+      }
       sum = warp_sum(sum);
       if (lane == k) bias = sum;
     }
-    if (lane < run_group && own.end > 0) {
-      output.write_bias(static_cast<typename Output::Goal>(own_goal), own_row, position + own.level,
-                        tables.features, bias);
+    const PlaceRun run = PlaceRun::of(own);
+    if (lane < run_group && run.end > 0) {
+      output.write_bias(static_cast<Goal>(run.goal), run.row, position + run.level, tables.features, bias);
     }
   }
 }
@@ -322,18 +331,22 @@ void backward_weight(ScalarType type, const Tables& tables, const LeafOrder& lea
   using P = RunProduct<T>;
   const Segments segments(type, tables);
   const SegmentOutput<T> output(segments, workspace, grad_weight, grad_bias);
-  const int64_t places = divide_up(tables.rows, chunk_places) * chunk_places;
-  Sum<T>* factor = reinterpret_cast<Sum<T>*>(static_cast<char*>(workspace) + segments.bytes());
-  const dim3 factor_grid(grid_size(divide_up(tables.trees * places, factor_threads)),
+  char* memory = static_cast<char*>(workspace);
+  Sum<T>* factor = reinterpret_cast<Sum<T>*>(memory + segments.factor_at());
+  int32_t* groups = reinterpret_cast<int32_t*>(memory + segments.groups_at());
+  uint64_t* runs = reinterpret_cast<uint64_t*>(memory + segments.runs_at());
+  const int64_t blocks = segments.trees * segments.count;
+  const dim3 factor_grid(grid_size(divide_up(segments.trees * segments.padded_rows, factor_threads)),
                          static_cast<unsigned>(divide_up(tables.stride, factor_levels)));
-  launch(path_factor_kernel<T>, factor_grid, factor_threads, 0, stream, tables, leaf_order, tensors, places,
-         factor);
-  clear_state(segments, output, stream);
+  launch(path_factor_kernel<T>, factor_grid, factor_threads, 0, stream, tables, leaf_order, tensors,
+         segments.padded_rows, factor);
+  launch(path_run_kernel, grid_size(blocks), run_threads, 0, stream, tables, leaf_order, slot, segments,
+         output.state, groups, runs);
   const int64_t chunks = tables.features > 0 ? divide_up(tables.features, P::columns) : 1;
-  const dim3 grid(grid_size(segments.trees * segments.count), static_cast<unsigned>(chunks));
-  launch(path_backward_weight_kernel<T>, grid, run_threads, P::bytes(segments.places), stream, tables,
-         leaf_order, slot, static_cast<const T*>(tensors.input), static_cast<const Sum<T>*>(factor), places,
-         segments, output, aligned<T>(grad_weight, tables.features, 16));
+  launch(path_backward_weight_kernel<T>, dim3(grid_size(blocks), static_cast<unsigned>(chunks)), run_threads,
+         P::bytes(segments.places), stream, tables, leaf_order, static_cast<const T*>(tensors.input),
+         static_cast<const Sum<T>*>(factor), static_cast<const int32_t*>(groups),
+         static_cast<const uint64_t*>(runs), segments, output, aligned<T>(grad_weight, tables.features, 16));
   segment_reduce(segments, output, stream);
 }
 

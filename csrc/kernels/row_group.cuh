@@ -8,7 +8,7 @@
 namespace hstree {
 
 constexpr int group_rows = 16;
-constexpr int group_threads = 256;
+constexpr int group_threads = 160;
 constexpr int group_trees = group_threads / group_rows;  // whose rows are sorted at a time
 
 // Number of entries of an ascending array below a value. Called by whole warps, which try 32 entries at a time.
@@ -73,8 +73,8 @@ struct RowGroup {
   int64_t columns[group_trees][2];          // of the subset, that are in the window: first, and past the last
 
   // Of one tree:
-  int shared[group_rows];  // nodes shared with the row before
-  S scale[group_rows];     // of the row's factors
+  int fresh[group_rows];         // max_depth - nodes shared with the row before
+  uint32_t largest[group_rows];  // bits of the largest magnitude of the row's factors
   int visits;
 
   // Finds the rows. Called by all threads of a block, as the functions below; ends without a barrier.
@@ -107,7 +107,7 @@ struct RowGroup {
           column = entries_below(tables.feature_index + (first_tree + v) * tables.features, tables.features,
                                  limit[k]);
         }
-        if (threadIdx.x % 32 == 0) columns[v][k] = column;
+        if (threadIdx.x % 32 == 0) columns[v][k] = static_cast<int32_t>(column);
       }
     }
     __syncthreads();
@@ -119,70 +119,84 @@ struct RowGroup {
     __syncthreads();
   }
 
-  // Lists the nodes that the group visits in a tree, each once. factor_of(row, level, entry); prepare(factors of
-  // a row, its length): returns their scale. Begins and ends with a barrier.
-  template <typename FactorOf, typename Prepare>
-  __device__ void find_visits(const Tables& tables, int tree, const Visits<S>& to, FactorOf factor_of,
-                              Prepare prepare) {
-    const int u = tree % group_trees, lane = threadIdx.x % 32, stride = to.stride;
+  // Lists the nodes that the group visits in a tree, each once. factor_of(row, level, entry). Begins and ends with a
+  // barrier. A thread has every group_threads-th of the [group_rows, stride] nodes.
+  template <typename P, typename FactorOf>
+  __device__ void find_visits(const Tables& tables, int tree, const Visits<S>& to, FactorOf factor_of) {
+    const int u = tree % group_trees, stride = to.stride, lane = threadIdx.x % 32;
+    const float inverse = 1.0f / static_cast<float>(stride);
+    const auto row_of = [&](int i) { return static_cast<int>((static_cast<float>(i) + 0.5f) * inverse); };
     __syncthreads();
-    for (int p = threadIdx.x / 32; p < group_rows; p += group_threads / 32) {
-      for (int level = lane; level < stride; level += 32) {
-        int32_t entry = -1;
-        S value = 0;
-        if (level < length[u][p]) {
-          entry = tables.path[begin[u][p] + level];
-          value = factor_of(row[number[u][p]], level, entry);
+    if (threadIdx.x < group_rows) {
+      fresh[threadIdx.x] = max_depth - length[u][threadIdx.x];
+      largest[threadIdx.x] = 0;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < group_rows * stride; i += group_threads) {
+      const int p = row_of(i), level = i - p * stride;
+      int32_t entry = -1;
+      S value = 0;
+      if (level < length[u][p]) {
+        entry = tables.path[begin[u][p] + level];
+        value = factor_of(row[number[u][p]], level, entry);
+        if constexpr (P::scaled) {
+          const float magnitude = fabsf(value);
+          uint32_t bits;
+          memcpy(&bits, &magnitude, sizeof bits);
+          atomicMax(&largest[p], bits);
         }
-        to.node[p * stride + level] = entry < 0 ? -1 : entry >> 1;
-        to.factor[p * stride + level] = value;
       }
+      to.node[i] = entry < 0 ? -1 : entry >> 1;
+      to.factor[i] = value;
     }
     __syncthreads();
-    for (int p = threadIdx.x / 32; p < group_rows; p += group_threads / 32) {
-      int same = 0;
-      for (;;) {
-        const int level = same + lane;
-        const bool other = p == 0 || level >= length[u][p] ||
-                           to.node[p * stride + level] != to.node[(p - 1) * stride + level];
-        const unsigned stop = __ballot_sync(all_lanes, other);
-        same += stop == 0 ? 32 : __ffs(static_cast<int>(stop)) - 1;
-        if (stop != 0) break;
-      }
-      const S own_scale = prepare(to.factor + p * stride, length[u][p]);
-      if (lane == 0) {
-        shared[p] = same;
-        scale[p] = own_scale;
-      }
+    for (int i = threadIdx.x; i < group_rows * stride; i += group_threads) {
+      const int p = row_of(i), level = i - p * stride;
+      if constexpr (P::scaled) to.factor[i] = P::prepare(to.factor[i], largest[p]);
+      if (level >= length[u][p]) continue;
+      // The first level at which the row before has another node.
+      const int32_t *own = to.node + i, *other = own - stride;
+      const bool same = p > 0 && own[0] == other[0];
+      const bool same_above = level == 0 || (p > 0 && own[-1] == other[-1]);
+      if (!same && same_above) atomicMax(&fresh[p], max_depth - level);
     }
     __syncthreads();
-    for (int p = threadIdx.x / 32; p < group_rows; p += group_threads / 32) {
-      int first = warp_sum(lane < p ? length[u][lane] - shared[lane] : 0);
-      if (lane == 0 && p == group_rows - 1) visits = first + length[u][p] - shared[p];
-      for (int level = shared[p] + lane; level < length[u][p]; level += 32) {
-        int end = p + 1;
-        while (end < group_rows && shared[end] > level) ++end;
-        to.bits[first + level - shared[p]] = Visit{level, p, end}.bits();
-      }
+    const int counted = lane < group_rows ? length[u][lane] - (max_depth - fresh[lane]) : 0;
+    int sum = counted;
+#pragma unroll
+    for (int delta = 1; delta < group_rows; delta *= 2) {
+      const int before = __shfl_sync(all_lanes, sum, lane >= delta ? lane - delta : lane);
+      if (lane >= delta) sum += before;
+    }
+    if (threadIdx.x == group_rows - 1) visits = sum;
+    for (int first = 0; first < group_rows * stride; first += group_threads) {
+      const int i = first + threadIdx.x, p = row_of(i), level = i - p * stride;
+      const int before = __shfl_sync(all_lanes, sum - counted, p % 32);
+      if (p >= group_rows || level >= length[u][p]) continue;
+      const int shared = max_depth - fresh[p];
+      if (level < shared) continue;
+      int end = p + 1;
+      while (end < group_rows && max_depth - fresh[end] > level) ++end;
+      to.bits[before + level - shared] = Visit{level, p, end}.bits();
     }
     __syncthreads();
   }
 };
 
-// Factors of the group's rows times the weight rows that they visit in a tree, in the columns of the window.
-// Calls add(row number in the group, feature, sum) once for each row with a path and each column.
+// Factors of the group's rows times the weight rows that they visit in a tree, in the columns of the window, added
+// to total [group_rows, total_stride] by number of the row in the group and feature - first.
 //
 // float32 and float64: fused multiply-adds; a thread has a column of all rows in registers.
 template <typename T, bool Aligned, bool Half = is_half<T>>
 struct GroupProduct {
-  static __device__ __forceinline__ T prepare(T*, int) { return T(1); }
+  static constexpr bool scaled = false;
 
-  template <typename Add>
   static __device__ __forceinline__ void multiply(const Tables& tables, const RowGroup<T>& group,
-                                                  const Visits<T>& from, int tree, const T* weight, Add add) {
+                                                  const Visits<T>& from, int tree, const T* weight,
+                                                  int64_t first, T* total, int total_stride) {
     const int u = tree % group_trees;
-    const int64_t end = group.columns[u][1];
-    for (int64_t column = group.columns[u][0] + threadIdx.x; column < end; column += group_threads) {
+    const int end = group.columns[u][1];
+    for (int column = group.columns[u][0] + threadIdx.x; column < end; column += group_threads) {
       T sum[group_rows] = {};
 #pragma unroll 2
       for (int k = 0; k < group.visits; ++k) {
@@ -199,10 +213,10 @@ struct GroupProduct {
           }
         }
       }
-      const int64_t feature = input_feature(tables, tree, column);
+      T* at = total + (input_feature(tables, tree, column) - first);
 #pragma unroll
       for (int r = 0; r < group_rows; ++r) {
-        if (group.length[u][r] > 0) add(group.number[u][r], feature, sum[r]);
+        if (group.length[u][r] > 0) at[group.number[u][r] * total_stride] += sum[r];
       }
     }
   }
@@ -213,47 +227,49 @@ struct GroupProduct {
 // is two elements of type T in one word, after the largest of the row is scaled to [1, 2): split.cuh.
 template <typename T, bool Aligned>
 struct GroupProduct<T, Aligned, true> {
-  static __device__ __forceinline__ float prepare(float* factor, int length) {
-    const int lane = threadIdx.x % 32;
-    float largest = 0;
-    for (int level = lane; level < length; level += 32) largest = fmaxf(largest, fabsf(factor[level]));
-    const Scale scale = scale_of(warp_max(largest));
-    for (int level = lane; level < length; level += 32) {
-      const float value = factor[level] * scale.inverse;
-      const T high = round_to<T>(value);
-      const uint32_t word = pack(high, round_to<T>(value - to_sum(high)));
-      memcpy(factor + level, &word, sizeof word);
-    }
-    return scale.back;
+  static constexpr bool scaled = true;
+
+  static __device__ __forceinline__ Scale scale(uint32_t largest) {
+    float magnitude;
+    memcpy(&magnitude, &largest, sizeof magnitude);
+    return scale_of(magnitude);
   }
 
-  template <typename Add>
+  static __device__ __forceinline__ float prepare(float factor, uint32_t largest) {
+    const uint32_t word = split<T>(factor * scale(largest).inverse);
+    memcpy(&factor, &word, sizeof factor);
+    return factor;
+  }
+
   static __device__ __forceinline__ void multiply(const Tables& tables, const RowGroup<float>& group,
                                                   const Visits<float>& from, int tree, const T* weight,
-                                                  Add add) {
+                                                  int64_t first, float* total, int total_stride) {
     const int u = tree % group_trees, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int stride = from.stride, visits = group.visits;
-    const int64_t begin = group.columns[u][0] / 16 * 16, end = group.columns[u][1];  // from a sector on
+    const int begin = group.columns[u][0], end = group.columns[u][1];
+    const auto features = static_cast<uint32_t>(tables.features);
+    const float* own_factor = from.factor + g * stride;
     if (visits == 0) return;
-    for (int64_t tile = begin + threadIdx.x / 32 * 64; tile < end; tile += group_threads / 32 * 64) {
+    for (int tile = begin / 16 * 16 + threadIdx.x / 32 * 64; tile < end; tile += group_threads / 32 * 64) {
       float sum[8][4] = {};
+      const T* own_weight = weight + tile + 8 * g;
+      const int left = end - (tile + 8 * g);
 #pragma unroll 1
-      for (int first = 0; first < visits; first += 16) {
+      for (int k = 2 * t; k < visits + 2 * t; k += 16) {
         uint32_t part[4][4], word[2][4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int k = first + 2 * t + i % 2 + i / 2 * 8;
-          const bool inside = k < visits;
-          const Visit visit = Visit::of(from.bits[inside ? k : 0]);
-          const int64_t column = tile + 8 * g;
-          const int64_t node = from.node[visit.begin * stride + visit.level];
-          load_eight(weight + node * tables.features + column, inside ? end - column : 0, part[i]);
+          const int own = k + i % 2 + i / 2 * 8;
+          const bool inside = own < visits;
+          const Visit visit = Visit::of(from.bits[inside ? own : 0]);
+          const auto node = static_cast<uint32_t>(from.node[visit.begin * stride + visit.level]);
+          load_eight(own_weight + static_cast<uint64_t>(node) * features, inside ? left : 0, part[i]);
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             const int r = g + 8 * h;
             word[h][i] = 0;
             if (inside && r >= visit.begin && r < visit.end) {
-              memcpy(&word[h][i], from.factor + r * stride + visit.level, sizeof(uint32_t));
+              memcpy(&word[h][i], own_factor + 8 * h * stride + visit.level, sizeof(uint32_t));
             }
           }
         }
@@ -272,27 +288,22 @@ struct GroupProduct<T, Aligned, true> {
         }
       }
       const bool used[2] = {group.length[u][g] > 0, group.length[u][g + 8] > 0};
-      const float scale[2] = {group.scale[g], group.scale[g + 8]};
-      const int number[2] = {group.number[u][g], group.number[u][g + 8]};
+      const float back[2] = {scale(group.largest[g]).back, scale(group.largest[g + 8]).back};
+      float* row[2] = {total + group.number[u][g] * total_stride,
+                       total + group.number[u][g + 8] * total_stride};
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int64_t column = tile + 16 * t + 8 * e;
+        const int column = tile + 16 * t + 8 * e;
         if (column >= end) continue;
-        int64_t feature[8];
-        if constexpr (Aligned) {
-          input_features<8>(tables, tree, column, feature);
-        } else {
-#pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            feature[j] = input_feature(tables, tree, column + j < end ? column + j : column);
-          }
-        }
+        int feature[8];
+        load_features(tables, tree, column, end, feature);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          if (column + j < group.columns[u][0] || column + j >= end) continue;
+          if (column + j < begin || column + j >= end) continue;
+          const int at = feature[j] - static_cast<int>(first);
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            if (used[h]) add(number[h], feature[j], sum[j][2 * h + e] * scale[h]);
+            if (used[h]) row[h][at] += sum[j][2 * h + e] * back[h];
           }
         }
       }
@@ -300,8 +311,27 @@ struct GroupProduct<T, Aligned, true> {
   }
 
  private:
+  // Features of eight columns, arbitrary from `end` on.
+  static __device__ __forceinline__ void load_features(const Tables& tables, int tree, int column, int end,
+                                                       int (&feature)[8]) {
+    if (tables.feature_index == nullptr) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) feature[j] = column + j;
+      return;
+    }
+    const int32_t* index = tables.feature_index + tree * tables.features + column;
+    if constexpr (Aligned) {
+      const uint4 raw[2] = {__ldg(reinterpret_cast<const uint4*>(index)),
+                            __ldg(reinterpret_cast<const uint4*>(index) + 1)};
+      memcpy(feature, raw, sizeof feature);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) feature[j] = __ldg(index + (column + j < end ? j : 0));
+    }
+  }
+
   // Eight elements, arbitrary from `left` on, zero if that is not positive.
-  static __device__ __forceinline__ void load_eight(const T* address, int64_t left, uint32_t (&part)[4]) {
+  static __device__ __forceinline__ void load_eight(const T* address, int left, uint32_t (&part)[4]) {
     if (left <= 0) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) part[i] = 0;

@@ -13,41 +13,53 @@
 namespace hstree {
 
 struct Segments {
-  static constexpr int64_t shortest = 64;          // places
-  static constexpr int64_t longest_bytes = 2048;   // of sums over a path op's segment, one for each place
-  static constexpr int64_t most_positions = 4096;  // C * stride, except that C is at least 1, wide op
-  static constexpr int64_t enough_blocks = 1024;   // to fill a GPU; more only add workspace
+  static constexpr int64_t shortest = 64;         // places
+  static constexpr int64_t longest_bytes = 2048;  // of a sum for each place of a segment, path op
+  static constexpr int64_t most_positions =
+      4096;                                       // C * stride, except that C is at least 1 and segments have
+                                                  // their longest
+  static constexpr int64_t enough_blocks = 1024;  // to fill a GPU; more only add workspace
   static constexpr int64_t none = -1, through = -2;
 
   int64_t places;  // of a segment, a multiple of 16
   int64_t count;   // C
   int64_t stride, columns;
   int64_t trees;
-  int64_t sum_bytes;  // of one sum
+  int64_t padded_rows;  // N up to a multiple of 16
+  int64_t sum_bytes;    // of one sum
+  bool wide;
 
   // A block of the path op stages the features of a whole segment, which limits its length.
   __host__ Segments(ScalarType type, const Tables& tables)
       : stride(tables.stride),
         columns(tables.features + 1),
         trees(tables.trees),
-        sum_bytes(type == ScalarType::float64 ? sizeof(double) : sizeof(float)) {
-    const int64_t longest = tables.wide ? tables.rows : longest_bytes / sum_bytes;
-    const int64_t most =
-        tables.wide && stride > most_positions ? 1 : most_positions / (stride > 0 ? stride : 1);
-    const int64_t enough = divide_up(enough_blocks, trees * divide_up(columns, tables.wide ? 128 : 64));
+        padded_rows(divide_up(tables.rows, 16) * 16),
+        sum_bytes(type == ScalarType::float64 ? sizeof(double) : sizeof(float)),
+        wide(tables.wide) {
+    const int64_t most = stride > 0 && stride < most_positions ? most_positions / stride : 1;
+    const int64_t enough = divide_up(enough_blocks, trees * divide_up(columns, wide ? 128 : 64));
     places = divide_up(divide_up(tables.rows, most < enough ? most : enough), 16) * 16;
-    if (places > longest) places = longest;
+    if (!wide && places > longest_bytes / sum_bytes) places = longest_bytes / sum_bytes;
     if (places < shortest) places = shortest;
     count = divide_up(tables.rows, places);
   }
 
   __host__ int64_t positions() const { return count > 1 ? trees * count * stride : 0; }
 
-  // Of head and tail, and of all of SegmentOutput's workspace.
-  __host__ int64_t sums_bytes() const { return divide_up(2 * positions() * columns * sum_bytes, 16) * 16; }
-  __host__ int64_t bytes() const {
-    return sums_bytes() + divide_up(positions() * static_cast<int64_t>(sizeof(int64_t)), 16) * 16;
-  }
+  // Bytes of the workspace before each of its parts, and of all of it. The path op has more than SegmentOutput's:
+  // factors [T, stride, N up to a multiple of 16], the number of groups of runs [T, C] and their runs
+  // [T, C, runs()] (run_product.cuh).
+  __host__ int64_t state_at() const { return round(2 * positions() * columns * sum_bytes); }
+  __host__ int64_t factor_at() const { return state_at() + round(positions() * 8); }
+  __host__ int64_t groups_at() const { return factor_at() + round(trees * stride * padded_rows * sum_bytes); }
+  __host__ int64_t runs_at() const { return groups_at() + round(trees * count * 4); }
+  __host__ int64_t bytes() const { return wide ? factor_at() : runs_at() + trees * count * runs() * 8; }
+  // Most runs of a segment, with what fills up the last groups of two lists.
+  __host__ __device__ int64_t runs() const { return places * stride + 32; }
+
+ private:
+  static __host__ int64_t round(int64_t bytes) { return divide_up(bytes, 16) * 16; }
 };
 
 // Where the sums of a segment go.
@@ -71,7 +83,7 @@ struct SegmentOutput {
     if (segments.positions() == 0) return;
     head = static_cast<Sum<T>*>(workspace);
     tail = head + segments.positions() * segments.columns;
-    state = reinterpret_cast<int64_t*>(static_cast<char*>(workspace) + segments.sums_bytes());
+    state = reinterpret_cast<int64_t*>(static_cast<char*>(workspace) + segments.state_at());
   }
 
   // Where a run that lies in a segment and the ones before or behind it has its sum.
