@@ -13,7 +13,7 @@
 namespace hstree {
 
 struct Segments {
-  static constexpr int64_t shortest = 64;         // places
+  static constexpr int64_t shortest = 64, shortest_staged = 128;  // places; staged: path op
   static constexpr int64_t longest_bytes = 2048;  // of a sum for each place of a segment, path op
   static constexpr int64_t most_positions =
       4096;                                       // C * stride, except that C is at least 1 and segments have
@@ -41,7 +41,8 @@ struct Segments {
     const int64_t enough = divide_up(enough_blocks, trees * divide_up(columns, wide ? 128 : 64));
     places = divide_up(divide_up(tables.rows, most < enough ? most : enough), 16) * 16;
     if (!wide && places > longest_bytes / sum_bytes) places = longest_bytes / sum_bytes;
-    if (places < shortest) places = shortest;
+    const int64_t least = wide ? shortest : shortest_staged;
+    if (places < least) places = least;
     count = divide_up(tables.rows, places);
   }
 

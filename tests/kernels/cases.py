@@ -70,6 +70,10 @@ PATH_CASES = (
     Case("several blocks of columns, part of a group of four", rows=70, trees=1, in_features=300,
          features=198, kinds=BOTH),
     Case("windows of features", rows=5, trees=2, in_features=10243, features=24, kinds=BOTH),
+    Case("runs over many segments", rows=700, classes=5, trees=1, in_features=4, favourite=0.6,
+         kinds=BOTH),
+    Case("more trees than are sorted at a time", rows=21, classes=6, trees=11, features=8,
+         kinds=(FLOAT64, BFLOAT16)),
     Case("more nodes in a tile than one group of items", rows=64, classes=900, trees=1,
          in_features=5, ignored=0.0),
 )  # fmt: skip
