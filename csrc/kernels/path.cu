@@ -134,12 +134,12 @@ __device__ __forceinline__ void store_sums(T* row, const Sum<T>* sum, int64_t le
 //   nothing from their tree. A weight of bfloat16 or float16 that is not finite makes its feature NaN for all
 //   rows of a group that have a path in its tree.
 // Sums in Sum<T>, rounded to T once; the slope is exact to rounding at any z.
-// Work O(N T L S). Bytes: a weight row once for each group of 16 rows that visits it, and grad_input once. Groups
-//   follow the leaf order of the first tree: rows of one class, whose paths agree in all trees, come together,
-//   and a group keeps the sums of all trees in shared memory. At N = 8192, D = 4096, T = 8, S = 1024, bfloat16
-//   this asks for 39 KiB of weights a row (Huffman; 102 for random balanced trees, whose orders differ), where the
-//   row's own visits are 187 KiB (272). Tiles of each tree's own order would ask for 39 (54), and for a sum over
-//   trees outside the block: 256 KiB a row in float32.
+// Work O(N T L S). Bytes: a weight row once for each group of 16 rows that visits it, and grad_input once.
+//   Groups follow the leaf order of the first tree: rows of one class, whose paths agree in all trees, come
+//   together, and a group keeps the sums of all trees in shared memory. At N = 8192, D = 4096, T = 8, S =
+//   1024, bfloat16 this asks for 39 KiB of weights a row (Huffman; 102 for random balanced trees, whose
+//   orders differ), where the row's own visits are 187 KiB (272). Tiles of each tree's own order would ask
+//   for 39 (54), and for a sum over trees outside the block: 256 KiB a row in float32.
 // No atomics; trees in order, and in a tree the order follows from the rows of the group: deterministic.
 // One block for each group and window of features; a warp for 64 columns of a tree's subset, or 32:
 //   row_group.cuh.
@@ -181,10 +181,10 @@ __global__ void __launch_bounds__(group_threads, 3)
 constexpr int factor_threads = 128;
 constexpr int factor_levels = 4;  // for a thread
 
-// factor[t, level, place] = grad_log_prob * slope of the row at a place of the leaf order, zero past the end of its
-//   path and past the last place.
-// Tensors: PathBackward says shapes; factor [T, stride, places] Sum<T>, places: N up to a multiple of 16. Once for
-//   all blocks of path_backward_weight_kernel, which then read consecutive places: O(N T L) bytes.
+// factor[t, level, place] = grad_log_prob * slope of the row at a place of the leaf order, zero past the end
+//   of its path and past the last place.
+// Tensors: PathBackward says shapes; factor [T, stride, places] Sum<T>, places: N up to a multiple of 16.
+//   Once for all blocks of path_backward_weight_kernel, which then read consecutive places: O(N T L) bytes.
 // No atomics; deterministic. One thread for each (tree, place) and factor_levels levels.
 template <typename T>
 __global__ void path_factor_kernel(Tables tables, LeafOrder leaf_order, PathBackward tensors, int64_t places,
@@ -211,8 +211,8 @@ __global__ void path_factor_kernel(Tables tables, LeafOrder leaf_order, PathBack
 }
 
 // The runs of rows below the nodes that a segment meets, once for all blocks of path_backward_weight_kernel.
-// Tensors: groups [T, C]; runs [T, C, segments.runs()] PlaceRun::bits; slot as there; state of SegmentOutput, every
-//   element written. Rows of the gradient: slot + level for row-sparse ones, else t M + node.
+// Tensors: groups [T, C]; runs [T, C, segments.runs()] PlaceRun::bits; slot as there; state of SegmentOutput,
+//   every element written. Rows of the gradient: slot + level for row-sparse ones, else t M + node.
 // O(N T L); no atomics; deterministic. One block for each (tree, segment), a thread for two places.
 __global__ void __launch_bounds__(run_threads)
     path_run_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot, Segments segments,
@@ -252,17 +252,17 @@ __global__ void __launch_bounds__(run_threads)
 //   grad_weight[t, node] = sum_i grad_log_prob[i,t] * slope[i,t,node] * input[i, subset_t], rows i below node
 //   grad_bias[t, node] = the same without input: column S, whose input is 1
 // Tensors: shapes at PathBackward and SegmentOutput; factor of path_factor_kernel, groups and runs of
-//   path_run_kernel. Only rows of visited nodes are written. Rows without a usable path add nothing. A feature of
-//   bfloat16 or float16 that is not finite makes its column NaN for nodes of its segment.
-// Sums in Sum<T>, rounded to T once. Work O(N T L S). Bytes: input once for each tree, each gradient row once, and
-//   the workspace (segment.cuh). At N = 8192, D = 4096, T = 8, S = 1024, bfloat16 a segment is 512 places, which
-//   meet 936 nodes; their 64 columns of features take 66 KiB of shared memory, and 164 products of 16 runs and 16
-//   places serve 5,987 visits.
+//   path_run_kernel. Only rows of visited nodes are written. Rows without a usable path add nothing. A
+//   feature of bfloat16 or float16 that is not finite makes its column NaN for nodes of its segment.
+// Sums in Sum<T>, rounded to T once. Work O(N T L S). Bytes: input once for each tree, each gradient row
+//   once, and the workspace (segment.cuh). At N = 8192, D = 4096, T = 8, S = 1024, bfloat16 a segment is 512
+//   places, which meet 936 nodes; their 64 columns of features take 66 KiB of shared memory, and 164 products
+//   of 16 runs and 16 places serve 5,987 visits.
 // No atomics; the order of every sum depends on N, T, S, stride and type alone: deterministic.
-// One block for each (tree, segment) and chunk of columns; a warp for 16 runs at a time, for which no other warp
-//   waits: run_product.cuh.
+// One block for each (tree, segment) and chunk of columns; a warp for 16 runs at a time, for which no other
+//   warp waits: run_product.cuh.
 template <typename T>
-__global__ void __launch_bounds__(run_threads, 3)
+__global__ void __launch_bounds__(run_threads, run_blocks)
     path_backward_weight_kernel(Tables tables, LeafOrder leaf_order, const T* input, const Sum<T>* factor,
                                 const int32_t* groups, const uint64_t* runs, Segments segments,
                                 SegmentOutput<T> output, bool wide_stores) {

@@ -1,5 +1,5 @@
-// Groups of 16 rows that are neighbours in the leaf order of the first tree, what they visit in each tree, and
-// products of their factors with the weight rows that they visit.
+// Groups of 16 rows that are neighbours in the leaf order of the first tree, what they visit in each tree,
+// and products of their factors with the weight rows that they visit.
 #pragma once
 
 #include "common.cuh"
@@ -11,7 +11,8 @@ constexpr int group_rows = 16;
 constexpr int group_threads = 160;
 constexpr int group_trees = group_threads / group_rows;  // whose rows are sorted at a time
 
-// Number of entries of an ascending array below a value. Called by whole warps, which try 32 entries at a time.
+// Number of entries of an ascending array below a value. Called by whole warps, which try 32 entries at a
+// time.
 __device__ __forceinline__ int64_t entries_below(const int32_t* entry, int64_t count, int64_t value) {
   int64_t begin = 0;
   while (count > 0) {
@@ -60,7 +61,8 @@ struct Visits {
         bits(reinterpret_cast<uint16_t*>(node + group_rows * stride)) {}
 };
 
-// In shared memory. Whatever the leaf positions are, rows of a tree are sorted only to find shared nodes together.
+// In shared memory. Whatever the leaf positions are, rows of a tree are sorted only to find shared nodes
+// together.
 template <typename S>
 struct RowGroup {
   int64_t row[group_rows];  // of the input, or -1
@@ -83,8 +85,8 @@ struct RowGroup {
     if (i < group_rows) row[i] = place + i < tables.rows ? leaf_order.order[place + i] : -1;
   }
 
-  // Sorts the rows in trees [first_tree, first_tree + group_trees) and finds those columns of their subsets that
-  // are in the window [first, last). Begins and ends with a barrier.
+  // Sorts the rows in trees [first_tree, first_tree + group_trees) and finds those columns of their subsets
+  // that are in the window [first, last). Begins and ends with a barrier.
   __device__ void sort(const Tables& tables, const LeafOrder& leaf_order, int first_tree, int64_t first,
                        int64_t last) {
     __syncthreads();
@@ -119,8 +121,8 @@ struct RowGroup {
     __syncthreads();
   }
 
-  // Lists the nodes that the group visits in a tree, each once. factor_of(row, level, entry). Begins and ends with a
-  // barrier. A thread has every group_threads-th of the [group_rows, stride] nodes.
+  // Lists the nodes that the group visits in a tree, each once. factor_of(row, level, entry). Begins and ends
+  // with a barrier. A thread has every group_threads-th of the [group_rows, stride] nodes.
   template <typename P, typename FactorOf>
   __device__ void find_visits(const Tables& tables, int tree, const Visits<S>& to, FactorOf factor_of) {
     const int u = tree % group_trees, stride = to.stride, lane = threadIdx.x % 32;
@@ -183,8 +185,8 @@ struct RowGroup {
   }
 };
 
-// Factors of the group's rows times the weight rows that they visit in a tree, in the columns of the window, added
-// to total [group_rows, total_stride] by number of the row in the group and feature - first.
+// Factors of the group's rows times the weight rows that they visit in a tree, in the columns of the window,
+// added to total [group_rows, total_stride] by number of the row in the group and feature - first.
 //
 // float32 and float64: fused multiply-adds; a thread has a column of all rows in registers.
 template <typename T, bool Aligned, bool Half = is_half<T>>
@@ -222,9 +224,10 @@ struct GroupProduct {
   }
 };
 
-// bfloat16 and float16: [16 rows] x [16 visits] x [8 columns] by matrix instructions, 64 columns for a warp. A lane
-// reads eight columns of four weight rows in 16 bytes each: column 8 n + j is column n of instruction j. A factor
-// is two elements of type T in one word, after the largest of the row is scaled to [1, 2): split.cuh.
+// bfloat16 and float16: [16 rows] x [16 visits] x [8 columns] by matrix instructions, 64 columns for a warp.
+// A lane reads eight columns of four weight rows in 16 bytes each: column 8 n + j is column n of instruction
+// j. A factor is two elements of type T in one word, after the largest of the row is scaled to [1, 2):
+// split.cuh.
 template <typename T, bool Aligned>
 struct GroupProduct<T, Aligned, true> {
   static constexpr bool scaled = true;

@@ -1,5 +1,5 @@
-// Gradients of weight rows over a segment: the runs of rows below its nodes, and products of their factors with
-// the features of the segment, which a block stages in shared memory.
+// Gradients of weight rows over a segment: the runs of rows below its nodes, and products of their factors
+// with the features of the segment, which a block stages in shared memory.
 #pragma once
 
 #include "mma.cuh"
@@ -9,12 +9,17 @@
 namespace hstree {
 
 constexpr int run_threads = 256;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int run_blocks = 2;  // of a multiprocessor, as its shared memory allows
+#else
+constexpr int run_blocks = 3;
+#endif
 constexpr int run_group = 16;     // runs that a warp sums at a time
 constexpr int chunk_places = 16;  // of a segment, the inner dimension of a matrix instruction
 constexpr int most_places = 512;  // of a segment
 
-// Rows [begin, end) of a segment that have a node at a level of their paths, and where their sum goes. Empty, with
-// end = 0: no run.
+// Rows [begin, end) of a segment that have a node at a level of their paths, and where their sum goes. Empty,
+// with end = 0: no run.
 struct PlaceRun {
   int level, begin, end, goal;
   int64_t row;  // of the gradient; arbitrary unless the run starts in the segment
@@ -39,9 +44,9 @@ struct SegmentRuns {
   uint8_t chunk_shared[most_places / chunk_places];  // the least of a chunk
   uint32_t warp_total[run_threads / 32];
 
-  // Writes the runs of places [begin, begin + rows) of a tree, the long ones first, each list filled up with empty
-  // runs to a multiple of 16, and the number of groups. finish(run): sets goal and row. Called by all threads of a
-  // block, two places each.
+  // Writes the runs of places [begin, begin + rows) of a tree, the long ones first, each list filled up with
+  // empty runs to a multiple of 16, and the number of groups. finish(run): sets goal and row. Called by all
+  // threads of a block, two places each.
   template <typename Finish>
   __device__ void list(const Tables& tables, const LeafOrder& leaf_order, int tree, int64_t begin, int rows,
                        Finish finish, uint64_t* runs, int32_t* groups) {
@@ -139,8 +144,8 @@ struct SegmentRows {
   }
 };
 
-// Factors of 16 runs times the features of their rows, by a warp. Factors are by level and place, zero from the last
-// place to the next multiple of 16; level_stride between levels is a multiple of 16.
+// Factors of 16 runs times the features of their rows, by a warp. Factors are by level and place, zero from
+// the last place to the next multiple of 16; level_stride between levels is a multiple of 16.
 //
 // float32 and float64: fused multiply-adds, a lane for each column.
 template <typename T, bool Half = is_half<T>>
@@ -153,8 +158,8 @@ struct RunProduct {
   static __device__ __forceinline__ T factor(T value) { return value; }
   static __device__ __forceinline__ T value(T factor) { return factor; }
 
-  // staged [rows, columns] = features [first_column, first_column + columns) of the rows; arbitrary columns past the
-  // last one.
+  // staged [rows, columns] = features [first_column, first_column + columns) of the rows; arbitrary columns
+  // past the last one.
   static __device__ void stage(const Tables& tables, const SegmentRows& from, int rows, int tree,
                                const T* input, int64_t first_column, void* staged) {
     T* feature = static_cast<T*>(staged) + threadIdx.x % 32;
@@ -167,8 +172,8 @@ struct RunProduct {
     }
   }
 
-  // own: bits of run threadIdx.x % 16; factor: of level 0 and the segment's first place. Calls take(run, column of
-  // the block, sums of consecutive columns) for all runs and columns of a lane.
+  // own: bits of run threadIdx.x % 16; factor: of level 0 and the segment's first place. Calls take(run,
+  // column of the block, sums of consecutive columns) for all runs and columns of a lane.
   template <typename Take>
   static __device__ __forceinline__ void multiply(uint64_t own, const T* factor, int64_t level_stride,
                                                   const void* staged, Take take) {
@@ -186,11 +191,11 @@ struct RunProduct {
   }
 };
 
-// bfloat16 and float16: [16 runs] x [16 rows] x [8 columns] by matrix instructions. The features of two rows are
-// one word, as the instruction takes them. A factor is two elements of type T. In bfloat16 they come as one word; in
-// float16 the largest of a run in 16 rows is first scaled to [1, 2): split.cuh. Lane t of four has columns
-// 8 t ... 8 t + 7 of each 32, so that it writes 16 bytes of a gradient row: column 2 t + e of instruction j is
-// 32 (j / 4) + 8 t + 2 (j % 4) + e.
+// bfloat16 and float16: [16 runs] x [16 rows] x [8 columns] by matrix instructions. The features of two rows
+// are one word, as the instruction takes them. A factor is two elements of type T. In bfloat16 they come as
+// one word; in float16 the largest of a run in 16 rows is first scaled to [1, 2): split.cuh. Lane t of four
+// has columns 8 t ... 8 t + 7 of each 32, so that it writes 16 bytes of a gradient row: column 2 t + e of
+// instruction j is 32 (j / 4) + 8 t + 2 (j % 4) + e.
 template <typename T>
 struct RunProduct<T, true> {
   static constexpr int columns = 64;
@@ -212,8 +217,8 @@ struct RunProduct<T, true> {
     return unpack_sum<T>(word);
   }
 
-  // staged [rows / 2 up to a multiple of 8, stride] = features of the rows, zero past the last one; arbitrary columns
-  // past the last one.
+  // staged [rows / 2 up to a multiple of 8, stride] = features of the rows, zero past the last one; arbitrary
+  // columns past the last one.
   static __device__ void stage(const Tables& tables, const SegmentRows& from, int rows, int tree,
                                const T* input, int64_t first_column, void* staged) {
     if (tables.features == 0) return;
@@ -322,7 +327,8 @@ struct RunProduct<T, true> {
     return {{above.x, above.y, below.x, below.y}};
   }
 
-  // Replaces the factors of a run in 16 rows, which four lanes have, by scaled and split ones; returns their scale.
+  // Replaces the factors of a run in 16 rows, which four lanes have, by scaled and split ones; returns their
+  // scale.
   static __device__ __forceinline__ float scale_of_item(Quad& quad) {
     float value[4], largest = 0;
 #pragma unroll

@@ -13,12 +13,12 @@
 namespace hstree {
 
 struct Segments {
-  static constexpr int64_t shortest = 64, shortest_staged = 128;  // places; staged: path op
-  static constexpr int64_t longest_bytes = 2048;  // of a sum for each place of a segment, path op
-  static constexpr int64_t most_positions =
-      4096;                                       // C * stride, except that C is at least 1 and segments have
-                                                  // their longest
-  static constexpr int64_t enough_blocks = 1024;  // to fill a GPU; more only add workspace
+  // Places of a segment. A block of the path op stages the features of a whole segment, which limits its length
+  // to 512 places, 256 in float64.
+  static constexpr int64_t shortest = 64, shortest_staged = 128;
+  static constexpr int64_t longest_bytes = 2048;
+  static constexpr int64_t most_positions = 4096;  // C * stride, unless segments have their longest or C is 1
+  static constexpr int64_t enough_blocks = 1024;   // to fill a GPU; more only add workspace
   static constexpr int64_t none = -1, through = -2;
 
   int64_t places;  // of a segment, a multiple of 16
@@ -29,7 +29,6 @@ struct Segments {
   int64_t sum_bytes;    // of one sum
   bool wide;
 
-  // A block of the path op stages the features of a whole segment, which limits its length.
   __host__ Segments(ScalarType type, const Tables& tables)
       : stride(tables.stride),
         columns(tables.features + 1),
@@ -48,9 +47,9 @@ struct Segments {
 
   __host__ int64_t positions() const { return count > 1 ? trees * count * stride : 0; }
 
-  // Bytes of the workspace before each of its parts, and of all of it. The path op has more than SegmentOutput's:
-  // factors [T, stride, N up to a multiple of 16], the number of groups of runs [T, C] and their runs
-  // [T, C, runs()] (run_product.cuh).
+  // Bytes of the workspace before each of its parts, and of all of it. The path op has more than
+  // SegmentOutput's: factors [T, stride, N up to a multiple of 16], the number of groups of runs [T, C] and
+  // their runs [T, C, runs()] (run_product.cuh).
   __host__ int64_t state_at() const { return round(2 * positions() * columns * sum_bytes); }
   __host__ int64_t factor_at() const { return state_at() + round(positions() * 8); }
   __host__ int64_t groups_at() const { return factor_at() + round(trees * stride * padded_rows * sum_bytes); }
@@ -106,8 +105,9 @@ struct SegmentOutput {
     return (goal == head_sum ? head : tail) + position * (features + 1);
   }
 
-  // Sums of columns column ... column + Count - 1 of a run; those from S on are left out. row: of the gradient,
-  // arbitrary unless the goal is store_sum. wide: whether Count elements of a gradient can be written at once.
+  // Sums of columns column ... column + Count - 1 of a run; those from S on are left out. row: of the
+  // gradient, arbitrary unless the goal is store_sum. wide: whether Count elements of a gradient can be
+  // written at once.
   template <int Count>
   __device__ __forceinline__ void write(Goal goal, int64_t row, int64_t position, int64_t features,
                                         int64_t column, const Sum<T> (&sum)[Count], bool wide) const {
@@ -154,9 +154,9 @@ __global__ void clear_state_kernel(int64_t* state, int64_t count) {
 
 // grad[row] = tail + head of the next segment + ..., for each run that starts in a segment and passes its
 // end. Layouts: SegmentOutput. Sums in Sum<T>, from left to right: deterministic, no atomics. O(T C stride S)
-// bytes, each read at most once. One block for each (tree, segment), chunk of columns and share of the positions,
-// one thread for each column. The segments of a run are counted first, 32 at a time, so that loads of its parts
-// do not wait for each other.
+// bytes, each read at most once. One block for each (tree, segment), chunk of columns and share of the
+// positions, one thread for each column. The segments of a run are counted first, 32 at a time, so that loads
+// of its parts do not wait for each other.
 template <typename T>
 __global__ void segment_reduce_kernel(Segments segments, SegmentOutput<T> output) {
   const int64_t first = int64_t(blockIdx.x) * segments.stride;

@@ -22,8 +22,8 @@ __device__ __forceinline__ Scale scale_of(float largest) {
   return scale;
 }
 
-// A factor as two elements in one word, the larger one in the lower half. Their sum is within 2^-16 of it in bfloat16;
-// in float16 within 2^-22 of a factor below 2, or 2^-25.
+// A factor as two elements in one word, the larger one in the lower half. Their sum is within 2^-16 of it in
+// bfloat16; in float16 within 2^-22 of a factor below 2, or 2^-25.
 template <typename T>
 __device__ __forceinline__ uint32_t split(float value) {
   const T high = round_to<T>(value);
