@@ -11,20 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from kernels.emulation import (
-    BFLOAT16,
+from cuda_emu.library import (
     ORDERS,
     ROOT,
     SANITIZE,
-    Kernels,
-    compile_emulated,
-    compile_kernels,
+    EmulatedLibrary,
+    compile_library,
+    compile_operators,
 )
+
+from kernels.emulation import BFLOAT16
 
 FAULTS = r"""
 #include <string>
-#include "mma.cuh"
+#include "kernels/mma.cuh"
 
 using hstree::launch;
 
@@ -157,7 +157,7 @@ def faults(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Faults:
     folder = tmp_path_factory.mktemp("faults")
     source = folder / "faults.cu"
     source.write_text(FAULTS)
-    return Faults(compile_emulated(folder, [source]))
+    return Faults(compile_library(folder, [source]))
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -206,7 +206,7 @@ def test_missing_barrier_shows_in_some_order(faults: Faults) -> None:
     assert sums != {64 * 63 / 2}
 
 
-def test_every_half_converts_to_float(emulated: Kernels) -> None:
+def test_every_half_converts_to_float(emulated: EmulatedLibrary) -> None:
     bits = np.arange(2**16, dtype=np.uint16)
     convert = emulated.library.emu_half_to_float
     convert.restype = ctypes.c_float
@@ -220,7 +220,7 @@ def test_every_half_converts_to_float(emulated: Kernels) -> None:
         np.testing.assert_array_equal(got, BFLOAT16.decode(bits[::7]))
 
 
-def test_rounding_to_half_is_to_nearest_even(emulated: Kernels) -> None:
+def test_rounding_to_half_is_to_nearest_even(emulated: EmulatedLibrary) -> None:
     random = np.random.default_rng(0)
     halves = random.integers(0, 2**16, 4000).astype(np.uint16).view(np.float16)
     finite = np.abs(halves[np.isfinite(halves)].astype(np.float32))
@@ -285,11 +285,11 @@ def sanitized_faults(compiler: str, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("sanitized_faults")
     source = folder / "faults.cu"
     source.write_text(FAULTS)
-    return compile_emulated(folder, [source], SANITIZE)
+    return compile_library(folder, [source], SANITIZE)
 
 
 def test_kernels_are_clean_under_sanitizers(compiler: str, tmp_path: Path) -> None:
-    library = compile_kernels(tmp_path, SANITIZE)
+    library = compile_operators(tmp_path, SANITIZE)
     parts = 2
 
     def run_part(part: int) -> subprocess.CompletedProcess[str]:

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from cuda_emu.library import ORDERS
 
 from kernels.emulation import (
     ELEMENT_TYPES,
     FLOAT32,
     FLOAT64,
-    ORDERS,
     ElementType,
     Kernels,
     LogitFunction,
