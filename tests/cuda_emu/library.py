@@ -22,6 +22,8 @@ from torch.utils.cpp_extension import include_paths
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 HERE = Path(__file__).resolve().parent
+# The checks of alignment call what cuda_emu.h has in place of the sanitizer's library.
+ALIGNMENT = ("-fsanitize=alignment",)
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1")
 ORDERS = (("ascending", 0), ("descending", 0), ("shuffled", 1), ("shuffled", 2))
 CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
@@ -34,43 +36,42 @@ def run(command: list[str]) -> None:
 
 
 def compile_library(
-    folder: Path, sources: list[Path], options: tuple[str, ...] = (), link: tuple[str, ...] = ()
+    folder: Path,
+    sources: list[Path],
+    options: tuple[str, ...] = ALIGNMENT,
+    link: tuple[str, ...] = (),
 ) -> Path:
     """Compiles sources with g++ into one shared library; .cu files and those beside the emulator
     see it."""
-    common = ["g++", "-std=c++17", "-O1", "-fPIC", *options]
+    common = ["g++", "-std=c++17", "-O1", "-fPIC", "-fno-gnu-unique"]
     common += ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-attributes"]
-    common += [
-        f"-I{CSRC}",
-        "-DHSTREE_CUDA",
-        "-DUSE_CUDA",
-        "-DTORCH_TARGET_VERSION=0x020b000000000000",
-    ]
-    common += [f"-isystem{path}" for path in include_paths()]
+    common += ["-DHSTREE_CUDA", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
+    common += [f"-I{CSRC}", *(f"-isystem{path}" for path in include_paths())]
     emulated = ["-fno-strict-aliasing", "-include", str(HERE / "cuda_emu.h"), "-x", "c++"]
 
     def compile_one(source: Path) -> str:
         target = folder / f"{source.stem}.{source.suffix[1:]}.o"
-        more = emulated if source.suffix == ".cu" or source.parent == HERE else []
+        sees = source.suffix == ".cu" or source.parent == HERE
+        more = [*options, *emulated] if sees else []
         run([*common, *more, "-c", str(source), "-o", str(target)])
         return str(target)
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_one, sources))
     library = folder / "emulated.so"
-    run(["g++", "-shared", *options, *objects, *link, "-o", str(library)])
+    runtime = () if options == ALIGNMENT else options
+    run(["g++", "-shared", *runtime, *objects, *link, "-o", str(library)])
     return library
 
 
-def compile_operators(folder: Path, options: tuple[str, ...] = ()) -> Path:
+def compile_operators(folder: Path, options: tuple[str, ...] = ALIGNMENT) -> Path:
     """Compiles what a CUDA build adds to the operators, and the argument checks that it calls."""
     ops = CSRC / "ops"
     sources = [*(CSRC / "kernels").glob("*.cu"), HERE / "runtime.cpp"]
     sources += [*ops.glob("*_cuda.cpp"), *ops.glob("*_arguments.cpp")]
     libraries = Path(torch.__file__).parent / "lib"
     link = (f"-L{libraries}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}")
-    link = (*link, "-Wl,--no-undefined")
-    return compile_library(folder, sorted(sources), ("-fvisibility=hidden", *options), link)
+    return compile_library(folder, sorted(sources), options, (*link, "-Wl,--no-undefined"))
 
 
 class EmulatedLibrary:
