@@ -141,7 +141,7 @@ def test_static_shared_memory_starts_undefined(faults: Faults) -> None:
 @pytest.mark.parametrize("limit", [99 << 10, 163 << 10, 227 << 10])
 def test_limit_of_shared_memory(faults: Faults, limit: int) -> None:
     """launch.h asks for what goes beyond 48 KiB, static bytes counted, and the device ends it."""
-    for name, static_bytes in (("any_shape", 256), ("much_static", 40000)):
+    for name, static_bytes in (("any_shape", 256), ("much_static", 24000)):
         for total in ((48 << 10) - 4, 48 << 10, (48 << 10) + 4, limit):
             shared_bytes = total - static_bytes
             assert faults.run(name, shared_bytes=shared_bytes, shared_limit=limit) == ""
