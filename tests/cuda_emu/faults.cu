@@ -1,5 +1,4 @@
 // Small kernels for the tests of the emulation itself (tests/kernels/test_emulation.py), most of them faulty.
-#include <link.h>
 
 #include <map>
 #include <string>
@@ -185,6 +184,7 @@ const std::map<std::string, Kernel> kernels = {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 void set_order(int order, unsigned seed) {
   emu::order = static_cast<emu::Order>(order);
@@ -205,19 +205,6 @@ const char* run(const char* name, const unsigned* grid, const unsigned* block, s
   }
   return "";
 }
-// Of the kernels of another library: a line each, static bytes and mangled name.
-const char* describe(const char* library) {
-  static std::string text;
-  text.clear();
-  try {
-    const auto* map = static_cast<const link_map*>(dlopen(library, RTLD_NOW));
-    for (const auto& [address, kernel] : emu::read_kernels(library, map->l_addr))
-      text += std::to_string(kernel.static_bytes) + " " + kernel.name + "\n";
-  } catch (const std::exception& caught) {
-    text = caught.what();
-  }
-  return text.c_str();
-}
 float half_to_float(uint16_t bits) {
   return __half2float({bits});
 }
@@ -231,3 +218,4 @@ uint16_t float_to_bfloat16(float value) {
   return __float2bfloat16_rn(value).bits;
 }
 }
+#pragma GCC visibility pop

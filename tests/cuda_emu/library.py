@@ -43,7 +43,7 @@ def compile_library(
 ) -> Path:
     """Compiles sources with g++ into one shared library; .cu files and those beside the emulator
     see it."""
-    common = ["g++", "-std=c++17", "-O1", "-fPIC", "-fno-gnu-unique"]
+    common = ["g++", "-std=c++17", "-O1", "-fPIC", "-fno-gnu-unique", "-fvisibility=hidden"]
     common += ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-attributes"]
     common += ["-DHSTREE_CUDA", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
     common += [f"-I{CSRC}", *(f"-isystem{path}" for path in include_paths())]

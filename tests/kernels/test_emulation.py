@@ -44,13 +44,6 @@ class Faults:
         )
         return message.decode()
 
-    def describe(self, library: Path) -> dict[str, int]:
-        """Static bytes of the kernels of an emulated library, by mangled name."""
-        self.library.describe.restype = ctypes.c_char_p
-        text: bytes = self.library.describe(str(library).encode())
-        lines = (line.split() for line in text.decode().splitlines())
-        return {name: int(static_bytes) for static_bytes, name in lines}
-
 
 @pytest.fixture(scope="module")
 def faults(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Faults:
