@@ -6,6 +6,7 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
+from cuda_emu.library import ORDERS
 
 from kernels.cases import PATH_CASES, Case, check, make_batch, run_batch, unit_of_sums
 from kernels.corruption import (
@@ -15,7 +16,7 @@ from kernels.corruption import (
     check_bad_targets,
     check_corruption,
 )
-from kernels.emulation import BFLOAT16, ELEMENT_TYPES, ORDERS, ElementType, Kernels, Tables
+from kernels.emulation import BFLOAT16, ELEMENT_TYPES, ElementType, Kernels, Tables, TreeOp
 
 WIDE = False
 
@@ -72,15 +73,15 @@ def test_log_prob_at_any_score(kernels: Kernels, kind: ElementType) -> None:
     weight = kind.encode(np.ones((1, 1, 1)))
     exact = kind.decode(values)[:, 0]
     signed = np.where(tables.target == 0, exact, -exact)
-    plan = kernels.plan(tables)
-    log_prob, score = plan.forward(kind, values, weight, None)
+    op = TreeOp(kind, tables)
+    log_prob, score = op.forward(values, weight, None)
     np.testing.assert_array_equal(score[:, 0, 0], exact.astype(kind.sums))
     tight = 4 * unit_of_sums(kind)
     smallest = float(np.finfo(kind.sums).tiny)
     truth = -np.logaddexp(0, -signed)
     np.testing.assert_allclose(log_prob[:, 0], truth, rtol=tight, atol=smallest)
     grad = np.ones((len(signed), 1), kind.sums)
-    grad_input = kind.decode(plan.grad_input(kind, grad, score, weight))[:, 0]
+    grad_input = kind.decode(op.backward(False, grad, values, weight, score)[0])[:, 0]
     small = np.exp(-np.abs(signed))
     slope = np.where(tables.target == 0, 1, -1) * np.where(signed > 0, small, 1) / (1 + small)
     limit = float(np.finfo(kind.sums).tiny) + kind.tiny
