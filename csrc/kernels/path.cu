@@ -187,8 +187,9 @@ constexpr int factor_levels = 4;  // for a thread
 //   Once for all blocks of path_backward_weight_kernel, which then read consecutive places: O(N T L) bytes.
 // No atomics; deterministic. One thread for each (tree, place) and factor_levels levels.
 template <typename T>
-__global__ void path_factor_kernel(Tables tables, LeafOrder leaf_order, PathBackward tensors, int64_t places,
-                                   Sum<T>* factor) {
+__global__ void __launch_bounds__(factor_threads)
+    path_factor_kernel(Tables tables, LeafOrder leaf_order, PathBackward tensors, int64_t places,
+                       Sum<T>* factor) {
   const int64_t i = int64_t(blockIdx.x) * factor_threads + threadIdx.x;
   const int tree = static_cast<int>(i / places);
   const int64_t place = i % places, at = tree * tables.rows + place;
