@@ -1,3 +1,4 @@
+#include "async_copy.cuh"
 #include "common.cuh"
 #include "path.h"
 #include "product.cuh"
@@ -127,6 +128,25 @@ __device__ __forceinline__ void store_sums(T* row, const Sum<T>* sum, int64_t le
   }
 }
 
+// What each group of rows visits in each tree, once for all blocks of path_backward_input_kernel.
+// Tensors: PathBackward says shapes; visits [N / 16 rounded up, T] GroupVisits, every element that is read written.
+// O(N T L); atomics on integers in shared memory alone, for the largest of some: deterministic. One block for each
+//   (group, tree).
+template <typename T>
+__global__ void __launch_bounds__(visit_threads)
+    path_group_kernel(Tables tables, LeafOrder leaf_order, PathBackward tensors, unsigned char* visits) {
+  using S = Sum<T>;
+  __shared__ GroupOrder<S> order;
+  const int tree = blockIdx.x % tables.trees;
+  order.sort(tables, leaf_order, tree, int64_t(blockIdx.x / tables.trees) * group_rows);
+  order.template list<GroupProduct<T, false>>(
+      tables, reinterpret_cast<S*>(HSTREE_SHARED_MEMORY),
+      GroupVisits<S>(tables.stride, visits + int64_t(blockIdx.x) * GroupVisits<S>::bytes(tables.stride)),
+      [&](int64_t row, int level, int32_t entry) {
+        return path_factor<S>(tables, tensors, tree, row, level, entry);
+      });
+}
+
 // The tree path op, gradient of input.
 //   grad_input[i, d] = sum_t sum_l grad_log_prob[i,t] * slope_l * weight[t, node_l, s], subset_t[s] = d,
 //   slope_l = sigmoid(-z) if the path goes left, else -sigmoid(z)
@@ -145,34 +165,55 @@ __device__ __forceinline__ void store_sums(T* row, const Sum<T>* sum, int64_t le
 //   row_group.cuh.
 template <typename T, bool Aligned>
 __global__ void __launch_bounds__(group_threads, 3)
-    path_backward_input_kernel(Tables tables, LeafOrder leaf_order, PathBackward tensors, int window,
-                               T* grad_input) {
+    path_backward_input_kernel(Tables tables, LeafOrder leaf_order, PathBackward tensors,
+                               const unsigned char* visits, int window, T* grad_input) {
   using S = Sum<T>;
   using P = GroupProduct<T, Aligned>;
-  __shared__ RowGroup<S> group;
-  const int total_stride = window + total_padding;
+  __shared__ int32_t columns[group_trees][2];  // of a tree's subset, in the window: first, and past the last
+  const int total_stride = window + total_padding, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   S* total = reinterpret_cast<S*>(HSTREE_SHARED_MEMORY);  // [group_rows, total_stride]
-  const Visits<S> visits(tables.stride, total + group_rows * total_stride);
+  auto* staged = reinterpret_cast<unsigned char*>(total + group_rows * total_stride);  // two GroupVisits
+  const auto bytes = static_cast<int>(GroupVisits<S>::bytes(tables.stride));
+  visits += int64_t(blockIdx.x) * tables.trees * bytes;
+  const auto stage = [&](int tree) {
+    for (int i = 16 * threadIdx.x; i < bytes; i += 16 * group_threads) {
+      async_copy<16>(staged + tree % 2 * bytes + i, visits + int64_t(tree) * bytes + i);
+    }
+    async_copy_commit();
+  };
   const int64_t first = int64_t(blockIdx.y) * window;
-  group.start(tables, leaf_order, int64_t(blockIdx.x) * group_rows);
+  stage(0);
   for (int i = threadIdx.x; i < group_rows * total_stride; i += group_threads) total[i] = S(0);
   for (int tree = 0; tree < tables.trees; ++tree) {
-    if (tree % group_trees == 0) group.sort(tables, leaf_order, tree, first, first + window);
-    group.template find_visits<P>(tables, tree, visits, [&](int64_t row, int level, int32_t entry) {
-      return path_factor<S>(tables, tensors, tree, row, level, entry);
-    });
-    P::multiply(tables, group, visits, tree,
+    async_copy_wait<0>();
+    __syncthreads();
+    if (tree % group_trees == 0) {
+      for (int i = warp; i < 2 * group_trees && tree + i / 2 < tables.trees; i += group_threads / 32) {
+        const int64_t limit = first + i % 2 * window;
+        int64_t column = limit < tables.features ? limit : tables.features;
+        if (tables.feature_index != nullptr) {
+          column =
+              entries_below(tables.feature_index + (tree + i / 2) * tables.features, tables.features, limit);
+        }
+        if (lane == 0) columns[i / 2][i % 2] = static_cast<int32_t>(column);
+      }
+      __syncthreads();
+    }
+    if (tree + 1 < tables.trees) stage(tree + 1);
+    P::multiply(tables, GroupVisits<S>(tables.stride, staged + tree % 2 * bytes), tree,
+                columns[tree % group_trees][0], columns[tree % group_trees][1],
                 static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features, first,
                 total, total_stride);
   }
   __syncthreads();
   constexpr int vector = 16 / sizeof(T);
   const bool wide = reinterpret_cast<uintptr_t>(grad_input) % 16 == 0 && tables.in_features % vector == 0;
-  for (int r = threadIdx.x / 32; r < group_rows; r += group_threads / 32) {
-    if (group.row[r] < 0) continue;
-    T* row = grad_input + group.row[r] * tables.in_features + first;
+  for (int r = warp; r < group_rows; r += group_threads / 32) {
+    const int64_t place = int64_t(blockIdx.x) * group_rows + r;
+    if (place >= tables.rows) break;
+    T* row = grad_input + leaf_order.order[place] * tables.in_features + first;
     const int64_t width = tables.in_features - first < window ? tables.in_features - first : window;
-    for (int64_t i = threadIdx.x % 32 * vector; i < width; i += 32 * vector) {
+    for (int64_t i = lane * vector; i < width; i += 32 * vector) {
       store_sums(row + i, total + r * total_stride + i, width - i, wide);
     }
   }
@@ -310,7 +351,7 @@ __global__ void __launch_bounds__(run_threads, run_blocks)
 
 template <typename T, bool Aligned>
 void backward_input(const Tables& tables, const LeafOrder& leaf_order, const PathBackward& tensors,
-                    void* grad_input, cudaStream_t stream) {
+                    void* workspace, void* grad_input, cudaStream_t stream) {
   constexpr int64_t widest = 4096 / sizeof(Sum<T>);  // features of a window
   constexpr int64_t narrowest = 128, enough_blocks = 256;
   const int64_t groups = divide_up(tables.rows, group_rows), features = tables.in_features;
@@ -318,11 +359,16 @@ void backward_input(const Tables& tables, const LeafOrder& leaf_order, const Pat
   if (windows > divide_up(features, narrowest)) windows = divide_up(features, narrowest);
   if (windows < divide_up(features, widest)) windows = divide_up(features, widest);
   const int64_t window = divide_up(divide_up(features, windows), 16) * 16;
+  auto* visits = static_cast<unsigned char*>(workspace);
+  launch(path_group_kernel<T>, grid_size(groups * tables.trees), visit_threads,
+         group_rows * tables.stride * (sizeof(Sum<T>) + sizeof(int32_t)), stream, tables, leaf_order, tensors,
+         visits);
   const size_t shared_bytes =
-      sizeof(Sum<T>) * group_rows * (window + total_padding) + Visits<Sum<T>>::bytes(tables.stride);
+      sizeof(Sum<T>) * group_rows * (window + total_padding) + 2 * GroupVisits<Sum<T>>::bytes(tables.stride);
   const dim3 grid(grid_size(groups), static_cast<unsigned>(divide_up(features, window)));
   launch(path_backward_input_kernel<T, Aligned>, grid, group_threads, shared_bytes, stream, tables,
-         leaf_order, tensors, static_cast<int>(window), static_cast<T*>(grad_input));
+         leaf_order, tensors, static_cast<const unsigned char*>(visits), static_cast<int>(window),
+         static_cast<T*>(grad_input));
 }
 
 template <typename T>
@@ -364,15 +410,16 @@ void path_forward(ScalarType type, const Tables& tables, const LeafOrder& leaf_o
 }
 
 void path_backward_input(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
-                         const PathBackward& tensors, void* grad_input, cudaStream_t stream) {
+                         const PathBackward& tensors, void* workspace, void* grad_input,
+                         cudaStream_t stream) {
   if (tables.rows == 0 || tables.trees == 0 || tables.in_features == 0) return;
   dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const bool index_aligned = reinterpret_cast<uintptr_t>(tables.feature_index) % 16 == 0;
     if (is_half<T> && index_aligned && aligned<T>(tensors.weight, tables.features, 16)) {
-      backward_input<T, is_half<T>>(tables, leaf_order, tensors, grad_input, stream);
+      backward_input<T, is_half<T>>(tables, leaf_order, tensors, workspace, grad_input, stream);
     } else {
-      backward_input<T, false>(tables, leaf_order, tensors, grad_input, stream);
+      backward_input<T, false>(tables, leaf_order, tensors, workspace, grad_input, stream);
     }
   });
 }

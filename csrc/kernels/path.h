@@ -9,8 +9,8 @@
 //   4. length, shared = empty [T, N] int32; count = empty [T * N + 1] int64; leaf_plan.
 //   5. log_prob = empty [N, T], score = empty [N, T, max_depth] in the accumulation dtype; path_forward.
 // Backward: steps 1 to 4 again with stride = score.size(2), then
-//   6. grad_input = empty [N, D]; path_backward_input.
-//   7. workspace = empty [backward_workspace_bytes] uint8.
+//   6. workspace = empty [backward_workspace_bytes] uint8. grad_input = empty [N, D]; path_backward_input.
+//   7. With the same workspace, on the same stream:
 //      Dense: grad_weight = zeros [T, M, S], grad_bias = zeros [T, M]; path_backward_weight with slot = null.
 //      Sparse: slot = cumsum(count, 0); nnz = slot[T * N] read by the host; grad_weight = empty [nnz, S],
 //      grad_bias = empty [nnz]; path_backward_weight with slot; index = empty [2, nnz] int64; slot_index.
@@ -40,9 +40,9 @@ struct PathBackward {
 void path_forward(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
                   const PathForward& tensors, cudaStream_t stream);
 
-// grad_input: [N, D], every element written.
+// workspace: backward_workspace_bytes. grad_input: [N, D], every element written.
 void path_backward_input(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
-                         const PathBackward& tensors, void* grad_input, cudaStream_t stream);
+                         const PathBackward& tensors, void* workspace, void* grad_input, cudaStream_t stream);
 
 // slot: [T * N + 1] for row-sparse gradients, null for dense ones. grad_weight: [T, M, S] zero-filled, or
 // [nnz, S]. grad_bias: [T, M] zero-filled, or [nnz], or null. workspace: backward_workspace_bytes.

@@ -9,7 +9,8 @@ namespace hstree {
 
 constexpr int group_rows = 16;
 constexpr int group_threads = 160;
-constexpr int group_trees = group_threads / group_rows;  // whose rows are sorted at a time
+constexpr int group_trees = 16;  // whose windows are found at a time
+constexpr int visit_threads = 128;
 
 // Number of entries of an ascending array below a value. Called by whole warps, which try 32 entries at a
 // time.
@@ -42,105 +43,92 @@ struct Visit {
 };
 static_assert(max_depth <= 64 && group_rows <= 16, "Visit::bits packs a visit into 16 bits");
 
-// What a group visits in one tree, in dynamic shared memory.
+// What a group visits in one tree: written once by path_group_kernel, read by the blocks of all windows. Rows are in
+// the order of the tree.
 template <typename S>
-struct Visits {
-  int stride;
-  S* factor;  // [group_rows, stride] by row in the tree's order, and level, as GroupProduct::prepare leaves them
-  int32_t* node;   // [group_rows, stride], -1 past the end of a path
-  uint16_t* bits;  // [group_rows * stride], one visit for each node
+struct GroupVisits {
+  struct Header {
+    S back[group_rows];          // what the row's factors are multiples of
+    uint8_t number[group_rows];  // of the row in the group
+    uint8_t used[group_rows];    // whether it has a path
+    int32_t visits, padding[3];
+  };
 
-  static __host__ size_t bytes(int stride) {
-    return group_rows * stride * (sizeof(S) + sizeof(int32_t) + sizeof(uint16_t));
+  int stride;
+  Header* header;
+  S* factor;       // [group_rows, stride] by level, as GroupProduct::prepare leaves them
+  int32_t* node;   // [visits]
+  uint16_t* bits;  // [visits] Visit::bits
+
+  static __host__ __device__ size_t bytes(int stride) {
+    return sizeof(Header) + group_rows * stride * (sizeof(S) + sizeof(int32_t) + sizeof(uint16_t));
   }
 
-  __device__ Visits(int stride, S* memory)
+  // memory: aligned to 16 bytes.
+  __device__ GroupVisits(int stride, void* memory)
       : stride(stride),
-        factor(memory),
-        node(reinterpret_cast<int32_t*>(memory + group_rows * stride)),
+        header(static_cast<Header*>(memory)),
+        factor(reinterpret_cast<S*>(header + 1)),
+        node(reinterpret_cast<int32_t*>(factor + group_rows * stride)),
         bits(reinterpret_cast<uint16_t*>(node + group_rows * stride)) {}
 };
 
-// In shared memory. Whatever the leaf positions are, rows of a tree are sorted only to find shared nodes
-// together.
+// Finds the visits of a group in a tree, with a whole block. In shared memory. Whatever the leaf positions are,
+// rows are sorted only to find shared nodes together.
 template <typename S>
-struct RowGroup {
-  int64_t row[group_rows];  // of the input, or -1
-
-  // Of group_trees trees, by tree and place among the group's rows in leaf order:
-  int64_t begin[group_trees][group_rows];   // first entry of the path
-  int32_t key[group_trees][group_rows];     // by number in the group: leaf position
-  uint8_t length[group_trees][group_rows];  // nodes on the path, 0 without a usable one
-  uint8_t number[group_trees][group_rows];  // of the row in the group
-  int64_t columns[group_trees][2];          // of the subset, that are in the window: first, and past the last
-
-  // Of one tree:
+struct GroupOrder {
+  // By number in the group.
+  int32_t key[group_rows];  // leaf position
+  // By place in the order of the tree.
+  int64_t row[group_rows];    // of the input, or -1
+  int64_t begin[group_rows];  // first entry of the path
+  int length[group_rows];     // nodes on the path, 0 without a usable one
+  int number[group_rows];
   int fresh[group_rows];         // max_depth - nodes shared with the row before
   uint32_t largest[group_rows];  // bits of the largest magnitude of the row's factors
-  int visits;
 
-  // Finds the rows. Called by all threads of a block, as the functions below; ends without a barrier.
-  __device__ void start(const Tables& tables, const LeafOrder& leaf_order, int64_t place) {
+  // Ends with a barrier.
+  __device__ void sort(const Tables& tables, const LeafOrder& leaf_order, int tree, int64_t place) {
     const int i = threadIdx.x;
-    if (i < group_rows) row[i] = place + i < tables.rows ? leaf_order.order[place + i] : -1;
-  }
-
-  // Sorts the rows in trees [first_tree, first_tree + group_trees) and finds those columns of their subsets
-  // that are in the window [first, last). Begins and ends with a barrier.
-  __device__ void sort(const Tables& tables, const LeafOrder& leaf_order, int first_tree, int64_t first,
-                       int64_t last) {
-    __syncthreads();
-    const int u = threadIdx.x / group_rows, i = threadIdx.x % group_rows, tree = first_tree + u;
+    int64_t own_row = -1, own_begin = 0;
     int own_length = 0;
-    int64_t own_begin = 0;
     int32_t own_key = 0x7fffffff;
-    if (tree < tables.trees && row[i] >= 0) own_length = leaf_order.row_length[tree * tables.rows + row[i]];
-    if (own_length > 0) {
-      own_begin = path_begin(tables, tree, row[i]);
-      own_key = tables.leaf_position[tree * tables.classes + tables.target[row[i]]];
-    }
-    key[u][i] = own_key;
-    for (int v = threadIdx.x / 32; v < group_trees && first_tree + v < tables.trees;
-         v += group_threads / 32) {
-      const int64_t limit[2] = {first, last};
-      for (int k = 0; k < 2; ++k) {
-        int64_t column = limit[k] < tables.features ? limit[k] : tables.features;
-        if (tables.feature_index != nullptr) {
-          column = entries_below(tables.feature_index + (first_tree + v) * tables.features, tables.features,
-                                 limit[k]);
-        }
-        if (threadIdx.x % 32 == 0) columns[v][k] = static_cast<int32_t>(column);
+    if (i < group_rows) {
+      if (place + i < tables.rows) own_row = leaf_order.order[place + i];
+      if (own_row >= 0) own_length = leaf_order.row_length[tree * tables.rows + own_row];
+      if (own_length > 0) {
+        own_begin = path_begin(tables, tree, own_row);
+        own_key = tables.leaf_position[tree * tables.classes + tables.target[own_row]];
       }
+      key[i] = own_key;
     }
     __syncthreads();
-    int before = 0;
-    for (int k = 0; k < group_rows; ++k) before += key[u][k] < own_key || (key[u][k] == own_key && k < i);
-    begin[u][before] = own_begin;
-    length[u][before] = static_cast<uint8_t>(own_length > 0 ? own_length : 0);
-    number[u][before] = static_cast<uint8_t>(i);
+    if (i < group_rows) {
+      int before = 0;
+      for (int k = 0; k < group_rows; ++k) before += key[k] < own_key || (key[k] == own_key && k < i);
+      row[before] = own_row;
+      begin[before] = own_begin;
+      length[before] = own_length > 0 ? own_length : 0;
+      number[before] = i;
+      fresh[before] = max_depth - length[before];
+      largest[before] = 0;
+    }
     __syncthreads();
   }
 
-  // Lists the nodes that the group visits in a tree, each once. factor_of(row, level, entry). Begins and ends
-  // with a barrier. A thread has every group_threads-th of the [group_rows, stride] nodes.
+  // Lists the nodes that the rows visit, each once. factor_of(row, level, entry). memory: shared, [group_rows,
+  // stride] S and as many int32. A thread has every blockDim.x-th of the [group_rows, stride] nodes.
   template <typename P, typename FactorOf>
-  __device__ void find_visits(const Tables& tables, int tree, const Visits<S>& to, FactorOf factor_of) {
-    const int u = tree % group_trees, stride = to.stride, lane = threadIdx.x % 32;
-    const float inverse = 1.0f / static_cast<float>(stride);
-    const auto row_of = [&](int i) { return static_cast<int>((static_cast<float>(i) + 0.5f) * inverse); };
-    __syncthreads();
-    if (threadIdx.x < group_rows) {
-      fresh[threadIdx.x] = max_depth - length[u][threadIdx.x];
-      largest[threadIdx.x] = 0;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < group_rows * stride; i += group_threads) {
-      const int p = row_of(i), level = i - p * stride;
+  __device__ void list(const Tables& tables, S* factor, const GroupVisits<S>& to, FactorOf factor_of) {
+    const int stride = to.stride, lane = threadIdx.x % 32;
+    int32_t* node = reinterpret_cast<int32_t*>(factor + group_rows * stride);
+    for (int i = threadIdx.x; i < group_rows * stride; i += blockDim.x) {
+      const int p = i / stride, level = i % stride;
       int32_t entry = -1;
       S value = 0;
-      if (level < length[u][p]) {
-        entry = tables.path[begin[u][p] + level];
-        value = factor_of(row[number[u][p]], level, entry);
+      if (level < length[p]) {
+        entry = tables.path[begin[p] + level];
+        value = factor_of(row[p], level, entry);
         if constexpr (P::scaled) {
           const float magnitude = fabsf(value);
           uint32_t bits;
@@ -148,40 +136,46 @@ struct RowGroup {
           atomicMax(&largest[p], bits);
         }
       }
-      to.node[i] = entry < 0 ? -1 : entry >> 1;
-      to.factor[i] = value;
+      node[i] = entry < 0 ? -1 : entry >> 1;
+      factor[i] = value;
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < group_rows * stride; i += group_threads) {
-      const int p = row_of(i), level = i - p * stride;
-      if constexpr (P::scaled) to.factor[i] = P::prepare(to.factor[i], largest[p]);
-      if (level >= length[u][p]) continue;
+    for (int i = threadIdx.x; i < group_rows * stride; i += blockDim.x) {
+      const int p = i / stride, level = i % stride;
+      to.factor[i] = P::prepare(factor[i], largest[p]);
+      if (level >= length[p]) continue;
       // The first level at which the row before has another node.
-      const int32_t *own = to.node + i, *other = own - stride;
+      const int32_t *own = node + i, *other = own - stride;
       const bool same = p > 0 && own[0] == other[0];
       const bool same_above = level == 0 || (p > 0 && own[-1] == other[-1]);
       if (!same && same_above) atomicMax(&fresh[p], max_depth - level);
     }
     __syncthreads();
-    const int counted = lane < group_rows ? length[u][lane] - (max_depth - fresh[lane]) : 0;
+    const int counted = lane < group_rows ? length[lane] - (max_depth - fresh[lane]) : 0;
     int sum = counted;
 #pragma unroll
     for (int delta = 1; delta < group_rows; delta *= 2) {
       const int before = __shfl_sync(all_lanes, sum, lane >= delta ? lane - delta : lane);
       if (lane >= delta) sum += before;
     }
-    if (threadIdx.x == group_rows - 1) visits = sum;
-    for (int first = 0; first < group_rows * stride; first += group_threads) {
-      const int i = first + threadIdx.x, p = row_of(i), level = i - p * stride;
+    if (threadIdx.x < group_rows) {
+      const int p = threadIdx.x;
+      to.header->back[p] = P::back(largest[p]);
+      to.header->number[p] = static_cast<uint8_t>(number[p]);
+      to.header->used[p] = length[p] > 0;
+      if (p == group_rows - 1) to.header->visits = sum;
+    }
+    for (int first = 0; first < group_rows * stride; first += blockDim.x) {
+      const int i = first + threadIdx.x, p = i / stride, level = i % stride;
       const int before = __shfl_sync(all_lanes, sum - counted, p % 32);
-      if (p >= group_rows || level >= length[u][p]) continue;
+      if (p >= group_rows || level >= length[p]) continue;
       const int shared = max_depth - fresh[p];
       if (level < shared) continue;
       int end = p + 1;
       while (end < group_rows && max_depth - fresh[end] > level) ++end;
       to.bits[before + level - shared] = Visit{level, p, end}.bits();
+      to.node[before + level - shared] = node[i];
     }
-    __syncthreads();
   }
 };
 
@@ -193,19 +187,19 @@ template <typename T, bool Aligned, bool Half = is_half<T>>
 struct GroupProduct {
   static constexpr bool scaled = false;
 
-  static __device__ __forceinline__ void multiply(const Tables& tables, const RowGroup<T>& group,
-                                                  const Visits<T>& from, int tree, const T* weight,
-                                                  int64_t first, T* total, int total_stride) {
-    const int u = tree % group_trees;
-    const int end = group.columns[u][1];
-    for (int column = group.columns[u][0] + threadIdx.x; column < end; column += group_threads) {
+  static __device__ __forceinline__ T prepare(T factor, uint32_t) { return factor; }
+  static __device__ __forceinline__ T back(uint32_t) { return T(1); }
+
+  static __device__ __forceinline__ void multiply(const Tables& tables, const GroupVisits<T>& from, int tree,
+                                                  int begin, int end, const T* weight, int64_t first,
+                                                  T* total, int total_stride) {
+    for (int column = begin + threadIdx.x; column < end; column += group_threads) {
       T sum[group_rows] = {};
 #pragma unroll 2
-      for (int k = 0; k < group.visits; ++k) {
+      for (int k = 0; k < from.header->visits; ++k) {
         const Visit visit = Visit::of(from.bits[k]);
         const T* factor = from.factor + visit.level;
-        const T value =
-            __ldg(weight + from.node[visit.begin * from.stride + visit.level] * tables.features + column);
+        const T value = __ldg(weight + from.node[k] * tables.features + column);
 #pragma unroll
         for (int four = 0; four < group_rows; four += 4) {
           if (visit.begin >= four + 4 || visit.end <= four) continue;
@@ -218,7 +212,7 @@ struct GroupProduct {
       T* at = total + (input_feature(tables, tree, column) - first);
 #pragma unroll
       for (int r = 0; r < group_rows; ++r) {
-        if (group.length[u][r] > 0) at[group.number[u][r] * total_stride] += sum[r];
+        if (from.header->used[r]) at[from.header->number[r] * total_stride] += sum[r];
       }
     }
   }
@@ -238,18 +232,19 @@ struct GroupProduct<T, Aligned, true> {
     return scale_of(magnitude);
   }
 
+  static __device__ __forceinline__ float back(uint32_t largest) { return scale(largest).back; }
+
   static __device__ __forceinline__ float prepare(float factor, uint32_t largest) {
     const uint32_t word = split<T>(factor * scale(largest).inverse);
     memcpy(&factor, &word, sizeof factor);
     return factor;
   }
 
-  static __device__ __forceinline__ void multiply(const Tables& tables, const RowGroup<float>& group,
-                                                  const Visits<float>& from, int tree, const T* weight,
+  static __device__ __forceinline__ void multiply(const Tables& tables, const GroupVisits<float>& from,
+                                                  int tree, int begin, int end, const T* weight,
                                                   int64_t first, float* total, int total_stride) {
-    const int u = tree % group_trees, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int stride = from.stride, visits = group.visits;
-    const int begin = group.columns[u][0], end = group.columns[u][1];
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int stride = from.stride, visits = from.header->visits;
     const auto features = static_cast<uint32_t>(tables.features);
     const float* own_factor = from.factor + g * stride;
     if (visits == 0) return;
@@ -265,7 +260,7 @@ struct GroupProduct<T, Aligned, true> {
           const int own = k + i % 2 + i / 2 * 8;
           const bool inside = own < visits;
           const Visit visit = Visit::of(from.bits[inside ? own : 0]);
-          const auto node = static_cast<uint32_t>(from.node[visit.begin * stride + visit.level]);
+          const auto node = static_cast<uint32_t>(from.node[inside ? own : 0]);
           load_eight(own_weight + static_cast<uint64_t>(node) * features, inside ? left : 0, part[i]);
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
@@ -290,10 +285,10 @@ struct GroupProduct<T, Aligned, true> {
           mma<T>(sum[j], high, operand);
         }
       }
-      const bool used[2] = {group.length[u][g] > 0, group.length[u][g + 8] > 0};
-      const float back[2] = {scale(group.largest[g]).back, scale(group.largest[g + 8]).back};
-      float* row[2] = {total + group.number[u][g] * total_stride,
-                       total + group.number[u][g + 8] * total_stride};
+      const auto& header = *from.header;
+      const bool used[2] = {header.used[g] != 0, header.used[g + 8] != 0};
+      const float back[2] = {header.back[g], header.back[g + 8]};
+      float* row[2] = {total + header.number[g] * total_stride, total + header.number[g + 8] * total_stride};
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int column = tile + 16 * t + 8 * e;
