@@ -267,7 +267,8 @@ struct GroupProduct<T, Aligned, true> {
             const int r = g + 8 * h;
             word[h][i] = 0;
             if (inside && r >= visit.begin && r < visit.end) {
-              memcpy(&word[h][i], own_factor + 8 * h * stride + visit.level, sizeof(uint32_t));
+              const float factor = own_factor[8 * h * stride + visit.level];
+              memcpy(&word[h][i], &factor, sizeof factor);
             }
           }
         }
