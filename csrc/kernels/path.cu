@@ -129,9 +129,9 @@ __device__ __forceinline__ void store_sums(T* row, const Sum<T>* sum, int64_t le
 }
 
 // What each group of rows visits in each tree, once for all blocks of path_backward_input_kernel.
-// Tensors: PathBackward says shapes; visits [N / 16 rounded up, T] GroupVisits, every element that is read written.
-// O(N T L); atomics on integers in shared memory alone, for the largest of some: deterministic. One block for each
-//   (group, tree).
+// Tensors: PathBackward says shapes; visits [N / 16 rounded up, T] GroupVisits.
+// O(N T L). Atomics on integers in shared memory alone, for the largest of some: deterministic. One block for
+//   each (group, tree).
 template <typename T>
 __global__ void __launch_bounds__(visit_threads)
     path_group_kernel(Tables tables, LeafOrder leaf_order, PathBackward tensors, unsigned char* visits) {
@@ -150,9 +150,9 @@ __global__ void __launch_bounds__(visit_threads)
 // The tree path op, gradient of input.
 //   grad_input[i, d] = sum_t sum_l grad_log_prob[i,t] * slope_l * weight[t, node_l, s], subset_t[s] = d,
 //   slope_l = sigmoid(-z) if the path goes left, else -sigmoid(z)
-// Tensors: shapes at PathBackward; grad_input [N, D] T, every element written. Rows without a usable path get
-//   nothing from their tree. A weight of bfloat16 or float16 that is not finite makes its feature NaN for all
-//   rows of a group that have a path in its tree.
+// Tensors: shapes at PathBackward; visits of path_group_kernel; grad_input [N, D] T, every element written.
+//   Rows without a usable path get nothing from their tree. A weight of bfloat16 or float16 that is not
+//   finite makes its feature NaN for all rows of a group that have a path in its tree.
 // Sums in Sum<T>, rounded to T once; the slope is exact to rounding at any z.
 // Work O(N T L S). Bytes: a weight row once for each group of 16 rows that visits it, and grad_input once.
 //   Groups follow the leaf order of the first tree: rows of one class, whose paths agree in all trees, come
@@ -298,8 +298,8 @@ __global__ void __launch_bounds__(run_threads)
 //   feature of bfloat16 or float16 that is not finite makes its column NaN for nodes of its segment.
 // Sums in Sum<T>, rounded to T once. Work O(N T L S). Bytes: input once for each tree, each gradient row
 //   once, and the workspace (segment.cuh). At N = 8192, D = 4096, T = 8, S = 1024, bfloat16 a segment is 512
-//   places, which meet 936 nodes; their 64 columns of features take 66 KiB of shared memory, and 164 products
-//   of 16 runs and 16 places serve 5,987 visits.
+//   places, which meet 936 nodes; their 64 columns of features take 66 KiB of shared memory, and 161 products
+//   of 16 runs and 16 places serve 5,988 visits.
 // No atomics; the order of every sum depends on N, T, S, stride and type alone: deterministic.
 // One block for each (tree, segment) and chunk of columns; a warp for 16 runs at a time, for which no other
 //   warp waits: run_product.cuh.
