@@ -3,7 +3,7 @@
     python -m benchmarks.gpu 4096x128k huffman-4 --out huffman-4.json
     python -m benchmarks.gpu --list
 
-tools.gpu_proof runs all of them, each in a process of its own, and makes the tables.
+benchmarks.gpu_proof runs all of them, each in a process of its own, and makes the tables.
 
 The loss and the gradient of the input are compared with float64 first: a contestant that is wrong
 is not timed. Seconds are those between events on the device. Before each step the device works on a

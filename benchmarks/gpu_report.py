@@ -1,4 +1,4 @@
-"""Tables and a picture of what tools.gpu_proof has collected in results.json.
+"""Tables and a picture of what benchmarks.gpu_proof has collected in results.json.
 
 python -m benchmarks.gpu_report build/proof/results.json
 """
@@ -299,7 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_report", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("results", type=Path, help="results.json of tools.gpu_proof")
+    parser.add_argument("results", type=Path, help="results.json of benchmarks.gpu_proof")
     print(tables(json.loads(parser.parse_args(arguments).results.read_text())))
     return 0
 

@@ -1,4 +1,4 @@
-"""Sizes and contestants of benchmarks.gpu by name. No torch here: tools.gpu_proof lists them before
+"""Sizes and contestants of benchmarks.gpu by name. No torch here: benchmarks.gpu_proof lists them before
 anything is built."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Builds hstree for the GPU of this machine, tests it there, and measures it: docs/gpu.md.
 
-    python -m tools.gpu_proof --out build/proof --minutes 9
+    python -m benchmarks.gpu_proof --out build/proof --minutes 9
 
 Stages: build, tests (those marked cuda), sanitizer (the four tools of compute-sanitizer),
 benchmarks (benchmarks.gpu) and report. Everything runs in a process of its own with a time limit,
@@ -492,7 +492,7 @@ def probe(device: str) -> Entry:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.gpu_proof",
+        prog="python -m benchmarks.gpu_proof",
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
