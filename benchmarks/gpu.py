@@ -143,7 +143,7 @@ def machine(device: str) -> Figures:
 def _query_command(*fields: str) -> list[str]:
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
-    return command if uuid is None else [*command, f"--id=GPU-{uuid}"]
+    return command if uuid is None else [*command, f"--id=GPU-{str(uuid).removeprefix('GPU-')}"]
 
 
 def query(*fields: str, while_waiting: Callable[[], object] = lambda: time.sleep(0.01)) -> Figures:
@@ -265,7 +265,12 @@ def measure(
         doing("timing")
         figures["seconds"] = timed(step, reference, setting.rounds, device)
         if device != "cpu":
-            figures["clocks"] = query(*CLOCKS, while_waiting=lambda: run(step))
+
+            def keep_busy() -> None:
+                run(step)
+                torch.cuda.synchronize()
+
+            figures["clocks"] = query(*CLOCKS, while_waiting=keep_busy)
         step.clear()
         free(device)
         figures["reference"].append(reference.measure(setting.rounds))

@@ -36,6 +36,7 @@ from typing import Any
 
 from benchmarks.gpu_report import plot, tables
 from benchmarks.gpu_settings import SETTINGS, TINY, contestants
+from benchmarks.gpu_settings import Entry as Contestant
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("build", "tests", "sanitizer", "benchmarks", "report")
@@ -172,7 +173,8 @@ def of_tests(ending: Ending) -> Entry:
 
 
 def of_sanitizer(ending: Ending) -> Entry:
-    """Errors that a tool of compute-sanitizer found, by kernel."""
+    """Errors that a tool of compute-sanitizer found, by kernel; "errors elsewhere" where all are in
+    kernels of other libraries."""
     summary = re.search(
         r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", ending.output
     )
@@ -189,8 +191,11 @@ def of_sanitizer(ending: Ending) -> Entry:
     ours = sum(count for name, count in kernels.items() if name.startswith("hstree"))
     if errors == 0 and ending.status == 0:
         return entry | {"outcome": "clean"}
+    outcome = "errors" if errors else "failed"
+    if kernels and ours == 0 and ending.status == 0:
+        outcome = "errors elsewhere"
     return entry | {
-        "outcome": "errors" if errors else "failed",
+        "outcome": outcome,
         "detail": f"{errors} errors, {ours} reported places in kernels of hstree; tests: {ending}",
         "failures": tests["failures"],
     }
@@ -289,6 +294,9 @@ class Proof:
             raise OutOfTime
         return ending
 
+    def limit(self, stage: str) -> float:
+        return float(self.options.limit or SECONDS[stage])
+
     def keep(self, name: str, entry: Entry, ending: Ending | None = None) -> None:
         seconds = round(ending.seconds, 1) if ending else 0.0
         self.entries[name] = entry | {"seconds_taken": seconds, "sources": self.sources}
@@ -331,6 +339,7 @@ class Proof:
         found = {"sources": sources, "files": files, "broken": broken, "sanitized": chosen}
         if ending.status in (0, 2):
             self.results["tests"] = found
+            self.entries.pop("tests", None)
             self.save()
         else:
             self.keep("tests", {"outcome": "failed", "detail": last_lines(ending.output)}, ending)
@@ -348,7 +357,7 @@ class Proof:
             name = f"tests/{file}"
             if file not in found["broken"] and not self.is_done(name):
                 command = self._pytest(file, "-v", "--tb=short")
-                ending = self.limited(command, SECONDS["tests"], "tests")
+                ending = self.limited(command, self.limit("tests"), "tests")
                 self.keep(name, of_tests(ending), ending)
 
     def sanitizer(self) -> None:
@@ -366,41 +375,46 @@ class Proof:
             # Errors of the driver's functions, which torch provokes and handles, do not count.
             more = ["--report-api-errors", "no"] if check == "memcheck" else []
             options = ["--tool", check, "--target-processes", "application-only", *more]
+            options += ["--print-limit", "1000"]
             command = [tool, *options, *self._pytest(*chosen, "-v", "--tb=short")]
             ending = self.limited(
                 command,
-                SECONDS["sanitizer"],
+                self.limit("sanitizer"),
                 "sanitizer",
                 {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
             )
             self.keep(name, of_sanitizer(ending), ending)
 
     def benchmarks(self) -> None:
-        for setting in self.options.settings:
-            for name, contestant in contestants(setting).items():
-                key = f"benchmarks/{setting}/{name}"
-                if not any(fnmatch(name, pattern) for pattern in self.options.contestants):
-                    continue
-                if self.is_done(key, any_sources=not contestant.ours):
-                    continue
-                if contestant.package and version_of(contestant.package) is None:
-                    detail = f"{contestant.package} is not installed"
-                    self.keep(
-                        key,
-                        {"outcome": "missing", "title": contestant.title, "detail": detail},
-                    )
-                    continue
-                file = self.out / ".contestant.json"
-                file.unlink(missing_ok=True)
-                command = [sys.executable, "-m", "benchmarks.gpu", setting, name]
-                command += ["--device", self.options.device, "--out", str(file)]
-                limit = contestant.seconds or self.options.limit
-                try:
-                    ending = self.limited(command, limit, "benchmarks")
-                    entry = {"title": contestant.title} | of_contestant(ending, file)
-                    self.keep(key, entry, ending)
-                finally:
-                    file.unlink(missing_ok=True)
+        """Ours in all settings, then the others."""
+        chosen = [
+            (setting, name, contestant)
+            for setting in self.options.settings
+            for name, contestant in contestants(setting).items()
+            if any(fnmatch(name, pattern) for pattern in self.options.contestants)
+        ]
+        for setting, name, contestant in sorted(chosen, key=lambda one: not one[2].ours):
+            key = f"benchmarks/{setting}/{name}"
+            if not self.is_done(key, any_sources=not contestant.ours):
+                self.contestant(key, setting, name, contestant)
+
+    def contestant(self, key: str, setting: str, name: str, contestant: Contestant) -> None:
+        title = {"title": contestant.title}
+        if contestant.package and version_of(contestant.package) is None:
+            detail = f"{contestant.package} is not installed"
+            self.keep(key, title | {"outcome": "missing", "detail": detail})
+            return
+        file = self.out / ".contestant.json"
+        file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "benchmarks.gpu", setting, name]
+        command += ["--device", self.options.device, "--out", str(file)]
+        try:
+            ending = self.limited(
+                command, contestant.seconds or self.limit("benchmarks"), "benchmarks"
+            )
+            self.keep(key, title | of_contestant(ending, file), ending)
+        finally:
+            file.unlink(missing_ok=True)
 
     def report(self) -> None:
         text = tables(self.results)
@@ -416,7 +430,7 @@ class Proof:
 
     def wrong(self) -> list[str]:
         """What of hstree failed."""
-        fine = ("built", "passed", "skipped", "clean", "measured", "missing")
+        fine = ("built", "passed", "skipped", "clean", "errors elsewhere", "measured", "missing")
         bad = []
         for name, entry in self.entries.items():
             stage, _, rest = name.partition("/")
@@ -529,8 +543,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--settings", type=names(SETTINGS), help="default: all, on a CPU tiny")
     add("--contestants", type=lambda text: text.split(","), default=["*"], metavar="NAMES",
         help="names or patterns with *, see python -m benchmarks.gpu --list")  # fmt: skip
-    add("--limit", type=positive, default=SECONDS["benchmarks"], metavar="SECONDS",
-        help="of each contestant, %(default)s")  # fmt: skip
+    add("--limit", type=positive, metavar="SECONDS",
+        help="of each file of tests, tool and contestant, instead of {tests}, {sanitizer} and "
+        "{benchmarks}".format(**SECONDS))  # fmt: skip
     add("--tests", nargs="+", default=["tests"], metavar="PATH", help="files or folders of tests")
     add("--again", nargs="+", default=[], metavar="PATTERN",
         help="do again what is there, such as 'tests/*' or 'benchmarks/*/cut'")  # fmt: skip

@@ -194,6 +194,15 @@ def _kernels(there: Mapping[str, Entry]) -> list[str]:
     return _table(["", "kernel", "ms of a step", "GB/s asked of the caches"], rows, 2)
 
 
+def _range(values: Sequence[str]) -> str:
+    """From the least to the largest number, or all different texts."""
+    try:
+        numbers = sorted(float(value) for value in values)
+    except ValueError:
+        return ", ".join(sorted(set(values)))
+    return f"{numbers[0]:g} to {numbers[-1]:g}" if numbers[0] < numbers[-1] else f"{numbers[0]:g}"
+
+
 def _machine(there: Mapping[str, Entry]) -> Iterator[str]:
     """How far the processes met the same machine."""
     measured = {n: e for n, e in there.items() if len(e.get("reference", ())) == 2}
@@ -220,8 +229,7 @@ def _machine(there: Mapping[str, Entry]) -> Iterator[str]:
     clocks = [e["clocks"] for e in measured.values() if e.get("clocks")]
     if clocks:
         for field in clocks[0]:
-            values = sorted({c[field] for c in clocks if field in c})
-            yield f"{field} while the contestants ran: {', '.join(values)}."
+            yield f"{field} while the contestants ran: {_range([c[field] for c in clocks])}."
     sources = sorted({e["sources"] for e in measured.values()})
     if len(sources) > 1:
         yield f"Sources of hstree differ between contestants: {', '.join(sources)}."

@@ -1,5 +1,5 @@
-"""Sizes and contestants of benchmarks.gpu by name. No torch here: benchmarks.gpu_proof lists them before
-anything is built."""
+"""Sizes and contestants of benchmarks.gpu by name. No torch here: benchmarks.gpu_proof lists them
+before anything is built."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ FAULTS: dict[str, Entry] = {
 
 
 def contestants(setting: str) -> dict[str, Entry]:
-    """The contestants of a setting, by name, in the order in which they run."""
+    """The contestants of a setting, by name, in the order of the tables."""
     if setting != TINY:
         return CONTESTANTS
     return {"crash": FAULTS["crash"], **CONTESTANTS, "hang": FAULTS["hang"]}
