@@ -145,7 +145,7 @@ def run_limited(
 
 
 def last_lines(output: str, count: int = 8) -> str:
-    return "\n".join(output.strip().splitlines()[-count:])
+    return "\n".join(line[:300] for line in output.strip().splitlines()[-count:])
 
 
 # ---- what commands print
@@ -235,6 +235,14 @@ def digest(*patterns: str) -> str:
     return found.hexdigest()[:12]
 
 
+def spread_over(items: list[str], count: int) -> list[str]:
+    """At most so many items, evenly from the first to the last. The steps differ by one, so that
+    they do not meet the same dtype again and again."""
+    if len(items) <= count:
+        return items
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
 def save(path: Path, content: bytes) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(content)
@@ -316,9 +324,15 @@ class Proof:
         ending = self.limited(command, SECONDS["build"], "build", environment)
         if ending.status == 0:
             ending = self.limited([sys.executable, "-c", BUILT], 60, "build")
-        outcome = "built" if ending.status == 0 else "failed"
-        detail = last_lines(ending.output, 1 if ending.status == 0 else 20)
-        self.keep("build", {"outcome": outcome, "detail": detail}, ending)
+        if ending.status == 0:
+            entry = {"outcome": "built", "detail": last_lines(ending.output, 1)}
+        else:
+            errors = "\n".join(
+                re.findall(r"^.*\b(?:error|found|expected):.*$", ending.output, re.M)
+            )
+            detail = f"{ending}\n{last_lines(errors)}\n{last_lines(ending.output)}"
+            entry = {"outcome": "failed", "detail": detail}
+        self.keep("build", entry, ending)
 
     def collected(self) -> Entry:
         """Files with tests marked cuda, and those tests that the sanitizer runs."""
@@ -335,7 +349,7 @@ class Proof:
         chosen = []
         for file in files:
             fit = [i for i in ids if i.startswith(f"{file}::") and SANITIZED.search(i)]
-            chosen += fit[:: max(1, len(fit) // SANITIZED_PER_FILE)][:SANITIZED_PER_FILE]
+            chosen += spread_over(fit, SANITIZED_PER_FILE)
         found = {"sources": sources, "files": files, "broken": broken, "sanitized": chosen}
         if ending.status in (0, 2):
             self.results["tests"] = found

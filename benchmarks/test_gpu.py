@@ -402,6 +402,15 @@ def test_a_folder_belongs_to_one_device(tmp_path: Path, quick: list[str]) -> Non
         proof(tmp_path, "--stage", "report")
 
 
+def test_sanitized_tests_are_spread_over_all() -> None:
+    dtypes = ("float32", "float64", "bfloat16", "float16")
+    items = [f"{case}-{dtype}" for case in range(33) for dtype in dtypes]
+    chosen = gpu_proof.spread_over(items, 8)
+    assert (len(chosen), chosen[0], chosen[-1]) == (8, items[0], items[-1])
+    assert len({name.partition("-")[2] for name in chosen}) > 2
+    assert gpu_proof.spread_over(items[:3], 8) == items[:3]
+
+
 TESTS = """import pytest
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", ["a b", "c"])
