@@ -313,7 +313,12 @@ class Proof:
         print(f"{name}: {entry['outcome']} {detail} ({seconds:.0f} s)", flush=True)
 
     def build(self) -> None:
-        """pip's editable installation, which compiles only what has changed."""
+        """pip's editable installation, unless that of the same sources is there."""
+        probe = [sys.executable, "-c", BUILT]
+        if self.is_done("build") and self.entries["build"]["outcome"] == "built":
+            ending = self.limited(probe, 60, "build")
+            if last_lines(ending.output, 1) == self.entries["build"]["detail"]:
+                return
         cuda = self.options.device == "cuda"
         architecture = self.options.arch or self.results["device"]["capability"]
         environment = {"HSTREE_CUDA": "1" if cuda else "0"}
@@ -321,18 +326,15 @@ class Proof:
             environment["TORCH_CUDA_ARCH_LIST"] = architecture
         pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "-v"]
         command = [*pip, "--no-index", "--no-build-isolation", "--no-deps", "-e", "."]
-        ending = self.limited(command, SECONDS["build"], "build", environment)
-        if ending.status == 0:
-            ending = self.limited([sys.executable, "-c", BUILT], 60, "build")
+        built = self.limited(command, SECONDS["build"], "build", environment)
+        ending = built if built.status != 0 else self.limited(probe, 60, "build")
         if ending.status == 0:
             entry = {"outcome": "built", "detail": last_lines(ending.output, 1)}
         else:
-            errors = "\n".join(
-                re.findall(r"^.*\b(?:error|found|expected):.*$", ending.output, re.M)
-            )
-            detail = f"{ending}\n{last_lines(errors)}\n{last_lines(ending.output)}"
-            entry = {"outcome": "failed", "detail": detail}
-        self.keep("build", entry, ending)
+            errors = re.findall(r"^.*\b(?:error|found|expected):.*$", ending.output, re.MULTILINE)
+            said = [str(ending), last_lines("\n".join(errors)), last_lines(ending.output)]
+            entry = {"outcome": "failed", "detail": "\n".join(said)}
+        self.keep("build", entry, built)
 
     def collected(self) -> Entry:
         """Files with tests marked cuda, and those tests that the sanitizer runs."""

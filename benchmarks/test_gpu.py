@@ -454,6 +454,39 @@ def test_tests_and_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert entries(out)["sanitizer"]["detail"].startswith("no-such-program not found")
 
 
+def test_build_is_for_the_device_and_left_out_where_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, Any]] = []
+    answers: list[gpu_proof.Ending] = []
+
+    def run(command: list[str], seconds: float, log: Path, environment: Any) -> gpu_proof.Ending:
+        calls.append(("pip" if "pip" in command else "probe", environment))
+        return answers.pop(0)
+
+    device = {"name": "H100", "capability": "9.0", "torch": "2.11.0", "cuda": "13.0"}
+    monkeypatch.setattr(gpu_proof, "probe", lambda device_type: device)
+    monkeypatch.setattr(gpu_proof, "run_limited", run)
+    cuda = ("--device", "cuda", "--stage", "build")
+    wish = {"HSTREE_CUDA": "1", "TORCH_CUDA_ARCH_LIST": "9.0"}
+
+    answers[:] = [ending("x.cu(3): error: no\nhint: above", 1)]
+    assert proof(tmp_path, *cuda) == 1
+    assert calls == [("pip", wish)]
+    said = entries(tmp_path)["build"]["detail"]
+    assert said.startswith("exit status 1\nx.cu(3): error: no\n")
+
+    for answer, expected in (("one", ["pip", "probe"]), ("one", ["probe"])):
+        calls.clear()
+        answers[:] = [ending(f"log\n{answer}") for _ in expected]
+        assert proof(tmp_path, *cuda) == 0
+        assert [name for name, _ in calls] == expected
+    calls.clear()
+    answers[:] = [ending("no module", 1), ending("log"), ending("two")]  # another machine
+    assert proof(tmp_path, *cuda) == 0
+    assert entries(tmp_path)["build"]["detail"] == "two"
+
+
 def test_requirements_name_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
