@@ -486,6 +486,12 @@ def test_build_is_for_the_device_and_left_out_where_it_is_there(
     assert proof(tmp_path, *cuda) == 0
     assert entries(tmp_path)["build"]["detail"] == "two"
 
+    results = json.loads((tmp_path / "results.json").read_text())
+    skipped = {"outcome": "skipped", "sources": "", "seconds_taken": 1.0}
+    results["entries"]["tests/a.py"] = skipped
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    assert proof(tmp_path, "--device", "cuda", "--stage", "report") == 1  # not on a GPU
+
 
 def test_requirements_name_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
