@@ -16,6 +16,7 @@ from hstree.heads.tree_layout import TreeLayout, stack_node_tables, stack_tables
 from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import (
     feature_gather,
+    leaf_order,
     monotone_log_prob,
     path_log_prob,
     tree_log_prob,
@@ -312,6 +313,9 @@ class TreeEnsemble(Head):
 
     def _target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         weight, wide_weight, root_weight = self._weights()
+        order = None
+        if weight is not None and wide_weight is not None:
+            order = leaf_order(target, self.leaf_position)
         parts = []
         if root_weight is not None:
             parts.append(self._root_target(hidden, root_weight, target))
@@ -328,6 +332,7 @@ class TreeEnsemble(Head):
                     self.feature_index,
                     max_width=self.max_width,
                     sparse=self.sparse,
+                    order=order,
                 )
             )
         if weight is not None:
@@ -343,6 +348,7 @@ class TreeEnsemble(Head):
                     self.feature_index,
                     max_depth=self.max_depth,
                     sparse=self.sparse,
+                    order=order,
                 )
             )
         if not parts:
