@@ -61,46 +61,42 @@ __host__ __device__ __forceinline__ bool aligned_to_16(const void* address) {
   return reinterpret_cast<uintptr_t>(address) % 16 == 0;
 }
 
-// The elements of array from begin on, as they are stored; `fill` from size on.
 template <typename T>
-__device__ __forceinline__ uint4 load_raw_group(const T* array, int64_t begin, int64_t size, bool aligned,
-                                                T fill) {
-  if (aligned && begin + group_size<T> <= size) return *reinterpret_cast<const uint4*>(array + begin);
-  T element[group_size<T>];
-#pragma unroll
-  for (int k = 0; k < group_size<T>; ++k) element[k] = begin + k < size ? array[begin + k] : fill;
-  uint4 raw;
-  memcpy(&raw, element, sizeof raw);
-  return raw;
-}
-
-template <typename T>
-__device__ __forceinline__ void unpack_group(const uint4& raw, Sum<T> (&values)[group_size<T>]) {
+__device__ __forceinline__ void unpack_group(uint4 raw, Sum<T> (&values)[group_size<T>]) {
   T element[group_size<T>];
   memcpy(element, &raw, sizeof raw);
 #pragma unroll
   for (int k = 0; k < group_size<T>; ++k) values[k] = to_sum(element[k]);
 }
 
+template <typename T>
+__device__ __forceinline__ uint4 pack_group(const Sum<T> (&values)[group_size<T>]) {
+  T element[group_size<T>];
+#pragma unroll
+  for (int k = 0; k < group_size<T>; ++k) store(element + k, values[k]);
+  uint4 raw;
+  memcpy(&raw, element, sizeof raw);
+  return raw;
+}
+
+// In one access: nvcc splits a plain store of what it has just put together.
+__device__ __forceinline__ void store_raw(void* address, uint4 raw) {
+#ifdef __CUDACC__
+  __stwb(static_cast<uint4*>(address), raw);
+#else
+  *static_cast<uint4*>(address) = raw;
+#endif
+}
+
 // values = array[begin ...], `fill` from size on.
 template <typename T>
 __device__ __forceinline__ void load_group(const T* array, int64_t begin, int64_t size, bool aligned,
                                            Sum<T> fill, Sum<T> (&values)[group_size<T>]) {
-  unpack_group<T>(load_raw_group(array, begin, size, aligned, round_to<T>(fill)), values);
-}
-
-// raw[s] = the group from begin + s * stride on, 0 from size on. Where the array is aligned, all accesses are
-// under way before the first one ends.
-template <int Steps, typename T>
-__device__ __forceinline__ void load_groups(const T* array, int64_t begin, int64_t stride, int64_t size,
-                                            bool aligned, uint4 (&raw)[Steps]) {
-  if (aligned && begin + (Steps - 1) * stride + group_size<T> <= size) {
-#pragma unroll
-    for (int s = 0; s < Steps; ++s) raw[s] = *reinterpret_cast<const uint4*>(array + begin + s * stride);
+  if (aligned && begin + group_size<T> <= size) {
+    unpack_group<T>(*reinterpret_cast<const uint4*>(array + begin), values);
   } else {
 #pragma unroll
-    for (int s = 0; s < Steps; ++s)
-      raw[s] = load_raw_group(array, begin + s * stride, size, aligned, round_to<T>(Sum<T>(0)));
+    for (int k = 0; k < group_size<T>; ++k) values[k] = begin + k < size ? to_sum(array[begin + k]) : fill;
   }
 }
 
@@ -108,12 +104,7 @@ template <typename T>
 __device__ __forceinline__ void store_group(T* array, int64_t begin, int64_t size, bool aligned,
                                             const Sum<T> (&values)[group_size<T>]) {
   if (aligned && begin + group_size<T> <= size) {
-    T element[group_size<T>];
-#pragma unroll
-    for (int k = 0; k < group_size<T>; ++k) store(element + k, values[k]);
-    uint4 raw;
-    memcpy(&raw, element, sizeof raw);
-    *reinterpret_cast<uint4*>(array + begin) = raw;
+    store_raw(array + begin, pack_group<T>(values));
   } else {
 #pragma unroll
     for (int k = 0; k < group_size<T>; ++k)

@@ -43,7 +43,7 @@ __device__ __forceinline__ int64_t first_element() {
 //   Ganea, Gelly, Becigneul and Severyn, "Breaking the softmax bottleneck via learnable monotonic pointwise
 //   non-linearities" (ICML 2019).
 template <typename T, int Width>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 1)
     plif_kernel(Piecewise<Sum<T>, Width> function, int64_t intervals, bool is_staged, int64_t size,
                 bool aligned, const T* input, T* output) {
   constexpr int group = group_size<T>;
@@ -53,18 +53,30 @@ __global__ void __launch_bounds__(threads)
     __syncthreads();
     function.table = copy;
   }
+  const auto apply = [&](Sum<T>(&value)[group]) {
+#pragma unroll
+    for (int k = 0; k < group; ++k) value[k] = function.value(function.at(value[k]));
+  };
   const int64_t stride = int64_t(gridDim.x) * threads * group;
-  for (int64_t begin = first_element<T>(); begin < size; begin += forward_steps * stride) {
+  int64_t begin = first_element<T>();
+  for (; aligned && begin + (forward_steps - 1) * stride + group <= size; begin += forward_steps * stride) {
     uint4 raw[forward_steps];
-    load_groups(input, begin, stride, size, aligned, raw);
+#pragma unroll
+    for (int s = 0; s < forward_steps; ++s)
+      raw[s] = *reinterpret_cast<const uint4*>(input + begin + s * stride);
 #pragma unroll
     for (int s = 0; s < forward_steps; ++s) {
       Sum<T> value[group];
       unpack_group<T>(raw[s], value);
-#pragma unroll
-      for (int k = 0; k < group; ++k) value[k] = function.value(function.at(value[k]));
-      store_group(output, begin + s * stride, size, aligned, value);
+      apply(value);
+      store_raw(output + begin + s * stride, pack_group<T>(value));
     }
+  }
+  for (; begin < size; begin += stride) {
+    Sum<T> value[group];
+    load_group(input, begin, size, aligned, Sum<T>(0), value);
+    apply(value);
+    store_group(output, begin, size, aligned, value);
   }
 }
 
@@ -172,41 +184,55 @@ __global__ void __launch_bounds__(threads)
   IntervalSums<S, Width, threads> sums(workspace, static_cast<double>(size), is_private);
   const Bits limit = magnitude_bits(static_cast<S>(from_bits(*workspace.largest)));
   Bits largest = 0;
+  // x <- g f'(x), for the elements from `first` on.
+  const auto apply = [&](int64_t first, S(&x)[group], const S(&g)[group]) {
+#pragma unroll
+    for (int k = 0; k < group; ++k) {
+      typename Piecewise<S, Width>::Point point;
+      if constexpr (Width == 2) {
+        point = function.locate(x[k]);
+        point.coefficient[1] = rise[static_cast<int64_t>(point.interval) * pitch];
+      } else {
+        point = function.at(x[k]);
+      }
+      const Bits bits = magnitude_bits(g[k]);
+      largest = bits > largest ? bits : largest;
+      if (!sums.is_inside(point)) {
+        sums.add_outside(point, g[k]);
+      } else if (bits <= limit) {
+        sums.add_inside(point, g[k]);
+      } else {
+        const unsigned place = atomicAdd(&late_count, 1u);
+        if (place < most_late) late.element[blockIdx.x * most_late + place] = first + k;
+      }
+      x[k] = g[k] * function.derivative(point);
+    }
+  };
   constexpr int steps = backward_steps<S, Width>;
   const int64_t stride = int64_t(gridDim.x) * threads * group;
-  for (int64_t begin = first_element<T>(); begin < size; begin += steps * stride) {
+  int64_t begin = first_element<T>();
+  for (; aligned && begin + (steps - 1) * stride + group <= size; begin += steps * stride) {
     uint4 raw_input[steps], raw_grad[steps];
-    load_groups(input, begin, stride, size, aligned, raw_input);
-    load_groups(grad, begin, stride, size, aligned, raw_grad);
 #pragma unroll
     for (int s = 0; s < steps; ++s) {
-      const int64_t first = begin + s * stride;
+      raw_input[s] = *reinterpret_cast<const uint4*>(input + begin + s * stride);
+      raw_grad[s] = *reinterpret_cast<const uint4*>(grad + begin + s * stride);
+    }
+#pragma unroll
+    for (int s = 0; s < steps; ++s) {
       S x[group], g[group];
       unpack_group<T>(raw_input[s], x);
       unpack_group<T>(raw_grad[s], g);
-#pragma unroll
-      for (int k = 0; k < group; ++k) {
-        typename Piecewise<S, Width>::Point point;
-        if constexpr (Width == 2) {
-          point = function.locate(x[k]);
-          point.coefficient[1] = rise[static_cast<int64_t>(point.interval) * pitch];
-        } else {
-          point = function.at(x[k]);
-        }
-        const Bits bits = magnitude_bits(g[k]);
-        largest = bits > largest ? bits : largest;
-        if (!sums.is_inside(point)) {
-          sums.add_outside(point, g[k]);
-        } else if (bits <= limit) {
-          sums.add_inside(point, g[k]);
-        } else {
-          const unsigned place = atomicAdd(&late_count, 1u);
-          if (place < most_late) late.element[blockIdx.x * most_late + place] = first + k;
-        }
-        x[k] = g[k] * function.derivative(point);
-      }
-      store_group(grad_input, first, size, aligned, x);
+      apply(begin + s * stride, x, g);
+      store_raw(grad_input + begin + s * stride, pack_group<T>(x));
     }
+  }
+  for (; begin < size; begin += stride) {
+    S x[group], g[group];
+    load_group(input, begin, size, aligned, S(0), x);
+    load_group(grad, begin, size, aligned, S(0), g);
+    apply(begin, x, g);
+    store_group(grad_input, begin, size, aligned, x);
   }
   largest = block_max<threads>(largest, largest_scratch);
   if (threadIdx.x == 0) {

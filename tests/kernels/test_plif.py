@@ -205,7 +205,7 @@ def sampled(size: int) -> Array:
     return inside
 
 
-LARGE = 3 * 2**17 + 5  # three times the sample
+LARGE = 2**18 + 5  # twice the sample
 LATE = np.flatnonzero(~sampled(LARGE))
 
 
@@ -282,20 +282,21 @@ def test_grad_not_finite_beside_the_sample(kernels: Kernels, bad: float) -> None
 
 
 def test_same_bits_with_late_elements(kernels: Kernels) -> None:
-    """Few in the list of each block, and more than it holds."""
+    """More late elements than the list of a block holds, few, and none."""
     x = np.linspace(-1.9, 1.9, LARGE)
-    for name in ("some outliers, cubic", "zero in the whole sample"):
-        grad = late_case(name).grad
-        tables = set()
-        for order in ORDERS[1:3]:
-            kernels.set_order(*order)
-            tables.add(kernels.plif_backward(FLOAT64, LINEAR, grad, x)[1].tobytes())
-        assert len(tables) == 1
+    grad = np.random.default_rng(8).standard_normal(LARGE)
+    grad[LATE[:20_000]] *= 1e3
+    grad[LATE[-40:]] *= 1e6
+    tables = set()
+    for order in (ORDERS[1], ORDERS[2]):
+        kernels.set_order(*order)
+        tables.add(kernels.plif_backward(FLOAT64, LINEAR, grad, x)[1].tobytes())
+    assert len(tables) == 1
 
 
 def test_sample_is_spread_over_the_whole_array() -> None:
     share = sampled(LARGE).reshape(-1)[: LARGE // 16 * 16].reshape(16, -1).mean(1)
-    assert (np.abs(share - 1 / 3) < 0.01).all()
+    assert (np.abs(share - 1 / 2) < 0.01).all()
 
 
 def test_cancellation_is_exact(kernels: Kernels) -> None:
