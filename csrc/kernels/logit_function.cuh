@@ -430,8 +430,8 @@ __device__ __forceinline__ double integer_sum(unsigned long long sum, double cou
   return ldexp(static_cast<double>(static_cast<long long>(sum)), -quantum_exponent(count, largest));
 }
 
-// grad_table[j, m] = the sums of all blocks, inside and outside, and `further`; NaN throughout if the largest,
-//   that of `further` where there is one, is not finite
+// grad_table[j, m] = the sums of all blocks, inside and outside, and the further ones; NaN throughout if the
+//   largest, that of the further ones where there are any, is not finite
 // workspace as IntervalSums left it; grad_table [K, width] of type Out, float32 or float64, contiguous.
 // Sums in float64, rounded to Out once. Bytes: workspace and grad_table once. No atomics; the order of every
 //   sum is fixed: deterministic.

@@ -12,8 +12,8 @@ constexpr int64_t ignored_row = -1;
 // class and the order of every sum are fixed by V.
 //
 // each(step) calls step(begin, values) with the groups of this thread; beyond V a value is -inf. fill(value)
-// writes value to all of the row, write(begin, values) one group. max and sum: of one value of each thread, the
-// same in all of them.
+// writes value to all of the row, write(begin, values) one group. max and sum: of one value of each thread,
+// the same in all of them.
 
 // A row of a warp or of a whole block of Threads, read from memory in each pass.
 template <typename S, int RowThreads, int Threads>
@@ -157,8 +157,8 @@ __device__ __forceinline__ ExpSum<S> exp_sum(const F& function, const Row& row) 
 //   of them -inf, a NaN, +inf or an overflow of f: NaN.
 // Work O(R V): f and exp once for each logit. Bytes: logits once from memory; by MemoryRow once more from
 //   cache. Keeps log_normalizer for backward. No atomics; the order of every sum is fixed by V: deterministic.
-// One warp for each row where Row has one, else one block; one thread for each 16 bytes of it, at a stride
-//   of those threads.
+// One warp or one block for each row, as Row says; one thread for each 16 bytes of it, at a stride of those
+//   threads.
 template <typename S, typename F, typename Row>
 __global__ void __launch_bounds__(Row::threads)
     monotone_log_prob_kernel(F function, MonotoneSizes sizes, const S* logits, const int64_t* targets,
@@ -246,7 +246,7 @@ constexpr double large_normalizer = 64;
 // Work O(R V): f and exp once for each logit. Bytes: logits read once and written once; with a table one
 //   interval of it and Width integers for each logit.
 // Integer atomics for the sums alone, in shared memory where is_private; deterministic, whatever the device.
-// One warp for each row where Row has one, else one block, at a stride of the grid; one thread for each 16
+// One warp or one block for each row, as Row says, at a stride of the grid; one thread for each 16
 //   bytes of it, at a stride of those threads. SigSoftmax: Kanai et al., "Sigsoftmax: reanalysis of the softmax
 //   bottleneck" (NeurIPS 2018).
 template <typename S, typename F, typename Row>

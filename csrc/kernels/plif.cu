@@ -10,7 +10,8 @@ constexpr int threads = 1024;
 constexpr int most_blocks = 256;
 constexpr int64_t shared_reserve = 1 << 10;  // static, and what the system takes
 
-// Groups of elements that a thread loads at once: 64 KiB for each block, with the registers that 1024 threads have.
+// Groups of elements that a thread loads at once, as many as the registers of 1024 threads take: 64 KiB for
+// each block.
 constexpr int forward_steps = 4;
 template <typename S, int Width>
 constexpr int backward_steps = sizeof(S) * Width > 16 ? 1 : 2;  // of input and of grad
@@ -39,9 +40,9 @@ __device__ __forceinline__ int64_t first_element() {
 // Work and bytes O(size): input once, output once, one interval of the table for each element, in 16 bytes at
 //   most: from shared memory where is_staged, since a warp reads 32 places. Keeps nothing for backward. No
 //   atomics; deterministic.
-// One thread for each 16 bytes of input, at a stride of the grid, `forward_steps` of them in flight. Width 2: PLIF,
-//   Ganea, Gelly, Becigneul and Severyn, "Breaking the softmax bottleneck via learnable monotonic pointwise
-//   non-linearities" (ICML 2019).
+// One thread for each 16 bytes of input, at a stride of the grid, forward_steps of them in flight. Width 2:
+//   PLIF, Ganea, Gelly, Becigneul and Severyn, "Breaking the softmax bottleneck via learnable monotonic
+//   pointwise non-linearities" (ICML 2019).
 template <typename T, int Width>
 __global__ void __launch_bounds__(threads, 1)
     plif_kernel(Piecewise<Sum<T>, Width> function, int64_t intervals, bool is_staged, int64_t size,
@@ -117,8 +118,8 @@ __device__ __forceinline__ int64_t sample_begin(int64_t size, int64_t place) {
   return (place * part + offset) / group_size<T> * group_size<T>;
 }
 
-// limit = max |grad| over the sample: sample_places runs of 512 bytes; all of grad up to sample_size elements
-//   As bits of float64; NaN if there is one.
+// limit = max |grad| over the sample, as bits of float64; NaN if there is one
+// The sample: sample_places runs of 512 bytes; all of grad up to sample_size elements.
 // grad [size] of type T in float32, float64, bfloat16, float16, contiguous; aligned: to 16 bytes. limit 0
 //   before.
 // Bytes: 1 MiB at most. One atomicMax on an integer for each block: the same in any order, deterministic.
@@ -143,8 +144,9 @@ __global__ void __launch_bounds__(threads)
 }
 
 // grad_input = grad * f'(input), f'(x) = P_j'(uc) rate
-// sums[j, m] = sum of grad * w_m over the elements of interval j, w_m = uc^m + m uc^(m-1) (u - uc), but for late
-//   elements, which are listed; late.further.largest = max |grad|, as bits of float64, NaN if there is one
+// sums[j, m] = sum of grad * w_m over the elements of interval j, w_m = uc^m + m uc^(m-1) (u - uc), but for
+//   late elements, which are listed
+// late.further.largest = max |grad|, as bits of float64; NaN if there is one
 // grad, input, grad_input [size] of one type T in float32, float64, bfloat16, float16; table [K, Width]
 //   Sum<T>; contiguous. aligned: whether grad, input and grad_input are, to 16 bytes. workspace and late: zero
 //   but for the limit, from sample_kernel. No element: not launched.
@@ -155,7 +157,8 @@ __global__ void __launch_bounds__(threads)
 //   element.
 // Integer atomics, in shared memory where is_private; what f' needs of the table lies beside those sums where
 //   is_staged. Deterministic, whatever the device: which elements are late depends on grad and its size alone.
-// One thread for each 16 bytes of input, at a stride of the grid, `backward_steps` of them and of grad in flight.
+// One thread for each 16 bytes of input, at a stride of the grid, backward_steps of them and of grad in
+//   flight.
 template <typename T, int Width>
 __global__ void __launch_bounds__(threads)
     plif_backward_kernel(Piecewise<Sum<T>, Width> function, int64_t size, bool aligned, bool is_private,
