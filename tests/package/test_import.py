@@ -74,7 +74,7 @@ def check(error: str, *, problem: str, found: str, expected: str, command: str) 
     first, *rest = error.splitlines()
     assert first == f"ImportError: hstree cannot be imported: {problem}"
     text = "\n".join(rest)
-    place = [text.index(f"  {label}") for label in ("found:    ", "expected: ", "to mend:  ")]
+    place = [text.index(f"  {label}") for label in ("found:    ", "expected: ", "fix:      ")]
     assert place == sorted(place)
     assert found in text[place[0] : place[1]]
     assert expected in text[place[1] : place[2]]
