@@ -21,6 +21,7 @@ BUILD_INFO = {
     "torch_target": "2.11",
     "cuda": None,
     "cuda_arch_list": None,
+    "cpu_only": "torch 2.13.0+cpu has no CUDA",
     "compiler": "c++ 12.2.0",
     "python": "3.11.7",
 }
