@@ -34,10 +34,10 @@ STUB = "int aoti_torch_get_current_cuda_stream(int device, void** stream) { retu
 PRETEND = """
 import torch
 torch.version.cuda = {version!r}
-torch._C._cuda_getDeviceCount = lambda: 0  # by this attribute torch knows that it has CUDA
 """
 BUILD = """
-import runpy, sys
+import runpy, sys, torch
+vars(torch._C).setdefault("_cuda_getDeviceCount", lambda: 0)  # by it torch knows that it has CUDA
 sys.argv = ["setup.py", *{arguments!r}]
 runpy.run_path("setup.py", run_name="__main__")
 """
@@ -99,8 +99,9 @@ class Python:
 
 
 def warnings_of(printed: str) -> list[str]:
-    """The warnings of compilers and linker; those of Python are written with a capital."""
-    return [line for line in printed.splitlines() if re.search(r"\bwarning\b", line)]
+    """The warnings of compilers and linker; those of setuptools begin a line, and Python's a
+    class name."""
+    return re.findall(r"^(?!warning: ).*\bwarning\b.*$", printed, re.MULTILINE)
 
 
 def demangle(names: list[str]) -> list[str]:

@@ -44,10 +44,12 @@ def test_operators(setup: dict[str, Any], cuda: bool) -> None:
     files = sources("ops") if cuda else sources("ops", "cpu")  # csrc/cpu knows nothing of CUDA
     assert len(files) > 10
     flags = [*setup["OPERATOR_FLAGS"], *(setup["CUDA_DEFINES"] if cuda else []), "-std=c++17"]
-    assert errors(files, flags, include_paths()) == ""
+    printed = errors(files, flags, include_paths())
+    assert not printed, printed
 
 
 def test_host_module(setup: dict[str, Any]) -> None:
     files = sources("host")
     assert len(files) > 3
-    assert errors(files, setup["HOST_FLAGS"], [pybind11.get_include()]) == ""
+    printed = errors(files, setup["HOST_FLAGS"], [pybind11.get_include()])
+    assert not printed, printed
