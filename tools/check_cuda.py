@@ -194,11 +194,12 @@ def markdown(kernels: list[Kernel], version: str) -> str:
         f"| kernel | {' | '.join(heads)} |",
         f"| --- |{' ---: |' * len(heads)}",
     ]
-    rows: dict[str, list[str]] = {}
-    for kernel in kernels:  # sorted by name, then architecture
-        cells = (str(kernel.registers), str(kernel.spill), str(kernel.shared))
-        rows.setdefault(kernel.name, []).extend(cells)
-    lines += [f"| `{name}` | {' | '.join(cells)} |" for name, cells in rows.items()]
+    rows: dict[str, dict[str, Kernel]] = {}
+    for kernel in kernels:  # one included by several sources counts once
+        rows.setdefault(kernel.name, {})[kernel.architecture] = kernel
+    for name, row in rows.items():
+        cells = [f"{row[a].registers} | {row[a].spill} | {row[a].shared}" for a in architectures]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
