@@ -5,8 +5,9 @@
 Fails on a warning, on a register spill, on a kernel without __launch_bounds__ or with more static
 shared memory than csrc/kernels/launch.h allows, on an operator without a kernel for both devices,
 and on a module that is not stripped, exports more than its init function or cannot be imported
-without a GPU. Needs nvcc; any torch that setup.py accepts will do. One without CUDA is told that it has it,
-and stub libraries stand in for libtorch_cuda and libc10_cuda. Nothing is written into the checkout.
+without a GPU. Needs nvcc; any torch that setup.py accepts will do. One without CUDA is told that it
+has it, and stub libraries stand in for libtorch_cuda and libc10_cuda. Nothing is written into the
+checkout.
 """
 
 from __future__ import annotations
