@@ -8,6 +8,9 @@
 #elif !defined(HSTREE_CUDA_EMULATION)
 #error "launch.h is for nvcc, or for g++ -include cuda_emu.h"
 #endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "hstree needs compute capability 8.0 or later: set TORCH_CUDA_ARCH_LIST"
+#endif
 
 #include <cstddef>
 #include <cstdint>

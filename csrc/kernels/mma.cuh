@@ -3,10 +3,6 @@
 
 #include "common.cuh"
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "hstree needs compute capability 8.0 or later: set TORCH_CUDA_ARCH_LIST"
-#endif
-
 namespace hstree {
 
 template <typename T>

@@ -7,8 +7,8 @@
 // at different barriers or for a thread that has ended, when a shuffle reads a lane outside its mask, or when
 // the launch exceeds a limit of the hardware. Which thread and which block goes first follows emu::order.
 // Dynamic shared memory starts as NaN and is exactly as long as asked for, so that AddressSanitizer sees each
-// access beyond it. What it cannot show: races between threads in one order only (use several orders), memory
-// coherence, inline PTX, cooperative groups.
+// access beyond it. Asynchronous copies land as late as they may. What it cannot show: races between threads in
+// one order only (use several orders), memory coherence, inline PTX, cooperative groups.
 #pragma once
 
 #include <ucontext.h>
@@ -116,6 +116,15 @@ enum class State { ready, block, warp, done };
 
 using Context = void* [5];  // of __builtin_setjmp
 
+// cp.async: what a copy read at its issue, and where it lands.
+struct AsyncCopy {
+  unsigned char* shared;
+  const void* global;
+  size_t bytes, group;
+  bool zero;
+  unsigned char source[16];
+};
+
 struct Fiber {
   std::unique_ptr<char[]> stack;
   ucontext_t start;
@@ -126,6 +135,8 @@ struct Fiber {
   unsigned mask = 0;  // of lanes, for State::warp
   int source = 0;     // lane to read from; vote: -1
   uint64_t value = 0, result = 0;
+  std::vector<AsyncCopy> copies;  // under way, in the order of their issue
+  size_t group = 0;               // of copies that is not yet committed
   void* fake_stack = nullptr;
 };
 
@@ -182,11 +193,20 @@ HSTREE_SWITCH void yield() {
   after_switch(fiber.fake_stack, &machine.scheduler_stack, &machine.scheduler_stack_bytes);
 }
 
+inline void fail(const std::string& what) {  // called on a fiber, which never runs again
+  if (machine.error.empty())
+    machine.error = "block (" + std::to_string(blockIdx.x) + ", " + std::to_string(blockIdx.y) + ", " +
+                    std::to_string(blockIdx.z) + "), thread " + std::to_string(machine.current) + ": " + what;
+  for (;;) yield();
+}
+
 inline void fiber_main() {
   after_switch(nullptr, &machine.scheduler_stack, &machine.scheduler_stack_bytes);
   for (;;) {
     machine.call(machine.argument);
-    machine.fibers[machine.current]->state = State::done;
+    Fiber& fiber = *machine.fibers[machine.current];
+    if (!fiber.copies.empty()) fail("ended with asynchronous copies under way");
+    fiber.state = State::done;
     yield();
   }
 }
@@ -208,11 +228,6 @@ HSTREE_SWITCH void resume(unsigned thread) {
     setcontext(&fiber.start);
   }
   after_switch(machine.scheduler_fake_stack, nullptr, nullptr);
-}
-
-inline void fail(const std::string& what) {  // called on a fiber, which never runs again
-  if (machine.error.empty()) machine.error = what;
-  for (;;) yield();
 }
 
 inline void wait_block(int line) {
@@ -407,6 +422,46 @@ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], ToFloat 
     }
   }
   wait_warp(0xffffffffu, address, int(lane()), line);  // until all lanes have read the operands
+}
+
+// An asynchronous copy lands at the wait that covers its group and at no time before: until then its destination
+// is all ones, which is NaN in each floating-point type. A thread that writes there or to the source meanwhile,
+// or ends before it has waited, fails.
+constexpr unsigned char async_poison = 0xff;
+
+template <size_t Bytes>
+void async_copy(void* shared, const void* global, bool copy) {
+  if (reinterpret_cast<uintptr_t>(shared) % Bytes != 0 || reinterpret_cast<uintptr_t>(global) % Bytes != 0)
+    fail("misaligned asynchronous copy of " + std::to_string(Bytes) + " bytes");
+  Fiber& fiber = *machine.fibers[machine.current];
+  AsyncCopy issued = {static_cast<unsigned char*>(shared), global, Bytes, fiber.group, !copy, {}};
+  std::memcpy(issued.source, global, Bytes);
+  std::memset(shared, async_poison, Bytes);
+  fiber.copies.push_back(issued);
+}
+
+inline void async_copy_commit() {
+  ++machine.fibers[machine.current]->group;
+}
+
+inline void async_copy_wait(size_t pending) {
+  Fiber& fiber = *machine.fibers[machine.current];
+  size_t landed = 0;  // copies are in the order of their groups
+  for (; landed < fiber.copies.size(); ++landed) {
+    const AsyncCopy& copy = fiber.copies[landed];
+    if (copy.group + pending >= fiber.group) break;
+    for (size_t i = 0; i < copy.bytes; ++i)
+      if (copy.shared[i] != async_poison)
+        fail("shared memory was written while an asynchronous copy to it was under way");
+    if (std::memcmp(copy.source, copy.global, copy.bytes) != 0)
+      fail("the source of an asynchronous copy was written while it was under way");
+    if (copy.zero) {
+      std::memset(copy.shared, 0, copy.bytes);
+    } else {
+      std::memcpy(copy.shared, copy.source, copy.bytes);
+    }
+  }
+  fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + ptrdiff_t(landed));
 }
 
 }  // namespace emu

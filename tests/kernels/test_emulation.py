@@ -12,152 +12,56 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels.emulation import (
-    BFLOAT16,
-    ORDERS,
-    ROOT,
-    SANITIZE,
-    Kernels,
-    compile_emulated,
-    compile_kernels,
-)
+from kernels.emulation import BFLOAT16, ORDERS, ROOT, SANITIZE, compile_kernels
 
-FAULTS = r"""
-#include <string>
-#include "mma.cuh"
+KERNELS = ROOT / "csrc" / "kernels"
+EMULATION = ROOT / "tests" / "cuda_emu"
 
-using hstree::launch;
 
-// Sums in pairs through shared memory, with or without the barrier between the steps.
-template <bool Barrier>
-__global__ void block_sum(const float* input, float* output) {
-  float* partial = reinterpret_cast<float*>(HSTREE_SHARED_MEMORY);
-  partial[threadIdx.x] = input[threadIdx.x];
-  __syncthreads();
-  for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
-    float sum = 0;
-    if (threadIdx.x < half) sum = partial[threadIdx.x] + partial[threadIdx.x + half];
-    if (Barrier) __syncthreads();
-    if (threadIdx.x < half) partial[threadIdx.x] = sum;
-    if (Barrier) __syncthreads();
-  }
-  if (threadIdx.x == 0) *output = partial[0];
-}
-__global__ void divergent(const float*, float*) {
-  if (threadIdx.x < 32) __syncthreads();
-}
-__global__ void two_barriers(const float*, float*) {
-  if (threadIdx.x < 32) {
-    __syncthreads();
-  } else {
-    __syncthreads();
-  }
-}
-__global__ void outside_mask(const float* input, float* output) {
-  if (threadIdx.x < 16) output[0] = __shfl_sync(0xffffu, input[threadIdx.x], 16);
-}
-__global__ void absent_lane(const float* input, float* output) {
-  if (threadIdx.x < 16) output[0] = __shfl_xor_sync(0xffffffffu, input[threadIdx.x], 1);
-}
-__global__ void past_shared(const float*, float*) {
-  float* shared = reinterpret_cast<float*>(HSTREE_SHARED_MEMORY);
-  shared[threadIdx.x + 1] = 0;
-}
-__global__ void past_global(const float* input, float* output) {
-  output[0] = input[64 + threadIdx.x];
-}
-__global__ void misaligned(const float* input, float* output) {
-  const uint4 raw = *reinterpret_cast<const uint4*>(input + 1);
-  output[0] = float(raw.x);
-}
-__global__ void warp_functions(const float*, float* output) {
-  const unsigned lane = threadIdx.x % 32;
-  const bool votes = __ballot_sync(0xffffffffu, lane % 3 == 0) == 0x49249249u &&
-                     __any_sync(0xffffffffu, lane == 7) && !__all_sync(0xffffffffu, lane == 7) &&
-                     __reduce_add_sync(0xffffffffu, lane) == 496u;
-  const double up = __shfl_down_sync(0xffffffffu, double(lane), 3);
-  const int swapped = __shfl_xor_sync(0xffffffffu, int(lane), 5);
-  __syncwarp();
-  const bool moved = up == (lane + 3 < 32 ? lane + 3 : lane) && swapped == int(lane ^ 5);
-  atomicAdd(output, votes && moved ? 1.0f : 0.0f);
-}
-
-// output [16, 8] = a b for a [16, 16], b [16, 8] of small integers, which are exact in bfloat16.
-__global__ void matrix_product(const float*, float* output) {
-  if (threadIdx.x >= 32) return;
-  const auto element = [](unsigned row, unsigned column, int kind) {
-    return kind == 0 ? float(row) - 2.0f * float(column) : float(row * column % 7);
-  };
-  const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4;
-  uint32_t a[4], b[2];
-  for (unsigned i = 0; i < 4; ++i) {
-    const unsigned row = g + i % 2 * 8, column = 2 * t + i / 2 * 8;
-    a[i] = hstree::pack(__float2bfloat16_rn(element(row, column, 0)),
-                        __float2bfloat16_rn(element(row, column + 1, 0)));
-  }
-  for (unsigned i = 0; i < 2; ++i) {
-    const unsigned row = 2 * t + i * 8;
-    b[i] = hstree::pack(__float2bfloat16_rn(element(row, g, 1)),
-                        __float2bfloat16_rn(element(row + 1, g, 1)));
-  }
-  float c[4] = {1, 1, 1, 1};
-  hstree::mma<__nv_bfloat16>(c, a, b);
-  for (unsigned i = 0; i < 4; ++i) output[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = c[i];
-}
-
-extern "C" {
-void set_order(int order, unsigned seed) {
-  emu::order = static_cast<emu::Order>(order);
-  emu::seed = seed;
-}
-const char* run(const char* name, const float* input, float* output) {
-  static std::string error;
-  const std::string wanted = name;
-  auto kernel = wanted == "block_sum"       ? block_sum<true>
-                : wanted == "missing_barrier" ? block_sum<false>
-                : wanted == "divergent"     ? divergent
-                : wanted == "two_barriers"  ? two_barriers
-                : wanted == "outside_mask"  ? outside_mask
-                : wanted == "absent_lane"   ? absent_lane
-                : wanted == "past_shared"   ? past_shared
-                : wanted == "past_global"   ? past_global
-                : wanted == "misaligned"    ? misaligned
-                : wanted == "matrix_product" ? matrix_product
-                                            : warp_functions;
-  try {
-    const unsigned threads = wanted == "too_many_threads" ? 1025 : 64;
-    launch(kernel, 1, threads, 64 * sizeof(float), nullptr, input, output);
-  } catch (const std::exception& caught) {
-    error = caught.what();
-    return error.c_str();
-  }
-  return "";
-}
-}
-"""
+def compile_faults(folder: Path, *options: str) -> Path:
+    library = folder / "faults.so"
+    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", *options]
+    command += ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{KERNELS}"]
+    command += [
+        "-include",
+        str(EMULATION / "cuda_emu.h"),
+        "-x",
+        "c++",
+        str(EMULATION / "faults.cu"),
+    ]
+    result = subprocess.run(
+        [*command, "-o", str(library)], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return library
 
 
 class Faults:
     def __init__(self, library: Path) -> None:
         self.library = ctypes.CDLL(str(library))
         self.library.run.restype = ctypes.c_char_p
+        self.input = np.zeros(64, np.float32)
         self.output = np.zeros(128, np.float32)
 
-    def run(self, name: str, order: tuple[str, int] = ORDERS[0]) -> str:
+    def run(
+        self,
+        name: str,
+        order: tuple[str, int] = ORDERS[0],
+        threads: int = 64,
+        shared_bytes: int = 64 * 4,
+    ) -> str:
+        """The message of the launch that failed, or nothing."""
         self.library.set_order(("ascending", "descending", "shuffled").index(order[0]), order[1])
-        values = np.arange(64, dtype=np.float32)
+        self.input[:] = np.arange(64)
         self.output[:] = 0
-        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (values, self.output))
-        message: bytes = self.library.run(name.encode(), *pointers)
+        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (self.input, self.output))
+        message: bytes = self.library.run(name.encode(), threads, shared_bytes, *pointers)
         return message.decode()
 
 
 @pytest.fixture(scope="module")
 def faults(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Faults:
-    folder = tmp_path_factory.mktemp("faults")
-    source = folder / "faults.cu"
-    source.write_text(FAULTS)
-    return Faults(compile_emulated(folder, [source]))
+    return Faults(compile_faults(tmp_path_factory.mktemp("faults")))
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -188,14 +92,44 @@ def test_matrix_instruction(faults: Faults, order: tuple[str, int]) -> None:
         ("two_barriers", "divergent barrier: from thread 0 waiting .* from thread 32 waiting"),
         ("outside_mask", "shuffle from a lane outside the mask"),
         ("absent_lane", "divergent barrier: from thread 0 waiting .* from thread 16 ended"),
-        ("too_many_threads", "invalid configuration"),
+        ("reverse_without_wait", "ended with asynchronous copies under way"),
+        ("reverse_without_commit", "ended with asynchronous copies under way"),
+        ("reverse_early_write", "shared memory was written while an asynchronous copy"),
+        ("reverse_source_write", "the source of an asynchronous copy was written"),
+        ("blocks_of_8_from_misaligned", "misaligned asynchronous copy of 8 bytes"),
+        ("blocks_of_8_to_misaligned", "misaligned asynchronous copy of 8 bytes"),
+        ("blocks_of_16_from_misaligned", "misaligned asynchronous copy of 16 bytes"),
+        ("blocks_of_16_to_misaligned", "misaligned asynchronous copy of 16 bytes"),
     ],
 )
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_fault_is_reported(faults: Faults, name: str, message: str, order: tuple[str, int]) -> None:
     with pytest.raises(RuntimeError, match=message):
-        raise RuntimeError(faults.run(name, order))
+        raise RuntimeError(faults.run(name, order, shared_bytes=1024))
     assert faults.run("block_sum") == ""  # the next launch starts afresh
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_asynchronous_copies_land_at_the_wait(faults: Faults, order: tuple[str, int]) -> None:
+    assert faults.run("reverse", order) == ""
+    np.testing.assert_array_equal(faults.output[:64], np.arange(64)[::-1])
+    assert faults.run("two_groups_wait_0", order, shared_bytes=512) == ""
+    np.testing.assert_array_equal(faults.output, np.tile(np.arange(64), 2))
+    for floats in (1, 2, 4):
+        assert faults.run(f"blocks_of_{4 * floats}", order, shared_bytes=512) == ""
+        np.testing.assert_array_equal(faults.output[: 16 * floats], np.arange(16 * floats))
+        np.testing.assert_array_equal(faults.output[16 * floats :], 0)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_asynchronous_copies_land_no_earlier(faults: Faults, order: tuple[str, int]) -> None:
+    assert faults.run("reverse_early_read", order) == ""
+    assert np.isnan(faults.output[64:]).all()
+    assert faults.run("two_groups_wait_1", order, shared_bytes=512) == ""
+    np.testing.assert_array_equal(faults.output[:64], np.arange(64))
+    assert np.isnan(faults.output[64:]).all()
+    assert faults.run("reverse_without_barrier", order) == ""
+    assert np.isnan(faults.output[:64]).any()
 
 
 def test_missing_barrier_shows_in_some_order(faults: Faults) -> None:
@@ -206,21 +140,21 @@ def test_missing_barrier_shows_in_some_order(faults: Faults) -> None:
     assert sums != {64 * 63 / 2}
 
 
-def test_every_half_converts_to_float(emulated: Kernels) -> None:
+def test_every_half_converts_to_float(faults: Faults) -> None:
     bits = np.arange(2**16, dtype=np.uint16)
-    convert = emulated.library.emu_half_to_float
+    convert = faults.library.half_to_float
     convert.restype = ctypes.c_float
     got = np.array([convert(ctypes.c_uint16(int(b))) for b in bits])
     with np.errstate(invalid="ignore"):  # signalling NaN
         np.testing.assert_array_equal(got, bits.view(np.float16).astype(np.float64))
-    convert = emulated.library.emu_bfloat16_to_float
+    convert = faults.library.bfloat16_to_float
     convert.restype = ctypes.c_float
     got = np.array([convert(ctypes.c_uint16(int(b))) for b in bits[::7]])
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(got, BFLOAT16.decode(bits[::7]))
 
 
-def test_rounding_to_half_is_to_nearest_even(emulated: Kernels) -> None:
+def test_rounding_to_half_is_to_nearest_even(faults: Faults) -> None:
     random = np.random.default_rng(0)
     halves = random.integers(0, 2**16, 4000).astype(np.uint16).view(np.float16)
     finite = np.abs(halves[np.isfinite(halves)].astype(np.float32))
@@ -233,7 +167,7 @@ def test_rounding_to_half_is_to_nearest_even(emulated: Kernels) -> None:
         halves = values.astype(np.float16)
     pairs = (("half", halves.view(np.uint16)), ("bfloat16", BFLOAT16.encode(values)))
     for name, want in pairs:
-        convert = emulated.library[f"emu_float_to_{name}"]
+        convert = faults.library[f"float_to_{name}"]
         convert.restype = ctypes.c_uint16
         got = np.array([convert(ctypes.c_float(float(v))) for v in values], np.uint16)
         numbers = ~np.isnan(values)
@@ -266,6 +200,7 @@ def run_sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("past_shared", "heap-buffer-overflow"),
         ("past_global", "heap-buffer-overflow"),
+        ("zeros_from_outside", "heap-buffer-overflow"),
         ("misaligned", "misaligned address"),
         ("block_sum", ""),
     ],
@@ -282,10 +217,7 @@ def test_sanitizers_find_stray_accesses(sanitized_faults: Path, name: str, findi
 
 @pytest.fixture(scope="module")
 def sanitized_faults(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sanitized_faults")
-    source = folder / "faults.cu"
-    source.write_text(FAULTS)
-    return compile_emulated(folder, [source], SANITIZE)
+    return compile_faults(tmp_path_factory.mktemp("sanitized_faults"), *SANITIZE)
 
 
 def test_kernels_are_clean_under_sanitizers(compiler: str, tmp_path: Path) -> None:

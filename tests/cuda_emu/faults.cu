@@ -1,0 +1,192 @@
+// Small kernels for the tests of the emulation itself (tests/kernels/test_emulation.py), most of them faulty.
+#include <map>
+#include <string>
+
+#include "async_copy.cuh"
+#include "mma.cuh"
+
+// Sums in pairs through shared memory, with or without the barrier between the steps.
+template <bool Barrier>
+__global__ void block_sum(const float* input, float* output) {
+  float* partial = reinterpret_cast<float*>(HSTREE_SHARED_MEMORY);
+  partial[threadIdx.x] = input[threadIdx.x];
+  __syncthreads();
+  for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
+    float sum = 0;
+    if (threadIdx.x < half) sum = partial[threadIdx.x] + partial[threadIdx.x + half];
+    if (Barrier) __syncthreads();
+    if (threadIdx.x < half) partial[threadIdx.x] = sum;
+    if (Barrier) __syncthreads();
+  }
+  if (threadIdx.x == 0) *output = partial[0];
+}
+__global__ void divergent(const float*, float*) {
+  if (threadIdx.x < 32) __syncthreads();
+}
+__global__ void two_barriers(const float*, float*) {
+  if (threadIdx.x < 32) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+}
+__global__ void outside_mask(const float* input, float* output) {
+  if (threadIdx.x < 16) output[0] = __shfl_sync(0xffffu, input[threadIdx.x], 16);
+}
+__global__ void absent_lane(const float* input, float* output) {
+  if (threadIdx.x < 16) output[0] = __shfl_xor_sync(0xffffffffu, input[threadIdx.x], 1);
+}
+__global__ void past_shared(const float*, float*) {
+  float* shared = reinterpret_cast<float*>(HSTREE_SHARED_MEMORY);
+  shared[threadIdx.x + 1] = 0;
+}
+__global__ void past_global(const float* input, float* output) {
+  output[0] = input[64 + threadIdx.x];
+}
+__global__ void misaligned(const float* input, float* output) {
+  const uint4 raw = *reinterpret_cast<const uint4*>(input + 1);
+  output[0] = float(raw.x);
+}
+__global__ void warp_functions(const float*, float* output) {
+  const unsigned lane = threadIdx.x % 32;
+  const bool votes = __ballot_sync(0xffffffffu, lane % 3 == 0) == 0x49249249u &&
+                     __any_sync(0xffffffffu, lane == 7) && !__all_sync(0xffffffffu, lane == 7) &&
+                     __reduce_add_sync(0xffffffffu, lane) == 496u;
+  const double up = __shfl_down_sync(0xffffffffu, double(lane), 3);
+  const int swapped = __shfl_xor_sync(0xffffffffu, int(lane), 5);
+  __syncwarp();
+  const bool moved = up == (lane + 3 < 32 ? lane + 3 : lane) && swapped == int(lane ^ 5);
+  atomicAdd(output, votes && moved ? 1.0f : 0.0f);
+}
+
+// output [16, 8] = a b for a [16, 16], b [16, 8] of small integers, which are exact in bfloat16.
+__global__ void matrix_product(const float*, float* output) {
+  if (threadIdx.x >= 32) return;
+  const auto element = [](unsigned row, unsigned column, int kind) {
+    return kind == 0 ? float(row) - 2.0f * float(column) : float(row * column % 7);
+  };
+  const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4;
+  uint32_t a[4], b[2];
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned row = g + i % 2 * 8, column = 2 * t + i / 2 * 8;
+    a[i] = hstree::pack(__float2bfloat16_rn(element(row, column, 0)),
+                        __float2bfloat16_rn(element(row, column + 1, 0)));
+  }
+  for (unsigned i = 0; i < 2; ++i) {
+    const unsigned row = 2 * t + i * 8;
+    b[i] = hstree::pack(__float2bfloat16_rn(element(row, g, 1)), __float2bfloat16_rn(element(row + 1, g, 1)));
+  }
+  float c[4] = {1, 1, 1, 1};
+  hstree::mma<__nv_bfloat16>(c, a, b);
+  for (unsigned i = 0; i < 4; ++i) output[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = c[i];
+}
+
+// output[t] = input[63 - t] through shared memory; what is left out of the sequence that this takes.
+enum Flaw { none, wait, barrier, commit, early_read, early_write, source_write };
+template <Flaw flaw>
+__global__ void reverse(const float* input, float* output) {
+  float* shared = reinterpret_cast<float*>(HSTREE_SHARED_MEMORY);
+  const unsigned t = threadIdx.x;
+  hstree::async_copy<4>(shared + t, input + t);
+  if (flaw == early_write) shared[t] = 1;
+  if (flaw == source_write) const_cast<float*>(input)[t] += 1;
+  if (flaw == early_read) output[64 + t] = shared[t];
+  if (flaw != commit) hstree::async_copy_commit();
+  if (flaw != wait) hstree::async_copy_wait<0>();
+  if (flaw != barrier) __syncthreads();
+  output[t] = shared[63 - t];
+}
+// output[t] is the value of the first of two groups, output[64 + t] of the second; Pending: of the first wait.
+template <int Pending>
+__global__ void two_groups(const float* input, float* output) {
+  float* shared = reinterpret_cast<float*>(HSTREE_SHARED_MEMORY) + threadIdx.x;
+  hstree::async_copy<4>(shared, input + threadIdx.x);
+  hstree::async_copy_commit();
+  hstree::async_copy<4>(shared + 64, input + threadIdx.x);
+  hstree::async_copy_commit();
+  hstree::async_copy_wait<Pending>();
+  output[threadIdx.x] = shared[0];
+  output[64 + threadIdx.x] = shared[64];
+  hstree::async_copy_wait<0>();
+}
+// 16 threads copy Bytes each and 16 write zeros, from and to addresses that are off by so many floats.
+template <int Bytes, int FromOff = 0, int ToOff = 0>
+__global__ void blocks_of(const float* input, float* output) {
+  constexpr int floats = Bytes / 4;
+  float* shared = reinterpret_cast<float*>(HSTREE_SHARED_MEMORY) + ToOff;
+  const unsigned first = threadIdx.x % 16 * floats;
+  if (threadIdx.x < 32) {
+    float* to = shared + threadIdx.x * floats;
+    hstree::async_copy_or_zero<Bytes>(to, input + FromOff + first, threadIdx.x < 16);
+    hstree::async_copy_commit();
+    hstree::async_copy_wait<0>();
+    for (int k = 0; k < floats; ++k) output[threadIdx.x * floats + k] = to[k];
+  }
+}
+__global__ void zeros_from_outside(const float* input, float*) {
+  hstree::async_copy_or_zero<16>(HSTREE_SHARED_MEMORY + 16 * threadIdx.x, input + 64, false);
+  hstree::async_copy_commit();
+  hstree::async_copy_wait<0>();
+}
+
+using Kernel = void (*)(const float*, float*);
+const std::map<std::string, Kernel> kernels = {
+    {"block_sum", block_sum<true>},
+    {"missing_barrier", block_sum<false>},
+    {"divergent", divergent},
+    {"two_barriers", two_barriers},
+    {"outside_mask", outside_mask},
+    {"absent_lane", absent_lane},
+    {"past_shared", past_shared},
+    {"past_global", past_global},
+    {"misaligned", misaligned},
+    {"matrix_product", matrix_product},
+    {"warp_functions", warp_functions},
+    {"reverse", reverse<none>},
+    {"reverse_without_wait", reverse<wait>},
+    {"reverse_without_barrier", reverse<barrier>},
+    {"reverse_without_commit", reverse<commit>},
+    {"reverse_early_read", reverse<early_read>},
+    {"reverse_early_write", reverse<early_write>},
+    {"reverse_source_write", reverse<source_write>},
+    {"two_groups_wait_0", two_groups<0>},
+    {"two_groups_wait_1", two_groups<1>},
+    {"blocks_of_4", blocks_of<4>},
+    {"blocks_of_8", blocks_of<8>},
+    {"blocks_of_16", blocks_of<16>},
+    {"blocks_of_8_from_misaligned", blocks_of<8, 1, 0>},
+    {"blocks_of_8_to_misaligned", blocks_of<8, 0, 1>},
+    {"blocks_of_16_from_misaligned", blocks_of<16, 2, 0>},
+    {"blocks_of_16_to_misaligned", blocks_of<16, 0, 2>},
+    {"zeros_from_outside", zeros_from_outside},
+};
+
+extern "C" {
+void set_order(int order, unsigned seed) {
+  emu::order = static_cast<emu::Order>(order);
+  emu::seed = seed;
+}
+const char* run(const char* name, unsigned threads, unsigned shared_bytes, const float* input,
+                float* output) {
+  static std::string error;
+  try {
+    hstree::launch(kernels.at(name), 1, threads, shared_bytes, nullptr, input, output);
+  } catch (const std::exception& caught) {
+    error = caught.what();
+    return error.c_str();
+  }
+  return "";
+}
+float half_to_float(uint16_t bits) {
+  return __half2float({bits});
+}
+float bfloat16_to_float(uint16_t bits) {
+  return __bfloat162float({bits});
+}
+uint16_t float_to_half(float value) {
+  return __float2half_rn(value).bits;
+}
+uint16_t float_to_bfloat16(float value) {
+  return __float2bfloat16_rn(value).bits;
+}
+}
