@@ -40,7 +40,9 @@ struct LeafOrder {
   const int32_t* row_length;  // [T, N] length by row
 };
 
-// tree_valid[t] = 1 if feature_index[t] lies in [0, D) and increases strictly, else 0.  tree_valid [T].
+// tree_valid[t] = 0 unless feature_index[t] lies in [0, D) and increases strictly, else 1, or valid_in_blocks if
+// it is made of blocks of 8 neighbours, each of which begins at a multiple of 8.  tree_valid [T].
+constexpr int32_t valid_in_blocks = 2;
 void check_features(const Tables& tables, int32_t* tree_valid, cudaStream_t stream);
 
 // key[t, i] = leaf position of target[i], or INT32_MAX for a row that is ignored or whose tables are corrupt.

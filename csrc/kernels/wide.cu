@@ -69,27 +69,27 @@ __device__ __forceinline__ S log_softmax(const Tables& tables, const Tile& tile,
 template <typename T, bool Aligned>
 __global__ void __launch_bounds__(product_threads, 5)
     wide_forward_kernel(Tables tables, LeafOrder leaf_order, WideForward tensors, int64_t tiles,
-                        int columns) {
+                        Staging staging) {
   using P = Product<T, Aligned>;
   using S = Sum<T>;
   __shared__ Tile tile;
-  T* rows = reinterpret_cast<T*>(HSTREE_SHARED_MEMORY);  // [tile_rows, columns]
   const int tree = static_cast<int>(blockIdx.x / tiles);
   const T* weight = static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features;
   tile.fill(tables, leaf_order, tree, blockIdx.x % tiles * tile_rows, tables.rows);
-  for (int64_t begin = 0; begin == 0 || begin < tables.features; begin += P::chunk) {
-    const int width =
-        static_cast<int>(tables.features - begin < P::chunk ? tables.features - begin : P::chunk);
-    __syncthreads();
-    P::stage(tables, tile, tree, static_cast<const T*>(tensors.input), begin, width, columns, rows);
-    __syncthreads();
+  const P product(tables, tree, static_cast<const T*>(tensors.input), staging, HSTREE_SHARED_MEMORY);
+  int64_t begin = 0;
+  do {
+    if (tile.items() == 0) break;
+    const int64_t left = tables.features - begin;
+    const int width = static_cast<int>(left < product.chunk ? left : product.chunk);
+    product.stage(tile, begin, width);
     for (int i = 0; i < tile.items(); ++i) {
       const Item item = tile.item(i);
       const int64_t path_begin = tile.path_begin[item.begin];
       const int children = tables.path[3 * (path_begin + item.level) + 1];
       const int first_column = score_column(tables, path_begin, item.level);
-      P::multiply(
-          children, rows, columns, width,
+      product.multiply(
+          tile, children, width, item.begin, item.end,
           [&](int child) {
             return Run<T>{weight + (int64_t(item.node) + child) * tables.features + begin, item.begin,
                           item.end};
@@ -106,7 +106,8 @@ __global__ void __launch_bounds__(product_threads, 5)
             *score = sum;
           });
     }
-  }
+    begin += product.chunk;
+  } while (begin < tables.features);
   __syncthreads();
   for (int r = threadIdx.x / 32; r < tile_rows; r += product_threads / 32) {
     const int64_t row = tile.row[r];
