@@ -40,14 +40,16 @@ __device__ __forceinline__ S path_factor(const Tables& tables, const PathBackwar
 // Sums in Sum<T>; log_sigmoid(x) = min(x, 0) - log1p(exp(-|x|)), exact to rounding at any x, -inf and 0 at
 //   infinities.
 // Work O(N T L S). Bytes: a weight row once for each tile of 16 rows below it, an input row once for each
-//   tree: 32 bytes of it at a time, so that a random subset of D / 4 features reads all of it. At N = 8192, D
-//   = 4096, T = 8, S = 1024, bfloat16 a tile reads 128 KiB of input and 2 KiB for each of its 39 nodes
-//   (Huffman; 52 balanced), instead of for each of 187 visits, and makes 320 matrix instructions. Keeps score
-//   for backward.
-// No atomics; the order of every sum is fixed by S: deterministic, the same for a row in any batch.
-// One block for each (tree, tile); a warp for each node of the tile, or each 8 of them: product.cuh.
+//   tree: 32 bytes of it at a time, so that a random subset of D / 4 features reads all of it, and one of
+//   blocks of 16 features a quarter. At N = 8192, D = 4096, T = 8, S = 1024, bfloat16 a tile reads 128 or 32
+//   KiB of input and 2 KiB for each of its 39 nodes (Huffman; 52 balanced), instead of for each of 187 visits,
+//   and makes 448 matrix instructions. Keeps score for backward.
+// No atomics; the order of every sum is fixed by S, max_depth and, for bfloat16 and float16, by whether rows
+//   are read in vectors: deterministic, the same for a row in any batch.
+// One block for each (tree, tile); a warp for each node of the tile, or for a share of the features:
+//   product.cuh. Then eight threads for each row.
 template <typename T, bool Aligned>
-__global__ void __launch_bounds__(product_threads, 5)
+__global__ void __launch_bounds__(product_threads, forward_blocks)
     path_forward_kernel(Tables tables, LeafOrder leaf_order, PathForward tensors, int64_t tiles,
                         Staging staging) {
   using P = Product<T, Aligned>;
@@ -55,23 +57,24 @@ __global__ void __launch_bounds__(product_threads, 5)
   constexpr int lanes = product_threads / tile_rows;  // of a row
   constexpr int ahead = 4;                            // levels of a lane at a time
   __shared__ Tile tile;
+  static_assert(sizeof(Tile) + P::bytes({P::most, true}) + sizeof(S) * tile_rows * max_depth <=
+                default_shared_bytes);
   S* z = reinterpret_cast<S*>(HSTREE_SHARED_MEMORY + P::bytes(staging));  // [tile_rows, stride]
   const int tree = static_cast<int>(blockIdx.x / tiles);
   const int stride = tables.stride;
-  const T* weight = static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features;
   tile.fill(tables, leaf_order, tree, blockIdx.x % tiles * tile_rows, tables.rows);
   if (tile.items() > 0) {
-    const P product(tables, tree, static_cast<const T*>(tensors.input), staging, HSTREE_SHARED_MEMORY);
+    const P product(tables, tree, tensors.weight, tensors.input, staging, HSTREE_SHARED_MEMORY);
     int64_t begin = 0;
     do {
       const int64_t left = tables.features - begin;
       const int width = static_cast<int>(left < product.chunk ? left : product.chunk);
       product.stage(tile, begin, width);
       product.multiply(
-          tile, tile.items(), width, 0, tile_rows,
+          tile, begin, width, tile.items(), 0, tile_rows,
           [&](int k) {
             const Item item = tile.item(k);
-            return Run<T>{weight + item.node * tables.features + begin, item.begin, item.end};
+            return Run{item.node, item.begin, item.end};
           },
           [&](int k, int r, S sum) {
             S& total = z[r * stride + tile.item(k).level];

@@ -9,10 +9,11 @@ namespace hstree {
 
 constexpr int product_threads = 128;
 
-// The rows [begin, end) of the tile that meet a weight row, which begins at `weight`.
-template <typename T>
+constexpr int forward_blocks = 4;  // of a multiprocessor: 128 registers for the loads of a step and the sums
+
+// The rows [begin, end) of the tile that meet row `row` of the tree's weight.
 struct Run {
-  const T* weight;
+  int32_t row;
   int begin, end;
 };
 
@@ -39,8 +40,8 @@ struct Staging {
 // T: element type; Aligned: whether each weight row can be read in 16 bytes.
 //
 // float32 and float64: fused multiply-adds. One warp for each weight row, lanes over features; the weight row
-// in registers and the rows of its run one after another, four at a time, from shared memory, where
-// asynchronous copies bring them.
+// in registers, beside the next one that is under way, and the rows of its run one after another, four at a
+// time, from shared memory, where asynchronous copies bring them.
 template <typename T, bool Aligned, bool Half = is_half<T>>
 struct Product {
   static constexpr int vector = Aligned ? 16 / sizeof(T) : 1;  // elements of one access
@@ -51,10 +52,12 @@ struct Product {
   static __host__ Staging staging(const Tables& tables, const T* input) {
     return {Staging::chunk(tables.features, most, span), aligned<T>(input, tables.in_features, 16)};
   }
-  static __host__ __device__ size_t bytes(const Staging& staging) {
+  static constexpr __host__ __device__ size_t bytes(const Staging& staging) {
     return sizeof(T) * tile_rows * staging.columns;
   }
 
+  const T* weight;  // of the tree
+  int64_t features;
   const T* input;
   const int32_t* index;  // the tree's features, or null
   int64_t in_features;
@@ -63,9 +66,12 @@ struct Product {
   bool in_vectors;
   T* rows;  // [tile_rows, columns]
 
-  __device__ __forceinline__ Product(const Tables& tables, int tree, const T* input, const Staging& staging,
-                                     void* shared)
-      : input(input),
+  // weight, input: of the op.
+  __device__ __forceinline__ Product(const Tables& tables, int tree, const void* weight, const void* input,
+                                     const Staging& staging, void* shared)
+      : weight(static_cast<const T*>(weight) + tree * tables.weight_rows * tables.features),
+        features(tables.features),
+        input(static_cast<const T*>(input)),
         index(tables.feature_index == nullptr ? nullptr : tables.feature_index + tree * tables.features),
         in_features(tables.in_features),
         chunk(staging.columns),
@@ -87,24 +93,35 @@ struct Product {
   }
 
   // Calls add(k, r, product) once for each row r in the run of each weight row k < count, always on the same
-  // thread for a given k and r. run_of(k): the Run of k, from the chunk's first feature, within `rows`.
+  // thread for a given k and r, with products of features [begin, begin + width). run_of(k): the Run of k.
+  // Rows from first_row to last_row - 1 contain all runs.
   template <typename RunOf, typename Add>
-  __device__ __forceinline__ void multiply(const Tile&, int count, int width, int, int, RunOf run_of,
-                                           Add add) const {
-    for (int k = threadIdx.x / 32; k < count; k += product_threads / 32) {
-      const Run<T> run = run_of(k);
-      T weight[steps][vector];
-      load_weight(run.weight, width, weight);
+  __device__ __forceinline__ void multiply(const Tile&, int64_t begin, int width, int count,
+                                           int /*first_row*/, int /*last_row*/, RunOf run_of, Add add) const {
+    const int warp = threadIdx.x / 32;
+    Run next = {};
+    T next_weight[steps][vector];
+    const auto load_next = [&](int k) {
+      if (k >= count) return;
+      next = run_of(k);
+      load_weight(weight + next.row * features + begin, width, next_weight);
+    };
+    load_next(warp);
+    for (int k = warp; k < count; k += product_threads / 32) {
+      const Run run = next;
+      T own_weight[steps][vector];
+      memcpy(own_weight, next_weight, sizeof own_weight);
+      load_next(k + product_threads / 32);
       for (int first = run.begin; first < run.end; first += 4) {
         if (run.end - first == 1) {
           T sum[1];
-          dot(weight, first, run.end - 1, sum);
+          dot(own_weight, first, run.end - 1, sum);
           const T total = warp_sum(sum[0]);
           if (threadIdx.x % 32 == 0) add(k, first, total);
           continue;
         }
         T sum[4];
-        dot(weight, first, run.end - 1, sum);
+        dot(own_weight, first, run.end - 1, sum);
         const T total = four_sums(sum);
         const int r = first + threadIdx.x % 32 / 8;
         if (threadIdx.x % 8 == 0 && r < run.end) add(k, r, total);
@@ -197,12 +214,12 @@ struct Product {
 template <typename T, bool Aligned>
 struct Product<T, Aligned, true> {
   static constexpr int warps = product_threads / 32;
-  static constexpr int groups = 6;          // of 8 weight rows, whose sums a warp has at a time
-  static constexpr int batch = 8 * groups;  // weight rows
-  static constexpr int span = 32 * warps;   // features of a step of the block
-  static constexpr int most = 512;          // columns
-  static constexpr int padding = 32;        // two rows of the tile then lie 64 bytes apart in the banks
-  static constexpr int gathered = 8;        // rows at a time
+  static constexpr int groups = Aligned ? 7 : 4;  // of 8 weight rows, whose sums a warp has at a time
+  static constexpr int batch = 8 * groups;        // weight rows
+  static constexpr int span = 32 * warps;         // features of a step of the block
+  static constexpr int most = 640;                // columns
+  static constexpr int padding = 32;              // two rows of the tile then lie 64 bytes apart in the banks
+  static constexpr int gathered = 8;              // rows at a time
   static constexpr int partial_sums = warps * tile_rows * batch;
 
   static __host__ Staging staging(const Tables& tables, const T* input) {
@@ -210,11 +227,13 @@ struct Product<T, Aligned, true> {
     if (vectors && tables.feature_index == nullptr) return {0, true};
     return {Staging::chunk(tables.features, most, span), vectors};
   }
-  static __host__ __device__ size_t bytes(const Staging& staging) {
+  static constexpr __host__ __device__ size_t bytes(const Staging& staging) {
     return sizeof(float) * partial_sums +
            (staging.columns > 0 ? sizeof(T) * tile_rows * (staging.columns + padding) : 0);
   }
 
+  const T* weight;
+  int64_t features;
   const T* input;
   const int32_t* index;
   int64_t in_features;
@@ -224,9 +243,12 @@ struct Product<T, Aligned, true> {
   float* partial;  // [warps, tile_rows, batch]
   T* rows;         // [tile_rows, columns + padding]; unused if in_vectors
 
-  __device__ __forceinline__ Product(const Tables& tables, int tree, const T* input, const Staging& staging,
-                                     void* shared)
-      : input(input),
+  // weight, input: of the op.
+  __device__ __forceinline__ Product(const Tables& tables, int tree, const void* weight, const void* input,
+                                     const Staging& staging, void* shared)
+      : weight(static_cast<const T*>(weight) + tree * tables.weight_rows * tables.features),
+        features(tables.features),
+        input(static_cast<const T*>(input)),
         index(tables.feature_index == nullptr ? nullptr : tables.feature_index + tree * tables.features),
         in_features(tables.in_features),
         columns(staging.columns),
@@ -238,7 +260,6 @@ struct Product<T, Aligned, true> {
 
   __device__ __forceinline__ void stage(const Tile& tile, int64_t begin, int width) const {
     if (in_vectors) return;
-    const T zero = round_to<T>(0.0f);
 #pragma unroll 1
     for (int first_row = 0; first_row < tile_rows; first_row += gathered) {
       const T* row[gathered];
@@ -247,41 +268,43 @@ struct Product<T, Aligned, true> {
 #pragma unroll 1
       for (int feature = 2 * threadIdx.x; feature < columns; feature += 2 * product_threads) {
         const int first = source(begin, feature, width), second = source(begin, feature + 1, width);
+        const uint32_t inside = (feature < width ? 0xffffu : 0) | (feature + 1 < width ? 0xffff0000u : 0);
         T low[gathered], high[gathered];
 #pragma unroll
         for (int i = 0; i < gathered; ++i) {
-          low[i] = first < 0 ? zero : __ldg(row[i] + first);
-          high[i] = second < 0 ? zero : __ldg(row[i] + second);
+          low[i] = __ldg(row[i] + first);
+          high[i] = __ldg(row[i] + second);
         }
 #pragma unroll
         for (int i = 0; i < gathered; ++i) {
           *reinterpret_cast<uint32_t*>(rows + (first_row + i) * (columns + padding) + feature) =
-              pack(low[i], high[i]);
+              pack(low[i], high[i]) & inside;
         }
       }
     }
     __syncthreads();
   }
 
-  // Reads rows first_row ... last_row - 1 alone where it reads them in vectors.
   template <typename RunOf, typename Add>
-  __device__ __forceinline__ void multiply(const Tile& tile, int count, int width, int first_row,
-                                           int last_row, RunOf run_of, Add add) const {
+  __device__ __forceinline__ void multiply(const Tile& tile, int64_t begin, int width, int count,
+                                           int first_row, int last_row, RunOf run_of, Add add) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int first = 0; first < count; first += batch) {
-      const T* weight[groups];
+      int32_t weight_row[groups];
 #pragma unroll
       for (int i = 0; i < groups; ++i) {
         const int k = first + 8 * i + g;
-        weight[i] = run_of(k < count ? k : count - 1).weight + 8 * t;
+        weight_row[i] = run_of(k < count ? k : count - 1).row;
       }
       float sum[groups][4] = {};
       if (in_vectors) {
         const auto row = [&](int r) { return r >= first_row && r < last_row ? row_of(tile, r) : nullptr; };
-        accumulate(GlobalRows{row(g), row(g + 8), index, width - 8 * t}, weight, count - first, width, sum);
+        accumulate(GlobalRows{row(g), row(g + 8), index, width - 8 * t}, begin, width, count - first,
+                   weight_row, sum);
       } else {
         const T* low = rows + g * (columns + padding) + 8 * t;
-        accumulate(StagedRows{low, low + 8 * (columns + padding)}, weight, count - first, width, sum);
+        accumulate(StagedRows{low, low + 8 * (columns + padding)}, begin, width, count - first, weight_row,
+                   sum);
       }
       __syncthreads();  // the sums of the batch before have been read
       float* own = partial + (threadIdx.x / 32 * tile_rows + g) * batch + 2 * t;
@@ -294,7 +317,7 @@ struct Product<T, Aligned, true> {
       for (int i = threadIdx.x; i < tile_rows * batch; i += product_threads) {
         const int k = first + i % batch, r = i / batch;
         if (k >= count) continue;
-        const Run<T> run = run_of(k);
+        const Run run = run_of(k);
         if (r < run.begin || r >= run.end) continue;
         float total = partial[i];
 #pragma unroll
@@ -344,24 +367,27 @@ struct Product<T, Aligned, true> {
     return input + (tile.row[r] < 0 ? 0 : tile.row[r]) * in_features;
   }
 
-  // Feature of the input that is number begin + feature of the subset, -1 from width on.
+  // Feature of the input that is number begin + feature of the subset, any from width on.
   __device__ __forceinline__ int source(int64_t begin, int feature, int width) const {
-    if (feature >= width) return -1;
+    if (feature >= width) return 0;
     return index == nullptr ? static_cast<int>(begin) + feature : __ldg(index + begin + feature);
   }
 
-  // Adds the products of the warp's features. left: weight rows from the first of the batch on.
+  // Adds the products of the warp's features and of `left` weight rows.
   template <typename Rows>
-  static __device__ __forceinline__ void accumulate(Rows rows, const T* const (&weight)[groups], int left,
-                                                    int width, float (&sum)[groups][4]) {
-    const int begin = static_cast<int>(threadIdx.x / 32 * 32), own = width - 8 * (threadIdx.x % 4);
+  __device__ __forceinline__ void accumulate(Rows rows, int64_t begin, int width, int left,
+                                             const int32_t (&weight_row)[groups],
+                                             float (&sum)[groups][4]) const {
+    const int first = static_cast<int>(threadIdx.x / 32 * 32), own = 8 * (threadIdx.x % 4);
+    const T* lane_weight = weight + begin + own;
     __syncwarp();  // lanes may have added on their own
-    rows.start(begin);
-    for (int feature = begin; feature < width; feature += span) {
+    rows.start(first);
+    for (int feature = first; feature < width; feature += span) {
       uint4 part[groups], low, high;
 #pragma unroll
       for (int i = 0; i < groups; ++i) {
-        part[i] = 8 * i < left ? load_weight(weight[i], feature, own) : uint4{0, 0, 0, 0};
+        part[i] = 8 * i < left ? load_weight(weight_at(lane_weight, weight_row[i]), feature, width - own)
+                               : uint4{0, 0, 0, 0};
       }
       rows.load(feature, low, high);
 #pragma unroll
@@ -370,6 +396,12 @@ struct Product<T, Aligned, true> {
         mma<T>(sum[i], {low.z, high.z, low.w, high.w}, {part[i].z, part[i].w});
       }
     }
+  }
+
+  __device__ __forceinline__ const T* weight_at(const T* first, int32_t row) const {
+    const auto row_bytes = static_cast<uint32_t>(features * sizeof(T));
+    return reinterpret_cast<const T*>(reinterpret_cast<const char*>(first) +
+                                      static_cast<uint64_t>(static_cast<uint32_t>(row)) * row_bytes);
   }
 
   static __device__ __forceinline__ void store_pair(float* address, float first, float second) {

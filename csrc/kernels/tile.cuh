@@ -64,7 +64,7 @@ struct Tile {
         const int k = first + i * blockDim.x, r = k / max_depth, level = k % max_depth;
         if (k >= tile_items || level < shared[r] || level >= length[r]) continue;
         const int64_t entry = path_begin[r] + level;
-        own[i] = tables.wide ? __ldg(tables.path + 3 * entry) : __ldg(tables.path + entry) >> 1;
+        own[i] = __ldg(tables.path + (tables.wide ? 3 * entry : entry));
       }
 #pragma unroll
       for (int i = 0; i < ahead; ++i) {
@@ -73,7 +73,7 @@ struct Tile {
         int end = r + 1;
         while (end < tile_rows && shared[end] > level) ++end;
         const int index = first_item[r] + level - shared[r];
-        node[index] = own[i];
+        node[index] = tables.wide ? own[i] : own[i] >> 1;
         run[index] = static_cast<uint16_t>(level | r << 6 | (end - 1) << 10);
       }
     }

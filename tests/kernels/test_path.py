@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from kernels.corruption import (
     check_bad_targets,
     check_corruption,
 )
-from kernels.emulation import BFLOAT16, ELEMENT_TYPES, ORDERS, ElementType, Kernels, Tables
+from kernels.emulation import BFLOAT16, ELEMENT_TYPES, FLOAT32, ORDERS, ElementType, Kernels, Tables
 
 WIDE = False
 
@@ -38,6 +39,31 @@ def test_same_bits_in_every_scheduling_order(kernels: Kernels, case: Case) -> No
         outputs = astuple(run_batch(kernels, batch, case.kinds[-1]))
         results.append([output.tobytes() for output in outputs])
     assert all(result == results[0] for result in results[1:])
+
+
+@pytest.mark.parametrize(
+    ("index", "valid"),
+    [
+        (range(8, 24), 2),
+        ([*range(16, 24), *range(8)], 0),
+        ([*range(8), *range(16, 24)], 2),
+        (range(4, 20), 1),
+        (range(12), 1),
+        ([*range(7), 8, *range(16, 24)], 1),
+        ([*range(8), *range(12, 20)], 1),
+        ([*range(8), *range(16, 23), 2**31 - 1], 0),
+        ([2**31 - 1, *range(-(2**31), -(2**31) + 7)], 0),
+    ],
+    ids=str,
+)
+def test_subset_of_blocks(kernels: Kernels, index: Sequence[int], valid: int) -> None:
+    """tree_valid: 2 for aligned blocks of 8 features, 1 for any other subset, 0 for corrupt ones.
+    The tree beside has a subset of the other kind."""
+    other = np.arange(len(index)) + (len(index) == 12)
+    tables = make_batch(Case("index", in_features=24, features=len(index)), FLOAT32).tables
+    tables.feature_index = np.stack([np.array(index), other]).astype(np.int32)
+    plan = kernels.plan(tables)
+    assert plan.tree_valid.tolist() == [valid, 1 if len(index) == 12 else 2]
 
 
 @pytest.mark.parametrize("corruption", [c for c in CORRUPTIONS if c.wide in (None, WIDE)], ids=str)
