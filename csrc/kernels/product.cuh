@@ -219,7 +219,6 @@ struct Product<T, Aligned, true> {
   static constexpr int span = 32 * warps;         // features of a step of the block
   static constexpr int most = 640;                // columns
   static constexpr int padding = 32;              // two rows of the tile then lie 64 bytes apart in the banks
-  static constexpr int gathered = 8;              // rows at a time
   static constexpr int partial_sums = warps * tile_rows * batch;
 
   static __host__ Staging staging(const Tables& tables, const T* input) {
@@ -260,26 +259,23 @@ struct Product<T, Aligned, true> {
 
   __device__ __forceinline__ void stage(const Tile& tile, int64_t begin, int width) const {
     if (in_vectors) return;
+    const T* row[tile_rows];
+#pragma unroll
+    for (int r = 0; r < tile_rows; ++r) row[r] = row_of(tile, r);
 #pragma unroll 1
-    for (int first_row = 0; first_row < tile_rows; first_row += gathered) {
-      const T* row[gathered];
+    for (int feature = 2 * threadIdx.x; feature < columns; feature += 2 * product_threads) {
+      const int first = source(begin, feature, width), second = source(begin, feature + 1, width);
+      const uint32_t inside = (feature < width ? 0xffffu : 0) | (feature + 1 < width ? 0xffff0000u : 0);
+      T low[tile_rows], high[tile_rows];
 #pragma unroll
-      for (int i = 0; i < gathered; ++i) row[i] = row_of(tile, first_row + i);
-#pragma unroll 1
-      for (int feature = 2 * threadIdx.x; feature < columns; feature += 2 * product_threads) {
-        const int first = source(begin, feature, width), second = source(begin, feature + 1, width);
-        const uint32_t inside = (feature < width ? 0xffffu : 0) | (feature + 1 < width ? 0xffff0000u : 0);
-        T low[gathered], high[gathered];
+      for (int r = 0; r < tile_rows; ++r) {
+        low[r] = __ldg(row[r] + first);
+        high[r] = __ldg(row[r] + second);
+      }
+      T* to = rows + feature;
 #pragma unroll
-        for (int i = 0; i < gathered; ++i) {
-          low[i] = __ldg(row[i] + first);
-          high[i] = __ldg(row[i] + second);
-        }
-#pragma unroll
-        for (int i = 0; i < gathered; ++i) {
-          *reinterpret_cast<uint32_t*>(rows + (first_row + i) * (columns + padding) + feature) =
-              pack(low[i], high[i]) & inside;
-        }
+      for (int r = 0; r < tile_rows; ++r, to += columns + padding) {
+        *reinterpret_cast<uint32_t*>(to) = pack(low[r], high[r]) & inside;
       }
     }
     __syncthreads();
