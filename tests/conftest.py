@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 import torch
+from cuda_emu.library import EmulatedLibrary, compile_operators
 
 import hstree
 
@@ -30,6 +32,22 @@ def cuda_obstacle() -> str | None:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device that the operators run on."""
     return torch.device(request.param)
+
+
+@pytest.fixture(scope="session")
+def compiler() -> str:
+    path = shutil.which("g++")
+    if path is None:
+        pytest.skip("g++ not found: the CUDA kernels cannot be emulated")
+    return path
+
+
+@pytest.fixture(scope="session")
+def emulated(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> EmulatedLibrary:
+    """The operators of a CUDA build, compiled for the CPU."""
+    if hstree.build_info().cuda is not None:
+        pytest.skip("hstree has its CUDA operators, which run on a GPU: pytest -m cuda")
+    return EmulatedLibrary(compile_operators(tmp_path_factory.mktemp("emulated")))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,7 +1,8 @@
 """Compiles every CUDA source for the supported architectures and reports what the kernels use.
 
-Fails on any warning, on any register spill, and on a torch include below csrc/kernels. Needs nvcc
-but neither a GPU nor torch:
+Fails on any warning, on any register spill, on a kernel with no __launch_bounds__ or with more
+static shared memory than csrc/kernels/launch.h allows, and on a torch include below csrc/kernels.
+Needs nvcc but neither a GPU nor torch:
 
     python tools/check_cuda.py [--report benchmarks/results/cuda-registers.md]
 """
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 KERNELS = Path(__file__).resolve().parents[1] / "csrc" / "kernels"
 ARCHITECTURES = ("80", "90")
+MOST_STATIC_BYTES = 24 << 10  # most_static_bytes of csrc/kernels/launch.h
 # As torch.utils.cpp_extension.BuildExtension compiles.
 TORCH_DEFINES = (
     "-D__CUDA_NO_HALF_OPERATORS__",
@@ -68,6 +70,18 @@ def torch_includes() -> list[str]:
         if path.suffix in (".cu", ".cuh", ".h")
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if pattern.search(line)
+    ]
+
+
+def unbounded_kernels() -> list[str]:
+    """Kernels below csrc/kernels without __launch_bounds__: nvcc may give them more registers than
+    a block has."""
+    pattern = re.compile(r"__global__\s+void\s+(?!__launch_bounds__\()(\w+)")
+    return [
+        f"{path.name}: {found.group(1)}"
+        for path in sorted(KERNELS.iterdir())
+        if path.suffix in (".cu", ".cuh", ".h")
+        for found in pattern.finditer(path.read_text())
     ]
 
 
@@ -161,6 +175,7 @@ def main() -> int:
     options = parser.parse_args()
 
     failures = [f"torch include in {line}" for line in torch_includes()]
+    failures += [f"no __launch_bounds__ in {kernel}" for kernel in unbounded_kernels()]
     nvcc = find_nvcc()
     if nvcc is None:
         print("nvcc not found: CUDA sources not checked (looked at CUDA_HOME and PATH)")
@@ -189,6 +204,10 @@ def main() -> int:
                 print(f"{name:76} {'sm_' + architecture:>5} {registers:9} {spill:8} {shared:8}")
                 if spill > 0:
                     failures.append(f"{name}, sm_{architecture}: {spill} bytes of spills")
+                if shared > MOST_STATIC_BYTES:
+                    failures.append(
+                        f"{name}, sm_{architecture}: {shared} bytes of static shared memory"
+                    )
     for failure in failures:
         print(f"FAILED: {failure}")
     if not failures and options.report is not None:

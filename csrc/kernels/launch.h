@@ -12,8 +12,11 @@
 #error "hstree needs compute capability 8.0 or later: set TORCH_CUDA_ARCH_LIST"
 #endif
 
+#include <cxxabi.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
@@ -29,7 +32,10 @@ extern __shared__ uint4 hstree_shared_memory[];
 
 namespace hstree {
 
-constexpr int default_shared_bytes = 48 << 10;  // of a block that does not ask for more
+// Bytes of shared memory of a block that does not ask for more, static and dynamic together.
+constexpr size_t default_shared_bytes = 48 << 10;
+// Static ones that a kernel may have (tools/check_cuda.py): a launch with few dynamic ones need not ask how many.
+constexpr size_t most_static_bytes = 24 << 10;
 
 // Blocks in the x direction of a grid.
 inline unsigned grid_size(int64_t blocks) {
@@ -37,36 +43,76 @@ inline unsigned grid_size(int64_t blocks) {
   return static_cast<unsigned>(blocks);
 }
 
-// Bytes of shared memory that a block can ask for on the current device.
-inline int64_t shared_memory_limit() {
-#ifdef __CUDACC__
-  int device = 0, bytes = default_shared_bytes;
-  if (cudaGetDevice(&device) == cudaSuccess) {
-    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  }
-  return bytes;
+[[noreturn]] inline void cuda_failed(cudaError_t error, const std::string& what) {
+  throw std::runtime_error("hstree: " + what + ": " + cudaGetErrorString(error));
+}
+
+inline std::string kernel_name(const void* kernel) {
+  const char* name = nullptr;
+#if !defined(__CUDACC__) || CUDART_VERSION >= 12030
+  if (cudaFuncGetName(&name, kernel) != cudaSuccess) name = nullptr;
 #else
-  return emu::shared_limit;
+  (void)kernel;
 #endif
+  if (name == nullptr) return "a CUDA kernel";
+  char* const readable = abi::__cxa_demangle(name, nullptr, nullptr, nullptr);
+  const std::string result = readable == nullptr ? name : readable;
+  std::free(readable);
+  return result;
+}
+
+// Bytes of shared memory that a block can ask for on the current device, static and dynamic together.
+inline int64_t shared_memory_limit() {
+  int device = 0, bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (error != cudaSuccess) cuda_failed(error, "the CUDA device does not say how much shared memory it has");
+  return bytes;
+}
+
+// Asks for more than default_shared_bytes where a block of the kernel needs it.
+inline void allow_shared_memory(const void* kernel, size_t dynamic_bytes) {
+  if (dynamic_bytes + most_static_bytes <= default_shared_bytes) return;
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+  if (error != cudaSuccess) cuda_failed(error, "the attributes of " + kernel_name(kernel) + " are not known");
+  const size_t bytes = attributes.sharedSizeBytes + dynamic_bytes;
+  if (bytes <= default_shared_bytes) return;
+  const int64_t limit = shared_memory_limit();
+  if (bytes > static_cast<size_t>(limit)) {
+    throw std::runtime_error("hstree: a block of " + kernel_name(kernel) + " needs " + std::to_string(bytes) +
+                             " bytes of shared memory, the CUDA device has " + std::to_string(limit));
+  }
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(dynamic_bytes));
+  if (error != cudaSuccess) {
+    cuda_failed(error, "a block of " + kernel_name(kernel) + " cannot have " + std::to_string(bytes) +
+                           " bytes of shared memory");
+  }
 }
 
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
             Arguments... arguments) {
+  const auto* address = reinterpret_cast<const void*>(kernel);
+  allow_shared_memory(address, shared_bytes);
 #ifdef __CUDACC__
-  if (shared_bytes > default_shared_bytes) {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-  }
   kernel<<<grid, block, shared_bytes, stream>>>(Parameters(arguments)...);
-  const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) {
-    throw std::runtime_error(std::string("hstree: a CUDA kernel could not be launched: ") +
-                             cudaGetErrorString(error));
-  }
 #else
   (void)stream;
   emu::launch(kernel, grid, block, shared_bytes, Parameters(arguments)...);
 #endif
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) {
+    const auto text = [](dim3 size) {
+      return std::to_string(size.x) + " x " + std::to_string(size.y) + " x " + std::to_string(size.z);
+    };
+    cuda_failed(error, kernel_name(address) + " could not be launched with " + text(grid) + " blocks of " +
+                           text(block) + " threads and " + std::to_string(shared_bytes) +
+                           " bytes of dynamic shared memory");
+  }
 }
 
 }  // namespace hstree

@@ -42,7 +42,7 @@ __device__ __forceinline__ int32_t entry_node(const Tables& tables, int64_t entr
 // tree_valid[t] = all(0 <= feature_index[t] < D and feature_index[t] increases strictly), valid_in_blocks if
 // also S is a multiple of 8 and feature 8 i + k of the subset is feature 8 j + k of the input, k < 8.
 // feature_index [T, S] int32 -> tree_valid [T] int32. O(T S); no atomics; deterministic. One block for each tree.
-__global__ void check_features_kernel(Tables tables, int32_t* tree_valid) {
+__global__ void __launch_bounds__(block_threads) check_features_kernel(Tables tables, int32_t* tree_valid) {
   constexpr int block = 8;
   __shared__ bool valid, in_blocks;
   const int tree = blockIdx.x;
@@ -64,7 +64,8 @@ __global__ void check_features_kernel(Tables tables, int32_t* tree_valid) {
 // key[t, i] = leaf_position[t, target[i]], at least 0 and below INT32_MAX, which marks rows without a usable
 // path; row_length[t, i] = path_length. Reads every path entry of every row once: O(N T L). Any table may hold
 // any values: nothing outside the tables is read. No atomics; deterministic. One thread for each (tree, row).
-__global__ void leaf_key_kernel(Tables tables, int32_t* key, int32_t* row_length) {
+__global__ void __launch_bounds__(block_threads)
+    leaf_key_kernel(Tables tables, int32_t* key, int32_t* row_length) {
   const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
   if (i >= tables.trees * tables.rows) return;
   const int tree = static_cast<int>(i / tables.rows);
@@ -83,8 +84,9 @@ __global__ void leaf_key_kernel(Tables tables, int32_t* key, int32_t* row_length
 // length[t, j], shared[t, j] and count[1 + t N + j] of the row at place j of the order, as in leaf_order.h.
 // Reads the path entries that neighbours share: O(N T L). A row without a usable path has shared 0 and count 0.
 // No atomics; deterministic. One thread for each (tree, place).
-__global__ void leaf_plan_kernel(Tables tables, const int64_t* order, const int32_t* row_length,
-                                 int32_t* length, int32_t* shared, int64_t* count) {
+__global__ void __launch_bounds__(block_threads)
+    leaf_plan_kernel(Tables tables, const int64_t* order, const int32_t* row_length, int32_t* length,
+                     int32_t* shared, int64_t* count) {
   const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
   if (i == 0) count[0] = 0;
   if (i >= tables.trees * tables.rows) return;
@@ -116,8 +118,8 @@ __global__ void leaf_plan_kernel(Tables tables, const int64_t* order, const int3
 // index[:, slot] = (tree, weight row) for every weight row that is visited, at the place that visits it
 // first. slot [T N + 1] int64, index [2, nnz] int64; slots at nnz and above are left out. O(nnz + N T). No
 // atomics; deterministic. One warp for each (tree, place).
-__global__ void slot_index_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot, int64_t nnz,
-                                  int64_t* index) {
+__global__ void __launch_bounds__(block_threads)
+    slot_index_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot, int64_t nnz, int64_t* index) {
   const int64_t i = (int64_t(blockIdx.x) * block_threads + threadIdx.x) / 32;
   if (i >= tables.trees * tables.rows || leaf_order.length[i] <= leaf_order.shared[i]) return;
   const int tree = static_cast<int>(i / tables.rows);

@@ -340,9 +340,8 @@ class IntervalSums {
   // As an element that is NaN; called by one thread.
   __device__ void add_nan() { outside_[0] = outside_[1] = NAN; }
 
-  // block: number of this block, below most_sum_blocks.
-  __device__ void finish(int block) {
-    __shared__ double scratch[Threads / 32];
+  // block: number of this block, below most_sum_blocks. scratch: shared.
+  __device__ void finish(int block, double (&scratch)[Threads / 32]) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const double sum = block_sum<Threads>(outside_[k], scratch);

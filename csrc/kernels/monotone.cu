@@ -19,11 +19,12 @@ struct ExpSum {
 
 // The same in all threads of a block of Threads, once all of them have read x. A logit -inf adds 0, whatever
 // f does there. NaN in x, or all of x -inf: sum NaN; +inf or an overflow of f: shift or sum not finite.
+// max_scratch, sum_scratch: shared.
 template <int Threads, typename S, typename F>
-__device__ __forceinline__ ExpSum<S> exp_sum(const F& function, int64_t classes, bool aligned, const S* x) {
+__device__ __forceinline__ ExpSum<S> exp_sum(const F& function, int64_t classes, bool aligned, const S* x,
+                                             S (&max_scratch)[Threads / 32],
+                                             double (&sum_scratch)[Threads / 32]) {
   constexpr int group = group_size<S>;
-  __shared__ S scratch[Threads / 32];
-  __shared__ double sum_scratch[Threads / 32];
   S value[group];
   S largest = -INFINITY;
   for (int64_t begin = threadIdx.x * group; begin < classes; begin += Threads * group) {
@@ -31,7 +32,7 @@ __device__ __forceinline__ ExpSum<S> exp_sum(const F& function, int64_t classes,
 #pragma unroll
     for (int k = 0; k < group; ++k) largest = value[k] > largest ? value[k] : largest;
   }
-  largest = block_max<Threads>(largest, scratch);
+  largest = block_max<Threads>(largest, max_scratch);
   const S shift = function.value(function.at(largest));
   S sum = largest == -INFINITY ? S(NAN) : S(0);
   for (int64_t begin = threadIdx.x * group; begin < classes; begin += Threads * group) {
@@ -58,6 +59,8 @@ template <typename S, typename F>
 __global__ void __launch_bounds__(forward_threads)
     monotone_log_prob_kernel(F function, int64_t classes, const S* logits, const int64_t* targets,
                              S* log_prob, S* log_normalizer) {
+  __shared__ S max_scratch[forward_threads / 32];
+  __shared__ double sum_scratch[forward_threads / 32];
   const int64_t row = blockIdx.x;
   const int64_t target = targets[row];
   if (target < 0 || target >= classes) {
@@ -65,7 +68,8 @@ __global__ void __launch_bounds__(forward_threads)
     return;
   }
   const S* x = logits + row * classes;
-  const ExpSum<S> all = exp_sum<forward_threads>(function, classes, aligned_to_16(x), x);
+  const ExpSum<S> all =
+      exp_sum<forward_threads>(function, classes, aligned_to_16(x), x, max_scratch, sum_scratch);
   if (threadIdx.x != 0) return;
   const double log_sum = log(all.sum);
   const S chosen = x[target];
@@ -102,7 +106,7 @@ struct TableSums {
   __device__ TableSums(const SumWorkspace&, double, bool) {}
   __device__ void add(const typename F::Point&, S) {}
   __device__ void add_nan() {}
-  __device__ void finish(int) {}
+  __device__ void finish(int, double (&)[backward_threads / 32]) {}
 };
 template <typename S, int Width>
 struct TableSums<S, Piecewise<S, Width>> : IntervalSums<S, Width, backward_threads> {
@@ -137,6 +141,8 @@ template <typename S, typename F>
 __global__ void __launch_bounds__(backward_threads, 4)
     monotone_log_prob_backward_kernel(F function, MonotoneSizes sizes, MonotoneBackward tensors, S* logits,
                                       SumWorkspace workspace, bool is_private) {
+  __shared__ S max_scratch[backward_threads / 32];
+  __shared__ double sum_scratch[backward_threads / 32], table_scratch[backward_threads / 32];
   constexpr int group = group_size<S>;
   TableSums<S, F> sums(workspace, 2.0 * static_cast<double>(sizes.rows), is_private);
   for (int64_t row = blockIdx.x; row < sizes.rows; row += gridDim.x) {
@@ -147,7 +153,8 @@ __global__ void __launch_bounds__(backward_threads, 4)
     S shift = static_cast<const S*>(tensors.log_normalizer)[row], rest = 0;
     const bool sound = target >= 0 && target < sizes.classes && shift - shift == 0;
     if (sound && (shift > large_normalizer || shift < -large_normalizer)) {
-      const ExpSum<S> all = exp_sum<backward_threads>(function, sizes.classes, aligned, x);
+      const ExpSum<S> all =
+          exp_sum<backward_threads>(function, sizes.classes, aligned, x, max_scratch, sum_scratch);
       shift = all.shift;
       rest = logarithm(static_cast<S>(all.sum));
     }
@@ -174,7 +181,7 @@ __global__ void __launch_bounds__(backward_threads, 4)
       store_group(x, begin, sizes.classes, aligned, value);
     }
   }
-  sums.finish(blockIdx.x);
+  sums.finish(blockIdx.x, table_scratch);
 }
 
 template <typename Run>

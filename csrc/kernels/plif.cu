@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(threads)
     }
     store_group(grad_input, begin, size, aligned, x);
   }
-  sums.finish(blockIdx.x);
+  __shared__ double scratch[threads / 32];
+  sums.finish(blockIdx.x, scratch);
 }
 
 int64_t blocks_of(int64_t elements, int group) {

@@ -73,7 +73,7 @@ constexpr int reduce_threads = 128;
 
 // state[:] = none.  state [count] int64. One thread for each element.
 template <typename T>
-__global__ void clear_state_kernel(int64_t* state, int64_t count) {
+__global__ void __launch_bounds__(reduce_threads) clear_state_kernel(int64_t* state, int64_t count) {
   const int64_t i = int64_t(blockIdx.x) * reduce_threads + threadIdx.x;
   if (i < count) state[i] = Segments::none;
 }
@@ -83,7 +83,8 @@ __global__ void clear_state_kernel(int64_t* state, int64_t count) {
 // bytes, each read at most once. One block for each (tree, segment) and chunk of columns, one thread for each
 // column.
 template <typename T>
-__global__ void segment_reduce_kernel(Segments segments, SegmentOutput<T> output) {
+__global__ void __launch_bounds__(reduce_threads)
+    segment_reduce_kernel(Segments segments, SegmentOutput<T> output) {
   const int64_t first = int64_t(blockIdx.x) * segments.stride;
   const int64_t last_segment = segments.count - 1 - blockIdx.x % segments.count;
   const int64_t column = int64_t(blockIdx.y) * reduce_threads + threadIdx.x;

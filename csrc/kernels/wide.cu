@@ -259,10 +259,12 @@ __device__ __forceinline__ void add_to_row(const Tables& tables, int tree, int64
   }
 }
 
+constexpr int round_threads = 256;
+
 // output[i] = value[i], rounded to T.  value [count] Sum<T>, output [count] T. One thread for each element.
 template <typename T>
-__global__ void round_kernel(const Sum<T>* value, T* output, int64_t count) {
-  const int64_t i = int64_t(blockIdx.x) * 256 + threadIdx.x;
+__global__ void __launch_bounds__(round_threads) round_kernel(const Sum<T>* value, T* output, int64_t count) {
+  const int64_t i = int64_t(blockIdx.x) * round_threads + threadIdx.x;
   if (i < count) store(output + i, value[i]);
 }
 
@@ -271,8 +273,8 @@ template <typename T>
 void round_sums(const Tables& tables, const void* sum, void* grad_input, cudaStream_t stream) {
   const int64_t count = tables.rows * tables.in_features;
   if (sum == grad_input || count == 0) return;
-  launch(round_kernel<T>, grid_size(divide_up(count, 256)), 256, 0, stream, static_cast<const Sum<T>*>(sum),
-         static_cast<T*>(grad_input), count);
+  launch(round_kernel<T>, grid_size(divide_up(count, round_threads)), round_threads, 0, stream,
+         static_cast<const Sum<T>*>(sum), static_cast<T*>(grad_input), count);
 }
 
 // The wide op, gradient of input, one tree:

@@ -1,4 +1,5 @@
 // hstree::forward, backward and backward_sparse: log-probability of a class along its path of binary nodes.
+// tree_op_cuda.cpp registers the CUDA implementation.
 #include "ops/tree_op.h"
 
 namespace hstree {
@@ -24,13 +25,5 @@ STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
   m.impl("backward", TORCH_BOX(&PathOp::backward<tree_backward_cpu>));
   m.impl("backward_sparse", TORCH_BOX(&PathOp::backward_sparse<tree_backward_cpu>));
 }
-
-#ifdef HSTREE_CUDA
-STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
-  m.impl("forward", TORCH_BOX(&PathOp::forward<tree_forward_cuda>));
-  m.impl("backward", TORCH_BOX(&PathOp::backward<tree_backward_cuda>));
-  m.impl("backward_sparse", TORCH_BOX(&PathOp::backward_sparse<tree_backward_cuda>));
-}
-#endif
 
 }  // namespace hstree

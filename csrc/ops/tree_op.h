@@ -52,13 +52,8 @@ using SparseResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // grad_input,
 ForwardResult tree_forward_cpu(const TreeArguments& arguments, const std::optional<Tensor>& bias);
 SparseResult tree_backward_cpu(const TreeArguments& arguments, const Tensor& grad_log_prob,
                                const Tensor& score, bool sparse);
-#ifdef HSTREE_CUDA
-ForwardResult tree_forward_cuda(const TreeArguments& arguments, const std::optional<Tensor>& bias);
-SparseResult tree_backward_cuda(const TreeArguments& arguments, const Tensor& grad_log_prob,
-                                const Tensor& score, bool sparse);
-#endif
 
-// What the dispatcher calls. Wide: whether the op is wide_log_prob; kernel: one of the functions above.
+// What the dispatcher calls. Wide: whether the op is wide_log_prob; kernel: the function of a device, as those above.
 template <bool wide>
 struct TreeOp {
   static constexpr const char* forward_name = wide ? "hstree::wide_log_prob" : "hstree::forward";

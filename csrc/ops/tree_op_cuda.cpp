@@ -1,4 +1,5 @@
-// The path op and the wide op on CUDA: the call sequence that kernels/path.h describes.
+// The path op and the wide op on CUDA: the call sequence that kernels/path.h describes. The schemas are in
+// path.cpp and wide.cpp.
 #ifdef HSTREE_CUDA
 #include "kernels/path.h"
 #include "kernels/wide.h"
@@ -59,8 +60,6 @@ class Plan {
 bool nothing_to_do(const TreeArguments& a) {
   return a.rows() == 0 || a.trees() == 0;
 }
-
-}  // namespace
 
 ForwardResult tree_forward_cuda(const TreeArguments& a, const std::optional<Tensor>& bias) {
   const Dtype sums = accumulate_dtype(a.input);
@@ -136,6 +135,19 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
     run(path_backward_weight, path);
   }
   return {grad_input, index, grad_weight, grad_bias};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
+  using PathOp = TreeOp<false>;
+  m.impl("forward", TORCH_BOX(&PathOp::forward<tree_forward_cuda>));
+  m.impl("backward", TORCH_BOX(&PathOp::backward<tree_backward_cuda>));
+  m.impl("backward_sparse", TORCH_BOX(&PathOp::backward_sparse<tree_backward_cuda>));
+  using WideOp = TreeOp<true>;
+  m.impl("wide_log_prob", TORCH_BOX(&WideOp::forward<tree_forward_cuda>));
+  m.impl("wide_log_prob_backward", TORCH_BOX(&WideOp::backward<tree_backward_cuda>));
+  m.impl("wide_log_prob_backward_sparse", TORCH_BOX(&WideOp::backward_sparse<tree_backward_cuda>));
 }
 
 }  // namespace hstree

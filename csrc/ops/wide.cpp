@@ -1,5 +1,5 @@
 // hstree::wide_log_prob and its gradients: log-probability of the chosen children at the wide nodes of a
-// path.
+// path. tree_op_cuda.cpp registers the CUDA implementation.
 #include "ops/tree_op.h"
 
 namespace hstree {
@@ -28,13 +28,5 @@ STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
   m.impl("wide_log_prob_backward", TORCH_BOX(&WideOp::backward<tree_backward_cpu>));
   m.impl("wide_log_prob_backward_sparse", TORCH_BOX(&WideOp::backward_sparse<tree_backward_cpu>));
 }
-
-#ifdef HSTREE_CUDA
-STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
-  m.impl("wide_log_prob", TORCH_BOX(&WideOp::forward<tree_forward_cuda>));
-  m.impl("wide_log_prob_backward", TORCH_BOX(&WideOp::backward<tree_backward_cuda>));
-  m.impl("wide_log_prob_backward_sparse", TORCH_BOX(&WideOp::backward_sparse<tree_backward_cuda>));
-}
-#endif
 
 }  // namespace hstree

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
+from hstree._tensor_file import read_tensors
 from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import METADATA_KEY, Head
 from hstree.heads.flat import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
@@ -86,9 +87,7 @@ def load_head(path: str | os.PathLike[str]) -> Head:
     if Path(path).is_dir():
         raise ValueError(f"path: expected a file, got the folder {os.fspath(path)}")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        tensors, metadata = read_tensors(path)
     except SafetensorError as error:
         raise ValueError(
             f"path: {os.fspath(path)} is not a safetensors file, or is damaged: {error}"

@@ -1,7 +1,7 @@
 """Language models: the AWD-LSTM, the module that joins it to a head, their loss, and sampling of
 text."""
 
-from .awd_lstm import AWDLSTM, BackboneOutput, State, activation_penalty, detach
+from .awd_lstm import AWDLSTM, BackboneOutput, State, activation_penalty, cpu_has_lstm, detach
 from .generation import generate
 from .language_model import LanguageModel, LanguageModelOutput, parameter_count
 from .loss import evaluate_loss
@@ -14,6 +14,7 @@ __all__ = [
     "LanguageModelOutput",
     "State",
     "activation_penalty",
+    "cpu_has_lstm",
     "detach",
     "evaluate_loss",
     "generate",

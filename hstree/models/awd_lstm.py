@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -46,6 +47,9 @@ class AWDLSTM(nn.Module):
     Every mask is drawn anew at each call in training mode, keeps an element with probability
     1 - p, and is then 1 / (1 - p), so that nothing need be scaled in evaluation, where there are no
     masks.
+
+    Under autocast on a CPU without LSTM layers of that precision (:func:`cpu_has_lstm`) the LSTM
+    layers compute in the dtype of their weights.
 
     Merity et al., Regularizing and Optimizing LSTM Language Models, 2018.
 
@@ -245,6 +249,28 @@ def detach(state: State) -> State:
     return tuple((h.detach(), c.detach()) for h, c in state)
 
 
+@functools.cache
+def cpu_has_lstm(dtype: torch.dtype) -> bool:
+    """Whether an LSTM layer of torch can be trained on this CPU under autocast to a dtype.
+
+    oneDNN, which computes the layer then, has no bfloat16 LSTM for x86 processors without AVX-512,
+    and fails. Found by trying a layer of one unit, once in a process; no random number is drawn.
+
+    Args:
+        dtype: torch.bfloat16 or torch.float16.
+    """
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", dtype):
+        x, state = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1)
+        weights = [torch.zeros(4, 1, requires_grad=True) for _ in range(2)]
+        weights += [torch.zeros(4, requires_grad=True) for _ in range(2)]
+        try:
+            output = torch.lstm(x, (state, state), weights, True, 1, 0.0, True, False, False)[0]
+            torch.autograd.grad(output.sum(), weights)
+        except RuntimeError:
+            return False
+    return True
+
+
 def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
@@ -264,6 +290,11 @@ def _run(
     The weights are arguments of the call, so that no module holds a dropped copy.
     """
     weight_ih, weight_hh, bias_ih, bias_hh = lstm.parameters()
+    lowered = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    if lowered and not cpu_has_lstm(torch.get_autocast_dtype("cpu")):
+        h, c = (part.to(weight_hh.dtype) for part in state)
+        with torch.autocast("cpu", enabled=False):
+            return _run(lstm, x.to(weight_hh.dtype), (h, c), weight_dropout)
     weights: list[Tensor] = [weight_ih, weight_hh, bias_ih, bias_hh]
     if lstm.training and weight_dropout:
         weights[1] = F.dropout(weight_hh, weight_dropout)

@@ -31,6 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hstree._tensor_file import read_tensors
 from hstree.data import Corpus, Subwords, Tokenizer, Vocabulary, load_corpus
 from hstree.heads import head_class
 from hstree.models import AWDLSTM, LanguageModel
@@ -121,10 +122,7 @@ def state_writer(
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file that this module wrote."""
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            names = list(file.keys())
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
+        tensors, metadata = read_tensors(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except (SafetensorError, OSError) as error:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hstree.data import Subwords, load_corpus
-from hstree.models import LanguageModel
+from hstree.models import LanguageModel, cpu_has_lstm
 
 from .build import build_model, check_size, set_threads
 from .checkpoint import (
@@ -160,6 +160,7 @@ class Session:
                 f"weights will not be averaged: --averaging-epoch is {config.averaging_epoch}, and "
                 f"--epochs {config.epochs}"
             )
+        self._say_lstm_precision()
         device = self.processes.device
         if origin is None:
             reporter.message(f"building the model with the head {config.head!r} ...")
@@ -243,6 +244,15 @@ class Session:
             f"going on with {folder} in epoch {position.epoch + (not self.trainer.in_epoch)}, "
             f"after step {position.step}"
         )
+        self._say_lstm_precision()
+
+    def _say_lstm_precision(self) -> None:
+        lowered = self.config.precision == "bfloat16" and self.processes.device.type == "cpu"
+        if lowered and not cpu_has_lstm(torch.bfloat16):
+            self.reporter.message(
+                "--precision bfloat16: the LSTM layers run in float32, since oneDNN has no "
+                "bfloat16 LSTM for this CPU"
+            )
 
     def _take_statistics(self) -> None:
         self.statistics = self.corpus.statistics()

@@ -360,8 +360,8 @@ class Trainer:
         self.states = [
             tuple(
                 (
-                    tensors[f"lstm.{part}.{layer}.h"][rank].to(self.device),
-                    tensors[f"lstm.{part}.{layer}.c"][rank].to(self.device),
+                    tensors[f"lstm.{part}.{layer}.h"][rank].to(self.device, copy=True),
+                    tensors[f"lstm.{part}.{layer}.c"][rank].to(self.device, copy=True),
                 )
                 for layer in layers
             )

@@ -1,14 +1,19 @@
 // Runs CUDA kernels on the CPU, so that their tests need neither a GPU nor a CUDA toolkit.
 //
-//   g++ -std=c++17 -fno-strict-aliasing -x c++ -include cuda_emu.h kernel.cu
+//   g++ -std=c++17 -fPIC -shared -fno-strict-aliasing -fno-gnu-unique -fsanitize=alignment -x c++
+//       -include cuda_emu.h kernel.cu -o kernel.so
 //
+// (two commands, so that the sanitizer's own library is not linked: this header has what it calls.)
 // Each CUDA thread is a fiber; the blocks of a grid run one after another on one CPU thread. Barriers,
 // shuffles and votes are rendezvous, atomics are plain. A launch throws std::runtime_error when threads wait
-// at different barriers or for a thread that has ended, when a shuffle reads a lane outside its mask, or when
-// the launch exceeds a limit of the hardware. Which thread and which block goes first follows emu::order.
-// Dynamic shared memory starts as NaN and is exactly as long as asked for, so that AddressSanitizer sees each
-// access beyond it. Asynchronous copies land as late as they may. What it cannot show: races between threads in
-// one order only (use several orders), memory coherence, inline PTX, cooperative groups.
+// at different barriers or for a thread that has ended, when a shuffle reads a lane outside its mask, and at a
+// misaligned access; it leaves an error, as CUDA does, when it exceeds a limit of the hardware: in the shape of
+// the grid and its blocks, in shared memory, static and dynamic together.
+// Which thread and which block goes first follows emu::order. Shared memory starts as NaN; dynamic memory is
+// exactly as long as asked for, so that AddressSanitizer sees each access beyond it. Asynchronous copies land as
+// late as they may. What it cannot show: races between threads in one order only (use several orders), memory
+// coherence, inline PTX, cooperative groups, what __launch_bounds__ and the registers of a kernel forbid (every
+// kernel has the bounds: tools/check_cuda.py).
 #pragma once
 
 #include <ucontext.h>
@@ -16,6 +21,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -23,19 +30,19 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+#include "kernel_attributes.h"
+
 #define HSTREE_CUDA_EMULATION 1
-#define __global__
 #define __device__
 #define __host__
-#define __shared__ static
 #define __forceinline__ inline
-#define __launch_bounds__(...)
 
 struct uint3 {
   unsigned x, y, z;
@@ -102,11 +109,72 @@ inline __half __float2half_rn(float value) {
   return {uint16_t((bits >> 16 & 0x8000u) | half)};
 }
 
+// ---- what launch.h asks the CUDA runtime
+// ------------------------------------------------------------------------------------------
+enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorInvalidConfiguration };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
+struct cudaFuncAttributes {
+  size_t sharedSizeBytes;
+};
+
+namespace emu {
+
+// Bytes of shared memory that a block can have where it asks for them: 227 KiB for compute capability 9.0,
+// 163 for 8.0, 99 for 8.6 and 8.9.
+inline size_t shared_limit = 227 << 10;
+constexpr size_t shared_default = 48 << 10;
+
+inline cudaError_t last_error = cudaSuccess;
+inline std::string error_detail;
+inline std::map<const KernelAttributes*, size_t> dynamic_limits;  // of the kernels that have asked for more
+
+// A request holds for one launch only, so that no launch lives on the request of an earlier one.
+inline size_t take_dynamic_limit(const KernelAttributes& kernel) {
+  const auto asked = dynamic_limits.find(&kernel);
+  if (asked == dynamic_limits.end()) return shared_default - std::min(shared_default, kernel.static_bytes);
+  const size_t bytes = asked->second;
+  dynamic_limits.erase(asked);
+  return bytes;
+}
+
+}  // namespace emu
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = int(emu::shared_limit);
+  return cudaSuccess;
+}
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+  attributes->sharedSizeBytes = emu::kernel_attributes(kernel).static_bytes;
+  return cudaSuccess;
+}
+inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int bytes) {
+  const emu::KernelAttributes& attributes = emu::kernel_attributes(kernel);
+  if (bytes < 0 || attributes.static_bytes + size_t(bytes) > emu::shared_limit) {
+    emu::error_detail = "more shared memory than a block can have";
+    return cudaErrorInvalidValue;
+  }
+  emu::dynamic_limits[&attributes] = size_t(bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaFuncGetName(const char** name, const void* kernel) {
+  *name = emu::kernel_attributes(kernel).name.c_str();
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetLastError() {
+  return std::exchange(emu::last_error, cudaSuccess);
+}
+inline const char* cudaGetErrorString(cudaError_t) {
+  return emu::error_detail.c_str();
+}
+
 // ---- threads, blocks, rendezvous
 // --------------------------------------------------------------------------------
 namespace emu {
-
-constexpr size_t shared_limit = 227 << 10;  // of a block, compute capability 9.0
 
 enum class Order : int { ascending, descending, shuffled };
 inline Order order = Order::ascending;
@@ -144,6 +212,7 @@ struct Machine {
   static constexpr size_t stack_bytes = 128 << 10;
   std::vector<std::unique_ptr<Fiber>> fibers;
   unsigned threads = 0, current = 0;
+  bool running = false;
   Context scheduler;
   ucontext_t scheduler_start;
   const void* scheduler_stack = nullptr;
@@ -152,7 +221,9 @@ struct Machine {
   std::string error;
   void (*call)(void*) = nullptr;
   void* argument = nullptr;
-  unsigned char* shared = nullptr;
+  unsigned char* shared = nullptr;  // dynamic
+  size_t shared_bytes = 0;
+  const KernelAttributes* kernel = nullptr;
 };
 inline Machine machine;
 
@@ -344,14 +415,39 @@ inline void run_block(std::mt19937& random) {
   }
 }
 
+// What is wrong with a launch, or nothing.
+inline std::string refusal(const KernelAttributes& kernel, dim3 grid, dim3 block, size_t dynamic_bytes,
+                           size_t dynamic_limit) {
+  const auto limits = [](const char* what, dim3 size, dim3 most) -> std::string {
+    for (const auto& [n, limit] : {std::pair(size.x, most.x), {size.y, most.y}, {size.z, most.z}})
+      if (n == 0 || n > limit)
+        return std::to_string(n) + " " + what + " in one direction, of 1 to " + std::to_string(limit);
+    return "";
+  };
+  const std::string shape =
+      limits("blocks", grid, {0x7fffffffu, 0xffffu, 0xffffu}) + limits("threads", block, {1024, 1024, 64});
+  if (!shape.empty()) return shape;
+  const unsigned threads = block.x * block.y * block.z;
+  if (threads > 1024) return std::to_string(threads) + " threads in a block of at most 1024";
+  if (dynamic_bytes > dynamic_limit)
+    return std::to_string(dynamic_bytes) + " bytes of dynamic and " + std::to_string(kernel.static_bytes) +
+           " of static shared memory, without having asked for that much";
+  return "";
+}
+
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
             Arguments... arguments) {
   Machine& m = machine;
+  m.kernel = &kernel_attributes(reinterpret_cast<const void*>(kernel));
+  const size_t dynamic_limit = take_dynamic_limit(*m.kernel);
+  const std::string refused = refusal(*m.kernel, grid, block, shared_bytes, dynamic_limit);
+  if (!refused.empty()) {
+    last_error = cudaErrorInvalidConfiguration;
+    error_detail = refused;
+    return;
+  }
   m.threads = block.x * block.y * block.z;
-  if (m.threads == 0 || m.threads > 1024 || grid.x == 0 || grid.x > 0x7fffffffu || grid.y == 0 ||
-      grid.y > 65535u || grid.z == 0 || grid.z > 65535u || shared_bytes > shared_limit)
-    throw std::runtime_error("emulated launch: invalid configuration");
   using Bound = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
   Bound bound(kernel, std::tuple<Parameters...>(arguments...));
   m.argument = &bound;
@@ -371,15 +467,21 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
     blocks[i] = order == Order::descending ? blocks.size() - 1 - i : i;
   if (order == Order::shuffled) std::shuffle(blocks.begin(), blocks.end(), random);
   m.shared = static_cast<unsigned char*>(::operator new(shared_bytes, std::align_val_t(16)));
+  m.shared_bytes = shared_bytes;
+  m.running = true;
   for (uint64_t index : blocks) {
     blockIdx = {unsigned(index % grid.x), unsigned(index / grid.x % grid.y),
                 unsigned(index / grid.x / grid.y)};
     std::memset(m.shared, 0xff, shared_bytes);
+    for (const SharedVariable& variable : m.kernel->shared)
+      std::memset(variable.address, 0xff, variable.bytes);
     run_block(random);
     if (!m.error.empty()) break;
   }
+  m.running = false;
   ::operator delete(m.shared, std::align_val_t(16));
   m.shared = nullptr;
+  m.shared_bytes = 0;
   if (!m.error.empty()) {
     m.fibers.clear();  // some stopped in the middle of a kernel
     const std::string error = std::move(m.error);
@@ -429,10 +531,23 @@ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], ToFloat 
 // or ends before it has waited, fails.
 constexpr unsigned char async_poison = 0xff;
 
+inline bool is_shared(const void* address, size_t bytes) {
+  const auto in = [&](const unsigned char* begin, size_t size) {
+    const auto offset = reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(begin);
+    return offset <= size && bytes <= size - offset;
+  };
+  if (in(machine.shared, machine.shared_bytes)) return true;
+  const auto& variables = machine.kernel->shared;
+  return std::any_of(variables.begin(), variables.end(),
+                     [&](const SharedVariable& variable) { return in(variable.address, variable.bytes); });
+}
+
 template <size_t Bytes>
 void async_copy(void* shared, const void* global, bool copy) {
   if (reinterpret_cast<uintptr_t>(shared) % Bytes != 0 || reinterpret_cast<uintptr_t>(global) % Bytes != 0)
     fail("misaligned asynchronous copy of " + std::to_string(Bytes) + " bytes");
+  if (!is_shared(shared, Bytes)) fail("asynchronous copy to what is not shared memory");
+  if (is_shared(global, Bytes)) fail("asynchronous copy from shared memory");
   Fiber& fiber = *machine.fibers[machine.current];
   AsyncCopy issued = {static_cast<unsigned char*>(shared), global, Bytes, fiber.group, !copy, {}};
   std::memcpy(issued.source, global, Bytes);
@@ -465,6 +580,36 @@ inline void async_copy_wait(size_t pending) {
 }
 
 }  // namespace emu
+
+// What code built with -fsanitize=alignment calls at a misaligned access. With AddressSanitizer in the build, its
+// companion library has these functions.
+#if !defined(__SANITIZE_ADDRESS__)
+namespace emu {
+struct TypeMismatch {
+  const char* file;
+  uint32_t line, column;
+  const struct {
+    uint16_t kind, info;
+    char name[1];
+  }* type;
+  unsigned char log_alignment, access;
+};
+}  // namespace emu
+extern "C" __attribute__((weak, visibility("hidden"))) void __ubsan_handle_type_mismatch_v1(
+    emu::TypeMismatch* mismatch, uintptr_t address) {
+  const std::string what = "misaligned address of " + std::string(mismatch->type->name) + " at " +
+                           mismatch->file + ":" + std::to_string(mismatch->line) +
+                           ": it must be a multiple of " + std::to_string(1u << mismatch->log_alignment) +
+                           ", and is " + std::to_string(address % (1u << mismatch->log_alignment)) + " more";
+  if (emu::machine.running) emu::fail(what);
+  std::fprintf(stderr, "%s\n", what.c_str());
+  std::abort();
+}
+extern "C" __attribute__((weak, visibility("hidden"))) void __ubsan_handle_type_mismatch_v1_abort(
+    emu::TypeMismatch* mismatch, uintptr_t address) {
+  __ubsan_handle_type_mismatch_v1(mismatch, address);
+}
+#endif
 
 // ---- what kernels call
 // ------------------------------------------------------------------------------------------

@@ -1,13 +1,16 @@
 // Small kernels for the tests of the emulation itself (tests/kernels/test_emulation.py), most of them faulty.
+
 #include <map>
 #include <string>
 
-#include "async_copy.cuh"
-#include "mma.cuh"
+#include "kernels/async_copy.cuh"
+#include "kernels/mma.cuh"
+
+namespace {
 
 // Sums in pairs through shared memory, with or without the barrier between the steps.
 template <bool Barrier>
-__global__ void block_sum(const float* input, float* output) {
+__global__ void __launch_bounds__(64) block_sum(const float* input, float* output) {
   float* partial = reinterpret_cast<float*>(HSTREE_SHARED_MEMORY);
   partial[threadIdx.x] = input[threadIdx.x];
   __syncthreads();
@@ -20,34 +23,34 @@ __global__ void block_sum(const float* input, float* output) {
   }
   if (threadIdx.x == 0) *output = partial[0];
 }
-__global__ void divergent(const float*, float*) {
+__global__ void __launch_bounds__(64) divergent(const float*, float*) {
   if (threadIdx.x < 32) __syncthreads();
 }
-__global__ void two_barriers(const float*, float*) {
+__global__ void __launch_bounds__(64) two_barriers(const float*, float*) {
   if (threadIdx.x < 32) {
     __syncthreads();
   } else {
     __syncthreads();
   }
 }
-__global__ void outside_mask(const float* input, float* output) {
+__global__ void __launch_bounds__(64) outside_mask(const float* input, float* output) {
   if (threadIdx.x < 16) output[0] = __shfl_sync(0xffffu, input[threadIdx.x], 16);
 }
-__global__ void absent_lane(const float* input, float* output) {
+__global__ void __launch_bounds__(64) absent_lane(const float* input, float* output) {
   if (threadIdx.x < 16) output[0] = __shfl_xor_sync(0xffffffffu, input[threadIdx.x], 1);
 }
-__global__ void past_shared(const float*, float*) {
+__global__ void __launch_bounds__(64) past_shared(const float*, float*) {
   float* shared = reinterpret_cast<float*>(HSTREE_SHARED_MEMORY);
   shared[threadIdx.x + 1] = 0;
 }
-__global__ void past_global(const float* input, float* output) {
+__global__ void __launch_bounds__(64) past_global(const float* input, float* output) {
   output[0] = input[64 + threadIdx.x];
 }
-__global__ void misaligned(const float* input, float* output) {
+__global__ void __launch_bounds__(64) misaligned(const float* input, float* output) {
   const uint4 raw = *reinterpret_cast<const uint4*>(input + 1);
   output[0] = float(raw.x);
 }
-__global__ void warp_functions(const float*, float* output) {
+__global__ void __launch_bounds__(64) warp_functions(const float*, float* output) {
   const unsigned lane = threadIdx.x % 32;
   const bool votes = __ballot_sync(0xffffffffu, lane % 3 == 0) == 0x49249249u &&
                      __any_sync(0xffffffffu, lane == 7) && !__all_sync(0xffffffffu, lane == 7) &&
@@ -60,7 +63,7 @@ __global__ void warp_functions(const float*, float* output) {
 }
 
 // output [16, 8] = a b for a [16, 16], b [16, 8] of small integers, which are exact in bfloat16.
-__global__ void matrix_product(const float*, float* output) {
+__global__ void __launch_bounds__(64) matrix_product(const float*, float* output) {
   if (threadIdx.x >= 32) return;
   const auto element = [](unsigned row, unsigned column, int kind) {
     return kind == 0 ? float(row) - 2.0f * float(column) : float(row * column % 7);
@@ -84,7 +87,7 @@ __global__ void matrix_product(const float*, float* output) {
 // output[t] = input[63 - t] through shared memory; what is left out of the sequence that this takes.
 enum Flaw { none, wait, barrier, commit, early_read, early_write, source_write };
 template <Flaw flaw>
-__global__ void reverse(const float* input, float* output) {
+__global__ void __launch_bounds__(64) reverse(const float* input, float* output) {
   float* shared = reinterpret_cast<float*>(HSTREE_SHARED_MEMORY);
   const unsigned t = threadIdx.x;
   hstree::async_copy<4>(shared + t, input + t);
@@ -98,7 +101,7 @@ __global__ void reverse(const float* input, float* output) {
 }
 // output[t] is the value of the first of two groups, output[64 + t] of the second; Pending: of the first wait.
 template <int Pending>
-__global__ void two_groups(const float* input, float* output) {
+__global__ void __launch_bounds__(64) two_groups(const float* input, float* output) {
   float* shared = reinterpret_cast<float*>(HSTREE_SHARED_MEMORY) + threadIdx.x;
   hstree::async_copy<4>(shared, input + threadIdx.x);
   hstree::async_copy_commit();
@@ -111,7 +114,7 @@ __global__ void two_groups(const float* input, float* output) {
 }
 // 16 threads copy Bytes each and 16 write zeros, from and to addresses that are off by so many floats.
 template <int Bytes, int FromOff = 0, int ToOff = 0>
-__global__ void blocks_of(const float* input, float* output) {
+__global__ void __launch_bounds__(64) blocks_of(const float* input, float* output) {
   constexpr int floats = Bytes / 4;
   float* shared = reinterpret_cast<float*>(HSTREE_SHARED_MEMORY) + ToOff;
   const unsigned first = threadIdx.x % 16 * floats;
@@ -123,10 +126,26 @@ __global__ void blocks_of(const float* input, float* output) {
     for (int k = 0; k < floats; ++k) output[threadIdx.x * floats + k] = to[k];
   }
 }
-__global__ void zeros_from_outside(const float* input, float*) {
+__global__ void __launch_bounds__(64) zeros_from_outside(const float* input, float*) {
   hstree::async_copy_or_zero<16>(HSTREE_SHARED_MEMORY + 16 * threadIdx.x, input + 64, false);
   hstree::async_copy_commit();
   hstree::async_copy_wait<0>();
+}
+
+// 24,000 bytes of static shared memory, none that is defined from the start.
+__global__ void __launch_bounds__(96) much_static(const float* input, float* output) {
+  __shared__ float values[5000];
+  __shared__ double more[500];
+  if (input[0] != 0) values[0] = float(more[0] = 1);  // never: g++ makes constants of what is only read
+  output[threadIdx.x] = values[threadIdx.x];
+  output[64 + threadIdx.x % 64] = float(more[threadIdx.x]);
+}
+// 256 bytes, and up to 1024 threads in each direction.
+__global__ void __launch_bounds__(1024) any_shape(const float* input, float* output) {
+  __shared__ char values[256];
+  values[threadIdx.x % 256] = char(input[0]);
+  __syncthreads();
+  if (values[(threadIdx.x + 1) % 256] == 1) *output = 1;
 }
 
 using Kernel = void (*)(const float*, float*);
@@ -158,19 +177,28 @@ const std::map<std::string, Kernel> kernels = {
     {"blocks_of_8_to_misaligned", blocks_of<8, 0, 1>},
     {"blocks_of_16_from_misaligned", blocks_of<16, 2, 0>},
     {"blocks_of_16_to_misaligned", blocks_of<16, 0, 2>},
+    {"much_static", much_static},
+    {"any_shape", any_shape},
     {"zeros_from_outside", zeros_from_outside},
 };
 
+}  // namespace
+
+#pragma GCC visibility push(default)
 extern "C" {
 void set_order(int order, unsigned seed) {
   emu::order = static_cast<emu::Order>(order);
   emu::seed = seed;
 }
-const char* run(const char* name, unsigned threads, unsigned shared_bytes, const float* input,
-                float* output) {
+void set_shared_limit(size_t bytes) {
+  emu::shared_limit = bytes;
+}
+const char* run(const char* name, const unsigned* grid, const unsigned* block, size_t shared_bytes,
+                const float* input, float* output) {
   static std::string error;
   try {
-    hstree::launch(kernels.at(name), 1, threads, shared_bytes, nullptr, input, output);
+    hstree::launch(kernels.at(name), dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]),
+                   shared_bytes, nullptr, input, output);
   } catch (const std::exception& caught) {
     error = caught.what();
     return error.c_str();
@@ -190,3 +218,4 @@ uint16_t float_to_bfloat16(float value) {
   return __float2bfloat16_rn(value).bits;
 }
 }
+#pragma GCC visibility pop

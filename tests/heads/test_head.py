@@ -260,6 +260,7 @@ def test_save_and_load(kind: str, tmp_path: Path) -> None:
     other = load(tmp_path / "head")
     assert type(other) is type(head)
     assert other.config() | {"tied": None} == head.config() | {"tied": None}
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in other.state_dict().values())
     hidden, target = draw(9, D), draw_targets(9)
     assert torch.equal(other.log_prob(hidden), head.log_prob(hidden))
     assert torch.equal(other(hidden, target).loss, head(hidden, target).loss)

@@ -20,8 +20,8 @@ from kernels.emulation import (
     Array,
     ElementType,
     Kernels,
-    Plan,
     Tables,
+    TreeOp,
 )
 
 
@@ -371,14 +371,12 @@ def run_batch(
     values = kind.encode(np.where(ignored[:, None], np.nan, batch.input))
     weight = kind.encode(batch.weight)
     bias = None if batch.bias is None else kind.encode(batch.bias)
-    plan: Plan = kernels.plan(batch.tables)
-    log_prob, own_score = plan.forward(kind, values, weight, bias)
-    if score is None:
-        score = own_score
-    grad = batch.grad_log_prob
-    grad_input = plan.grad_input(kind, grad, score, weight)
-    grad_weight, grad_bias = plan.dense(kind, grad, score, values)
-    index, sparse_weight, sparse_bias = plan.sparse(kind, grad, score, values)
+    op = TreeOp(kind, batch.tables)
+    log_prob, own_score = op.forward(values, weight, bias)
+    arguments = (batch.grad_log_prob, values, weight, own_score if score is None else score)
+    grad_input, grad_weight, grad_bias = op.backward(False, *arguments)
+    again, index, sparse_weight, sparse_bias = op.backward(True, *arguments)
+    assert again.tobytes() == grad_input.tobytes()
     return Results(
         log_prob, own_score, grad_input, grad_weight, grad_bias, index, sparse_weight, sparse_bias
     )

@@ -1,31 +1,19 @@
-"""The CUDA sources, compiled for the CPU once for each test session."""
+"""The CUDA operators under the emulator."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
+from cuda_emu.library import ORDERS, EmulatedLibrary
 
-from kernels.emulation import ORDERS, Kernels, compile_kernels
-
-
-@pytest.fixture(scope="session")
-def compiler() -> str:
-    path = shutil.which("g++")
-    if path is None:
-        pytest.skip("g++ not found: the CUDA kernels cannot be emulated")
-    return path
-
-
-@pytest.fixture(scope="session")
-def emulated(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return Kernels(compile_kernels(tmp_path_factory.mktemp("emulated")))
+from kernels.emulation import Kernels
 
 
 @pytest.fixture
-def kernels(emulated: Kernels) -> Iterator[Kernels]:
-    """The emulated launchers, in ascending order of threads and blocks before and after."""
-    emulated.set_order(*ORDERS[0])
-    yield emulated
-    emulated.set_order(*ORDERS[0])
+def kernels(emulated: EmulatedLibrary) -> Iterator[Kernels]:
+    """The emulated operators, in ascending order of threads and blocks before and after."""
+    kernels = Kernels(emulated)
+    kernels.set_order(*ORDERS[0])
+    yield kernels
+    kernels.set_order(*ORDERS[0])

@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from cuda_emu.library import ORDERS, EmulatedLibrary
 
+import hstree  # noqa: F401  (the schemas of the operators)
 from kernels.cases import PATH_CASES, WIDE_CASES, check
 from kernels.corruption import (
     CORRUPTIONS,
@@ -21,7 +23,7 @@ from kernels.corruption import (
     check_bad_targets,
     check_corruption,
 )
-from kernels.emulation import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64, ORDERS, Kernels
+from kernels.emulation import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64, Kernels
 from kernels.logit_cases import (
     MONOTONE_CASES,
     PLIF_CASES,
@@ -70,7 +72,7 @@ def checks(kernels: Kernels) -> list[Callable[[], object]]:
 
 def main() -> None:
     library, part, parts = sys.argv[1:]
-    kernels = Kernels(Path(library))
+    kernels = Kernels(EmulatedLibrary(Path(library)))
     todo = list(enumerate(checks(kernels)))[int(part) :: int(parts)]
     for number, one in todo:
         kernels.set_order(*ORDERS[number % len(ORDERS)])

@@ -11,29 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_emu.library import HERE, ORDERS, ROOT, SANITIZE, compile_library, compile_operators
 
-from kernels.emulation import BFLOAT16, ORDERS, ROOT, SANITIZE, compile_kernels
-
-KERNELS = ROOT / "csrc" / "kernels"
-EMULATION = ROOT / "tests" / "cuda_emu"
-
-
-def compile_faults(folder: Path, *options: str) -> Path:
-    library = folder / "faults.so"
-    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", *options]
-    command += ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{KERNELS}"]
-    command += [
-        "-include",
-        str(EMULATION / "cuda_emu.h"),
-        "-x",
-        "c++",
-        str(EMULATION / "faults.cu"),
-    ]
-    result = subprocess.run(
-        [*command, "-o", str(library)], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return library
+from kernels.emulation import BFLOAT16
 
 
 class Faults:
@@ -47,21 +27,28 @@ class Faults:
         self,
         name: str,
         order: tuple[str, int] = ORDERS[0],
-        threads: int = 64,
+        grid: tuple[int, int, int] = (1, 1, 1),
+        block: tuple[int, int, int] = (64, 1, 1),
         shared_bytes: int = 64 * 4,
+        shared_limit: int = 227 << 10,
     ) -> str:
         """The message of the launch that failed, or nothing."""
         self.library.set_order(("ascending", "descending", "shuffled").index(order[0]), order[1])
         self.input[:] = np.arange(64)
         self.output[:] = 0
         pointers = (ctypes.c_void_p(array.ctypes.data) for array in (self.input, self.output))
-        message: bytes = self.library.run(name.encode(), threads, shared_bytes, *pointers)
+        self.library.set_shared_limit(ctypes.c_size_t(shared_limit))
+        shape = ((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block))
+        message: bytes = self.library.run(
+            name.encode(), *shape, ctypes.c_size_t(shared_bytes), *pointers
+        )
         return message.decode()
 
 
 @pytest.fixture(scope="module")
 def faults(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Faults:
-    return Faults(compile_faults(tmp_path_factory.mktemp("faults")))
+    folder = tmp_path_factory.mktemp("faults")
+    return Faults(compile_library(folder, [HERE / "faults.cu"]))
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -96,6 +83,10 @@ def test_matrix_instruction(faults: Faults, order: tuple[str, int]) -> None:
         ("reverse_without_commit", "ended with asynchronous copies under way"),
         ("reverse_early_write", "shared memory was written while an asynchronous copy"),
         ("reverse_source_write", "the source of an asynchronous copy was written"),
+        (
+            "misaligned",
+            "misaligned address of .*uint4. at .*faults.cu:.* of 16, and is 4 more",
+        ),
         ("blocks_of_8_from_misaligned", "misaligned asynchronous copy of 8 bytes"),
         ("blocks_of_8_to_misaligned", "misaligned asynchronous copy of 8 bytes"),
         ("blocks_of_16_from_misaligned", "misaligned asynchronous copy of 16 bytes"),
@@ -107,6 +98,49 @@ def test_fault_is_reported(faults: Faults, name: str, message: str, order: tuple
     with pytest.raises(RuntimeError, match=message):
         raise RuntimeError(faults.run(name, order, shared_bytes=1024))
     assert faults.run("block_sum") == ""  # the next launch starts afresh
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "message"),
+    [
+        ((1, 1, 1), (1024, 1, 1), ""),
+        ((1, 1, 1), (1, 1024, 1), ""),
+        ((1, 1, 1), (16, 1, 64), ""),
+        ((1, 1, 1), (1025, 1, 1), "1025 threads in one direction"),
+        ((1, 1, 1), (1, 1025, 1), "1025 threads in one direction"),
+        ((1, 1, 1), (1, 1, 65), "65 threads in one direction"),
+        ((1, 1, 1), (32, 33, 1), "1056 threads in a block of at most 1024"),
+        ((1, 1, 1), (0, 1, 1), "0 threads in one direction"),
+        ((1, 0, 1), (1, 1, 1), "0 blocks in one direction"),
+        ((1, 65535, 1), (1, 1, 1), ""),
+        ((2**31, 1, 1), (1, 1, 1), "2147483648 blocks in one direction"),
+        ((1, 65536, 1), (1, 1, 1), "65536 blocks in one direction"),
+        ((1, 1, 65536), (1, 1, 1), "65536 blocks in one direction"),
+    ],
+)
+def test_limits_of_shapes(
+    faults: Faults, grid: tuple[int, int, int], block: tuple[int, int, int], message: str
+) -> None:
+    got = faults.run("any_shape", grid=grid, block=block)
+    assert message in got
+    assert bool(message) == ("any_shape" in got)  # the message names the kernel
+
+
+def test_static_shared_memory_starts_undefined(faults: Faults) -> None:
+    assert faults.run("much_static") == ""
+    assert np.isnan(faults.output).all()
+
+
+@pytest.mark.parametrize("limit", [99 << 10, 163 << 10, 227 << 10])
+def test_limit_of_shared_memory(faults: Faults, limit: int) -> None:
+    """launch.h asks for what goes beyond 48 KiB, static bytes counted, and the device ends it."""
+    for name, static_bytes in (("any_shape", 256), ("much_static", 24000)):
+        for total in ((48 << 10) - 4, 48 << 10, (48 << 10) + 4, limit):
+            shared_bytes = total - static_bytes
+            assert faults.run(name, shared_bytes=shared_bytes, shared_limit=limit) == ""
+        message = faults.run(name, shared_bytes=limit - static_bytes + 4, shared_limit=limit)
+        assert f"needs {limit + 4} bytes of shared memory, the CUDA device has {limit}" in message
+        assert name in message
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -217,11 +251,12 @@ def test_sanitizers_find_stray_accesses(sanitized_faults: Path, name: str, findi
 
 @pytest.fixture(scope="module")
 def sanitized_faults(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_faults(tmp_path_factory.mktemp("sanitized_faults"), *SANITIZE)
+    folder = tmp_path_factory.mktemp("sanitized_faults")
+    return compile_library(folder, [HERE / "faults.cu"], SANITIZE)
 
 
 def test_kernels_are_clean_under_sanitizers(compiler: str, tmp_path: Path) -> None:
-    library = compile_kernels(tmp_path, SANITIZE)
+    library = compile_operators(tmp_path, SANITIZE)
     parts = 2
 
     def run_part(part: int) -> subprocess.CompletedProcess[str]:

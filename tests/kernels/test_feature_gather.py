@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cuda_emu.library import ORDERS
 
-from kernels.emulation import ELEMENT_TYPES, FLOAT32, ORDERS, ElementType, Kernels
+from kernels.emulation import ELEMENT_TYPES, FLOAT32, ElementType, Kernels
 
 SHAPES = [  # rows, trees, features of a subset, input features
     (5, 3, 4, 11),

@@ -7,8 +7,18 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
+from cuda_emu.library import ORDERS
 
-from kernels.cases import PATH_CASES, Case, check, make_batch, run_batch, unit_of_sums
+from kernels.cases import (
+    PATH_CASES,
+    Case,
+    check,
+    close,
+    make_batch,
+    run_batch,
+    true_forward,
+    unit_of_sums,
+)
 from kernels.corruption import (
     CORRUPTIONS,
     Corruption,
@@ -16,7 +26,14 @@ from kernels.corruption import (
     check_bad_targets,
     check_corruption,
 )
-from kernels.emulation import BFLOAT16, ELEMENT_TYPES, FLOAT32, ORDERS, ElementType, Kernels, Tables
+from kernels.emulation import (
+    BFLOAT16,
+    ELEMENT_TYPES,
+    ElementType,
+    Kernels,
+    Tables,
+    TreeOp,
+)
 
 WIDE = False
 
@@ -42,28 +59,29 @@ def test_same_bits_in_every_scheduling_order(kernels: Kernels, case: Case) -> No
 
 
 @pytest.mark.parametrize(
-    ("index", "valid"),
+    "index",
     [
-        (range(8, 24), 2),
-        ([*range(16, 24), *range(8)], 0),
-        ([*range(8), *range(16, 24)], 2),
-        (range(4, 20), 1),
-        (range(12), 1),
-        ([*range(7), 8, *range(16, 24)], 1),
-        ([*range(8), *range(12, 20)], 1),
-        ([*range(8), *range(16, 23), 2**31 - 1], 0),
-        ([2**31 - 1, *range(-(2**31), -(2**31) + 7)], 0),
+        [*range(8), *range(16, 24)],
+        range(8, 24),
+        range(4, 20),
+        range(12),
+        [*range(7), 8, *range(16, 24)],
+        [*range(8), *range(12, 20)],
+        [*range(8), *range(15, 23)],
     ],
     ids=str,
 )
-def test_subset_of_blocks(kernels: Kernels, index: Sequence[int], valid: int) -> None:
-    """tree_valid: 2 for aligned blocks of 8 features, 1 for any other subset, 0 for corrupt ones.
-    The tree beside has a subset of the other kind."""
-    other = np.arange(len(index)) + (len(index) == 12)
-    tables = make_batch(Case("index", in_features=24, features=len(index)), FLOAT32).tables
-    tables.feature_index = np.stack([np.array(index), other]).astype(np.int32)
-    plan = kernels.plan(tables)
-    assert plan.tree_valid.tolist() == [valid, 1 if len(index) == 12 else 2]
+def test_subsets_of_neighbours(kernels: Kernels, index: Sequence[int]) -> None:
+    """Eight neighbours are read at once only where they begin at a multiple of eight. The subset
+    of the second tree is made of single features."""
+    batch = make_batch(Case("index", in_features=24, features=len(index)), BFLOAT16)
+    assert batch.tables.feature_index is not None
+    batch.tables.feature_index[0] = index
+    log_prob, score = true_forward(batch)
+    results = run_batch(kernels, batch, BFLOAT16)
+    unit = unit_of_sums(BFLOAT16)
+    close("score", results.score, score, len(index), unit, 0.0, 0.0)
+    close("log_prob", results.log_prob, log_prob, len(index) + score.value.shape[2], unit, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("corruption", [c for c in CORRUPTIONS if c.wide in (None, WIDE)], ids=str)
@@ -98,15 +116,15 @@ def test_log_prob_at_any_score(kernels: Kernels, kind: ElementType) -> None:
     weight = kind.encode(np.ones((1, 1, 1)))
     exact = kind.decode(values)[:, 0]
     signed = np.where(tables.target == 0, exact, -exact)
-    plan = kernels.plan(tables)
-    log_prob, score = plan.forward(kind, values, weight, None)
+    op = TreeOp(kind, tables)
+    log_prob, score = op.forward(values, weight, None)
     np.testing.assert_array_equal(score[:, 0, 0], exact.astype(kind.sums))
     tight = 4 * unit_of_sums(kind)
     smallest = float(np.finfo(kind.sums).tiny)
     truth = -np.logaddexp(0, -signed)
     np.testing.assert_allclose(log_prob[:, 0], truth, rtol=tight, atol=smallest)
     grad = np.ones((len(signed), 1), kind.sums)
-    grad_input = kind.decode(plan.grad_input(kind, grad, score, weight))[:, 0]
+    grad_input = kind.decode(op.backward(False, grad, values, weight, score)[0])[:, 0]
     small = np.exp(-np.abs(signed))
     slope = np.where(tables.target == 0, 1, -1) * np.where(signed > 0, small, 1) / (1 + small)
     limit = float(np.finfo(kind.sums).tiny) + kind.tiny

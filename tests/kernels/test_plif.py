@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from cuda_emu.library import ORDERS
 
 from kernels.emulation import (
     ELEMENT_TYPES,
     FLOAT32,
     FLOAT64,
-    ORDERS,
     ElementType,
     Kernels,
     LogitFunction,
@@ -24,6 +24,7 @@ from kernels.logit_cases import (
     check_plif,
     draw,
     make_plif,
+    table_function,
 )
 
 INF, NAN = np.inf, np.nan
@@ -217,3 +218,15 @@ def test_zero_grad_and_no_elements(kernels: Kernels, kind: ElementType) -> None:
 @pytest.mark.parametrize("width", [2, 4])
 def test_extreme_elements_and_tables(kernels: Kernels, kind: ElementType, width: int) -> None:
     check_extreme_elements(kernels, kind, width)
+
+
+@pytest.mark.parametrize(("intervals", "width"), [(3057, 2), (3072, 2), (1529, 4), (1536, 4)])
+def test_sums_that_leave_no_room_for_static_shared_memory(
+    kernels: Kernels, intervals: int, width: int
+) -> None:
+    """Less than 48 KiB of dynamic shared memory, more with the static bytes of the kernel."""
+    function = table_function(FLOAT32, intervals, width, 20.0)
+    values = np.zeros(2**22, np.float32)
+    grad_input, grad_table = kernels.plif_backward(FLOAT32, function, np.ones_like(values), values)
+    assert (grad_input == grad_input[0]).all()
+    assert grad_table[:, 0].sum() == len(values)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cuda_emu.library import ORDERS
 
-from kernels.emulation import ELEMENT_TYPES, FLOAT32, ORDERS, ElementType, Kernels
+from kernels.emulation import ELEMENT_TYPES, FLOAT32, ElementType, Kernels
 from kernels.sparse_adam_cases import RULE, SPARSE_ADAM_SHAPES, Shape, check_sparse_adam
 
 

@@ -6,6 +6,7 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
+from cuda_emu.library import ORDERS
 
 from kernels.cases import WIDE_CASES, Case, check, make_batch, run_batch
 from kernels.corruption import (
@@ -15,7 +16,7 @@ from kernels.corruption import (
     check_bad_targets,
     check_corruption,
 )
-from kernels.emulation import FLOAT64, ORDERS, ElementType, Kernels
+from kernels.emulation import FLOAT64, ElementType, Kernels
 
 WIDE = True
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -465,3 +468,63 @@ def test_sizes_are_counts(name: str) -> None:
 def test_dropouts_are_probabilities(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{name}: expected a probability in \[0, 1\), got"):
         AWDLSTM(V, 5, 7, **{name: value})
+
+
+PROBE = """
+import torch
+from hstree.models import AWDLSTM, cpu_has_lstm
+
+before = torch.get_rng_state()
+has = cpu_has_lstm(torch.bfloat16)
+assert torch.equal(torch.get_rng_state(), before)
+with torch.inference_mode():
+    cpu_has_lstm.cache_clear()
+    assert cpu_has_lstm(torch.bfloat16) == has
+x = torch.randn(5, 3, 7)
+with torch.autocast("cpu", torch.bfloat16):
+    try:
+        output = torch.nn.LSTM(7, 9)(x)[0]
+        output.float().sum().backward()
+    except RuntimeError:
+        assert not has
+    else:
+        assert has and output.dtype == torch.bfloat16
+    output = AWDLSTM(11, 7, 9, 2)(torch.randint(11, (5, 3)))
+    assert output.hidden.dtype == (torch.bfloat16 if has else torch.float32)
+output.hidden.float().sum().backward()
+print(has)
+"""
+
+
+@pytest.mark.parametrize("isa", ["DEFAULT", "AVX2"])
+def test_a_bfloat16_lstm_is_known_where_there_is_one(isa: str) -> None:
+    """Against torch's own layer, on this CPU and with oneDNN held to AVX2."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], env=os.environ | {"ONEDNN_MAX_CPU_ISA": isa},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    if isa == "AVX2" and os.uname().machine == "x86_64":
+        assert done.stdout == "False\n"
+
+
+def test_autocast_on_a_cpu_without_such_an_lstm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit the layers without autocast, forward and backward, with dropout; a state of
+    bfloat16, from a CPU that has such layers, is taken."""
+    monkeypatch.setattr("hstree.models.awd_lstm.cpu_has_lstm", lambda dtype: False)
+    torch.manual_seed(0)
+    backbone = AWDLSTM(V, 5, 7, layers=2, **EVERY_DROPOUT)
+    tokens = torch.randint(V, (6, 3))
+    low = tuple((h.bfloat16(), c.bfloat16()) for h, c in detach(backbone(tokens).state))
+    wide = tuple((h.float(), c.float()) for h, c in low)
+    results = []
+    for enabled, state in ((False, wide), (True, low)):
+        torch.manual_seed(1)
+        backbone.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            output = backbone(tokens, state)
+        output.hidden.sum().backward()
+        values = [output.hidden, *(part for pair in output.state for part in pair)]
+        assert {value.dtype for value in values} == {torch.float32}
+        results.append(values + [parameter.grad.clone() for parameter in backbone.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

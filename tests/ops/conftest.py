@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from cuda_emu.library import EmulatedLibrary
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +14,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["cpu", "emulated", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Each device that the operators run on; "emulated": the CUDA operators for CPU tensors."""
+    if request.param != "emulated":
+        yield torch.device(request.param)
+        return
+    library: EmulatedLibrary = request.getfixturevalue("emulated")
+    with library.on_cpu_tensors():
+        yield torch.device("cpu")

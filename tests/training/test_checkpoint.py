@@ -57,6 +57,7 @@ def test_round_trip(tmp_path: Path) -> None:
     ):
         assert name == other_name
         assert torch.equal(mine, other)
+        assert other.data_ptr() % 64 == 0
 
 
 def test_folder_appears_complete_or_not_at_all(tmp_path: Path) -> None:

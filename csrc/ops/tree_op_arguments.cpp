@@ -1,38 +1,6 @@
 #include "ops/tree_op.h"
 
-#include "cpu/path.h"
-#include "cpu/recycled_memory.h"
-#include "cpu/wide.h"
-
 namespace hstree {
-namespace {
-
-// A gradient [rows, features], uninitialised, in memory that was a gradient before.
-Tensor gradient(const Tensor& like, int64_t rows, int64_t features, Dtype dtype, int64_t element_bytes) {
-  const int64_t bytes = rows * features * element_bytes;
-  if (bytes < cpu::smallest_recycled) return empty(like, {rows, features}, dtype);
-  return torch::stable::from_blob(cpu::acquire(bytes), {rows, features}, {features, 1}, like.device(), dtype,
-                                  cpu::release);
-}
-
-cpu::TreeBatch tree_batch(const TreeArguments& a) {
-  return {a.op,
-          const_data<int64_t>(a.target),
-          const_data<int64_t>(a.path_offset),
-          const_data<int32_t>(a.path),
-          const_data<int32_t>(a.leaf_position),
-          a.feature_index ? const_data<int32_t>(*a.feature_index) : nullptr,
-          a.rows(),
-          a.in_features(),
-          a.trees(),
-          a.weight_rows(),
-          a.features(),
-          a.classes(),
-          a.path.size(0),
-          a.longest};
-}
-
-}  // namespace
 
 TreeArguments tree_arguments(const char* op, bool wide, const Tensor& input, const Tensor& weight,
                              const Tensor& target, const Tensor& path_offset, const Tensor& path,
@@ -121,62 +89,6 @@ std::tuple<Tensor, Tensor> checked_gradient(const TreeArguments& a, const Tensor
   check_dtype(a.op, "score", score, accumulate_dtype(a.input));
   check_device(a.op, "score", score, a.input);
   return {torch::stable::contiguous(grad_log_prob), torch::stable::contiguous(score)};
-}
-
-ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tensor>& bias) {
-  const Tensor log_prob = zeros(a.input, {a.rows(), a.trees()}, accumulate_dtype(a.input));
-  const Tensor score = zeros(a.input, {a.rows(), a.trees(), a.longest}, accumulate_dtype(a.input));
-  const cpu::TreeBatch batch = tree_batch(a);
-  dispatch(a.type, [&](auto element) {
-    using T = decltype(element);
-    using A = cpu::accumulate_t<T>;
-    const cpu::Forward<T> tensors = {const_data<T>(a.input), const_data<T>(a.weight),
-                                     bias ? const_data<T>(*bias) : nullptr, data<A>(log_prob),
-                                     data<A>(score)};
-    if (a.wide) {
-      cpu::wide_forward(batch, tensors);
-    } else {
-      cpu::path_forward(batch, tensors);
-    }
-  });
-  return {log_prob, score};
-}
-
-SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score,
-                               bool sparse) {
-  const Dtype dtype = a.input.scalar_type();
-  const cpu::TreeBatch batch = tree_batch(a);
-  Tensor index = empty(a.input, {2, 0}, Dtype::Long), grad_input, grad_weight, grad_bias;
-  dispatch(a.type, [&](auto element) {
-    using T = decltype(element);
-    using A = cpu::accumulate_t<T>;
-    grad_input = gradient(a.input, a.rows(), a.in_features(), accumulate_dtype(a.input), sizeof(A));
-    // plans: of each tree; backward(plans, tensors) fills the gradients.
-    const auto run = [&](const auto& plans, const auto& backward) {
-      if (sparse) {
-        const int64_t nnz = cpu::visited(plans);
-        index = empty(a.input, {2, nnz}, Dtype::Long);
-        cpu::visited_index(plans, data<int64_t>(index));
-        grad_weight = gradient(a.weight, nnz, a.features(), dtype, sizeof(T));
-        grad_bias = empty(a.weight, {nnz}, dtype);
-      } else {
-        grad_weight = zeros(a.weight, {a.trees(), a.weight_rows(), a.features()}, dtype);
-        grad_bias = zeros(a.weight, {a.trees(), a.weight_rows()}, dtype);
-      }
-      backward(plans, cpu::Backward<T>{const_data<A>(grad_log_prob), const_data<A>(score),
-                                       const_data<T>(a.input), const_data<T>(a.weight), data<A>(grad_input),
-                                       data<T>(grad_weight), data<T>(grad_bias), sparse});
-    };
-    if (a.wide) {
-      run(cpu::wide_plans(batch),
-          [&](const auto& plans, const auto& tensors) { cpu::wide_backward(batch, plans, tensors); });
-    } else {
-      run(cpu::path_plans(batch),
-          [&](const auto& plans, const auto& tensors) { cpu::path_backward(batch, plans, tensors); });
-    }
-  });
-  if (dtype != accumulate_dtype(a.input)) grad_input = torch::stable::to(grad_input, dtype);
-  return {grad_input, index, grad_weight, grad_bias};
 }
 
 }  // namespace hstree

@@ -1,0 +1,68 @@
+#include <cmath>
+
+#include "ops/sparse_adam.h"
+
+namespace hstree {
+namespace {
+
+void check_state(const char* name, const Tensor& state, const Tensor& weight) {
+  const char* op = sparse_adam_op;
+  check_dtype(op, name, state, accumulate_dtype(weight));
+  check_device(op, name, state, weight);
+  bool same = state.dim() == weight.dim();
+  for (int64_t d = 0; same && d < weight.dim(); ++d) same = state.size(d) == weight.size(d);
+  check(same, op, ": ", name, ": expected the shape of weight, ", shape_of(weight), ", got ",
+        shape_of(state));
+  check(state.is_contiguous(), op, ": ", name, ": expected a contiguous tensor");
+}
+
+void check_between(const char* name, double value, double lowest, double limit) {
+  check(value >= lowest && value < limit, sparse_adam_op, ": ", name, ": expected a value in [", lowest, ", ",
+        limit, "), got ", value);
+}
+
+}  // namespace
+
+SparseAdamArguments sparse_adam_arguments(const Tensor& weight, const Tensor& exp_avg,
+                                          const Tensor& exp_avg_sq, const Tensor& index, const Tensor& values,
+                                          int64_t step, double lr, double beta1, double beta2, double eps,
+                                          bool maximize) {
+  const char* op = sparse_adam_op;
+  const ScalarType type = element_type(op, "weight", weight);
+  check(weight.is_contiguous(), op, ": weight: expected a contiguous tensor");
+  check_state("exp_avg", exp_avg, weight);
+  check_state("exp_avg_sq", exp_avg_sq, weight);
+  check_dim(op, "index", index, 2, "[1, nnz] or [2, nnz]");
+  check_dtype(op, "index", index, Dtype::Long);
+  check_device(op, "index", index, weight);
+  const int64_t sparse = index.size(0);
+  check((sparse == 1 || sparse == 2) && sparse <= weight.dim(), op,
+        ": index: expected shape [1, nnz] or [2, ", "nnz], with no more rows than weight of shape ",
+        shape_of(weight), " has dimensions, got ", shape_of(index));
+  check_dtype(op, "values", values, weight.scalar_type());
+  check_device(op, "values", values, weight);
+  bool fits = values.dim() == weight.dim() - sparse + 1 && values.size(0) == index.size(1);
+  int64_t features = 1;
+  for (int64_t d = sparse; fits && d < weight.dim(); ++d) {
+    fits = values.size(d - sparse + 1) == weight.size(d);
+    features *= weight.size(d);
+  }
+  check(fits, op, ": values: expected shape [nnz, ...] with nnz = ", index.size(1),
+        " and the last dimensions of weight of shape ", shape_of(weight), ", got ", shape_of(values));
+  check(step >= 1, op, ": step: expected at least 1, got ", step);
+  check_between("lr", lr, 0, INFINITY);
+  check_between("beta1", beta1, 0, 1);
+  check_between("beta2", beta2, 0, 1);
+  check_between("eps", eps, 0, INFINITY);
+  const double exponent = static_cast<double>(step);
+  const double step_size = lr * std::sqrt(1 - std::pow(beta2, exponent)) / (1 - std::pow(beta1, exponent));
+  return {type,
+          torch::stable::contiguous(index),
+          torch::stable::contiguous(values),
+          sparse == 2 ? weight.size(0) : 1,
+          weight.size(sparse - 1),
+          features,
+          {step_size, beta1, beta2, eps, maximize}};
+}
+
+}  // namespace hstree

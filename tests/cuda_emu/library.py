@@ -1,0 +1,110 @@
+"""The operators of a CUDA build, compiled for the CPU: csrc/ops/*_cuda.cpp and csrc/kernels/*.cu
+against the emulator cuda_emu.h.
+
+The library registers its kernels for the dispatch key CUDA, as a CUDA build does; `on_cpu_tensors`
+lets the operators call them for CPU tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.cpp_extension import include_paths
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+HERE = Path(__file__).resolve().parent
+# The checks of alignment call what cuda_emu.h has in place of the sanitizer's library.
+ALIGNMENT = ("-fsanitize=alignment",)
+SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1")
+ORDERS = (("ascending", 0), ("descending", 0), ("shuffled", 1), ("shuffled", 2))
+CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+
+
+def run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{result.stderr}")
+
+
+def compile_library(
+    folder: Path,
+    sources: list[Path],
+    options: tuple[str, ...] = ALIGNMENT,
+    link: tuple[str, ...] = (),
+) -> Path:
+    """Compiles sources with g++ into one shared library; .cu files and those beside the emulator
+    see it."""
+    common = ["g++", "-std=c++17", "-O1", "-fPIC", "-fno-gnu-unique", "-fvisibility=hidden"]
+    common += ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-attributes"]
+    common += ["-DHSTREE_CUDA", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
+    common += [f"-I{CSRC}", *(f"-isystem{path}" for path in include_paths())]
+    emulated = ["-fno-strict-aliasing", "-include", str(HERE / "cuda_emu.h"), "-x", "c++"]
+
+    def compile_one(source: Path) -> str:
+        target = folder / f"{source.stem}.{source.suffix[1:]}.o"
+        sees = source.suffix == ".cu" or source.parent == HERE
+        more = [*options, *emulated] if sees else []
+        run([*common, *more, "-c", str(source), "-o", str(target)])
+        return str(target)
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_one, sources))
+    library = folder / "emulated.so"
+    runtime = () if options == ALIGNMENT else options
+    run(["g++", "-shared", *runtime, *objects, *link, "-o", str(library)])
+    return library
+
+
+def compile_operators(folder: Path, options: tuple[str, ...] = ALIGNMENT) -> Path:
+    """Compiles what a CUDA build adds to the operators, and the argument checks that it calls."""
+    ops = CSRC / "ops"
+    sources = [*(CSRC / "kernels").glob("*.cu"), HERE / "runtime.cpp"]
+    sources += [*ops.glob("*_cuda.cpp"), *ops.glob("*_arguments.cpp")]
+    libraries = Path(torch.__file__).parent / "lib"
+    link = (f"-L{libraries}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}")
+    return compile_library(folder, sorted(sources), options, (*link, "-Wl,--no-undefined"))
+
+
+class EmulatedLibrary:
+    """The operators of an emulated library; one in a process, which must not be a CUDA build's."""
+
+    def __init__(self, library: Path) -> None:
+        torch.ops.load_library(str(library))
+        self.library = ctypes.CDLL(str(library))
+        names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
+        self.operators = [name for name in names if name.startswith("hstree::")]
+
+    def set_order(self, order: str, seed: int) -> None:
+        """Which thread and block goes first from now on."""
+        self.library.emu_order(("ascending", "descending", "shuffled").index(order), seed)
+
+    @contextmanager
+    def on_cpu_tensors(self) -> Iterator[None]:
+        """The operators run the CUDA kernels for CPU tensors while the context lasts."""
+        library = torch.library.Library("hstree", "IMPL")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+            for name in self.operators:
+                library.impl(name, redispatched(name), "CPU", allow_override=True)
+        try:
+            yield
+        finally:
+            library._destroy()
+
+
+def redispatched(name: str) -> Any:
+    operator = getattr(torch.ops.hstree, name.removeprefix("hstree::")).default
+
+    def kernel(*arguments: Any, **options: Any) -> Any:
+        return operator.redispatch(CUDA, *arguments, **options)
+
+    return kernel
