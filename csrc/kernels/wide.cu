@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(product_threads, forward_blocks)
             if (begin > 0) {
               sum += *score;
             } else if (tensors.bias != nullptr) {
-              sum +=
-                  to_sum(static_cast<const T*>(tensors.bias)[tree * tables.weight_rows + item.node + child]);
+              const T* bias = static_cast<const T*>(tensors.bias) + tree * tables.weight_rows;
+              sum += to_sum(__ldg(bias + item.node + child));
             }
             *score = sum;
           });
