@@ -43,7 +43,7 @@ __device__ __forceinline__ S path_factor(const Tables& tables, const PathBackwar
 //   tree: 32 bytes of it at a time, so that a random subset of D / 4 features reads all of it, and one of
 //   blocks of 16 features a quarter. At N = 8192, D = 4096, T = 8, S = 1024, bfloat16 a tile reads 128 or 32
 //   KiB of input and 2 KiB for each of its 39 nodes (Huffman; 52 balanced), instead of for each of 187 visits,
-//   and makes 448 matrix instructions. Keeps score for backward.
+//   and makes about 600 matrix instructions. Keeps score for backward.
 // No atomics; the order of every sum is fixed by S, max_depth and, for bfloat16 and float16, by whether rows
 //   are read in vectors: deterministic, the same for a row in any batch.
 // One block for each (tree, tile); a warp for each node of the tile, or for a share of the features:
