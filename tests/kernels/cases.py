@@ -410,9 +410,8 @@ def check(kernels: Kernels, case: Case, kind: ElementType) -> None:
     got = (results.grad_input, results.grad_weight, results.grad_bias)
     terms = max(tables.trees * tables.stride, tables.rows)
     for name, stored, true in zip(("input", "weight", "bias"), got, grads, strict=True):
-        # Factors of the matrix products, SplitFactors in mma.cuh.
-        split = kind in HALF and (name == "weight" or (name == "input" and tables.wide))
-        of_terms = 2.0**-16 if split else 0.0
+        # Of the factors of matrix products, which are sums of two elements.
+        of_terms = 2.0**-16 if kind in HALF and name != "bias" else 0.0
         got_grad = kind.decode(stored)
         close(f"grad_{name}", got_grad, true, terms, unit, kind.unit, kind.tiny, of_terms)
     assert_sparse_is_dense(results)
