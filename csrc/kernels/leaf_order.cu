@@ -44,20 +44,27 @@ __device__ __forceinline__ int32_t entry_node(const Tables& tables, int64_t entr
   return tables.wide ? tables.path[3 * entry] : tables.path[entry] >> 1;
 }
 
-// tree_valid[t] = all(0 <= feature_index[t] < D and feature_index[t] increases strictly). feature_index [T,
-// S] int32 -> tree_valid [T] int32. O(T S); no atomics; deterministic. One block for each tree.
+// tree_valid[t] = all(0 <= feature_index[t] < D and feature_index[t] increases strictly), valid_in_blocks if
+// also S is a multiple of 8 and feature 8 i + k of the subset is feature 8 j + k of the input, k < 8.
+// feature_index [T, S] int32 -> tree_valid [T] int32. O(T S); no atomics; deterministic. One block for each tree.
 __global__ void __launch_bounds__(block_threads) check_features_kernel(Tables tables, int32_t* tree_valid) {
-  __shared__ int valid;
+  constexpr int block = 8;
+  __shared__ bool valid, in_blocks;
   const int tree = blockIdx.x;
   const int32_t* index =
       tables.feature_index == nullptr ? nullptr : tables.feature_index + tree * tables.features;
-  if (threadIdx.x == 0) valid = 1;
-  __syncthreads();
-  for (int64_t i = threadIdx.x; index != nullptr && i < tables.features; i += block_threads) {
-    if (index[i] < 0 || index[i] >= tables.in_features || (i > 0 && index[i] <= index[i - 1])) valid = 0;
+  if (threadIdx.x == 0) {
+    valid = true;
+    in_blocks = tables.features % block == 0;
   }
   __syncthreads();
-  if (threadIdx.x == 0) tree_valid[tree] = valid;
+  for (int64_t i = threadIdx.x; index != nullptr && i < tables.features; i += block_threads) {
+    const int64_t own = index[i], before = i > 0 ? index[i - 1] : -1;
+    if (own <= before || own >= tables.in_features) valid = false;
+    if (i % block == 0 ? own % block != 0 : own - 1 != before) in_blocks = false;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) tree_valid[tree] = !valid ? 0 : in_blocks ? valid_in_blocks : 1;
 }
 
 // key[t, i] = leaf_position[t, target[i]], at least 0 and below INT32_MAX, which marks rows without a usable

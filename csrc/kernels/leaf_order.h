@@ -35,10 +35,8 @@ struct Tables {
 // Rows of every tree from the leftmost leaf to the rightmost; rows that are ignored or have a target out of range
 // come last.
 struct LeafOrder {
-  const int64_t* order;  // [T, N] row at each place
-  const int32_t*
-      length;  // [T, N] nodes on the path of the row at each place; 0: ignored; -1: its target or its
-               // tree's tables are out of range
+  const int64_t* order;       // [T, N] row at each place
+  const int32_t* length;      // [T, N] nodes on the path of the row at each place; 0: ignored; -1: not valid
   const int32_t* shared;      // [T, N] leading nodes that its path shares with the place before; 0 at place 0
   const int32_t* row_length;  // [T, N] length by row
 };
@@ -48,7 +46,9 @@ struct LeafOrder {
 // alone and so serves all ops on the same trees.
 void leaf_key(const Tables& tables, int32_t* key, cudaStream_t stream);
 
-// tree_valid[t] = 1 if feature_index[t] lies in [0, D) and increases strictly or is null, else 0.  tree_valid [T].
+// tree_valid[t] = 0 unless feature_index[t] lies in [0, D) and increases strictly or is null, else 1, or
+// valid_in_blocks if it is made of blocks of 8 neighbours, each of which begins at a multiple of 8.  tree_valid [T].
+constexpr int32_t valid_in_blocks = 2;
 void check_features(const Tables& tables, int32_t* tree_valid, cudaStream_t stream);
 
 // tree_valid[t] = 0 if the path of any row's target in tree t has an entry out of range.

@@ -20,7 +20,7 @@ from kernels.cases import (
     true_forward,
     unit_of_sums,
 )
-from kernels.emulation import FLOAT32, Kernels
+from kernels.emulation import BFLOAT16, FLOAT32, Kernels
 
 CLASS = 5  # the class whose tables are spoilt, in tree 1
 
@@ -128,6 +128,8 @@ def check_corruption(kernels: Kernels, corruption: Corruption, wide: bool) -> No
     unusable = np.zeros((batch.tables.rows, 2), np.bool_)
     unusable[:, 1] = batch.tables.target >= 0
     check_batch(kernels, batch, unusable)
+    half = run_batch(kernels, batch, BFLOAT16)
+    assert (np.isnan(half.log_prob) == unusable).all()
 
 
 def check_bad_targets(kernels: Kernels, wide: bool) -> None:
