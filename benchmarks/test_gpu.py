@@ -47,19 +47,23 @@ def test_traffic_equals_a_count_row_by_row(subset: int | None, itemsize: int) ->
     features = subset or in_features
     got = traffic(target, tables, index, in_features, features, max_depth, itemsize)
 
-    visits, visited, tile_nodes, sectors = 0, 0, 0, 0
+    def nodes_in_tiles(tree: int, order: list[int]) -> list[set[int]]:
+        spans = [tables["path_offset"][tree, y : y + 2] for y in order]
+        paths = [{int(entry) >> 1 for entry in tables["path"][begin:end]} for begin, end in spans]
+        return [set().union(*paths[first : first + 16]) for first in range(0, rows, 16)]
+
+    orders = [sorted(target, key=lambda y: tables["leaf_position"][t, y]) for t in range(n_trees)]
+    visits, visited, tile_nodes, group_nodes, sectors = 0, 0, 0, 0, 0
     for tree in range(n_trees):
-        paths = []
-        for y in sorted(target, key=lambda y: tables["leaf_position"][tree, y]):
-            begin, end = tables["path_offset"][tree, y : y + 2]
-            paths.append({int(entry) >> 1 for entry in tables["path"][begin:end]})
-        visits += sum(map(len, paths))
-        visited += len(set().union(*paths))
-        for first in range(0, rows, 16):
-            tile_nodes += len(set().union(*paths[first : first + 16]))
+        tiles = nodes_in_tiles(tree, orders[tree])
+        visits += sum(int(np.diff(tables["path_offset"][tree, y : y + 2])[0]) for y in target)
+        visited += len(set().union(*tiles))
+        tile_nodes += sum(map(len, tiles))
+        group_nodes += sum(map(len, nodes_in_tiles(tree, orders[0])))
         subset_of = range(in_features) if index is None else index[tree]
         sectors += len({int(feature) * itemsize // 32 for feature in subset_of})
     assert (got.visits, got.visited, got.tile_nodes) == (visits, visited, tile_nodes)
+    assert got.group_nodes == group_nodes
     assert visited < tile_nodes < visits
     scores = 4 * rows * n_trees * (max_depth + 1)
     inputs, weights = rows * in_features * itemsize, visited * features * itemsize
@@ -71,7 +75,7 @@ def test_traffic_equals_a_count_row_by_row(subset: int | None, itemsize: int) ->
     gathered = 32 * rows * sectors
     assert got.kernels == {
         "path_forward_kernel": gathered + tile_nodes * features * itemsize + scores,
-        "path_backward_input_kernel": visits * features * itemsize + inputs + scores,
+        "path_backward_input_kernel": group_nodes * features * itemsize + inputs + scores,
         "path_backward_weight_kernel": gathered + scores + gradient,
     }
 

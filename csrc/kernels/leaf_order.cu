@@ -1,5 +1,6 @@
 #include "common.cuh"
 #include "leaf_order.h"
+#include "row_group.cuh"
 #include "segment.cuh"
 
 namespace hstree {
@@ -185,7 +186,12 @@ void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t
 }
 
 int64_t backward_workspace_bytes(ScalarType type, const Tables& tables) {
-  return Segments(tables).workspace_bytes(type == ScalarType::float64 ? sizeof(double) : sizeof(float));
+  const int64_t bytes = Segments(type, tables).bytes();
+  if (tables.wide) return bytes;
+  const size_t group = type == ScalarType::float64 ? GroupVisits<double>::bytes(tables.stride)
+                                                   : GroupVisits<float>::bytes(tables.stride);
+  const int64_t visits = tables.trees * divide_up(tables.rows, group_rows) * static_cast<int64_t>(group);
+  return bytes > visits ? bytes : visits;
 }
 
 }  // namespace hstree

@@ -1,7 +1,9 @@
+#include "async_copy.cuh"
 #include "common.cuh"
 #include "path.h"
 #include "product.cuh"
-#include "weight_product.cuh"
+#include "row_group.cuh"
+#include "run_product.cuh"
 
 namespace hstree {
 namespace {
@@ -119,218 +121,294 @@ __global__ void __launch_bounds__(product_threads, forward_blocks)
   }
 }
 
-constexpr int row_threads = 128;
-constexpr int planes = 8;  // of a row of sums: features 0, 8, ..., then 1, 9, ..., so that banks differ
-constexpr int plane_padding = 4;
+constexpr int total_padding = 4;
+
+// Writes 16 bytes of a row of gradients, or less at its end.
+template <typename T>
+__device__ __forceinline__ void store_sums(T* row, const Sum<T>* sum, int64_t left, bool wide) {
+  constexpr int count = 16 / sizeof(T);
+  if (wide && left >= count) {
+    T rounded[count];
+#pragma unroll
+    for (int e = 0; e < count; ++e) rounded[e] = round_to<T>(sum[e]);
+    uint4 raw;
+    memcpy(&raw, rounded, sizeof raw);
+    *reinterpret_cast<uint4*>(row) = raw;
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < count; ++e) {
+    if (e < left) store(row + e, sum[e]);
+  }
+}
+
+// What each group of rows visits in each tree, once for all blocks of path_backward_input_kernel.
+// Tensors: PathBackward says shapes; visits [N / 16 rounded up, T] GroupVisits, every element that is read written.
+// O(N T L); atomics on integers in shared memory alone, for the largest of some: deterministic. One block for each
+//   (group, tree).
+template <typename T>
+__global__ void __launch_bounds__(visit_threads)
+    path_group_kernel(Tables tables, LeafOrder leaf_order, PathBackward tensors, unsigned char* visits) {
+  using S = Sum<T>;
+  __shared__ GroupOrder<S> order;
+  const int tree = blockIdx.x % tables.trees;
+  order.sort(tables, leaf_order, tree, int64_t(blockIdx.x / tables.trees) * group_rows);
+  order.template list<GroupProduct<T, false>>(
+      tables, reinterpret_cast<S*>(HSTREE_SHARED_MEMORY),
+      GroupVisits<S>(tables.stride, visits + int64_t(blockIdx.x) * GroupVisits<S>::bytes(tables.stride)),
+      [&](int64_t row, int level, int32_t entry) {
+        return path_factor<S>(tables, tensors, tree, row, level, entry);
+      });
+}
 
 // The tree path op, gradient of input.
 //   grad_input[i, d] = sum_t sum_l grad_log_prob[i,t] * slope_l * weight[t, node_l, s], subset_t[s] = d,
 //   slope_l = sigmoid(-z) if the path goes left, else -sigmoid(z)
 // Tensors: shapes at PathBackward; grad_input [N, D] T, every element written. Rows without a usable path get
-//   nothing from their tree.
+//   nothing from their tree. A weight of bfloat16 or float16 that is not finite makes its feature NaN for all
+//   rows of a group that have a path in its tree.
 // Sums in Sum<T>, rounded to T once; the slope is exact to rounding at any z.
-// Work O(N T L S). Bytes: a weight row once for each row below it, from L2 for the most part, and grad_input
-//   once. Tiles of 16 rows would read 39 weight rows instead of 187, but a row stands in another tile in every
-//   tree, so that its sum would have to be read and written once for each tree: at the size above 187 KiB of
-//   weights for each row against 39 KiB of weights and 256 KiB of sums, 32 bytes at a time, with 128 MiB to
-//   keep them in. Work is 1.5e9 multiply-adds there, too little to be worth matrix instructions.
-// No atomics; trees and levels in order: deterministic.
-// One block for each row and window of features, in the order of the first tree, so that rows of one class,
-//   whose paths agree in all trees, run together; Vector features for each thread, sums in shared memory.
-template <typename T, int Vector>
-__global__ void __launch_bounds__(row_threads)
-    path_backward_input_kernel(Tables tables, LeafOrder leaf_order, PathBackward tensors, int window,
-                               T* grad_input) {
+// Work O(N T L S). Bytes: a weight row once for each group of 16 rows that visits it, and grad_input once.
+//   Groups follow the leaf order of the first tree: rows of one class, whose paths agree in all trees, come
+//   together, and a group keeps the sums of all trees in shared memory. At N = 8192, D = 4096, T = 8, S =
+//   1024, bfloat16 this asks for 39 KiB of weights a row (Huffman; 102 for random balanced trees, whose
+//   orders differ), where the row's own visits are 187 KiB (272). Tiles of each tree's own order would ask
+//   for 39 (54), and for a sum over trees outside the block: 256 KiB a row in float32.
+// No atomics; trees in order, and in a tree the order follows from the rows of the group: deterministic.
+// One block for each group and window of features; a warp for 64 columns of a tree's subset, or 32:
+//   row_group.cuh.
+template <typename T, bool Aligned>
+__global__ void __launch_bounds__(group_threads, 3)
+    path_backward_input_kernel(Tables tables, LeafOrder leaf_order, PathBackward tensors,
+                               const unsigned char* visits, int window, T* grad_input) {
   using S = Sum<T>;
-  __shared__ int32_t node[max_depth];
-  __shared__ S factor[max_depth];
-  S* total = reinterpret_cast<S*>(HSTREE_SHARED_MEMORY);  // [planes, window / planes + plane_padding]
-  const int plane = window / planes + plane_padding;
-  const int64_t row = leaf_order.order[blockIdx.x];
+  using P = GroupProduct<T, Aligned>;
+  __shared__ int32_t columns[group_trees][2];  // of a tree's subset, in the window: first, and past the last
+  const int total_stride = window + total_padding, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  S* total = reinterpret_cast<S*>(HSTREE_SHARED_MEMORY);  // [group_rows, total_stride]
+  auto* staged = reinterpret_cast<unsigned char*>(total + group_rows * total_stride);  // two GroupVisits
+  const auto bytes = static_cast<int>(GroupVisits<S>::bytes(tables.stride));
+  visits += int64_t(blockIdx.x) * tables.trees * bytes;
+  const auto stage = [&](int tree) {
+    for (int i = 16 * threadIdx.x; i < bytes; i += 16 * group_threads) {
+      async_copy<16>(staged + tree % 2 * bytes + i, visits + int64_t(tree) * bytes + i);
+    }
+    async_copy_commit();
+  };
   const int64_t first = int64_t(blockIdx.y) * window;
-  for (int i = threadIdx.x; i < planes * plane; i += row_threads) total[i] = S(0);
+  stage(0);
+  for (int i = threadIdx.x; i < group_rows * total_stride; i += group_threads) total[i] = S(0);
   for (int tree = 0; tree < tables.trees; ++tree) {
-    const int length = leaf_order.row_length[tree * tables.rows + row];
+    async_copy_wait<0>();
     __syncthreads();
-    if (static_cast<int>(threadIdx.x) < length) {
-      const int level = threadIdx.x;
-      const int32_t entry = tables.path[path_begin(tables, tree, row) + level];
-      node[level] = entry >> 1;
-      factor[level] = path_factor<S>(tables, tensors, tree, row, level, entry);
-    }
-    __syncthreads();
-    if (length <= 0) continue;
-    const T* weight = static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features;
-    for (int64_t begin = threadIdx.x * Vector; begin < tables.features; begin += row_threads * Vector) {
-      int64_t feature[Vector];
-      input_features<Vector>(tables, tree, begin, feature);
-      if (feature[Vector - 1] < first || feature[0] >= first + window) continue;
-      S sum[Vector] = {};
-#pragma unroll 4
-      for (int level = 0; level < length; ++level) {
-        S value[Vector];
-        load<Vector>(weight + node[level] * tables.features + begin, value);
-#pragma unroll
-        for (int k = 0; k < Vector; ++k) sum[k] += factor[level] * value[k];
+    if (tree % group_trees == 0) {
+      for (int i = warp; i < 2 * group_trees && tree + i / 2 < tables.trees; i += group_threads / 32) {
+        const int64_t limit = first + i % 2 * window;
+        int64_t column = limit < tables.features ? limit : tables.features;
+        if (tables.feature_index != nullptr) {
+          column =
+              entries_below(tables.feature_index + (tree + i / 2) * tables.features, tables.features, limit);
+        }
+        if (lane == 0) columns[i / 2][i % 2] = static_cast<int32_t>(column);
       }
-#pragma unroll
-      for (int k = 0; k < Vector; ++k) {
-        const auto at = static_cast<unsigned>(feature[k] - first);
-        if (at < static_cast<unsigned>(window)) total[at % planes * plane + at / planes] += sum[k];
-      }
+      __syncthreads();
     }
+    if (tree + 1 < tables.trees) stage(tree + 1);
+    P::multiply(tables, GroupVisits<S>(tables.stride, staged + tree % 2 * bytes), tree,
+                columns[tree % group_trees][0], columns[tree % group_trees][1],
+                static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features, first,
+                total, total_stride);
   }
   __syncthreads();
-  grad_input += row * tables.in_features + first;
-  for (int i = threadIdx.x; i < window && first + i < tables.in_features; i += row_threads) {
-    store(grad_input + i, total[i % planes * plane + i / planes]);
+  constexpr int vector = 16 / sizeof(T);
+  const bool wide = reinterpret_cast<uintptr_t>(grad_input) % 16 == 0 && tables.in_features % vector == 0;
+  for (int r = warp; r < group_rows; r += group_threads / 32) {
+    const int64_t place = int64_t(blockIdx.x) * group_rows + r;
+    if (place >= tables.rows) break;
+    T* row = grad_input + leaf_order.order[place] * tables.in_features + first;
+    const int64_t width = tables.in_features - first < window ? tables.in_features - first : window;
+    for (int64_t i = lane * vector; i < width; i += 32 * vector) {
+      store_sums(row + i, total + r * total_stride + i, width - i, wide);
+    }
   }
 }
 
-constexpr size_t shared_limit = 48 << 10;  // bytes of a block, static and dynamic
+constexpr int factor_threads = 128;
+constexpr int factor_levels = 4;  // for a thread
 
-// Dynamic shared memory.
+// factor[t, level, place] = grad_log_prob * slope of the row at a place of the leaf order, zero past the end
+//   of its path and past the last place.
+// Tensors: PathBackward says shapes; factor [T, stride, places] Sum<T>, places: N up to a multiple of 16.
+//   Once for all blocks of path_backward_weight_kernel, which then read consecutive places: O(N T L) bytes.
+// No atomics; deterministic. One thread for each (tree, place) and factor_levels levels.
 template <typename T>
-constexpr size_t backward_weight_bytes(int stride) {
-  return sizeof(Sum<T>) * stride * ColumnSums<T>::stride;
+__global__ void __launch_bounds__(factor_threads)
+    path_factor_kernel(Tables tables, LeafOrder leaf_order, PathBackward tensors, int64_t places,
+                       Sum<T>* factor) {
+  const int64_t i = int64_t(blockIdx.x) * factor_threads + threadIdx.x;
+  const int tree = static_cast<int>(i / places);
+  const int64_t place = i % places, at = tree * tables.rows + place;
+  if (tree >= tables.trees) return;
+  const int length = place < tables.rows ? leaf_order.length[at] : 0;
+  const int64_t row = length > 0 ? leaf_order.order[at] : 0;
+  const int64_t begin = length > 0 ? path_begin(tables, tree, row) : 0;
+  const int first = blockIdx.y * factor_levels;
+  factor += (int64_t(tree) * tables.stride + first) * places + place;
+#pragma unroll
+  for (int k = 0; k < factor_levels; ++k) {
+    const int level = first + k;
+    if (level >= tables.stride) break;
+    Sum<T> value = 0;
+    if (level < length) {
+      value = path_factor<Sum<T>>(tables, tensors, tree, row, level, tables.path[begin + level]);
+    }
+    factor[k * places] = RunProduct<T>::factor(value);
+  }
 }
-// Nodes whose factors are in shared memory at a time, path_backward_weight_kernel.
-template <typename T>
-constexpr int weight_items = sizeof(T) == 8 ? 32 : 48;
-template <typename T>
-constexpr bool weight_kernel_fits =
-    sizeof(Tile) + sizeof(typename WeightProduct<T>::template Factors<weight_items<T>>) +
-        sizeof(ItemSum) * weight_items<T> + 2 * max_depth * sizeof(int64_t) +
-        backward_weight_bytes<T>(max_depth) <=
-    shared_limit;
-static_assert(weight_kernel_fits<float> && weight_kernel_fits<double> && weight_kernel_fits<__half>);
+
+// The runs of rows below the nodes that a segment meets, once for all blocks of path_backward_weight_kernel.
+// Tensors: groups [T, C]; runs [T, C, segments.runs()] PlaceRun::bits; slot as there; state of SegmentOutput,
+//   every element written. Rows of the gradient: slot + level for row-sparse ones, else t M + node.
+// O(N T L); no atomics; deterministic. One block for each (tree, segment), a thread for two places.
+__global__ void __launch_bounds__(run_threads)
+    path_run_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot, Segments segments,
+                    int64_t* state, int32_t* groups, uint64_t* runs) {
+  using Output = SegmentOutput<float>;
+  __shared__ SegmentRuns list;
+  const int tree = static_cast<int>(blockIdx.x / segments.count);
+  const int64_t begin = blockIdx.x % segments.count * segments.places;
+  const int rows =
+      static_cast<int>(tables.rows - begin < segments.places ? tables.rows - begin : segments.places);
+  const int64_t at = tree * tables.rows + begin, position = blockIdx.x * segments.stride;
+  const int shared_before = leaf_order.shared[at];
+  const int shared_after = begin + rows < tables.rows ? leaf_order.shared[at + rows] : 0;
+  for (int level = shared_after + threadIdx.x; state != nullptr && level < segments.stride;
+       level += run_threads) {
+    state[position + level] = Segments::none;
+  }
+  list.list(
+      tables, leaf_order, tree, begin, rows,
+      [&](PlaceRun run) {
+        const bool incoming = run.begin == 0 && run.level < shared_before;
+        const bool outgoing = run.end == rows && run.level < shared_after;
+        run.goal = Output::goal(incoming, outgoing);
+        if (slot == nullptr) {
+          const int64_t row = leaf_order.order[at + run.begin];
+          run.row = tree * tables.weight_rows + (tables.path[path_begin(tables, tree, row) + run.level] >> 1);
+        } else if (!incoming) {
+          run.row = slot[at + run.begin] + run.level - leaf_order.shared[at + run.begin];
+        }
+        if (outgoing) state[position + run.level] = incoming ? Segments::through : run.row;
+        return run;
+      },
+      runs + blockIdx.x * segments.runs(), groups + blockIdx.x);
+}
+
 // The tree path op, gradients of weight and bias.
 //   grad_weight[t, node] = sum_i grad_log_prob[i,t] * slope[i,t,node] * input[i, subset_t], rows i below node
 //   grad_bias[t, node] = the same without input: column S, whose input is 1
-// Tensors: shapes at PathBackward and SegmentOutput; slot [T N + 1] int64, the sums of leaf_plan's count, or
-//   null: then gradients are dense, row t M + node. Only rows of visited nodes are written. Rows without a
-//   usable path add nothing. A feature of bfloat16 or float16 that is not finite makes its column NaN for all
-//   nodes of its tile.
+// Tensors: shapes at PathBackward and SegmentOutput; factor of path_factor_kernel, groups and runs of
+//   path_run_kernel. Only rows of visited nodes are written. Rows without a usable path add nothing. A
+//   feature of bfloat16 or float16 that is not finite makes its column NaN for nodes of its segment.
 // Sums in Sum<T>, rounded to T once. Work O(N T L S). Bytes: input once for each tree, each gradient row
-//   once, and the workspace (segment.cuh). At N = 8192, D = 4096, T = 8, S = 1024, bfloat16 a tile reads 128
-//   KiB of input for 187 visits in 39 nodes, of which 10 are carried in shared memory from tile to tile: a row
-//   at a time, as many sums as visits would be read and written there, 1.5 MiB a tile instead of 80 KiB.
-// No atomics; the order of every sum depends on N, T, S and stride alone: deterministic.
-// One block for each (tree, segment) and chunk of columns, which walks the segment's tiles.
+//   once, and the workspace (segment.cuh). At N = 8192, D = 4096, T = 8, S = 1024, bfloat16 a segment is 512
+//   places, which meet 936 nodes; their 64 columns of features take 66 KiB of shared memory, and 164 products
+//   of 16 runs and 16 places serve 5,987 visits.
+// No atomics; the order of every sum depends on N, T, S, stride and type alone: deterministic.
+// One block for each (tree, segment) and chunk of columns; a warp for 16 runs at a time, for which no other
+//   warp waits: run_product.cuh.
 template <typename T>
-__global__ void __launch_bounds__(weight_threads, 5)
-    path_backward_weight_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot,
-                                PathBackward tensors, Segments segments, SegmentOutput<T> output,
-                                bool wide_stores) {
+__global__ void __launch_bounds__(run_threads, run_blocks)
+    path_backward_weight_kernel(Tables tables, LeafOrder leaf_order, const T* input, const Sum<T>* factor,
+                                const int32_t* groups, const uint64_t* runs, Segments segments,
+                                SegmentOutput<T> output, bool wide_stores) {
   using S = Sum<T>;
-  using W = WeightProduct<T>;
-  constexpr int items = weight_items<T>;
-  __shared__ Tile tile;
-  __shared__ typename W::template Factors<items> factors;
-  __shared__ ItemSum item_sum[items];
-  __shared__ int64_t carried_row[2][max_depth];  // rows of the sums that pass to this tile, and from it
-  const int tree = static_cast<int>(blockIdx.x / segments.count);
+  using P = RunProduct<T>;
+  using Goal = typename SegmentOutput<T>::Goal;
+  __shared__ SegmentRows from;
+  void* staged = HSTREE_SHARED_MEMORY;
+  const int tree = static_cast<int>(blockIdx.x / segments.count), lane = threadIdx.x % 32;
   const int64_t begin = blockIdx.x % segments.count * segments.places;
-  const int64_t end = begin + segments.places < tables.rows ? begin + segments.places : tables.rows;
-  const int64_t position = blockIdx.x * segments.stride;
-  const ColumnSums<T> sums = {item_sum,   reinterpret_cast<S*>(HSTREE_SHARED_MEMORY),   output,
-                              position,   int64_t(blockIdx.y) * ColumnSums<T>::columns, tables.features,
-                              wide_stores};
-  W product(tables, tree, sums.first_column);
-  int incoming = tables.stride;  // levels whose node came from the segment before and still goes on
-  int parity = 0;
-  for (int64_t place = begin; place < end; place += tile_rows, parity ^= 1) {
-    tile.fill(tables, leaf_order, tree, place, end);
-    product.load(tables, static_cast<const T*>(tensors.input),
-                 [&](int r) { return tile.length[r] > 0 ? tile.row[r] : -1; });
-    const int64_t at = tree * tables.rows + place;
-    const int rows = static_cast<int>(end - place < tile_rows ? end - place : tile_rows);
-    const int shared_before = leaf_order.shared[at];
-    const int shared_after = place + rows < tables.rows ? leaf_order.shared[at + rows] : 0;
-    const bool at_end = place + rows == end;
-    if (shared_before < incoming) incoming = shared_before;
-    for (int first = 0; first < tile.items(); first += items) {
-      const int count = tile.items() - first < items ? tile.items() - first : items;
-      __syncthreads();
-      for (int i = threadIdx.x; i < divide_up(count, item_group) * item_group * tile_rows; i += W::threads) {
-        const int k = i / tile_rows, r = i % tile_rows;
-        S value = 0;
-        if (k < count) {
-          const Item item = tile.item(first + k);
-          if (r >= item.begin && r < item.end) {
-            const int32_t entry = tables.path[tile.path_begin[r] + item.level];
-            value = path_factor<S>(tables, tensors, tree, tile.row[r], item.level, entry);
-          }
-          if (r == 0) {
-            const bool continued = item.begin == 0 && item.level < shared_before;
-            const bool is_incoming = item.begin == 0 && item.level < incoming;
-            const bool outgoing = item.end == rows && item.level < shared_after;
-            ItemSum to;
-            to.position = item.level;
-            to.carried = continued && place > begin;
-            if (slot == nullptr) {
-              to.grad_row = tree * tables.weight_rows + item.node;
-            } else if (continued) {
-              to.grad_row = to.carried ? carried_row[parity][item.level] : 0;
-            } else {
-              const int shared = item.begin == 0 ? shared_before : tile.shared[item.begin];
-              to.grad_row = slot[at + item.begin] + item.level - shared;
-            }
-            to.goal = outgoing && !at_end ? ItemSum::carry
-                      : is_incoming       ? ItemSum::head
-                      : outgoing          ? ItemSum::tail
-                                          : ItemSum::store;
-            if (to.goal == ItemSum::carry) carried_row[parity ^ 1][item.level] = to.grad_row;
-            if (outgoing && at_end && blockIdx.y == 0) {
-              output.state[position + item.level] = is_incoming ? Segments::through : to.grad_row;
-            }
-            item_sum[k] = to;
-          }
-        }
-        factors.set(k, r, value);
+  const int rows =
+      static_cast<int>(tables.rows - begin < segments.places ? tables.rows - begin : segments.places);
+  const int64_t position = blockIdx.x * segments.stride, places = segments.padded_rows;
+  const int64_t first_column = int64_t(blockIdx.y) * P::columns;
+  factor += int64_t(tree) * tables.stride * places + begin;
+  runs += blockIdx.x * segments.runs();
+  const int count = groups[blockIdx.x];
+  from.fill(tables, leaf_order, tree, begin, rows);
+  P::stage(tables, from, rows, tree, input, first_column, staged);
+  __syncthreads();
+  for (int group = threadIdx.x / 32; group < count; group += run_threads / 32) {
+    const uint64_t own = __ldg(runs + group * run_group + lane % run_group);
+    P::multiply(own, factor, places, staged, [&](const PlaceRun& run, int column, const auto& sum) {
+      output.write(static_cast<Goal>(run.goal), run.row, position + run.level, tables.features,
+                   first_column + column, sum, wide_stores);
+    });
+    if (blockIdx.y > 0) continue;
+    S bias = 0;  // of own run
+    for (int k = 0; k < run_group; ++k) {
+      const PlaceRun run = PlaceRun::of(__shfl_sync(all_lanes, own, k));
+      S sum = 0;
+      for (int r = run.begin + lane; r < run.end; r += 32) {
+        sum += P::value(__ldg(factor + run.level * places + r));
       }
-      __syncthreads();
-      for (int group = 0; group < count; group += item_group) {
-        typename W::Sums sum;
-        product.add(
-            factors, group, [&](int k) { return k < count ? tile.item(first + k) : Item{0, 0, 0, 0}; }, sum);
-        // Two nodes may be at one level, one carried to this tile and one from it.
-        W::each(sum, [&](int k, int column, auto& part) {
-          if (group + k < count) sums.add_before(group + k, column, part);
-        });
-        __syncwarp();
-        W::each(sum, [&](int k, int column, auto& part) {
-          if (group + k < count) sums.write(group + k, column, part);
-        });
-        __syncwarp();
-      }
-      if (blockIdx.y == 0) {
-        const int k = threadIdx.x;
-        S bias[1] = {};
-        if (k < count) {
-          bias[0] = factors.sum(k);
-          sums.add_before(k, ColumnSums<T>::columns, bias);
-        }
-        __syncthreads();
-        if (k < count) sums.write(k, ColumnSums<T>::columns, bias);
-      }
+      sum = warp_sum(sum);
+      if (lane == k) bias = sum;
     }
-    for (int r = 1; r < rows; ++r) {
-      if (tile.shared[r] < incoming) incoming = tile.shared[r];
+    const PlaceRun run = PlaceRun::of(own);
+    if (lane < run_group && run.end > 0) {
+      output.write_bias(static_cast<Goal>(run.goal), run.row, position + run.level, tables.features, bias);
     }
   }
 }
 
-template <typename T, int Vector>
+template <typename T, bool Aligned>
 void backward_input(const Tables& tables, const LeafOrder& leaf_order, const PathBackward& tensors,
-                    void* grad_input, cudaStream_t stream) {
-  constexpr int64_t widest = (40 << 10) / sizeof(Sum<T>);  // features of a window
-  const int64_t windows = divide_up(tables.in_features, widest);
-  const int64_t window = divide_up(divide_up(tables.in_features, windows), planes) * planes;
-  const size_t shared_bytes = sizeof(Sum<T>) * (window + planes * plane_padding);
-  launch(path_backward_input_kernel<T, Vector>, dim3(grid_size(tables.rows), static_cast<unsigned>(windows)),
-         row_threads, shared_bytes, stream, tables, leaf_order, tensors, static_cast<int>(window),
+                    void* workspace, void* grad_input, cudaStream_t stream) {
+  constexpr int64_t widest = 4096 / sizeof(Sum<T>);  // features of a window
+  constexpr int64_t narrowest = 128, enough_blocks = 256;
+  const int64_t groups = divide_up(tables.rows, group_rows), features = tables.in_features;
+  int64_t windows = divide_up(enough_blocks, groups);
+  if (windows > divide_up(features, narrowest)) windows = divide_up(features, narrowest);
+  if (windows < divide_up(features, widest)) windows = divide_up(features, widest);
+  const int64_t window = divide_up(divide_up(features, windows), 16) * 16;
+  auto* visits = static_cast<unsigned char*>(workspace);
+  launch(path_group_kernel<T>, grid_size(groups * tables.trees), visit_threads,
+         group_rows * tables.stride * (sizeof(Sum<T>) + sizeof(int32_t)), stream, tables, leaf_order, tensors,
+         visits);
+  const size_t shared_bytes =
+      sizeof(Sum<T>) * group_rows * (window + total_padding) + 2 * GroupVisits<Sum<T>>::bytes(tables.stride);
+  const dim3 grid(grid_size(groups), static_cast<unsigned>(divide_up(features, window)));
+  launch(path_backward_input_kernel<T, Aligned>, grid, group_threads, shared_bytes, stream, tables,
+         leaf_order, tensors, static_cast<const unsigned char*>(visits), static_cast<int>(window),
          static_cast<T*>(grad_input));
+}
+
+template <typename T>
+void backward_weight(ScalarType type, const Tables& tables, const LeafOrder& leaf_order, const int64_t* slot,
+                     const PathBackward& tensors, void* workspace, void* grad_weight, void* grad_bias,
+                     cudaStream_t stream) {
+  using P = RunProduct<T>;
+  const Segments segments(type, tables);
+  const SegmentOutput<T> output(segments, workspace, grad_weight, grad_bias);
+  char* memory = static_cast<char*>(workspace);
+  Sum<T>* factor = reinterpret_cast<Sum<T>*>(memory + segments.factor_at());
+  int32_t* groups = reinterpret_cast<int32_t*>(memory + segments.groups_at());
+  uint64_t* runs = reinterpret_cast<uint64_t*>(memory + segments.runs_at());
+  const int64_t blocks = segments.trees * segments.count;
+  const dim3 factor_grid(grid_size(divide_up(segments.trees * segments.padded_rows, factor_threads)),
+                         static_cast<unsigned>(divide_up(tables.stride, factor_levels)));
+  launch(path_factor_kernel<T>, factor_grid, factor_threads, 0, stream, tables, leaf_order, tensors,
+         segments.padded_rows, factor);
+  launch(path_run_kernel, grid_size(blocks), run_threads, 0, stream, tables, leaf_order, slot, segments,
+         output.state, groups, runs);
+  const int64_t chunks = tables.features > 0 ? divide_up(tables.features, P::columns) : 1;
+  launch(path_backward_weight_kernel<T>, dim3(grid_size(blocks), static_cast<unsigned>(chunks)), run_threads,
+         P::bytes(segments.places), stream, tables, leaf_order, static_cast<const T*>(tensors.input),
+         static_cast<const Sum<T>*>(factor), static_cast<const int32_t*>(groups),
+         static_cast<const uint64_t*>(runs), segments, output, aligned<T>(grad_weight, tables.features, 16));
+  segment_reduce(segments, output, stream);
 }
 
 }  // namespace
@@ -346,15 +424,16 @@ void path_forward(ScalarType type, const Tables& tables, const LeafOrder& leaf_o
 }
 
 void path_backward_input(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
-                         const PathBackward& tensors, void* grad_input, cudaStream_t stream) {
+                         const PathBackward& tensors, void* workspace, void* grad_input,
+                         cudaStream_t stream) {
   if (tables.rows == 0 || tables.trees == 0 || tables.in_features == 0) return;
   dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const bool index_aligned = reinterpret_cast<uintptr_t>(tables.feature_index) % 16 == 0;
-    if (index_aligned && aligned<T>(tensors.weight, tables.features, 16)) {
-      backward_input<T, 16 / sizeof(T)>(tables, leaf_order, tensors, grad_input, stream);
+    if (is_half<T> && index_aligned && aligned<T>(tensors.weight, tables.features, 16)) {
+      backward_input<T, is_half<T>>(tables, leaf_order, tensors, workspace, grad_input, stream);
     } else {
-      backward_input<T, 1>(tables, leaf_order, tensors, grad_input, stream);
+      backward_input<T, false>(tables, leaf_order, tensors, workspace, grad_input, stream);
     }
   });
 }
@@ -364,9 +443,8 @@ void path_backward_weight(ScalarType type, const Tables& tables, const LeafOrder
                           void* grad_weight, void* grad_bias, cudaStream_t stream) {
   if (tables.rows == 0 || tables.trees == 0 || tables.stride == 0) return;
   dispatch(type, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    sum_weight_rows<T>(path_backward_weight_kernel<T>, tables, leaf_order, slot, tensors, workspace,
-                       grad_weight, grad_bias, 1, backward_weight_bytes<T>(tables.stride), stream);
+    backward_weight<typename decltype(tag)::type>(type, tables, leaf_order, slot, tensors, workspace,
+                                                  grad_weight, grad_bias, stream);
   });
 }
 

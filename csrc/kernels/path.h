@@ -10,8 +10,8 @@
 //   5. log_prob = empty [N, T], score = empty [N, T, max_depth] in the accumulation dtype; path_forward.
 // Backward, with what steps 2 to 4 gave, or with them again with stride = score.size(2):
 //   6. Sparse: slot = cumsum(count, 0) int64; nnz = slot[T * N] read by the host, before more is queued.
-//   7. grad_input = empty [N, D]; path_backward_input.
-//   8. workspace = empty [backward_workspace_bytes] uint8.
+//   7. workspace = empty [backward_workspace_bytes] uint8. grad_input = empty [N, D]; path_backward_input.
+//   8. With the same workspace, on the same stream:
 //      Dense: grad_weight = zeros [T, M, S], grad_bias = zeros [T, M]; path_backward_weight with slot = null.
 //      Sparse: grad_weight = empty [nnz, S], grad_bias = empty [nnz]; path_backward_weight with slot; index = empty
 //      [2, nnz] int64; slot_index.
@@ -41,9 +41,9 @@ struct PathBackward {
 void path_forward(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
                   const PathForward& tensors, cudaStream_t stream);
 
-// grad_input: [N, D], every element written.
+// workspace: backward_workspace_bytes. grad_input: [N, D], every element written.
 void path_backward_input(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
-                         const PathBackward& tensors, void* grad_input, cudaStream_t stream);
+                         const PathBackward& tensors, void* workspace, void* grad_input, cudaStream_t stream);
 
 // slot: [T * N + 1] for row-sparse gradients, null for dense ones. grad_weight: [T, M, S] zero-filled, or
 // [nnz, S]. grad_bias: [T, M] zero-filled, or [nnz], or null. workspace: backward_workspace_bytes.

@@ -4,8 +4,8 @@
 // run of places. A run inside one segment is summed there and stored at once. A longer one has a tail, its
 // part in the segment where it starts, and a head in every later segment that it reaches; both are kept in
 // the workspace, by segment and by place in score (`position`: level of a binary node, column of a wide one),
-// and the second pass adds tail and heads from left to right. So the order of every sum depends on N, T, S and
-// stride alone.
+// and the second pass adds tail and heads from left to right. So the order of every sum depends on N, T, S,
+// stride and type alone.
 #pragma once
 
 #include "common.cuh"
@@ -13,36 +13,60 @@
 namespace hstree {
 
 struct Segments {
-  static constexpr int64_t shortest = 64;          // places
-  static constexpr int64_t most_positions = 4096;  // C * stride, except that C is at least 1
-  static constexpr int64_t enough_blocks = 1024;   // of 128 columns, to fill a GPU; more only add workspace
+  // Places of a segment. A block of the path op stages the features of a whole segment, which limits its length
+  // to 512 places, 256 in float64.
+  static constexpr int64_t shortest = 64, shortest_staged = 128;
+  static constexpr int64_t longest_bytes = 2048;
+  static constexpr int64_t most_positions = 4096;  // C * stride, unless segments have their longest or C is 1
+  static constexpr int64_t enough_blocks = 1024;   // to fill a GPU; more only add workspace
   static constexpr int64_t none = -1, through = -2;
 
   int64_t places;  // of a segment, a multiple of 16
   int64_t count;   // C
   int64_t stride, columns;
   int64_t trees;
+  int64_t padded_rows;  // N up to a multiple of 16
+  int64_t sum_bytes;    // of one sum
+  bool wide;
 
-  __host__ explicit Segments(const Tables& tables)
-      : stride(tables.stride), columns(tables.features + 1), trees(tables.trees) {
+  __host__ Segments(ScalarType type, const Tables& tables)
+      : stride(tables.stride),
+        columns(tables.features + 1),
+        trees(tables.trees),
+        padded_rows(divide_up(tables.rows, 16) * 16),
+        sum_bytes(type == ScalarType::float64 ? sizeof(double) : sizeof(float)),
+        wide(tables.wide) {
     const int64_t most = stride > 0 && stride < most_positions ? most_positions / stride : 1;
-    const int64_t enough = divide_up(enough_blocks, trees * divide_up(columns, 128));
+    const int64_t enough = divide_up(enough_blocks, trees * divide_up(columns, wide ? 128 : 64));
     places = divide_up(divide_up(tables.rows, most < enough ? most : enough), 16) * 16;
-    if (places < shortest) places = shortest;
+    if (!wide && places > longest_bytes / sum_bytes) places = longest_bytes / sum_bytes;
+    const int64_t least = wide ? shortest : shortest_staged;
+    if (places < least) places = least;
     count = divide_up(tables.rows, places);
   }
 
   __host__ int64_t positions() const { return count > 1 ? trees * count * stride : 0; }
 
-  __host__ int64_t workspace_bytes(int64_t sum_bytes) const {
-    const int64_t sums = 2 * positions() * columns * sum_bytes;
-    return divide_up(sums, 16) * 16 + positions() * static_cast<int64_t>(sizeof(int64_t));
-  }
+  // Bytes of the workspace before each of its parts, and of all of it. The path op has more than
+  // SegmentOutput's: factors [T, stride, N up to a multiple of 16], the number of groups of runs [T, C] and
+  // their runs [T, C, runs()] (run_product.cuh).
+  __host__ int64_t state_at() const { return round(2 * positions() * columns * sum_bytes); }
+  __host__ int64_t factor_at() const { return state_at() + round(positions() * 8); }
+  __host__ int64_t groups_at() const { return factor_at() + round(trees * stride * padded_rows * sum_bytes); }
+  __host__ int64_t runs_at() const { return groups_at() + round(trees * count * 4); }
+  __host__ int64_t bytes() const { return wide ? factor_at() : runs_at() + trees * count * runs() * 8; }
+  // Most runs of a segment, with what fills up the last groups of two lists.
+  __host__ __device__ int64_t runs() const { return places * stride + 32; }
+
+ private:
+  static __host__ int64_t round(int64_t bytes) { return divide_up(bytes, 16) * 16; }
 };
 
 // Where the sums of a segment go.
 template <typename T>
 struct SegmentOutput {
+  enum Goal : int { store_sum, head_sum, tail_sum };
+
   Sum<T>* head;    // [T, C, stride, S + 1] part of a run that came from the segment before
   Sum<T>* tail;    // [T, C, stride, S + 1] part, up to the segment's end, of a run that starts in it
   int64_t* state;  // [T, C, stride] what passes the segment's end: row of the gradient of the run that starts
@@ -51,20 +75,70 @@ struct SegmentOutput {
   T* grad_bias;    // [rows], or null
 
   __host__ SegmentOutput(const Segments& segments, void* workspace, void* grad_weight, void* grad_bias)
-      : grad_weight(static_cast<T*>(grad_weight)), grad_bias(static_cast<T*>(grad_bias)) {
-    const int64_t sums = segments.positions() * segments.columns;
+      : head(nullptr),
+        tail(nullptr),
+        state(nullptr),
+        grad_weight(static_cast<T*>(grad_weight)),
+        grad_bias(static_cast<T*>(grad_bias)) {
+    if (segments.positions() == 0) return;
     head = static_cast<Sum<T>*>(workspace);
-    tail = head == nullptr ? nullptr : head + sums;
-    const int64_t bytes = divide_up(2 * sums * static_cast<int64_t>(sizeof(Sum<T>)), 16) * 16;
-    state = head == nullptr ? nullptr : reinterpret_cast<int64_t*>(static_cast<char*>(workspace) + bytes);
+    tail = head + segments.positions() * segments.columns;
+    state = reinterpret_cast<int64_t*>(static_cast<char*>(workspace) + segments.state_at());
   }
 
-  // Column S is the bias.
+  // Where a run that lies in a segment and the ones before or behind it has its sum.
+  static __device__ __forceinline__ Goal goal(bool incoming, bool outgoing) {
+    return incoming ? head_sum : outgoing ? tail_sum : store_sum;
+  }
+
+  // The gradient of a column of a weight row; column S is the bias.
   __device__ __forceinline__ void store_row(int64_t row, int64_t features, int64_t column, Sum<T> sum) const {
     if (column < features) {
       store(grad_weight + row * features + column, sum);
     } else if (grad_bias != nullptr) {
       store(grad_bias + row, sum);
+    }
+  }
+
+  // Part of a run that passes an end of its segment. position: in [T, C, stride].
+  __device__ __forceinline__ Sum<T>* part(Goal goal, int64_t position, int64_t features) const {
+    return (goal == head_sum ? head : tail) + position * (features + 1);
+  }
+
+  // Sums of columns column ... column + Count - 1 of a run; those from S on are left out. row: of the
+  // gradient, arbitrary unless the goal is store_sum. wide: whether Count elements of a gradient can be
+  // written at once.
+  template <int Count>
+  __device__ __forceinline__ void write(Goal goal, int64_t row, int64_t position, int64_t features,
+                                        int64_t column, const Sum<T> (&sum)[Count], bool wide) const {
+    if (goal == store_sum && wide && column < features) {
+      if constexpr (Count * sizeof(T) == 16 || Count * sizeof(T) == 8) {
+        std::conditional_t<Count * sizeof(T) == 16, uint4, uint2> raw;
+        T rounded[Count];
+#pragma unroll
+        for (int e = 0; e < Count; ++e) rounded[e] = round_to<T>(sum[e]);
+        memcpy(&raw, rounded, sizeof raw);
+        *reinterpret_cast<decltype(raw)*>(grad_weight + row * features + column) = raw;
+        return;
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < Count; ++e) {
+      if (column + e >= features) break;
+      if (goal == store_sum) {
+        store(grad_weight + row * features + column + e, sum[e]);
+      } else {
+        part(goal, position, features)[column + e] = sum[e];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write_bias(Goal goal, int64_t row, int64_t position, int64_t features,
+                                             Sum<T> sum) const {
+    if (goal == store_sum) {
+      store_row(row, features, features, sum);
+    } else {
+      part(goal, position, features)[features] = sum;
     }
   }
 };
@@ -80,24 +154,37 @@ __global__ void __launch_bounds__(reduce_threads) clear_state_kernel(int64_t* st
 
 // grad[row] = tail + head of the next segment + ..., for each run that starts in a segment and passes its
 // end. Layouts: SegmentOutput. Sums in Sum<T>, from left to right: deterministic, no atomics. O(T C stride S)
-// bytes, each read at most once. One block for each (tree, segment) and chunk of columns, one thread for each
-// column.
+// bytes, each read at most once. One block for each (tree, segment), chunk of columns and share of the
+// positions, one thread for each column. The segments of a run are counted first, 32 at a time, so that loads
+// of its parts do not wait for each other.
 template <typename T>
 __global__ void __launch_bounds__(reduce_threads)
     segment_reduce_kernel(Segments segments, SegmentOutput<T> output) {
   const int64_t first = int64_t(blockIdx.x) * segments.stride;
   const int64_t last_segment = segments.count - 1 - blockIdx.x % segments.count;
   const int64_t column = int64_t(blockIdx.y) * reduce_threads + threadIdx.x;
-  if (column >= segments.columns) return;
-  for (int64_t position = first; position < first + segments.stride; ++position) {
+  const int lane = threadIdx.x % 32;
+  const bool inside = column < segments.columns;
+  for (int64_t position = first + blockIdx.z; position < first + segments.stride; position += gridDim.z) {
     const int64_t row = output.state[position];
     if (row < 0) continue;
+    int64_t parts = 0;  // heads
+    for (;; parts += 32) {
+      const int64_t next = parts + lane;
+      const bool goes_on =
+          next < last_segment && output.state[position + (next + 1) * segments.stride] == Segments::through;
+      const unsigned stop = __ballot_sync(all_lanes, !goes_on);
+      if (stop == 0) continue;
+      parts += __ffs(stop);
+      break;
+    }
+    if (parts > last_segment) parts = last_segment;
+    if (!inside) continue;
     Sum<T> sum = output.tail[position * segments.columns + column];
-    int64_t next = position;
-    for (int64_t left = last_segment; left > 0; --left) {
-      next += segments.stride;
-      sum += output.head[next * segments.columns + column];
-      if (output.state[next] != Segments::through) break;
+    const Sum<T>* head = output.head + (position + segments.stride) * segments.columns + column;
+#pragma unroll 8
+    for (int64_t part = 0; part < parts; ++part) {
+      sum += head[part * segments.stride * segments.columns];
     }
     output.store_row(row, segments.columns - 1, column, sum);
   }
@@ -115,7 +202,8 @@ template <typename T>
 void segment_reduce(const Segments& segments, const SegmentOutput<T>& output, cudaStream_t stream) {
   if (segments.positions() == 0) return;
   const dim3 grid(grid_size(segments.trees * segments.count),
-                  static_cast<unsigned>(divide_up(segments.columns, reduce_threads)));
+                  static_cast<unsigned>(divide_up(segments.columns, reduce_threads)),
+                  static_cast<unsigned>(segments.stride < 8 ? segments.stride : 8));
   launch(segment_reduce_kernel<T>, grid, reduce_threads, 0, stream, segments, output);
 }
 

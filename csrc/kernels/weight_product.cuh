@@ -7,71 +7,8 @@
 
 namespace hstree {
 
-// Where the sum of a weight row over some rows goes: to the gradient, to shared memory for the next tile of the
-// segment, or to the workspace where the run passes an end of the segment.
-struct ItemSum {
-  enum Goal : int { store, carry, head, tail };
-  int64_t grad_row;  // of the row-sparse or dense gradient; arbitrary if the run came from another segment
-  int position;      // in score: level of a binary node, column of a wide one
-  bool carried;      // from the tile before
-  Goal goal;
-};
-
-// Where the sums of a block's columns go.
 template <typename T>
-struct ColumnSums {
-  using S = Sum<T>;
-  static constexpr int columns = sizeof(T) == 8 ? 64 : 128;  // of a block, without the bias
-  static constexpr int stride = columns + 4;                 // the bias has column `columns`
-
-  const ItemSum* item;  // of the items whose factors are in shared memory
-  S* carried;           // [positions, stride]
-  SegmentOutput<T> output;
-  int64_t segment;       // its first position in the workspace
-  int64_t first_column;  // of the block
-  int64_t features;
-  bool wide_stores;  // whether rows of the gradient can be written in accesses of four elements
-
-  // Adds what earlier tiles have of Count columns of item k.
-  template <int Count>
-  __device__ __forceinline__ void add_before(int k, int column, S (&sum)[Count]) const {
-    if (!item[k].carried) return;
-#pragma unroll
-    for (int e = 0; e < Count; ++e) sum[e] += carried[item[k].position * stride + column + e];
-  }
-
-  // Sums of Count columns of item k.
-  template <int Count>
-  __device__ __forceinline__ void write(int k, int column, const S (&sum)[Count]) const {
-    const ItemSum& to = item[k];
-    const bool bias = column == columns;
-    const int64_t first = bias ? features : first_column + column;
-    const int64_t left = bias ? 1 : features - first;  // columns
-    if (to.goal != ItemSum::store) {
-      S* part = to.goal == ItemSum::carry ? carried + to.position * stride + column
-                                          : (to.goal == ItemSum::head ? output.head : output.tail) +
-                                                (segment + to.position) * (features + 1) + first;
-#pragma unroll
-      for (int e = 0; e < Count; ++e) {
-        if (e < left) part[e] = sum[e];
-      }
-      return;
-    }
-    if constexpr (Count == 4) {
-      if (wide_stores) {
-        const uint2 raw = {pack(round_to<T>(sum[0]), round_to<T>(sum[1])),
-                           pack(round_to<T>(sum[2]), round_to<T>(sum[3]))};
-        if (left > 0) *reinterpret_cast<uint2*>(output.grad_weight + to.grad_row * features + first) = raw;
-        return;
-      }
-    }
-#pragma unroll
-    for (int e = 0; e < Count; ++e) {
-      if (e < left) output.store_row(to.grad_row, features, first + e, sum[e]);
-    }
-  }
-};
-
+constexpr int weight_columns = sizeof(T) == 8 ? 64 : 128;  // of a block
 constexpr int weight_threads = 128;
 constexpr int item_group = 16;  // weight rows whose sums a thread has at a time
 
@@ -80,7 +17,7 @@ constexpr int item_group = 16;  // weight rows whose sums a thread has at a time
 // float32 and float64: fused multiply-adds, one thread for each column, features of the rows in registers.
 template <typename T, bool Half = is_half<T>>
 struct WeightProduct {
-  static constexpr int threads = ColumnSums<T>::columns;
+  static constexpr int threads = weight_columns<T>;
 
   template <int Items>
   struct Factors {
@@ -222,24 +159,5 @@ struct WeightProduct<T, true> {
     }
   }
 };
-
-// Sums the gradients of all weight rows: a kernel with a block for each (tree, segment), chunk of columns and
-// share of its work, then what passes the ends of segments.
-template <typename T, typename Tensors>
-void sum_weight_rows(void (*kernel)(Tables, LeafOrder, const int64_t*, Tensors, Segments, SegmentOutput<T>,
-                                    bool),
-                     const Tables& tables, const LeafOrder& leaf_order, const int64_t* slot,
-                     const Tensors& tensors, void* workspace, void* grad_weight, void* grad_bias,
-                     int64_t shares, size_t shared_bytes, cudaStream_t stream) {
-  const Segments segments(tables);
-  const SegmentOutput<T> output(segments, workspace, grad_weight, grad_bias);
-  const int64_t chunks = tables.features > 0 ? divide_up(tables.features, ColumnSums<T>::columns) : 1;
-  const dim3 grid(grid_size(segments.trees * segments.count), static_cast<unsigned>(chunks),
-                  static_cast<unsigned>(shares));
-  clear_state(segments, output, stream);
-  launch(kernel, grid, WeightProduct<T>::threads, shared_bytes, stream, tables, leaf_order, slot, tensors,
-         segments, output, aligned<T>(grad_weight, tables.features, 4 * sizeof(T)));
-  segment_reduce(segments, output, stream);
-}
 
 }  // namespace hstree

@@ -350,16 +350,13 @@ __global__ void __launch_bounds__(weight_threads, 3)
   using W = WeightProduct<T>;
   __shared__ int64_t row[tile_rows];
   __shared__ typename W::template Factors<item_group> factors;
-  __shared__ ItemSum item_sum[item_group];
   const int tid = threadIdx.x, lane = tid % 32;
   const int tree = static_cast<int>(blockIdx.x / segments.count);
   const int64_t begin = blockIdx.x % segments.count * segments.places;
   const int64_t end = begin + segments.places < tables.rows ? begin + segments.places : tables.rows;
   const int64_t position = blockIdx.x * segments.stride;
-  const ColumnSums<T> sums = {
-      item_sum,        nullptr,    output, position, int64_t(blockIdx.y) * ColumnSums<T>::columns,
-      tables.features, wide_stores};
-  W product(tables, tree, sums.first_column);
+  const int64_t block_column = int64_t(blockIdx.y) * weight_columns<T>;
+  W product(tables, tree, block_column);
   const int64_t* order = leaf_order.order + tree * tables.rows;
   const int32_t* length = leaf_order.length + tree * tables.rows;
   const int32_t* shared = leaf_order.shared + tree * tables.rows;
@@ -385,21 +382,18 @@ __global__ void __launch_bounds__(weight_threads, 3)
           break;
         }
         const bool outgoing = run_end == end && end < tables.rows && shared[end] > level;
-        const ItemSum::Goal goal = incoming ? ItemSum::head : outgoing ? ItemSum::tail : ItemSum::store;
+        const auto goal = SegmentOutput<T>::goal(incoming, outgoing);
         for (int first = blockIdx.z * item_group; first < children; first += gridDim.z * item_group) {
           const int count = children - first < item_group ? children - first : item_group;
           typename W::Sums sum;
-          S bias[1] = {};
+          S bias = 0;
           for (int64_t group = place; group < run_end; group += tile_rows) {
             const int rows = static_cast<int>(run_end - group < tile_rows ? run_end - group : tile_rows);
             __syncthreads();
             if (tid < tile_rows) row[tid] = tid < rows ? order[group + tid] : -1;
-            if (tid < count) {
-              const int column = first_column + first + tid;
-              item_sum[tid] = {grad_row + first + tid, column, false, goal};
-              if (outgoing && group == place && blockIdx.y == 0) {
-                output.state[position + column] = incoming ? Segments::through : grad_row + first + tid;
-              }
+            if (tid < count && outgoing && group == place && blockIdx.y == 0) {
+              output.state[position + first_column + first + tid] =
+                  incoming ? Segments::through : grad_row + first + tid;
             }
             __syncthreads();
             for (int i = tid; i < item_group * tile_rows; i += W::threads) {
@@ -418,12 +412,17 @@ __global__ void __launch_bounds__(weight_threads, 3)
             product.load(tables, static_cast<const T*>(tensors.input), [&](int r) { return row[r]; });
             __syncthreads();
             product.add(factors, 0, [&](int) { return Item{0, 0, 0, rows}; }, sum);
-            if (tid < count) bias[0] += factors.sum(tid);
+            if (tid < count) bias += factors.sum(tid);
           }
+          const int64_t to = position + first_column + first;
           W::each(sum, [&](int k, int column, auto& part) {
-            if (k < count) sums.write(k, column, part);
+            if (k >= count) return;
+            output.write(goal, grad_row + first + k, to + k, tables.features, block_column + column, part,
+                         wide_stores);
           });
-          if (blockIdx.y == 0 && tid < count) sums.write(tid, ColumnSums<T>::columns, bias);
+          if (blockIdx.y == 0 && tid < count) {
+            output.write_bias(goal, grad_row + first + tid, to + tid, tables.features, bias);
+          }
         }
       }
       first_column += children;
@@ -474,9 +473,16 @@ void wide_backward_weight(ScalarType type, const Tables& tables, const LeafOrder
   if (tables.rows == 0 || tables.trees == 0 || tables.stride == 0) return;
   dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
+    const Segments segments(type, tables);
+    const SegmentOutput<T> output(segments, workspace, grad_weight, grad_bias);
+    const int64_t chunks = tables.features > 0 ? divide_up(tables.features, weight_columns<T>) : 1;
     const int64_t shares = divide_up(tables.stride, item_group);
-    sum_weight_rows<T>(wide_backward_weight_kernel<T>, tables, leaf_order, slot, tensors, workspace,
-                       grad_weight, grad_bias, shares < 16 ? shares : 16, 0, stream);
+    const dim3 grid(grid_size(segments.trees * segments.count), static_cast<unsigned>(chunks),
+                    static_cast<unsigned>(shares < 16 ? shares : 16));
+    clear_state(segments, output, stream);
+    launch(wide_backward_weight_kernel<T>, grid, WeightProduct<T>::threads, 0, stream, tables, leaf_order,
+           slot, tensors, segments, output, aligned<T>(grad_weight, tables.features, 4 * sizeof(T)));
+    segment_reduce(segments, output, stream);
   });
 }
 

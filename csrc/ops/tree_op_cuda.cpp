@@ -126,6 +126,8 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
   const WideBackward wide = {grad_log_prob.const_data_ptr(), score.const_data_ptr(), a.input.const_data_ptr(),
                              a.weight.const_data_ptr()};
   const PathBackward path = {wide.grad_log_prob, wide.score, wide.input, wide.weight};
+  const int64_t bytes = backward_workspace_bytes(a.type, plan.tables());
+  const Tensor workspace = empty(a.input, {bytes}, Dtype::Byte);
   Tensor grad_input;
   if (a.wide) {
     const Tensor sum = zeros(a.input, {a.rows(), a.in_features()}, sums);
@@ -134,7 +136,8 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
                         grad_input.mutable_data_ptr(), call.stream());
   } else {
     grad_input = empty(a.input, {a.rows(), a.in_features()}, dtype);
-    path_backward_input(a.type, plan.tables(), order, path, grad_input.mutable_data_ptr(), call.stream());
+    path_backward_input(a.type, plan.tables(), order, path, workspace.mutable_data_ptr(),
+                        grad_input.mutable_data_ptr(), call.stream());
   }
   Tensor grad_weight, grad_bias;
   if (sparse) {
@@ -146,8 +149,6 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
     grad_weight = dense_weight();
     grad_bias = dense_bias();
   }
-  const int64_t bytes = backward_workspace_bytes(a.type, plan.tables());
-  const Tensor workspace = empty(a.input, {bytes}, Dtype::Byte);
   const auto run = [&](const auto& weight_gradient, const auto& tensors) {
     weight_gradient(a.type, plan.tables(), order, sparse ? const_data<int64_t>(slot) : nullptr, tensors,
                     workspace.mutable_data_ptr(), grad_weight.mutable_data_ptr(),
