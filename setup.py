@@ -33,6 +33,12 @@ TORCH_TARGET_VERSION = (
 )
 DEFAULT_CUDA_ARCH_LIST = "8.0;9.0+PTX"
 DEFAULT_CUDA_HOME = Path("/usr/local/cuda")
+COMMON_FLAGS = ["-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# The C++ standard of the operators is the one torch passes for its own headers.
+OPERATOR_FLAGS = [*COMMON_FLAGS, f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
+CUDA_DEFINES = ["-DHSTREE_CUDA", "-DUSE_CUDA"]  # ours; that of torch's headers
+HOST_FLAGS = [*COMMON_FLAGS, "-std=c++17", "-ffp-contract=off"]
+EXPORTS = "csrc/exports.map"  # which symbols of a module are visible outside
 COMMANDS_WITHOUT_COMPILER = {"sdist", "egg_info", "dist_info", "clean"}
 
 
@@ -42,7 +48,7 @@ def fail(problem: str, *, found: str, expected: str, command: str) -> NoReturn:
         f"\nhstree cannot be built: {problem}\n"
         f"  found:    {found}\n"
         f"  expected: {expected}\n"
-        f"  to mend:  {command}\n"
+        f"  fix:      {command}\n"
     )
 
 
@@ -126,8 +132,12 @@ def nvcc_version(home: Path | None) -> str | None:
     return match.group(1) if match else None
 
 
-def choose_cuda(torch: Any) -> bool:
-    """Decides between a CUDA and a CPU-only build and says which; a visible GPU plays no part."""
+def choose_cuda(torch: Any) -> str | None:
+    """Decides between a CUDA and a CPU-only build and says which; a visible GPU plays no part.
+
+    Returns:
+        Why the build is CPU-only, None for one with CUDA.
+    """
     wish = os.environ.get("HSTREE_CUDA", "")
     if wish not in ("", "0", "1"):
         fail(
@@ -137,25 +147,30 @@ def choose_cuda(torch: Any) -> bool:
             command="unset HSTREE_CUDA",
         )
     if wish == "0":
-        print("hstree: building for the CPU only (HSTREE_CUDA=0)", flush=True)
-        return False
+        print("hstree: building for the CPU only: HSTREE_CUDA=0", flush=True)
+        return "HSTREE_CUDA was 0"
 
     needed = torch.version.cuda
     home = cuda_home()
     available = nvcc_version(home)
-    cpu = "build for the CPU: HSTREE_CUDA=0 pip install ."
     if needed is None:
-        obstacle = f"torch {torch.__version__}, which has no CUDA"
+        obstacle = f"torch {torch.__version__} has no CUDA"
         expected = "a torch with CUDA"
-        command = f"install a CUDA build of torch, or {cpu}"
+        command = "install a CUDA build of torch"
     elif available is None:
-        obstacle = f"no nvcc in {home}" if home else f"no nvcc on PATH or in {DEFAULT_CUDA_HOME}"
-        expected = f"nvcc of CUDA {needed}, as torch {torch.__version__} has it"
-        command = f"install the CUDA {needed} toolkit and set CUDA_HOME, or {cpu}"
+        where = str(home) if home else f"PATH or in {DEFAULT_CUDA_HOME}"
+        obstacle = (
+            f"torch {torch.__version__} has CUDA {needed}, but there was no nvcc "
+            f"{'in' if home else 'on'} {where}"
+        )
+        expected = f"nvcc of CUDA {needed}"
+        command = f"install the CUDA {needed} toolkit and set CUDA_HOME"
     elif available.split(".")[0] != needed.split(".")[0]:
-        obstacle = f"nvcc {available} in {home}, but torch {torch.__version__} has CUDA {needed}"
+        obstacle = (
+            f"torch {torch.__version__} has CUDA {needed}, but nvcc in {home} was of {available}"
+        )
         expected = f"nvcc of CUDA {needed.split('.')[0]}.x"
-        command = f"set CUDA_HOME to a CUDA {needed} toolkit, or {cpu}"
+        command = f"install the CUDA {needed} toolkit and set CUDA_HOME"
     else:
         os.environ["CUDA_HOME"] = str(home)
         os.environ.setdefault("TORCH_CUDA_ARCH_LIST", DEFAULT_CUDA_ARCH_LIST)
@@ -163,16 +178,18 @@ def choose_cuda(torch: Any) -> bool:
             f"hstree: building with CUDA {available} for {os.environ['TORCH_CUDA_ARCH_LIST']}",
             flush=True,
         )
-        return True
+        return None
     if wish == "1":
         fail(
             "HSTREE_CUDA=1, but CUDA cannot be built.",
             found=obstacle,
             expected=expected,
-            command=command,
+            command=f"{command}, or build for the CPU: HSTREE_CUDA=0 pip install .",
         )
-    print(f"hstree: building for the CPU only (found {obstacle})", flush=True)
-    return False
+    print(f"hstree: building for the CPU only: {obstacle}", flush=True)
+    if needed is not None:
+        print(f"hstree: for CUDA, {command}, then build again", flush=True)
+    return obstacle
 
 
 def sources(folder: str, suffix: str) -> list[str]:
@@ -196,7 +213,8 @@ def extension_arguments() -> dict[str, Any]:
     """Returns the arguments of setup() that describe the extension modules."""
     torch = check_torch()
     compiler = check_compiler()
-    cuda = choose_cuda(torch)
+    cpu_only = choose_cuda(torch)
+    cuda = cpu_only is None
 
     try:
         import pybind11
@@ -219,35 +237,35 @@ def extension_arguments() -> dict[str, Any]:
     headers = [
         str(path.relative_to(ROOT)) for path in csrc.rglob("*") if path.suffix in (".h", ".cuh")
     ]
-    flags = ["-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"]
-    strip = ["-Wl,-s"] if platform.system() == "Linux" else []
-    defines = [f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
-    if cuda:
-        defines += ["-DHSTREE_CUDA", "-DUSE_CUDA"]
+    linux = platform.system() == "Linux"
+    link_flags = ["-Wl,-s", f"-Wl,--version-script={EXPORTS}"] if linux else []
 
-    # The C++ standard of the operators is the one torch passes for its own headers.
     operators = (CUDAExtension if cuda else CppExtension)(
         "hstree._C",
         sources("ops", ".cpp")
         + sources("cpu", ".cpp")
         + (sources("kernels", ".cu") if cuda else []),
         include_dirs=[str(csrc)],
-        depends=headers,
+        depends=[*headers, EXPORTS],
         extra_compile_args={
             # As system headers those of torch are exempt from the warnings.
-            "cxx": [*flags, *defines, *(f"-isystem{path}" for path in include_paths())],
-            "nvcc": ["-O3", "-Xcompiler=-fvisibility=hidden", *defines],
+            "cxx": [
+                *OPERATOR_FLAGS,
+                *(CUDA_DEFINES if cuda else []),
+                *(f"-isystem{path}" for path in include_paths()),
+            ],
+            "nvcc": ["-O3", "-Xcompiler=-fvisibility=hidden"],
         },
-        extra_link_args=strip,
+        extra_link_args=link_flags,
         py_limited_api=True,
     )
     host = Extension(
         "hstree._host",
         sources("host", ".cpp"),
         include_dirs=[str(csrc), pybind11.get_include()],
-        depends=headers,
-        extra_compile_args={"cxx": [*flags, "-std=c++17", "-ffp-contract=off"]},
-        extra_link_args=strip,
+        depends=[*headers, EXPORTS],
+        extra_compile_args={"cxx": HOST_FLAGS},
+        extra_link_args=link_flags,
         language="c++",
     )
     extensions = [extension for extension in (operators, host) if extension.sources]
@@ -258,6 +276,7 @@ def extension_arguments() -> dict[str, Any]:
         "torch_target": ".".join(map(str, MINIMUM_TORCH)),
         "cuda": torch.version.cuda if cuda else None,
         "cuda_arch_list": os.environ["TORCH_CUDA_ARCH_LIST"] if cuda else None,
+        "cpu_only": cpu_only,
         "compiler": compiler,
         "python": platform.python_version(),
     }

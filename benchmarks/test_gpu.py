@@ -1,28 +1,32 @@
-"""What benchmarks.gpu counts and prints, and a whole run of it at a tiny size, on the CPU."""
+"""What benchmarks.gpu counts, checks and measures, at a tiny size on the CPU, and that
+benchmarks.gpu_proof keeps what it has, whatever its processes do."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import os
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_contestants, gpu_proof, gpu_report
+from benchmarks.gpu_settings import CONTESTANTS, SETTINGS, TINY, Entry, contestants
+from benchmarks.gpu_traffic import traffic
 from hstree.heads.tree_layout import stack_tables
 from hstree.trees import build_ensemble
 
-TINY = replace(gpu.QUICK, rows=40, features=24, classes=60, subset=8, elements=4096, rounds=2)
+SETTING = SETTINGS[TINY]
 
 
-@pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile returns the function itself."""
-    monkeypatch.setattr(torch, "compile", lambda function: function)
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
 
 
 @pytest.mark.parametrize("subset", [8, None])
@@ -41,7 +45,7 @@ def test_traffic_equals_a_count_row_by_row(subset: int | None, itemsize: int) ->
             [np.sort(random.choice(in_features, subset, False)) for _ in range(n_trees)]
         )
     features = subset or in_features
-    got = gpu.traffic(target, tables, index, in_features, features, max_depth, itemsize)
+    got = traffic(target, tables, index, in_features, features, max_depth, itemsize)
 
     def nodes_in_tiles(tree: int, order: list[int]) -> list[set[int]]:
         spans = [tables["path_offset"][tree, y : y + 2] for y in order]
@@ -76,92 +80,65 @@ def test_traffic_equals_a_count_row_by_row(subset: int | None, itemsize: int) ->
     }
 
 
-@pytest.mark.usefixtures("no_compiler")
-def test_whole_run_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = gpu.run(TINY, "cpu")
-    file = tmp_path / "gpu.json"
-    file.write_text(json.dumps(results))
-    contests = [*results["path"], results["wide"]]
-    assert [part["recipe"] for part in results["path"]] == ["huffman", "random"]
-    for part in contests:
-        for name, entry in part["contestants"].items():
-            assert "error" not in entry, name
-            assert all(len(seconds) == 2 for seconds in entry["seconds"].values())
-    for part in results["path"]:
-        assert part["contestants"][gpu.OURS]["relative_error"] < 1e-2
-        named = {*part["contestants"], *part["missing"]}
-        assert named >= {gpu.EAGER, gpu.COMPILED, gpu.CHUNKED, "Liger", "cut-cross-entropy"}
-        assert "quack-kernels" in named
-    assert results["wide"]["contestants"]["TreeEnsemble"]["relative_error"] < 1e-2
-    assert results["plif"]["relative_error"] < 1e-5
-
-    assert gpu.main(["--table", str(file)]) == 0
-    printed = capsys.readouterr().out
-    for name in (gpu.EAGER, "TreeEnsemble", "hstree, dense gradients", "PLIF forward / streaming"):
-        assert name in printed
-    for name in results["path"][0]["missing"]:
-        assert name in printed
+@pytest.mark.parametrize("block", [1, 16])
+def test_subsets_are_aligned_blocks(block: int) -> None:
+    index = gpu_contestants.subsets(64, 32, 5, block)
+    assert index.shape == (5, 32)
+    for row in index.tolist():
+        assert row == sorted(set(row))
+        assert 0 <= row[0] <= row[-1] < 64
+        starts = row[::block]
+        assert all(start % block == 0 for start in starts)
+        assert row == [start + i for start in starts for i in range(block)]
+    assert len({tuple(row) for row in index.tolist()}) > 1
 
 
-@pytest.mark.parametrize("fault", ["raises", "wrong"])
-def test_contestant_that_is_wrong_is_named_and_not_timed(fault: str) -> None:
-    weight = torch.ones(3, requires_grad=True)
-
-    def loss() -> Tensor:
-        if fault == "raises":
-            raise ValueError("no such kernel")
-        return 2 * weight.sum()
-
-    losses = {"good": (weight.sum, [weight]), "bad": (loss, [weight])}
-    result = gpu.measure(losses, {"good": 3.0, "bad": 3.0}, replace(TINY, dtype="float32"), "cpu")
-    assert len(result["good"]["seconds"]["both"]) == TINY.rounds
-    assert "seconds" not in result["bad"]
-    message = {"raises": "ValueError: no such kernel", "wrong": "loss 6, expected 3"}[fault]
-    assert result["bad"]["error"] == message
+# ---- one contestant
 
 
-def test_targets_from_figures() -> None:
-    """Ratios of medians; None where a figure is missing."""
+@pytest.mark.parametrize("name", CONTESTANTS)
+def test_contestant_is_right_and_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    entry, steps = CONTESTANTS[name], []
+    figures = gpu.measure(entry, SETTING, "cpu", lambda now: steps.append(now.get("doing")))
+    if figures["outcome"] == "missing":
+        assert entry.kind == "flat"
+        assert figures["detail"]
+        return
+    assert figures["outcome"] == "measured", figures
+    assert steps == ["importing", "building", "checking", "measuring memory", "timing", None]
+    assert max(figures["errors"].values()) < 1e-5
+    assert {len(seconds) for seconds in figures["seconds"].values()} == {SETTING.rounds}
+    assert len(figures["reference"]) == 2
+    if entry.kind in ("paths", "function"):
+        assert set(figures["traffic"]["compulsory"]) == {"forward", "backward"}
+    json.dumps(figures)
 
-    def entry(both: list[float], peak: int | None = None) -> dict[str, Any]:
-        return {"seconds": {"forward": both, "backward": both, "both": both}, "peak_bytes": peak}
 
-    part = {
-        "recipe": "huffman",
-        "contestants": {
-            gpu.EAGER: entry([30.0, 50.0, 40.0], 1000),
-            gpu.COMPILED: entry([20.0]),
-            gpu.CHUNKED: {"error": "out of memory"},
-            gpu.OURS: entry([1.0, 0.5, 2.0], 40),
-        },
-        "traffic": {"compulsory": {"forward": 300, "backward": 700}},
-    }
-    results = {
-        "copy_bytes_per_second": 4000.0,
-        "path": [part],
-        "plif": {
-            "bytes": {"forward": 800, "backward": 1200},
-            "seconds": {"forward": 0.3, "backward": 0.6},
-        },
-        "wide": {
-            "contestants": {
-                "TreeEnsemble": entry([2.0]),
-                gpu.EAGER: entry([8.0]),
-                "AdaptiveLogSoftmaxWithLoss": {"error": "out of memory"},
-            }
-        },
-    }
-    reached = {row["title"]: row["reached"] for row in gpu.targets(results)}
-    assert reached == {
-        "huffman: fastest flat loss / hstree": 20.0,
-        f"huffman: peak extra memory of hstree / {gpu.EAGER}": 0.04,
-        "huffman: hstree / compulsory traffic": 4.0,
-        "huffman: dense / row-sparse gradients": None,
-        "PLIF forward / streaming": pytest.approx(1.5),
-        "PLIF backward / streaming": pytest.approx(2.0),
-        f"wide nodes: {gpu.EAGER} / TreeEnsemble": 4.0,
-        "wide nodes: AdaptiveLogSoftmaxWithLoss / TreeEnsemble": None,
-    }
+@pytest.mark.parametrize(
+    ("change", "outcome", "detail"),
+    [
+        (lambda x: 1.01 * x, "wrong", "error of loss: expected at most 0.0002, got 0.01"),
+        (lambda x: x + (x.detach() - x) / 2, "wrong", "error of grad_input: expected at most"),
+        (lambda x: x * torch.nan, "wrong", "error of loss: expected at most 0.0002, got nan"),
+        (lambda x: x.reshape(7, 7), "failed", "checking: RuntimeError: shape '[7, 7]' is invalid"),
+    ],
+    ids=["loss", "gradient", "nan", "raises"],
+)
+def test_contestant_that_is_wrong_is_not_timed(
+    change: Any, outcome: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager = gpu_contestants.FLAT["eager"]
+
+    def spoilt(*tensors: Any) -> Any:
+        loss = eager(*tensors)
+        return lambda: change(loss())
+
+    monkeypatch.setitem(gpu_contestants.FLAT, "eager", spoilt)
+    figures = gpu.measure(CONTESTANTS["eager"], SETTING, "cpu")
+    assert figures["outcome"] == outcome
+    assert figures["detail"].startswith(detail)
+    assert "seconds" not in figures
 
 
 def test_kernels_by_name() -> None:
@@ -171,29 +148,432 @@ def test_kernels_by_name() -> None:
     assert gpu.kernel_name("void at::native::reduce_kernel<512>()") == "sort and the rest"
 
 
+def test_clocks_are_asked_for_while_the_device_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import time; time.sleep(0.2); print('1980, 345.2')"
+    monkeypatch.setattr(gpu, "_query_command", lambda *fields: python(code))
+    steps: list[int] = []
+    answer = gpu.query("clocks.sm", "power.draw", while_waiting=lambda: steps.append(1))
+    assert answer == {"clocks.sm": "1980", "power.draw": "345.2"}
+    assert len(steps) > 1
+    monkeypatch.setattr(gpu, "_query_command", lambda *fields: python("raise SystemExit(2)"))
+    assert gpu.query("clocks.sm") == {}
+    monkeypatch.setattr(gpu, "_query_command", lambda *fields: ["no-such-program"])
+    assert gpu.query("clocks.sm") == {}
+
+
 def test_without_a_gpu_it_says_so_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    file = tmp_path / "gpu.json"
-    assert gpu.main(["--out", str(file)]) == 2
+    assert gpu.main([TINY, "eager", "--out", str(tmp_path / "eager.json")]) == 2
     captured = capsys.readouterr()
     assert captured.err == "benchmarks.gpu needs a CUDA GPU, and torch sees none here\n"
     assert not captured.out
-    assert not file.exists()
+    assert not list(tmp_path.iterdir())
+
+
+# ---- the proof: processes
+
+
+def test_run_limited_says_how_a_process_ended(tmp_path: Path) -> None:
+    def run(code: str) -> gpu_proof.Ending:
+        return gpu_proof.run_limited(python(code), 30, tmp_path / "log", {"WORD": "in"})
+
+    ending = run("import os; print(os.environ['WORD'], flush=True); os.system('echo out')")
+    assert (ending.status, ending.output) == (0, "in\nout\n")
+    assert run("raise SystemExit(7)").status == 7
+    assert str(run("import os; os.abort()")) == "SIGABRT"
+    assert "in\nout" in (tmp_path / "log").read_text()
+
+
+def test_run_limited_kills_the_whole_group(tmp_path: Path) -> None:
+    """A child of the process that hangs dies with it."""
+    code = "import subprocess as s, sys; p = s.Popen(['sleep', '60']); print(p.pid); p.wait()"
+    begin = time.monotonic()
+    ending = gpu_proof.run_limited(python(code), 1.0, tmp_path / "log")
+    assert ending.status is None
+    assert time.monotonic() - begin < 20
+    child = int(ending.output)
+    for _ in range(100):  # until init has waited for it
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+        if state == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("the child lives")
+
+
+# ---- the proof: what commands print
+
+
+def ending(output: str, status: int | None = 0) -> gpu_proof.Ending:
+    return gpu_proof.Ending(status, 1.0, output)
+
+
+def test_results_of_tests() -> None:
+    done = "t/a.py::test_x[cuda-(2, 3) y] PASSED [ 50%]\nt/a.py::test_z FAILED [100%]\n"
+    entry = gpu_proof.of_tests(ending(done, 1))
+    assert entry == {
+        "outcome": "failed",
+        "counts": {"passed": 1, "failed": 1},
+        "failures": ["t/a.py::test_z"],
+    }
+    assert gpu_proof.of_tests(ending("t/a.py::test_x PASSED"))["outcome"] == "passed"
+    assert gpu_proof.of_tests(ending("t/a.py::test_x SKIPPED (no GPU)"))["outcome"] == "skipped"
+    for status, word in ((None, "limit of 1 s"), (-signal.SIGSEGV, "SIGSEGV")):
+        entry = gpu_proof.of_tests(ending("t/a.py::test_x PASSED [ 1%]\nt/a.py::test_z", status))
+        assert entry["outcome"] == "failed"
+        assert entry["detail"].startswith(f"{word}, in t/a.py::test_z\n")
+        assert entry["counts"] == {"passed": 1}
+
+
+REPORT = """t/a.py::test_x ========= Invalid __global__ read of size 4 bytes
+=========     at void hstree::<unnamed>::path_forward_kernel<float, (bool)1>(Tables)+0x150
+=========     by thread (0,0,0) in block (0,0,0)
+========= Invalid __global__ read of size 4 bytes
+=========     at void at::native::vectorized_kernel<(int)4>(int)+0x10
+PASSED [100%]
+========= ERROR SUMMARY: 2 errors
+"""
+
+
+def test_results_of_the_sanitizer() -> None:
+    clean = "t/a.py::test_x PASSED [100%]\n"
+    for summary in (
+        "========= ERROR SUMMARY: 0 errors",
+        "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
+    ):
+        assert gpu_proof.of_sanitizer(ending(clean + summary))["outcome"] == "clean"
+        assert gpu_proof.of_sanitizer(ending(clean + summary, 1))["outcome"] == "failed"
+    entry = gpu_proof.of_sanitizer(ending(REPORT))
+    assert entry["outcome"] == "errors"
+    assert entry["kernels"] == {
+        "hstree path_forward_kernel": 1,
+        "void at::native::vectorized_kernel<(int)4>(int)": 1,
+    }
+    assert entry["detail"].startswith("2 errors, 1 reported places in kernels of hstree")
+    entry = gpu_proof.of_sanitizer(ending(REPORT.replace("hstree::", "other::")))
+    assert entry["outcome"] == "errors elsewhere"
+    entry = gpu_proof.of_sanitizer(ending("========= ERROR SUMMARY: 3 errors"))
+    assert entry["outcome"] == "errors"
+    entry = gpu_proof.of_sanitizer(ending(clean, None))
+    assert entry["outcome"] == "failed"
+    assert entry["detail"].startswith("limit of 1 s, without a summary")
+
+
+def test_figures_of_a_contestant_survive_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "one.json"
+    assert gpu_proof.of_contestant(ending("Killed", -signal.SIGKILL), file) == {
+        "outcome": "crashed",
+        "detail": "SIGKILL\nKilled",
+    }
+    figures = {"outcome": "unfinished", "doing": "profiling", "seconds": {"both": [1.0]}}
+    file.write_text(json.dumps(figures))
+    entry = gpu_proof.of_contestant(ending("", None), file)
+    assert entry["outcome"] == "timed out"
+    assert entry["detail"].startswith("limit of 1 s, while profiling")
+    assert entry["seconds"] == {"both": [1.0]}
+    file.write_text(json.dumps(figures | {"outcome": "measured"}))
+    assert gpu_proof.of_contestant(ending(""), file)["outcome"] == "measured"
+
+
+# ---- the proof: calls
+
+
+def proof(out: Path, *arguments: str) -> int:
+    return gpu_proof.main(["--out", str(out), "--device", "cpu", *arguments])
+
+
+def entries(out: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((out / "results.json").read_text())["entries"]
+    return read
+
+
+def test_what_crashes_and_hangs_takes_nothing_along(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes themselves, and a second call that has nothing to do."""
+    names = "crash,random-4-blocks,hang"
+    assert proof(tmp_path, "--stage", "benchmarks,report", "--contestants", names) == 0
+    first = entries(tmp_path)
+    outcomes = {name.rpartition("/")[2]: entry["outcome"] for name, entry in first.items()}
+    assert outcomes == {"crash": "crashed", "random-4-blocks": "measured", "hang": "timed out"}
+    assert first["benchmarks/tiny/crash"]["detail"].startswith("SIGABRT, while building")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "benchmarks.log",
+        "report.md",
+        "report.png",
+        "results.json",
+    ]
+    report = (tmp_path / "report.md").read_text()
+    assert "a contestant that crashes: crashed, SIGABRT" in report
+    assert "a contestant that hangs: timed out, limit of 2 s" in report
+    assert "| balanced trees, S = D/4, blocks of 16 | backward |" in report
+    assert "measured" in capsys.readouterr().out
+
+    monkeypatch.setattr(gpu_proof, "run_limited", None)
+    assert proof(tmp_path, "--stage", "benchmarks", "--contestants", names) == 0
+    assert entries(tmp_path) == first
+
+
+MEASURED = """import json, sys, time
+time.sleep({sleep})
+open({file!r}, "w").write(json.dumps({{"outcome": "measured", "seconds": {{"both": [1.0]}}}}))
+"""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Contestants that measure nothing, and whose names are noted; `slow` takes a minute."""
+    started: list[str] = []
+    run_limited = gpu_proof.run_limited
+
+    def run(command: list[str], *arguments: Any) -> gpu_proof.Ending:
+        name = command[command.index("benchmarks.gpu") + 2]
+        started.append(name)
+        sleep = 60 if name == "slow" else 0
+        code = MEASURED.format(sleep=sleep, file=command[-1])
+        return run_limited(python(code), *arguments)
+
+    kinds = {"peer": "flat", "one": "paths", "slow": "paths", "two": "paths"}
+    order = {name: Entry(name, kind) for name, kind in kinds.items()}
+    monkeypatch.setattr(gpu_proof, "contestants", lambda setting: order)
+    monkeypatch.setattr(gpu_proof, "run_limited", run)
+    return started
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_what_was_measured(
+    how: signal.Signals, tmp_path: Path, quick: list[str]
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    begin = time.monotonic()
+
+    def interrupt() -> None:
+        while "slow" not in quick:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        os.kill(os.getpid(), how)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        assert proof(tmp_path, "--stage", "benchmarks") == 130
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - begin < 30
+    assert set(entries(tmp_path)) == {"benchmarks/tiny/one"}
+
+
+def test_the_limit_of_a_call_ends_it_and_the_next_goes_on(
+    tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_proof, "LEAST_SECONDS", 0.1)
+    assert proof(tmp_path, "--stage", "benchmarks", "--minutes", "0.05") == 3
+    assert set(entries(tmp_path)) == {"benchmarks/tiny/one"}
+    assert quick == ["one", "slow"]  # ours first
+    quick.clear()
+    assert proof(tmp_path, "--stage", "benchmarks", "--limit", "2") == 1  # `slow` is ours
+    assert quick == ["slow", "two", "peer"]
+    assert entries(tmp_path)["benchmarks/tiny/slow"]["outcome"] == "timed out"
+    assert entries(tmp_path)["benchmarks/tiny/two"]["outcome"] == "measured"
+
+
+def test_other_sources_and_wishes_are_measured_again(
+    tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("--stage", "benchmarks", "--contestants", "one,peer")
+    assert proof(tmp_path, *names) == 0
+    quick.clear()
+    assert proof(tmp_path, *names, "--again", "benchmarks/*/peer") == 0
+    assert quick == ["peer"]
+    quick.clear()
+    monkeypatch.setattr(gpu_proof, "digest", lambda *patterns: "other")
+    assert proof(tmp_path, *names) == 0
+    assert quick == ["one"]  # what hstree is measured against has not changed
+
+
+def test_a_folder_belongs_to_one_device(tmp_path: Path, quick: list[str]) -> None:
+    assert proof(tmp_path, "--stage", "report") == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    results["device"]["name"] = "NVIDIA H100"
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(SystemExit, match="holds results of NVIDIA H100, this is cpu"):
+        proof(tmp_path, "--stage", "report")
+
+
+def test_sanitized_tests_are_spread_over_all() -> None:
+    dtypes = ("float32", "float64", "bfloat16", "float16")
+    items = [f"{case}-{dtype}" for case in range(33) for dtype in dtypes]
+    chosen = gpu_proof.spread_over(items, 8)
+    assert (len(chosen), chosen[0], chosen[-1]) == (8, items[0], items[-1])
+    assert len({name.partition("-")[2] for name in chosen}) > 2
+    assert gpu_proof.spread_over(items[:3], 8) == items[:3]
+
+
+TESTS = """import pytest
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", ["a b", "c"])
+def test_equals_reference(case):
+    pytest.skip("no GPU")
+@pytest.mark.cuda
+def test_other():
+    pass
+def test_without_cuda():
+    raise AssertionError
+"""
+STUB = """#!/bin/sh
+while [ "$1" != -- ]; do case "$1" in --*) shift 2;; *) break;; esac; done
+"$@"
+status=$?
+echo "$PYTORCH_NO_CUDA_MEMORY_CACHING ========= ERROR SUMMARY: 0 errors"
+exit $status
+"""
+
+
+def test_tests_and_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of tests without torch, and a program in place of compute-sanitizer."""
+    folder, out = tmp_path / "checkout", tmp_path / "out"
+    folder.mkdir()
+    (folder / "test_it.py").write_text(TESTS)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    cuda: needs a GPU\n")
+    stub = tmp_path / "stub"
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    monkeypatch.setattr(gpu_proof, "ROOT", folder)
+    monkeypatch.setattr(gpu_proof, "TOOLS", ("memcheck",))
+    arguments = ("--stage", "tests,sanitizer", "--tests", "test_it.py", "--sanitizer", str(stub))
+    assert proof(out, *arguments) == 0
+    found = entries(out)
+    assert found["tests/test_it.py"]["counts"] == {"skipped": 2, "passed": 1}
+    assert found["tests/test_it.py"]["outcome"] == "passed"
+    assert found["sanitizer/memcheck"]["outcome"] == "skipped"
+    assert found["sanitizer/memcheck"]["counts"] == {"skipped": 2}
+    assert "1 ========= ERROR SUMMARY" in (out / "sanitizer.log").read_text()
+    assert proof(out, "--stage", "sanitizer", "--sanitizer", "no-such-program") == 0
+    assert entries(out)["sanitizer"]["detail"].startswith("no-such-program not found")
+
+
+def test_build_is_for_the_device_and_left_out_where_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, Any]] = []
+    answers: list[gpu_proof.Ending] = []
+
+    def run(command: list[str], seconds: float, log: Path, environment: Any) -> gpu_proof.Ending:
+        calls.append(("pip" if "pip" in command else "probe", environment))
+        return answers.pop(0)
+
+    device = {"name": "H100", "capability": "9.0", "torch": "2.11.0", "cuda": "13.0"}
+    monkeypatch.setattr(gpu_proof, "probe", lambda device_type: device)
+    monkeypatch.setattr(gpu_proof, "run_limited", run)
+    cuda = ("--device", "cuda", "--stage", "build")
+    wish = {"HSTREE_CUDA": "1", "TORCH_CUDA_ARCH_LIST": "9.0"}
+
+    answers[:] = [ending("x.cu(3): error: no\nhint: above", 1)]
+    assert proof(tmp_path, *cuda) == 1
+    assert calls == [("pip", wish)]
+    said = entries(tmp_path)["build"]["detail"]
+    assert said.startswith("exit status 1\nx.cu(3): error: no\n")
+
+    for answer, expected in (("one", ["pip", "probe"]), ("one", ["probe"])):
+        calls.clear()
+        answers[:] = [ending(f"log\n{answer}") for _ in expected]
+        assert proof(tmp_path, *cuda) == 0
+        assert [name for name, _ in calls] == expected
+    calls.clear()
+    answers[:] = [ending("no module", 1), ending("log"), ending("two")]  # another machine
+    assert proof(tmp_path, *cuda) == 0
+    assert entries(tmp_path)["build"]["detail"] == "two"
+
+    results = json.loads((tmp_path / "results.json").read_text())
+    skipped = {"outcome": "skipped", "sources": "", "seconds_taken": 1.0}
+    results["entries"]["tests/a.py"] = skipped
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    assert proof(tmp_path, "--device", "cuda", "--stage", "report") == 1  # not on a GPU
+
+
+def test_requirements_name_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    versions = {"torch": "2.11.0+cu130", "setuptools": "70.1"}
+    monkeypatch.setattr(gpu_proof, "version_of", versions.get)
+    assert proof(tmp_path / "none", "--check") == 0
+    assert not (tmp_path / "none").exists()
+    lines = capsys.readouterr().out.splitlines()
+    assert "found    torch 2.11.0+cu130" in lines
+    assert "too old  setuptools 70.1: setuptools 77.0.3 or newer (build)" in lines
+    assert "missing  quack-kernels (benchmarks: quack)" in lines
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rows", "0"], "--rows: expected at least 1, got 0"),
-        (["--features", "8", "--subset", "9"], "--subset: expected at most 8, got 9"),
-        (["--dtype", "int8"], "invalid choice"),
+        (["--stage", "build,bench"], "--stage: expected some of build,tests,"),
+        (["--settings", "huge"], "--settings: expected some of 4096x128k,"),
+        (["--minutes", "0"], "--minutes: expected a number greater than 0, got '0'"),
     ],
 )
 def test_bad_options_are_named(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with pytest.raises(SystemExit):
-        gpu.main(arguments)
+        proof(tmp_path, *arguments)
     assert message in capsys.readouterr().err
+
+
+# ---- the report
+
+
+def figures(name: str, both: list[float], **more: Any) -> dict[str, Any]:
+    return {
+        "title": contestants("4096x128k")[name].title,
+        "outcome": "measured",
+        "sources": "s",
+        "seconds_taken": 1.0,
+        "seconds": {"forward": both, "backward": both, "both": both},
+        "reference": [{"copy_bytes_per_second": 4000.0, "product_flops": 1e12}] * 2,
+        **more,
+    }
+
+
+def test_targets_and_tables_from_figures() -> None:
+    moved = {"compulsory": {"forward": 300, "backward": 700}, "kernels": {}}
+    there = {
+        "huffman-4": figures("huffman-4", [1.0, 0.5, 2.0], traffic=moved, peak_bytes=40),
+        "random-4": {"title": "balanced trees", "outcome": "crashed", "detail": "SIGSEGV",
+                     "sources": "s", "seconds_taken": 1.0},
+        "plif-function": figures("plif-function", [0.3], traffic=moved),
+        "eager": figures("eager", [30.0, 50.0, 40.0], peak_bytes=1000),
+        "compiled": figures("compiled", [20.0]),
+    }  # fmt: skip
+    slow = {"copy_bytes_per_second": 3000.0, "product_flops": 1e12}
+    there["compiled"]["reference"] = [slow, slow]
+    results = {
+        "device": {"name": "NVIDIA H200", "torch": "2.11.0", "cuda": "13.0"},
+        "calls": [{"date": "2026-11-22 10:00"}],
+        "entries": {f"benchmarks/4096x128k/{name}": entry for name, entry in there.items()},
+    }
+    reached = {row["title"]: row["reached"] for row in gpu_report.targets(results)}
+    title = "4096x128k: Huffman trees, S = D/4, single features"
+    function = "4096x128k: PLIF of float32 elements by itself"
+    assert reached == {
+        f"{title} / compulsory bytes": 4.0,
+        f"fastest flat loss (torch.compile of it) / {title}": 20.0,
+        f"{title}, extra memory / F.linear + F.cross_entropy": 0.04,
+        "4096x128k: balanced trees / compulsory bytes": None,
+        "fastest flat loss (torch.compile of it) / 4096x128k: balanced trees": None,
+        "4096x128k: balanced trees, extra memory / F.linear + F.cross_entropy": None,
+        f"{function}, forward / copy": pytest.approx(4.0),
+        f"{function}, backward / copy": pytest.approx(0.3 * 4000 / 700),
+    }
+    text = gpu_report.tables(results)
+    assert "| balanced trees: crashed, SIGSEGV |" in text
+    assert "| 1,000.000 ± 375.000 |" in text
+    assert "more than 5% off: compiled." in text
+    assert "| forward | 1,000.000 | 0 | 0 | 13.33 |" in text
+    assert gpu_report.plot(results)[:4] == b"\x89PNG"

@@ -71,7 +71,7 @@ def find_torch() -> Path | None:
                 "\nhstree cannot be built: torch is too old.\n"
                 f"  found:    torch {version} in {folder}\n"
                 f"  expected: {TORCH_REQUIREMENT}\n"
-                f"  to mend:  pip install --upgrade '{TORCH_REQUIREMENT}', then build again\n"
+                f"  fix:      pip install --upgrade '{TORCH_REQUIREMENT}', then build again\n"
             )
         return folder
     if named:
@@ -79,7 +79,7 @@ def find_torch() -> Path | None:
             f"\nhstree cannot be built: {PATH_VARIABLE} names a folder without torch.\n"
             f"  found:    no file {Path(named, 'torch', 'version.py')}\n"
             "  expected: the site-packages folder of an environment with torch\n"
-            f"  to mend:  export {PATH_VARIABLE}=$(python -c "
+            f"  fix:      export {PATH_VARIABLE}=$(python -c "
             "'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])')\n"
         )
     return None
@@ -95,7 +95,7 @@ def check_setuptools() -> None:
             "\nhstree cannot be built: setuptools is too old.\n"
             f"  found:    setuptools {version} in {Path(setuptools.__file__).parent}\n"
             f"  expected: setuptools>={minimum}\n"
-            f"  to mend:  pip install 'setuptools>={minimum}' ninja 'pybind11>=3', "
+            f"  fix:      pip install 'setuptools>={minimum}' ninja 'pybind11>=3', "
             "or leave out --no-build-isolation\n"
         )
 

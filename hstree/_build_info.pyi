@@ -5,5 +5,6 @@ torch: str
 torch_target: str
 cuda: str | None
 cuda_arch_list: str | None
+cpu_only: str | None
 compiler: str
 python: str

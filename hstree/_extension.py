@@ -10,11 +10,18 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 MINIMUM_TORCH = (2, 11)
+
+# Operators without a CUDA kernel in any build, and what does their work on a GPU.
+CPU_OPERATORS = {
+    "topk": "TreeEnsemble.topk takes the k largest of all classes",
+    "log_prob": "tree_log_prob is composed of torch's operators",
+    "log_prob_backward": "autograd of torch's operators",
+}
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class BuildInfo:
         torch_target: oldest torch whose stable ABI the binary uses.
         cuda: CUDA version of that torch, None for a CPU-only build.
         cuda_arch_list: GPU architectures of the kernels as in ``TORCH_CUDA_ARCH_LIST``, or None.
+        cpu_only: why there are no CUDA kernels, None for a build with CUDA.
         compiler: first line of the C++ compiler's ``--version``.
         python: version of the Python that ran the build.
     """
@@ -36,6 +44,7 @@ class BuildInfo:
     torch_target: str
     cuda: str | None
     cuda_arch_list: str | None
+    cpu_only: str | None
     compiler: str
     python: str
 
@@ -70,6 +79,7 @@ def build_info() -> BuildInfo:
         torch_target=written.torch_target,
         cuda=written.cuda,
         cuda_arch_list=written.cuda_arch_list,
+        cpu_only=written.cpu_only,
         compiler=written.compiler,
         python=written.python,
     )
@@ -91,6 +101,55 @@ def load() -> None:
             importlib.import_module(module)
         except ImportError as error:
             _explain(module, error, built, torch_version)
+    if built.cuda is None and _gpu_support() is not None:
+        _refuse_cuda()
+
+
+def describe_cuda() -> str:
+    """Returns in one line which CUDA kernels there are, or why there are none and how to get
+    them."""
+    built = build_info()
+    if built.cuda is not None:
+        return f"CUDA {built.cuda} kernels for {built.cuda_arch_list}"
+    described = f"CPU only: {built.cpu_only}"
+    support = _gpu_support()
+    if support == "ROCm":
+        return f"{described}; hstree has no kernels for ROCm"
+    if support is not None:
+        return (
+            f"{described}; fix: with the {support} toolkit on PATH or in CUDA_HOME, run "
+            f"HSTREE_CUDA=1 {_rebuild_command()}"
+        )
+    return described
+
+
+def _gpu_support() -> str | None:
+    """Returns what the torch at hand can run on, such as "CUDA 13.0" or "ROCm", or None."""
+    import torch
+
+    if torch.version.cuda is not None:
+        return f"CUDA {torch.version.cuda}"
+    return "ROCm" if torch.version.hip is not None else None
+
+
+_refusals: list[Any] = []  # a torch.library.Library undoes its registrations when it is collected
+
+
+def _refuse_cuda() -> None:
+    """Gives each operator that other builds have a CUDA kernel for one that raises RuntimeError."""
+    import torch
+
+    def refuse(*_: Any) -> NoReturn:
+        raise RuntimeError(
+            f"hstree: expected CPU tensors, got CUDA; this build is {describe_cuda()}"
+        )
+
+    library: Any = torch.library.Library("hstree", "IMPL", "CUDA")  # type: ignore[no-untyped-call]
+    for operator in torch._C._dispatch_get_registrations_for_dispatch_key("CPU"):
+        namespace, _, name = operator.partition("::")
+        if namespace == "hstree" and name not in CPU_OPERATORS:
+            library.impl(name, refuse)
+    _refusals.append(library)
 
 
 def _torch_versions() -> tuple[str, str | None]:
@@ -179,6 +238,6 @@ def _fail(problem: str, *, found: str, expected: str, command: str) -> NoReturn:
         f"hstree cannot be imported: {problem}\n"
         f"  found:    {found}\n"
         f"  expected: {expected}\n"
-        f"  to mend:  {command}",
+        f"  fix:      {command}",
         name="hstree",
     ) from None

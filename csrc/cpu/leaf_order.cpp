@@ -25,28 +25,48 @@ void sort_by_key(std::vector<KeyedRow>& rows, int bits) {
   }
 }
 
+void check_target(const char* op, int64_t classes, int64_t row, int64_t target) {
+  if (target >= classes) {
+    fail(op, ": target[", row, "]: expected less than ", classes, " (the number of classes), got ", target);
+  }
+}
+
 }  // namespace
 
-std::vector<int32_t> rows_in_leaf_order(const char* op, const TreeTable& table, const int64_t* target,
-                                        int64_t rows) {
+void leaf_order(const char* op, const int32_t* leaf_position, int64_t classes, const int64_t* target,
+                int64_t rows, int64_t* order) {
   std::vector<KeyedRow> sorted;
   sorted.reserve(rows);
   uint32_t largest = 0;
+  int64_t last = rows;
+  for (int64_t i = rows - 1; i >= 0; --i) {
+    if (target[i] < 0) order[--last] = i;
+  }
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t y = target[i];
     if (y < 0) continue;
-    if (y >= table.classes) {
-      fail(op, ": target[", i, "]: expected less than ", table.classes, " (the number of classes), got ", y);
-    }
-    const uint32_t key = static_cast<uint32_t>(table.leaf_position[y]);
+    check_target(op, classes, i, y);
+    const uint32_t key = static_cast<uint32_t>(leaf_position[y]);
     largest = std::max(largest, key);
     sorted.push_back({key, static_cast<int32_t>(i)});
   }
   int bits = 0;
   while (bits < 32 && largest >> bits) ++bits;
   sort_by_key(sorted, bits);
-  std::vector<int32_t> row(sorted.size());
-  for (size_t j = 0; j < row.size(); ++j) row[j] = sorted[j].row;
+  for (size_t j = 0; j < sorted.size(); ++j) order[j] = sorted[j].row;
+}
+
+std::vector<int32_t> rows_in_leaf_order(const char* op, const TreeTable& table, const int64_t* target,
+                                        int64_t rows) {
+  std::vector<int32_t> row;
+  row.reserve(rows);
+  for (int64_t j = 0; j < rows; ++j) {
+    const int64_t i = table.order[j];
+    if (i < 0 || i >= rows) fail(op, ": order: expected rows in [0, ", rows, "), got ", i);
+    if (target[i] < 0) continue;
+    check_target(op, table.classes, i, target[i]);
+    row.push_back(static_cast<int32_t>(i));
+  }
   return row;
 }
 

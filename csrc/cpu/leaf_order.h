@@ -11,14 +11,20 @@ struct TreeTable {
   const int64_t* offset;         // [V + 1] into path
   const int32_t* path;           // [P] node << 1 | goes_left; wide: [P, 3] (first_row, width, child)
   const int32_t* leaf_position;  // [V]
+  const int64_t* order;          // [N] rows in leaf order
   int64_t classes;               // V
   int64_t path_size;             // P
   int64_t weight_rows;           // inner nodes, or rows of wide nodes
   int64_t longest;               // most entries of a path, or widths on it, that the caller allows
 };
 
-// Rows whose target is not negative, in leaf order. Throws std::runtime_error, its message beginning with
-// `op`, for a target out of range.
+// Sorts the rows by the leaves of their targets, stably, into order [N]; rows with a negative target come last.
+// leaf_position [V], target [N].
+// Throws std::runtime_error, its message beginning with `op`, for a target out of range.
+void leaf_order(const char* op, const int32_t* leaf_position, int64_t classes, const int64_t* target,
+                int64_t rows, int64_t* order);
+
+// Rows whose target is not negative, in the table's order. Throws as leaf_order, also for a row out of range.
 std::vector<int32_t> rows_in_leaf_order(const char* op, const TreeTable& table, const int64_t* target,
                                         int64_t rows);
 

@@ -28,6 +28,7 @@ struct TreeBatch {
   const int32_t* path;           // [P] or [P, 3]
   const int32_t* leaf_position;  // [T, V]
   const int32_t* feature_index;  // [T, S] or null
+  const int64_t* order;          // [T, N], as leaf_order gives it
   int64_t rows, in_features, trees, weight_rows, features, classes, path_size, longest;
 };
 
@@ -79,6 +80,7 @@ inline TreeTable tree_table(const TreeBatch& batch, int64_t t) {
   return {batch.path_offset + t * (batch.classes + 1),
           batch.path,
           batch.leaf_position + t * batch.classes,
+          batch.order + t * batch.rows,
           batch.classes,
           batch.path_size,
           batch.weight_rows,

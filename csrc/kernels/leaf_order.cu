@@ -8,31 +8,36 @@ namespace {
 
 constexpr int block_threads = 128;
 
-// Nodes on the path of a row, 0 if it is ignored, -1 if an entry of the tables is outside its range.
-__device__ int path_length(const Tables& tables, int tree, int64_t row) {
-  const int64_t target = tables.target[row];
-  if (target < 0) return 0;
-  if (target >= tables.classes || (tables.tree_valid != nullptr && tables.tree_valid[tree] == 0)) return -1;
+// Whether all entries of the path of a class are in their ranges.
+__device__ bool is_sound(const Tables& tables, int tree, int64_t target) {
   const int64_t* offset = tables.offset + tree * (tables.classes + 1) + target;
   const int64_t begin = offset[0], end = offset[1];
-  if (begin < 0 || end < begin || end > tables.entries || end - begin > max_depth) return -1;
-  const int length = static_cast<int>(end - begin);
+  if (begin < 0 || end < begin || end > tables.entries || end - begin > max_depth) return false;
   if (!tables.wide) {
-    if (length > tables.stride) return -1;
+    if (end - begin > tables.stride) return false;
     for (int64_t i = begin; i < end; ++i) {
       const int32_t entry = tables.path[i];
-      if (entry < 0 || (entry >> 1) >= tables.weight_rows) return -1;
+      if (entry < 0 || (entry >> 1) >= tables.weight_rows) return false;
     }
-    return length;
+    return true;
   }
   int64_t width = 0;
   for (int64_t i = begin; i < end; ++i) {
     const int32_t* entry = tables.path + 3 * i;
-    if (entry[0] < 0 || entry[1] < 1 || int64_t(entry[0]) + entry[1] > tables.weight_rows) return -1;
-    if (entry[2] < 0 || entry[2] >= entry[1]) return -1;
+    if (entry[0] < 0 || entry[1] < 1 || int64_t(entry[0]) + entry[1] > tables.weight_rows) return false;
+    if (entry[2] < 0 || entry[2] >= entry[1]) return false;
     width += entry[1];
   }
-  return width <= tables.stride ? length : -1;
+  return width <= tables.stride;
+}
+
+// Nodes on the path of a row, 0 if it is ignored, -1 if its target or its tree is not valid.
+__device__ __forceinline__ int path_length(const Tables& tables, int tree, int64_t row) {
+  const int64_t target = tables.target[row];
+  if (target < 0) return 0;
+  if (target >= tables.classes || tables.tree_valid[tree] == 0) return -1;
+  const int64_t* offset = tables.offset + tree * (tables.classes + 1) + target;
+  return static_cast<int>(offset[1] - offset[0]);
 }
 
 // What names the node of a path entry: its number, or its first row if it is wide.
@@ -40,58 +45,70 @@ __device__ __forceinline__ int32_t entry_node(const Tables& tables, int64_t entr
   return tables.wide ? tables.path[3 * entry] : tables.path[entry] >> 1;
 }
 
-// tree_valid[t] = all(0 <= feature_index[t] < D and feature_index[t] increases strictly). feature_index [T,
-// S] int32 -> tree_valid [T] int32. O(T S); no atomics; deterministic. One block for each tree.
+// tree_valid[t] = all(0 <= feature_index[t] < D and feature_index[t] increases strictly), valid_in_blocks if
+// also S is a multiple of 8 and feature 8 i + k of the subset is feature 8 j + k of the input, k < 8.
+// feature_index [T, S] int32 -> tree_valid [T] int32. O(T S); no atomics; deterministic. One block for each tree.
 __global__ void __launch_bounds__(block_threads) check_features_kernel(Tables tables, int32_t* tree_valid) {
-  __shared__ int valid;
+  constexpr int block = 8;
+  __shared__ bool valid, in_blocks;
   const int tree = blockIdx.x;
-  const int32_t* index = tables.feature_index + tree * tables.features;
-  if (threadIdx.x == 0) valid = 1;
-  __syncthreads();
-  for (int64_t i = threadIdx.x; i < tables.features; i += block_threads) {
-    if (index[i] < 0 || index[i] >= tables.in_features || (i > 0 && index[i] <= index[i - 1])) valid = 0;
+  const int32_t* index =
+      tables.feature_index == nullptr ? nullptr : tables.feature_index + tree * tables.features;
+  if (threadIdx.x == 0) {
+    valid = true;
+    in_blocks = tables.features % block == 0;
   }
   __syncthreads();
-  if (threadIdx.x == 0) tree_valid[tree] = valid;
+  for (int64_t i = threadIdx.x; index != nullptr && i < tables.features; i += block_threads) {
+    const int64_t own = index[i], before = i > 0 ? index[i - 1] : -1;
+    if (own <= before || own >= tables.in_features) valid = false;
+    if (i % block == 0 ? own % block != 0 : own - 1 != before) in_blocks = false;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) tree_valid[tree] = !valid ? 0 : in_blocks ? valid_in_blocks : 1;
 }
 
 // key[t, i] = leaf_position[t, target[i]], at least 0 and below INT32_MAX, which marks rows without a usable
-// path; row_length[t, i] = path_length. Reads every path entry of every row once: O(N T L). Any table may hold
-// any values: nothing outside the tables is read. No atomics; deterministic. One thread for each (tree, row).
-__global__ void __launch_bounds__(block_threads)
-    leaf_key_kernel(Tables tables, int32_t* key, int32_t* row_length) {
+// target. O(N T). No atomics; deterministic. One thread for each (tree, row).
+__global__ void __launch_bounds__(block_threads) leaf_key_kernel(Tables tables, int32_t* key) {
   const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
   if (i >= tables.trees * tables.rows) return;
-  const int tree = static_cast<int>(i / tables.rows);
-  const int64_t row = i % tables.rows;
-  const int64_t target = tables.target[row];
-  const int length = path_length(tables, tree, row);
+  const int64_t target = tables.target[i % tables.rows];
   int32_t value = 0x7fffffff;
-  if (target >= 0 && length >= 0) {
-    const int32_t position = tables.leaf_position[tree * tables.classes + target];
+  if (target >= 0 && target < tables.classes) {
+    const int32_t position = tables.leaf_position[i / tables.rows * tables.classes + target];
     value = position < 0 ? 0 : position == 0x7fffffff ? position - 1 : position;
   }
   key[i] = value;
-  row_length[i] = length;
 }
 
-// length[t, j], shared[t, j] and count[1 + t N + j] of the row at place j of the order, as in leaf_order.h.
-// Reads the path entries that neighbours share: O(N T L). A row without a usable path has shared 0 and count 0.
-// No atomics; deterministic. One thread for each (tree, place).
+// tree_valid[t] = 0 where the path of a row's target is not sound. Reads every path entry of every row once: O(N T
+// L). Any table may hold any values: nothing outside the tables is read. Threads that store the same 0;
+// deterministic. One thread for each (tree, row).
+__global__ void __launch_bounds__(block_threads) check_paths_kernel(Tables tables, int32_t* tree_valid) {
+  const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
+  if (i >= tables.trees * tables.rows) return;
+  const int tree = static_cast<int>(i / tables.rows);
+  const int64_t target = tables.target[i % tables.rows];
+  if (target >= 0 && target < tables.classes && !is_sound(tables, tree, target)) tree_valid[tree] = 0;
+}
+
+// length[t, j], shared[t, j] and count[1 + t N + j] of the row at place j of the order, and row_length[t, row], as
+// in leaf_order.h. Reads the path entries that neighbours share: O(N T L). A row without a usable path has shared 0
+// and count 0. No atomics; deterministic. One thread for each (tree, place).
 __global__ void __launch_bounds__(block_threads)
-    leaf_plan_kernel(Tables tables, const int64_t* order, const int32_t* row_length, int32_t* length,
-                     int32_t* shared, int64_t* count) {
+    leaf_plan_kernel(Tables tables, const int64_t* order, int32_t* length, int32_t* shared,
+                     int32_t* row_length, int32_t* count) {
   const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
   if (i == 0) count[0] = 0;
   if (i >= tables.trees * tables.rows) return;
   const int tree = static_cast<int>(i / tables.rows);
-  row_length += tree * tables.rows;
-  const int own = row_length[order[i]];
+  const int own = path_length(tables, tree, order[i]);
   int common = 0;
   int64_t visited = 0;
   if (own > 0) {
     const int64_t begin = path_begin(tables, tree, order[i]);
-    const int before = i % tables.rows > 0 ? row_length[order[i - 1]] : 0;
+    const int before = i % tables.rows > 0 ? path_length(tables, tree, order[i - 1]) : 0;
     if (before > 0) {
       const int64_t other = path_begin(tables, tree, order[i - 1]);
       const int limit = before < own ? before : own;
@@ -106,7 +123,8 @@ __global__ void __launch_bounds__(block_threads)
   }
   length[i] = own;
   shared[i] = common;
-  count[1 + i] = visited;
+  row_length[tree * tables.rows + order[i]] = own;
+  count[1 + i] = static_cast<int32_t>(visited);
 }
 
 // index[:, slot] = (tree, weight row) for every weight row that is visited, at the place that visits it
@@ -138,19 +156,25 @@ void check_features(const Tables& tables, int32_t* tree_valid, cudaStream_t stre
   launch(check_features_kernel, grid_size(tables.trees), block_threads, 0, stream, tables, tree_valid);
 }
 
-void leaf_key(const Tables& tables, int32_t* key, int32_t* row_length, cudaStream_t stream) {
+void check_paths(const Tables& tables, int32_t* tree_valid, cudaStream_t stream) {
   const int64_t places = tables.trees * tables.rows;
   if (places == 0) return;
-  launch(leaf_key_kernel, grid_size(divide_up(places, block_threads)), block_threads, 0, stream, tables, key,
-         row_length);
+  launch(check_paths_kernel, grid_size(divide_up(places, block_threads)), block_threads, 0, stream, tables,
+         tree_valid);
 }
 
-void leaf_plan(const Tables& tables, const int64_t* order, const int32_t* row_length, int32_t* length,
-               int32_t* shared, int64_t* count, cudaStream_t stream) {
+void leaf_key(const Tables& tables, int32_t* key, cudaStream_t stream) {
+  const int64_t places = tables.trees * tables.rows;
+  if (places == 0) return;
+  launch(leaf_key_kernel, grid_size(divide_up(places, block_threads)), block_threads, 0, stream, tables, key);
+}
+
+void leaf_plan(const Tables& tables, const int64_t* order, int32_t* length, int32_t* shared,
+               int32_t* row_length, int32_t* count, cudaStream_t stream) {
   const int64_t places = tables.trees * tables.rows;
   if (places == 0) return;
   launch(leaf_plan_kernel, grid_size(divide_up(places, block_threads)), block_threads, 0, stream, tables,
-         order, row_length, length, shared, count);
+         order, length, shared, row_length, count);
 }
 
 void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t* slot, int64_t nnz,

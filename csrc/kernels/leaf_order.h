@@ -20,7 +20,7 @@ struct Tables {
   const int32_t* path;    // [P] node << 1 | goes_left, or [P, 3] (first_row, width, child) if wide
   const int32_t* leaf_position;  // [T, V]
   const int32_t* feature_index;  // [T, S] strictly increasing, or null: S = D, all features
-  const int32_t* tree_valid;     // [T] from check_features; null exactly if feature_index is null
+  const int32_t* tree_valid;     // [T] from check_features and check_paths
   int64_t rows;                  // N
   int64_t classes;               // V
   int64_t entries;               // P
@@ -32,26 +32,33 @@ struct Tables {
   bool wide;
 };
 
-// Rows of every tree from the leftmost leaf to the rightmost; rows without a usable path come last.
+// Rows of every tree from the leftmost leaf to the rightmost; rows that are ignored or have a target out of range
+// come last.
 struct LeafOrder {
-  const int64_t* order;   // [T, N] row at each place
-  const int32_t* length;  // [T, N] nodes on the path of the row at each place; 0: ignored; -1: corrupt tables
-  const int32_t* shared;  // [T, N] leading nodes that its path shares with the place before; 0 at place 0
+  const int64_t* order;       // [T, N] row at each place
+  const int32_t* length;      // [T, N] nodes on the path of the row at each place; 0: ignored; -1: not valid
+  const int32_t* shared;      // [T, N] leading nodes that its path shares with the place before; 0 at place 0
   const int32_t* row_length;  // [T, N] length by row
 };
 
-// tree_valid[t] = 1 if feature_index[t] lies in [0, D) and increases strictly, else 0.  tree_valid [T].
+// key[t, i] = leaf position of target[i], or INT32_MAX for a row that is ignored or whose target is out of range.
+// key [T, N]. A stable ascending sort of each row of key gives order, which depends on target and leaf_position
+// alone and so serves all ops on the same trees.
+void leaf_key(const Tables& tables, int32_t* key, cudaStream_t stream);
+
+// tree_valid[t] = 0 unless feature_index[t] lies in [0, D) and increases strictly or is null, else 1, or
+// valid_in_blocks if it is made of blocks of 8 neighbours, each of which begins at a multiple of 8.  tree_valid [T].
+constexpr int32_t valid_in_blocks = 2;
 void check_features(const Tables& tables, int32_t* tree_valid, cudaStream_t stream);
 
-// key[t, i] = leaf position of target[i], or INT32_MAX for a row that is ignored or whose tables are corrupt.
-// key [T, N]. A stable ascending sort of each row of key gives order. Fills row_length [T, N] too.
-void leaf_key(const Tables& tables, int32_t* key, int32_t* row_length, cudaStream_t stream);
+// tree_valid[t] = 0 if the path of any row's target in tree t has an entry out of range.
+void check_paths(const Tables& tables, int32_t* tree_valid, cudaStream_t stream);
 
-// Fills length and shared [T, N] and count [T * N + 1]: count[0] = 0 and count[1 + t * N + j] = weight rows
-// first visited at place j. The inclusive sum of count is slot: place j adds the rows from
+// Fills length, shared and row_length [T, N] and count [T * N + 1]: count[0] = 0 and count[1 + t * N + j] =
+// weight rows first visited at place j. The inclusive sum of count is slot: place j adds the rows from
 // slot[t * N + j] up to slot[t * N + j + 1] of the row-sparse gradient, and slot[T * N] is nnz.
-void leaf_plan(const Tables& tables, const int64_t* order, const int32_t* row_length, int32_t* length,
-               int32_t* shared, int64_t* count, cudaStream_t stream);
+void leaf_plan(const Tables& tables, const int64_t* order, int32_t* length, int32_t* shared,
+               int32_t* row_length, int32_t* count, cudaStream_t stream);
 
 // index [2, nnz]: tree and weight row of every row of the row-sparse gradient. slot [T * N + 1].
 void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t* slot, int64_t nnz,

@@ -61,16 +61,39 @@ __host__ __device__ __forceinline__ bool aligned_to_16(const void* address) {
   return reinterpret_cast<uintptr_t>(address) % 16 == 0;
 }
 
+template <typename T>
+__device__ __forceinline__ void unpack_group(uint4 raw, Sum<T> (&values)[group_size<T>]) {
+  T element[group_size<T>];
+  memcpy(element, &raw, sizeof raw);
+#pragma unroll
+  for (int k = 0; k < group_size<T>; ++k) values[k] = to_sum(element[k]);
+}
+
+template <typename T>
+__device__ __forceinline__ uint4 pack_group(const Sum<T> (&values)[group_size<T>]) {
+  T element[group_size<T>];
+#pragma unroll
+  for (int k = 0; k < group_size<T>; ++k) store(element + k, values[k]);
+  uint4 raw;
+  memcpy(&raw, element, sizeof raw);
+  return raw;
+}
+
+// In one access: nvcc splits a plain store of what it has just put together.
+__device__ __forceinline__ void store_raw(void* address, uint4 raw) {
+#ifdef __CUDACC__
+  __stwb(static_cast<uint4*>(address), raw);
+#else
+  *static_cast<uint4*>(address) = raw;
+#endif
+}
+
 // values = array[begin ...], `fill` from size on.
 template <typename T>
 __device__ __forceinline__ void load_group(const T* array, int64_t begin, int64_t size, bool aligned,
                                            Sum<T> fill, Sum<T> (&values)[group_size<T>]) {
   if (aligned && begin + group_size<T> <= size) {
-    T element[group_size<T>];
-    const uint4 raw = *reinterpret_cast<const uint4*>(array + begin);
-    memcpy(element, &raw, sizeof raw);
-#pragma unroll
-    for (int k = 0; k < group_size<T>; ++k) values[k] = to_sum(element[k]);
+    unpack_group<T>(*reinterpret_cast<const uint4*>(array + begin), values);
   } else {
 #pragma unroll
     for (int k = 0; k < group_size<T>; ++k) values[k] = begin + k < size ? to_sum(array[begin + k]) : fill;
@@ -81,12 +104,7 @@ template <typename T>
 __device__ __forceinline__ void store_group(T* array, int64_t begin, int64_t size, bool aligned,
                                             const Sum<T> (&values)[group_size<T>]) {
   if (aligned && begin + group_size<T> <= size) {
-    T element[group_size<T>];
-#pragma unroll
-    for (int k = 0; k < group_size<T>; ++k) store(element + k, values[k]);
-    uint4 raw;
-    memcpy(&raw, element, sizeof raw);
-    *reinterpret_cast<uint4*>(array + begin) = raw;
+    store_raw(array + begin, pack_group<T>(values));
   } else {
 #pragma unroll
     for (int k = 0; k < group_size<T>; ++k)
@@ -173,13 +191,17 @@ struct Piecewise {
         rate(S(function.rate())),
         half(S(function.intervals) / 2),
         last(S(function.intervals - 1)) {}
-  // NaN: interval 0.
-  __device__ __forceinline__ Point at(S x) const {
+  // The point without its coefficients. NaN: interval 0.
+  __device__ __forceinline__ Point locate(S x) const {
     Point point;
     const S interval = clamp(round_down(multiply_add(x, rate, half)), S(0), last);
     point.interval = static_cast<int>(interval);
     point.u = multiply_add(x, rate, half - interval);
     point.inside = clamp(point.u, S(0), S(1));
+    return point;
+  }
+  __device__ __forceinline__ Point at(S x) const {
+    Point point = locate(x);
     const S* coefficient = table + static_cast<int64_t>(point.interval) * Width;
     constexpr int group = Width * sizeof(S) > 16 ? 2 : Width;
     using Access = std::conditional_t<group * sizeof(S) == 16, uint4, uint2>;
@@ -252,6 +274,12 @@ struct SumWorkspace {
         entries(function.intervals * function.width) {}
 };
 
+// Further sums inside, of another quantum: [K, width]; null: none.
+struct FurtherSums {
+  unsigned long long* largest;
+  unsigned long long* sum;
+};
+
 inline int64_t interval_sums_bytes(const LogitFunction& function) {
   return 8 * (1 + function.intervals * function.width + 4 * most_sum_blocks);
 }
@@ -313,35 +341,54 @@ class IntervalSums {
     }
   }
 
-  __device__ __forceinline__ void add(const typename Piecewise<S, Width>::Point& point, S grad) {
-    const S u = point.u;
+  using Point = typename Piecewise<S, Width>::Point;
+
+  __device__ __forceinline__ void add(const Point& point, S grad) {
+    if (is_inside(point)) {
+      add_inside(point, grad);
+    } else {
+      add_outside(point, grad);
+    }
+  }
+
+  // Not so for NaN.
+  __device__ __forceinline__ bool is_inside(const Point& point) const {
     const int last = static_cast<int>(workspace_.entries / Width) - 1;
-    if (point.interval == 0 && !(u >= 0)) {  // w = 1, u, 0, 0
+    return (point.interval != 0 || point.u >= 0) && (point.interval != last || !(point.u > 1));
+  }
+
+  __device__ __forceinline__ void add_outside(const Point& point, S grad) {
+    const S u = point.u;
+    if (!(u > 1)) {  // w = 1, u, 0, 0
       if (grad == 0 && u == u) return;
       outside_[0] += u == u ? grad : u;
       outside_[1] += double(grad) * double(u);
-    } else if (point.interval == last && u > 1) {  // w_m = 1 + m (u - 1)
+    } else {  // w_m = 1 + m (u - 1)
       if (grad == 0) return;
       outside_[2] += grad;
       outside_[3] += double(grad) * double(u - 1);
-    } else {
-      grad = grad * first_ * second_;
-      const int64_t at = static_cast<int64_t>(point.interval) * Width;
-      add_integer(at, grad);
-      add_integer(at + 1, grad * u);
-      if constexpr (Width == 4) {
-        const S inside = point.inside, rest = u - inside;
-        add_integer(at + 2, grad * (inside * (inside + 2 * rest)));
-        add_integer(at + 3, grad * (inside * inside * (inside + 3 * rest)));
-      }
+    }
+  }
+
+  // |grad|: at most largest.
+  __device__ __forceinline__ void add_inside(const Point& point, S grad) {
+    const S u = point.u;
+    grad = grad * first_ * second_;
+    const int64_t at = static_cast<int64_t>(point.interval) * Width;
+    add_integer(at, grad);
+    add_integer(at + 1, grad * u);
+    if constexpr (Width == 4) {
+      const S inside = point.inside, rest = u - inside;
+      add_integer(at + 2, grad * (inside * (inside + 2 * rest)));
+      add_integer(at + 3, grad * (inside * inside * (inside + 3 * rest)));
     }
   }
 
   // As an element that is NaN; called by one thread.
   __device__ void add_nan() { outside_[0] = outside_[1] = NAN; }
 
-  // block: number of this block, below most_sum_blocks. scratch: shared.
-  __device__ void finish(int block, double (&scratch)[Threads / 32]) {
+  // block: number of this block, below most_sum_blocks. scratch: shared, one value for each warp.
+  __device__ void finish(int block, double* scratch) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const double sum = block_sum<Threads>(outside_[k], scratch);
@@ -378,7 +425,13 @@ class IntervalSums {
   double outside_[4] = {};
 };
 
-// grad_table[j, m] = the sums of all blocks, inside and outside; NaN throughout if largest is not finite
+// The sum of integers as IntervalSums left it.
+__device__ __forceinline__ double integer_sum(unsigned long long sum, double count, double largest) {
+  return ldexp(static_cast<double>(static_cast<long long>(sum)), -quantum_exponent(count, largest));
+}
+
+// grad_table[j, m] = the sums of all blocks, inside and outside, and the further ones; NaN throughout if the
+//   largest, that of the further ones where there are any, is not finite
 // workspace as IntervalSums left it; grad_table [K, width] of type Out, float32 or float64, contiguous.
 // Sums in float64, rounded to Out once. Bytes: workspace and grad_table once. No atomics; the order of every
 //   sum is fixed: deterministic.
@@ -386,7 +439,8 @@ class IntervalSums {
 //   outside.
 template <typename Out>
 __global__ void __launch_bounds__(table_threads)
-    interval_sums_kernel(SumWorkspace workspace, int width, double count, Out* grad_table) {
+    interval_sums_kernel(SumWorkspace workspace, FurtherSums further, int width, double count,
+                         Out* grad_table) {
   __shared__ double scratch[table_threads / 32];
   const int64_t first = int64_t(blockIdx.x) * table_threads;
   const int64_t i = first + threadIdx.x;
@@ -398,9 +452,12 @@ __global__ void __launch_bounds__(table_threads)
     for (int k = 0; k < 4; ++k) outside[k] = block_sum<table_threads>(outside[k], scratch);
   }
   if (i >= workspace.entries) return;
-  const double largest = from_bits(*workspace.largest);
-  double value = static_cast<double>(static_cast<long long>(workspace.sum[i]));
-  value = ldexp(value, -quantum_exponent(count, largest));
+  double largest = from_bits(*workspace.largest);
+  double value = integer_sum(workspace.sum[i], count, largest);
+  if (further.sum != nullptr) {
+    largest = from_bits(*further.largest);
+    value += integer_sum(further.sum[i], count, largest);
+  }
   const int m = static_cast<int>(i % width);
   if (i < width && (m < 2 || outside[0] != outside[0])) value += outside[m < 2 ? m : 0];
   if (i >= workspace.entries - width) value += m == 0 ? outside[2] : outside[2] + m * outside[3];
@@ -409,10 +466,10 @@ __global__ void __launch_bounds__(table_threads)
 
 // count: as IntervalSums had it.
 template <typename Out>
-void write_interval_sums(const LogitFunction& function, const SumWorkspace& workspace, double count,
-                         Out* grad_table, cudaStream_t stream) {
+void write_interval_sums(const LogitFunction& function, const SumWorkspace& workspace,
+                         const FurtherSums& further, double count, Out* grad_table, cudaStream_t stream) {
   launch(interval_sums_kernel<Out>, grid_size(divide_up(workspace.entries, table_threads)), table_threads, 0,
-         stream, workspace, function.width, count, grad_table);
+         stream, workspace, further, function.width, count, grad_table);
 }
 
 }  // namespace hstree

@@ -42,70 +42,84 @@ __device__ __forceinline__ S path_factor(const Tables& tables, const PathBackwar
 // Sums in Sum<T>; log_sigmoid(x) = min(x, 0) - log1p(exp(-|x|)), exact to rounding at any x, -inf and 0 at
 //   infinities.
 // Work O(N T L S). Bytes: a weight row once for each tile of 16 rows below it, an input row once for each
-//   tree: 32 bytes of it at a time, so that a random subset of D / 4 features reads all of it. At N = 8192, D
-//   = 4096, T = 8, S = 1024, bfloat16 a tile reads 128 KiB of input and 2 KiB for each of its 39 nodes
-//   (Huffman; 52 balanced), instead of for each of 187 visits, and makes 320 matrix instructions. Keeps score
-//   for backward.
-// No atomics; the order of every sum is fixed by S: deterministic, the same for a row in any batch.
-// One block for each (tree, tile); a warp for each node of the tile, or each 8 of them: product.cuh.
+//   tree: 32 bytes of it at a time, so that a random subset of D / 4 features reads all of it, and one of
+//   blocks of 16 features a quarter. At N = 8192, D = 4096, T = 8, S = 1024, bfloat16 a tile reads 128 or 32
+//   KiB of input and 2 KiB for each of its 39 nodes (Huffman; 52 balanced), instead of for each of 187 visits,
+//   and makes about 600 matrix instructions. Keeps score for backward.
+// No atomics; the order of every sum is fixed by S, max_depth and, for bfloat16 and float16, by whether rows
+//   are read in vectors: deterministic, the same for a row in any batch.
+// One block for each (tree, tile); a warp for each node of the tile, or for a share of the features:
+//   product.cuh. Then eight threads for each row.
 template <typename T, bool Aligned>
-__global__ void __launch_bounds__(product_threads, 5)
+__global__ void __launch_bounds__(product_threads, forward_blocks)
     path_forward_kernel(Tables tables, LeafOrder leaf_order, PathForward tensors, int64_t tiles,
-                        int columns) {
+                        Staging staging) {
   using P = Product<T, Aligned>;
   using S = Sum<T>;
+  constexpr int lanes = product_threads / tile_rows;  // of a row
+  constexpr int ahead = 4;                            // levels of a lane at a time
   __shared__ Tile tile;
-  T* rows = reinterpret_cast<T*>(HSTREE_SHARED_MEMORY);     // [tile_rows, columns]
-  S* z = reinterpret_cast<S*>(rows + tile_rows * columns);  // [tile_rows, stride]
+  static_assert(sizeof(Tile) + P::bytes({P::most, true}) + sizeof(S) * tile_rows * max_depth <=
+                default_shared_bytes);
+  S* z = reinterpret_cast<S*>(HSTREE_SHARED_MEMORY + P::bytes(staging));  // [tile_rows, stride]
   const int tree = static_cast<int>(blockIdx.x / tiles);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int stride = tables.stride;
-  const T* weight = static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features;
   tile.fill(tables, leaf_order, tree, blockIdx.x % tiles * tile_rows, tables.rows);
-  for (int i = threadIdx.x; i < tile_rows * stride; i += product_threads) z[i] = S(0);
-  for (int64_t begin = 0; begin < tables.features; begin += P::chunk) {
-    const int width =
-        static_cast<int>(tables.features - begin < P::chunk ? tables.features - begin : P::chunk);
-    __syncthreads();
-    P::stage(tables, tile, tree, static_cast<const T*>(tensors.input), begin, width, columns, rows);
-    __syncthreads();
-    P::multiply(
-        tile.items(), rows, columns, width,
-        [&](int k) {
-          const Item item = tile.item(k);
-          return Run<T>{weight + item.node * tables.features + begin, item.begin, item.end};
-        },
-        [&](int k, int r, S sum) { z[r * stride + tile.item(k).level] += sum; });
+  if (tile.items() > 0) {
+    const P product(tables, tree, tensors.weight, tensors.input, staging, HSTREE_SHARED_MEMORY);
+    int64_t begin = 0;
+    do {
+      const int64_t left = tables.features - begin;
+      const int width = static_cast<int>(left < product.chunk ? left : product.chunk);
+      product.stage(tile, begin, width);
+      product.multiply(
+          tile, begin, width, tile.items(), 0, tile_rows,
+          [&](int k) {
+            const Item item = tile.item(k);
+            return Run{item.node, item.begin, item.end};
+          },
+          [&](int k, int r, S sum) {
+            S& total = z[r * stride + tile.item(k).level];
+            total = begin > 0 ? total + sum : sum;
+          });
+      begin += product.chunk;
+    } while (begin < tables.features);
   }
   __syncthreads();
-  for (int r = warp; r < tile_rows; r += product_threads / 32) {
-    const int64_t row = tile.row[r];
-    if (row < 0) continue;
-    S* score = static_cast<S*>(tensors.score) + (row * tables.trees + tree) * stride;
-    S sum = 0;
-    for (int level = lane; level < stride; level += 32) {
-      S value = 0;
-      if (level < tile.length[r]) {
-        const int32_t entry = tables.path[tile.path_begin[r] + level];
-        value = z[r * stride + level];
-        if (tensors.bias != nullptr) {
-          value += to_sum(static_cast<const T*>(tensors.bias)[tree * tables.weight_rows + (entry >> 1)]);
-        }
-        sum += log_sigmoid(entry & 1 ? value : -value);
-      }
-      score[level] = value;
+  const int r = threadIdx.x / lanes;
+  const int64_t row = tile.row[r], at = row * tables.trees + tree;
+  const int length = tile.length[r];
+  const T* bias =
+      tensors.bias == nullptr ? nullptr : static_cast<const T*>(tensors.bias) + tree * tables.weight_rows;
+  S total = 0;
+  for (int first = threadIdx.x % lanes; first < stride && row >= 0; first += ahead * lanes) {
+    int32_t entry[ahead];
+    S value[ahead];
+#pragma unroll
+    for (int i = 0; i < ahead; ++i) {
+      const int level = first + i * lanes;
+      entry[i] = level < length ? __ldg(tables.path + tile.path_begin[r] + level) : 0;
+      value[i] = level < length ? z[r * stride + level] : S(0);
     }
-    sum = warp_sum(sum);
-    if (lane == 0) {
-      static_cast<S*>(tensors.log_prob)[row * tables.trees + tree] = tile.length[r] < 0 ? S(nanf("")) : sum;
+    if (bias != nullptr) {
+#pragma unroll
+      for (int i = 0; i < ahead; ++i) {
+        if (first + i * lanes < length) value[i] += to_sum(__ldg(bias + (entry[i] >> 1)));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < ahead; ++i) {
+      const int level = first + i * lanes;
+      if (level < length) total += log_sigmoid(entry[i] & 1 ? value[i] : -value[i]);
+      if (level < stride) static_cast<S*>(tensors.score)[at * stride + level] = value[i];
     }
   }
+#pragma unroll
+  for (int bits = lanes / 2; bits > 0; bits /= 2) total += __shfl_xor_sync(all_lanes, total, bits);
+  if (threadIdx.x % lanes == 0 && row >= 0) {
+    static_cast<S*>(tensors.log_prob)[at] = length < 0 ? S(nanf("")) : total;
+  }
 }
-
-constexpr size_t shared_limit = 48 << 10;  // bytes of a forward block, static and dynamic
-static_assert(sizeof(Tile) + 2 * tile_rows * (Product<__half, true>::chunk + Product<__half, true>::padding) +
-                  4 * tile_rows * max_depth <=
-              shared_limit);
 
 constexpr int total_padding = 4;
 

@@ -3,17 +3,18 @@
 // Forward, in the binding:
 //   1. Fill Tables: offset = path_offset, path = path, entries = P, weight_rows = M, stride = max_depth,
 //      wide = false. The host checks shapes, dtypes, 0 <= max_depth <= 64; it need not read any table.
-//   2. If feature_index is given: tree_valid = empty [T] int32; check_features; tables.tree_valid =
-//      tree_valid.
-//   3. key, row_length = empty [T, N] int32; leaf_key; order = sort(key, stable, dim = 1).indices [T, N] int64.
-//   4. length, shared = empty [T, N] int32; count = empty [T * N + 1] int64; leaf_plan.
+//   2. key = empty [T, N] int32; leaf_key; order = sort(key, stable, dim = 1).indices [T, N] int64: once for all
+//      ops on the same trees and targets.
+//   3. tree_valid = empty [T] int32; check_features; check_paths; tables.tree_valid = tree_valid.
+//   4. length, shared, row_length = empty [T, N], count = empty [T * N + 1], int32; leaf_plan.
 //   5. log_prob = empty [N, T], score = empty [N, T, max_depth] in the accumulation dtype; path_forward.
-// Backward: steps 1 to 4 again with stride = score.size(2), then
-//   6. workspace = empty [backward_workspace_bytes] uint8. grad_input = empty [N, D]; path_backward_input.
-//   7. With the same workspace, on the same stream:
+// Backward, with what steps 2 to 4 gave, or with them again with stride = score.size(2):
+//   6. Sparse: slot = cumsum(count, 0) int64; nnz = slot[T * N] read by the host, before more is queued.
+//   7. workspace = empty [backward_workspace_bytes] uint8. grad_input = empty [N, D]; path_backward_input.
+//   8. With the same workspace, on the same stream:
 //      Dense: grad_weight = zeros [T, M, S], grad_bias = zeros [T, M]; path_backward_weight with slot = null.
-//      Sparse: slot = cumsum(count, 0); nnz = slot[T * N] read by the host; grad_weight = empty [nnz, S],
-//      grad_bias = empty [nnz]; path_backward_weight with slot; index = empty [2, nnz] int64; slot_index.
+//      Sparse: grad_weight = empty [nnz, S], grad_bias = empty [nnz]; path_backward_weight with slot; index = empty
+//      [2, nnz] int64; slot_index.
 // With N = 0 or T = 0 nothing is launched or written: the binding returns empty or zero tensors itself.
 #pragma once
 

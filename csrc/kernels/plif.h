@@ -19,7 +19,7 @@ namespace hstree {
 void plif(ScalarType type, const LogitFunction& function, int64_t elements, const void* input, void* output,
           cudaStream_t stream);
 
-// Size of the workspace of plif_backward: 8 bytes for each element of the table, and 32 KiB.
+// Size of the workspace of plif_backward: 16 bytes for each element of the table, and 290 KiB.
 int64_t plif_workspace_bytes(const LogitFunction& function);
 
 // grad_input = grad * f'(input), `elements` elements of the type each; grad_table: shape and dtype of the

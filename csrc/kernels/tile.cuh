@@ -56,15 +56,26 @@ struct Tile {
       first_item[tile_rows] = sum;
     }
     __syncthreads();
-    for (int k = threadIdx.x; k < tile_items; k += blockDim.x) {
-      const int r = k / max_depth, level = k % max_depth;
-      if (level < shared[r] || level >= length[r]) continue;
-      int end = r + 1;
-      while (end < tile_rows && shared[end] > level) ++end;
-      const int64_t entry = path_begin[r] + level;
-      const int index = first_item[r] + level - shared[r];
-      node[index] = tables.wide ? tables.path[3 * entry] : tables.path[entry] >> 1;
-      run[index] = static_cast<uint16_t>(level | r << 6 | (end - 1) << 10);
+    constexpr int ahead = 8;  // loads of a thread at a time
+    for (int first = threadIdx.x; first < tile_items; first += ahead * blockDim.x) {
+      int32_t own[ahead];
+#pragma unroll
+      for (int i = 0; i < ahead; ++i) {
+        const int k = first + i * blockDim.x, r = k / max_depth, level = k % max_depth;
+        if (k >= tile_items || level < shared[r] || level >= length[r]) continue;
+        const int64_t entry = path_begin[r] + level;
+        own[i] = __ldg(tables.path + (tables.wide ? 3 * entry : entry));
+      }
+#pragma unroll
+      for (int i = 0; i < ahead; ++i) {
+        const int k = first + i * blockDim.x, r = k / max_depth, level = k % max_depth;
+        if (k >= tile_items || level < shared[r] || level >= length[r]) continue;
+        int end = r + 1;
+        while (end < tile_rows && shared[end] > level) ++end;
+        const int index = first_item[r] + level - shared[r];
+        node[index] = tables.wide ? own[i] : own[i] >> 1;
+        run[index] = static_cast<uint16_t>(level | r << 6 | (end - 1) << 10);
+      }
     }
     __syncthreads();
   }

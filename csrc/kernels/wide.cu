@@ -61,52 +61,50 @@ __device__ __forceinline__ S log_softmax(const Tables& tables, const Tile& tile,
 // Sums in Sum<T>; (z - max) - log(sum exp(z - max)), exact to rounding at finite z; NaN if a z is inf or all are
 //   -inf.
 // Work O(N T width S). Bytes: a weight row once for each tile of 16 rows below it, an input row once for each
-//   tree; score, in cache, once for each chunk of features and four times for the softmax. Keeps score for
-//   backward.
-// No atomics; the order of every sum is fixed by S: deterministic.
+//   tree, or once for each of its nodes where it is read in vectors; score, in cache, once for each chunk of
+//   features and four times for the softmax. Keeps score for backward.
+// No atomics; the order of every sum is fixed by S and, for bfloat16 and float16, by whether rows are read in
+//   vectors: deterministic.
 // One block for each (tree, tile), which meets the nodes of the tile one after another; a warp for each child,
-//   or each 8 of them: product.cuh. Then one warp for each row of the tile.
+//   or for a share of the features: product.cuh. Then one warp for each row of the tile.
 template <typename T, bool Aligned>
-__global__ void __launch_bounds__(product_threads, 5)
+__global__ void __launch_bounds__(product_threads, forward_blocks)
     wide_forward_kernel(Tables tables, LeafOrder leaf_order, WideForward tensors, int64_t tiles,
-                        int columns) {
+                        Staging staging) {
   using P = Product<T, Aligned>;
   using S = Sum<T>;
   __shared__ Tile tile;
-  T* rows = reinterpret_cast<T*>(HSTREE_SHARED_MEMORY);  // [tile_rows, columns]
   const int tree = static_cast<int>(blockIdx.x / tiles);
-  const T* weight = static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features;
   tile.fill(tables, leaf_order, tree, blockIdx.x % tiles * tile_rows, tables.rows);
-  for (int64_t begin = 0; begin == 0 || begin < tables.features; begin += P::chunk) {
-    const int width =
-        static_cast<int>(tables.features - begin < P::chunk ? tables.features - begin : P::chunk);
-    __syncthreads();
-    P::stage(tables, tile, tree, static_cast<const T*>(tensors.input), begin, width, columns, rows);
-    __syncthreads();
+  const P product(tables, tree, tensors.weight, tensors.input, staging, HSTREE_SHARED_MEMORY);
+  int64_t begin = 0;
+  do {
+    if (tile.items() == 0) break;
+    const int64_t left = tables.features - begin;
+    const int width = static_cast<int>(left < product.chunk ? left : product.chunk);
+    product.stage(tile, begin, width);
     for (int i = 0; i < tile.items(); ++i) {
       const Item item = tile.item(i);
       const int64_t path_begin = tile.path_begin[item.begin];
       const int children = tables.path[3 * (path_begin + item.level) + 1];
       const int first_column = score_column(tables, path_begin, item.level);
-      P::multiply(
-          children, rows, columns, width,
-          [&](int child) {
-            return Run<T>{weight + (int64_t(item.node) + child) * tables.features + begin, item.begin,
-                          item.end};
-          },
+      product.multiply(
+          tile, begin, width, children, item.begin, item.end,
+          [&](int child) { return Run{item.node + child, item.begin, item.end}; },
           [&](int child, int r, S sum) {
             S* score = static_cast<S*>(tensors.score) + (tile.row[r] * tables.trees + tree) * tables.stride +
                        first_column + child;
             if (begin > 0) {
               sum += *score;
             } else if (tensors.bias != nullptr) {
-              sum +=
-                  to_sum(static_cast<const T*>(tensors.bias)[tree * tables.weight_rows + item.node + child]);
+              const T* bias = static_cast<const T*>(tensors.bias) + tree * tables.weight_rows;
+              sum += to_sum(__ldg(bias + item.node + child));
             }
             *score = sum;
           });
     }
-  }
+    begin += product.chunk;
+  } while (begin < tables.features);
   __syncthreads();
   for (int r = threadIdx.x / 32; r < tile_rows; r += product_threads / 32) {
     const int64_t row = tile.row[r];

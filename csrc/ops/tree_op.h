@@ -45,18 +45,34 @@ std::optional<Tensor> checked_bias(const TreeArguments& arguments, const std::op
 std::tuple<Tensor, Tensor> checked_gradient(const TreeArguments& arguments, const Tensor& grad_log_prob,
                                             const Tensor& score);
 
-using ForwardResult = std::tuple<Tensor, Tensor>;                 // log_prob, score
-using BackwardResult = std::tuple<Tensor, Tensor, Tensor>;        // grad_input, grad_weight, grad_bias
+// What a step works out once, in forward, and backward takes over.
+struct TreePlan {
+  std::optional<Tensor> order;  // [T, N] int64, as hstree::leaf_order returns it
+  std::optional<Tensor> plan;   // of the kernels of the device, from the forward pass on the same arguments
+};
+
+// order [T, N] int64 or none; returned contiguous.
+std::optional<Tensor> checked_order(const TreeArguments& arguments, const std::optional<Tensor>& order);
+
+// The output `order` of forward: nothing where it was given, as an output may not be an input.
+inline Tensor new_order(const TreeArguments& a, const std::optional<Tensor>& given, const Tensor& order) {
+  return given ? empty(a.input, {0, 0}, Dtype::Long) : order;
+}
+
+using ForwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // log_prob, score, order, plan
+using BackwardResult = std::tuple<Tensor, Tensor, Tensor>;         // grad_input, grad_weight, grad_bias
 using SparseResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // grad_input, index, grad_weight, grad_bias
 
-ForwardResult tree_forward_cpu(const TreeArguments& arguments, const std::optional<Tensor>& bias);
+ForwardResult tree_forward_cpu(const TreeArguments& arguments, const std::optional<Tensor>& bias,
+                               const std::optional<Tensor>& order);
 SparseResult tree_backward_cpu(const TreeArguments& arguments, const Tensor& grad_log_prob,
-                               const Tensor& score, bool sparse);
+                               const Tensor& score, const TreePlan& plan, bool sparse);
 
-// What the dispatcher calls. Wide: whether the op is wide_log_prob; kernel: the function of a device, as those above.
+// What the dispatcher calls. Wide: whether the op is wide_log_prob; kernel: the function of a device, as those
+// above.
 template <bool wide>
 struct TreeOp {
-  static constexpr const char* forward_name = wide ? "hstree::wide_log_prob" : "hstree::forward";
+  static constexpr const char* forward_name = wide ? "hstree::wide_log_prob" : "hstree::path_log_prob";
   static constexpr const char* backward_name = wide ? "hstree::wide_log_prob_backward" : "hstree::backward";
   static constexpr const char* sparse_name =
       wide ? "hstree::wide_log_prob_backward_sparse" : "hstree::backward_sparse";
@@ -65,20 +81,21 @@ struct TreeOp {
   static ForwardResult forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                const Tensor& target, const Tensor& offset, const Tensor& path,
                                const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
-                               int64_t longest) {
+                               int64_t longest, const std::optional<Tensor>& order) {
     const TreeArguments arguments = tree_arguments(forward_name, wide, input, weight, target, offset, path,
                                                    leaf_position, feature_index, longest);
-    return kernel(arguments, checked_bias(arguments, bias));
+    return kernel(arguments, checked_bias(arguments, bias), checked_order(arguments, order));
   }
 
   template <auto kernel>
   static BackwardResult backward(const Tensor& grad_log_prob, const Tensor& input, const Tensor& weight,
                                  const Tensor& target, const Tensor& offset, const Tensor& path,
                                  const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
-                                 const Tensor& score) {
+                                 const Tensor& score, const std::optional<Tensor>& order,
+                                 const std::optional<Tensor>& plan) {
     const auto [grad_input, index, grad_weight, grad_bias] =
         gradient<kernel>(backward_name, false, grad_log_prob, input, weight, target, offset, path,
-                         leaf_position, feature_index, score);
+                         leaf_position, feature_index, score, order, plan);
     return {grad_input, grad_weight, grad_bias};
   }
 
@@ -86,9 +103,10 @@ struct TreeOp {
   static SparseResult backward_sparse(const Tensor& grad_log_prob, const Tensor& input, const Tensor& weight,
                                       const Tensor& target, const Tensor& offset, const Tensor& path,
                                       const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
-                                      const Tensor& score) {
+                                      const Tensor& score, const std::optional<Tensor>& order,
+                                      const std::optional<Tensor>& plan) {
     return gradient<kernel>(sparse_name, true, grad_log_prob, input, weight, target, offset, path,
-                            leaf_position, feature_index, score);
+                            leaf_position, feature_index, score, order, plan);
   }
 
  private:
@@ -96,12 +114,13 @@ struct TreeOp {
   static SparseResult gradient(const char* op, bool sparse, const Tensor& grad_log_prob, const Tensor& input,
                                const Tensor& weight, const Tensor& target, const Tensor& offset,
                                const Tensor& path, const Tensor& leaf_position,
-                               const std::optional<Tensor>& feature_index, const Tensor& score) {
+                               const std::optional<Tensor>& feature_index, const Tensor& score,
+                               const std::optional<Tensor>& order, const std::optional<Tensor>& plan) {
     check_dim(op, "score", score, 3, wide ? "[N, T, max_width]" : "[N, T, max_depth]");
     const TreeArguments arguments = tree_arguments(op, wide, input, weight, target, offset, path,
                                                    leaf_position, feature_index, score.size(2));
     const auto [grad, kept] = checked_gradient(arguments, grad_log_prob, score);
-    return kernel(arguments, grad, kept, sparse);
+    return kernel(arguments, grad, kept, {checked_order(arguments, order), plan}, sparse);
   }
 };
 

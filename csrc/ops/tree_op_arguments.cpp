@@ -91,4 +91,14 @@ std::tuple<Tensor, Tensor> checked_gradient(const TreeArguments& a, const Tensor
   return {torch::stable::contiguous(grad_log_prob), torch::stable::contiguous(score)};
 }
 
+std::optional<Tensor> checked_order(const TreeArguments& a, const std::optional<Tensor>& order) {
+  if (!order) return std::nullopt;
+  check_dim(a.op, "order", *order, 2, "[T, N]");
+  check_dtype(a.op, "order", *order, Dtype::Long);
+  check_device(a.op, "order", *order, a.input);
+  check_size(a.op, "order", *order, 0, a.trees(), "trees of weight");
+  check_size(a.op, "order", *order, 1, a.rows(), "rows of input");
+  return torch::stable::contiguous(*order);
+}
+
 }  // namespace hstree

@@ -2,6 +2,7 @@
 #include "cpu/path.h"
 #include "cpu/recycled_memory.h"
 #include "cpu/wide.h"
+#include "ops/leaf_order.h"
 #include "ops/tree_op.h"
 
 namespace hstree {
@@ -15,13 +16,19 @@ Tensor gradient(const Tensor& like, int64_t rows, int64_t features, Dtype dtype,
                                   cpu::release);
 }
 
-cpu::TreeBatch tree_batch(const TreeArguments& a) {
+// The given order, or that of the rows.
+Tensor order_of(const TreeArguments& a, const std::optional<Tensor>& given) {
+  return given ? *given : leaf_order_cpu(a.op, a.target, a.leaf_position);
+}
+
+cpu::TreeBatch tree_batch(const TreeArguments& a, const Tensor& order) {
   return {a.op,
           const_data<int64_t>(a.target),
           const_data<int64_t>(a.path_offset),
           const_data<int32_t>(a.path),
           const_data<int32_t>(a.leaf_position),
           a.feature_index ? const_data<int32_t>(*a.feature_index) : nullptr,
+          const_data<int64_t>(order),
           a.rows(),
           a.in_features(),
           a.trees(),
@@ -34,10 +41,12 @@ cpu::TreeBatch tree_batch(const TreeArguments& a) {
 
 }  // namespace
 
-ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tensor>& bias) {
+ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tensor>& bias,
+                               const std::optional<Tensor>& order) {
   const Tensor log_prob = zeros(a.input, {a.rows(), a.trees()}, accumulate_dtype(a.input));
   const Tensor score = zeros(a.input, {a.rows(), a.trees(), a.longest}, accumulate_dtype(a.input));
-  const cpu::TreeBatch batch = tree_batch(a);
+  const Tensor rows = order_of(a, order);
+  const cpu::TreeBatch batch = tree_batch(a, rows);
   dispatch(a.type, [&](auto element) {
     using T = decltype(element);
     using A = cpu::accumulate_t<T>;
@@ -50,13 +59,14 @@ ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tenso
       cpu::path_forward(batch, tensors);
     }
   });
-  return {log_prob, score};
+  return {log_prob, score, new_order(a, order, rows), empty(a.input, {0}, Dtype::Int)};
 }
 
 SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score,
-                               bool sparse) {
+                               const TreePlan& plan, bool sparse) {
   const Dtype dtype = a.input.scalar_type();
-  const cpu::TreeBatch batch = tree_batch(a);
+  const Tensor order = order_of(a, plan.order);
+  const cpu::TreeBatch batch = tree_batch(a, order);
   Tensor index = empty(a.input, {2, 0}, Dtype::Long), grad_input, grad_weight, grad_bias;
   dispatch(a.type, [&](auto element) {
     using T = decltype(element);

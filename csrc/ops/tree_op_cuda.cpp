@@ -3,16 +3,23 @@
 #ifdef HSTREE_CUDA
 #include "kernels/path.h"
 #include "kernels/wide.h"
-#include "ops/cuda.h"
+#include "ops/leaf_order_cuda.h"
 #include "ops/tree_op.h"
 
 namespace hstree {
 namespace {
 
+// Of the plan: length, shared, row_length, count, tree_valid.
+int64_t plan_size(const TreeArguments& a) {
+  return 4 * a.trees() * a.rows() + 1 + a.trees();
+}
+
 // The tables on the device, the rows in leaf order and what each of them visits first; owns their memory.
 class Plan {
  public:
-  Plan(const TreeArguments& a, cudaStream_t stream) {
+  // kept: from the forward pass; what it lacks is worked out.
+  Plan(const TreeArguments& a, const TreePlan& kept, cudaStream_t stream) {
+    const int64_t trees = a.trees(), places = trees * a.rows();
     tables_ = {const_data<int64_t>(a.target),
                const_data<int64_t>(a.path_offset),
                const_data<int32_t>(a.path),
@@ -25,49 +32,54 @@ class Plan {
                a.weight_rows(),
                a.in_features(),
                a.features(),
-               static_cast<int>(a.trees()),
+               static_cast<int>(trees),
                static_cast<int>(a.longest),
                a.wide};
-    if (a.feature_index) {
-      tree_valid_ = empty(a.input, {a.trees()}, Dtype::Int);
-      check_features(tables_, data<int32_t>(tree_valid_), stream);
-      tables_.tree_valid = const_data<int32_t>(tree_valid_);
-    }
-    const std::vector<int64_t> shape = {a.trees(), a.rows()};
-    const Tensor key = empty(a.input, shape, Dtype::Int);
-    row_length_ = empty(a.input, shape, Dtype::Int);
-    leaf_key(tables_, data<int32_t>(key), data<int32_t>(row_length_), stream);
-    order_ = stable_argsort(key);
-    length_ = empty(a.input, shape, Dtype::Int);
-    shared_ = empty(a.input, shape, Dtype::Int);
-    count_ = empty(a.input, {a.trees() * a.rows() + 1}, Dtype::Long);
-    leaf_plan(tables_, const_data<int64_t>(order_), const_data<int32_t>(row_length_), data<int32_t>(length_),
-              data<int32_t>(shared_), data<int64_t>(count_), stream);
+    order_ = kept.order ? *kept.order : leaf_order_of(a.input, tables_, stream);
+    plan_ = kept.plan ? *kept.plan : empty(a.input, {plan_size(a)}, Dtype::Int);
+    int32_t* const length = data<int32_t>(plan_);
+    int32_t *const shared = length + places, *const row_length = shared + places;
+    int32_t *const count = row_length + places, *const tree_valid = count + places + 1;
+    tables_.tree_valid = tree_valid;
+    leaf_order_ = {const_data<int64_t>(order_), length, shared, row_length};
+    if (kept.plan) return;
+    check_features(tables_, tree_valid, stream);
+    check_paths(tables_, tree_valid, stream);
+    leaf_plan(tables_, const_data<int64_t>(order_), length, shared, row_length, count, stream);
   }
 
   const Tables& tables() const { return tables_; }
-  LeafOrder leaf_order() const {
-    return {const_data<int64_t>(order_), const_data<int32_t>(length_), const_data<int32_t>(shared_),
-            const_data<int32_t>(row_length_)};
+  const LeafOrder& leaf_order() const { return leaf_order_; }
+  const Tensor& order() const { return order_; }
+  const Tensor& plan() const { return plan_; }
+  // [T * N + 1] int64: first row of the row-sparse gradient that each place adds, and their number.
+  Tensor slot() const {
+    const int64_t places = tables_.trees * tables_.rows;
+    Tensor plan = plan_;
+    return cumulative_sum(torch::stable::narrow(plan, 0, 3 * places, places + 1));
   }
-  const Tensor& count() const { return count_; }
 
  private:
   Tables tables_;
-  Tensor tree_valid_, row_length_, order_, length_, shared_, count_;
+  LeafOrder leaf_order_;
+  Tensor order_, plan_;
 };
 
 bool nothing_to_do(const TreeArguments& a) {
   return a.rows() == 0 || a.trees() == 0;
 }
 
-ForwardResult tree_forward_cuda(const TreeArguments& a, const std::optional<Tensor>& bias) {
+ForwardResult tree_forward_cuda(const TreeArguments& a, const std::optional<Tensor>& bias,
+                                const std::optional<Tensor>& order) {
   const Dtype sums = accumulate_dtype(a.input);
   const Tensor log_prob = empty(a.input, {a.rows(), a.trees()}, sums);
   const Tensor score = empty(a.input, {a.rows(), a.trees(), a.longest}, sums);
-  if (nothing_to_do(a)) return {log_prob, score};
+  if (nothing_to_do(a)) {
+    const Tensor rows = empty(a.input, {a.trees(), a.rows()}, Dtype::Long);
+    return {log_prob, score, new_order(a, order, rows), empty(a.input, {plan_size(a)}, Dtype::Int)};
+  }
   const CudaCall call(a.input);
-  const Plan plan(a, call.stream());
+  const Plan plan(a, {order, std::nullopt}, call.stream());
   const void* bias_data = bias ? bias->const_data_ptr() : nullptr;
   if (a.wide) {
     const WideForward tensors = {a.input.const_data_ptr(), a.weight.const_data_ptr(), bias_data,
@@ -78,11 +90,11 @@ ForwardResult tree_forward_cuda(const TreeArguments& a, const std::optional<Tens
                                  log_prob.mutable_data_ptr(), score.mutable_data_ptr()};
     path_forward(a.type, plan.tables(), plan.leaf_order(), tensors, call.stream());
   }
-  return {log_prob, score};
+  return {log_prob, score, new_order(a, order, plan.order()), plan.plan()};
 }
 
 SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score,
-                                bool sparse) {
+                                const TreePlan& kept, bool sparse) {
   const Dtype dtype = a.input.scalar_type(), sums = accumulate_dtype(a.input);
   Tensor index = empty(a.input, {2, 0}, Dtype::Long);
   const auto dense_weight = [&] {
@@ -94,9 +106,23 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
     if (!sparse) return {grad_input, index, dense_weight(), dense_bias()};
     return {grad_input, index, empty(a.weight, {0, a.features()}, dtype), empty(a.weight, {0}, dtype)};
   }
+  if (kept.plan) {
+    check_dtype(a.op, "plan", *kept.plan, Dtype::Int);
+    check_dim(a.op, "plan", *kept.plan, 1, "[4 T N + 1 + T]");
+    check_size(a.op, "plan", *kept.plan, 0, plan_size(a), "4 T N + 1 + T");
+    check_device(a.op, "plan", *kept.plan, a.input);
+    check(kept.plan->is_contiguous() && kept.order, a.op,
+          ": plan: expected a contiguous tensor, and order with it");
+  }
   const CudaCall call(a.input);
-  const Plan plan(a, call.stream());
+  const Plan plan(a, kept, call.stream());
   const LeafOrder order = plan.leaf_order();
+  Tensor slot;
+  int64_t nnz = 0;
+  if (sparse) {
+    slot = plan.slot();
+    nnz = last_value(slot);  // waits for the device, before there is more to wait for
+  }
   const WideBackward wide = {grad_log_prob.const_data_ptr(), score.const_data_ptr(), a.input.const_data_ptr(),
                              a.weight.const_data_ptr()};
   const PathBackward path = {wide.grad_log_prob, wide.score, wide.input, wide.weight};
@@ -113,10 +139,8 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
     path_backward_input(a.type, plan.tables(), order, path, workspace.mutable_data_ptr(),
                         grad_input.mutable_data_ptr(), call.stream());
   }
-  Tensor slot, grad_weight, grad_bias;
+  Tensor grad_weight, grad_bias;
   if (sparse) {
-    slot = cumulative_sum(plan.count());
-    const int64_t nnz = last_value(slot);
     index = empty(a.input, {2, nnz}, Dtype::Long);
     grad_weight = empty(a.weight, {nnz, a.features()}, dtype);
     grad_bias = empty(a.weight, {nnz}, dtype);
@@ -142,7 +166,7 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
   using PathOp = TreeOp<false>;
-  m.impl("forward", TORCH_BOX(&PathOp::forward<tree_forward_cuda>));
+  m.impl("path_log_prob", TORCH_BOX(&PathOp::forward<tree_forward_cuda>));
   m.impl("backward", TORCH_BOX(&PathOp::backward<tree_backward_cuda>));
   m.impl("backward_sparse", TORCH_BOX(&PathOp::backward_sparse<tree_backward_cuda>));
   using WideOp = TreeOp<true>;

@@ -10,16 +10,21 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(
       "wide_log_prob(Tensor input, Tensor weight, Tensor? bias, Tensor target, Tensor wide_offset, Tensor "
       "wide_path, "
-      "Tensor leaf_position, Tensor? feature_index, int max_width) -> (Tensor log_prob, Tensor score)");
+      "Tensor leaf_position, Tensor? feature_index, int max_width, Tensor? order=None) "
+      "-> (Tensor log_prob, Tensor score, Tensor order, Tensor plan)");
   m.def(
       "wide_log_prob_backward(Tensor grad_log_prob, Tensor input, Tensor weight, Tensor target, Tensor "
       "wide_offset, "
-      "Tensor wide_path, Tensor leaf_position, Tensor? feature_index, Tensor score) "
+      "Tensor wide_path, Tensor leaf_position, Tensor? feature_index, Tensor score, Tensor? order=None, "
+      "Tensor? "
+      "plan=None) "
       "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
   m.def(
       "wide_log_prob_backward_sparse(Tensor grad_log_prob, Tensor input, Tensor weight, Tensor target, "
       "Tensor wide_offset, "
-      "Tensor wide_path, Tensor leaf_position, Tensor? feature_index, Tensor score) "
+      "Tensor wide_path, Tensor leaf_position, Tensor? feature_index, Tensor score, Tensor? order=None, "
+      "Tensor? "
+      "plan=None) "
       "-> (Tensor grad_input, Tensor index, Tensor grad_weight, Tensor grad_bias)");
 }
 

@@ -46,9 +46,11 @@ class _Version(argparse.Action):
         import torch
 
         import hstree
+        from hstree._extension import describe_cuda
 
         python = ".".join(map(str, sys.version_info[:3]))
-        print(f"hstree {hstree.__version__} (torch {torch.__version__}, Python {python})")
+        versions = f"torch {torch.__version__}, Python {python}"
+        print(f"hstree {hstree.__version__} ({versions}), {describe_cuda()}")
         parser.exit(0)
 
 

@@ -8,6 +8,7 @@ from hstree.ops.cross_entropy import (
     monotone_cross_entropy,
 )
 from hstree.ops.feature_gather import feature_gather
+from hstree.ops.leaf_order import leaf_order
 from hstree.ops.log_prob import tree_log_prob
 from hstree.ops.logit_function import LogitFunction
 from hstree.ops.monotone import monotone_log_prob
@@ -22,6 +23,7 @@ __all__ = [
     "LogitFunction",
     "default_chunk_rows",
     "feature_gather",
+    "leaf_order",
     "mark_targets",
     "mixture_cross_entropy",
     "mixture_log_prob",

@@ -2,8 +2,9 @@
 gradients.
 
 Both have the signature ``op(input, weight, bias, target, offset, path, leaf_position,
-feature_index, longest) -> (log_prob, score)``, with ``score`` [N, T, longest] kept for the backward
-pass.
+feature_index, longest, order) -> (log_prob, score, order, plan)``, with ``score`` [N, T, longest],
+``order`` (of :func:`hstree.ops.leaf_order`; empty where it was given) and ``plan``, which is the
+kernels' own, kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -54,9 +55,8 @@ class TreeOp:
         log_prob: Tensor = self.forward(input, weight, *rest)[0]
         return log_prob
 
-    def _dense_gradient(self, ctx: Any, grad_log_prob: Tensor, grad_score: Tensor | None) -> Any:
-        input, weight, *tables, score = ctx.saved_tensors
-        arguments = (grad_log_prob, input, weight, *_with_none(tables), score)
+    def _dense_gradient(self, ctx: Any, grad_log_prob: Tensor, *_: Any) -> Any:
+        arguments = (grad_log_prob, *_saved(ctx))
         if any(ctx.needs_input_grad[1:3]) or torch.compiler.is_compiling():
             return _input_gradients(ctx, *self.backward(*arguments))
         grad_input = self.backward_sparse(*arguments)[0]  # nothing of the size of the weight
@@ -67,20 +67,42 @@ def _input_gradients(
     ctx: Any, grad_input: Tensor, grad_weight: Tensor | None, grad_bias: Tensor | None
 ) -> Any:
     bias = grad_bias if ctx.has_bias else None
-    return grad_input, grad_weight, bias, None, None, None, None, None, None
+    return grad_input, grad_weight, bias, None, None, None, None, None, None, None
 
 
-def _with_none(tables: Sequence[Tensor]) -> list[Tensor | None]:
-    """The four tables and feature_index, of which None is not saved."""
-    return [*tables] + [None] * (5 - len(tables))
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    input, weight, bias, *tables, _longest = inputs
-    score = output[1]
+def _save(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+    """Keeps what the backward op takes after the gradient: input, weight, the four tables,
+    feature_index, score, order and plan."""
+    input, weight, bias, *tables, feature_index, _longest, given = inputs
+    _log_prob, score, order, plan = outputs
     ctx.has_bias = bias is not None
-    ctx.mark_non_differentiable(score)
-    ctx.save_for_backward(input, weight, *(t for t in tables if t is not None), score)
+    ctx.has_subset = feature_index is not None
+    kept = (score, order if given is None else given, plan)
+    subset = (feature_index,) if ctx.has_subset else ()
+    ctx.save_for_backward(input, weight, *tables, *subset, *kept)
+
+
+def _saved(ctx: Any) -> list[Tensor | None]:
+    saved: list[Tensor | None] = list(ctx.saved_tensors)
+    if not ctx.has_subset:
+        saved.insert(6, None)
+    if not _has_plan(ctx.saved_tensors[0]):
+        saved[-1] = None
+    return saved
+
+
+def _has_plan(input: Tensor) -> bool:
+    """Whether the kernels of the input's device keep a plan."""
+    return input.device.type == "cuda"
+
+
+def _plan_size(input: Tensor, trees: Any) -> Any:
+    return 4 * trees * input.shape[0] + 1 + trees if _has_plan(input) else 0
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
+    _save(ctx, inputs, output)
 
 
 def _without_autograd() -> AbstractContextManager[Any]:
@@ -94,19 +116,16 @@ class _SparseGradient(torch.autograd.Function):
         with _without_autograd():
             output = op.forward(*inputs)
         ctx.op = op
-        ctx.has_bias = inputs[2] is not None
-        *tables, _longest = inputs[3:]
-        ctx.save_for_backward(*inputs[:2], *(t for t in tables if t is not None), output[1])
+        _save(ctx, inputs, output)
         log_prob: Tensor = output[0]
         return log_prob
 
     @staticmethod
     def backward(ctx: Any, grad_log_prob: Tensor) -> Any:
-        input, weight, *tables, score = ctx.saved_tensors
+        arguments = _saved(ctx)
         with _without_autograd():
-            grad_input, index, rows, bias_rows = ctx.op.backward_sparse(
-                grad_log_prob, input, weight, *_with_none(tables), score
-            )
+            grad_input, index, rows, bias_rows = ctx.op.backward_sparse(grad_log_prob, *arguments)
+        weight = ctx.saved_tensors[1]
         trees, weight_rows, _features = weight.shape
         grad_weight = torch.sparse_coo_tensor(index, rows, weight.shape, check_invariants=False)
         grad_bias = torch.sparse_coo_tensor(
@@ -135,7 +154,8 @@ def _forward_fake(
     leaf_position: Tensor,
     feature_index: Tensor | None,
     longest: int,
-) -> tuple[Tensor, Tensor]:
+    order: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if input.dim() != 2:
         raise RuntimeError(f"input: expected shape [N, D], got {tuple(input.shape)}")
     if weight.dim() != 3:
@@ -144,8 +164,11 @@ def _forward_fake(
         raise RuntimeError(f"weight: expected dtype {input.dtype}, got {weight.dtype}")
     rows, trees = input.shape[0], weight.shape[0]
     dtype = _accumulate_dtype(input.dtype)
-    return input.new_empty((rows, trees), dtype=dtype), input.new_empty(
-        (rows, trees, longest), dtype=dtype
+    return (
+        input.new_empty((rows, trees), dtype=dtype),
+        input.new_empty((rows, trees, longest), dtype=dtype),
+        input.new_empty((trees, rows) if order is None else (0, 0), dtype=torch.int64),
+        input.new_empty((_plan_size(input, trees),), dtype=torch.int32),
     )
 
 
@@ -159,6 +182,8 @@ def _backward_fake(
     leaf_position: Tensor,
     feature_index: Tensor | None,
     score: Tensor,
+    order: Tensor | None = None,
+    plan: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
         input.new_empty(input.shape),
@@ -177,6 +202,8 @@ def _backward_sparse_fake(
     leaf_position: Tensor,
     feature_index: Tensor | None,
     score: Tensor,
+    order: Tensor | None = None,
+    plan: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     visited = torch.library.get_ctx().new_dynamic_size()
     return (

@@ -1,5 +1,6 @@
 """Log-probability of a class as a sum of log-sigmoids along its path:
-``torch.ops.hstree.forward``."""
+``torch.ops.hstree.forward``, which is ``torch.ops.hstree.path_log_prob`` without what that keeps
+for the backward pass."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from hstree.ops._tree_op import TreeOp
 
-_op = TreeOp("forward", "backward")
+_op = TreeOp("path_log_prob", "backward")
 
 
 def path_log_prob(
@@ -22,6 +23,7 @@ def path_log_prob(
     *,
     max_depth: int,
     sparse: bool = False,
+    order: Tensor | None = None,
 ) -> Tensor:
     r"""Log-probability of each row's target in each of T binary trees.
 
@@ -52,14 +54,17 @@ def path_log_prob(
         max_depth: most nodes of any path, at most 64.
         sparse: gradients of weight and bias are sparse COO tensors of the visited rows alone, each
             row once, as with ``torch.nn.Embedding(sparse=True)``. Eager mode only.
+        order: what :func:`hstree.ops.leaf_order` returns for ``target`` and ``leaf_position``,
+            where several ops on the same trees share it; None: it is worked out here.
 
     Returns:
         log_prob [N, T] in nats: float32, float64 for float64 input.
 
     Raises:
         RuntimeError: for a shape, dtype, device or, on the CPU, an index that does not fit, naming
-            the argument. On CUDA, where looking would cost a synchronisation, a target or table out
-            of range makes the log-probability of its rows NaN, without gradient.
+            the argument. On CUDA, where looking would cost a synchronisation, a target out
+            of range makes the log-probability of its row NaN, a table that of its tree in all rows,
+            without gradient.
 
     Sums are taken in float32 (float64 for float64), in a fixed order: the same bits on every run.
     On the CPU the memory of freed gradients and workspaces, in up to four blocks, is kept for those
@@ -88,4 +93,5 @@ def path_log_prob(
         leaf_position,
         feature_index,
         max_depth,
+        order,
     )

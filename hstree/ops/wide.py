@@ -22,6 +22,7 @@ def wide_log_prob(
     *,
     max_width: int,
     sparse: bool = False,
+    order: Tensor | None = None,
 ) -> Tensor:
     r"""Log-probability that each row's target is reached at the wide nodes of its path, in each of
     T trees.
@@ -54,7 +55,7 @@ def wide_log_prob(
         feature_index: [T, S] int32, increasing: the features that each tree reads; None: all D, S =
             D.
         max_width: largest sum of the widths on any path, at most 2**20.
-        sparse: as in :func:`hstree.ops.path_log_prob`.
+        sparse, order: as in :func:`hstree.ops.path_log_prob`.
 
     Returns:
         log_prob [N, T] in nats: float32, float64 for float64 input.
@@ -85,4 +86,5 @@ def wide_log_prob(
         leaf_position,
         feature_index,
         max_width,
+        order,
     )

@@ -376,6 +376,27 @@ def test_feature_subsets() -> None:
     assert ensemble(subset_size=D).feature_index is None
 
 
+def test_feature_subsets_of_blocks() -> None:
+    """Whole blocks, each at a multiple of its size; a head saved before there were blocks loads."""
+    head = ensemble(n_trees=20, subset_size=6, subset_block=2)
+    index = head.feature_index
+    assert index.shape == (20, 6)
+    assert (index[:, ::2] % 2 == 0).all()
+    assert torch.equal(index[:, 1::2], index[:, ::2] + 1)
+    assert (index.diff() > 0).all()
+    assert len({tuple(row) for row in index.tolist()}) > 5
+    assert torch.equal(ensemble(n_trees=20, subset_size=6, subset_block=2).feature_index, index)
+    tensors = head.state_dict()
+    again = TreeEnsemble.from_config(head.config(), tensors)
+    assert again.subset_block == 2
+    assert torch.equal(again.feature_index, index)
+    older = ensemble(n_trees=2, subset_size=6)
+    config = older.config()
+    del config["subset_block"]
+    loaded = TreeEnsemble.from_config(config, older.state_dict())
+    assert torch.equal(loaded.feature_index, older.feature_index)
+
+
 def softmax(bias: bool = True, seed: int = 0) -> torch.nn.Linear:
     torch.manual_seed(seed)
     linear = torch.nn.Linear(D, V, bias)
@@ -489,6 +510,11 @@ def bad(**options: Any) -> Any:
             trees=[random_tree(V), random_tree(V, root=6)]),
         bad(match=r"subset_size: expected 1 to 10 \(in_features\), got 0", subset_size=0),
         bad(match=r"subset_size: expected 1 to 10 \(in_features\), got 11", subset_size=11),
+        bad(match=r"subset_block: expected a divisor of in_features \(10\) and of subset_size "
+            r"\(4\), got 5", subset_size=4, subset_block=5),
+        bad(match=r"subset_block: .*in_features \(10\) and of subset_size \(8\), got 4",
+            subset_size=8, subset_block=4),
+        bad(match=r"subset_block: expected a divisor .* got 0", subset_size=4, subset_block=0),
         bad(match="gate: expected one of uniform, constant, context, got 'x'", gate="x"),
         bad(match="node_vectors: expected 'free' or 'shared', got 'x'", node_vectors="x"),
         bad(match="embedding: expected None with node_vectors='free'",

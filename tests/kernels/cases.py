@@ -35,6 +35,7 @@ class Case:
     classes: int = 23
     in_features: int = 16
     features: int | None = None  # of a subset; None: no feature_index
+    block: int = 1  # of features of which the subset is made
     shape: str = "random"  # of the tree: random, chain, balanced
     widest: int = 0
     scale: float = 1.0
@@ -48,6 +49,16 @@ class Case:
 
 
 BOTH = (FLOAT32, BFLOAT16)
+HALF = (BFLOAT16, FLOAT16)
+
+
+def subset_case(features: int, block: int, widest: int = 0) -> Case:
+    """Two tiles, the second of one row; in_features allows accesses of 16 bytes."""
+    why = f"{features} features in blocks of {block}"
+    return Case(why, rows=17, trees=1, classes=6, in_features=features + 64, features=features,
+                block=block, widest=widest, kinds=HALF)  # fmt: skip
+
+
 PATH_CASES = (
     Case("ragged paths, feature subset, 16-byte accesses", features=8),
     Case("no feature subset, no bias", bias=False, kinds=BOTH),
@@ -76,6 +87,13 @@ PATH_CASES = (
          kinds=(FLOAT64, BFLOAT16)),
     Case("more nodes in a tile than one group of items", rows=64, classes=900, trees=1,
          in_features=5, ignored=0.0),
+    Case("more nodes in a tile than a batch, 16-byte accesses", rows=32, classes=300, trees=1,
+         in_features=40, features=32, block=8, kinds=(FLOAT32, *HALF)),
+    # One, two and four chunks where they go through shared memory.
+    *(subset_case(features, block) for features in (64, 1024, 1152, 2048) for block in (1, 16)),
+    Case("blocks of 16 in rows that are not aligned", rows=17, trees=1, in_features=197,
+         features=96, block=16),
+    Case("blocks of 4", in_features=64, features=32, block=4),
 )  # fmt: skip
 WIDE_CASES = (
     Case("nested wide nodes, feature subset", features=8, widest=6),
@@ -94,6 +112,9 @@ WIDE_CASES = (
     Case("runs over several segments", rows=300, classes=9, widest=3, favourite=0.5),
     Case("one class in all rows", rows=150, favourite=1.0, ignored=0.0, widest=3, kinds=BOTH),
     Case("values of order 100", features=8, widest=6, scale=100.0),
+    *(subset_case(features, block, 6) for features in (64, 1152) for block in (1, 16)),
+    Case("a node of more children than a batch, blocks", classes=77, shape="flat", widest=77,
+         in_features=64, features=32, block=16, kinds=HALF),
 )  # fmt: skip
 
 
@@ -177,12 +198,12 @@ def make_batch(case: Case, kind: ElementType, seed: int = 0) -> Batch:
         stride = int(lengths.max())
     feature_index = None
     if case.features is not None:
-        feature_index = np.stack(
-            [
-                np.sort(random.choice(case.in_features, case.features, replace=False))
-                for _ in range(case.trees)
-            ]
-        ).astype(np.int32)
+        blocks, taken = case.in_features // case.block, case.features // case.block
+        first = case.block * np.stack(
+            [np.sort(random.choice(blocks, taken, replace=False)) for _ in range(case.trees)]
+        )
+        feature_index = (first[:, :, None] + np.arange(case.block)).reshape(case.trees, -1)
+        feature_index = feature_index.astype(np.int32)
     target = random.integers(0, case.classes, case.rows)
     target[random.random(case.rows) < case.favourite] = 0
     target[random.random(case.rows) < case.ignored] = -1
@@ -233,9 +254,11 @@ class Checked:
 
 
 def close(name: str, got: Array, true: Checked, terms: int, unit: float, rounding: float,
-          tiny: float) -> None:  # fmt: skip
-    """|got - true| <= what summing in `unit` and rounding once to the output type can explain."""
-    bound = 2 * (terms + 8) * unit * true.terms + rounding * np.abs(true.value) + 2 * tiny
+          tiny: float, of_terms: float = 0.0) -> None:  # fmt: skip
+    """|got - true| <= what summing in `unit` and rounding once to the output type can explain.
+    of_terms: relative error of each term."""
+    relative = 2 * (terms + 8) * unit + of_terms
+    bound = relative * true.terms + rounding * np.abs(true.value) + 2 * tiny
     error = np.abs(got - true.value)
     excess = error - bound
     assert not np.isnan(got).any(), f"{name}: NaN"
@@ -391,7 +414,10 @@ def check(kernels: Kernels, case: Case, kind: ElementType) -> None:
     got = (results.grad_input, results.grad_weight, results.grad_bias)
     terms = max(tables.trees * tables.stride, tables.rows)
     for name, stored, true in zip(("input", "weight", "bias"), got, grads, strict=True):
-        close(f"grad_{name}", kind.decode(stored), true, terms, unit, kind.unit, kind.tiny)
+        # Of the factors of matrix products, which are sums of two elements.
+        of_terms = 2.0**-16 if kind in HALF and name != "bias" else 0.0
+        got_grad = kind.decode(stored)
+        close(f"grad_{name}", got_grad, true, terms, unit, kind.unit, kind.tiny, of_terms)
     assert_sparse_is_dense(results)
     visited = {
         (tree, first + k)

@@ -218,7 +218,7 @@ class TreeOp:
     def __init__(self, kind: ElementType, tables: Tables) -> None:
         self.kind = kind
         self.tables = tables
-        self.name = "wide_log_prob" if tables.wide else "forward"
+        self.name = "wide_log_prob" if tables.wide else "path_log_prob"
         self.backward_name = "wide_log_prob_backward" if tables.wide else "backward"
         arrays = (tables.target, tables.offset, tables.path, tables.leaf_position)
         index = tables.feature_index
@@ -228,8 +228,10 @@ class TreeOp:
         )
 
     def forward(self, values: Array, weight: Array, bias: Array | None) -> tuple[Array, Array]:
+        """log_prob and score; what backward takes over stays here."""
         tensors = (None if a is None else to_tensor(self.kind, a) for a in (values, weight, bias))
-        log_prob, score = call(self.name, *tensors, *self.table_tensors, self.tables.stride)
+        outputs = call(self.name, *tensors, *self.table_tensors, self.tables.stride)
+        log_prob, score, *self.kept = outputs
         return to_array(log_prob), to_array(score)
 
     def backward(
@@ -239,5 +241,7 @@ class TreeOp:
         name = f"{self.backward_name}_sparse" if sparse else self.backward_name
         tensors = (to_tensor(self.kind, array) for array in (values, weight))
         scores = torch.from_numpy(score)
-        outputs = call(name, torch.from_numpy(grad), *tensors, *self.table_tensors, scores)
+        outputs = call(
+            name, torch.from_numpy(grad), *tensors, *self.table_tensors, scores, *self.kept
+        )
         return [to_array(output) for output in outputs]

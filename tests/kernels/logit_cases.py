@@ -244,6 +244,17 @@ MONOTONE_CASES = (
     MonotoneCase("logits far outside the table", scale=2.0, shift=1e3, intervals=10),
     MonotoneCase("all rows ignored", ignored=1.0, intervals=10),
     MonotoneCase("zero rows", rows=0, intervals=10),
+    MonotoneCase("31 classes", classes=31, k=2.0),
+    MonotoneCase("32 classes, plif", classes=32, intervals=40),
+    MonotoneCase("256 classes", classes=256, impossible=0.1),
+    MonotoneCase("256 classes, plif", classes=256, intervals=40),
+    MonotoneCase("most classes of a warp in float64", rows=6, classes=512, **GSS),
+    MonotoneCase("513 classes, cubic", rows=6, classes=513, intervals=9, width=4),
+    MonotoneCase("1023 classes", rows=6, classes=1023, impossible=0.1, **GSS),
+    MonotoneCase("most classes of a warp in float32", rows=6, classes=1024, intervals=40),
+    MonotoneCase("1025 classes", rows=6, classes=1025, impossible=0.1, **GSS),
+    MonotoneCase("1025 classes, plif", rows=6, classes=1025, intervals=40),
+    MonotoneCase("256 logits of order 1e4", classes=256, scale=3e3, shift=1e4, k=2.0),
 )  # fmt: skip
 # More rows than blocks that sum.
 MANY = MonotoneCase("several rows for each block", rows=1500, classes=3, intervals=20)
@@ -397,9 +408,11 @@ def check_spoilt_rows(kernels: Kernels, kind: ElementType, width: int) -> None:
     assert np.isfinite(grad_table[1:]).all()
 
 
-def check_misaligned_rows(kernels: Kernels, kind: ElementType, width: int) -> None:
+def check_misaligned_rows(
+    kernels: Kernels, kind: ElementType, width: int, classes: int = 33
+) -> None:
     """Rows that begin at any element: the same bits."""
-    case = MonotoneCase("", rows=5, intervals=12, width=width)
+    case = MonotoneCase("", rows=5, classes=classes, intervals=12, width=width)
     function, logits, target, grad = make_rows(case, kind)
     results = set()
     for shift in range(4):

@@ -255,6 +255,7 @@ def sanitized_faults(compiler: str, tmp_path_factory: pytest.TempPathFactory) ->
     return compile_library(folder, [HERE / "faults.cu"], SANITIZE)
 
 
+@pytest.mark.slow
 def test_kernels_are_clean_under_sanitizers(compiler: str, tmp_path: Path) -> None:
     library = compile_operators(tmp_path, SANITIZE)
     parts = 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cuda_emu.library import ORDERS
@@ -66,9 +68,11 @@ def test_same_bits_in_every_scheduling_order(kernels: Kernels, case: MonotoneCas
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=name)
-@pytest.mark.parametrize("width", [2, 4])
-def test_same_bits_at_every_alignment(kernels: Kernels, kind: ElementType, width: int) -> None:
-    check_misaligned_rows(kernels, kind, width)
+@pytest.mark.parametrize(("width", "classes"), [(2, 33), (4, 33), (2, 1023), (2, 1025)])
+def test_same_bits_at_every_alignment(
+    kernels: Kernels, kind: ElementType, width: int, classes: int
+) -> None:
+    check_misaligned_rows(kernels, kind, width, classes)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=name)
@@ -78,13 +82,13 @@ def test_spoilt_rows(kernels: Kernels, kind: ElementType, width: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=name)
+@pytest.mark.parametrize("classes", [33, 1025])  # a warp and a block for each row
 @pytest.mark.parametrize("case", FUNCTIONS, ids=str)
 def test_rows_without_a_finite_result(
-    kernels: Kernels, case: MonotoneCase, kind: ElementType
+    kernels: Kernels, case: MonotoneCase, classes: int, kind: ElementType
 ) -> None:
     """NaN, +inf or nothing but -inf in a row: NaN in that row and in row 0 of the table alone."""
-    rows = make_rows(MonotoneCase("", rows=8, ignored=0.0, c=case.c, k=case.k,
-                                  intervals=case.intervals, width=case.width), kind)  # fmt: skip
+    rows = make_rows(replace(case, rows=8, classes=classes, ignored=0.0), kind)
     logits = rows.logits
     logits[1, 7], logits[2, 30], logits[3, :], logits[4, 3:5] = NAN, INF, -INF, (-INF, NAN)
     results = run_rows(kernels, kind, rows)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple
 
 import numpy as np
 import pytest
 from cuda_emu.library import ORDERS
 
-from kernels.cases import PATH_CASES, Case, check, make_batch, run_batch, unit_of_sums
+from kernels.cases import (
+    PATH_CASES,
+    Case,
+    check,
+    close,
+    make_batch,
+    run_batch,
+    true_forward,
+    unit_of_sums,
+)
 from kernels.corruption import (
     CORRUPTIONS,
     Corruption,
@@ -16,7 +26,14 @@ from kernels.corruption import (
     check_bad_targets,
     check_corruption,
 )
-from kernels.emulation import BFLOAT16, ELEMENT_TYPES, ElementType, Kernels, Tables, TreeOp
+from kernels.emulation import (
+    BFLOAT16,
+    ELEMENT_TYPES,
+    ElementType,
+    Kernels,
+    Tables,
+    TreeOp,
+)
 
 WIDE = False
 
@@ -39,6 +56,32 @@ def test_same_bits_in_every_scheduling_order(kernels: Kernels, case: Case) -> No
         outputs = astuple(run_batch(kernels, batch, case.kinds[-1]))
         results.append([output.tobytes() for output in outputs])
     assert all(result == results[0] for result in results[1:])
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [*range(8), *range(16, 24)],
+        range(8, 24),
+        range(4, 20),
+        range(12),
+        [*range(7), 8, *range(16, 24)],
+        [*range(8), *range(12, 20)],
+        [*range(8), *range(15, 23)],
+    ],
+    ids=str,
+)
+def test_subsets_of_neighbours(kernels: Kernels, index: Sequence[int]) -> None:
+    """Eight neighbours are read at once only where they begin at a multiple of eight. The subset
+    of the second tree is made of single features."""
+    batch = make_batch(Case("index", in_features=24, features=len(index)), BFLOAT16)
+    assert batch.tables.feature_index is not None
+    batch.tables.feature_index[0] = index
+    log_prob, score = true_forward(batch)
+    results = run_batch(kernels, batch, BFLOAT16)
+    unit = unit_of_sums(BFLOAT16)
+    close("score", results.score, score, len(index), unit, 0.0, 0.0)
+    close("log_prob", results.log_prob, log_prob, len(index) + score.value.shape[2], unit, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("corruption", [c for c in CORRUPTIONS if c.wide in (None, WIDE)], ids=str)

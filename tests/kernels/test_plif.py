@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from cuda_emu.library import ORDERS
 
+from kernels.cases import Checked, close
 from kernels.emulation import (
     ELEMENT_TYPES,
     FLOAT32,
     FLOAT64,
+    Array,
     ElementType,
     Kernels,
     LogitFunction,
 )
 from kernels.logit_cases import (
+    EXACT,
     LONG,
     PLIF_CASES,
     PlifCase,
     check_extreme_elements,
     check_plif,
     draw,
+    evaluate,
     make_plif,
     table_function,
 )
@@ -186,6 +191,112 @@ def test_grad_of_any_magnitude(kernels: Kernels, kind: ElementType, exponent: fl
     _, table = kernels.plif_backward(kind, LINEAR, kind.encode(grad), kind.encode(x))
     assert table[2, 0] == kind.sums(40 * size)
     assert table[2, 1] == kind.sums(20 * size)
+
+
+def sampled(size: int) -> Array:
+    """Which elements of a float64 grad set the quantum, as sample_begin of plif.cu has it."""
+    places, run = 2048, 64
+    place = np.arange(places)
+    spread = (place * 2654435761) % 2**32
+    spread ^= spread >> 15
+    begin = place * (size // places) + (spread / 2**32 * (size // places - run)).astype(np.int64)
+    inside = np.zeros(size, np.bool_)
+    inside[(begin // 2 * 2)[:, None] + np.arange(run)] = True
+    return inside
+
+
+LARGE = 2**18 + 5  # twice the sample
+LATE = np.flatnonzero(~sampled(LARGE))
+
+
+class LargeCase(NamedTuple):
+    grad: Array
+    intervals: int = 6
+    width: int = 2
+    scale: float = 4.0
+
+
+def late_case(name: str) -> LargeCase:
+    random = np.random.default_rng(7)
+    usual = random.standard_normal(LARGE)
+    if name == "one outlier near the end":
+        usual[LATE[-3]] = 2.0**90
+        return LargeCase(usual)
+    if name == "some outliers, cubic":
+        usual[random.choice(LATE, 500, replace=False)] *= 1e3
+        return LargeCase(usual, width=4)
+    if name == "zero in the whole sample":
+        usual[sampled(LARGE)] = 0
+        return LargeCase(usual)
+    if name == "one element that is not zero":
+        only = np.zeros(LARGE)
+        only[LATE[1000]] = np.finfo(np.float64).smallest_subnormal
+        return LargeCase(only)
+    if name == "sixty orders of magnitude":
+        return LargeCase(usual * 10.0 ** random.uniform(-30, 30, LARGE))
+    assert name == "one interval, subnormal"
+    return LargeCase(usual * 2.0**-1060, intervals=1, scale=2.0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one outlier near the end",
+        "some outliers, cubic",
+        "zero in the whole sample",
+        "one element that is not zero",
+        "sixty orders of magnitude",
+        "one interval, subnormal",
+    ],
+)
+def test_grad_larger_than_the_sample(kernels: Kernels, name: str) -> None:
+    """Each error is half a quantum for each element: of N max |grad| over the sample for those up
+    to that maximum, of N max |grad| for the others; either 2^-61 of it."""
+    grad, intervals, width, scale = late_case(name)
+    function = table_function(FLOAT64, intervals, width, 20.0)
+    x = np.clip(draw(FLOAT64, function, (LARGE,), scale), -19.9, 19.9)
+    at = evaluate(FLOAT64, function, x)
+    assert at.interval is not None
+    grad_input, table = kernels.plif_backward(FLOAT64, function, grad, x)
+    derivative = Checked(grad * at.derivative, np.abs(grad) * at.derivative_terms)
+    close("grad_input", grad_input, derivative, 0, 2.0**-53, 2.0**-53, 2.0**-1073)
+    limit = np.abs(grad[sampled(LARGE)]).max()
+    late = np.abs(grad) > limit
+    counts = [np.bincount(at.interval[which], minlength=intervals) for which in (~late, late)]
+    quanta = [LARGE * EXACT(size) * EXACT(2.0) ** -61 for size in (limit, np.abs(grad).max())]
+    bound = (counts[0] * quanta[0] + counts[1] * quanta[1]) / 2
+    assert at.weight is not None
+    true, terms = np.zeros((2, intervals, width), EXACT)
+    np.add.at(true, at.interval, grad[:, None] * at.weight)
+    np.add.at(terms, at.interval, np.abs(grad[:, None] * at.weight))
+    error = np.abs(table - true)
+    assert (error <= bound[:, None] + 4 * 2.0**-53 * terms + 2.0**-1074).all()
+
+
+@pytest.mark.parametrize("bad", [INF, NAN])
+def test_grad_not_finite_beside_the_sample(kernels: Kernels, bad: float) -> None:
+    grad = np.ones(LARGE)
+    grad[LATE[5]] = bad
+    _, table = kernels.plif_backward(FLOAT64, LINEAR, grad, np.full(LARGE, 0.5))
+    assert np.isnan(table).all()
+
+
+def test_same_bits_with_late_elements(kernels: Kernels) -> None:
+    """More late elements than the list of a block holds, few, and none."""
+    x = np.linspace(-1.9, 1.9, LARGE)
+    grad = np.random.default_rng(8).standard_normal(LARGE)
+    grad[LATE[:20_000]] *= 1e3
+    grad[LATE[-40:]] *= 1e6
+    tables = set()
+    for order in (ORDERS[1], ORDERS[2]):
+        kernels.set_order(*order)
+        tables.add(kernels.plif_backward(FLOAT64, LINEAR, grad, x)[1].tobytes())
+    assert len(tables) == 1
+
+
+def test_sample_is_spread_over_the_whole_array() -> None:
+    share = sampled(LARGE).reshape(-1)[: LARGE // 16 * 16].reshape(16, -1).mean(1)
+    assert (np.abs(share - 1 / 2) < 0.01).all()
 
 
 def test_cancellation_is_exact(kernels: Kernels) -> None:

@@ -180,8 +180,12 @@ class TreeOpUnderTest:
     wide: bool
 
     @property
-    def forward(self) -> Any:
+    def operator(self) -> Any:
         return getattr(torch.ops.hstree, self.namespace_names[0]).default
+
+    def forward(self, *arguments: Any) -> Any:
+        """log_prob and score."""
+        return self.operator(*arguments)[:2]
 
     @property
     def backward(self) -> Any:
@@ -282,7 +286,7 @@ class TreeOpUnderTest:
 
 PATH = TreeOpUnderTest(
     "path_log_prob",
-    ("forward", "backward", "backward_sparse"),
+    ("path_log_prob", "backward", "backward_sparse"),
     path_log_prob,
     path_log_prob_reference,
     "max_depth",

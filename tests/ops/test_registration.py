@@ -8,10 +8,12 @@ from pathlib import Path
 
 SCRIPT = """
 import torch, hstree
-for name in ("forward", "wide_log_prob", "feature_gather", "plif", "monotone_log_prob",
-             "sparse_adam_", "topk", "log_prob"):
+has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+assert has_kernel("hstree::forward", "CompositeImplicitAutograd")
+for name in ("path_log_prob", "wide_log_prob", "leaf_order", "feature_gather", "plif",
+             "monotone_log_prob", "sparse_adam_", "topk", "log_prob"):
     for key in ("CPU", "Meta"):
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"hstree::{name}", key), (name, key)
+        assert has_kernel(f"hstree::{name}", key), (name, key)
 index = torch.tensor([[0, 1]], dtype=torch.int32)
 input = torch.ones(2, 3, requires_grad=True)
 torch.ops.hstree.feature_gather(input, index).sum().backward()

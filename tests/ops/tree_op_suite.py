@@ -228,7 +228,7 @@ class TreeOpSuite:
         for x in (batch.input, batch.weight, batch.bias):
             if x is not None:
                 x.requires_grad_()
-        torch.library.opcheck(self.op.forward, batch.arguments())
+        torch.library.opcheck(self.op.operator, batch.arguments())
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
     def test_compile(self, device: torch.device) -> None:

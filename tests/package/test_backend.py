@@ -226,8 +226,8 @@ def test_cpu_on_request(
     cuda: str | None,
 ) -> None:
     monkeypatch.setenv("HSTREE_CUDA", "0")
-    assert setup.choose_cuda(fake_torch(cuda=cuda)) is False
-    assert capsys.readouterr().out == "hstree: building for the CPU only (HSTREE_CUDA=0)\n"
+    assert setup.choose_cuda(fake_torch(cuda=cuda)) == "HSTREE_CUDA was 0"
+    assert capsys.readouterr().out == "hstree: building for the CPU only: HSTREE_CUDA=0\n"
 
 
 def test_cuda_follows_torch_and_compiler_through_a_wrapper(
@@ -237,7 +237,7 @@ def test_cuda_follows_torch_and_compiler_through_a_wrapper(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("asked for a GPU"))
-    assert setup.choose_cuda(fake_torch("2.11.0+cu130", "13.0")) is True
+    assert setup.choose_cuda(fake_torch("2.11.0+cu130", "13.0")) is None
     assert os.environ["CUDA_HOME"] == str(nvcc_13)
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0+PTX"
     assert capsys.readouterr().out == "hstree: building with CUDA 13.0 for 8.0;9.0+PTX\n"
@@ -250,7 +250,7 @@ def test_cuda_minor_versions_may_differ_and_architectures_be_set(
     monkeypatch.setenv("CUDA_HOME", str(nvcc_13))
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
     monkeypatch.setenv("HSTREE_CUDA", "1")
-    assert setup.choose_cuda(fake_torch("2.15.0+cu132", "13.2")) is True
+    assert setup.choose_cuda(fake_torch("2.15.0+cu132", "13.2")) is None
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "9.0"
 
 
@@ -258,27 +258,31 @@ def test_cuda_minor_versions_may_differ_and_architectures_be_set(
 def test_torch_without_cuda(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert setup.choose_cuda(fake_torch()) is False
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    assert "CPU only" in out
-    assert "torch 2.13.0+cpu, which has no CUDA" in out
+    reason = "torch 2.13.0+cpu has no CUDA"
+    assert setup.choose_cuda(fake_torch()) == reason
+    assert capsys.readouterr().out == f"hstree: building for the CPU only: {reason}\n"
 
     monkeypatch.setenv("HSTREE_CUDA", "1")
     with pytest.raises(SystemExit) as raised:
         setup.choose_cuda(fake_torch())
     message = str(raised.value)
-    assert "found:    torch 2.13.0+cpu, which has no CUDA" in message
+    assert f"found:    {reason}" in message
     assert "expected: a torch with CUDA" in message
-    assert "to mend:  install a CUDA build of torch, or build for the CPU: HSTREE_CUDA=0" in message
+    assert "fix:      install a CUDA build of torch, or build for the CPU: HSTREE_CUDA=0" in message
 
 
 @pytest.mark.usefixtures("no_nvcc")
 def test_no_nvcc(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert setup.choose_cuda(fake_torch("2.13.0+cu130", "13.0")) is False
-    assert "CPU only (found no nvcc on PATH" in capsys.readouterr().out
+    reason = setup.choose_cuda(fake_torch("2.13.0+cu130", "13.0"))
+    assert reason.startswith(
+        "torch 2.13.0+cu130 has CUDA 13.0, but there was no nvcc on PATH or in "
+    )
+    assert capsys.readouterr().out == (
+        f"hstree: building for the CPU only: {reason}\n"
+        "hstree: for CUDA, install the CUDA 13.0 toolkit and set CUDA_HOME, then build again\n"
+    )
 
     monkeypatch.setenv("HSTREE_CUDA", "1")
     with pytest.raises(SystemExit, match="no nvcc on PATH") as raised:
@@ -295,12 +299,15 @@ def test_cuda_home_without_nvcc(
         setup.choose_cuda(fake_torch("2.13.0+cu130", "13.0"))
 
 
-@pytest.mark.usefixtures("nvcc_13")
 def test_nvcc_of_another_major_version(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    setup: ModuleType,
+    nvcc_13: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert setup.choose_cuda(fake_torch("2.11.0+cu126", "12.6")) is False
-    assert "torch 2.11.0+cu126 has CUDA 12.6" in capsys.readouterr().out
+    reason = setup.choose_cuda(fake_torch("2.11.0+cu126", "12.6"))
+    assert reason == (f"torch 2.11.0+cu126 has CUDA 12.6, but nvcc in {nvcc_13} was of 13.0")
+    assert reason in capsys.readouterr().out
     monkeypatch.setenv("HSTREE_CUDA", "1")
     with pytest.raises(SystemExit, match=r"expected: nvcc of CUDA 12\.x"):
         setup.choose_cuda(fake_torch("2.11.0+cu126", "12.6"))

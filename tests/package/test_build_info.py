@@ -37,6 +37,7 @@ def test_build_info() -> None:
     assert re.match(r"3\.\d+\.\d+", info.python)
     assert info.compiler
     assert (info.cuda is None) == (info.cuda_arch_list is None)
+    assert (info.cuda is None) == bool(info.cpu_only)
     assert hstree.build_info() is info
     with pytest.raises(dataclasses.FrozenInstanceError):
         info.torch = "1.0"  # type: ignore[misc]
@@ -53,6 +54,19 @@ def test_marker_of_typed_packages_is_installed() -> None:
 
 def test_operators_are_one_binary_for_all_pythons() -> None:
     assert module_file("_C").name in ("_C.abi3.so", "_C.pyd")
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm of binutils")
+@pytest.mark.parametrize("name", ["_C", "_host"])
+def test_modules_export_only_their_init_function(name: str) -> None:
+    """Else templates of the standard library could be taken from here by other libraries."""
+    shown = subprocess.run(
+        ["nm", "--dynamic", "--defined-only", module_file(name)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [line.split()[-1] for line in shown.stdout.splitlines()] == [f"PyInit_{name}"]
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm of binutils")

@@ -21,6 +21,7 @@ BUILD_INFO = {
     "torch_target": "2.11",
     "cuda": None,
     "cuda_arch_list": None,
+    "cpu_only": "torch 2.13.0+cpu has no CUDA",
     "compiler": "c++ 12.2.0",
     "python": "3.11.7",
 }
@@ -74,7 +75,7 @@ def check(error: str, *, problem: str, found: str, expected: str, command: str) 
     first, *rest = error.splitlines()
     assert first == f"ImportError: hstree cannot be imported: {problem}"
     text = "\n".join(rest)
-    place = [text.index(f"  {label}") for label in ("found:    ", "expected: ", "to mend:  ")]
+    place = [text.index(f"  {label}") for label in ("found:    ", "expected: ", "fix:      ")]
     assert place == sorted(place)
     assert found in text[place[0] : place[1]]
     assert expected in text[place[1] : place[2]]

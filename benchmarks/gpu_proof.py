@@ -1,0 +1,615 @@
+"""Builds hstree for the GPU of this machine, tests it there, and measures it: docs/gpu.md.
+
+    python -m benchmarks.gpu_proof --out build/proof --minutes 9
+
+Stages: build, tests (those marked cuda), sanitizer (the four tools of compute-sanitizer),
+benchmarks (benchmarks.gpu) and report. Everything runs in a process of its own with a time limit,
+and results.json in the output folder is replaced after each: what crashes, hangs or is interrupted
+takes nothing along, and the next call goes on where this one stopped. What is there is not done
+again, unless the sources of hstree have changed or --again names it.
+
+Exits with 0 when all is done and right, 1 when something of hstree failed, 2 when nothing can run
+here, 3 when the time ran out first, 130 after Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from fnmatch import fnmatch
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_report import plot, tables
+from benchmarks.gpu_settings import SETTINGS, TINY, contestants
+from benchmarks.gpu_settings import Entry as Contestant
+
+ROOT = Path(__file__).resolve().parents[1]
+STAGES = ("build", "tests", "sanitizer", "benchmarks", "report")
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+SECONDS = {"build": 480, "collect": 120, "tests": 240, "sanitizer": 140, "benchmarks": 120}
+"""Limits: of the build, of collecting the tests, and of each file of tests, tool and contestant."""
+LEAST_SECONDS = 5.0
+"""With less time left nothing is started."""
+SANITIZED_PER_FILE = 8
+SANITIZED = re.compile(r"equals_(the_)?reference|equals_the_walk|sparse_is_dense")
+"""Tests that run every kernel forward and backward over small shapes of all kinds."""
+
+# Distribution, oldest version, what needs it.
+REQUIREMENTS = (
+    ("torch", "2.11", "everything"),
+    ("numpy", "", "everything"),
+    ("scipy", "1.11", "everything"),
+    ("safetensors", "", "everything"),
+    ("rich", "", "everything"),
+    ("matplotlib", "", "report: the picture"),
+    ("pip", "", "build"),
+    ("setuptools", "77.0.3", "build"),
+    ("ninja", "", "build"),
+    ("pybind11", "3", "build"),
+    ("pytest", "8", "tests, sanitizer"),
+    ("hypothesis", "6.100", "tests, sanitizer"),
+    ("expecttest", "", "tests: opcheck"),
+    ("triton", "", "benchmarks: torch.compile, Liger, cut-cross-entropy"),
+    ("liger-kernel", "", "benchmarks: liger"),
+    ("cut-cross-entropy", "", "benchmarks: cut"),
+    ("quack-kernels", "", "benchmarks: quack"),
+)
+PROBE = """
+import json, torch
+p = torch.cuda.get_device_properties(0)
+print(json.dumps({"name": p.name, "capability": f"{p.major}.{p.minor}", "torch": torch.__version__,
+                  "cuda": torch.version.cuda, "memory_bytes": p.total_memory}))
+"""
+BUILT = """
+import hstree
+b = hstree.build_info()
+print(f"hstree {b.version}, CUDA {b.cuda}, {b.cuda_arch_list}, torch {b.torch}, {hstree.__file__}")
+"""
+Entry = dict[str, Any]
+
+
+class OutOfTime(Exception):
+    """The time of this call is over; the next one goes on."""
+
+
+# ---- one process
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a command ended.
+
+    Attributes:
+        status: exit status; negative for a signal, None at the limit.
+        seconds: that it took.
+        output: standard output and error.
+    """
+
+    status: int | None
+    seconds: float
+    output: str
+
+    def __str__(self) -> str:
+        if self.status is None:
+            return f"limit of {self.seconds:.0f} s"
+        if self.status < 0:
+            return signal.Signals(-self.status).name
+        return f"exit status {self.status}"
+
+
+def run_limited(
+    command: Sequence[str], seconds: float, log: Path, environment: Mapping[str, str] | None = None
+) -> Ending:
+    """Runs a command in the checkout, its output at the end of a file; then, and on any exception,
+    whatever is left of its process group is killed."""
+    begin = time.monotonic()
+    with log.open("a+b") as file:
+        file.write(f"\n$ {' '.join(command)}\n".encode())
+        file.flush()
+        start = file.tell()
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            preexec_fn=os.setpgrp,
+        )
+        status: int | None = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        file.seek(start)
+        output = file.read().decode(errors="replace")
+    return Ending(status, time.monotonic() - begin, output)
+
+
+def last_lines(output: str, count: int = 8) -> str:
+    return "\n".join(line[:300] for line in output.strip().splitlines()[-count:])
+
+
+# ---- what commands print
+
+
+def of_tests(ending: Ending) -> Entry:
+    """Results of `pytest -v`, also of one that did not come to its end."""
+    found = re.findall(
+        r"^(\S.*?::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", ending.output, re.MULTILINE
+    )
+    counts = Counter(result.lower() for _, result in found)
+    entry: Entry = {
+        "counts": dict(counts),
+        "failures": [name for name, result in found if result in ("FAILED", "ERROR")],
+    }
+    if ending.status == 0:
+        return entry | {"outcome": "passed" if counts["passed"] else "skipped"}
+    entry["outcome"] = "failed"
+    if ending.status != 1:
+        lines = ending.output.strip().splitlines()
+        running = next((line for line in reversed(lines) if "::" in line), "")
+        at = f", in {running.strip()}" if ending.status is None or ending.status < 0 else ""
+        entry["detail"] = f"{ending}{at}\n{last_lines(ending.output)}"
+    return entry
+
+
+def of_sanitizer(ending: Ending) -> Entry:
+    """Errors that a tool of compute-sanitizer found, by kernel; "errors elsewhere" where all are in
+    kernels of other libraries."""
+    summary = re.search(
+        r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", ending.output
+    )
+    places = re.findall(r"=========.*?\bat (?:0x\w+ in )?(\S.*?)\+0x", ending.output)
+    kernels = Counter(_kernel(place) for place in places)
+    tests = of_tests(ending)
+    entry: Entry = {"counts": tests["counts"], "kernels": dict(kernels.most_common(20))}
+    if summary is None:
+        return entry | {
+            "outcome": "failed",
+            "detail": f"{ending}, without a summary\n{last_lines(ending.output)}",
+        }
+    errors = int(summary.group(1) or summary.group(2))
+    ours = sum(count for name, count in kernels.items() if name.startswith("hstree"))
+    if errors == 0 and ending.status == 0:
+        return entry | {"outcome": "clean" if tests["counts"].get("passed") else "skipped"}
+    outcome = "errors" if errors else "failed"
+    if kernels and ours == 0 and ending.status == 0:
+        outcome = "errors elsewhere"
+    return entry | {
+        "outcome": outcome,
+        "detail": f"{errors} errors, {ours} reported places in kernels of hstree; tests: {ending}",
+        "failures": tests["failures"],
+    }
+
+
+def _kernel(place: str) -> str:
+    found = re.search(r"hstree::.*?(\w+_kernel)\b", place)
+    return f"hstree {found.group(1)}" if found else place[:80]
+
+
+def of_contestant(ending: Ending, file: Path) -> Entry:
+    """What benchmarks.gpu wrote, however it ended."""
+    entry: Entry = {}
+    with contextlib.suppress(OSError, ValueError):
+        entry = json.loads(file.read_text())
+    if ending.status == 0 and entry.get("outcome", "unfinished") != "unfinished":
+        return entry
+    doing = f", while {entry.pop('doing')}" if "doing" in entry else ""
+    outcome = "timed out" if ending.status is None else "crashed"
+    detail = f"{ending}{doing}\n{last_lines(ending.output)}"
+    return entry | {"outcome": outcome, "detail": detail}
+
+
+# ---- the stages
+
+
+def digest(*patterns: str) -> str:
+    """Of the contents of files in the checkout."""
+    found = hashlib.sha256()
+    for path in sorted(p for pattern in patterns for p in ROOT.glob(pattern) if p.is_file()):
+        if (
+            path.name != "_build_info.py"
+            and path.suffix != ".so"
+            and "__pycache__" not in path.parts
+        ):
+            found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def spread_over(items: list[str], count: int) -> list[str]:
+    """At most so many items, evenly from the first to the last. The steps differ by one, so that
+    they do not meet the same dtype again and again."""
+    if len(items) <= count:
+        return items
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
+def save(path: Path, content: bytes) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    os.replace(part, path)
+
+
+class Proof:
+    """The results of all calls in one folder, and what this call may still do.
+
+    Results are `entries` by name, "STAGE/...", with at least `outcome`, `seconds_taken` and
+    `sources`, the digest of what was built.
+    """
+
+    def __init__(self, options: argparse.Namespace, device: Entry) -> None:
+        self.options, self.out = options, options.out
+        self.deadline = time.monotonic() + 60 * options.minutes
+        self.file = self.out / "results.json"
+        self.results: Entry = {"device": device, "calls": [], "entries": {}}
+        if self.file.exists():
+            self.results = json.loads(self.file.read_text())
+        there = self.results["device"]["name"]
+        if there != device["name"]:
+            raise SystemExit(
+                f"--out: {self.file} holds results of {there}, this is {device['name']}; "
+                "choose another folder"
+            )
+        self.entries: dict[str, Entry] = self.results["entries"]
+        self.sources = digest("setup.py", "csrc/**/*", "hstree/**/*.py")
+        self.results["calls"].append(
+            {
+                "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
+                "sources": self.sources,
+                "device": device,
+            }
+        )
+        self.save()
+
+    def save(self) -> None:
+        save(self.file, (json.dumps(self.results, indent=1) + "\n").encode())
+
+    def is_done(self, name: str, any_sources: bool = False) -> bool:
+        entry = self.entries.get(name)
+        if entry is None or entry["outcome"] == "missing":
+            return False
+        again = any(fnmatch(name, pattern) for pattern in self.options.again)
+        return not again and (any_sources or entry["sources"] == self.sources)
+
+    def limited(
+        self, command: Sequence[str], seconds: float, log: str, environment: Mapping[str, str] = {}
+    ) -> Ending:
+        """Raises OutOfTime where this call ends before the command and before its limit."""
+        left = self.deadline - time.monotonic()
+        if left < min(LEAST_SECONDS, seconds):
+            raise OutOfTime
+        ending = run_limited(command, min(seconds, left), self.out / f"{log}.log", environment)
+        if ending.status is None and left < seconds:
+            raise OutOfTime
+        return ending
+
+    def limit(self, stage: str) -> float:
+        return float(self.options.limit or SECONDS[stage])
+
+    def keep(self, name: str, entry: Entry, ending: Ending | None = None) -> None:
+        seconds = round(ending.seconds, 1) if ending else 0.0
+        self.entries[name] = entry | {"seconds_taken": seconds, "sources": self.sources}
+        self.save()
+        detail = entry.get("detail", "").partition("\n")[0]
+        print(f"{name}: {entry['outcome']} {detail} ({seconds:.0f} s)", flush=True)
+
+    def build(self) -> None:
+        """pip's editable installation, unless that of the same sources is there."""
+        probe = [sys.executable, "-c", BUILT]
+        if self.is_done("build") and self.entries["build"]["outcome"] == "built":
+            ending = self.limited(probe, 60, "build")
+            if last_lines(ending.output, 1) == self.entries["build"]["detail"]:
+                return
+        cuda = self.options.device == "cuda"
+        architecture = self.options.arch or self.results["device"]["capability"]
+        environment = {"HSTREE_CUDA": "1" if cuda else "0"}
+        if cuda:
+            environment["TORCH_CUDA_ARCH_LIST"] = architecture
+        pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "-v"]
+        command = [*pip, "--no-index", "--no-build-isolation", "--no-deps", "-e", "."]
+        built = self.limited(command, SECONDS["build"], "build", environment)
+        ending = built if built.status != 0 else self.limited(probe, 60, "build")
+        if ending.status == 0:
+            entry = {"outcome": "built", "detail": last_lines(ending.output, 1)}
+        else:
+            errors = re.findall(r"^.*\b(?:error|found|expected):.*$", ending.output, re.MULTILINE)
+            said = [str(ending), last_lines("\n".join(errors)), last_lines(ending.output)]
+            entry = {"outcome": "failed", "detail": "\n".join(said)}
+        self.keep("build", entry, built)
+
+    def collected(self) -> Entry:
+        """Files with tests marked cuda, and those tests that the sanitizer runs."""
+        sources = digest("tests/**/*.py") + " " + " ".join(self.options.tests)
+        there: Entry = self.results.get("tests", {})
+        if there.get("sources") == sources:
+            return there
+        command = [*self._pytest(*self.options.tests), "--collect-only", "-q"]
+        ending = self.limited(command, SECONDS["collect"], "tests")
+        ids = re.findall(r"^(\S+\.py::.+)$", ending.output, re.MULTILINE)
+        ids = [i for i in ids if not i.startswith("ERROR ")]
+        broken = re.findall(r"^ERROR (\S+\.py)", ending.output, re.MULTILINE)
+        files = sorted({i.partition("::")[0] for i in ids}, key=lambda f: ("/ops/" not in f, f))
+        chosen = []
+        for file in files:
+            fit = [i for i in ids if i.startswith(f"{file}::") and SANITIZED.search(i)]
+            chosen += spread_over(fit, SANITIZED_PER_FILE)
+        found = {"sources": sources, "files": files, "broken": broken, "sanitized": chosen}
+        if ending.status in (0, 2):
+            self.results["tests"] = found
+            self.entries.pop("tests", None)
+            self.save()
+        else:
+            self.keep("tests", {"outcome": "failed", "detail": last_lines(ending.output)}, ending)
+        return found
+
+    def _pytest(self, *arguments: str) -> list[str]:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no"]
+        return [*command, "--continue-on-collection-errors", "-m", "cuda", *arguments]
+
+    def tests(self) -> None:
+        found = self.collected()
+        for file in found["broken"]:
+            self.keep(f"tests/{file}", {"outcome": "failed", "detail": "cannot be imported"})
+        for file in found["files"]:
+            name = f"tests/{file}"
+            if file not in found["broken"] and not self.is_done(name):
+                command = self._pytest(file, "-v", "--tb=short")
+                ending = self.limited(command, self.limit("tests"), "tests")
+                self.keep(name, of_tests(ending), ending)
+
+    def sanitizer(self) -> None:
+        tool = find_sanitizer(self.options.sanitizer)
+        if tool is None:
+            detail = f"{self.options.sanitizer} not found on PATH or in CUDA_HOME"
+            self.keep("sanitizer", {"outcome": "missing", "detail": detail})
+            return
+        self.entries.pop("sanitizer", None)
+        chosen = self.collected()["sanitized"]
+        for check in TOOLS:
+            name = f"sanitizer/{check}"
+            if self.is_done(name):
+                continue
+            # Errors of the driver's functions, which torch provokes and handles, do not count.
+            more = ["--report-api-errors", "no"] if check == "memcheck" else []
+            options = ["--tool", check, "--target-processes", "application-only", *more]
+            options += ["--print-limit", "1000"]
+            command = [tool, *options, *self._pytest(*chosen, "-v", "--tb=short")]
+            ending = self.limited(
+                command,
+                self.limit("sanitizer"),
+                "sanitizer",
+                {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+            )
+            self.keep(name, of_sanitizer(ending), ending)
+
+    def benchmarks(self) -> None:
+        """Ours in all settings, then the others."""
+        chosen = [
+            (setting, name, contestant)
+            for setting in self.options.settings
+            for name, contestant in contestants(setting).items()
+            if any(fnmatch(name, pattern) for pattern in self.options.contestants)
+        ]
+        for setting, name, contestant in sorted(chosen, key=lambda one: not one[2].ours):
+            key = f"benchmarks/{setting}/{name}"
+            if not self.is_done(key, any_sources=not contestant.ours):
+                self.contestant(key, setting, name, contestant)
+
+    def contestant(self, key: str, setting: str, name: str, contestant: Contestant) -> None:
+        title = {"title": contestant.title}
+        if contestant.package and version_of(contestant.package) is None:
+            detail = f"{contestant.package} is not installed"
+            self.keep(key, title | {"outcome": "missing", "detail": detail})
+            return
+        file = self.out / ".contestant.json"
+        file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "benchmarks.gpu", setting, name]
+        command += ["--device", self.options.device, "--out", str(file)]
+        try:
+            ending = self.limited(
+                command, contestant.seconds or self.limit("benchmarks"), "benchmarks"
+            )
+            self.keep(key, title | of_contestant(ending, file), ending)
+        finally:
+            file.unlink(missing_ok=True)
+
+    def report(self) -> None:
+        text = tables(self.results)
+        save(self.out / "report.md", (text + "\n").encode())
+        print(f"\n{text}")
+        try:
+            picture = plot(self.results)
+        except Exception as error:  # hstree or matplotlib may be missing: the tables are there
+            print(f"no picture: {type(error).__name__}: {error}", file=sys.stderr)
+            return
+        if picture is not None:
+            save(self.out / "report.png", picture)
+
+    def wrong(self) -> list[str]:
+        """What of hstree failed; on a GPU also tests that did not run."""
+        fine = {"built", "passed", "clean", "errors elsewhere", "measured", "missing"}
+        if self.options.device == "cpu":
+            fine.add("skipped")
+        bad = []
+        for name, entry in self.entries.items():
+            stage, _, rest = name.partition("/")
+            setting, _, key = rest.partition("/")
+            contestant = contestants(setting).get(key) if stage == "benchmarks" else None
+            peer = contestant is not None and not contestant.ours
+            if entry["outcome"] not in fine and not peer:
+                bad.append(name)
+        return bad
+
+
+# ---- the machine
+
+
+def version_of(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
+
+
+def find_sanitizer(command: str) -> str | None:
+    home = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    places = [command, str(home / "bin" / command), str(home / "compute-sanitizer" / command)]
+    return next((found for place in places if (found := shutil.which(place))), None)
+
+
+def requirements(options: argparse.Namespace) -> list[str]:
+    """What there is and what is missing, a line each."""
+    lines = []
+    for distribution, oldest, purpose in REQUIREMENTS:
+        version = version_of(distribution)
+        wanted = f"{distribution} {oldest} or newer" if oldest else distribution
+        if version is None:
+            lines.append(f"missing  {wanted} ({purpose})")
+        elif _numbers(version) < _numbers(oldest):
+            lines.append(f"too old  {distribution} {version}: {wanted} ({purpose})")
+        else:
+            lines.append(f"found    {distribution} {version}")
+    programs = {"c++": shutil.which(os.environ.get("CXX", "c++").split()[0])}
+    if options.device == "cuda":
+        home = os.environ.get("CUDA_HOME")
+        programs["nvcc (set CUDA_HOME)"] = (
+            shutil.which(f"{home}/bin/nvcc") if home else shutil.which("nvcc")
+        )
+        programs["nvidia-smi"] = shutil.which("nvidia-smi")
+        programs["compute-sanitizer"] = find_sanitizer(options.sanitizer)
+    lines += [f"found    {path}" if path else f"missing  {name}" for name, path in programs.items()]
+    return lines
+
+
+def probe(device: str) -> Entry:
+    """Name and capability of the device, by torch in a process of its own, so that this one holds
+    no memory there."""
+    if device == "cpu":
+        return {"name": "cpu", "capability": None, "torch": version_of("torch"), "cuda": None}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=False, timeout=120
+    )
+    if done.returncode:
+        print(f"no GPU that torch can use:\n{last_lines(done.stderr, 3)}", file=sys.stderr)
+        raise SystemExit(2)
+    found: Entry = json.loads(done.stdout)
+    return found
+
+
+# ---- command line
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_proof",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+
+    def names(known: Iterable[str]) -> Callable[[str], list[str]]:
+        known = list(known)
+
+        def convert(text: str) -> list[str]:
+            chosen = text.split(",")
+            for name in chosen:
+                if name not in known:
+                    raise argparse.ArgumentTypeError(
+                        f"expected some of {','.join(known)}, got {name!r}"
+                    )
+            return chosen
+
+        return convert
+
+    def positive(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = 0.0
+        if not number > 0:
+            raise argparse.ArgumentTypeError(f"expected a number greater than 0, got {text!r}")
+        return number
+
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
+    add("--stage", type=names(STAGES), default=list(STAGES), help="some of " + ",".join(STAGES))
+    add("--device", choices=("cuda", "cpu"), default="cuda",
+        help="cpu: everything tiny, with a contestant that crashes and one that hangs")  # fmt: skip
+    add("--minutes", type=positive, default=float("inf"), help="stop cleanly after so many")
+    add("--settings", type=names(SETTINGS), help="default: all, on a CPU tiny")
+    add("--contestants", type=lambda text: text.split(","), default=["*"], metavar="NAMES",
+        help="names or patterns with *, see python -m benchmarks.gpu --list")  # fmt: skip
+    add("--limit", type=positive, metavar="SECONDS",
+        help="of each file of tests, tool and contestant, instead of {tests}, {sanitizer} and "
+        "{benchmarks}".format(**SECONDS))  # fmt: skip
+    add("--tests", nargs="+", default=["tests"], metavar="PATH", help="files or folders of tests")
+    add("--again", nargs="+", default=[], metavar="PATTERN",
+        help="do again what is there, such as 'tests/*' or 'benchmarks/*/cut'")  # fmt: skip
+    add("--arch", help="TORCH_CUDA_ARCH_LIST of the build; default: the device's capability")
+    add("--sanitizer", default="compute-sanitizer", metavar="COMMAND")
+    add("--check", action="store_true", help="say what is there and what is missing, and end")
+    options = parser.parse_args(arguments)
+    if options.settings is None:
+        options.settings = [TINY] if options.device == "cpu" else [s for s in SETTINGS if s != TINY]
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    print("\n".join(requirements(options)), flush=True)
+    if options.check:
+        return 0
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    options.out = options.out.resolve()
+    options.out.mkdir(parents=True, exist_ok=True)
+    proof = Proof(options, probe(options.device))
+    status = 0
+    try:
+        for stage in STAGES[:-1]:
+            if stage in options.stage:
+                getattr(proof, stage)()
+                if stage == "build" and proof.entries["build"]["outcome"] == "failed":
+                    break
+    except OutOfTime:
+        status = 3
+    except KeyboardInterrupt:
+        status = 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if "report" in options.stage:
+        proof.report()
+    for name in proof.wrong():
+        print(f"FAILED: {name}: {proof.entries[name].get('detail', '')}")
+    if status == 3:
+        print("stopped by --minutes; the same command goes on from here")
+    return status or (1 if proof.wrong() else 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Rows in the order of their leaves: torch.ops.hstree.leaf_order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hstree.ops import leaf_order
+from ops.cases import PATH, WIDE, Case, TreeOpUnderTest
+
+CASE = Case("ragged paths", rows=70, subset=7)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 70])
+def test_equals_a_stable_sort(rows: int, device: torch.device) -> None:
+    batch = PATH.batch(replace(CASE, rows=rows)).to(device)
+    order = leaf_order(batch.target, batch.leaf_position)
+    assert order.shape == (3, rows)
+    rank = batch.leaf_position[:, batch.target.clamp(min=0)]
+    rank[:, batch.target < 0] = 2**31 - 1
+    assert torch.equal(order, rank.argsort(dim=1, stable=True))
+
+
+@pytest.mark.parametrize("op", [PATH, WIDE], ids=["path", "wide"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_shared_by_ops_on_the_same_trees(
+    op: TreeOpUnderTest, sparse: bool, device: torch.device
+) -> None:
+    batch = op.batch(CASE, torch.float32).to(device)
+    expected = op.gradients(batch, sparse)
+    order = leaf_order(batch.target, batch.leaf_position)
+    leaves = [x.requires_grad_() for x in (batch.input, batch.weight, batch.bias)]
+    *arguments, longest = batch.arguments()
+    log_prob = op.function(*arguments, **{op.longest_name: longest}, sparse=sparse, order=order)
+    log_prob.backward(batch.grad)
+    for got, want in zip([log_prob, *(x.grad for x in leaves)], expected, strict=True):
+        assert torch.equal(got.to_dense(), want.to_dense())
+
+
+@pytest.mark.parametrize("op", [PATH, WIDE], ids=["path", "wide"])
+def test_backward_works_out_what_it_is_not_given(op: TreeOpUnderTest, device: torch.device) -> None:
+    batch = op.batch(CASE, torch.float32).to(device)
+    _, score, *kept = op.operator(*batch.arguments())
+    arguments = (batch.grad, batch.input, batch.weight, *batch.tables(), score)
+    if kept[1].numel() == 0:
+        kept[1] = None
+    for backward in (op.backward, op.backward_sparse):
+        for got, want in zip(backward(*arguments), backward(*arguments, *kept), strict=True):
+            assert torch.equal(got, want)
+
+
+def test_opcheck(device: torch.device) -> None:
+    batch = PATH.batch(CASE).to(device)
+    torch.library.opcheck(torch.ops.hstree.leaf_order.default, (batch.target, batch.leaf_position))
+    order = leaf_order(batch.target, batch.leaf_position)
+    torch.library.opcheck(PATH.operator, (*batch.arguments(), order))
+
+
+def test_errors(device: torch.device) -> None:
+    batch = PATH.batch(CASE).to(device)
+    target, leaf_position = batch.target, batch.leaf_position
+    with pytest.raises(
+        RuntimeError, match=r"leaf_order: target: expected shape \[N\], got \[70, 1\]"
+    ):
+        leaf_order(target[:, None], leaf_position)
+    with pytest.raises(RuntimeError, match="leaf_order: target: expected dtype Long, got Int"):
+        leaf_order(target.int(), leaf_position)
+    with pytest.raises(RuntimeError, match=r"leaf_position: expected shape \[T, V\], got \[23\]"):
+        leaf_order(target, leaf_position[0])
+    order = leaf_order(target, leaf_position)
+    for bad, match in (
+        (order[0], r"order: expected shape \[T, N\], got \[70\]"),
+        (order[1:], r"order: expected size 3 \(trees of weight\)"),
+        (order[:, 1:], r"order: expected size 70 \(rows of input\)"),
+        (order.int(), "order: expected dtype Long, got Int"),
+    ):
+        with pytest.raises(RuntimeError, match=match):
+            PATH.operator(*batch.arguments(), bad)
+
+
+def test_values_out_of_range() -> None:
+    batch = PATH.batch(CASE)
+    batch.target[3] = 23
+    match = r"target\[3\]: expected less than 23 \(the number of classes\), got 23"
+    with pytest.raises(RuntimeError, match=match):
+        leaf_order(batch.target, batch.leaf_position)
+    batch.target[3] = 0
+    order = leaf_order(batch.target, batch.leaf_position)
+    for value in (-1, 70):
+        order[1, 5] = value
+        with pytest.raises(RuntimeError, match=rf"order: expected rows in \[0, 70\), got {value}"):
+            PATH.operator(*batch.arguments(), order)

@@ -1,0 +1,90 @@
+"""A build without CUDA under a torch that has it: operators and --version say why and what to do.
+
+The torch at hand is told that it has CUDA. Without a GPU there are no CUDA tensors, so operators
+are called with CPU tensors where the dispatcher would call them with CUDA tensors.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hstree
+
+pytestmark = pytest.mark.skipif(
+    hstree.build_info().cuda is not None, reason="hstree was built with CUDA"
+)
+
+PRETEND = """
+import torch
+torch.version.cuda, torch.version.hip = {cuda!r}, {hip!r}
+"""
+OPERATORS = """
+import hstree
+from hstree._extension import CPU_OPERATORS
+
+has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+for name in torch._C._dispatch_get_all_op_names():
+    if name.startswith("hstree::") and has_kernel(name, "CPU"):
+        cpu_only = name.removeprefix("hstree::") in CPU_OPERATORS
+        assert has_kernel(name, "CUDA") != cpu_only, name
+keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+input, index = torch.ones(1, 3), torch.tensor([[0, 2]], dtype=torch.int32)
+try:
+    torch.ops.hstree.feature_gather.default.redispatch(keys, input, index)
+except RuntimeError as error:
+    print(type(error).__name__, error)
+print(torch.ops.hstree.feature_gather(input, index).tolist())
+"""
+WITHOUT = """
+import hstree
+names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
+print([name for name in names if name.startswith("hstree::")])
+"""
+VERSION = """
+from hstree.cli import main
+raise SystemExit(main(["--version"]))
+"""
+
+
+def run(code: str, folder: Path, *, cuda: str | None = None, hip: str | None = None) -> str:
+    shown = subprocess.run(
+        [sys.executable, "-c", PRETEND.format(cuda=cuda, hip=hip) + code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout
+
+
+REASON = f"CPU only: {hstree.build_info().cpu_only}"
+FIX = "; fix: with the CUDA 14.1 toolkit on PATH or in CUDA_HOME, run HSTREE_CUDA=1 pip install "
+
+
+def test_operators_refuse_cuda_tensors(tmp_path: Path) -> None:
+    error, result = run(OPERATORS, tmp_path, cuda="14.1").splitlines()
+    expected = f"RuntimeError hstree: expected CPU tensors, got CUDA; this build is {REASON}{FIX}"
+    assert error.startswith(expected)
+    assert result == "[[[1.0, 1.0]]]"
+
+
+def test_rocm(tmp_path: Path) -> None:
+    error, _ = run(OPERATORS, tmp_path, hip="6.4").splitlines()
+    assert error.endswith(f"{REASON}; hstree has no kernels for ROCm")
+
+
+def test_nothing_is_registered_where_torch_has_no_cuda(tmp_path: Path) -> None:
+    assert run(WITHOUT, tmp_path) == "[]\n"
+
+
+def test_version(tmp_path: Path) -> None:
+    shown = run(VERSION, tmp_path, cuda="14.1")
+    assert shown.startswith(f"hstree {hstree.__version__} (torch ")
+    assert f"), {REASON}{FIX}" in shown
+    assert shown.count("\n") == 1
+    assert run(VERSION, tmp_path).endswith(f"), {REASON}\n")
