@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cuda_emu.library import EmulatedLibrary
 
+from hstree.heads import TreeEnsemble
 from hstree.ops import leaf_order
+from hstree.trees import build_ensemble
 from ops.cases import PATH, WIDE, Case, TreeOpUnderTest
 
 CASE = Case("ragged paths", rows=70, subset=7)
@@ -92,3 +95,18 @@ def test_values_out_of_range() -> None:
         order[1, 5] = value
         with pytest.raises(RuntimeError, match=rf"order: expected rows in \[0, 70\), got {value}"):
             PATH.operator(*batch.arguments(), order)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_step_of_a_head_sorts_once(emulated: EmulatedLibrary, sparse: bool) -> None:
+    """Forward and backward of the CUDA operators, for wide and binary nodes of the same trees."""
+    trees = build_ensemble("random", 40, 3, root=4, leaf=3)
+    head = TreeEnsemble(6, 40, trees, sparse=sparse)
+    assert head.weight is not None
+    assert head.wide_weight is not None
+    hidden = torch.randn(20, 6, requires_grad=True)
+    with emulated.on_cpu_tensors(), torch.profiler.profile() as profile:
+        head(hidden, torch.arange(20)).loss.backward()
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls["aten::sort"] == 1
+    assert calls.get("aten::cumsum", 0) == (2 if sparse else 0)

@@ -496,3 +496,77 @@ class TreeOpSuite:
         if CAPABILITIES.index(capability) < has and "HSTREE_CPU_CAPABILITY" not in os.environ:
             # Sums in another order: that other code ran.
             assert not all(torch.equal(a, b) for a, b in zip(results, mine, strict=True))
+
+    # A GPU alone
+
+    @pytest.mark.cuda
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize("block", [1, 16])
+    @pytest.mark.parametrize("subset", [64, 1024, 1152, 2048])
+    def test_fast_paths(self, subset: int, block: int, dtype: torch.dtype) -> None:
+        """Subsets of one to four chunks, random or in blocks: rows long enough for every access."""
+        case = Case("fast", rows=500, trees=3, classes=300, in_features=4096, subset=subset)
+        batch = self.op.batch(case, dtype)
+        generator = torch.Generator().manual_seed(0)
+        for index in batch.feature_index:
+            drawn = torch.randperm(4096 // block, generator=generator)[: subset // block]
+            first = drawn.sort().values[:, None] * block
+            index.copy_((first + torch.arange(block)).flatten())
+        batch = replace(batch, input=batch.input / 8, weight=batch.weight / 8)
+        expected = self.op.gradients(batch)
+        got = self.op.gradients(batch.to(torch.device("cuda")))
+        unit = torch.finfo(dtype).eps
+        torch.testing.assert_close(got[0].cpu(), expected[0], rtol=1e-4, atol=1e-3)
+        for on_gpu, on_cpu in zip(got[1:], expected[1:], strict=True):
+            atol = unit * on_cpu.abs().max().item()
+            torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=2 * unit, atol=atol)
+
+    @pytest.mark.cuda
+    def test_gradients_at_full_size(self) -> None:
+        """As many rows and features as a large model has; against the op of the CPU in float32."""
+        case = Case("full size", rows=8192, trees=2, classes=20_000, in_features=4096, subset=1024)
+        batch = self.op.batch(case, torch.float32)
+        batch = replace(batch, input=batch.input / 32, weight=batch.weight / 32)
+        batch = batch.map(Tensor.bfloat16)
+        expected = self.op.gradients(batch.map(Tensor.float), sparse=True)
+        got = self.op.gradients(batch.to(torch.device("cuda")), sparse=True)
+        unit = torch.finfo(torch.bfloat16).eps
+        torch.testing.assert_close(got[0].cpu(), expected[0], rtol=1e-4, atol=1e-3)
+        assert torch.equal(got[2]._indices().cpu(), expected[2]._indices())
+        values = [(got[1], expected[1])]
+        values += [(a._values(), b._values()) for a, b in zip(got[2:], expected[2:], strict=True)]
+        for on_gpu, on_cpu in values:
+            atol = unit * on_cpu.abs().max().item()
+            torch.testing.assert_close(on_gpu.cpu().float(), on_cpu, rtol=2 * unit, atol=atol)
+
+    @pytest.mark.cuda
+    def test_dense_step_in_a_cuda_graph(self) -> None:
+        """Forward and dense backward never wait for the device, so a graph can hold them."""
+        batch = self.op.batch(USUAL, torch.float32).to(torch.device("cuda"))
+        expected = self.op.gradients(batch)
+        leaves = [
+            x.detach().clone().requires_grad_() for x in (batch.input, batch.weight, batch.bias)
+        ]
+        static = replace(batch, input=leaves[0], weight=leaves[1], bias=leaves[2])
+
+        def step() -> Tensor:
+            log_prob = self.op.log_prob(static)
+            log_prob.backward(batch.grad)
+            return log_prob
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+                for leaf in leaves:
+                    leaf.grad = None
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            log_prob = step()
+        for leaf in leaves:
+            leaf.grad.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        same_bits([log_prob.detach(), *(leaf.grad for leaf in leaves)], expected)
