@@ -369,6 +369,7 @@ def test_an_interrupt_leaves_what_was_measured(
     assert set(entries(tmp_path)) == {"benchmarks/tiny/one"}
 
 
+@pytest.mark.slow
 def test_the_limit_of_a_call_ends_it_and_the_next_goes_on(
     tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

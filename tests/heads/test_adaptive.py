@@ -64,7 +64,7 @@ def test_default_cutoffs(n_classes: int, cutoffs: list[int]) -> None:
         ({"order": torch.arange(V).int()}, r"order: expected a permutation of 0..36, int64 \[37\]"),
         ({"order": torch.arange(V).float()}, r"order: expected a permutation of 0..36, int64"),
     ],
-    ids=lambda x: str(x)[:30],
+    ids=lambda x: str(getattr(x, "__name__", x))[:40],
 )
 def test_bad_options(options: dict[str, Any], match: str) -> None:
     options = {"n_classes": V, "cutoffs": [5]} | options

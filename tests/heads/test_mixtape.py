@@ -245,7 +245,7 @@ def test_state_dict_names() -> None:
         ({"in_features": 0}, "in_features: expected a whole number of at least 1, got 0"),
         ({"n_classes": 0}, "n_classes: expected a whole number of at least 1, got 0"),
     ],
-    ids=lambda x: str(x)[:40],
+    ids=lambda x: str(getattr(x, "__name__", x))[:40],
 )
 def test_bad_options(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):

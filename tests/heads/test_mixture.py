@@ -480,7 +480,7 @@ def test_state_dict_names() -> None:
             "experts: expected a whole number of at least 0, got -1",
         ),
     ],
-    ids=lambda x: str(x)[:40],
+    ids=lambda x: str(getattr(x, "__name__", x))[:40],
 )
 def test_bad_options(build: Any, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):

@@ -229,6 +229,7 @@ def run_sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "finding"),
     [

@@ -375,7 +375,7 @@ def test_example(name: str) -> None:
         ("dense", {"activation": "Relu"}, "activation: expected a function or one of .*'Relu'"),
         ("dense", {"activation": 3}, "activation: expected a function or its name, got int"),
     ],
-    ids=lambda x: str(x)[:30],
+    ids=lambda x: str(getattr(x, "__name__", x))[:40],
 )
 def test_bad_arguments(case: str, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):

@@ -16,7 +16,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["cpu", "emulated", pytest.param("cuda", marks=pytest.mark.cuda)])
+EMULATED = pytest.param("emulated", marks=pytest.mark.slow)  # all of them together
+
+
+@pytest.fixture(params=["cpu", EMULATED, pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Each device that the operators run on; "emulated": the CUDA operators for CPU tensors."""
     if request.param != "emulated":

@@ -383,6 +383,7 @@ torch.save([draw(c, d).gradients(mixed) for c in CASES for d in SUMS], sys.argv[
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
     has = {"AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)

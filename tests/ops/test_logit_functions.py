@@ -65,6 +65,7 @@ def test_memory() -> None:
 
 
 # The tests in this process run the code of the last instruction set that the processor has.
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", CAPABILITIES[:-1])
 def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
     """All cases again, and the same results but for roundings."""

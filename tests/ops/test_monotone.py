@@ -481,7 +481,7 @@ def raises(batch: MonotoneBatch, match: str) -> None:
         ("radius", 0.0, "radius: expected a finite number above 0, got 0"),
         ("radius", math.nan, "radius: expected a finite number above 0, got nan"),
     ],
-    ids=lambda x: str(x)[:40],
+    ids=lambda x: str(getattr(x, "__name__", x))[:40],
 )
 def test_bad_argument(name: str, value: Any, match: str, device: torch.device) -> None:
     batch = monotone_batch(SMALL[4], torch.float32).to(device)
@@ -531,7 +531,7 @@ def test_cuda_gives_nan_where_the_cpu_raises(value: int) -> None:
         ("log_normalizer", Tensor.double, "log_normalizer: expected dtype Float for logits of dt"),
         ("logits", lambda x: x.t().contiguous().t(), "logits: expected a contiguous tensor, got s"),
     ],
-    ids=lambda x: str(x)[:40],
+    ids=lambda x: str(getattr(x, "__name__", x))[:40],
 )
 def test_bad_gradient(name: str, value: Any, match: str, device: torch.device) -> None:
     batch = monotone_batch(SMALL[1], torch.float32).to(device)

@@ -497,7 +497,7 @@ def test_bad_slopes_or_radius(slopes: Tensor, radius: float, match: str) -> None
         ("radius", math.nan, "radius: expected a finite number above 0, got nan"),
         ("radius", 1e-300, r"radius: expected K / \(2 radius\) in Float"),
     ],
-    ids=lambda x: str(x)[:40],
+    ids=lambda x: str(getattr(x, "__name__", x))[:40],
 )
 def test_bad_argument(name: str, value: Any, match: str, device: torch.device) -> None:
     batch = plif_batch(SMALL, 2, torch.float32).to(device)

@@ -138,6 +138,7 @@ torch.save([x for c in SHAPES for d in DTYPES for x in after_one_step(d, c)], sy
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
     """The same to one rounding, and on x86-64 the same bits."""

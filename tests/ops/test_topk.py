@@ -310,6 +310,7 @@ torch.save([x for d in DTYPES for x in results(d)[::2]], sys.argv[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_instruction_sets_agree(capability: str, tmp_path: Path) -> None:
     path = tmp_path / "results.pt"

@@ -324,7 +324,9 @@ class TreeOpSuite:
         ("feature_index", None, r"weight: expected size 19 \(features of input, as there is no"),
     ]  # fmt: skip
 
-    @pytest.mark.parametrize(("name", "value", "match"), BAD_SHAPES, ids=lambda x: str(x)[:40])
+    @pytest.mark.parametrize(
+        ("name", "value", "match"), BAD_SHAPES, ids=lambda x: str(getattr(x, "__name__", x))[:40]
+    )
     def test_bad_shape_or_dtype(
         self, name: str, value: Any, match: str, device: torch.device
     ) -> None:
@@ -476,6 +478,7 @@ class TreeOpSuite:
         assert refused > 100
         assert accepted > 10
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("capability", CAPABILITIES)
     def test_every_instruction_set(self, capability: str, tmp_path: Path) -> None:
         """The cases again with the vector code of each instruction set."""

@@ -38,7 +38,7 @@ def errors(files: list[str], flags: list[str], headers: list[str]) -> str:
         return "".join(pool.map(compile_half, (files[::2], files[1::2])))
 
 
-@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("cuda", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_operators(setup: dict[str, Any], cuda: bool) -> None:
     """In the standard of torch 2.11; later ones pass c++20, as a build with them shows."""
     files = sources("ops") if cuda else sources("ops", "cpu")  # csrc/cpu knows nothing of CUDA
