@@ -2,6 +2,7 @@
 against."""
 
 from hstree.reference.feature_gather import feature_gather_reference
+from hstree.reference.leaf_order import leaf_order_reference
 from hstree.reference.log_prob import tree_log_prob_reference
 from hstree.reference.monotone import mixture_log_prob_reference, monotone_log_prob_reference
 from hstree.reference.path import path_log_prob_reference
@@ -12,6 +13,7 @@ from hstree.reference.wide import wide_log_prob_reference
 
 __all__ = [
     "feature_gather_reference",
+    "leaf_order_reference",
     "mixture_log_prob_reference",
     "monotone_log_prob_reference",
     "path_log_prob_reference",

@@ -10,6 +10,7 @@ from cuda_emu.library import EmulatedLibrary
 
 from hstree.heads import TreeEnsemble
 from hstree.ops import leaf_order
+from hstree.reference import leaf_order_reference
 from hstree.trees import build_ensemble
 from ops.cases import PATH, WIDE, Case, TreeOpUnderTest
 
@@ -21,9 +22,7 @@ def test_equals_a_stable_sort(rows: int, device: torch.device) -> None:
     batch = PATH.batch(replace(CASE, rows=rows)).to(device)
     order = leaf_order(batch.target, batch.leaf_position)
     assert order.shape == (3, rows)
-    rank = batch.leaf_position[:, batch.target.clamp(min=0)]
-    rank[:, batch.target < 0] = 2**31 - 1
-    assert torch.equal(order, rank.argsort(dim=1, stable=True))
+    assert torch.equal(order, leaf_order_reference(batch.target, batch.leaf_position))
 
 
 @pytest.mark.parametrize("op", [PATH, WIDE], ids=["path", "wide"])
