@@ -292,6 +292,7 @@ def entries(out: Path) -> dict[str, Any]:
     return read
 
 
+@pytest.mark.slow
 def test_what_crashes_and_hangs_takes_nothing_along(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
