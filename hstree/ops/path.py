@@ -55,7 +55,8 @@ def path_log_prob(
         sparse: gradients of weight and bias are sparse COO tensors of the visited rows alone, each
             row once, as with ``torch.nn.Embedding(sparse=True)``. Eager mode only.
         order: what :func:`hstree.ops.leaf_order` returns for ``target`` and ``leaf_position``,
-            where several ops on the same trees share it; None: it is worked out here.
+            where several ops on the same trees share it; None: it is worked out here. On CUDA its
+            values are not checked.
 
     Returns:
         log_prob [N, T] in nats: float32, float64 for float64 input.

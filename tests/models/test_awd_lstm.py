@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -497,10 +498,10 @@ print(has)
 
 
 @pytest.mark.parametrize("isa", ["DEFAULT", "AVX2"])
-def test_a_bfloat16_lstm_is_known_where_there_is_one(isa: str) -> None:
+def test_a_bfloat16_lstm_is_known_where_there_is_one(isa: str, tmp_path: Path) -> None:
     """Against torch's own layer, on this CPU and with oneDNN held to AVX2."""
     done = subprocess.run(
-        [sys.executable, "-c", PROBE], env=os.environ | {"ONEDNN_MAX_CPU_ISA": isa},
+        [sys.executable, "-c", PROBE], env=os.environ | {"ONEDNN_MAX_CPU_ISA": isa}, cwd=tmp_path,
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
