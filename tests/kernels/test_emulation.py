@@ -225,8 +225,9 @@ def run_sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
         "PYTHONMALLOC": "malloc",
     }
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, env=environment
-    )
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, env=environment,
+        cwd=ROOT / "tests",
+    )  # fmt: skip
 
 
 @pytest.mark.slow
