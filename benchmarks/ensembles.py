@@ -78,8 +78,8 @@ def _leaf_groups(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable
 
     @torch.no_grad()
     def run() -> None:
-        _, score = ops.wide_log_prob(hidden, weight, bias, *tables, head.max_width)
-        ops.wide_log_prob_backward_sparse(grad, hidden, weight, *tables, score)
+        _, score, order, _ = ops.wide_log_prob(hidden, weight, bias, *tables, head.max_width)
+        ops.wide_log_prob_backward_sparse(grad, hidden, weight, *tables, score, order)
 
     return run
 
