@@ -65,11 +65,12 @@ void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t
                 int64_t* index, cudaStream_t stream);
 
 // Size of the workspace of path_backward_input, path_backward_weight and wide_backward_weight, aligned to 16
-// bytes, content arbitrary; nothing in it passes from one to another. Of the latter two, unless the number of segments C is 1: 2 * T * C * stride * (S + 1) sums and
-// T * C * stride int64. Of path_backward_weight: T * stride * N more sums, N up to a multiple of 16, and
-// T * (N * stride + 33 C) int64 at most; of path_backward_input T * N * (10 * stride + 8) bytes (float64:
-// 14 and 12), which is less. C is N / 512 for batches that fill a GPU (N / 256 in float64), more
-// for smaller ones, N / 128 at most; wide: N / 64 and 4096 / stride at most (segment.cuh).
+// bytes, content arbitrary; nothing in it passes from one to another. The last two take, unless the number of
+// segments C is 1, 2 * T * C * stride * (S + 1) sums and T * C * stride int64; path_backward_weight also
+// T * stride * N sums, N up to a multiple of 16, and at most T * (N * stride + 33 C) int64. path_backward_input
+// takes less: T * N * (10 * stride + 8) bytes (float64: 14 and 12). C is N / 512 for batches that fill a GPU
+// (float64: N / 256), and more for smaller ones, at most N / 128; wide: at most N / 64 and 4096 / stride
+// (segment.cuh).
 int64_t backward_workspace_bytes(ScalarType type, const Tables& tables);
 
 }  // namespace hstree

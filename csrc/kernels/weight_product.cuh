@@ -1,8 +1,8 @@
 // Sums of the gradients of weight rows over rows, for the path op and the wide op.
 #pragma once
 
-#include "mma.cuh"
 #include "segment.cuh"
+#include "split.cuh"
 #include "tile.cuh"
 
 namespace hstree {

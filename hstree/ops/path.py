@@ -63,9 +63,9 @@ def path_log_prob(
 
     Raises:
         RuntimeError: for a shape, dtype, device or, on the CPU, an index that does not fit, naming
-            the argument. On CUDA, where looking would cost a synchronisation, a target out
-            of range makes the log-probability of its row NaN, a table that of its tree in all rows,
-            without gradient.
+            the argument. On CUDA, where a check would have to wait for the device, a target out of
+            range makes the log-probabilities of its row NaN, and a table out of range those of its
+            tree in all rows, without gradient.
 
     Sums are taken in float32 (float64 for float64), in a fixed order: the same bits on every run.
     On the CPU the memory of freed gradients and workspaces, in up to four blocks, is kept for those
