@@ -40,9 +40,9 @@ def _run(arguments: argparse.Namespace) -> int:
     import dataclasses
     import sys
 
+    from hstree._files import write_atomic
     from hstree.analysis import compare, tables, to_csv, to_markdown, validation_curves
     from hstree.training import TrainConfig
-    from hstree.training.run_directory import write_atomic
 
     picture = None if arguments.plot is None else Path(arguments.plot)
     if picture is not None:

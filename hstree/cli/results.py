@@ -74,8 +74,8 @@ def publish(
         notes: what a reader must know beside the figures, a sentence each.
         rows: the same keys in each.
     """
+    from hstree._files import write_atomic
     from hstree.analysis import csv_text, markdown
-    from hstree.training.run_directory import write_atomic
 
     print_tables(tables, notes)
     files: dict[str, bytes] = dict(pictures)

@@ -117,9 +117,9 @@ def _list(runs: Sequence[StudyRun]) -> None:
 
 
 def _write(study: Study, file: str, folder: Path, runs: Sequence[StudyRun]) -> None:
+    from hstree._files import write_atomic
     from hstree.analysis import csv_text, latex, markdown
     from hstree.experiments.study_table import study_notes, study_rows, study_table
-    from hstree.training.run_directory import write_atomic
 
     content = study_table(study, runs)
     page = [

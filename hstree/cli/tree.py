@@ -132,9 +132,9 @@ def _open_run(path: Path, index: int) -> _Source:
 def _build(arguments: argparse.Namespace) -> int:
     import os
 
+    from hstree._files import write_atomic
     from hstree.data import load_corpus
     from hstree.training import TrainConfig, load_run
-    from hstree.training.run_directory import write_atomic
     from hstree.trees import build_tree
 
     settings = TrainConfig(**config_values(arguments))

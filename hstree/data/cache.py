@@ -29,6 +29,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hstree._files import write_atomic
+
 from .source import SPLITS
 from .vocabulary import Vocabulary
 
@@ -159,16 +161,12 @@ def read_pointer(file: Path) -> str:
 def write_pointer(file: Path, name: str) -> None:
     """Write a pointer file in one step. Never fails."""
     with contextlib.suppress(OSError):
-        handle, temporary = tempfile.mkstemp(prefix=_UNFINISHED, dir=file.parent)
-        with open(handle, "w") as stream:
-            stream.write(name)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, file)
+        write_atomic(file, name.encode())
 
 
 def _remove_abandoned(parent: Path) -> None:
     """Removes what a process that was killed has left."""
-    for path in parent.glob(f"{_UNFINISHED}*"):
+    for path in (*parent.glob(f"{_UNFINISHED}*"), *parent.glob(".*.part")):
         with contextlib.suppress(OSError):
             files = list(path.iterdir()) if path.is_dir() else [path]
             last_write = max(file.stat().st_mtime for file in [path, *files])

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hstree._files import write_atomic
 from hstree.analysis import RunFigures, log_prob_rank, read_run
 from hstree.analysis.runs import UNGROUPED
 from hstree.training import (
@@ -33,7 +34,6 @@ from hstree.training import (
     resume,
     train,
 )
-from hstree.training.run_directory import write_atomic
 
 from .study_file import RankSettings, Study, StudyError, StudyModel, by_key, run_name
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hstree._checks import check_count, check_number
+from hstree._files import write_atomic
 from hstree.ops import mark_targets
 
 if TYPE_CHECKING:
@@ -254,17 +255,11 @@ class Head(nn.Module, ABC):
 
         :func:`hstree.heads.load_head` reads it.
         """
-        path = Path(path)
         tensors = {
             key: value.detach().contiguous().cpu() for key, value in self.state_dict().items()
         }
         metadata = {METADATA_KEY: json.dumps({"name": self.name, "config": self.config()})}
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            save_file(tensors, part, metadata)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        write_atomic(Path(path), lambda part: save_file(tensors, part, metadata))
 
     def extra_repr(self) -> str:
         return (

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from hstree._tensor_file import read_tensors
+from hstree._files import read_tensors
 from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import METADATA_KEY, Head
 from hstree.heads.flat import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax

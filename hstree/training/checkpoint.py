@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hstree._tensor_file import read_tensors
+from hstree._files import read_tensors
 from hstree.data import Corpus, Subwords, Tokenizer, Vocabulary, load_corpus
 from hstree.heads import head_class
 from hstree.models import AWDLSTM, LanguageModel

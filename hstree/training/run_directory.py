@@ -7,34 +7,19 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+
+from hstree._files import Content, set_mode, write_atomic, write_synced
 
 CONFIG, VOCABULARY, TOKENIZER = "config.json", "vocabulary.txt", "tokenizer.json"
 MODEL, STATE = "model.safetensors", "last.safetensors"
 METRICS, CURVE, SUMMARY = "metrics.jsonl", "learning_curve.png", "summary.json"
 
-Content: TypeAlias = bytes | Callable[[Path], None]
-
 
 class CheckpointError(ValueError):
     """A run folder or model file that is missing, foreign, truncated or not consistent."""
-
-
-def _fill(path: Path, content: Content) -> None:
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        content(path)
-
-
-def _set_mode(path: Path, mode: int) -> None:
-    """The permissions that a new file or folder would have; temporary ones have fewer."""
-    mask = os.umask(0)
-    os.umask(mask)
-    path.chmod(mode & ~mask)
 
 
 def _lock(folder: Path) -> int | None:
@@ -69,35 +54,6 @@ def _temporary_folder(path: Path) -> Path:
             if attempt == 9:
                 raise
     raise AssertionError
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomic(path: Path, content: Content) -> None:
-    """Put a file in place in one step: whoever looks sees the old content or the new, and never a
-    part of either.
-
-    Args:
-        path: the file.
-        content: its bytes, or a function that writes them to the path it is given.
-    """
-    # A folder, because who fills the file may make temporary files of their own beside it.
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent))
-    temporary = folder / path.name
-    try:
-        _fill(temporary, content)
-        _set_mode(temporary, 0o666)
-        _sync(temporary)
-        temporary.replace(path)
-        _sync(path.parent)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class RunDirectory:
@@ -191,10 +147,8 @@ class RunDirectory:
         try:
             self._lock = _lock(temporary)
             for name, content in files.items():
-                _fill(temporary / name, content)
-                _set_mode(temporary / name, 0o666)
-                _sync(temporary / name)
-            _set_mode(temporary, 0o777)
+                write_synced(temporary / name, content)
+            set_mode(temporary, 0o777)
             self._publish(temporary)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

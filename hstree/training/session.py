@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from hstree._files import Content
 from hstree.data import Subwords, load_corpus
 from hstree.models import LanguageModel, cpu_has_lstm
 
@@ -49,7 +50,6 @@ from .run_directory import (
     TOKENIZER,
     VOCABULARY,
     CheckpointError,
-    Content,
     RunDirectory,
 )
 from .summary import HeadCost, Summary, measure_head_cost, own_parameter_count

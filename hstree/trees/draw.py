@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hstree._figures import new_figure
+from hstree._files import write_atomic
 from hstree.trees._checks import check_frequencies, check_int
 from hstree.trees.tree import Tree
 
@@ -200,16 +201,13 @@ def draw(
     """
     outline = _Outline(tree, words, frequencies, levels)
     n_rows = _unfold_to_rows(outline)
-    path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph")  # a font need not know every word
-            figure, area = _figure(outline, n_rows)
-            figure.savefig(unfinished, format="png", dpi=150, bbox_inches=area)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a font need not know every word
+        figure, area = _figure(outline, n_rows)
+        write_atomic(
+            Path(path),
+            lambda part: figure.savefig(part, format="png", dpi=150, bbox_inches=area),
+        )
 
 
 def _unfold_to_rows(outline: _Outline) -> int:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as safetensors_bytes
 
 from hstree import _host
+from hstree._files import write_atomic
 from hstree.trees._checks import check_frequencies, check_int, integer_array
 
 MAX_DEPTH: int = _host.MAX_DEPTH
@@ -439,18 +440,8 @@ class Tree:
 
         An existing file is replaced in one step or, on an error, left as it was.
         """
-        path = Path(path)
         data = safetensors_bytes(self.arrays(), metadata={"format": _FORMAT, "version": _VERSION})
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-        try:
-            with open(unfinished, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+        write_atomic(Path(path), data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tree:

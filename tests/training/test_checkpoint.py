@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hstree._files import write_atomic
 from hstree.data import Vocabulary
 from hstree.heads import Softmax
 from hstree.models import AWDLSTM, LanguageModel
@@ -21,7 +22,6 @@ from hstree.training import (
     read_metrics,
 )
 from hstree.training.checkpoint import model_writer
-from hstree.training.run_directory import write_atomic
 
 VOCABULARY = Vocabulary(["<eos>", "a", "b", "<unk>"], [4, 3, 2, 0])
 

@@ -84,6 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     import numpy as np
 
+    from hstree._files import write_atomic
     from hstree.analysis import (
         energy_picture,
         matrix_rank,
@@ -93,7 +94,6 @@ def _run(arguments: argparse.Namespace) -> int:
         spectrum_picture,
     )
     from hstree.analysis.rank import EPSILONS
-    from hstree.training.run_directory import write_atomic
 
     matrices, notes = _matrices(arguments)
     limit = None if arguments.max_memory is None else int(arguments.max_memory * 2**30)

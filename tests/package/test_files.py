@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from hstree._tensor_file import read_tensors
+from hstree._files import read_tensors
 
 PACKAGE = Path(__file__).resolve().parents[2] / "hstree"
 ALIGNMENT = 64  # bytes, of what torch allocates on a CPU
@@ -56,4 +56,4 @@ def test_no_other_module_reads_tensors() -> None:
         if isinstance(node, (ast.Name, ast.Attribute))
         if re.search(r"\b(get_tensor|load_file|torch\.load)$", ast.unparse(node))
     }
-    assert calls == {"_tensor_file.py", "trees/tree.py"}
+    assert calls == {"_files.py", "trees/tree.py"}

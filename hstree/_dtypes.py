@@ -1,0 +1,10 @@
+"""Dtypes of results."""
+
+from __future__ import annotations
+
+import torch
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Dtype of sums, scores and log-probabilities: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
