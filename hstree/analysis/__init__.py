@@ -12,8 +12,6 @@ from .compare import (
     to_csv,
     to_markdown,
 )
-from .correlation import Correlation, Fit, correlation, correlation_table, outliers
-from .correlation_plot import correlation_plot
 from .curves import validation_curves
 from .frequency_loss import ClassLoss, FrequencyBin, class_losses, frequency_bins
 from .function import FunctionView, Histogram, check_function_head, view_function
@@ -99,11 +97,9 @@ __all__ = [
     "Cluster",
     "Comparison",
     "ContextPredictions",
-    "Correlation",
     "Embeddings",
     "EpochFigures",
     "FinalFigures",
-    "Fit",
     "FrequencyBin",
     "FunctionView",
     "Histogram",
@@ -132,9 +128,6 @@ __all__ = [
     "cluster_table",
     "compare",
     "confidence_interval",
-    "correlation",
-    "correlation_plot",
-    "correlation_table",
     "csv_text",
     "differing_settings",
     "effective_rank",
@@ -163,7 +156,6 @@ __all__ = [
     "model_log_prob",
     "model_perplexities",
     "nearest_classes",
-    "outliers",
     "plan_rank",
     "prediction",
     "prediction_rows",

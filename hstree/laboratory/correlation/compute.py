@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-from .table import Table, probability, table
 
 FENCE = 1.5
 """Interquartile ranges beyond the quartiles at which outliers begin (Tukey 1977)."""
@@ -42,7 +39,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Correlation:
-    """What :func:`correlation` returns.
+    """What :func:`correlate` returns.
 
     Attributes:
         x, y: the points.
@@ -63,8 +60,13 @@ class Correlation:
         """Their number."""
         return sum(self.outlier)
 
+    @property
+    def counted(self) -> str:
+        """``1 outlier``, ``2 outliers``, ..."""
+        return f"{self.outliers} {'outlier' if self.outliers == 1 else 'outliers'}"
 
-def correlation(x: Sequence[float], y: Sequence[float]) -> Correlation:
+
+def correlate(x: Sequence[float], y: Sequence[float]) -> Correlation:
     """Pearson's and Spearman's correlation of x and y, with and without outliers.
 
     Args:
@@ -115,43 +117,5 @@ def _fit(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> Fit:
     low, high = pearson.confidence_interval(0.95)
     spearman = spearmanr(x, y)
     line = linregress(x, y)
-    return Fit(
-        len(x),
-        float(pearson.statistic),
-        float(low),
-        float(high),
-        float(pearson.pvalue),
-        float(spearman.statistic),
-        float(spearman.pvalue),
-        float(line.slope),
-        float(line.intercept),
-    )
-
-
-def counted(result: Correlation) -> str:
-    """``1 outlier``, ``2 outliers``, ..."""
-    return f"{result.outliers} {'outlier' if result.outliers == 1 else 'outliers'}"
-
-
-def correlation_table(result: Correlation, x: str, y: str) -> Table:
-    """The coefficients of all points and, if there are outliers, without these; ``x``, ``y``:
-    names."""
-    rows = [("all points", result.overall)]
-    if result.inner is not None and result.outliers:
-        rows.append((f"without {counted(result)}", result.inner))
-    fits = [fit for _, fit in rows]
-    columns = [
-        ("points", False, [name for name, _ in rows]),
-        ("n", True, [str(fit.n) for fit in fits]),
-        ("Pearson", True, [f"{fit.pearson:+.3f}" for fit in fits]),
-        ("95% interval", True, [_interval(fit) for fit in fits]),
-        ("Pearson p", True, [probability(fit.pearson_p) for fit in fits]),
-        ("Spearman", True, [f"{fit.spearman:+.3f}" for fit in fits]),
-        ("Spearman p", True, [probability(fit.spearman_p) for fit in fits]),
-        ("slope", True, [f"{fit.slope:+.3g}" for fit in fits]),
-    ]
-    return table(f"Correlation of {y} with {x}", columns)
-
-
-def _interval(fit: Fit) -> str:
-    return "-" if math.isnan(fit.low) else f"{fit.low:+.3f} to {fit.high:+.3f}"
+    values = (pearson.statistic, low, high, pearson.pvalue, *spearman, line.slope, line.intercept)
+    return Fit(len(x), *map(float, values))

@@ -1,0 +1,24 @@
+"""``hstree analyze`` and ``hstree experiment``: the measurements of the laboratory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hstree.cli.analyze import function, predictions, rank, significance, tree, words
+from hstree.cli.experiment import jacobian, robustness, synthetic
+from hstree.laboratory.correlation.report import COMMAND as correlation
+
+ANALYZE = (correlation, function, predictions, rank, significance, tree, words)
+EXPERIMENT = (jacobian, robustness, synthetic)
+
+
+def add_command(commands: Any) -> None:
+    """Register the commands and their subcommands."""
+    for name, help_text, measurements in (
+        ("analyze", "measurements on trained models", ANALYZE),
+        ("experiment", "experiments that need no trained model", EXPERIMENT),
+    ):
+        parser = commands.add_parser(name, help=help_text)
+        subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+        for measurement in measurements:
+            measurement.add_command(subcommands)
