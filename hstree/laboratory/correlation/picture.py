@@ -24,8 +24,8 @@ def correlation_picture(
     groups: Sequence[str] | None = None,
     group: str = "",
 ) -> Any:
-    """A figure of the points, outliers open, with the least-squares lines of all points and of those
-    that are not outliers.
+    """The points, outliers open, with the least-squares lines of all points and of those that are
+    not outliers.
 
     Args:
         result: of :func:`correlate`.
@@ -48,11 +48,11 @@ def correlation_picture(
     lines = [(result.overall, points[0], "-", f"all {result.overall.n} points")]
     if result.inner is not None and result.outliers:
         lines.append((result.inner, inside, "--", f"without {result.counted} (open)"))
-    for fit, of, dashes, label in lines:
+    for fit, of, dashes, which in lines:
         ends = np.array([of.min(), of.max()])
-        label += f": Pearson {fit.pearson:+.2f}"
         heights = fit.intercept + fit.slope * ends
-        axes.plot(ends, heights, dashes, color="#666666", lw=1.4, label=label, zorder=1)
+        title = f"{which}: Pearson {fit.pearson:+.2f}"
+        axes.plot(ends, heights, dashes, color="#666666", lw=1.4, label=title, zorder=1)
     for label, members, colour, marker in _kinds(figure, axes, len(points[0]), groups, group):
         axes.scatter(
             *points[:, members],
