@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from operator import itemgetter
 from typing import Any
 
 from ..columns import read_columns
