@@ -1,18 +1,5 @@
 """Looking at results: runs side by side, and the measurements of the literature on models."""
 
-from .compare import (
-    Comparison,
-    RunGroup,
-    Statistic,
-    compare,
-    differing_settings,
-    group_runs,
-    mean_and_deviation,
-    tables,
-    to_csv,
-    to_markdown,
-)
-from .curves import validation_curves
 from .frequency_loss import ClassLoss, FrequencyBin, class_losses, frequency_bins
 from .function import FunctionView, Histogram, check_function_head, view_function
 from .function_plot import function_data, function_notes, function_picture, function_tables
@@ -38,18 +25,6 @@ from .rank import (
 )
 from .rank_plot import energy_picture, rank_rows, rank_table, spectrum_picture
 from .runs import EpochFigures, FinalFigures, RunError, RunFigures, read_run
-from .significance import (
-    PairTest,
-    Sample,
-    Significance,
-    TTest,
-    holm,
-    model_perplexities,
-    significance,
-    significance_tables,
-    t_test,
-)
-from .significance_plot import significance_plot
 from .table import Table, csv_text, latex, markdown, table
 from .tree_loss import TreeLoss, check_tree_head, tree_loss
 from .tree_plot import agreement_picture, frequency_picture, level_names, level_picture
@@ -95,7 +70,6 @@ __all__ = [
     "BlockMatrix",
     "ClassLoss",
     "Cluster",
-    "Comparison",
     "ContextPredictions",
     "Embeddings",
     "EpochFigures",
@@ -103,19 +77,13 @@ __all__ = [
     "FrequencyBin",
     "FunctionView",
     "Histogram",
-    "PairTest",
     "Prediction",
     "RankCorrelation",
     "RankPlan",
     "RankResult",
     "RunError",
     "RunFigures",
-    "RunGroup",
-    "Sample",
-    "Significance",
     "SimilaritySet",
-    "Statistic",
-    "TTest",
     "Table",
     "TreeLoss",
     "WordSimilarity",
@@ -126,10 +94,8 @@ __all__ = [
     "check_tree_head",
     "class_losses",
     "cluster_table",
-    "compare",
     "confidence_interval",
     "csv_text",
-    "differing_settings",
     "effective_rank",
     "energy_picture",
     "frequency_bins",
@@ -139,9 +105,7 @@ __all__ = [
     "function_notes",
     "function_picture",
     "function_tables",
-    "group_runs",
     "heaviest_clusters",
-    "holm",
     "latex",
     "level_names",
     "level_picture",
@@ -150,11 +114,9 @@ __all__ = [
     "log_prob_rank",
     "markdown",
     "matrix_rank",
-    "mean_and_deviation",
     "mixture_table",
     "model_embeddings",
     "model_log_prob",
-    "model_perplexities",
     "nearest_classes",
     "plan_rank",
     "prediction",
@@ -170,22 +132,14 @@ __all__ = [
     "read_similarity_sets",
     "root_partition",
     "sibling_table",
-    "significance",
-    "significance_plot",
-    "significance_tables",
     "softmax_rank_bound",
     "spearman",
     "spectrum_picture",
     "stored_matrix",
-    "t_test",
     "table",
-    "tables",
-    "to_csv",
-    "to_markdown",
     "tree_agreement",
     "tree_loss",
     "tree_table",
-    "validation_curves",
     "view_function",
     "word_similarity",
     "word_similarity_plot",
