@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hstree.cli.analyze import function, predictions, rank, tree, words
-from hstree.cli.experiment import jacobian, robustness, synthetic
+from hstree.cli.analyze import predictions, tree, words
+from hstree.cli.experiment import jacobian, synthetic
 from hstree.laboratory.correlation.report import COMMAND as correlation
+from hstree.laboratory.function.report import COMMAND as function
+from hstree.laboratory.rank.report import COMMAND as rank
+from hstree.laboratory.robustness.report import COMMAND as robustness
 from hstree.laboratory.significance.report import COMMAND as significance
 
 ANALYZE = (correlation, function, predictions, rank, significance, tree, words)

@@ -12,17 +12,6 @@ from .jacobian import (
     summarize_singular_values,
 )
 from .jacobian_plot import jacobian_picture
-from .robustness import (
-    NoisePoint,
-    Reconstruction,
-    expected_press_rank,
-    noise_picture,
-    noise_ranks,
-    noise_rows,
-    noise_table,
-    reconstruction_table,
-    reconstructions,
-)
 from .study import Ranks, StudyInterrupted, StudyRun, run_study, seconds_left, study_runs
 from .study_file import RankSettings, Study, StudyError, StudyModel, parse_study, read_study
 from .study_table import study_notes, study_rows, study_table
@@ -44,10 +33,8 @@ __all__ = [
     "HeadChoice",
     "JacobianExperiment",
     "LayerSpectrum",
-    "NoisePoint",
     "RankSettings",
     "Ranks",
-    "Reconstruction",
     "Spectrum",
     "Study",
     "StudyError",
@@ -61,7 +48,6 @@ __all__ = [
     "SyntheticSetting",
     "choose_head",
     "choose_heads",
-    "expected_press_rank",
     "jacobian_experiment",
     "jacobian_notes",
     "jacobian_picture",
@@ -69,14 +55,8 @@ __all__ = [
     "jacobian_singular_values",
     "jacobian_table",
     "known_heads",
-    "noise_picture",
-    "noise_ranks",
-    "noise_rows",
-    "noise_table",
     "parse_study",
     "read_study",
-    "reconstruction_table",
-    "reconstructions",
     "run_study",
     "seconds_left",
     "study_notes",

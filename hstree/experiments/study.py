@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from hstree._files import write_atomic
-from hstree.analysis import RunFigures, log_prob_rank, read_run
+from hstree.analysis import RunFigures, read_run
 from hstree.analysis.runs import UNGROUPED
+from hstree.laboratory.rank.compute import log_prob_rank
 from hstree.training import (
     Reporter,
     Silent,
@@ -55,7 +56,7 @@ class StudyInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of a run's log-probabilities: see :class:`hstree.analysis.RankResult`.
+    """Ranks of a run's log-probabilities: see :class:`hstree.laboratory.RankResult`.
 
     Attributes:
         settings: of which log-probabilities.

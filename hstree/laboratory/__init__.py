@@ -4,21 +4,48 @@ from .comparison.compute import Comparison, RunGroup, compare, mean_and_deviatio
 from .comparison.picture import validation_curves
 from .comparison.report import to_csv, to_markdown
 from .correlation.compute import Correlation, correlate
+from .function.compute import FunctionView, Histogram, view_function
+from .rank.compute import (
+    RankResult,
+    effective_rank,
+    log_prob_rank,
+    matrix_rank,
+    plan_rank,
+    press_threshold,
+    softmax_rank_bound,
+)
+from .rank.matrix import BlockMatrix, model_log_prob, stored_matrix
+from .robustness.compute import noise_ranks, reconstructions
 from .significance.compute import Significance, holm, model_perplexities, significance_tests, t_test
 
 __all__ = [
+    "BlockMatrix",
     "Comparison",
     "Correlation",
+    "FunctionView",
+    "Histogram",
+    "RankResult",
     "RunGroup",
     "Significance",
     "compare",
     "correlate",
+    "effective_rank",
     "holm",
+    "log_prob_rank",
+    "matrix_rank",
     "mean_and_deviation",
+    "model_log_prob",
     "model_perplexities",
+    "noise_ranks",
+    "plan_rank",
+    "press_threshold",
+    "reconstructions",
     "significance_tests",
+    "softmax_rank_bound",
+    "stored_matrix",
     "t_test",
     "to_csv",
     "to_markdown",
     "validation_curves",
+    "view_function",
 ]

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hstree._dtypes import dtype_name
 from hstree.heads import Head, MixtureOfContexts, Softmax
 from hstree.heads.functions import Identity
 from hstree.models import LanguageModel
@@ -63,8 +64,8 @@ class RankPlan:
 
     def __str__(self) -> str:
         rows, columns = self.matrix.shape
-        kind = str(self.matrix.dtype).removeprefix("torch.")
-        return f"{rows:,} x {columns:,} {kind}, {self.route}, {gibibytes(self.memory)} of memory"
+        size = f"{rows:,} x {columns:,} {dtype_name(self.matrix.dtype)}"
+        return f"{size}, {self.route}, {gibibytes(self.memory)} of memory"
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ import torch
 
 from hstree._arguments import count, positive
 from hstree._arguments import number as limited
+from hstree._dtypes import dtype_name
 from hstree.cli.runs import run_corpus, run_names
 from hstree.training import load_run
 
@@ -123,7 +124,7 @@ def rank_rows(results: Mapping[str, RankResult]) -> list[dict[str, Any]]:
             "matrix": name,
             "rows": result.shape[0],
             "columns": result.shape[1],
-            "dtype": str(result.dtype).removeprefix("torch."),
+            "dtype": dtype_name(result.dtype),
             "route": result.route,
             "s_max": result.s_max,
             "press_threshold": result.press_threshold,

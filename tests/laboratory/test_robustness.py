@@ -1,22 +1,20 @@
-"""Press rank under rounding and noise: known ranks, the law of the noise's singular values."""
+"""Press rank under rounding and noise: known ranks, the law of the noise's singular values; and the
+command."""
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
-from hstree.analysis import press_threshold
-from hstree.experiments import (
-    expected_press_rank,
-    noise_picture,
-    noise_ranks,
-    noise_rows,
-    noise_table,
-    reconstruction_table,
-    reconstructions,
-)
+from hstree.cli import main
+from hstree.laboratory import noise_ranks, press_threshold, reconstructions
+from hstree.laboratory.robustness.compute import expected_press_rank
+from hstree.laboratory.robustness.picture import noise_picture
+from hstree.laboratory.robustness.report import noise_rows, noise_table, reconstruction_table
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -25,7 +23,7 @@ DTYPES = (torch.float32, torch.float64)
 def test_pruned_every_time_the_rank_stays(dtype: torch.dtype) -> None:
     result = reconstructions(120, repetitions=12, dtype=dtype)
     assert result.press_ranks == (10,) * 13
-    assert 0 < result.change < 100 * torch.finfo(dtype).eps
+    assert 0 < result.relative_change < 100 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -69,7 +67,8 @@ def test_seeds() -> None:
     once = noise_ranks(50, [1e-27], rank=3)
     assert noise_ranks(50, [1e-27], rank=3) == once
     assert reconstructions(40, 3, 2) == reconstructions(40, 3, 2)
-    assert reconstructions(40, 3, 2, seed=1).change != reconstructions(40, 3, 2).change
+    first, other = (reconstructions(40, 3, 2, seed=seed) for seed in (0, 1))
+    assert first.relative_change != other.relative_change
 
 
 def test_tables_and_picture() -> None:
@@ -83,7 +82,13 @@ def test_tables_and_picture() -> None:
         ("float64", "every time", "1", "3", "3"),
         ("float64", "once", "1", "3", "3"),
     ]
-    assert noise_picture(points).startswith(b"\x89PNG")
+    figure = noise_picture(points)
+    figure.canvas.draw()
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert [label for label in labels if label.startswith("Press rank")] == [
+        "Press rank, float32",
+        "Press rank, float64",
+    ]
 
 
 def test_refusals() -> None:
@@ -96,3 +101,48 @@ def test_refusals() -> None:
     for c in (-1.0, math.inf):
         with pytest.raises(ValueError, match="variances: expected finite numbers of at least 0"):
             noise_ranks(5, [c], 2)
+
+
+# The command
+
+
+def test_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = "--size 60 --rank 4 --repetitions 2 --c 1e-30 --c 1e-5 --seed 3"
+    assert main(["experiment", "robustness", *options.split()]) == 0
+    out = capsys.readouterr().out
+    assert "matrices of 60 x 60, rank 4, seed 3" in out
+    assert {path.name for path in Path("robustness").iterdir()} == {
+        "robustness.md",
+        "robustness.json",
+        "robustness.csv",
+        "robustness-noise.png",
+    }
+    data = json.loads(Path("robustness/robustness.json").read_text())
+    assert [result["press_ranks"] for result in data["reconstructions"]] == [[4, 4, 4]] * 4
+    assert [result["pruned_every_time"] for result in data["reconstructions"]] == [1, 1, 0, 0]
+    assert [point["c"] for point in data["noise"]] == [1e-30, 1e-5] * 2
+    assert [point["press_rank"] for point in data["noise"]] == [4, 60, 4, 60]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--size 8", "--rank: expected a number below --size, 8, got 10"),
+        ("--c -1", "--c: expected a number of at least 0, got -1"),
+        ("--repetitions 0", "--repetitions: expected at least 1, got 0"),
+    ],
+)
+def test_failures(
+    options: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["experiment", "robustness", *options.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
