@@ -114,7 +114,7 @@ def test_identity_has_no_bend() -> None:
 
 
 def test_counter_grows_and_widens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hstree.laboratory.function.compute._MOST_BINS", 64)
+    monkeypatch.setattr("hstree.laboratory.function.compute._REACH", 32)
     random = np.random.default_rng(0)
     counter, everything = _Counter(-0.5, 0.25), []
     for scale in (0.1, 3.0, 1.0, 40.0, 7.0):

@@ -23,7 +23,7 @@ FloatArray = npt.NDArray[np.float64]
 
 POINTS = 257  # at which f is given
 _WIDTH = 2.0**-10  # of the bins in which logits are counted; those of a PLIF end at its knots
-_MOST_BINS = 1 << 22
+_REACH = 1 << 21  # bins on either side
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,12 @@ class Histogram:
 
 
 class _Counter:
-    """A histogram that grows with what it counts, in bins origin + [i w, (i + 1) w). w is doubled
-    where more than ``_MOST_BINS`` would be needed."""
+    """Counts numbers in bins origin + [i w, (i + 1) w), -_REACH <= i < _REACH; w is doubled until
+    they reach all numbers."""
 
     def __init__(self, origin: float, width: float) -> None:
-        self.origin = origin
-        self.width = width
-        self.first = 0
-        self.counts = np.zeros(0, np.int64)
+        self.origin, self.width = origin, width
+        self.counts = np.zeros(2 * _REACH, np.int64)
 
     def add(self, values: Tensor) -> None:
         """Count numbers, which are overwritten. Raises ValueError if one is not finite."""
@@ -76,26 +74,19 @@ class _Counter:
         low, high = (float(v) for v in torch.aminmax(place))
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError("model: expected finite logits, got some that are not")
-        first, last = int(low), int(high)
-        if len(self.counts):
-            first = min(first, self.first)
-            last = max(last, self.first + len(self.counts) - 1)
-        else:
-            self.first = first
-        while last - first >= _MOST_BINS:
-            first, last = first // 2, last // 2
+        while low < -_REACH or high >= _REACH:
             place.mul_(0.5).floor_()
-            odd = self.first % 2
-            pairs = np.pad(self.counts, (odd, (odd + len(self.counts)) % 2)).reshape(-1, 2)
-            self.first, self.counts, self.width = self.first // 2, pairs.sum(1), 2 * self.width
-        found = torch.bincount(place.sub_(first).int().flatten(), minlength=last - first + 1)
-        found[self.first - first :][: len(self.counts)] += torch.from_numpy(self.counts).to(found)
-        self.first, self.counts = first, found.cpu().numpy()
+            low, high, self.width = low // 2, high // 2, 2 * self.width
+            self.counts = np.pad(self.counts.reshape(-1, 2).sum(1), _REACH // 2)
+        found = torch.bincount(place.sub_(low).int().flatten()).cpu().numpy()
+        first = int(low) + _REACH
+        self.counts[first : first + len(found)] += found
 
     def histogram(self) -> Histogram:
         """What has been counted."""
-        place = self.first + np.arange(len(self.counts) + 1.0)
-        return Histogram(self.origin + self.width * place, self.counts)
+        first, last = np.flatnonzero(self.counts)[[0, -1]]
+        place = np.arange(first, last + 2.0) - _REACH
+        return Histogram(self.origin + self.width * place, self.counts[first : last + 1])
 
 
 @dataclass(frozen=True)
@@ -117,7 +108,7 @@ class FunctionView:
             straight f is no more than a factor on the weights.
         bend: standard deviation of f(logit) from that line; 0 for a straight f.
         logits: histogram of all logits, of every context, component and class, in narrow bins. A
-            piecewise linear f is straight within each, unless logits spread over more than 2^22.
+            piecewise linear f is straight within each, unless logits reach beyond 2^21 of these.
         next_logits: histogram of those of the words that came next.
         slopes: values of f' and their weights, by what they are over: ``"pieces of f"``, the K
             slopes of a piecewise linear function, of others f' at ``x``, each once; ``"all
@@ -186,6 +177,7 @@ def view_function(model: LanguageModel, tokens: Any) -> FunctionView:
         every.add(block)
     logits, next_logits = every.histogram(), following.histogram()
     middles, counts = logits.middles, logits.counts
+    _, next_slopes = value_and_slope(function, next_logits.middles)
     value, slopes = value_and_slope(function, middles)
     dx, dy = (v - np.average(v, weights=counts) for v in (middles, value))
     variance = np.average(dx**2, weights=counts)
@@ -213,10 +205,7 @@ def view_function(model: LanguageModel, tokens: Any) -> FunctionView:
         slopes={
             "pieces of f": (pieces, np.ones(len(pieces))),
             "all logits": (slopes, counts),
-            "next words": (
-                value_and_slope(function, next_logits.middles)[1],
-                next_logits.counts,
-            ),
+            "next words": (next_slopes, next_logits.counts),
         },
     )
 

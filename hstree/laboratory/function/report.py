@@ -16,7 +16,7 @@ from ..table import Table, decimals, table
 from .compute import FunctionView, Histogram, check_function_head, view_function, weighted_quantile
 from .picture import BINS, function_picture, function_text
 
-QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
+_QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -70,20 +70,24 @@ def function_tables(views: Mapping[str, FunctionView]) -> list[Table]:
             ("SD from that line", lambda row: row[1].bend, decimals(3)),
         ],
     )
-    rows = [(name, over, *s) for name, v in views.items() for over, s in v.slopes.items()]
     slopes = table(
         "Slopes of f",
-        [row for row in rows if views[row[0]].function != "softmax"],
+        [
+            (name, over, *values_and_weight)
+            for name, view in views.items()
+            for over, values_and_weight in view.slopes.items()
+            if view.function != "softmax"
+        ],
         [
             ("run", lambda row: row[0]),
             ("over", lambda row: row[1]),
             ("mean", lambda row: np.average(row[2], weights=row[3]), decimals(3)),
-            ("5%", lambda row: weighted_quantile(*row[2:], 0.05), decimals(3)),
-            ("median", lambda row: weighted_quantile(*row[2:], 0.5), decimals(3)),
-            ("95%", lambda row: weighted_quantile(*row[2:], 0.95), decimals(3)),
+            ("5%", lambda row: weighted_quantile(row[2], row[3], 0.05), decimals(3)),
+            ("median", lambda row: weighted_quantile(row[2], row[3], 0.5), decimals(3)),
+            ("95%", lambda row: weighted_quantile(row[2], row[3], 0.95), decimals(3)),
         ],
     )
-    shares = {"least": 0.0, **{f"{100 * q:g}%": q for q in QUANTILES}, "greatest": 1.0}
+    shares = {"least": 0.0, **{f"{100 * q:g}%": q for q in _QUANTILES}, "greatest": 1.0}
     quantiles = table(
         "Quantiles of the logits, before f",
         [

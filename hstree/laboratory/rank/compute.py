@@ -178,11 +178,11 @@ def plan_rank(matrix: BlockMatrix, method: str = "auto", max_memory: int | None 
             "method: gram resolves singular values down to about 1e-6 of the largest, far above "
             "the Press threshold of float64; expected qr or svd"
         )
-    routes = (method,)
+    routes = [method]
     if method == "auto" and math.prod(matrix.shape) <= _SVD_ELEMENTS:
-        routes = ("svd",)
+        routes = ["svd"]
     elif method == "auto":
-        routes = ("gram",) if matrix.dtype == torch.float32 else ("qr", "svd")
+        routes = ["gram"] if matrix.dtype == torch.float32 else ["qr", "svd"]
     plan = min((RankPlan(matrix, route) for route in routes), key=lambda plan: plan.memory)
     allowed = available_memory(matrix.device) if max_memory is None else max_memory
     if allowed is not None and plan.memory > allowed:
@@ -280,7 +280,7 @@ def _tall_blocks(matrix: BlockMatrix, route: str) -> Iterator[Tensor]:
         for block in _finite_blocks(matrix, _block(rows, columns, route)):
             yield block.double()
     else:
-        for part in _whole(matrix).split(_block(columns, rows, route), dim=1):
+        for part in torch.split(_whole(matrix), _block(columns, rows, route), dim=1):
             yield part.double().T
 
 

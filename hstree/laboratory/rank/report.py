@@ -31,9 +31,9 @@ _POINTS = 1000  # singular values in the JSON file, at most
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Ranks of the log P matrices of runs and files."""
-    matrices, notes = _matrices(arguments)
+    found, notes = _matrices(arguments)
     limit = None if arguments.max_memory is None else int(arguments.max_memory * 2**30)
-    plans = {name: plan_rank(matrix, arguments.method, limit) for name, matrix in matrices.items()}
+    plans = {name: plan_rank(matrix, arguments.method, limit) for name, matrix in found.items()}
     for name, plan in plans.items():
         print(f"{name}: {plan}", file=sys.stderr, flush=True)
     epsilons = tuple(dict.fromkeys(arguments.epsilon or EPSILONS))
@@ -48,18 +48,20 @@ def measure(arguments: argparse.Namespace) -> Report:
                 "count either way"
             )
     notes.append("rank.json has a selection of the singular values, rank-values.npz all")
-    rows, selections, archive = rank_rows(results), [], io.BytesIO()
-    for result in results.values():
+    rows, archive = rank_rows(results), io.BytesIO()
+    every: dict[str, Any] = {"names": np.array(list(results))}
+    matrices = []
+    for i, result in enumerate(results.values()):
+        every[f"matrix_{i}"] = result.singular_values
         index = thinned(len(result.singular_values))
         values = [float(f"{value:.6g}") for value in result.singular_values[index - 1]]
-        selections.append({"index": index, "singular_values": values})
-    own = {f"matrix_{i}": result.singular_values for i, result in enumerate(results.values())}
-    np.savez(archive, names=np.array(list(results)), **own)
+        matrices.append({**rows[i], "index": index, "singular_values": values})
+    np.savez(archive, **every)
     return Report(
         "Ranks of log-probability matrices",
         [rank_table(rows)],
         notes,
-        {"matrices": [row | selection for row, selection in zip(rows, selections, strict=True)]},
+        {"matrices": matrices},
         rows,
         {"spectrum": spectrum_picture(results), "energy": energy_picture(results)},
         {"rank-values.npz": archive.getvalue()},
@@ -76,20 +78,21 @@ def _matrices(arguments: argparse.Namespace) -> tuple[dict[str, BlockMatrix], li
     matrices: dict[str, BlockMatrix] = {}
     notes = []
     for directory in arguments.directories:
-        run, name = load_run(directory, arguments.device), names[directory]
-        corpus, head = run_corpus(run, arguments.settings.data), run.model.head
-        text = f"the {arguments.split} part of {corpus.name}"
+        run, split = load_run(directory, arguments.device), f"{arguments.split} part"
+        corpus = run_corpus(run, arguments.settings.data)
+        head: Any = run.model.head
         try:
             matrix = model_log_prob(run.model, getattr(corpus, arguments.split), first, dtype)
         except ValueError as error:
-            raise ValueError(f"{directory}, {arguments.split} part: {error}") from None
-        matrices[name] = matrix
-        note = f"{name}: head {head.name}, {matrix.shape[0]:,} contexts of {text}"
+            raise ValueError(f"{directory}, {split}: {error}") from None
+        matrices[names[directory]] = matrix
+        note = f"head {head.name}, {matrix.shape[0]:,} contexts of the {split} of {corpus.name}"
         if (bound := softmax_rank_bound(head)) is not None:
-            bias = "without" if head.bias is None else "with"
-            softmax = f"a softmax over {head.weight.shape[1]} features {bias} bias"
-            note += f"; {softmax} has rank at most {bound}"
-        notes.append(note)
+            features = (
+                f"{head.weight.shape[1]} features {'without' if head.bias is None else 'with'}"
+            )
+            note += f"; a softmax over {features} bias has rank at most {bound}"
+        notes.append(f"{names[directory]}: {note}")
     for file in arguments.log_prob:
         try:
             matrices[names[file]] = stored_matrix(_mapped(file), first, dtype, arguments.device)
@@ -119,27 +122,20 @@ def thinned(n: int) -> npt.NDArray[np.int64]:
 
 def rank_rows(results: Mapping[str, RankResult]) -> list[dict[str, Any]]:
     """The figures of each matrix in full digits."""
-    return [
-        {
-            "matrix": name,
-            "rows": result.shape[0],
-            "columns": result.shape[1],
-            "dtype": dtype_name(result.dtype),
-            "route": result.route,
-            "s_max": result.s_max,
-            "press_threshold": result.press_threshold,
-            "error_bound": result.error_bound,
-            "press_error": result.press_error,
-            "press_rank": result.press_rank,
-            **{f"effective_rank_{e:g}": rank for e, rank in result.effective_ranks.items()},
-        }
-        for name, result in results.items()
-    ]
+    keys = ("route", "s_max", "press_threshold", "error_bound", "press_error", "press_rank")
+    epsilons = dict.fromkeys(e for result in results.values() for e in result.effective_ranks)
+    rows = []
+    for name, result in results.items():
+        row = {"matrix": name, "rows": result.shape[0], "columns": result.shape[1]}
+        row |= {"dtype": dtype_name(result.dtype)} | {key: getattr(result, key) for key in keys}
+        row |= {f"effective_rank_{e:g}": result.effective_ranks.get(e) for e in epsilons}
+        rows.append(row)
+    return rows
 
 
 def rank_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows of :func:`rank_rows` to show."""
-    effective = dict.fromkeys(key for row in rows for key in row if key.startswith("effective"))
+    ranks = [key for key in rows[0] if key.startswith("effective_rank_")]
     return table(
         "Press rank and effective ranks",
         rows,
@@ -152,14 +148,7 @@ def rank_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             ("largest singular value", itemgetter("s_max"), number(".4g")),
             ("Press threshold", itemgetter("press_threshold"), number(".3g")),
             ("Press rank", itemgetter("press_rank"), number(",")),
-            *(
-                (
-                    key.replace("effective_rank_", "effective rank, epsilon "),
-                    lambda row, key=key: row.get(key),
-                    number(","),
-                )
-                for key in effective
-            ),
+            *((k.replace("_rank_", " rank, epsilon "), itemgetter(k), number(",")) for k in ranks),
         ],
     )
 

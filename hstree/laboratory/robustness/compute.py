@@ -22,35 +22,16 @@ from ..rank.compute import EPSILONS, effective_rank, press_threshold
 
 
 @dataclass(frozen=True)
-class Reconstruction:
-    """Press ranks of a matrix that is decomposed and multiplied again.
-
-    Attributes:
-        dtype: in which all of it is computed.
-        pruned_every_time: or only at first.
-        press_ranks: of the pruned matrix, then after every repetition.
-        relative_change: Frobenius norm of last minus first matrix, as a share of the first's.
-    """
-
-    dtype: torch.dtype
-    pruned_every_time: bool
-    press_ranks: tuple[int, ...]
-    relative_change: float
-
-
-@dataclass(frozen=True)
 class NoisePoint:
     """Ranks of a matrix with noise.
 
     Attributes:
-        dtype: in which all of it is computed.
         c: variance of the noise times n^2.
         press_rank: measured.
         expected: the Press rank that the quarter-circle law gives noise alone, at least r.
         effective_ranks: by epsilon.
     """
 
-    dtype: torch.dtype
     c: float
     press_rank: int
     expected: float
@@ -66,7 +47,7 @@ def reconstructions(
     device: torch.device | str = "cpu",
     *,
     prune: bool = True,
-) -> Reconstruction:
+) -> tuple[list[int], float]:
     """Prune a matrix of independent standard normal elements to its largest singular values, then
     decompose it and put it together again and again.
 
@@ -79,6 +60,10 @@ def reconstructions(
         device: where to compute.
         prune: put it together from the r largest singular values each time; otherwise from all of
             them, those that are rounding errors included, which then accumulate.
+
+    Returns:
+        Press ranks of the pruned matrix and after every repetition, and how much of it changed:
+        the Frobenius norm of the last minus the first matrix, as a share of the first's.
 
     Raises:
         ValueError: unless 1 <= rank < size and repetitions >= 1.
@@ -97,8 +82,7 @@ def reconstructions(
         ranks.append(_press_rank(s))
         matrix = (u[:, :keep] * s[:keep]) @ vh[:keep]
     ranks.append(_press_rank(torch.linalg.svdvals(matrix)))
-    change = float((matrix - first).norm() / first.norm())
-    return Reconstruction(dtype, prune, tuple(ranks), change)
+    return ranks, float((matrix - first).norm() / first.norm())
 
 
 def noise_ranks(
@@ -142,7 +126,7 @@ def noise_ranks(
         expected = expected_press_rank(size, c, rank, dtype)
         values = s.double().cpu().numpy()
         effective = {epsilon: effective_rank(values, epsilon) for epsilon in epsilons}
-        points.append(NoisePoint(dtype, c, _press_rank(s), expected, effective))
+        points.append(NoisePoint(c, _press_rank(s), expected, effective))
     return points
 
 

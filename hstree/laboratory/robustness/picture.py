@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hstree._dtypes import dtype_name
 from hstree._figures import line_style, new_figure
 
 from .compute import NoisePoint
@@ -13,22 +12,20 @@ from .compute import NoisePoint
 _MARKERS = "osD^v<>"
 
 
-def noise_picture(points: Sequence[NoisePoint]) -> Any:
-    """A figure of Press rank and effective ranks, of the last dtype, over c, with what the
-    quarter-circle law expects."""
+def noise_picture(points: Mapping[str, Sequence[NoisePoint]]) -> Any:
+    """A figure of Press ranks, with what the quarter-circle law expects, and of the effective ranks
+    of the last dtype over c; ``points`` by dtype, c rising."""
     figure = new_figure(7.6, 5.6)
     axes = figure.add_subplot()
-    noisy = sorted((point for point in points if point.c > 0), key=lambda point: point.c)
-    dtypes = list(dict.fromkeys(point.dtype for point in points))
-    for number, dtype in enumerate(dtypes):
-        own = [point for point in noisy if point.dtype == dtype]
-        c, name = [point.c for point in own], dtype_name(dtype)
+    for number, (name, every) in enumerate(points.items()):
+        own = [point for point in every if point.c > 0]
+        c = [point.c for point in own]
         style = {"color": line_style(number)["color"], "lw": 1}
-        found, expected = ([getattr(p, key) for p in own] for key in ("press_rank", "expected"))
-        axes.plot(c, found, "o-", ms=4, label=f"Press rank, {name}", **style)
-        law = f"the same by the quarter-circle law, {name}"
-        axes.plot(c, expected, "o", mfc="none", ms=9, label=law, **style)
-    for number, epsilon in enumerate(points[0].effective_ranks, start=len(dtypes)):
+        label = f"Press rank, {name}"
+        axes.plot(c, [point.press_rank for point in own], "o-", ms=4, label=label, **style)
+        label = f"the same by the quarter-circle law, {name}"
+        axes.plot(c, [point.expected for point in own], "o", mfc="none", ms=9, label=label, **style)
+    for number, epsilon in enumerate(every[0].effective_ranks, start=len(points)):
         ranks = [point.effective_ranks[epsilon] for point in own]
         style = {"color": line_style(number)["color"], "lw": 1}
         label = f"effective rank, epsilon {epsilon:g}, {name}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from hstree._arguments import count, not_negative
@@ -13,7 +14,7 @@ from ..rank.matrix import DTYPES
 from ..report import Report
 from ..runner import Argument, Measurement
 from ..table import Column, Table, decimals, number, table
-from .compute import NoisePoint, Reconstruction, noise_ranks, reconstructions
+from .compute import NoisePoint, noise_ranks, reconstructions
 from .picture import noise_picture
 
 
@@ -22,15 +23,19 @@ def measure(arguments: argparse.Namespace) -> Report:
     size, rank, seed, device = arguments.size, arguments.rank, arguments.seed, arguments.device
     if rank >= size:
         raise ValueError(f"--rank: expected a number below --size, {size}, got {rank}")
+    repeated = []
+    for prune in (True, False):
+        for dtype in DTYPES:
+            ranks, change = reconstructions(
+                size, rank, arguments.repetitions, dtype, seed, device, prune=prune
+            )
+            row = {"dtype": dtype_name(dtype), "pruned_every_time": prune}
+            repeated.append({**row, "press_ranks": ranks, "relative_change": change})
     variances = sorted(set(arguments.c or (10.0**power for power in range(-30, -4))))
-    repeated = [
-        reconstructions(size, rank, arguments.repetitions, dtype, seed, device, prune=prune)
-        for prune in (True, False)
+    points = {
+        dtype_name(dtype): noise_ranks(size, variances, rank, dtype, seed, device)
         for dtype in DTYPES
-    ]
-    points = [
-        p for dtype in DTYPES for p in noise_ranks(size, variances, rank, dtype, seed, device)
-    ]
+    }
     rows = noise_rows(points)
     return Report(
         "Robustness of the Press rank",
@@ -46,48 +51,62 @@ def measure(arguments: argparse.Namespace) -> Report:
     )
 
 
-def reconstruction_table(results: Sequence[Reconstruction]) -> Table:
-    """A row for each."""
+def reconstruction_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A row for each dtype, pruned every time or once."""
     return table(
         "Decomposed and multiplied again and again",
-        results,
+        rows,
         [
-            ("dtype", lambda result: dtype_name(result.dtype)),
-            ("pruned", lambda result: "every time" if result.pruned_every_time else "once"),
-            ("repetitions", lambda result: len(result.press_ranks) - 1, str),
-            ("lowest Press rank", lambda result: min(result.press_ranks), number(",")),
-            ("highest Press rank", lambda result: max(result.press_ranks), number(",")),
-            ("relative change", lambda result: result.relative_change, number(".1e")),
+            ("dtype", itemgetter("dtype")),
+            ("pruned", lambda row: "every time" if row["pruned_every_time"] else "once"),
+            ("repetitions", lambda row: len(row["press_ranks"]) - 1, str),
+            ("lowest Press rank", lambda row: min(row["press_ranks"]), number(",")),
+            ("highest Press rank", lambda row: max(row["press_ranks"]), number(",")),
+            ("relative change", itemgetter("relative_change"), number(".1e")),
         ],
     )
 
 
-def noise_table(points: Sequence[NoisePoint]) -> Table:
-    """A row for each c; all dtypes have the same. Effective ranks are those of the last dtype."""
-    dtypes = dict.fromkeys(point.dtype for point in points)
-    columns: list[Column] = [("c", lambda row: row[-1].c, number(".3g"))]
-    for i, dtype in enumerate(dtypes):
-        name = f"Press rank, {dtype_name(dtype)}"
-        columns.append((name, lambda row, i=i: row[i].press_rank, number(",")))
-        columns.append(("expected", lambda row, i=i: row[i].expected, decimals(0)))
-    for e in points[0].effective_ranks:
-        name = f"effective rank, epsilon {e:g}"
-        columns.append((name, lambda row, e=e: row[-1].effective_ranks[e], number(",")))
-    rows = zip(*([p for p in points if p.dtype == dtype] for dtype in dtypes), strict=True)
-    return table("With normal noise of variance c / n^2", rows, columns)
+def noise_table(points: Mapping[str, Sequence[NoisePoint]]) -> Table:
+    """A row for each c; ``points`` by dtype. Effective ranks are those of the last dtype."""
+    *_, last = points.values()
+    return table(
+        "With normal noise of variance c / n^2",
+        zip(*points.values(), strict=True),
+        [
+            ("c", lambda row: row[-1].c, number(".3g")),
+            *(column for i, name in enumerate(points) for column in _press_columns(i, name)),
+            *(
+                (
+                    f"effective rank, epsilon {e:g}",
+                    lambda row, e=e: row[-1].effective_ranks[e],
+                    number(","),
+                )
+                for e in last[0].effective_ranks
+            ),
+        ],
+    )
 
 
-def noise_rows(points: Sequence[NoisePoint]) -> list[dict[str, Any]]:
-    """The noise table in full digits."""
+def _press_columns(i: int, name: str) -> list[Column]:
+    return [
+        (f"Press rank, {name}", lambda row: row[i].press_rank, number(",")),
+        ("expected", lambda row: row[i].expected, decimals(0)),
+    ]
+
+
+def noise_rows(points: Mapping[str, Sequence[NoisePoint]]) -> list[dict[str, Any]]:
+    """The points in full digits."""
     return [
         {
-            "dtype": dtype_name(point.dtype),
+            "dtype": name,
             "c": point.c,
             "press_rank": point.press_rank,
             "expected": point.expected,
             **{f"effective_rank_{e:g}": rank for e, rank in point.effective_ranks.items()},
         }
-        for point in points
+        for name, own in points.items()
+        for point in own
     ]
 
 
