@@ -360,7 +360,6 @@ def test_opcheck(width: int, dtype: torch.dtype, device: torch.device) -> None:
     torch.library.opcheck(torch.ops.hstree.piecewise, batch.arguments())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 # Bad input
 
 

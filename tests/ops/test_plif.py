@@ -117,6 +117,7 @@ def test_bad_slopes_or_radius(slopes: Tensor, radius: float, match: str) -> None
         plif(torch.ones(3), slopes, radius)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 def test_compile(device: torch.device) -> None:
     """Forward and backward, for batches of two sizes."""
     torch._dynamo.reset()

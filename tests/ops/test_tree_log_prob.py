@@ -378,7 +378,7 @@ def test_same_bits_for_every_number_of_threads_and_rows(dtype: torch.dtype) -> N
 
 OTHER_PROCESS = """
 import sys, torch
-from ops.test_log_prob import CASES, SUMS, draw, mixed
+from ops.test_tree_log_prob import CASES, SUMS, draw, mixed
 torch.save([draw(c, d).gradients(mixed) for c in CASES for d in SUMS], sys.argv[1])
 """
 
@@ -580,7 +580,7 @@ def test_too_deep() -> None:
 
 CORRUPT = """
 import numpy as np, torch
-from ops.test_log_prob import BACKWARD, OP, Case, draw
+from ops.test_tree_log_prob import BACKWARD, OP, Case, draw
 random = np.random.default_rng(0)
 refused = accepted = 0
 for seed in range(50):

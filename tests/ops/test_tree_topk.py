@@ -305,7 +305,7 @@ def test_same_bits_for_every_number_of_threads(dtype: torch.dtype) -> None:
 OTHER_PROCESS = """
 import sys, torch
 from ops.cases import DTYPES
-from ops.test_topk import results
+from ops.test_tree_topk import results
 torch.save([x for d in DTYPES for x in results(d)[::2]], sys.argv[1])
 """
 
@@ -396,7 +396,7 @@ def test_wrong_arguments(name: str) -> None:
 def test_corrupt_tables_never_crash() -> None:
     """Each is refused, or what it gives is k classes."""
     shown = subprocess.run(
-        [sys.executable, "-c", "from ops.test_topk import corrupt; corrupt()"],
+        [sys.executable, "-c", "from ops.test_tree_topk import corrupt; corrupt()"],
         cwd=TESTS,
         capture_output=True,
         text=True,
