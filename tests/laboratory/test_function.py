@@ -22,7 +22,7 @@ from hstree.laboratory.function.compute import _Counter
 from hstree.laboratory.function.picture import function_picture
 from hstree.laboratory.function.report import function_data, function_tables
 from hstree.laboratory.report import plain_data
-from hstree.reference import plif_reference
+from hstree.reference import piecewise_reference
 from hstree.training import load_run, train
 
 from .toy_models import all_contexts, toy_model, toy_text
@@ -47,7 +47,7 @@ def formula(head: Any, x: Tensor) -> Tensor:
         return x + F.logsigmoid(x)
     if f.name == "plif":
         rise = F.softplus(f.v.double()) * 2 * f.radius / f.intervals
-        return plif_reference(x, torch.stack([rise.cumsum(0) - rise, rise], 1), f.radius)
+        return piecewise_reference(x, torch.stack([rise.cumsum(0) - rise, rise], 1), f.radius)
     if f.name == "monotonic":
         u, v = F.softplus(f.u.double()), F.softplus(f.v.double())
         return (v * torch.sigmoid(u * x[..., None] + f.b.double())).sum(-1)
