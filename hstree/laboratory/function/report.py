@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -70,41 +71,35 @@ def function_tables(views: Mapping[str, FunctionView]) -> list[Table]:
             ("SD from that line", lambda row: row[1].bend, decimals(3)),
         ],
     )
-    slopes = table(
-        "Slopes of f",
-        [
-            (name, over, *values_and_weight)
-            for name, view in views.items()
-            for over, values_and_weight in view.slopes.items()
-            if view.function != "softmax"
-        ],
-        [
-            ("run", lambda row: row[0]),
-            ("over", lambda row: row[1]),
-            ("mean", lambda row: np.average(row[2], weights=row[3]), decimals(3)),
-            ("5%", lambda row: weighted_quantile(row[2], row[3], 0.05), decimals(3)),
-            ("median", lambda row: weighted_quantile(row[2], row[3], 0.5), decimals(3)),
-            ("95%", lambda row: weighted_quantile(row[2], row[3], 0.95), decimals(3)),
-        ],
-    )
+    slopes = [
+        (
+            name,
+            over,
+            np.average(values, weights=weight),
+            *(weighted_quantile(values, weight, share) for share in (0.05, 0.5, 0.95)),
+        )
+        for name, view in views.items()
+        for over, (values, weight) in view.slopes.items()
+        if view.function != "softmax"
+    ]
+    tables = [functions]
+    if slopes:
+        tables.append(_number_table("Slopes of f", ("mean", "5%", "median", "95%"), slopes, 3))
     shares = {"least": 0.0, **{f"{100 * q:g}%": q for q in _QUANTILES}, "greatest": 1.0}
-    quantiles = table(
-        "Quantiles of the logits, before f",
-        [
-            (name, over, logits)
-            for name, view in views.items()
-            for over, logits in (("all", view.logits), ("next words", view.next_logits))
-        ],
-        [
-            ("run", lambda row: row[0]),
-            ("over", lambda row: row[1]),
-            *(
-                (name, lambda row, share=share: row[2].quantile(share), decimals(2))
-                for name, share in shares.items()
-            ),
-        ],
-    )
-    return [functions, slopes, quantiles] if slopes.rows else [functions, quantiles]
+    quantiles = [
+        (name, over, *map(logits.quantile, shares.values()))
+        for name, view in views.items()
+        for over, logits in (("all", view.logits), ("next words", view.next_logits))
+    ]
+    return [*tables, _number_table("Quantiles of the logits, before f", shares, quantiles, 2)]
+
+
+def _number_table(
+    title: str, header: Iterable[str], rows: Sequence[tuple[Any, ...]], digits: int
+) -> Table:
+    """A table of numbers with this many decimals, behind the run and what they are over."""
+    numbers = [(name, itemgetter(i), decimals(digits)) for i, name in enumerate(header, start=2)]
+    return table(title, rows, [("run", itemgetter(0)), ("over", itemgetter(1)), *numbers])
 
 
 def function_data(view: FunctionView) -> dict[str, Any]:

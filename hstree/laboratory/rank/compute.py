@@ -73,12 +73,10 @@ class RankResult:
     """Singular values of a matrix and the ranks that follow from them.
 
     Attributes:
-        shape: rows m and columns n.
-        dtype: of the matrix; its machine epsilon is that of the Press threshold.
-        route: svd, gram or qr.
+        shape, dtype: of the matrix [m, n].
+        route: svd, gram or qr of :func:`matrix_rank`.
         singular_values: float64 [min(m, n)], largest first.
-        error_bound: absolute error of any singular value against that of the matrix in exact
-            arithmetic; see :func:`matrix_rank`.
+        error_bound: absolute error of any singular value against exact arithmetic.
         press_error: the same of singular values of at least the Press threshold.
         press_threshold: of :func:`press_threshold`.
         press_rank: number of singular values above it.
@@ -144,10 +142,8 @@ def log_prob_rank(
     epsilons: Sequence[float] = EPSILONS,
     max_memory: int | None = None,
 ) -> RankResult:
-    """Ranks of the log P matrix of a model over a text, on the device of the model.
-
-    Arguments and errors are those of :func:`model_log_prob`, :func:`plan_rank` and
-    :func:`matrix_rank`.
+    """Ranks of the log P matrix of a model over a text, on the device of the model; arguments and
+    errors are those of :func:`model_log_prob`, :func:`plan_rank` and :func:`matrix_rank`.
 
     Example:
         >>> result = log_prob_rank(run.model, corpus.test)
@@ -198,22 +194,21 @@ def matrix_rank(plan: RankPlan, epsilons: Sequence[float] = EPSILONS) -> RankRes
     r"""Singular values of a matrix [m, n], its Press rank and its effective ranks.
 
     ``svd``
-        LAPACK's or cuSOLVER's SVD of the whole matrix in its own dtype. It is backward stable: the
-        error bound is the Press threshold itself, the growth of rounding errors that Press et al.
-        expect; proven bounds are larger, errors seen are smaller.
+        LAPACK's or cuSOLVER's SVD of the whole matrix in its own dtype. Backward stable: the error
+        bound is the Press threshold itself, the growth of rounding errors that Press et al. expect;
+        proven bounds are larger, errors seen are smaller.
     ``gram``
-        Singular values as square roots of the eigenvalues of :math:`G = A^\top A`
-        (:math:`A A^\top` if m < n), summed up block by block in float64, where products of float32
-        numbers are exact. With b rows in a block and B blocks, sums make G exact to
-        :math:`\gamma_{b + B} \|A\|_F^2`, with :math:`\gamma_k = k u / (1 - k u)` and u = 2^-53, and
-        LAPACK its eigenvalues to another :math:`p(n)\, u\, s_{\max}^2`, here with p(n) = n. With
-        :math:`\delta` the sum of both, a singular value s is exact to
-        :math:`\min(\sqrt\delta, \delta / s)`. Eigenvalues that come out negative become 0. For
-        float32 matrices alone.
+        For float32 matrices: roots of the eigenvalues, negative ones taken as 0, of
+        :math:`G = A^\top A` (:math:`A A^\top` if m < n), summed up block by block in float64, where
+        products of float32 numbers are exact. With b rows in a block and B blocks, sums make G
+        exact to :math:`\gamma_{b + B} \|A\|_F^2`, :math:`\gamma_k = k u / (1 - k u)`, u = 2^-53,
+        and LAPACK its eigenvalues to another :math:`n\, u\, s_{\max}^2`. With the sum
+        :math:`\delta` of both, a singular value s is exact to
+        :math:`\min(\sqrt\delta, \delta / s)`.
     ``qr``
-        The R of a QR decomposition in float64, block by block (R of the blocks so far on top of the
-        next block is decomposed again), and its singular values. Backward stable: the error bound
-        is the Press threshold of float64, whatever the matrix's dtype.
+        Singular values of R of a QR decomposition in float64, block by block: R so far on top of
+        the next block is decomposed again. Backward stable: the error bound is the Press threshold
+        of float64, whatever the matrix's dtype.
 
     Args:
         plan: of :func:`plan_rank`; its matrix is read once.
@@ -231,9 +226,11 @@ def matrix_rank(plan: RankPlan, epsilons: Sequence[float] = EPSILONS) -> RankRes
     else:
         values = torch.linalg.svdvals(_whole(matrix) if route == "svd" else _triangle(matrix))
     found = values.double().cpu().numpy()
-    threshold = press_threshold(matrix.shape, float(found[0]), matrix.dtype)
-    accuracy = matrix.dtype if route == "svd" else torch.float64
-    bound = press_error = press_threshold(matrix.shape, float(found[0]), accuracy)
+    threshold, in_float64 = (
+        press_threshold(matrix.shape, float(found[0]), dtype)
+        for dtype in (matrix.dtype, torch.float64)
+    )
+    bound = press_error = threshold if route == "svd" else in_float64
     if route == "gram":
         bound = math.sqrt(delta)
         press_error = min(bound, delta / threshold) if threshold else 0.0
@@ -241,10 +238,10 @@ def matrix_rank(plan: RankPlan, epsilons: Sequence[float] = EPSILONS) -> RankRes
         matrix.shape,
         matrix.dtype,
         route,
-        found,
-        bound,
-        press_error,
-        threshold,
+        singular_values=found,
+        error_bound=bound,
+        press_error=press_error,
+        press_threshold=threshold,
         press_rank=int((found > threshold).sum()),
         effective_ranks={epsilon: effective_rank(found, epsilon) for epsilon in epsilons},
     )

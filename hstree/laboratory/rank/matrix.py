@@ -53,10 +53,8 @@ def model_log_prob(
     rows: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> BlockMatrix:
-    """log P(. | context) of every context of a text that is read as one stream.
-
-    Row i holds the log-probabilities (nats) of all V classes after the first i + 1 tokens, from a
-    zero state, so that n tokens have n rows.
+    """log P(. | context) of every context of a text that is read as one stream: row i holds the
+    log-probabilities (nats) of all V classes after the first i + 1 tokens, from a zero state.
 
     Args:
         model: read in evaluation mode. For float64 a copy of it computes in float64: rounded to
@@ -95,16 +93,13 @@ def stored_matrix(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> BlockMatrix:
-    """A matrix that is there already, in memory or as a memory map (``numpy.load(..., mmap_mode=
-    "r")``); its blocks are converted to ``dtype``.
-
-    Any matrix of real numbers will do: that exponentials of its rows sum to 1 is not checked.
+    """A matrix that is there already, in memory or as a memory map. Any real numbers will do: that
+    exponentials of a row sum to 1 is not checked.
 
     Args:
         values: [N, V], floating point.
         rows: only the first; None: all.
-        dtype: float32 or float64.
-        device: where blocks are to lie.
+        dtype, device: of its blocks; float32 or float64.
 
     Raises:
         ValueError: not floating point in two dimensions, empty, more rows than there are, fewer

@@ -23,14 +23,8 @@ from ..rank.compute import EPSILONS, effective_rank, press_threshold
 
 @dataclass(frozen=True)
 class NoisePoint:
-    """Ranks of a matrix with noise.
-
-    Attributes:
-        c: variance of the noise times n^2.
-        press_rank: measured.
-        expected: the Press rank that the quarter-circle law gives noise alone, at least r.
-        effective_ranks: by epsilon.
-    """
+    """Ranks of a matrix with noise of variance c / n^2: the Press rank measured and as
+    :func:`expected_press_rank` has it, and effective ranks by epsilon."""
 
     c: float
     press_rank: int
@@ -52,12 +46,10 @@ def reconstructions(
     decompose it and put it together again and again.
 
     Args:
-        size: n; the matrix is n x n.
-        rank: r, number of singular values kept.
+        size, rank: n and r; the matrix is n x n, and r singular values are kept.
         repetitions: how often.
-        dtype: of all computation.
+        dtype, device: of all computation.
         seed: of the matrix.
-        device: where to compute.
         prune: put it together from the r largest singular values each time; otherwise from all of
             them, those that are rounding errors included, which then accumulate.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -13,7 +15,7 @@ from hstree._dtypes import dtype_name
 from ..rank.matrix import DTYPES
 from ..report import Report
 from ..runner import Argument, Measurement
-from ..table import Column, Table, decimals, number, table
+from ..table import Table, decimals, number, table
 from .compute import NoisePoint, noise_ranks, reconstructions
 from .picture import noise_picture
 
@@ -23,15 +25,13 @@ def measure(arguments: argparse.Namespace) -> Report:
     size, rank, seed, device = arguments.size, arguments.rank, arguments.seed, arguments.device
     if rank >= size:
         raise ValueError(f"--rank: expected a number below --size, {size}, got {rank}")
-    repeated = []
-    for prune in (True, False):
-        for dtype in DTYPES:
-            ranks, change = reconstructions(
-                size, rank, arguments.repetitions, dtype, seed, device, prune=prune
-            )
-            row = {"dtype": dtype_name(dtype), "pruned_every_time": prune}
-            repeated.append({**row, "press_ranks": ranks, "relative_change": change})
     variances = sorted(set(arguments.c or (10.0**power for power in range(-30, -4))))
+    repeat = partial(reconstructions, size, rank, arguments.repetitions, seed=seed, device=device)
+    repeated = []
+    for prune, dtype in itertools.product((True, False), DTYPES):
+        ranks, change = repeat(dtype, prune=prune)
+        row = {"dtype": dtype_name(dtype), "pruned_every_time": prune}
+        repeated.append({**row, "press_ranks": ranks, "relative_change": change})
     points = {
         dtype_name(dtype): noise_ranks(size, variances, rank, dtype, seed, device)
         for dtype in DTYPES
@@ -70,29 +70,17 @@ def reconstruction_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def noise_table(points: Mapping[str, Sequence[NoisePoint]]) -> Table:
     """A row for each c; ``points`` by dtype. Effective ranks are those of the last dtype."""
     *_, last = points.values()
-    return table(
-        "With normal noise of variance c / n^2",
-        zip(*points.values(), strict=True),
-        [
-            ("c", lambda row: row[-1].c, number(".3g")),
-            *(column for i, name in enumerate(points) for column in _press_columns(i, name)),
-            *(
-                (
-                    f"effective rank, epsilon {e:g}",
-                    lambda row, e=e: row[-1].effective_ranks[e],
-                    number(","),
-                )
-                for e in last[0].effective_ranks
-            ),
-        ],
-    )
-
-
-def _press_columns(i: int, name: str) -> list[Column]:
-    return [
-        (f"Press rank, {name}", lambda row: row[i].press_rank, number(",")),
-        ("expected", lambda row: row[i].expected, decimals(0)),
-    ]
+    header = ["c"]
+    for name in points:
+        header += [f"Press rank, {name}", "expected"]
+    header += [f"effective rank, epsilon {epsilon:g}" for epsilon in last[0].effective_ranks]
+    rows = []
+    for own in zip(*points.values(), strict=True):
+        press = [rank for point in own for rank in (point.press_rank, point.expected)]
+        rows.append([own[-1].c, *press, *own[-1].effective_ranks.values()])
+    forms = [number(".3g"), *[decimals(0)] * (len(header) - 1)]
+    columns = [(name, itemgetter(i), forms[i]) for i, name in enumerate(header)]
+    return table("With normal noise of variance c / n^2", rows, columns)
 
 
 def noise_rows(points: Mapping[str, Sequence[NoisePoint]]) -> list[dict[str, Any]]:
