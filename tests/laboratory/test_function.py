@@ -188,7 +188,7 @@ def test_tables_and_picture() -> None:
 
 # The command
 
-HEADS = ("plif", "softmax", "trees")
+HEADS = ("plif", "softmax", "mos", "trees")
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def test_page_picture_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "results"
-    command = ["analyze", "function", "softmax", "plif", "--output", str(folder)]
+    command = ["analyze", "function", "softmax", "plif", "mos", "--output", str(folder)]
     monkeypatch.setattr("sys.argv", ["hstree", *command])
     assert main(command) == 0
     out = capsys.readouterr().out
@@ -233,7 +233,8 @@ def test_page_picture_and_figures(
     }
     page = (folder / "function.md").read_text()
     assert "![function of the logits](function-of-the-logits.png)" in page
-    assert "hstree analyze function softmax plif" in page
+    assert "hstree analyze function softmax plif mos" in page
+    assert "- the logits of a mixture are those of every component" in page
     data = json.loads((folder / "function.json").read_text())
     contexts = len(load_run("plif").corpus().test) - 1
     classes = len(load_run("plif").vocabulary)
@@ -244,7 +245,7 @@ def test_page_picture_and_figures(
     assert data["plif"]["slopes"]["pieces of f"]["mean"] == pytest.approx(1.1, abs=0.2)
     with open(folder / "function.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["run"] for row in rows} == {"softmax", "plif"}
+    assert {row["run"] for row in rows} == {"softmax", "plif", "mos"}
     assert all(
         float(row["value"]) == float(row["logit"]) for row in rows if row["run"] == "softmax"
     )

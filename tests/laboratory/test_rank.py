@@ -359,6 +359,10 @@ def test_runs_and_a_matrix(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"softmax: {n:,} x {v} float32, svd, " in captured.err
     assert f"softmax: head softmax, {n:,} contexts of the test part of data; " in captured.out
     assert "a softmax over 6 features with bias has rank at most 8" in captured.out
+    assert (
+        "note: rank.json has a selection of the singular values, rank-values.npz all"
+        in captured.out
+    )
     assert {path.name for path in Path("results").iterdir()} == {
         "rank.md",
         "rank.json",
