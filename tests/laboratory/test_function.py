@@ -23,7 +23,8 @@ from hstree.laboratory.function.picture import function_picture
 from hstree.laboratory.function.report import function_data, function_tables
 from hstree.laboratory.report import plain_data
 from hstree.reference import piecewise_reference
-from hstree.training import load_run, train
+from hstree.runs import load_run
+from hstree.training import train
 
 from .toy_models import all_contexts, toy_model, toy_text
 

@@ -33,7 +33,8 @@ from hstree.laboratory.rank.memory import available_memory, gibibytes
 from hstree.laboratory.rank.picture import energy_picture, spectrum_picture
 from hstree.laboratory.rank.report import rank_rows, rank_table, thinned
 from hstree.models import AWDLSTM, LanguageModel
-from hstree.training import load_run, train
+from hstree.runs import load_run
+from hstree.training import train
 
 CPU = torch.device("cpu")
 ROUTES = ("svd", "gram", "qr")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hstree.cli.runs import run_corpus
+from hstree.runs import run_corpus
 
 from ..report import Report
 from ..runner import Measurement, load_runs

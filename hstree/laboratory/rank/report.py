@@ -16,8 +16,7 @@ import torch
 from hstree._arguments import count, positive
 from hstree._arguments import number as limited
 from hstree._dtypes import dtype_name
-from hstree.cli.runs import run_corpus, run_names
-from hstree.training import load_run
+from hstree.runs import load_run, run_corpus, run_names
 
 from ..report import Report
 from ..runner import Argument, Measurement
