@@ -23,7 +23,7 @@ from hstree.analysis.function import _Counter
 from hstree.heads import FlatHead, Softmax
 from hstree.reference import plif_reference
 
-from .toy_models import all_contexts, toy_model, toy_text
+from laboratory.toy_models import all_contexts, toy_model, toy_text
 
 
 def latents(head: Any, hidden: Tensor) -> Tensor:

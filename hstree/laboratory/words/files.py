@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,13 +38,7 @@ class SimilaritySet:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Vectors of words.
-
-    Attributes:
-        name: what people call them.
-        index: row of each word.
-        vectors: [n, D].
-    """
+    """Vectors [n, D] of words, the row of each word, and what people call them."""
 
     name: str
     index: Mapping[str, int]
@@ -53,14 +47,13 @@ class Embeddings:
     def row(self, word: str) -> int | None:
         """Row of a word as it is written, else of the word in lower case; None if it has none, or a
         vector of zeros, which has no direction."""
-        row = self.index.get(word)
-        if row is None:
-            row = self.index.get(word.lower())
+        row = self.index.get(word, self.index.get(word.lower()))
         return None if row is None or not self.vectors[row].any() else row
 
 
-def read_similarity_set(path: str | os.PathLike[str]) -> SimilaritySet:
-    """A word-similarity set of any of the usual distributions.
+def read_similarity_sets(path: str | os.PathLike[str]) -> tuple[SimilaritySet, ...]:
+    """Word-similarity sets of any of the usual distributions: those in the files of a folder that
+    end in .txt, .csv, .tsv or .tab, in alphabetical order; or the one in a file.
 
     UTF-8; a pair on each line: two words, a part of speech or none, the mean score, and whatever
     other columns (those of single judges, for instance), which are not read. Columns are separated
@@ -74,12 +67,27 @@ def read_similarity_set(path: str | os.PathLike[str]) -> SimilaritySet:
     RW-STANFORD, SimLex-999 and SimVerb-3500.
 
     Raises:
-        ValueError: there is no such file, it is not UTF-8, has no pairs, or a line is not a pair:
-            the message names file and line.
+        ValueError: there is no such file or folder, no such file in the folder, or two sets of the
+            same name; a file is not UTF-8, has no pairs, or a line is not a pair: the message names
+            file and line.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"{file}: no such file")
+    place = Path(path)
+    if not place.exists():
+        raise ValueError(f"{place}: no such file or folder")
+    if not place.is_dir():
+        return (_read_set(place),)
+    sets: dict[str, SimilaritySet] = {}
+    for file in sorted(file for file in place.iterdir() if file.suffix.lower() in SUFFIXES):
+        read = _read_set(file)
+        if read.name in sets:
+            raise ValueError(f"{file}: another file of this folder holds a set {read.name!r} too")
+        sets[read.name] = read
+    if not sets:
+        raise ValueError(f"{place}: expected files that end in {', '.join(SUFFIXES)}, got none")
+    return tuple(sets.values())
+
+
+def _read_set(file: Path) -> SimilaritySet:
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -87,22 +95,24 @@ def read_similarity_set(path: str | os.PathLike[str]) -> SimilaritySet:
     pairs: list[tuple[str, str]] = []
     scores: list[float] = []
     header_may_come = True
-    for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if not line or line.startswith("#"):
             continue
-        fields = _fields(line.strip())
+        fields = _fields(line)
         score = _score(fields)
-        if score is not None:
+        if math.isfinite(score):
             pairs.append((fields[0], fields[1]))
             scores.append(score)
         elif not (header_may_come and len(fields) > 2):
             raise ValueError(
-                f"{file}, line {number}: expected word1 word2 score, got {line.strip()[:60]!r}"
+                f"{file}, line {number}: expected word1 word2 score, got {line[:60]!r}"
             )
         header_may_come = False
     if not pairs:
         raise ValueError(f"{file}: expected lines word1 word2 score, got none")
-    return SimilaritySet(file.stem.removeprefix("EN-"), _without_marks(pairs), tuple(scores))
+    if all(len(word) > 2 and word.endswith(_MARKS) for pair in pairs for word in pair):
+        pairs = [(first[:-2], second[:-2]) for first, second in pairs]
+    return SimilaritySet(file.stem.removeprefix("EN-"), tuple(pairs), tuple(scores))
 
 
 def _fields(line: str) -> list[str]:
@@ -113,46 +123,13 @@ def _fields(line: str) -> list[str]:
     return line.split()
 
 
-def _score(fields: Sequence[str]) -> float | None:
-    """The score of a pair; None if these fields are none."""
-    if len(fields) < 3 or not (fields[0] and fields[1]):
-        return None
+def _score(fields: list[str]) -> float:
+    """The score of a pair; nan if these fields are none."""
     has_part = len(fields) > 3 and fields[2].lower() in _PARTS_OF_SPEECH
     try:
-        score = float(fields[3 if has_part else 2])
-    except ValueError:
-        return None
-    return score if math.isfinite(score) else None
-
-
-def _without_marks(pairs: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    if not all(len(word) > 2 and word.endswith(_MARKS) for pair in pairs for word in pair):
-        return tuple(pairs)
-    return tuple((first[:-2], second[:-2]) for first, second in pairs)
-
-
-def read_similarity_sets(path: str | os.PathLike[str]) -> tuple[SimilaritySet, ...]:
-    """The sets in the files of a folder that end in .txt, .csv, .tsv or .tab, in alphabetical
-    order; or the one in a file.
-
-    Raises:
-        ValueError: there is no such file or folder, no such file in the folder, two sets of the
-            same name, or :func:`read_similarity_set` fails.
-    """
-    place = Path(path)
-    if not place.exists():
-        raise ValueError(f"{place}: no such file or folder")
-    if not place.is_dir():
-        return (read_similarity_set(place),)
-    files = sorted(file for file in place.iterdir() if file.suffix.lower() in SUFFIXES)
-    if not files:
-        raise ValueError(f"{place}: expected files that end in {', '.join(SUFFIXES)}, got none")
-    sets = tuple(read_similarity_set(file) for file in files)
-    names = [each.name for each in sets]
-    for file, name in zip(files, names, strict=True):
-        if names.count(name) > 1:
-            raise ValueError(f"{file}: another file of this folder holds a set {name!r} too")
-    return sets
+        return float(fields[3 if has_part else 2]) if fields[0] and fields[1] else math.nan
+    except (IndexError, ValueError):
+        return math.nan
 
 
 def read_embeddings(
@@ -177,8 +154,7 @@ def read_embeddings(
     if not file.is_file():
         raise ValueError(f"{file}: no such file")
     missing = {form.encode() for word in wanted for form in (word, word.lower())}
-    index: dict[str, int] = {}
-    rows: list[npt.NDArray[np.float32]] = []
+    found: dict[str, npt.NDArray[np.float32]] = {}
     with file.open("rb") as stream:  # bytes: only what is wanted need be UTF-8
         first = stream.readline().split()
         header = len(first) == 2 and all(field.isdigit() for field in first)
@@ -188,22 +164,22 @@ def read_embeddings(
         if not header:
             stream.seek(0)
         for number, line in enumerate(stream, start=2 if header else 1):
-            if line.split(None, 1)[:1] and line.split(None, 1)[0] in missing:
-                fields = line.rsplit(None, size)  # words of GloVe may hold spaces
-                if fields[0].strip() not in missing:
-                    continue
-                rows.append(_vector(fields[1:], size, f"{file}, line {number}"))
-                index[fields[0].strip().decode()] = len(index)
-                missing.remove(fields[0].strip())
-    vectors = np.stack(rows) if rows else np.zeros((0, size), np.float32)
+            if not missing.intersection(line.split(None, 1)[:1]):
+                continue
+            text, *fields = line.rsplit(None, size)  # words of GloVe may hold spaces
+            word = text.strip()
+            if word not in missing:
+                continue
+            try:
+                vector = np.array([float(field) for field in fields], np.float32)
+            except ValueError:
+                vector = np.array([], np.float32)
+            if len(vector) != size or not np.isfinite(vector).all():
+                raise ValueError(
+                    f"{file}, line {number}: expected a word and {size} finite numbers"
+                )
+            found[word.decode()] = vector
+            missing.remove(word)
+    index = {word: row for row, word in enumerate(found)}
+    vectors = np.array([*found.values()], np.float32).reshape(-1, size)
     return Embeddings(file.name if name is None else name, index, vectors)
-
-
-def _vector(fields: Sequence[bytes], size: int, where: str) -> npt.NDArray[np.float32]:
-    try:
-        vector = np.array([float(field) for field in fields], np.float32)
-    except ValueError:
-        vector = np.array([], np.float32)
-    if len(vector) != size or not np.isfinite(vector).all():
-        raise ValueError(f"{where}: expected a word and {size} finite numbers")
-    return vector
