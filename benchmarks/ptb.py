@@ -26,8 +26,10 @@ from typing import Any
 
 import torch
 
-from hstree.analysis import RunFigures, compare, read_run, to_markdown, validation_curves
+from hstree._figures import picture as rendered
+from hstree.analysis.runs import RunFigures, read_run
 from hstree.data import load_corpus
+from hstree.laboratory import compare, to_markdown, validation_curves
 from hstree.training import EpochRecord, PlainLines, TrainConfig, Trainer, build_model, train
 
 COMMON: dict[str, Any] = {
@@ -381,7 +383,7 @@ def main() -> None:
     print(to_markdown(comparison))
     if arguments.save:
         picture = arguments.save.with_suffix(".png")
-        picture.write_bytes(validation_curves(comparison))
+        picture.write_bytes(rendered(validation_curves(comparison)))
         text = page(comparison.runs, tries_table(arguments.runs, arguments.heads), picture.name)
         arguments.save.with_suffix(".md").write_text(text, encoding="utf-8")
 

@@ -1,18 +1,5 @@
 """Looking at results: runs side by side, and the measurements of the literature on models."""
 
-from .compare import (
-    Comparison,
-    RunGroup,
-    Statistic,
-    compare,
-    differing_settings,
-    group_runs,
-    mean_and_deviation,
-    tables,
-    to_csv,
-    to_markdown,
-)
-from .curves import validation_curves
 from .function import FunctionView, Histogram, check_function_head, view_function
 from .function_plot import function_data, function_notes, function_picture, function_tables
 from .log_prob import BlockMatrix, model_log_prob, stored_matrix
@@ -28,73 +15,40 @@ from .rank import (
 )
 from .rank_plot import energy_picture, rank_rows, rank_table, spectrum_picture
 from .runs import EpochFigures, FinalFigures, RunError, RunFigures, read_run
-from .significance import (
-    PairTest,
-    Sample,
-    Significance,
-    TTest,
-    holm,
-    model_perplexities,
-    significance,
-    significance_tables,
-    t_test,
-)
-from .significance_plot import significance_plot
 from .table import Table, csv_text, latex, markdown, table
 
 __all__ = [
     "BlockMatrix",
-    "Comparison",
     "EpochFigures",
     "FinalFigures",
     "FunctionView",
     "Histogram",
-    "PairTest",
     "RankPlan",
     "RankResult",
     "RunError",
     "RunFigures",
-    "RunGroup",
-    "Sample",
-    "Significance",
-    "Statistic",
-    "TTest",
     "Table",
     "check_function_head",
-    "compare",
     "csv_text",
-    "differing_settings",
     "effective_rank",
     "energy_picture",
     "function_data",
     "function_notes",
     "function_picture",
     "function_tables",
-    "group_runs",
-    "holm",
     "latex",
     "log_prob_rank",
     "markdown",
     "matrix_rank",
-    "mean_and_deviation",
     "model_log_prob",
-    "model_perplexities",
     "plan_rank",
     "press_threshold",
     "rank_rows",
     "rank_table",
     "read_run",
-    "significance",
-    "significance_plot",
-    "significance_tables",
     "softmax_rank_bound",
     "spectrum_picture",
     "stored_matrix",
-    "t_test",
     "table",
-    "tables",
-    "to_csv",
-    "to_markdown",
-    "validation_curves",
     "view_function",
 ]

@@ -14,7 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from . import compare, evaluate, generate, laboratory, study, train, tree
+from hstree.laboratory.comparison import report as compare
+
+from . import evaluate, generate, laboratory, study, train, tree
 
 _DESCRIPTION = """\
 Language models with output layers from ensembles of randomized hierarchical softmaxes.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hstree.cli.analyze import function, rank, significance
+from hstree.cli.analyze import function, rank
 from hstree.cli.experiment import jacobian, robustness, synthetic
 from hstree.laboratory.correlation.report import COMMAND as correlation
 from hstree.laboratory.predictions.report import COMMAND as predictions
+from hstree.laboratory.significance.report import COMMAND as significance
 from hstree.laboratory.trees.report import COMMAND as tree
 from hstree.laboratory.words.report import COMMAND as words
 

@@ -9,10 +9,11 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hstree.analysis import RunFigures, Table, mean_and_deviation, t_test, table
+from hstree.analysis import RunFigures, Table, table
 from hstree.analysis.rank import EPSILONS
 from hstree.analysis.runs import UNGROUPED
 from hstree.analysis.table import count, decimals, probability
+from hstree.laboratory import mean_and_deviation, t_test
 
 from .study import StudyRun
 from .study_file import Study, StudyModel

@@ -62,7 +62,9 @@ class Report:
         if self.data is not None:
             files[f"{name}.json"] = (json.dumps(plain_data(self.data), indent=1) + "\n").encode()
         if self.rows is not None:
-            rows = [row if isinstance(row, Mapping) else dataclasses.asdict(row) for row in self.rows]
+            rows = [
+                row if isinstance(row, Mapping) else dataclasses.asdict(row) for row in self.rows
+            ]
             files[f"{name}.csv"] = csv_text(rows).encode()
         page = markdown(self.tables, self.notes).strip()
         parts = [f"# {self.title}", page, *shown, "Made by", f"    {command}", machine()]

@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from laboratory.made_up import write_run
 
 from hstree.analysis import RunError, read_run
-
-from .made_up import write_run
 
 
 def test_finished_run(tmp_path: Path) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from hstree._figures import line_style, new_figure, picture, plain
+from hstree._figures import line_style, new_figure, plain
 
-from .significance import Significance
+from .compute import Significance
 
 
-def significance_plot(result: Significance, quantity: str) -> bytes:
-    """A PNG picture: a row for each model with a dot a seed, above it the mean of the finite values
-    with its 95% confidence interval.
-
-    Args:
-        result: of :func:`significance`.
-        quantity: what the values are, for the axis.
-    """
+def significance_picture(result: Significance, quantity: str) -> Any:
+    """A figure with a row for each model: a dot a seed, above it the mean of the finite values with
+    its 95% confidence interval. ``quantity``: what the values are, for the axis."""
     samples = result.samples
     figure = new_figure(7.2, 1.3 + 0.55 * len(samples))
     axes = figure.add_subplot()
@@ -31,9 +27,7 @@ def significance_plot(result: Significance, quantity: str) -> bytes:
             axes.plot(ends, [row - 0.14] * 2, "-|", color=colour, lw=2, ms=9, mew=2)
     labels = [plain(f"{sample.name} ({len(sample.values)})") for sample in samples]
     axes.set_yticks(range(len(samples)), labels)
-    axes.set_ylim(len(samples) - 0.5, -0.5)
-    axes.set_ylabel("model (runs)")
-    axes.set_xlabel(plain(quantity))
+    axes.set(ylim=(len(samples) - 0.5, -0.5), ylabel="model (runs)", xlabel=plain(quantity))
     axes.set_title("dots: runs; diamond: mean with its 95% confidence interval", fontsize=9)
     axes.grid(axis="x", alpha=0.3)
-    return picture(figure)
+    return figure

@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .compare import Comparison, RunGroup, mean_and_deviation
-from .table import Table, decimals, probability, table
+from ..comparison.compute import Comparison, mean_and_deviation
 
 CONFIDENCE = 0.95
 """Probability with which an interval holds what it estimates."""
@@ -58,25 +57,18 @@ def t_test(
     for name, values in (("first", first), ("second", second)):
         if len(values) < 2:
             raise ValueError(f"{name}: a t-test needs at least two values, got {len(values)}")
-    if not all(map(math.isfinite, (*first, *second))):
-        difference = sum(first) / len(first) - sum(second) / len(second)
-        return TTest(math.nan, math.nan, math.nan, difference, math.nan, math.nan)
-    difference = math.fsum(first) / len(first) - math.fsum(second) / len(second)
-    if len(set(first)) == len(set(second)) == 1:
+    finite = all(map(math.isfinite, (*first, *second)))
+    add = math.fsum if finite else sum
+    difference = add(first) / len(first) - add(second) / len(second)
+    if not finite or len(set(first)) == len(set(second)) == 1:
         return TTest(math.nan, math.nan, math.nan, difference, math.nan, math.nan)
     with warnings.catch_warnings():
         # scipy warns of lost precision where one group does not vary; the other decides then.
         warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
         result = ttest_ind(first, second, equal_var=equal_variances)
-    low, high = result.confidence_interval(CONFIDENCE)
-    return TTest(
-        float(result.statistic),
-        float(result.df),
-        float(result.pvalue),
-        difference,
-        float(low),
-        float(high),
-    )
+    low, high = map(float, result.confidence_interval(CONFIDENCE))
+    t, df, p = map(float, (result.statistic, result.df, result.pvalue))
+    return TTest(t, df, p, difference, low, high)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -89,11 +81,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     order = sorted(
         (i for i, p in enumerate(p_values) if not math.isnan(p)), key=p_values.__getitem__
     )
-    corrected = [math.nan] * len(p_values)
-    largest = 0.0
+    corrected, largest = [math.nan] * len(p_values), 0.0
     for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - rank) * p_values[i]))
-        corrected[i] = largest
+        corrected[i] = largest = max(largest, min(1.0, (len(order) - rank) * p_values[i]))
     return corrected
 
 
@@ -133,15 +123,15 @@ class PairTest:
 
 @dataclass(frozen=True)
 class Significance:
-    """What :func:`significance` returns: the models, a test for each pair that can be tested, and
-    what a reader must know beside the figures, a sentence each."""
+    """What :func:`significance_tests` returns: the models, a test for each pair that can be tested,
+    and what a reader must know beside the figures, a sentence each."""
 
     samples: tuple[Sample, ...]
     pairs: tuple[PairTest, ...]
     notes: tuple[str, ...]
 
 
-def significance(values: Mapping[str, Sequence[float]]) -> Significance:
+def significance_tests(values: Mapping[str, Sequence[float]]) -> Significance:
     """Test every pair of models for a difference of their means.
 
     A model of fewer than two values, or with one that is not finite, is shown, but not tested.
@@ -197,7 +187,7 @@ def _sample(name: str, values: Sequence[float]) -> Sample:
 
 
 def model_perplexities(comparison: Comparison) -> dict[str, list[float]]:
-    """The test perplexities of the finished runs of each group, for :func:`significance`.
+    """The test perplexities of the finished runs of each group, for :func:`significance_tests`.
 
     A group is called by its head, and by its label too where another has the same head.
 
@@ -209,80 +199,8 @@ def model_perplexities(comparison: Comparison) -> dict[str, list[float]]:
         raise ValueError(
             "the runs are on different texts or vocabularies: their perplexities do not compare"
         )
-    return {_name(group, groups): group.test_perplexities for group in groups}
-
-
-def _name(group: RunGroup, groups: Sequence[RunGroup]) -> str:
-    alone = sum(other.head == group.head for other in groups) == 1
-    return group.head if alone else f"{group.label}: {group.head}"
-
-
-# Tables
-
-
-def significance_tables(result: Significance, quantity: str) -> tuple[Table, ...]:
-    """The models, the tests, and the matrix of p-values.
-
-    Args:
-        result: of :func:`significance`.
-        quantity: what the values are, such as "test perplexity".
-    """
-    return _sample_table(result, quantity), _pair_table(result, quantity), _matrix(result)
-
-
-def _sample_table(result: Significance, quantity: str) -> Table:
-    samples = result.samples
-    columns = [
-        ("model", False, [sample.name for sample in samples]),
-        ("n", True, [str(len(sample.values)) for sample in samples]),
-        ("mean", True, [decimals(sample.mean, 3) for sample in samples]),
-        ("SD", True, [decimals(sample.deviation, 3) for sample in samples]),
-        ("95% interval", True, [_interval(s.low, s.high) for s in samples]),
-        ("least", True, [decimals(min(sample.values), 3) for sample in samples]),
-        ("greatest", True, [decimals(max(sample.values), 3) for sample in samples]),
-    ]
-    return table(f"{quantity[:1].upper()}{quantity[1:]} of each model over its seeds", columns)
-
-
-def _pair_table(result: Significance, quantity: str) -> Table:
-    pairs = result.pairs
-    columns = [
-        ("models", False, [f"{pair.first} - {pair.second}" for pair in pairs]),
-        ("difference of means", True, [f"{pair.welch.difference:+.3f}" for pair in pairs]),
-        ("95% interval", True, [_interval(p.welch.low, p.welch.high) for p in pairs]),
-    ]
-    for name, tests, corrected in (
-        ("Welch", [pair.welch for pair in pairs], [pair.welch_corrected for pair in pairs]),
-        ("Student", [pair.student for pair in pairs], [pair.student_corrected for pair in pairs]),
-    ):
-        columns += [
-            (f"{name} t", True, [decimals(test.statistic, 2) for test in tests]),
-            (f"{name} df", True, [decimals(test.degrees_of_freedom, 1) for test in tests]),
-            (f"{name} p", True, [probability(test.p_value) for test in tests]),
-            (f"{name} p, Holm", True, [probability(p) for p in corrected]),
-        ]
-    number = sum(not math.isnan(pair.welch.p_value) for pair in pairs)
-    title = (
-        f"Unpaired two-sided t-tests of equal mean {quantity}; Holm: corrected for "
-        f"{number} {'test' if number == 1 else 'tests'}"
-    )
-    return table(title, columns)
-
-
-def _matrix(result: Significance) -> Table:
-    p: dict[tuple[str, str], float] = {}
-    for pair in result.pairs:
-        p[pair.first, pair.second] = pair.welch_corrected
-        p[pair.second, pair.first] = pair.welch.p_value
-    names = [s.name for s in result.samples if any(s.name in (a, b) for a, b in p)]
-    columns = [("model", False, names)]
-    columns += [
-        (column, True, [probability(p.get((row, column), math.nan)) for row in names])
-        for column in names
-    ]
-    title = "p-values of Welch's test: above the diagonal after Holm's correction, below without"
-    return table(title, columns)
-
-
-def _interval(low: float, high: float) -> str:
-    return "-" if math.isnan(low) else f"{decimals(low, 3)} to {decimals(high, 3)}"
+    heads = [group.head for group in groups]
+    return {
+        head if heads.count(head) == 1 else f"{group.label}: {head}": group.test_perplexities
+        for head, group in zip(heads, groups, strict=True)
+    }

@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hstree._figures import COLOURS
-from hstree.analysis import (
+from hstree._figures import COLOURS, picture
+from hstree.laboratory import (
     Comparison,
-    RunError,
     compare,
     mean_and_deviation,
-    tables,
     to_csv,
     to_markdown,
     validation_curves,
 )
+from hstree.laboratory.comparison.report import comparison_tables
+from hstree.training import TrainConfig
 
 from .made_up import write_run
 
@@ -56,14 +56,14 @@ def comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
 
 
 def test_groups(comparison: Comparison) -> None:
-    assert comparison.differing == ("head_option", "dropout")
+    assert comparison.differing == ("dropout", "head_option")
     assert [(g.label, g.head, len(g.runs)) for g in comparison.groups] == [
         ("A", "softmax", 3),
         ("B", "mos", 4),
         ("C", "gss", 1),
     ]
     assert [len(g.finished) for g in comparison.groups] == [3, 4, 0]
-    assert comparison.groups[1].description == "mos, head_option=components=15, dropout=0.3"
+    assert comparison.groups[1].description == "mos, dropout=0.3, head_option=components=15"
     assert comparison.groups[1].valid_perplexities == [70.0, 69.0, 68.0, 67.0]
     assert [comparison.label(run) for run in comparison.runs] == list("AAABBBBC")
     assert comparison.notes == ("gss has not finished: 1 of 3 epochs ended",)
@@ -81,10 +81,12 @@ def test_groups_do_not_depend_on_the_order_of_runs_and_settings(tmp_path: Path) 
 
 
 def test_default_is_not_a_difference(tmp_path: Path) -> None:
-    paths = [write_run(tmp_path / "old"), write_run(tmp_path / "new", seed=2, clip=0.25)]
-    assert compare(paths, {"clip": 0.25}).differing == ()
-    assert len(compare(paths, {"clip": 0.25}).groups) == 1
-    assert compare(paths, {"clip": 1.0}).differing == ("clip",)
+    """A config.json that does not hold a setting yet has its default."""
+    default = TrainConfig().clip
+    old = write_run(tmp_path / "old")
+    same = compare([old, write_run(tmp_path / "new", seed=2, clip=default)])
+    assert (same.differing, len(same.groups)) == ((), 1)
+    assert compare([old, write_run(tmp_path / "other", clip=2 * default)]).differing == ("clip",)
 
 
 def test_many_groups_have_labels_of_two_letters(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_unusable_arguments(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     with pytest.raises(ValueError, match="expected every run once, got this folder twice"):
         compare([folder, tmp_path / "." / "run" / ".." / "run"])
-    with pytest.raises(RunError, match="no such run folder"):
+    with pytest.raises(ValueError, match="no such run folder"):
         compare([folder, tmp_path / "missing"])
 
 
@@ -143,14 +145,14 @@ def test_unusable_arguments(tmp_path: Path) -> None:
 
 
 def test_tables(comparison: Comparison) -> None:
-    runs, groups = tables(comparison)
+    runs, groups = comparison_tables(comparison)
     row = dict(zip(runs.header, runs.rows[3], strict=True))
     assert row == {
         "group": "B",
         "run": "mos-0",
         "head": "mos",
         "seed": "0",
-        "settings that differ": "head_option=components=15, dropout=0.3",
+        "settings that differ": "dropout=0.3, head_option=components=15",
         "epochs": "3",
         "best epoch": "3",
         "valid perplexity": "70.00",
@@ -164,7 +166,7 @@ def test_tables(comparison: Comparison) -> None:
     assert (unfinished["epochs"], unfinished["valid perplexity"]) == ("1 of 3", "150.00")
     assert unfinished["test perplexity"] == unfinished["head parameters"] == "-"
     assert groups.rows[0] == (
-        *("A", "softmax, head_option=-, dropout=0.4", "3 of 3"),
+        *("A", "softmax, dropout=0.4, head_option=-", "3 of 3"),
         *("120.50", "0.00", "60.50", "0.75"),
     )
     assert groups.rows[2][2:] == ("0 of 1", "-", "-", "-", "-")
@@ -174,11 +176,11 @@ def test_tables(comparison: Comparison) -> None:
 
 def test_runs_without_seeds_have_one_table(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / "a"), write_run(tmp_path / "b", tied=True)]
-    (table,) = tables(compare(paths))
+    (table,) = comparison_tables(compare(paths))
     assert "group" not in table.header
     cells = [row[table.header.index("settings that differ")] for row in table.rows]
     assert cells == ["tied=no", "tied=yes"]
-    (single,) = tables(compare(paths[:1]))
+    (single,) = comparison_tables(compare(paths[:1]))
     assert "settings that differ" not in single.header
 
 
@@ -213,20 +215,11 @@ def test_csv(comparison: Comparison) -> None:
     ("file_format", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
 )
 def test_picture(comparison: Comparison, file_format: str, start: bytes) -> None:
-    assert validation_curves(comparison, file_format).startswith(start)
+    assert picture(validation_curves(comparison), file_format).startswith(start)
 
 
-def test_picture_has_the_curves(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
-    import matplotlib.figure
-
-    figures = []
-
-    def keep(figure: matplotlib.figure.Figure, *_: object, **__: object) -> None:
-        figures.append(figure)
-
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", keep)
-    validation_curves(comparison)
-    (figure,) = figures
+def test_picture_has_the_curves(comparison: Comparison) -> None:
+    figure = validation_curves(comparison)
     (axes,) = figure.axes
     assert axes.get_xlabel() == "epoch (passes over the training text)"
     assert axes.get_ylabel() == "validation perplexity per token (log scale)"
@@ -238,7 +231,7 @@ def test_picture_has_the_curves(comparison: Comparison, monkeypatch: pytest.Monk
     (legend,) = figure.legends
     labels = [text.get_text() for text in legend.get_texts()]
     assert [label[:2] for label in labels] == ["A:", "B:", "C:"]
-    assert labels[1] == "B: mos, head_option=components=15, dropout=0.3 (4 runs)"
+    assert labels[1] == "B: mos, dropout=0.3, head_option=components=15 (4 runs)"
     averaged = [line for line in axes.lines if line.get_marker() == "D"]
     assert [list(line.get_xdata()) for line in averaged] == [[3]] * 4
 
@@ -250,7 +243,7 @@ def test_picture_of_awkward_runs(tmp_path: Path) -> None:
         write_run(tmp_path / f"_$x_{n}$", (math.inf, 90.0 + n), dropout=n / 100)
         for n in range(len(COLOURS) + 2)
     ]
-    assert validation_curves(compare(paths)).startswith(b"\x89PNG")
+    assert picture(validation_curves(compare(paths))).startswith(b"\x89PNG")
 
 
 def test_picture_needs_an_epoch_and_a_format(tmp_path: Path) -> None:
@@ -258,7 +251,7 @@ def test_picture_needs_an_epoch_and_a_format(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one ended epoch"):
         validation_curves(compare([folder]))
     with pytest.raises(ValueError, match="expected one of png, pdf, svg, got 'gif'"):
-        validation_curves(compare([folder]), "gif")
+        picture(validation_curves(compare([write_run(tmp_path / "other")])), "gif")
 
 
 def lightness(colour: str) -> float:
