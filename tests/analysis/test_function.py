@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from heads.support import make, randomise
+from laboratory.toy_models import all_contexts, toy_model, toy_text
 from torch import Tensor
 
 from hstree.analysis import (
@@ -22,8 +23,6 @@ from hstree.analysis import (
 from hstree.analysis.function import _Counter
 from hstree.heads import FlatHead, Softmax
 from hstree.reference import plif_reference
-
-from laboratory.toy_models import all_contexts, toy_model, toy_text
 
 
 def latents(head: Any, hidden: Tensor) -> Tensor:

@@ -1,25 +1,30 @@
-"""Next words of several models: log-probabilities in a stream, ranks, draws, tables."""
+"""Next words of several models: log-probabilities in a stream, ranks, draws, tables, command."""
 
 from __future__ import annotations
 
+import csv
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from training.toy import small_config, write_corpus
 
-from hstree.analysis import (
+from hstree.cli import main
+from hstree.heads import MixtureOfSoftmaxes
+from hstree.laboratory import log_prob_at, prediction, random_positions
+from hstree.laboratory.predictions.compute import Prediction
+from hstree.laboratory.predictions.report import (
     ContextPredictions,
-    Prediction,
-    log_prob_at,
-    markdown,
-    prediction,
     prediction_rows,
     prediction_tables,
-    random_positions,
 )
-from hstree.heads import MixtureOfSoftmaxes
+from hstree.laboratory.table import markdown
 from hstree.models import AWDLSTM, LanguageModel
+from hstree.training import load_run, train
 
 WORDS = ("the", "cat", "<unk>", "runs", "<eos>")
 
@@ -133,7 +138,7 @@ def test_tables() -> None:
 
 
 def test_rows() -> None:
-    rows = prediction_rows(contexts(), ["one", "two"])
+    rows = list(prediction_rows(contexts(), ["one", "two"]))
     assert len(rows) == 3 * 4 + 1
     assert rows[0] == {
         "context": 1,
@@ -152,3 +157,152 @@ def test_rows() -> None:
         "true": True,
     }
     assert math.isclose(sum(row["probability"] for row in rows if row["context"] == 2), 1.5)
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts ``data`` and ``other``, and runs ``trees`` and ``softmax`` on the first, ``narrow``
+    with fewer words, ``stranger`` on the other text, ``double`` on one as long as the first."""
+    folder = tmp_path_factory.mktemp("predictions")
+    data = write_corpus(folder / "data")
+    other = write_corpus(folder / "other", seed=1)
+    for head in ("trees", "softmax"):
+        train(small_config(data, folder / head, head=head))
+    train(small_config(data, folder / "narrow", max_vocabulary=9, epochs=1, root=1))
+    train(small_config(other, folder / "stranger", epochs=1))
+    # As many tokens in the same places, but other words.
+    (folder / "same length").mkdir()
+    for part in ("train", "valid", "test"):
+        lines = (data / f"{part}.txt").read_text().replace("cat", "dog")
+        (folder / "same length" / f"{part}.txt").write_text(lines)
+    train(small_config(folder / "same length", folder / "double", epochs=1))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def figures(output: Path, *arguments: str) -> dict[str, Any]:
+    assert main(["analyze", "predictions", *arguments, "--output", str(output)]) == 0
+    result: dict[str, Any] = json.loads((output / "predictions.json").read_text())
+    return result
+
+
+def test_given_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--context", "the OLD | cat", "--context", "the zebra", "--top-k", "3"]
+    data = figures(tmp_path, "softmax", "trees", *options)
+    printed = capsys.readouterr().out
+    assert data["models"] == ["softmax", "trees"]
+    first, second = data["contexts"]
+    assert (first["context"], first["true_word"], first["position"]) == ("the OLD", "cat", None)
+    for name, found in zip(data["models"], first["predictions"], strict=True):
+        run = load_run(name)
+        words = ["<eos>", "the", "old"]
+        hidden, _ = run.model.hidden(torch.tensor(run.vocabulary.encode(words))[:, None])
+        probabilities = run.model.head.log_prob(hidden[-1, 0]).detach().exp()
+        order = probabilities.argsort(descending=True).tolist()
+        assert found["words"] == run.vocabulary.decode(order[:3])
+        assert found["probabilities"] == pytest.approx(probabilities[order[:3]].tolist(), rel=1e-4)
+        truth = run.vocabulary["cat"]
+        assert found["true_rank"] == 1 + order.index(truth)
+        assert found["true_probability"] == pytest.approx(float(probabilities[truth]), rel=1e-4)
+        assert f"[cat] {100 * float(probabilities[truth]):.1f}%" in printed
+    assert second["true_word"] is None
+    assert "context 2: softmax reads as <unk>: zebra" in printed
+    page = (tmp_path / "predictions.md").read_text()
+    assert "**1. the OLD [cat]**" in page
+    assert "| rank | softmax | trees |" in page
+    with (tmp_path / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["model"] for row in rows[:6]] == ["softmax"] * 3 + ["trees"] * 3
+
+
+def test_drawn_contexts(tmp_path: Path) -> None:
+    options = ["--random", "4", "--seed", "3", "--preceding", "6"]
+    data = figures(tmp_path, "softmax", "trees", *options)
+    run = load_run("softmax")
+    text = run.corpus().test
+    assert len(data["contexts"]) == 4
+    with torch.no_grad():
+        hidden, _ = run.model.hidden(torch.from_numpy(text.astype("int64"))[:, None])
+        log_prob = run.model.head.log_prob(hidden[:, 0])
+    for found in data["contexts"]:
+        position = found["position"]
+        words = run.vocabulary.decode(text[max(0, position - 6) : position].tolist())
+        assert found["context"].removeprefix("\N{HORIZONTAL ELLIPSIS} ") == " ".join(words)
+        assert found["true_word"] == run.vocabulary.words[text[position]]
+        expected = math.exp(float(log_prob[position - 1, text[position]]))
+        assert found["predictions"][0]["true_probability"] == pytest.approx(expected, rel=1e-4)
+    again = figures(tmp_path, "softmax", "trees", *options, "--data", "data")
+    assert again == data
+    assert figures(tmp_path, "softmax", "--random", "4")["contexts"] != data["contexts"]
+
+
+def test_other_vocabularies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Words are drawn among those that both know; a given word may be known to one only."""
+    narrow = load_run("narrow")
+    data = figures(tmp_path, "softmax", "narrow", "--random", "60")
+    for found in data["contexts"]:
+        assert found["true_word"] in narrow.vocabulary
+        assert all(each["true_rank"] is not None for each in found["predictions"])
+    assert "town" not in narrow.vocabulary
+    data = figures(tmp_path, "softmax", "narrow", "--context", "runs to | town")
+    ranks = [each["true_rank"] for each in data["contexts"][0]["predictions"]]
+    assert ranks[0] is not None
+    assert ranks[1] is None
+    assert "not in the vocabulary" in capsys.readouterr().out
+    data = figures(tmp_path, "softmax", "stranger", "--random", "3", "--data", "other")
+    assert len(data["contexts"]) == 3
+
+
+def test_subwords(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tokenizers")
+    run = tmp_path / "bytes"
+    options = {"tokenizer": "bpe", "max_vocabulary": 280, "epochs": 1}
+    train(small_config(Path("data"), run, **options))
+    capsys.readouterr()
+    context = ["--context", "the old | cat"]
+    data = figures(tmp_path / "out", "softmax", str(run), *context)
+    truths = [each["true_word"] for each in data["contexts"][0]["predictions"]]
+    tokenizer = load_run(run).tokenizer
+    assert tokenizer is not None
+    tokens = tokenizer.split("the old cat")
+    assert truths == ["cat", tokens[len(tokenizer.split("the old"))]]
+    assert main(["analyze", "predictions", "softmax", str(run), "--random", "2"]) == 2
+    assert "split alike for all runs" in capsys.readouterr().err
+    data = figures(tmp_path / "out", str(run), "--random", "2", "--preceding", "4")
+    assert all(each["predictions"][0]["true_rank"] for each in data["contexts"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["softmax"], "--context: expected at least one, or --random N, got neither"),
+        (["softmax", "--context", " "], "--context: expected words, or words | true word, got ' '"),
+        (["softmax", "--context", "the | "], "--context: expected words, or words | true word"),
+        (["softmax", "--context", "the | big cat"], "--context: expected one word behind | "),
+        (["softmax", "--context", "the", "--data", "data"], "--data: has no effect without"),
+        (["softmax", "--random", "0"], "--random: expected at least 1, got 0"),
+        (["softmax", "--random", "99999"], "n: expected 1 to"),
+        (["softmax", "--random", "1", "--seed", "-1"], "--seed: expected at least 0, got -1"),
+        (["softmax", "--context", "the", "--top-k", "99"], "--top-k: expected at most"),
+        (["softmax", "stranger", "--random", "2"], "those of softmax and stranger differ"),
+        (["trees", "softmax", "double", "--random", "40"], "those of trees and double differ"),
+        (["softmax", "./softmax", "--random", "2"], "expected every run and file once"),
+        (["nowhere", "--random", "2"], "nowhere: no such run folder"),
+    ],
+)
+def test_bad_arguments(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "output"
+    assert main(["analyze", "predictions", *options, "--output", str(output)]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""

@@ -13,7 +13,7 @@ from hstree.training import Run
 
 from ..report import Report
 from ..runner import Argument, Measurement, load_runs
-from ..table import Table, count, table
+from ..table import Column, Table, count, table
 from .compute import Prediction, log_prob_at, prediction, random_positions
 
 _BAR = " | "
@@ -21,13 +21,8 @@ _BAR = " | "
 
 @dataclass(frozen=True)
 class ContextPredictions:
-    """What several models make of one context.
-
-    Attributes:
-        context: the last words that they have read, as text.
-        true_word: the word that came; None if it is not known.
-        position: number of the true word in its text, from 0; None for a context of its own.
-        predictions: one for each model.
+    """What several models make of one context: the last words that they have read; the word that
+    came, if it is known, and its place in the test text, if it is from there; one for each model.
     """
 
     context: str
@@ -150,23 +145,14 @@ def prediction_tables(contexts: Sequence[ContextPredictions], models: Sequence[s
     more table sums them up."""
     tables = [_context_table(number, each, models) for number, each in enumerate(contexts, 1)]
     known = [item for item in enumerate(contexts, 1) if item[1].true_word is not None]
-    if len(known) > 1:
-        columns = [
-            (name, lambda item, m=m: item[1].predictions[m], _true_cell)
-            for m, name in enumerate(models)
-        ]
-        tables.append(
-            table(
-                "Probability of the true word, and its rank",
-                known,
-                [
-                    ("context", lambda item: item[0], str),
-                    ("true word", lambda item: item[1].true_word),
-                    *columns,
-                ],
-            )
-        )
-    return tables
+    columns: list[Column] = [
+        ("context", lambda item: item[0], str),
+        ("true word", lambda item: item[1].true_word),
+    ]
+    for m, name in enumerate(models):
+        columns.append((name, lambda item, m=m: item[1].predictions[m], _true_cell))
+    summary = table("Probability of the true word, and its rank", known, columns)
+    return [*tables, summary] if len(known) > 1 else tables
 
 
 def _context_table(number: int, context: ContextPredictions, models: Sequence[str]) -> Table:
@@ -203,21 +189,15 @@ def prediction_rows(
 ) -> Iterator[dict[str, Any]]:
     """One for each context, model and rank, in full digits, and one for a true word that is not
     among the first k."""
+    keys = ("context", "model", "rank", "word", "probability", "true")
     for number, context in enumerate(contexts, start=1):
         for name, each in zip(models, context.predictions, strict=True):
-            ranks = range(1, len(each.words) + 1)
-            ranked = [*zip(ranks, each.words, each.probabilities, strict=True)]
+            ranked: list[Any] = list(enumerate(zip(each.words, each.probabilities, strict=True), 1))
             if each.true_word is not None and each.true_word not in each.words:
-                ranked.append((each.true_rank, each.true_word, each.true_probability))
-            for rank, word, probability in ranked:
-                yield {
-                    "context": number,
-                    "model": name,
-                    "rank": rank,
-                    "word": word,
-                    "probability": probability,
-                    "true": word == each.true_word,
-                }
+                ranked.append((each.true_rank, (each.true_word, each.true_probability)))
+            for rank, (word, probability) in ranked:
+                cells = (number, name, rank, word, probability, word == each.true_word)
+                yield dict(zip(keys, cells, strict=True))
 
 
 _NUMBER = {"type": at_least_one, "metavar": "N"}

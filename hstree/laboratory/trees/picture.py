@@ -47,46 +47,31 @@ def level_picture(loss: TreeLoss) -> Any:
     """A figure of the loss of each tree, level by level, beside that of the mixture."""
     from matplotlib import colormaps
 
-    n_trees, n_parts = loss.parts.shape
-    figure = new_figure(10.0, 2.6 + 0.3 * n_trees)
+    parts, reached, levels = loss.parts, loss.reached, loss.levels
+    trees = [f"tree {t + 1}" for t in range(len(parts))]
+    figure = new_figure(10.0, 2.6 + 0.3 * len(trees))
     stacked, visits = figure.subplots(1, 2, width_ratios=(3, 2))
 
-    trees = [f"tree {t + 1}" for t in range(n_trees)]
-    colours = [*colormaps["viridis"](np.linspace(0, 1, n_parts - 1)), "0.4"]
-    left = loss.parts.cumsum(axis=1) - loss.parts
-    for part in np.flatnonzero(loss.reached.any(axis=0)):
-        stacked.barh(
-            trees,
-            loss.parts[:, part],
-            left=left[:, part],
-            color=colours[part],
-            label=loss.levels[part],
-        )
-    totals = dict(zip(trees, loss.trees, strict=True))
-    if n_trees > 1:
-        mixtures = {"equal weights": loss.uniform, "mixture": loss.mixture}
-        stacked.barh([*mixtures], [*mixtures.values()], color="0.6")
-        totals |= mixtures
-    for bar, total in enumerate(totals.values()):
+    colours = [*colormaps["viridis"](np.linspace(0, 1, len(levels) - 1)), "0.4"]
+    left = parts.cumsum(axis=1) - parts
+    for k in np.flatnonzero(reached.any(axis=0)):
+        stacked.barh(trees, parts[:, k], left=left[:, k], color=colours[k], label=levels[k])
+    mixtures = {"equal weights": loss.uniform, "mixture": loss.mixture} if len(trees) > 1 else {}
+    stacked.barh([*mixtures], [*mixtures.values()], color="0.6")
+    totals = [*loss.trees, *mixtures.values()]
+    for bar, total in enumerate(totals):
         stacked.text(total, bar, f" {total:.2f}", va="center", fontsize=8)
     stacked.invert_yaxis()
-    stacked.set(xlim=(0, 1.1 * max(totals.values())), xlabel="loss (nats per token)")
+    stacked.set(xlim=(0, 1.1 * max(totals)), xlabel="loss (nats per token)")
     stacked.set_title("loss by level of the path", fontsize=9)
-    figure.legend(
-        *stacked.get_legend_handles_labels(),
-        loc="outside lower left",
-        frameon=False,
-        fontsize=8,
-        ncols=7,
-    )
+    handles, labels = stacked.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", frameon=False, fontsize=8, ncols=7)
 
     with np.errstate(invalid="ignore"):  # 0 / 0 where no token comes
-        each = loss.parts / loss.reached
-    each[loss.tokens * loss.reached < _FEWEST] = np.nan
-    below = each[:, 1:-1]
-    shown = np.flatnonzero(np.isfinite(below).any(axis=0))
+        each = np.where(loss.tokens * reached < _FEWEST, np.nan, parts / reached)[:, 1:-1]
+    shown = np.flatnonzero(np.isfinite(each).any(axis=0))
     for t, name in enumerate(trees):
-        visits.plot(shown + 2, below[t, shown], "o", **line_style(t), ms=3, lw=1.2, label=name)
+        visits.plot(shown + 2, each[t, shown], "o", **line_style(t), ms=3, lw=1.2, label=name)
     visits.axhline(np.log(2), color="0.4", lw=0.9, ls=":", label="log 2, a coin toss")
     visits.set_xticks(shown + 2)
     visits.set_ylim(0, 1.1 * visits.get_ylim()[1])

@@ -18,7 +18,7 @@ from hstree.trees import Tree
 
 from ..report import Report
 from ..runner import Argument, Measurement
-from ..table import Table, count, decimals, table
+from ..table import Column, Table, count, decimals, table
 from .clusters import (
     Agreement,
     Cluster,
@@ -49,7 +49,9 @@ def measure(arguments: argparse.Namespace) -> Report:
     for name, other in runs.items():
         if other.vocabulary != vocabulary:
             raise ValueError(f"--against: expected the words of {own}, got others in {name}")
-    words = _checked(arguments.word, vocabulary) or _central_words(trees, vocabulary)
+    for word in arguments.word or ():
+        if word not in vocabulary:
+            raise ValueError(f"--word: {word!r} is not in the vocabulary")
     corpus = run_corpus(run, arguments.settings.data)
 
     loss = tree_loss(run.model, corpus.test)
@@ -62,7 +64,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     ]
     nearest = {
         word: [nearest_words(tree, vocabulary, word, arguments.words) for tree in trees]
-        for word in words
+        for word in arguments.word or _central_words(trees, vocabulary)
     }
     tables = [tree_table(loss, trees, vocabulary.frequencies), level_table(loss)]
     notes = [
@@ -99,14 +101,6 @@ def measure(arguments: argparse.Namespace) -> Report:
     keys = ("kind", "run", "tree", "where", "tokens", "loss")
     cells = [dict(zip(keys, row, strict=True)) for row in rows]
     return Report(f"The trees of {own}", tables, notes, data, cells, pictures)
-
-
-def _checked(words: Sequence[str] | None, vocabulary: Vocabulary) -> list[str]:
-    """The words of ``--word``, each once."""
-    for word in words or ():
-        if word not in vocabulary:
-            raise ValueError(f"--word: {word!r} is not in the vocabulary")
-    return list(dict.fromkeys(words or ()))
 
 
 def _central_words(trees: Sequence[Tree], vocabulary: Vocabulary) -> list[str]:
@@ -146,24 +140,19 @@ def level_table(loss: TreeLoss) -> Table:
     nowhere = np.full(len(loss.parts), math.nan)
     levels = [*zip(loss.levels, loss.reached.T, loss.parts.T, strict=True)]
     levels.append(("all", nowhere, loss.trees))
-    trees = [
-        (f"tree {t + 1}", lambda item, t=t: item[2][t], decimals(4)) for t in range(len(loss.parts))
+    columns: list[Column] = [
+        ("level", lambda item: item[0]),
+        ("tokens that come there (%)", lambda item: 100 * item[1].mean(), decimals(2)),
     ]
-    return table(
-        "Loss by level (nats per token); shares and the last column: means over the trees",
-        [level for level in levels if level[1].any()],
-        [
-            ("level", lambda item: item[0]),
-            ("tokens that come there (%)", lambda item: 100 * item[1].mean(), decimals(2)),
-            *trees,
-            (
-                "share of the loss (%)",
-                lambda item: 100 * item[2].sum() / loss.trees.sum(),
-                decimals(2),
-            ),
-            ("nats per token there", lambda item: item[2].sum() / item[1].sum(), decimals(3)),
-        ],
-    )
+    for t in range(len(loss.parts)):
+        columns.append((f"tree {t + 1}", lambda item, t=t: item[2][t], decimals(4)))
+    share = 100 / loss.trees.sum()
+    columns += [
+        ("share of the loss (%)", lambda item: share * item[2].sum(), decimals(2)),
+        ("nats per token there", lambda item: item[2].sum() / item[1].sum(), decimals(3)),
+    ]
+    title = "Loss by level (nats per token); shares and the last column: means over the trees"
+    return table(title, [level for level in levels if level[1].any()], columns)
 
 
 def mixture_table(loss: TreeLoss) -> Table:

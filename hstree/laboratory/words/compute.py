@@ -109,36 +109,20 @@ def word_similarity(
             raise ValueError(f"{name}: expected at least one, got none")
     found = []
     for judged in sets:
-        known = [
-            np.array([all(each.row(word) is not None for word in pair) for pair in judged.pairs])
-            for each in embeddings
-        ]
+        scores = np.array([score for *_, score in judged.pairs])
+        cosines = np.array([[of.cosine(a, b) for a, b, _ in judged.pairs] for of in embeddings])
+        used = ~np.isnan(cosines)
         if common:
-            known = [np.logical_and.reduce(known)] * len(known)
-        found.append(
-            [_similarity(judged, each, use) for each, use in zip(embeddings, known, strict=True)]
-        )
+            used[:] = used.all(axis=0)
+        row = []
+        for of, values, use in zip(embeddings, cosines, used, strict=True):
+            rho, p_value = spearman(scores[use], values[use])
+            low, high = confidence_interval(rho, int(use.sum()))
+            missing = int((~use).sum())
+            names = judged.name, of.name
+            row.append(WordSimilarity(*names, len(use), missing, rho, p_value, low, high))
+        found.append(row)
     return found
-
-
-def _similarity(
-    judged: SimilaritySet, embeddings: Embeddings, use: npt.NDArray[np.bool_]
-) -> WordSimilarity:
-    """Of the pairs to use."""
-    pairs = [judged.pairs[i] for i in np.flatnonzero(use)]
-    rows = np.array([[embeddings.row(word) for word in pair] for pair in pairs], np.int64)
-    first, second = embeddings.vectors[rows.reshape(-1, 2).T].astype(np.float64)
-    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    rho, p_value = spearman(np.array(judged.scores)[use], (first * second).sum(1) / norms)
-    return WordSimilarity(
-        judged.name,
-        embeddings.name,
-        len(use),
-        len(use) - len(pairs),
-        rho,
-        p_value,
-        *confidence_interval(rho, len(pairs)),
-    )
 
 
 def mean_similarity(

@@ -7,7 +7,7 @@ import csv
 import math
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,17 +23,15 @@ _MARKS = ("-a", "-j", "-n", "-r", "-v")
 
 @dataclass(frozen=True)
 class SimilaritySet:
-    """Pairs of words and how similar people found them, on any scale."""
+    """Pairs of words, and how similar people found them, on any scale."""
 
     name: str
-    pairs: tuple[tuple[str, str], ...]
-    scores: tuple[float, ...]
+    pairs: tuple[tuple[str, str, float], ...]
 
-    def __post_init__(self) -> None:
-        if len(self.pairs) != len(self.scores):
-            raise ValueError(
-                f"scores: expected one for each of {len(self.pairs)} pairs, got {len(self.scores)}"
-            )
+    @property
+    def words(self) -> set[str]:
+        """All words."""
+        return {word for *pair, _ in self.pairs for word in pair}
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,14 @@ class Embeddings:
         vector of zeros, which has no direction."""
         row = self.index.get(word, self.index.get(word.lower()))
         return None if row is None or not self.vectors[row].any() else row
+
+    def cosine(self, first: str, second: str) -> float:
+        """Cosine similarity of two words; nan if one has no :meth:`row`."""
+        rows = [self.row(first), self.row(second)]
+        if None in rows:
+            return math.nan
+        a, b = self.vectors[rows].astype(np.float64)
+        return float((a * b).sum() / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 def read_similarity_sets(path: str | os.PathLike[str]) -> tuple[SimilaritySet, ...]:
@@ -92,8 +98,7 @@ def _read_set(file: Path) -> SimilaritySet:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: expected UTF-8 text, but byte {error.start} is not") from None
-    pairs: list[tuple[str, str]] = []
-    scores: list[float] = []
+    pairs: list[tuple[str, str, float]] = []
     header_may_come = True
     for number, line in enumerate(map(str.strip, lines), start=1):
         if not line or line.startswith("#"):
@@ -101,8 +106,7 @@ def _read_set(file: Path) -> SimilaritySet:
         fields = _fields(line)
         score = _score(fields)
         if math.isfinite(score):
-            pairs.append((fields[0], fields[1]))
-            scores.append(score)
+            pairs.append((fields[0], fields[1], score))
         elif not (header_may_come and len(fields) > 2):
             raise ValueError(
                 f"{file}, line {number}: expected word1 word2 score, got {line[:60]!r}"
@@ -110,9 +114,10 @@ def _read_set(file: Path) -> SimilaritySet:
         header_may_come = False
     if not pairs:
         raise ValueError(f"{file}: expected lines word1 word2 score, got none")
-    if all(len(word) > 2 and word.endswith(_MARKS) for pair in pairs for word in pair):
-        pairs = [(first[:-2], second[:-2]) for first, second in pairs]
-    return SimilaritySet(file.stem.removeprefix("EN-"), tuple(pairs), tuple(scores))
+    found = SimilaritySet(file.stem.removeprefix("EN-"), tuple(pairs))
+    if all(len(word) > 2 and word.endswith(_MARKS) for word in found.words):
+        return replace(found, pairs=tuple((a[:-2], b[:-2], score) for a, b, score in pairs))
+    return found
 
 
 def _fields(line: str) -> list[str]:

@@ -22,7 +22,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     if not places:
         raise ValueError("RUN: expected at least one run folder, or --embeddings FILE, got neither")
     sets = read_similarity_sets(arguments.benchmarks)
-    wanted = {word for each in sets for pair in each.pairs for word in pair}
+    wanted = set[str]().union(*(each.words for each in sets))
     embeddings = []
     for number, (name, place) in enumerate(zip(run_names(places), places, strict=True)):
         if number < len(arguments.directories):
