@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hstree._arguments import count as at_least_one
-from hstree.cli.runs import prompt_words, run_corpus
-from hstree.training import Run
+from hstree.data import prompt_words
+from hstree.runs import Run, run_corpus
 
 from ..report import Report
 from ..runner import Argument, Measurement, load_runs
-from ..table import Column, Table, count, table
+from ..table import Table, count
 from .compute import Prediction, log_prob_at, prediction, random_positions
 
 _BAR = " | "
@@ -143,33 +143,31 @@ def prediction_tables(contexts: Sequence[ContextPredictions], models: Sequence[s
     """A table for each context, with a column for each model; the true word stands in brackets, and
     in the last row its probability and rank. Where there are several contexts with a true word, one
     more table sums them up."""
-    tables = [_context_table(number, each, models) for number, each in enumerate(contexts, 1)]
-    known = [item for item in enumerate(contexts, 1) if item[1].true_word is not None]
-    columns: list[Column] = [
-        ("context", lambda item: item[0], str),
-        ("true word", lambda item: item[1].true_word),
-    ]
-    for m, name in enumerate(models):
-        columns.append((name, lambda item, m=m: item[1].predictions[m], _true_cell))
-    summary = table("Probability of the true word, and its rank", known, columns)
-    return [*tables, summary] if len(known) > 1 else tables
+    tables, summary = [], []
+    for number, each in enumerate(contexts, start=1):
+        columns = [_likely_cells(prediction) for prediction in each.predictions]
+        rows = [(str(rank), *cells) for rank, cells in enumerate(zip(*columns, strict=True), 1)]
+        truth = "?"
+        if each.true_word is not None:
+            truth = f"[{each.true_word}]"
+            cells = tuple(map(_true_cell, each.predictions))
+            rows.append(("true word", *cells))
+            summary.append((str(number), each.true_word, *cells))
+        left = (False,) * (1 + len(models))
+        title = f"{number}. {each.context} {truth}"
+        tables.append(Table(title, ("rank", *models), tuple(rows), left))
+    if len(summary) > 1:
+        title, header = "Probability of the true word, and its rank", ("context", "true word")
+        right = (True, False, *[True] * len(models))
+        tables.append(Table(title, (*header, *models), tuple(summary), right))
+    return tables
 
 
-def _context_table(number: int, context: ContextPredictions, models: Sequence[str]) -> Table:
-    columns = [
-        [
-            f"{f'[{word}]' if word == each.true_word else word} {percent(probability)}"
-            for word, probability in zip(each.words, each.probabilities, strict=True)
-        ]
-        for each in context.predictions
+def _likely_cells(each: Prediction) -> list[str]:
+    return [
+        f"{f'[{word}]' if word == each.true_word else word} {percent(probability)}"
+        for word, probability in zip(each.words, each.probabilities, strict=True)
     ]
-    rows = [(str(rank), *cells) for rank, cells in enumerate(zip(*columns, strict=True), 1)]
-    truth = "?"
-    if context.true_word is not None:
-        rows.append(("true word", *map(_true_cell, context.predictions)))
-        truth = f"[{context.true_word}]"
-    title = f"{number}. {context.context} {truth}"
-    return Table(title, ("rank", *models), tuple(rows), (False,) * (1 + len(models)))
 
 
 def _true_cell(each: Prediction) -> str:

@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hstree._arguments import count as at_least_one
-from hstree.cli.runs import run_corpus, run_names
 from hstree.data import Vocabulary
-from hstree.training import load_run
+from hstree.runs import load_run, run_corpus, run_names
 from hstree.trees import Tree
 
 from ..report import Report
 from ..runner import Argument, Measurement
-from ..table import Column, Table, count, decimals, table
+from ..table import Table, count, decimals, table
 from .clusters import (
     Agreement,
     Cluster,
@@ -137,22 +136,27 @@ def tree_table(loss: TreeLoss, trees: Sequence[Tree], frequencies: IntArray) -> 
 
 def level_table(loss: TreeLoss) -> Table:
     """The loss by level, for each tree and in the mean of the trees."""
-    nowhere = np.full(len(loss.parts), math.nan)
-    levels = [*zip(loss.levels, loss.reached.T, loss.parts.T, strict=True)]
-    levels.append(("all", nowhere, loss.trees))
-    columns: list[Column] = [
-        ("level", lambda item: item[0]),
-        ("tokens that come there (%)", lambda item: 100 * item[1].mean(), decimals(2)),
-    ]
-    for t in range(len(loss.parts)):
-        columns.append((f"tree {t + 1}", lambda item, t=t: item[2][t], decimals(4)))
-    share = 100 / loss.trees.sum()
-    columns += [
-        ("share of the loss (%)", lambda item: share * item[2].sum(), decimals(2)),
-        ("nats per token there", lambda item: item[2].sum() / item[1].sum(), decimals(3)),
-    ]
-    title = "Loss by level (nats per token); shares and the last column: means over the trees"
-    return table(title, [level for level in levels if level[1].any()], columns)
+    two, three, four = map(decimals, (2, 3, 4))
+    rows = []
+    for k in np.flatnonzero(loss.reached.any(axis=0)):
+        came, lost = loss.reached[:, k].mean(), loss.parts[:, k].mean()
+        trees = map(four, loss.parts[:, k])
+        share = two(100 * lost / loss.trees.mean())
+        rows.append((loss.levels[k], two(100 * came), *trees, share, three(lost / came)))
+    rows.append(("all", "-", *map(four, loss.trees), two(100), "-"))
+    names = [f"tree {t + 1}" for t in range(len(loss.trees))]
+    return Table(
+        "Loss by level (nats per token); shares and the last column: means over the trees",
+        (
+            "level",
+            "tokens that come there (%)",
+            *names,
+            "share of the loss (%)",
+            "nats per token there",
+        ),
+        tuple(rows),
+        (False, *[True] * (len(names) + 3)),
+    )
 
 
 def mixture_table(loss: TreeLoss) -> Table:

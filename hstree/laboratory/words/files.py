@@ -50,10 +50,10 @@ class Embeddings:
 
     def cosine(self, first: str, second: str) -> float:
         """Cosine similarity of two words; nan if one has no :meth:`row`."""
-        rows = [self.row(first), self.row(second)]
-        if None in rows:
+        i, j = self.row(first), self.row(second)
+        if i is None or j is None:
             return math.nan
-        a, b = self.vectors[rows].astype(np.float64)
+        a, b = self.vectors[[i, j]].astype(np.float64)
         return float((a * b).sum() / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from hstree.cli.runs import run_names
-from hstree.training import load_run
+from hstree.runs import load_run, run_names
 
 from ..report import Report
 from ..runner import Argument, Measurement
