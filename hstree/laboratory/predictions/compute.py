@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,11 +57,10 @@ def log_prob_at(model: LanguageModel, tokens: Any, positions: Sequence[int]) -> 
         raise ValueError(
             f"positions: expected at least one, all from 1 to {len(tokens)}, got {list(positions)}"
         )
-    wanted = sorted(set(positions))
     found: dict[int, Tensor] = {}
     read = 0
-    for hidden in read_stream(model, np.asarray(tokens)[: wanted[-1]]):
-        here = [p for p in wanted if read < p <= read + len(hidden)]
+    for hidden in read_stream(model, np.asarray(tokens)[: max(positions)]):
+        here = [p for p in set(positions) if read < p <= read + len(hidden)]
         if here:
             log_prob = model.head.log_prob(hidden[[p - 1 - read for p in here]])
             found |= zip(here, log_prob, strict=True)
@@ -88,16 +88,13 @@ def prediction(
     if not 1 <= k <= len(words):
         raise ValueError(f"k: expected 1 to {len(words)} (the number of classes), got {k}")
     top = log_prob.topk(k)
-    found = Prediction(
-        tuple(words[c] for c in top.indices.tolist()), tuple(top.values.double().exp().tolist())
-    )
+    likely = tuple(words[c] for c in top.indices.tolist())
+    probabilities = tuple(top.values.double().exp().tolist())
     if true_word is None or true_word not in words:
-        return found
+        return Prediction(likely, probabilities)
     value = log_prob[words.index(true_word)]
     rank = 1 + int((log_prob > value).sum())
-    return replace(
-        found, true_word=true_word, true_probability=float(value.double().exp()), true_rank=rank
-    )
+    return Prediction(likely, probabilities, true_word, math.exp(value), rank)
 
 
 def random_positions(

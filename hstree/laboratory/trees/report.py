@@ -145,17 +145,12 @@ def level_table(loss: TreeLoss) -> Table:
         rows.append((loss.levels[k], two(100 * came), *trees, share, three(lost / came)))
     rows.append(("all", "-", *map(four, loss.trees), two(100), "-"))
     names = [f"tree {t + 1}" for t in range(len(loss.trees))]
+    means = ("share of the loss (%)", "nats per token there")
     return Table(
         "Loss by level (nats per token); shares and the last column: means over the trees",
-        (
-            "level",
-            "tokens that come there (%)",
-            *names,
-            "share of the loss (%)",
-            "nats per token there",
-        ),
+        ("level", "tokens that come there (%)", *names, *means),
         tuple(rows),
-        (False, *[True] * (len(names) + 3)),
+        (False, *[True] * (3 + len(names))),
     )
 
 
