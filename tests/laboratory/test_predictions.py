@@ -182,7 +182,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
@@ -193,6 +193,7 @@ def figures(output: Path, *arguments: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.usefixtures("inside")
 def test_given_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--context", "the OLD | cat", "--context", "the zebra", "--top-k", "3"]
     data = figures(tmp_path, "softmax", "trees", *options)
@@ -222,6 +223,7 @@ def test_given_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [row["model"] for row in rows[:6]] == ["softmax"] * 3 + ["trees"] * 3
 
 
+@pytest.mark.usefixtures("inside")
 def test_drawn_contexts(tmp_path: Path) -> None:
     options = ["--random", "4", "--seed", "3", "--preceding", "6"]
     data = figures(tmp_path, "softmax", "trees", *options)
@@ -243,6 +245,7 @@ def test_drawn_contexts(tmp_path: Path) -> None:
     assert figures(tmp_path, "softmax", "--random", "4")["contexts"] != data["contexts"]
 
 
+@pytest.mark.usefixtures("inside")
 def test_other_vocabularies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Words are drawn among those that both know; a given word may be known to one only."""
     narrow = load_run("narrow")
@@ -260,6 +263,7 @@ def test_other_vocabularies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert len(data["contexts"]) == 3
 
 
+@pytest.mark.usefixtures("inside")
 def test_subwords(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tokenizers")
     run = tmp_path / "bytes"
@@ -279,6 +283,7 @@ def test_subwords(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(each["predictions"][0]["true_rank"] for each in data["contexts"])
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -330,7 +330,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def among_the_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     monkeypatch.delenv("HSTREE_DEBUG", raising=False)
@@ -350,6 +350,7 @@ def stream_loss(name: str) -> float:
     return evaluate_stream(run.model, run.corpus().test)
 
 
+@pytest.mark.usefixtures("among_the_runs")
 def test_losses_are_those_of_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "results"
     options = ["--against", "softmax", "one-tree", "--word", "cat", "--clusters", "3"]
@@ -381,6 +382,7 @@ def test_losses_are_those_of_evaluation(tmp_path: Path, capsys: pytest.CaptureFi
         assert sum(of_tree) / tokens == pytest.approx(sum(parts))
 
 
+@pytest.mark.usefixtures("among_the_runs")
 def test_one_tree_and_words_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "tree", "one-tree", "--output", str(tmp_path)]) == 0
     assert "Agreement" not in capsys.readouterr().out
@@ -395,6 +397,7 @@ def test_one_tree_and_words_by_itself(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(shown) > 2
 
 
+@pytest.mark.usefixtures("among_the_runs")
 def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     expected = "softmax: model: expected a head of trees, got the head 'softmax'"
     assert expected in fails(capsys, "softmax")

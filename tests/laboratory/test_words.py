@@ -26,7 +26,7 @@ from hstree.laboratory.words.compute import (
 )
 from hstree.laboratory.words.files import (
     Embeddings,
-    SimilaritySet,
+    Pair,
     read_embeddings,
     read_similarity_sets,
 )
@@ -61,14 +61,14 @@ FORMS = {
 def test_forms_of_sets(form: str, tmp_path: Path) -> None:
     file = tmp_path / "EN-WS-2.txt"
     file.write_bytes(FORMS[form].encode())
-    assert read_similarity_sets(file) == (SimilaritySet("WS-2", PAIRS),)
+    assert read_similarity_sets(file) == {"WS-2": PAIRS}
 
 
 def test_marks_stay_unless_all_words_have_one(tmp_path: Path) -> None:
     file = tmp_path / "set.txt"
     file.write_text("t-v film 3\nplan-b x-n 4\n")
-    (read,) = read_similarity_sets(file)
-    assert read.pairs == (("t-v", "film", 3.0), ("plan-b", "x-n", 4.0))
+    pairs = read_similarity_sets(file)["set"]
+    assert pairs == (("t-v", "film", 3.0), ("plan-b", "x-n", 4.0))
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_folder_of_sets(tmp_path: Path) -> None:
     for name in ("EN-B.tsv", "A.csv", "C.TXT"):
         (tmp_path / name).write_text("a\tb\t1\n")
     (tmp_path / "README.md").write_text("what these are")
-    assert [each.name for each in read_similarity_sets(tmp_path)] == ["A", "C", "B"]
-    assert [each.name for each in read_similarity_sets(tmp_path / "EN-B.tsv")] == ["B"]
+    assert list(read_similarity_sets(tmp_path)) == ["A", "C", "B"]
+    assert list(read_similarity_sets(tmp_path / "EN-B.tsv")) == ["B"]
     (tmp_path / "B.txt").write_text("a\tb\t1\n")
     with pytest.raises(ValueError, match="another file of this folder holds a set 'B' too"):
         read_similarity_sets(tmp_path)
@@ -209,11 +209,12 @@ def test_confidence_interval() -> None:
         assert all(map(math.isnan, confidence_interval(rho, n)))
 
 
+Sets = dict[str, list[Pair]]
 WORDS = ["cat", "dog", "car", "bus", "Paris", "nowhere", "sun"]
 
 
 @pytest.fixture
-def made_up() -> tuple[SimilaritySet, Embeddings]:
+def made_up() -> tuple[Sets, Embeddings]:
     """Ten pairs of which three do not count: PARIS is not there in any case but its own, nowhere
     has no direction, and lion no vector."""
     generator = np.random.default_rng(3)
@@ -223,51 +224,51 @@ def made_up() -> tuple[SimilaritySet, Embeddings]:
     pairs += [("sun", "cat"), ("cat", "cat"), ("PARIS", "cat"), ("nowhere", "cat")]
     pairs += [("lion", "cat")]
     scores = (9.0, 8.0, 3.0, 1.0, 1.0, 2.5, 10.0, 1.0, 2.0, 3.0)
-    scored = tuple((*pair, score) for pair, score in zip(pairs, scores, strict=True))
+    scored = {"made up": [(a, b, s) for (a, b), s in zip(pairs, scores, strict=True)]}
     index = {word: row for row, word in enumerate(WORDS)}
-    return SimilaritySet("made up", scored), Embeddings("model", index, vectors)
+    return scored, Embeddings("model", index, vectors)
 
 
-def test_word_similarity(made_up: tuple[SimilaritySet, Embeddings]) -> None:
+def test_word_similarity(made_up: tuple[Sets, Embeddings]) -> None:
     from scipy.stats import spearmanr
 
     judged, embeddings = made_up
-    ((found,),) = word_similarity([judged], [embeddings])
+    ((found,),) = word_similarity(judged, [embeddings])
     assert (found.set, found.model) == ("made up", "model")
     assert (found.pairs, found.missing, found.used) == (10, 3, 7)
     weight = torch.from_numpy(embeddings.vectors).double()
     places = [(0, 1), (2, 3), (4, 6), (0, 2), (1, 3), (6, 0), (0, 0)]
     similarities = [float(torch.cosine_similarity(weight[a], weight[b], 0)) for a, b in places]
-    expected = spearmanr([score for *_, score in judged.pairs[:7]], similarities)
+    expected = spearmanr([score for *_, score in judged["made up"][:7]], similarities)
     assert found.rho == pytest.approx(expected.statistic, abs=1e-12)
     assert found.p_value == pytest.approx(expected.pvalue, abs=1e-12)
     assert (found.low, found.high) == confidence_interval(found.rho, 7)
     scaled = Embeddings("scaled", embeddings.index, embeddings.vectors * 100)
-    ((again,),) = word_similarity([judged], [scaled])
+    ((again,),) = word_similarity(judged, [scaled])
     assert again.rho == pytest.approx(found.rho, abs=1e-12)
 
 
-def test_common_pairs(made_up: tuple[SimilaritySet, Embeddings]) -> None:
+def test_common_pairs(made_up: tuple[Sets, Embeddings]) -> None:
     judged, embeddings = made_up
     index = {word: row for word, row in embeddings.index.items() if word != "sun"}
     fewer = Embeddings("fewer", index, embeddings.vectors)
-    (own,) = word_similarity([judged], [embeddings, fewer])
-    (common,) = word_similarity([judged], [embeddings, fewer], common=True)
+    (own,) = word_similarity(judged, [embeddings, fewer])
+    (common,) = word_similarity(judged, [embeddings, fewer], common=True)
     assert [each.missing for each in own] == [3, 5]
     assert [each.missing for each in common] == [5, 5]
     assert dataclasses.replace(common[0], model="fewer") == common[1] == own[1]
     assert common[0].rho != own[0].rho
 
 
-def test_nothing_is_known(made_up: tuple[SimilaritySet, Embeddings]) -> None:
+def test_nothing_is_known(made_up: tuple[Sets, Embeddings]) -> None:
     judged, embeddings = made_up
     nothing = Embeddings("nothing", {}, np.zeros((0, 4), np.float32))
-    result = word_similarity([judged, judged], [embeddings, nothing])
+    result = word_similarity(judged | {"again": judged["made up"]}, [embeddings, nothing])
     assert result[0][1].missing == 10
     assert all(map(math.isnan, [*mean_similarity(result), *mean_similarity(result, weighted=True)]))
     assert word_similarity_table(result).rows[0][-1] == "-"
     assert len(word_similarity_picture(result).axes[0].get_yticks()) == 2
-    for arguments, name in ((([], [embeddings]), "sets"), (([judged], []), "embeddings")):
+    for arguments, name in ((({}, [embeddings]), "sets"), ((judged, []), "embeddings")):
         with pytest.raises(ValueError, match=f"{name}: expected at least one, got none"):
             word_similarity(*arguments)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hstree.heads.flat import FlatHead
 from hstree.models import LanguageModel
 
-from .files import Embeddings, SimilaritySet
+from .files import Embeddings, Pair
 
 VECTORS = ("input", "output")
 
@@ -81,7 +81,7 @@ def model_embeddings(
 
 
 def word_similarity(
-    sets: Sequence[SimilaritySet], embeddings: Sequence[Embeddings], *, common: bool = False
+    sets: Mapping[str, Sequence[Pair]], embeddings: Sequence[Embeddings], *, common: bool = False
 ) -> list[list[WordSimilarity]]:
     """Spearman's correlation between human scores and cosine similarities of word vectors.
 
@@ -91,7 +91,7 @@ def word_similarity(
     share the mean of their ranks.
 
     Args:
-        sets: human scores, S of them.
+        sets: S sets of human scores by name.
         embeddings: vectors of M models; each of them is judged on all pairs that it has.
         common: judge all of them on the pairs that every one has.
 
@@ -104,23 +104,23 @@ def word_similarity(
     Sources: Spearman (1904); for the sets and the custom of counting what is missing, Faruqui and
     Dyer, *Community Evaluation and Exchange of Word Vectors at wordvectors.org* (2014).
     """
-    for name, values in (("sets", sets), ("embeddings", embeddings)):
-        if not values:
-            raise ValueError(f"{name}: expected at least one, got none")
+    for argument, given in (("sets", sets), ("embeddings", embeddings)):
+        if not given:
+            raise ValueError(f"{argument}: expected at least one, got none")
     found = []
-    for judged in sets:
-        scores = np.array([score for *_, score in judged.pairs])
-        cosines = np.array([[of.cosine(a, b) for a, b, _ in judged.pairs] for of in embeddings])
+    for name, pairs in sets.items():
+        scores = np.array([score for *_, score in pairs])
+        cosines = np.array([[of.cosine(a, b) for a, b, _ in pairs] for of in embeddings])
         used = ~np.isnan(cosines)
         if common:
             used[:] = used.all(axis=0)
         row = []
         for of, values, use in zip(embeddings, cosines, used, strict=True):
             rho, p_value = spearman(scores[use], values[use])
-            low, high = confidence_interval(rho, int(use.sum()))
-            missing = int((~use).sum())
-            names = judged.name, of.name
-            row.append(WordSimilarity(*names, len(use), missing, rho, p_value, low, high))
+            n = int(use.sum())
+            low, high = confidence_interval(rho, n)
+            missing = len(pairs) - n
+            row.append(WordSimilarity(name, of.name, len(pairs), missing, rho, p_value, low, high))
         found.append(row)
     return found
 

@@ -7,7 +7,7 @@ import csv
 import math
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +21,8 @@ _PARTS_OF_SPEECH = frozenset({"a", "adj", "adv", "j", "n", "noun", "r", "v", "ve
 _MARKS = ("-a", "-j", "-n", "-r", "-v")
 
 
-@dataclass(frozen=True)
-class SimilaritySet:
-    """Pairs of words, and how similar people found them, on any scale."""
-
-    name: str
-    pairs: tuple[tuple[str, str, float], ...]
-
-    @property
-    def words(self) -> set[str]:
-        """All words."""
-        return {word for *pair, _ in self.pairs for word in pair}
+Pair = tuple[str, str, float]
+"""Two words and how similar people found them, on any scale."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +48,9 @@ class Embeddings:
         return float((a * b).sum() / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
-def read_similarity_sets(path: str | os.PathLike[str]) -> tuple[SimilaritySet, ...]:
-    """Word-similarity sets of any of the usual distributions: those in the files of a folder that
-    end in .txt, .csv, .tsv or .tab, in alphabetical order; or the one in a file.
+def read_similarity_sets(path: str | os.PathLike[str]) -> dict[str, tuple[Pair, ...]]:
+    """Word-similarity sets of any of the usual distributions, by name: those in the files of a
+    folder that end in .txt, .csv, .tsv or .tab, in alphabetical order; or the one in a file.
 
     UTF-8; a pair on each line: two words, a part of speech or none, the mean score, and whatever
     other columns (those of single judges, for instance), which are not read. Columns are separated
@@ -80,33 +71,34 @@ def read_similarity_sets(path: str | os.PathLike[str]) -> tuple[SimilaritySet, .
     place = Path(path)
     if not place.exists():
         raise ValueError(f"{place}: no such file or folder")
-    if not place.is_dir():
-        return (_read_set(place),)
-    sets: dict[str, SimilaritySet] = {}
-    for file in sorted(file for file in place.iterdir() if file.suffix.lower() in SUFFIXES):
-        read = _read_set(file)
-        if read.name in sets:
-            raise ValueError(f"{file}: another file of this folder holds a set {read.name!r} too")
-        sets[read.name] = read
-    if not sets:
+    files = [place]
+    if place.is_dir():
+        files = sorted(file for file in place.iterdir() if file.suffix.lower() in SUFFIXES)
+    if not files:
         raise ValueError(f"{place}: expected files that end in {', '.join(SUFFIXES)}, got none")
-    return tuple(sets.values())
+    sets: dict[str, tuple[Pair, ...]] = {}
+    for file in files:
+        name = file.stem.removeprefix("EN-")
+        if name in sets:
+            raise ValueError(f"{file}: another file of this folder holds a set {name!r} too")
+        sets[name] = _read_set(file)
+    return sets
 
 
-def _read_set(file: Path) -> SimilaritySet:
+def _read_set(file: Path) -> tuple[Pair, ...]:
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: expected UTF-8 text, but byte {error.start} is not") from None
-    pairs: list[tuple[str, str, float]] = []
+    pairs: list[Pair] = []
     header_may_come = True
     for number, line in enumerate(map(str.strip, lines), start=1):
         if not line or line.startswith("#"):
             continue
         fields = _fields(line)
-        score = _score(fields)
-        if math.isfinite(score):
-            pairs.append((fields[0], fields[1], score))
+        pair = _pair(fields)
+        if pair is not None:
+            pairs.append(pair)
         elif not (header_may_come and len(fields) > 2):
             raise ValueError(
                 f"{file}, line {number}: expected word1 word2 score, got {line[:60]!r}"
@@ -114,10 +106,9 @@ def _read_set(file: Path) -> SimilaritySet:
         header_may_come = False
     if not pairs:
         raise ValueError(f"{file}: expected lines word1 word2 score, got none")
-    found = SimilaritySet(file.stem.removeprefix("EN-"), tuple(pairs))
-    if all(len(word) > 2 and word.endswith(_MARKS) for word in found.words):
-        return replace(found, pairs=tuple((a[:-2], b[:-2], score) for a, b, score in pairs))
-    return found
+    if all(len(word) > 2 and word.endswith(_MARKS) for *pair, _ in pairs for word in pair):
+        pairs = [(first[:-2], second[:-2], score) for first, second, score in pairs]
+    return tuple(pairs)
 
 
 def _fields(line: str) -> list[str]:
@@ -128,13 +119,14 @@ def _fields(line: str) -> list[str]:
     return line.split()
 
 
-def _score(fields: list[str]) -> float:
-    """The score of a pair; nan if these fields are none."""
+def _pair(fields: list[str]) -> Pair | None:
+    """None if these fields are no pair."""
     has_part = len(fields) > 3 and fields[2].lower() in _PARTS_OF_SPEECH
     try:
-        return float(fields[3 if has_part else 2]) if fields[0] and fields[1] else math.nan
+        first, second, score = *fields[:2], float(fields[3 if has_part else 2])
     except (IndexError, ValueError):
-        return math.nan
+        return None
+    return (first, second, score) if first and second and math.isfinite(score) else None
 
 
 def read_embeddings(

@@ -21,7 +21,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     if not places:
         raise ValueError("RUN: expected at least one run folder, or --embeddings FILE, got neither")
     sets = read_similarity_sets(arguments.benchmarks)
-    wanted = set[str]().union(*(each.words for each in sets))
+    wanted = {word for pairs in sets.values() for *pair, _ in pairs for word in pair}
     embeddings = []
     for number, (name, place) in enumerate(zip(run_names(places), places, strict=True)):
         if number < len(arguments.directories):
