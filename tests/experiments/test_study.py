@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from laboratory.made_up import write_run
+from runs.made_up import write_run
 from scipy import stats
 
 from hstree.analysis import csv_text, latex, markdown

@@ -24,8 +24,16 @@ ROOMS: dict[str, set[str]] = {
     "training": {"trees", "data", "ops", "optim", "heads", "models", "runs"},
     "evaluation": {"trees", "data", "ops", "heads", "models"},
     "layers": set(),
-    "analysis": {"trees", "data", "reference", "ops", "heads", "models", "runs"},
-    "experiments": {"data", "ops", "heads", "layers", "models", "runs", "training", "analysis"},
+    "laboratory": {
+        "trees",
+        "data",
+        "ops",
+        "heads",
+        "models",
+        "runs",
+        "training",
+        "layers",
+    },
     "cli": {
         "trees",
         "data",
@@ -36,8 +44,7 @@ ROOMS: dict[str, set[str]] = {
         "training",
         "evaluation",
         "layers",
-        "analysis",
-        "experiments",
+        "laboratory",
     },
 }
 
