@@ -1,5 +1,6 @@
 """Looking at results: runs side by side, and the measurements of the literature on models."""
 
+<<<<<<< HEAD
 from .frequency_loss import ClassLoss, FrequencyBin, class_losses, frequency_bins
 from .predictions import (
     ContextPredictions,
@@ -10,48 +11,27 @@ from .predictions import (
     prediction_tables,
     random_positions,
 )
+=======
+from .function import FunctionView, Histogram, check_function_head, view_function
+from .function_plot import function_data, function_notes, function_picture, function_tables
+from .log_prob import BlockMatrix, model_log_prob, stored_matrix
+from .rank import (
+    RankPlan,
+    RankResult,
+    effective_rank,
+    log_prob_rank,
+    matrix_rank,
+    plan_rank,
+    press_threshold,
+    softmax_rank_bound,
+)
+from .rank_plot import energy_picture, rank_rows, rank_table, spectrum_picture
+>>>>>>> lab2
 from .runs import EpochFigures, FinalFigures, RunError, RunFigures, read_run
 from .table import Table, csv_text, latex, markdown, table
-from .tree_loss import TreeLoss, check_tree_head, tree_loss
-from .tree_plot import agreement_picture, frequency_picture, level_names, level_picture
-from .tree_tables import (
-    agreement_table,
-    cluster_table,
-    frequency_table,
-    level_table,
-    mixture_table,
-    sibling_table,
-    tree_table,
-)
-from .tree_words import (
-    Agreement,
-    Cluster,
-    adjusted_rand_index,
-    heaviest_clusters,
-    nearest_classes,
-    root_partition,
-    tree_agreement,
-)
-from .word_files import (
-    Embeddings,
-    SimilaritySet,
-    read_embeddings,
-    read_similarity_set,
-    read_similarity_sets,
-)
-from .words import (
-    RankCorrelation,
-    WordSimilarity,
-    confidence_interval,
-    model_embeddings,
-    spearman,
-    word_similarity,
-    word_similarity_rows,
-    word_similarity_table,
-)
-from .words_plot import word_similarity_plot
 
 __all__ = [
+<<<<<<< HEAD
     "Agreement",
     "ClassLoss",
     "Cluster",
@@ -62,10 +42,19 @@ __all__ = [
     "FrequencyBin",
     "Prediction",
     "RankCorrelation",
+=======
+    "BlockMatrix",
+    "EpochFigures",
+    "FinalFigures",
+    "FunctionView",
+    "Histogram",
+    "RankPlan",
+    "RankResult",
+>>>>>>> lab2
     "RunError",
     "RunFigures",
-    "SimilaritySet",
     "Table",
+<<<<<<< HEAD
     "TreeLoss",
     "WordSimilarity",
     "adjusted_rand_index",
@@ -108,4 +97,29 @@ __all__ = [
     "word_similarity_plot",
     "word_similarity_rows",
     "word_similarity_table",
+=======
+    "check_function_head",
+    "csv_text",
+    "effective_rank",
+    "energy_picture",
+    "function_data",
+    "function_notes",
+    "function_picture",
+    "function_tables",
+    "latex",
+    "log_prob_rank",
+    "markdown",
+    "matrix_rank",
+    "model_log_prob",
+    "plan_rank",
+    "press_threshold",
+    "rank_rows",
+    "rank_table",
+    "read_run",
+    "softmax_rank_bound",
+    "spectrum_picture",
+    "stored_matrix",
+    "table",
+    "view_function",
+>>>>>>> lab2
 ]

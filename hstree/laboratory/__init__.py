@@ -16,29 +16,46 @@ from .rank.compute import (
 )
 from .rank.matrix import BlockMatrix, model_log_prob, stored_matrix
 from .robustness.compute import noise_ranks, reconstructions
+from .predictions.compute import Prediction, log_prob_at, prediction, random_positions
 from .significance.compute import Significance, holm, model_perplexities, significance_tests, t_test
+from .trees.clusters import Agreement, tree_agreement
+from .trees.losses import FrequencyBin, TreeLoss, frequency_loss, tree_loss
+from .words.compute import WordSimilarity, model_embeddings, word_similarity
+from .words.files import read_embeddings, read_similarity_sets
 
 __all__ = [
+    "Agreement",
     "BlockMatrix",
     "Comparison",
     "Correlation",
+    "FrequencyBin",
     "FunctionView",
     "Histogram",
+    "Prediction",
     "RankResult",
     "RunGroup",
     "Significance",
+    "TreeLoss",
+    "WordSimilarity",
     "compare",
     "correlate",
     "effective_rank",
+    "frequency_loss",
     "holm",
+    "log_prob_at",
     "log_prob_rank",
     "matrix_rank",
     "mean_and_deviation",
+    "model_embeddings",
     "model_log_prob",
     "model_perplexities",
     "noise_ranks",
     "plan_rank",
+    "prediction",
     "press_threshold",
+    "random_positions",
+    "read_embeddings",
+    "read_similarity_sets",
     "reconstructions",
     "significance_tests",
     "softmax_rank_bound",
@@ -46,6 +63,9 @@ __all__ = [
     "t_test",
     "to_csv",
     "to_markdown",
+    "tree_agreement",
+    "tree_loss",
     "validation_curves",
     "view_function",
+    "word_similarity",
 ]

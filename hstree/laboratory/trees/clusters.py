@@ -10,28 +10,24 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hstree.data import Vocabulary
 from hstree.trees import Tree
 from hstree.trees.paths import common_depth
+
+from ..words.compute import spearman
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-PAIRS = 200_000  # of words, drawn for the correlation of depths
-
 
 @dataclass(frozen=True)
 class Cluster:
-    """Classes below one child of the root.
-
-    Attributes:
-        size: how many.
-        share: of the training text.
-        classes: the most frequent ones, in falling order.
-    """
+    """Words below one child of the root: how many, their share of the training text, and the most
+    frequent of them."""
 
     size: int
     share: float
-    classes: tuple[int, ...]
+    words: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -74,45 +70,35 @@ def root_partition(tree: Tree, frequencies: npt.ArrayLike | None = None) -> IntA
     return cluster
 
 
-def heaviest_clusters(
-    tree: Tree, frequencies: npt.ArrayLike, clusters: int, words: int
-) -> tuple[Cluster, ...]:
-    """The heaviest clusters of at least two classes under the root, and their heaviest classes.
-
-    Args:
-        frequencies: real [V], of the training text, with a positive sum.
-        clusters: how many of them at most.
-        words: how many classes of each at most.
-    """
-    weight = np.asarray(frequencies, np.float64)
+def heaviest_clusters(tree: Tree, vocabulary: Vocabulary, n: int, words: int) -> list[Cluster]:
+    """At most n of the heaviest clusters of two or more words under the root, each with at most so
+    many words, the most frequent first."""
+    weight = vocabulary.frequencies
     cluster = root_partition(tree, weight)
     sizes, mass = np.bincount(cluster), np.bincount(cluster, weight)
-    found: list[Cluster] = []
-    for c in np.lexsort((np.arange(len(sizes)), -mass)):
-        if sizes[c] > 1 and len(found) < clusters:
-            of = np.flatnonzero(cluster == c)
-            top = of[np.argsort(-weight[of], kind="stable")][:words]
-            found.append(Cluster(int(sizes[c]), float(mass[c] / weight.sum()), tuple(top.tolist())))
-    return tuple(found)
+    order = np.argsort(-weight, kind="stable")
+    return [
+        Cluster(
+            int(sizes[c]),
+            float(mass[c] / mass.sum()),
+            tuple(vocabulary.decode(order[cluster[order] == c][:words])),
+        )
+        for c in [c for c in np.argsort(-mass, kind="stable") if sizes[c] > 1][:n]
+    ]
 
 
-def nearest_classes(
-    tree: Tree, class_id: int, frequencies: npt.ArrayLike, words: int
-) -> tuple[tuple[int, int], ...]:
-    """Siblings of a class first, then cousins: pairs (class, depth of the lowest common ancestor).
+def nearest_words(tree: Tree, vocabulary: Vocabulary, word: str, n: int) -> list[tuple[str, int]]:
+    """At most n siblings of a word first, then cousins: pairs (word, depth of the lowest common
+    ancestor).
 
-    Deepest first, and the most frequent first among those of equal depth; without the classes that
-    part from it at the root, so that a class right under the root has none.
-
-    Args:
-        frequencies: real [V], of the training text.
-        words: how many at most.
+    Deepest first, and the most frequent first among those of equal depth; without the words that
+    part from it at the root, so that a word right under the root has none.
     """
-    every = np.arange(tree.n_classes)
-    depth = common_depth(tree, np.full(tree.n_classes, class_id), every)
-    depth[class_id] = 0
-    order = np.lexsort((every, -np.asarray(frequencies, np.float64), -depth))[:words]
-    return tuple((int(c), int(depth[c])) for c in order if depth[c] > 0)
+    own = vocabulary[word]
+    depth = common_depth(tree, np.full(tree.n_classes, own), np.arange(tree.n_classes))
+    depth[own] = 0
+    order = np.lexsort((-vocabulary.frequencies, -depth))[:n]
+    return [(vocabulary.words[c], int(depth[c])) for c in order if depth[c] > 0]
 
 
 def adjusted_rand_index(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
@@ -133,34 +119,33 @@ def adjusted_rand_index(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
 
     Source: Hubert and Arabie, Comparing partitions, Journal of Classification 2, 1985.
     """
-    both, a, b, every = _pairs(first, second)
-    expected = a * b / every if every else 0.0
-    largest = (a + b) / 2
-    return (both - expected) / (largest - expected) if largest != expected else 1.0
-
-
-def _pairs(first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[float, float, float, float]:
-    """Pairs of elements that are together in both partitions, in each, and all pairs."""
     x, y = np.asarray(first, np.int64), np.asarray(second, np.int64)
     if x.ndim != 1 or x.shape != y.shape:
         raise ValueError(f"second: expected shape {x.shape} as first has, got {y.shape}")
-    cells = np.unique(x * (int(y.max(initial=0)) + 1) + y, return_counts=True)[1]
-    together = [float((n * (n - 1) // 2).sum()) for n in (cells, np.bincount(x), np.bincount(y))]
-    return together[0], together[1], together[2], len(x) * (len(x) - 1) / 2
+    a, b, every = _pairs(x, x), _pairs(y, y), math.comb(len(x), 2)
+    expected = a * b / every if every else 0.0
+    largest = (a + b) / 2
+    return (_pairs(x, y) - expected) / (largest - expected) if largest != expected else 1.0
+
+
+def _pairs(x: IntArray, y: IntArray) -> int:
+    """How many pairs of elements are together in both partitions."""
+    counts = np.unique(x * (y.max(initial=0) + 1) + y, return_counts=True)[1]
+    return int((counts * (counts - 1) // 2).sum())
 
 
 def tree_agreement(
     trees: Sequence[Tree],
     frequencies: npt.ArrayLike | None = None,
     *,
-    pairs: int = PAIRS,
+    pairs: int = 200_000,
     seed: int = 0,
 ) -> Agreement:
     """How far trees over the same V >= 2 classes agree.
 
     Args:
         trees: T of them.
-        frequencies: see :func:`root_partition`.
+        frequencies: of :func:`root_partition`.
         pairs: how many pairs of different classes are drawn, each alike, at least 2.
         seed: of the draw.
 
@@ -172,28 +157,20 @@ def tree_agreement(
     sizes = sorted({tree.n_classes for tree in trees})
     if len(sizes) != 1 or sizes[0] < 2:
         raise ValueError(f"trees: expected all over the same two classes or more, got {sizes}")
-    from scipy.stats import spearmanr
-
     (n_classes,) = sizes
     random = np.random.default_rng(seed)
     one = random.integers(n_classes, size=pairs)
     other = (one + random.integers(1, n_classes, size=pairs)) % n_classes
     depths = [common_depth(tree, one, other) for tree in trees]
     partitions = [root_partition(tree, frequencies) for tree in trees]
-    shape = (len(trees), len(trees))
-    rand, together, correlation = np.ones(shape), np.ones(shape), np.ones(shape)
-    chance = np.zeros(len(trees))
-    for i, partition in enumerate(partitions):
-        _, within, _, every = _pairs(partition, partition)
-        chance[i] = within / every
-        if np.ptp(depths[i]) == 0:
-            correlation[i, :] = correlation[:, i] = math.nan
-    for i, j in itertools.permutations(range(len(trees)), 2):
-        both, within, _, _ = _pairs(partitions[i], partitions[j])
-        together[i, j] = both / within if within else math.nan
-        if i < j:
-            rand[i, j] = rand[j, i] = adjusted_rand_index(partitions[i], partitions[j])
-            if not math.isnan(correlation[i, j]):
-                found = float(spearmanr(depths[i], depths[j]).statistic)
-                correlation[i, j] = correlation[j, i] = found
+    within = [_pairs(partition, partition) for partition in partitions]
+    rand, together = np.ones((2, len(trees), len(trees)))
+    correlation = np.diag([math.nan if np.ptp(depth) == 0 else 1.0 for depth in depths])
+    for i, j in itertools.combinations(range(len(trees)), 2):
+        rand[i, j] = rand[j, i] = adjusted_rand_index(partitions[i], partitions[j])
+        both = _pairs(partitions[i], partitions[j])
+        together[i, j] = both / within[i] if within[i] else math.nan
+        together[j, i] = both / within[j] if within[j] else math.nan
+        correlation[i, j] = correlation[j, i] = spearman(depths[i], depths[j])[0]
+    chance = np.array(within) / math.comb(n_classes, 2)
     return Agreement(rand, together, chance, correlation, pairs)

@@ -1,9 +1,13 @@
-"""Words, agreement and losses of trees, against definitions on small cases."""
+"""Words, agreement and losses of trees, against definitions on small cases; the command."""
 
 from __future__ import annotations
 
+import csv
 import itertools
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,34 +16,35 @@ import torch
 from heads.support import FREQUENCIES, HEADS, V, make, probabilities
 from heads.support import trees as build_trees
 from laboratory.toy_models import all_contexts, toy_model, toy_text
+from training.toy import small_config, write_corpus
 
-from hstree.analysis import (
-    ClassLoss,
+from hstree.cli import main
+from hstree.data import Vocabulary
+from hstree.evaluation import evaluate_stream
+from hstree.heads import Softmax, TreeEnsemble
+from hstree.laboratory import frequency_loss, tree_agreement, tree_loss
+from hstree.laboratory.trees.clusters import (
     adjusted_rand_index,
-    agreement_picture,
-    agreement_table,
-    class_losses,
-    cluster_table,
-    frequency_bins,
-    frequency_picture,
-    frequency_table,
     heaviest_clusters,
-    level_picture,
+    nearest_words,
+    root_partition,
+)
+from hstree.laboratory.trees.picture import agreement_picture, frequency_picture, level_picture
+from hstree.laboratory.trees.report import (
+    agreement_table,
+    cluster_table,
+    frequency_table,
     level_table,
     mixture_table,
-    nearest_classes,
-    root_partition,
-    sibling_table,
-    tree_agreement,
-    tree_loss,
+    nearest_table,
     tree_table,
 )
-from hstree.evaluation import evaluate_stream
-from hstree.heads import TreeEnsemble
+from hstree.training import load_run, train
 from hstree.trees import Tree, random_tree
 
 NESTED = ((0, (1, 2)), 3, (4, 5, 6), (7, 8))
 COUNTS = [5, 1, 9, 30, 2, 2, 6, 7, 8]
+WORDS = Vocabulary([*"abcdefg", "<unk>", "<eos>"], COUNTS)
 
 
 # Words
@@ -54,18 +59,18 @@ def test_root_partition() -> None:
 
 
 def test_heaviest_clusters() -> None:
-    found = heaviest_clusters(Tree.from_nested(NESTED), COUNTS, 2, 2)
-    assert [(c.size, c.classes) for c in found] == [(3, (2, 0)), (2, (8, 7))]
+    found = heaviest_clusters(Tree.from_nested(NESTED), WORDS, 2, 2)
+    assert [(c.size, c.words) for c in found] == [(3, ("c", "a")), (2, ("<eos>", "<unk>"))]
     assert [c.share for c in found] == [15 / 70, 15 / 70]
-    assert len(heaviest_clusters(Tree.from_nested(NESTED), COUNTS, 99, 1)) == 3
+    assert len(heaviest_clusters(Tree.from_nested(NESTED), WORDS, 99, 1)) == 3
 
 
-def test_nearest_classes() -> None:
+def test_nearest_words() -> None:
     tree = Tree.from_nested(NESTED)
-    assert nearest_classes(tree, 1, COUNTS, 9) == ((2, 2), (0, 1))
-    assert nearest_classes(tree, 0, COUNTS, 9) == ((2, 1), (1, 1))
-    assert nearest_classes(tree, 5, COUNTS, 1) == ((6, 1),)
-    assert nearest_classes(tree, 3, COUNTS, 9) == ()
+    assert nearest_words(tree, WORDS, "b", 9) == [("c", 2), ("a", 1)]
+    assert nearest_words(tree, WORDS, "a", 9) == [("c", 1), ("b", 1)]
+    assert nearest_words(tree, WORDS, "f", 1) == [("g", 1)]
+    assert nearest_words(tree, WORDS, "d", 9) == []
 
 
 # Agreement
@@ -141,7 +146,7 @@ def test_flat_trees_have_no_depths() -> None:
     found = tree_agreement([flat, flat], pairs=50)
     assert np.isnan(found.depth_correlation).all()
     assert (found.adjusted_rand == 1).all()
-    assert agreement_picture(found).startswith(b"\x89PNG")
+    assert [text.get_text() for text in agreement_picture(found).axes[1].texts] == list("1--1")
     with pytest.raises(ValueError, match="pairs: expected at least 2, got 1"):
         tree_agreement([flat], pairs=1)
     with pytest.raises(ValueError, match=r"two classes or more, got \[4, 9\]"):
@@ -174,7 +179,9 @@ def test_levels_sum_to_the_loss(kind: str) -> None:
         trees.append(-log_prob.astype(np.float64))
     np.testing.assert_allclose(found.trees, np.mean(trees, axis=1), rtol=1e-5)
     np.testing.assert_allclose(found.parts.sum(1), found.trees)
-    assert found.mean_tree == pytest.approx(np.mean(trees), rel=1e-5)
+    assert found.levels[:2] == ("root", "level 2")
+    assert found.levels[-1] == "leaf groups"
+    assert len(found.levels) == found.parts.shape[1]
     walked = np.log(probabilities(head, hidden, mass)[place]).mean()
     assert found.mixture == pytest.approx(-walked, rel=1e-5)
     uniform = -np.log(np.exp(-np.stack(trees)).mean(0)).mean()
@@ -215,15 +222,11 @@ def test_only_trees_have_levels() -> None:
 @pytest.mark.parametrize("kind", ["softmax", "mos", "adaptive", "trees, shared", "mixtape"])
 def test_bins_sum_to_the_loss(kind: str) -> None:
     model, text = toy_model(make(kind)), toy_text(V)
-    found = class_losses(model, text)
     loss = evaluate_stream(model, text)
-    assert found.mean == pytest.approx(loss, rel=1e-6)
-    np.testing.assert_array_equal(found.counts, np.bincount(text[1:], minlength=V))
     hidden, target = all_contexts(model, text)
     log_prob = model.head.log_prob(hidden).detach().double()
     each = -log_prob.gather(1, target[:, None])[:, 0].numpy()
-    np.testing.assert_allclose(found.losses, np.bincount(target, each, V), rtol=1e-4)
-    bins = frequency_bins(found, FREQUENCIES)
+    bins = frequency_loss(model, text, FREQUENCIES)
     assert [(f.first, f.last, f.label) for f in bins] == [
         (1, 10, "1-10"),
         (11, 30, "11-30"),
@@ -243,13 +246,13 @@ def test_bins_sum_to_the_loss(kind: str) -> None:
 
 
 def test_bins_of_a_large_vocabulary() -> None:
-    found = ClassLoss(np.ones(1001, np.int64), np.full(1001, 2.0))
-    bins = frequency_bins(found, np.arange(1001))
+    model = toy_model(Softmax(4, 1001))
+    bins = frequency_loss(model, np.array([0, *range(1001)]), np.arange(1001))
     assert [f.label for f in bins] == ["1-10", "11-30", "31-100", "101-300", "301-1,000", "1,001"]
     assert [f.tokens for f in bins] == [10, 20, 70, 200, 700, 1]
     assert (bins[0].most, bins[0].least, bins[-1].most) == (1000, 991, 0)
     with pytest.raises(ValueError, match="frequencies: expected 1001, one for each class"):
-        frequency_bins(found, [1, 2])
+        frequency_loss(model, np.arange(3), [1, 2])
 
 
 # Tables and pictures
@@ -259,7 +262,7 @@ def test_tables_and_pictures() -> None:
     head = make("trees, wide, subset, context")
     assert isinstance(head, TreeEnsemble)
     model, text = toy_model(head), toy_text(V)
-    words = [f"w{c}" for c in range(V)]
+    vocabulary = Vocabulary([*(f"w{c}" for c in range(V - 2)), "<unk>", "<eos>"], FREQUENCIES)
     loss = tree_loss(model, text)
     shapes = tree_table(loss, head.trees, FREQUENCIES)
     assert [row[0] for row in shapes.rows] == ["1", "2", "3"]
@@ -277,24 +280,131 @@ def test_tables_and_pictures() -> None:
     assert mixing[0] >= mixing[1]  # Jensen
     agreement = tree_agreement(head.trees, FREQUENCIES, pairs=100)
     assert [row[0] for row in agreement_table(agreement).rows] == ["1, 2", "1, 3", "2, 3"]
-    clusters = [heaviest_clusters(tree, FREQUENCIES, 2, 3) for tree in head.trees]
-    assert len(cluster_table(clusters, words).rows) == 6
-    near = {"w1": [nearest_classes(tree, 1, FREQUENCIES, 3) for tree in head.trees], "w2": [()]}
-    rows = sibling_table(near, words).rows
+    clusters = [heaviest_clusters(tree, vocabulary, 2, 3) for tree in head.trees]
+    assert len(cluster_table(clusters).rows) == 6
+    near = {"w1": [nearest_words(tree, vocabulary, "w1", 3) for tree in head.trees], "w2": [()]}
+    rows = nearest_table(near).rows
     assert rows[-1] == ("w2", "1", "- (right under the root)")
     bins = {
-        name: frequency_bins(class_losses(toy_model(make(name)), text), FREQUENCIES)
+        name: frequency_loss(toy_model(make(name)), text, FREQUENCIES)
         for name in ("trees, sparse", "softmax")
     }
     table = frequency_table(bins)
     assert float(table.rows[-1][4]) == pytest.approx(
         sum(f.loss for f in bins["trees, sparse"]) / (len(text) - 1), abs=1e-4
     )
-    for image in (
-        level_picture(loss),
-        level_picture(tree_loss(toy_model(make("trees")), text)),
-        agreement_picture(agreement),
-        frequency_picture(bins),
-        frequency_picture({"softmax": bins["softmax"]}),
+    stacked, visits = level_picture(loss).axes
+    losses = [*loss.trees, loss.uniform, loss.mixture]
+    assert sum(bar.get_width() for bar in stacked.patches) == pytest.approx(sum(losses))
+    assert [text.get_text() for text in stacked.texts] == [f" {value:.2f}" for value in losses]
+    assert len(visits.lines) == 4  # of the trees, and log 2
+    level_picture(tree_loss(toy_model(make("trees")), text))
+    assert len(agreement_picture(agreement).axes[0].texts) == 9
+    means, shares, difference = frequency_picture(bins).axes
+    heights = [bar.get_height() for bar in means.patches]
+    np.testing.assert_allclose(heights, [f.mean for found in bins.values() for f in found])
+    assert sum(bar.get_height() for bar in shares.patches) == pytest.approx(200)
+    assert difference.get_title() == "loss above that of trees, sparse"
+    assert len(difference.patches) == len(bins["softmax"])
+    assert len(frequency_picture({"softmax": bins["softmax"]}).axes) == 2
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, ``data``, runs ``trees``, ``one-tree`` and ``softmax`` on it, and a
+    run ``others`` on another."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = write_corpus(folder / "data", sentences=100)
+    for name, options in (
+        ("trees", {"head": "trees", "gate": "context", "leaf": 2}),
+        ("one-tree", {"head": "trees", "n_trees": 1, "root": 1}),
+        ("softmax", {"head": "softmax"}),
     ):
-        assert image.startswith(b"\x89PNG")
+        train(small_config(data, folder / name, epochs=1, **options))
+    other = write_corpus(folder / "other", sentences=60, seed=3)
+    train(small_config(other, folder / "others", epochs=1))
+    return folder
+
+
+@pytest.fixture
+def among_the_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    monkeypatch.delenv("HSTREE_DEBUG", raising=False)
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["analyze", "tree", *arguments, "--output", "no"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert not Path("no").exists()
+    return captured.err
+
+
+def stream_loss(name: str) -> float:
+    run = load_run(name)
+    return evaluate_stream(run.model, run.corpus().test)
+
+
+@pytest.mark.usefixtures("among_the_runs")
+def test_losses_are_those_of_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "results"
+    options = ["--against", "softmax", "one-tree", "--word", "cat", "--clusters", "3"]
+    assert main(["analyze", "tree", "trees", *options, "--output", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "Agreement of pairs of trees" in out
+    assert {path.name for path in folder.iterdir()} == {
+        "tree.md",
+        "tree.json",
+        "tree.csv",
+        "tree-loss-by-level.png",
+        "tree-agreement.png",
+        "tree-loss-by-frequency.png",
+    }
+    data: dict[str, Any] = json.loads((folder / "tree.json").read_text())
+    assert data["loss"]["mixture"] == pytest.approx(stream_loss("trees"), rel=1e-5)
+    assert set(data["nearest"]) == {"cat"}
+    tokens = data["loss"]["tokens"]
+    with open(folder / "tree.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for name in ("trees", "softmax", "one-tree"):
+        bins = data["frequency"][name]
+        assert sum(f["tokens"] for f in bins) == tokens
+        assert sum(f["loss"] for f in bins) / tokens == pytest.approx(stream_loss(name), rel=1e-5)
+        of_run = [r for r in rows if r["run"] == name and r["kind"] == "frequency"]
+        assert [float(r["loss"]) for r in of_run] == [f["loss"] for f in bins]
+    for t, parts in enumerate(data["loss"]["parts"]):
+        of_tree = [float(r["loss"]) for r in rows if r["tree"] == str(t + 1)]
+        assert sum(of_tree) / tokens == pytest.approx(sum(parts))
+
+
+@pytest.mark.usefixtures("among_the_runs")
+def test_one_tree_and_words_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "tree", "one-tree", "--output", str(tmp_path)]) == 0
+    assert "Agreement" not in capsys.readouterr().out
+    assert not (tmp_path / "tree-agreement.png").exists()
+    data = json.loads((tmp_path / "tree.json").read_text())
+    loss = data["loss"]
+    assert sum(loss["parts"][0]) == pytest.approx(loss["mixture"]) == loss["uniform"]
+    run = load_run("one-tree")
+    frequencies = dict(zip(run.vocabulary.words, run.vocabulary.frequencies, strict=True))
+    shown = [frequencies[word] for word in data["nearest"]]
+    assert shown == sorted(shown, reverse=True)
+    assert len(shown) > 2
+
+
+@pytest.mark.usefixtures("among_the_runs")
+def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = "softmax: model: expected a head of trees, got the head 'softmax'"
+    assert expected in fails(capsys, "softmax")
+    assert "--word: 'zebra' is not in the vocabulary" in fails(capsys, "trees", "--word", "zebra")
+    others = fails(capsys, "trees", "--against", "softmax", "others")
+    assert "--against: expected the words of trees, got others in others" in others
+    assert "trees: expected every run and file once, got this one twice" in fails(
+        capsys, "trees", "--against", "trees"
+    )
+    assert "absent: no such run folder" in fails(capsys, "trees", "--against", "absent")
+    assert "--clusters: expected at least 1, got 0" in fails(capsys, "trees", "--clusters", "0")
