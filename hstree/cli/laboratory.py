@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hstree.cli.analyze import function, predictions, rank, tree, words
-from hstree.cli.experiment import jacobian, robustness, synthetic
+from hstree.cli.experiment import robustness, synthetic
 from hstree.laboratory.correlation.report import COMMAND as correlation
+from hstree.laboratory.jacobian.report import COMMAND as jacobian
 from hstree.laboratory.significance.report import COMMAND as significance
 
 ANALYZE = (correlation, function, predictions, rank, significance, tree, words)

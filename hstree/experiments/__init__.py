@@ -1,17 +1,5 @@
 """Experiments of the literature: what trains or computes something of its own to measure it."""
 
-from .jacobian import (
-    JacobianExperiment,
-    LayerSpectrum,
-    Spectrum,
-    jacobian_experiment,
-    jacobian_notes,
-    jacobian_rows,
-    jacobian_singular_values,
-    jacobian_table,
-    summarize_singular_values,
-)
-from .jacobian_plot import jacobian_picture
 from .robustness import (
     NoisePoint,
     Reconstruction,
@@ -42,13 +30,10 @@ from .synthetic_report import synthetic_data, synthetic_notes, synthetic_picture
 
 __all__ = [
     "HeadChoice",
-    "JacobianExperiment",
-    "LayerSpectrum",
     "NoisePoint",
     "RankSettings",
     "Ranks",
     "Reconstruction",
-    "Spectrum",
     "Study",
     "StudyError",
     "StudyInterrupted",
@@ -62,12 +47,6 @@ __all__ = [
     "choose_head",
     "choose_heads",
     "expected_press_rank",
-    "jacobian_experiment",
-    "jacobian_notes",
-    "jacobian_picture",
-    "jacobian_rows",
-    "jacobian_singular_values",
-    "jacobian_table",
     "known_heads",
     "noise_picture",
     "noise_ranks",
@@ -83,7 +62,6 @@ __all__ = [
     "study_rows",
     "study_runs",
     "study_table",
-    "summarize_singular_values",
     "synthetic_bottleneck",
     "synthetic_data",
     "synthetic_notes",
