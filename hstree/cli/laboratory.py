@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hstree.cli.analyze import function, predictions, rank, tree, words
-from hstree.cli.experiment import robustness, synthetic
+from hstree.cli.experiment import robustness
 from hstree.laboratory.correlation.report import COMMAND as correlation
 from hstree.laboratory.jacobian.report import COMMAND as jacobian
 from hstree.laboratory.significance.report import COMMAND as significance
+from hstree.laboratory.synthetic.report import COMMAND as synthetic
 
 ANALYZE = (correlation, function, predictions, rank, significance, tree, words)
 EXPERIMENT = (jacobian, robustness, synthetic)

@@ -14,22 +14,8 @@ from .robustness import (
 from .study import Ranks, StudyInterrupted, StudyRun, run_study, seconds_left, study_runs
 from .study_file import RankSettings, Study, StudyError, StudyModel, parse_study, read_study
 from .study_table import study_notes, study_rows, study_table
-from .synthetic import (
-    HeadChoice,
-    SyntheticBaseline,
-    SyntheticCell,
-    SyntheticFit,
-    SyntheticResult,
-    SyntheticSetting,
-    choose_head,
-    choose_heads,
-    known_heads,
-    synthetic_bottleneck,
-)
-from .synthetic_report import synthetic_data, synthetic_notes, synthetic_picture, synthetic_tables
 
 __all__ = [
-    "HeadChoice",
     "NoisePoint",
     "RankSettings",
     "Ranks",
@@ -39,15 +25,7 @@ __all__ = [
     "StudyInterrupted",
     "StudyModel",
     "StudyRun",
-    "SyntheticBaseline",
-    "SyntheticCell",
-    "SyntheticFit",
-    "SyntheticResult",
-    "SyntheticSetting",
-    "choose_head",
-    "choose_heads",
     "expected_press_rank",
-    "known_heads",
     "noise_picture",
     "noise_ranks",
     "noise_rows",
@@ -62,9 +40,4 @@ __all__ = [
     "study_rows",
     "study_runs",
     "study_table",
-    "synthetic_bottleneck",
-    "synthetic_data",
-    "synthetic_notes",
-    "synthetic_picture",
-    "synthetic_tables",
 ]
