@@ -13,13 +13,7 @@ from pathlib import Path
 
 from hstree._files import Content, set_mode, write_atomic, write_synced
 
-CONFIG, VOCABULARY, TOKENIZER = "config.json", "vocabulary.txt", "tokenizer.json"
-MODEL, STATE = "model.safetensors", "last.safetensors"
-METRICS, CURVE, SUMMARY = "metrics.jsonl", "learning_curve.png", "summary.json"
-
-
-class CheckpointError(ValueError):
-    """A run folder or model file that is missing, foreign, truncated or not consistent."""
+from .names import CheckpointError
 
 
 def _lock(folder: Path) -> int | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hstree.training import ConfigError, TrainConfig
-from hstree.training.config import field_types
+from hstree.runs import ConfigError, TrainConfig, parse_options
+from hstree.runs.settings import field_types
 
 
 def test_round_trip() -> None:
@@ -25,7 +25,7 @@ def test_every_setting_is_described() -> None:
     for field in dataclasses.fields(TrainConfig):
         assert field.metadata["help"], field.name
         assert field.metadata["group"], field.name
-        assert field_types()[field.name][0] in (int, float, str, bool, tuple)
+        assert field_types(TrainConfig)[field.name][0] in (int, float, str, bool, tuple)
 
 
 def test_it_is_frozen() -> None:
@@ -114,6 +114,22 @@ def test_head_options() -> None:
     assert trees["root"] == 7
     assert trees["sparse"] is True
     assert {"leaf", "gate", "recipe", "subset_size", "learning_rate_factor"} <= set(trees)
+
+
+def test_options_are_json_or_text() -> None:
+    texts = ["a=1", "b=[1, 2.5]", "c=context", "d=", "e=x=y", 'f="1"', "a=null"]
+    assert parse_options(texts) == {
+        "a": None,
+        "b": [1, 2.5],
+        "c": "context",
+        "d": "",
+        "e": "x=y",
+        "f": "1",
+    }
+    assert parse_options([]) == {}
+    for text in ("", "a", "=1", "a b=1", "1a=1"):
+        with pytest.raises(ConfigError, match=f"^heads: expected KEY=VALUE, got '{text}'$"):
+            parse_options([text], "heads")
 
 
 def test_json_holds_every_setting() -> None:

@@ -1,43 +1,22 @@
-"""Run folders: everything that remains of a training run, written atomically and read back with
-clear errors.
-
-    config.json          settings (TrainConfig)
-    vocabulary.txt       one line word<TAB>frequency for each class
-    tokenizer.json       of Hugging Face tokenizers, where a text was cut by one
-    model.safetensors    weights of the best epoch, and in its metadata the sizes of the backbone
-                         and the head's configuration
-    last.safetensors     the state from which --resume goes on: last weights, optimiser with its
-                         averages, LSTM states, random states, position, figures of the epochs
-    metrics.jsonl        one JSON object for each epoch
-    learning_curve.png   perplexities by epoch
-    summary.json         the final figures, once training has ended
-
-The folder appears when training begins. At the end of an epoch last.safetensors is written last: if
-the process is killed before, the other files may be of an epoch that it does not know yet, and
-which --resume makes again, the same.
-"""
+"""The files of a run that hold tensors: the model, and the state of its training."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from hstree._files import read_tensors
-from hstree.data import Corpus, Subwords, Tokenizer, Vocabulary, load_corpus
 from hstree.heads import head_class
 from hstree.models import AWDLSTM, LanguageModel
 
-from .config import ConfigError, TrainConfig
-from .run_directory import CONFIG, MODEL, STATE, TOKENIZER, VOCABULARY, CheckpointError
+from .names import CheckpointError
 
 METADATA_KEY, STATE_KEY = "hstree.model", "hstree.training"
 FORMAT_VERSION = 3  # 1 had all layers in one LSTM module, 2 one dropout
@@ -179,125 +158,12 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run folder in memory.
-
-    Attributes:
-        path: the folder.
-        config: its settings.
-        vocabulary: words and training frequencies.
-        model: best weights, in evaluation mode.
-        tokenizer: cuts text into words; None: what the kind of text at hand asks for.
-    """
-
-    path: Path
-    config: TrainConfig
-    vocabulary: Vocabulary
-    model: LanguageModel
-    tokenizer: Tokenizer | None = None
-
-    def corpus(self, data: str | None = None) -> Corpus:
-        """A text in the words of the run.
-
-        Args:
-            data: what ``hstree train --data`` takes; None: the text that the run was trained on.
-
-        Raises:
-            ValueError: there is no such text.
-        """
-        return load_corpus(
-            data or self.config.data, vocabulary=self.vocabulary, tokenizer=self.tokenizer
-        )
-
-
-def load_config(path: str | os.PathLike[str]) -> TrainConfig:
-    """The settings of a run folder.
-
-    Raises:
-        CheckpointError: there is no such folder, or its settings are missing or not valid.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such run folder")
+def trained_text(path: str | os.PathLike[str]) -> str | None:
+    """:meth:`hstree.data.Corpus.fingerprint` of the text of a saved state, None where that is not
+    known."""
     try:
-        return TrainConfig.from_json((folder / CONFIG).read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder}: not a run folder: {CONFIG} missing") from None
-    except (ConfigError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{folder / CONFIG}: {error}") from None
-
-
-def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Run:
-    """Read a run folder.
-
-    Raises:
-        CheckpointError: the folder or one of its files is missing, foreign, truncated, or does not
-            fit the others.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such run folder")
-    missing = [name for name in (CONFIG, VOCABULARY, MODEL) if not (folder / name).is_file()]
-    if missing == [MODEL] and (folder / STATE).is_file():
-        raise CheckpointError(
-            f"{folder}: no epoch has ended yet, so there is no {MODEL}; "
-            f"go on with hstree train --resume {folder}"
-        )
-    if missing:
-        raise CheckpointError(f"{folder}: not a run folder: {', '.join(missing)} missing")
-    config = load_config(folder)
-    vocabulary = load_vocabulary(folder)
-    model = load_model(folder / MODEL)
-    if model.backbone.n_classes != len(vocabulary):
-        raise CheckpointError(
-            f"{folder}: {MODEL} has {model.backbone.n_classes} classes, "
-            f"but {VOCABULARY} {len(vocabulary)} words"
-        )
-    return Run(folder, config, vocabulary, model.to(device), load_tokenizer(folder))
-
-
-def trained_text(folder: Path) -> str | None:
-    """:meth:`hstree.data.Corpus.fingerprint` of the text that a run was trained on, None where that
-    is not known."""
-    try:
-        with safe_open(folder / STATE, framework="pt") as file:
+        with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
         return str(json.loads(metadata[STATE_KEY])["corpus"])
     except (SafetensorError, OSError, *_INCONSISTENT):
         return None
-
-
-def load_vocabulary(folder: Path) -> Vocabulary:
-    """The vocabulary of a run folder. Raises CheckpointError if it cannot be read."""
-    try:
-        return Vocabulary.load(folder / VOCABULARY)
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder}: not a run folder: {VOCABULARY} missing") from None
-    except ValueError as error:
-        raise CheckpointError(str(error)) from None
-
-
-def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a run folder, None if it has none of its own. Raises CheckpointError if it
-    cannot be read."""
-    if not (folder / TOKENIZER).is_file():
-        return None
-    try:
-        return Subwords.from_bytes((folder / TOKENIZER).read_bytes())
-    except ValueError as error:
-        raise CheckpointError(f"{folder / TOKENIZER}: {error}") from None
-
-
-def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Records of a metrics.jsonl, one for each epoch. Raises CheckpointError that names a line
-    which is not JSON."""
-    records = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            raise CheckpointError(
-                f"{path}, line {number}: expected a JSON object, got {line[:60]!r}"
-            ) from None
-    return records
