@@ -10,11 +10,9 @@ from .jacobian.compute import (
     summarize_singular_values,
 )
 from .significance.compute import Significance, holm, model_perplexities, significance_tests, t_test
-from .synthetic.compute import (
-    SyntheticResult,
-    SyntheticSetting,
-    synthetic_bottleneck,
-)
+from .study.file import read_study
+from .study.runs import run_study, study_runs
+from .synthetic.compute import SyntheticResult, SyntheticSetting, synthetic_bottleneck
 from .synthetic.heads import choose_head, known_heads
 
 __all__ = [
@@ -33,7 +31,10 @@ __all__ = [
     "known_heads",
     "mean_and_deviation",
     "model_perplexities",
+    "read_study",
+    "run_study",
     "significance_tests",
+    "study_runs",
     "summarize_singular_values",
     "synthetic_bottleneck",
     "t_test",

@@ -3,7 +3,6 @@ fewer than the probabilities to fit, and quick."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from hstree.data import CorpusStatistics
 from hstree.heads import Head, head_class, head_names
+from hstree.runs import ConfigError, parse_options
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "plif": {"intervals": 1000},
@@ -94,12 +94,9 @@ def choose_head(text: str) -> HeadChoice:
         raise ValueError(f"heads: expected one of {', '.join(known_heads())}, got {label!r}")
     name = "trees" if label in _SHAPES else label
     options = _OPTIONS.get(name, {}) | _SHAPES.get(label, {})
-    for item in re.split(r",(?=\w+=)", rest) if rest else []:
-        key, equals, value = item.partition("=")
-        if not equals or not key.isidentifier():
-            raise ValueError(f"heads: expected NAME:KEY=VALUE,KEY=VALUE, got {text!r}")
+    if rest:
         try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
+            options |= parse_options(re.split(r",(?=\w+=)", rest))
+        except ConfigError:
+            raise ValueError(f"heads: expected NAME:KEY=VALUE,KEY=VALUE, got {text!r}") from None
     return HeadChoice(text, name, options)

@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from hstree._arguments import count as at_least_1
 from hstree._arguments import positive
-from hstree.training import choose_device
+from hstree.runs import choose_device
 
 from ..report import Report
 from ..runner import Argument, Measurement
