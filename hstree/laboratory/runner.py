@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hstree._files import write_atomic
-from hstree.cli.arguments import add_config_arguments, config_values
-from hstree.cli.runs import run_names
-from hstree.training import Run, TrainConfig, choose_device, load_run, set_threads
+from hstree.runs import Run, TrainConfig, choose_device, load_run, run_names, set_threads
+from hstree.runs.flags import add_config_arguments, config_values
 
 from .report import Report
 from .terminal import print_tables
@@ -42,7 +41,7 @@ class Measurement:
         description: what it measures.
         measure: from the parsed arguments to the report. ValueError says that something about them
             is not usable. With ``settings`` the arguments have ``settings``, a
-            :class:`hstree.training.TrainConfig`, and ``device``, a :class:`torch.device`.
+            :class:`hstree.runs.TrainConfig`, and ``device``, a :class:`torch.device`.
         arguments: flags beside these.
         runs: number of positional run folders as argparse writes it, ``directories`` of the
             arguments; None: none are taken.

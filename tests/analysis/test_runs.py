@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from laboratory.made_up import write_run
+from runs.made_up import write_run
 
 from hstree.analysis import RunError, read_run
 

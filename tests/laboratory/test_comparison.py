@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs.made_up import write_run
 
 from hstree._figures import COLOURS, picture
 from hstree.laboratory import (
@@ -21,8 +22,6 @@ from hstree.laboratory import (
 )
 from hstree.laboratory.comparison.report import comparison_tables
 from hstree.training import TrainConfig
-
-from .made_up import write_run
 
 SOFTMAX = (60.5, 61.25, 59.75)
 MOS = (55.0, 54.5, 56.5, 55.25)
@@ -226,7 +225,7 @@ def test_picture_has_the_curves(comparison: Comparison) -> None:
     curves = [line for line in axes.lines if line.get_linestyle() != "None"]
     assert len(curves) == 8
     assert list(curves[3].get_xdata()) == [1, 2, 3]
-    assert list(curves[3].get_ydata()) == [90.0, 80.0, 70.0]
+    assert list(curves[3].get_ydata()) == pytest.approx([90.0, 80.0, 70.0])
     assert [c.get_color() for c in curves] == [COLOURS[i] for i in (0, 0, 0, 1, 1, 1, 1, 2)]
     (legend,) = figure.legends
     labels = [text.get_text() for text in legend.get_texts()]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
+from runs.made_up import write_run
 
 from hstree._figures import COLOURS
 from hstree.cli import main
@@ -21,8 +22,6 @@ from hstree.laboratory import compare, holm, model_perplexities, significance_te
 from hstree.laboratory.significance.picture import significance_picture
 from hstree.laboratory.significance.report import significance_tables
 from hstree.laboratory.table import probability
-
-from .made_up import write_run
 
 SOFTMAX = (60.5, 61.25, 59.75)
 MOS = (55.0, 54.5, 56.5, 55.25)

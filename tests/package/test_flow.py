@@ -24,8 +24,16 @@ ROOMS: dict[str, set[str]] = {
     "training": {"trees", "data", "ops", "optim", "heads", "models", "runs"},
     "evaluation": {"trees", "data", "ops", "heads", "models"},
     "layers": set(),
-    "analysis": {"trees", "data", "reference", "ops", "heads", "models", "runs"},
-    "experiments": {"data", "ops", "heads", "layers", "models", "runs", "training", "analysis"},
+    "laboratory": {
+        "trees",
+        "data",
+        "ops",
+        "heads",
+        "models",
+        "runs",
+        "training",
+        "layers",
+    },
     "cli": {
         "trees",
         "data",
@@ -36,8 +44,7 @@ ROOMS: dict[str, set[str]] = {
         "training",
         "evaluation",
         "layers",
-        "analysis",
-        "experiments",
+        "laboratory",
     },
 }
 
@@ -171,7 +178,7 @@ def test_import_scan_sees_what_it_must(tmp_path: Path) -> None:
     path = tmp_path / "hstree" / "trees" / "bad.py"
     path.parent.mkdir(parents=True)
     path.write_text(
-        "import hstree.ops.path\n"
+        "import hstree.ops.path_log_prob\n"
         "from hstree import heads\n"
         "def f():\n"
         "    from ..training import trainer\n"

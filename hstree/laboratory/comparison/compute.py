@@ -11,11 +11,10 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from hstree.analysis.runs import RunFigures, read_run
-from hstree.training import TrainConfig
+from hstree.runs import RunFigures, read_run
 
 from ..table import text
 
@@ -129,8 +128,7 @@ def compare(paths: Iterable[str | os.PathLike[str]]) -> Comparison:
     for folder, place in zip(folders, resolved, strict=True):
         if resolved.count(place) > 1:
             raise ValueError(f"{folder}: expected every run once, got this folder twice")
-    defaults = asdict(TrainConfig())
-    runs = tuple(read_run(folder, defaults) for folder in folders)
+    runs = tuple(map(read_run, folders))
     settings = [run.compared_settings() for run in runs]
     names = dict.fromkeys(name for values in settings for name in values if name != "head")
     differing = tuple(
@@ -155,8 +153,8 @@ def _letters(number: int) -> str:
 def _notes(runs: Sequence[RunFigures], groups: Sequence[RunGroup]) -> Iterator[str]:
     for run in runs:
         if run.final is None:
-            planned = run.settings.get("epochs", "?")
-            yield f"{run.path} has not finished: {len(run.epochs)} of {planned} epochs ended"
+            ended = f"{len(run.epochs)} of {run.config.epochs}"
+            yield f"{run.path} has not finished: {ended} epochs ended"
     if len(set().union(*(group.texts for group in groups))) > 1:
         yield "the runs are on different texts or vocabularies: their perplexities do not compare"
     for group in groups:

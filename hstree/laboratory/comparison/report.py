@@ -10,7 +10,7 @@ from typing import Any
 
 from hstree._figures import FORMATS, picture
 from hstree._files import write_atomic
-from hstree.analysis.runs import RunFigures
+from hstree.runs import RunFigures
 
 from ..table import Column, Table, count, csv_text, decimals, markdown, table, text
 from ..terminal import print_tables
@@ -59,8 +59,9 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
 
 
 def _epochs(run: RunFigures) -> str:
-    planned = f" of {run.settings.get('epochs', '?')}" if run.final is None else ""
-    return f"{len(run.epochs)}{planned}"
+    return (
+        f"{len(run.epochs)} of {run.config.epochs}" if run.final is None else f"{len(run.epochs)}"
+    )
 
 
 def _over(group: RunGroup, split: str, measure: str) -> float | None:
