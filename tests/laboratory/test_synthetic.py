@@ -300,7 +300,7 @@ def test_page_pictures_and_figures(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--alpha", "0.1", "1", "--heads", "softmax", "mos:components=2", "--seeds", "1"]
     assert main(["experiment", "synthetic", *SMALL, *flags, "--output", "out/here"]) == 0
     captured = capsys.readouterr()
-    assert captured.err == ""
+    assert all(line.endswith(" s left") for line in captured.err.splitlines())  # where it is slow
     assert "Mode matching (% of contexts), alpha = 0.1" in " ".join(captured.out.split())
     folder = Path("out/here")
     assert sorted(path.name for path in folder.iterdir()) == [

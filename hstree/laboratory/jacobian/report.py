@@ -70,7 +70,7 @@ def jacobian_table(layers: Sequence[LayerSpectrum], activation: str) -> Table:
                 for place, share in enumerate(THRESHOLDS)
             ),
             ("median condition number", lambda layer: layer.spectrum.condition[1], _condition),
-            ("quartiles", lambda layer: layer.spectrum.condition[::2], _conditions),
+            ("quartiles", lambda layer: layer.spectrum.condition[::2], _ends),
         ],
     )
 
@@ -92,7 +92,7 @@ def _condition(value: float) -> str:
     return f"{value:.1e}" if 1e6 <= value < math.inf else f"{value:,.0f}"
 
 
-def _conditions(values: Sequence[float]) -> str:
+def _ends(values: tuple[float, float]) -> str:
     return " to ".join(map(_condition, values))
 
 

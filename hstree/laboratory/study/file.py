@@ -191,11 +191,12 @@ def by_key(error: Exception) -> str:
 
 @contextmanager
 def _within(place: object) -> Iterator[None]:
-    """Errors begin with the place, and have keys of the file in place of flags."""
+    """Errors begin with the place, and those of settings have keys of the file instead of flags."""
     try:
         yield
     except ValueError as error:
-        raise StudyError(f"{place}: {by_key(error)}") from None
+        text = error if isinstance(error, StudyError) else by_key(error)
+        raise StudyError(f"{place}: {text}") from None
 
 
 def _name(values: Mapping[str, Any], default: str) -> str:
@@ -248,24 +249,26 @@ def _models(
     """One for each combination of elements of the lists among settings and head options."""
     own = {key: v for key, v in values.items() if key not in ("name", "preset", "head_options")}
     _only_settings(own)
+    given = {**common, **own}
     options = _table(values, "head_options")
-    given = {(False, key): value for key, value in {**common, **own}.items()}
-    given |= {(True, key): value for key, value in options.items()}
-    lists = {place: value for place, value in given.items() if isinstance(value, list)}
-    for (_, key), elements in lists.items():
-        if not elements:
+    for chosen, chosen_options in itertools.product(_grid(given), _grid(options)):
+        config = _config(values.get("preset"), chosen, chosen_options)
+        label = [name]
+        for listed, part in ((given, chosen), (options, chosen_options)):
+            for key, value in part.items():
+                if isinstance(listed[key], list):
+                    text = value if isinstance(value, str) else json.dumps(value)
+                    label.append(f"{key}={text}")
+        yield StudyModel(name, ", ".join(label), config)
+
+
+def _grid(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The values with an element in place of every list, for each combination."""
+    for key, value in values.items():
+        if value == []:
             raise StudyError(f"{key}: expected at least one value, got []")
-    for chosen in itertools.product(*lists.values()):
-        grid = dict(zip(lists, chosen, strict=True))
-        parts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-        for (is_option, key), value in (given | grid).items():
-            parts[is_option][key] = value
-        config = _config(values.get("preset"), *parts)
-        texts = [
-            f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-            for (_, key), value in grid.items()
-        ]
-        yield StudyModel(name, ", ".join([name, *texts]), config)
+    lists = [value if isinstance(value, list) else [value] for value in values.values()]
+    return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*lists)]
 
 
 def _config(

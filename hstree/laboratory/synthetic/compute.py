@@ -281,6 +281,7 @@ def synthetic_bottleneck(
         raise ValueError(f"processes: expected at least 1, got {processes}")
     fit_cell = partial(_fit_cell, setting, device)
     tasks = list(itertools.product(setting.alphas, setting.heads, setting.dimensions))
+    processes = min(processes, len(tasks))
     fits, search, cells = [], [], []
     with ExitStack() as stack:
         done: Iterable[tuple[list[SyntheticFit], list[SyntheticFit]]] = map(fit_cell, tasks)
@@ -289,9 +290,8 @@ def synthetic_bottleneck(
                 if threading.current_thread() is threading.main_thread():  # which alone receives it
                     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
                     quiet.callback(signal.signal, signal.SIGINT, before)
-                pool = multiprocessing.get_context("spawn").Pool(
-                    min(processes, len(tasks)), torch.set_num_threads, (1,)
-                )
+                spawn = multiprocessing.get_context("spawn")
+                pool = spawn.Pool(processes, torch.set_num_threads, (1,))
             done = stack.enter_context(pool).imap(fit_cell, tasks)
         for tried, kept in done:
             search += tried
@@ -303,8 +303,8 @@ def synthetic_bottleneck(
     for alpha in setting.alphas:
         of_seeds = [_targets(setting, alpha, seed) for seed in range(setting.seeds)]
         targets = torch.from_numpy(np.stack(of_seeds))
-        measures = (float(entropy(targets).mean()), *constant_prediction(targets))
-        baselines.append(SyntheticBaseline(alpha, *measures))
+        uncertainty = float(entropy(targets).mean())
+        baselines.append(SyntheticBaseline(alpha, uncertainty, *constant_prediction(targets)))
     return SyntheticResult(setting, tuple(fits), tuple(search), tuple(baselines), tuple(cells))
 
 

@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 
@@ -16,7 +16,7 @@ from hstree.runs import choose_device
 
 from ..report import Report
 from ..runner import Argument, Measurement
-from ..table import Table, count, table
+from ..table import Column, Table, count, table
 from .compute import SyntheticFit, SyntheticResult, SyntheticSetting, synthetic_bottleneck
 from .heads import DEFAULT_HEADS, choose_head, known_heads
 from .picture import synthetic_picture
@@ -43,51 +43,46 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 def synthetic_report(result: SyntheticResult) -> Report:
     """Tables of mode matching and divergence, with a picture, for each alpha; parameters."""
-    pictures = {
-        f"alpha-{alpha:g}": synthetic_picture(result, alpha) for alpha in result.setting.alphas
-    }
+    alphas = result.setting.alphas
     return Report(
         "Synthetic bottleneck experiment",
-        list(_tables(result)),
+        _tables(result),
         list(_notes(result)),
         result,
         result.fits,
-        pictures,
+        {f"alpha-{alpha:g}": synthetic_picture(result, alpha) for alpha in alphas},
     )
 
 
-def _tables(result: SyntheticResult) -> Iterator[Table]:
+def _tables(result: SyntheticResult) -> list[Table]:
+    """A row for each head, a column for each dimension."""
     several = result.setting.seeds > 1
     spread = ", mean and standard deviation over seeds" if several else ""
+    texts: dict[str, dict[tuple[str, int], str]] = {}
     for alpha in result.setting.alphas:
         for name, digits, title in (
             ("mode_matching", 1, "Mode matching (% of contexts)"),
             ("divergence", 3, "KL(P* || P), cross-entropy less entropy (nats)"),
         ):
-            texts = {}
+            of_table = texts[f"{title}, alpha = {alpha:g}{spread}"] = {}
             for cell in result.cells:
                 mean, deviation = getattr(cell, name), getattr(cell, f"{name}_deviation")
                 text = f"{mean:,.{digits}f}" + (f" ± {deviation:,.{digits}f}" if several else "")
                 if cell.alpha == alpha:
-                    texts[cell.head, cell.dimension] = text if math.isfinite(mean) else "diverged"
-            yield _grid(f"{title}, alpha = {alpha:g}{spread}", result.setting, texts)
-    sizes = {(fit.head, fit.dimension): count(fit.parameters) for fit in result.fits}
-    yield _grid("Parameters of the head, context vectors apart", result.setting, sizes)
-
-
-def _grid(title: str, setting: SyntheticSetting, texts: Mapping[tuple[str, int], str]) -> Table:
-    """A row for each head, a column for each dimension."""
-    return table(
-        title,
-        [
-            (choice.label, *(texts[choice.label, d] for d in setting.dimensions))
-            for choice in setting.heads
-        ],
-        [
-            ("head", itemgetter(0)),
-            *((f"D={d}", itemgetter(i), str) for i, d in enumerate(setting.dimensions, start=1)),
-        ],
-    )
+                    of_table[cell.head, cell.dimension] = (
+                        text if math.isfinite(mean) else "diverged"
+                    )
+    texts["Parameters of the head, context vectors apart"] = {
+        (fit.head, fit.dimension): count(fit.parameters) for fit in result.fits
+    }
+    heads = [choice.label for choice in result.setting.heads]
+    dimensions = list(enumerate(result.setting.dimensions, start=1))
+    columns: list[Column] = [("head", itemgetter(0))]
+    columns += [(f"D={d}", itemgetter(place), str) for place, d in dimensions]
+    return [
+        table(title, [(head, *(cells[head, d] for _, d in dimensions)) for head in heads], columns)
+        for title, cells in texts.items()
+    ]
 
 
 def _notes(result: SyntheticResult) -> Iterator[str]:
@@ -127,15 +122,14 @@ def _progress(total: int) -> Iterator[Callable[[SyntheticFit], None]]:
     every ten seconds."""
     if sys.stderr.isatty():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.progress import TimeRemainingColumn as TimeLeft
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-        text, left = TextColumn("{task.description}"), TextColumn("left")
-        columns = (MofNCompleteColumn(), BarColumn(bar_width=None), text, TimeLeft(), left)
+        numbers, line, time_left = MofNCompleteColumn(), BarColumn(None), TimeRemainingColumn()
+        columns = (numbers, line, "{task.description}", time_left, "left")
         console = Console(stderr=True)
-        with Progress(*columns, console=console, expand=True, transient=True) as progress:
-            task = progress.add_task("", total=total)
-            yield lambda fit: progress.update(task, advance=1, description=_described(fit))
+        with Progress(*columns, console=console, expand=True, transient=True) as bar:
+            task = bar.add_task("", total=total)
+            yield lambda fit: bar.update(task, advance=1, description=_described(fit))
         return
     begin = spoke = time.perf_counter()
     done = 0
@@ -198,12 +192,7 @@ writes nothing.
             default=[0.05, 0.2, 0.8],
             help="grid of which each head, D and alpha get the best on the first seed",
         ),
-        Argument(
-            "--seeds",
-            **_NUMBER,
-            default=2,
-            help="repetitions with other targets and initial values",
-        ),
+        Argument("--seeds", **_NUMBER, default=2, help="repetitions, each with other targets"),
         Argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="where to fit"),
         Argument("--processes", **_NUMBER, default=2, help="to work in"),
     ),
