@@ -69,7 +69,6 @@ def test_everything_in_a_file() -> None:
         head_option=("c=0.5", "bias=false"),
     )
     assert grid[1].options == {"c": 0.5, "bias": False}
-    assert {model.name for model in grid} == {"shape"}
     assert run_name(grid[2], 3) == "shape-learning_rate=1-c=-2.0-seed=3"
 
 

@@ -73,12 +73,10 @@ class StudyModel:
     """One configuration, trained once with each seed.
 
     Attributes:
-        name: of the model in the file.
-        label: the name, and behind it the values of the grid.
+        label: the name of the model in the file, and behind it the values of the grid.
         config: its settings; seed and run folder are not of the study.
     """
 
-    name: str
     label: str
     config: TrainConfig
 
@@ -259,7 +257,7 @@ def _models(
                 if isinstance(listed[key], list):
                     text = value if isinstance(value, str) else json.dumps(value)
                     label.append(f"{key}={text}")
-        yield StudyModel(name, ", ".join(label), config)
+        yield StudyModel(", ".join(label), config)
 
 
 def _grid(values: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -38,10 +38,14 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
     """A row for each model: perplexities as mean and standard deviation over its finished seeds,
     the p-value against the baseline, parameters, and medians over the seeds of the seconds of an
     epoch and of the ranks."""
+    finals: dict[str, list[RunFigures]] = {model.label: [] for model in study.models}
+    for run in runs:
+        if run.figures is not None and run.figures.final is not None:
+            finals[run.model.label].append(run.figures)
     rows = []
     for model in study.models:
         own = [run for run in runs if run.model is model]
-        figures = _finals(model.label, runs)
+        figures = finals[model.label]
         ranks = [run.ranks for run in own if run.ranks is not None]
         row = {
             "model": model.label,
@@ -50,7 +54,7 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
             "test": _spread([run.test_perplexity for run in figures]),
         }
         if study.baseline is not None:
-            row["p"] = _p_value(figures, _finals(study.baseline, runs))
+            row["p"] = _p_value(figures, finals[study.baseline])
         row["parameters"] = count(_parameters(figures[0]) if figures else None)
         row["s per epoch"] = _median([run.seconds_per_epoch for run in figures], 1)
         if study.rank is not None:
@@ -65,12 +69,6 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
         rows,
         [(first, itemgetter(first)), *((name, itemgetter(name), str) for name in others)],
     )
-
-
-def _finals(label: str, runs: Iterable[StudyRun]) -> list[RunFigures]:
-    """The runs of a model that have been trained to the end."""
-    figures = [run.figures for run in runs if run.model.label == label]
-    return [of_run for of_run in figures if of_run is not None and of_run.final is not None]
 
 
 def _spread(values: Iterable[float | None]) -> str:
@@ -88,14 +86,12 @@ def _median(values: Iterable[float | None], digits: int) -> str:
 
 def _p_value(figures: Sequence[RunFigures], baseline: Sequence[RunFigures]) -> str:
     """``-`` for the baseline itself, and unless both have two runs, on the same text."""
-    texts = {run.final.text for run in (*figures, *baseline) if run.final is not None}
-    first, second = (
-        [run.test_perplexity for run in group if run.test_perplexity is not None]
-        for group in (figures, baseline)
-    )
-    if figures == baseline or len(texts) != 1 or min(len(first), len(second)) < 2:
+    first, second = ([run.final for run in group if run.final] for group in (figures, baseline))
+    texts = {final.text for final in (*first, *second)}
+    if figures is baseline or len(texts) != 1 or min(len(first), len(second)) < 2:
         return "-"
-    return probability(t_test(first, second).p_value)
+    tests = [[final.test_perplexity for final in group] for group in (first, second)]
+    return probability(t_test(*tests).p_value)
 
 
 def _parameters(run: RunFigures) -> int:
