@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import add_config_arguments, config_values, count
+from hstree._arguments import count
+from hstree.runs.flags import add_config_arguments, config_values
 
 if TYPE_CHECKING:
     import numpy as np

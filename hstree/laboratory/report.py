@@ -36,6 +36,7 @@ class Report:
         rows: the same as a table for CSV, mappings or dataclasses of the same keys; None: no table.
         pictures: figures by name, in the order in which they are shown; "" for the only one.
         files: further files by name.
+        appendix: Markdown below the command on the page, such as a file that it reads.
     """
 
     title: str
@@ -45,6 +46,7 @@ class Report:
     rows: Sequence[Any] | None = None
     pictures: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Content] = field(default_factory=dict)
+    appendix: str = ""
 
     def content(self, name: str, command: str) -> dict[str, Content]:
         """The files of this report by name.
@@ -68,7 +70,8 @@ class Report:
             ]
             files[f"{name}.csv"] = csv_text(rows).encode()
         page = markdown(self.tables, self.notes).strip()
-        parts = [f"# {self.title}", page, *shown, "Made by", f"    {command}", machine()]
+        made = ["Made by", f"    {command}", self.appendix, machine()]
+        parts = [f"# {self.title}", page, *shown, *filter(None, made)]
         files[f"{name}.md"] = ("\n\n".join(parts) + "\n").encode()
         return files
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from heads.support import make, randomise
-from laboratory.toy_models import all_contexts, toy_model, toy_text
 from torch import Tensor
 from training.toy import small_config, write_corpus
 
@@ -26,6 +25,7 @@ from hstree.laboratory.report import plain_data
 from hstree.reference import piecewise_reference
 from hstree.runs import load_run
 from hstree.training import train
+from laboratory.toy_models import all_contexts, toy_model, toy_text
 
 
 def latents(head: Any, hidden: Tensor) -> Tensor:

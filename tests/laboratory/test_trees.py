@@ -15,7 +15,6 @@ import scipy.stats
 import torch
 from heads.support import FREQUENCIES, HEADS, V, make, probabilities
 from heads.support import trees as build_trees
-from laboratory.toy_models import all_contexts, toy_model, toy_text
 from training.toy import small_config, write_corpus
 
 from hstree.cli import main
@@ -41,6 +40,7 @@ from hstree.laboratory.trees.report import (
 )
 from hstree.training import load_run, train
 from hstree.trees import Tree, random_tree
+from laboratory.toy_models import all_contexts, toy_model, toy_text
 
 NESTED = ((0, (1, 2)), 3, (4, 5, 6), (7, 8))
 COUNTS = [5, 1, 9, 30, 2, 2, 6, 7, 8]

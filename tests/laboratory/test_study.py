@@ -17,19 +17,18 @@ import pytest
 from runs.made_up import write_run
 from scipy import stats
 
-from hstree.analysis import csv_text, latex, markdown
-from hstree.experiments import study as module
-from hstree.experiments.study import (
-    RankSettings,
+from hstree.laboratory.study import runs as module
+from hstree.laboratory.study.file import RankSettings, Study, StudyError, parse_study
+from hstree.laboratory.study.report import study_report, study_table
+from hstree.laboratory.study.runs import (
     StudyInterrupted,
     StudyRun,
     run_study,
     seconds_left,
     study_runs,
 )
-from hstree.experiments.study_file import Study, StudyError, parse_study
-from hstree.experiments.study_table import study_notes, study_rows, study_table
-from hstree.training import Silent, TrainConfig, TrainingError, TrainingInterrupted
+from hstree.runs import TrainConfig
+from hstree.training import Silent, TrainingError, TrainingInterrupted
 
 TEXT = """
 seeds = [1, 2, 3]
@@ -206,12 +205,12 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(workshop: Workshop, tmp_
     assert runs[1].failure == "the loss became nan in epoch 1"
     assert run_study(study, tmp_path) == runs
     assert names()[1] not in workshop.trained + workshop.resumed
-    notes = list(study_notes(study, runs))
+    notes = list(study_report(study, runs).notes)
     assert f"{names()[1]} failed: the loss became nan in epoch 1" in notes
     assert not any("not finished" in note for note in notes)
     assert study_table(study, runs).rows[1][1] == "2 of 3"
-    assert study_rows(study, runs)[1]["state"] == "failed"
-    assert study_rows(study, runs)[1]["test_perplexity"] is None
+    row = (study_report(study, runs).rows or ())[1]
+    assert (row["state"], row["test_perplexity"]) == ("failed", None)
 
 
 def test_a_changed_file_is_noticed(workshop: Workshop, tmp_path: Path) -> None:
@@ -280,7 +279,7 @@ def test_table_of_the_models(workshop: Workshop, tmp_path: Path) -> None:
     assert [row["Press rank"] for row in rows.values()] == ["404", "405", "406"]
     assert [row["rank, 1e-05"] for row in rows.values()] == ["304", "305", "306"]
     assert {row["rank, 0.001"] for row in rows.values()} == {"50"}
-    notes = list(study_notes(study, runs))
+    notes = list(study_report(study, runs).notes)
     assert notes[0].startswith("p: Welch's t-test of the test perplexities against softmax")
     assert "in the first 100 contexts of the test text" in notes[1]
     assert len(notes) == 2
@@ -292,7 +291,7 @@ def test_what_a_study_does_not_ask_for_has_no_column(workshop: Workshop, tmp_pat
     header = ("model", "seeds", "valid", "test", "parameters", "s per epoch")
     assert study_table(study, runs).header == header
     assert study_table(study, runs).rows[0][2:4] == ("110.00", "100.00")
-    assert list(study_notes(study, runs)) == []
+    assert list(study_report(study, runs).notes) == []
 
 
 def test_tables_before_anything_has_run(tmp_path: Path) -> None:
@@ -303,8 +302,8 @@ def test_tables_before_anything_has_run(tmp_path: Path) -> None:
     for row in study_table(study, runs).rows:
         assert row[1] == "0 of 3"
         assert set(row[2:]) == {"-"}
-    assert "9 of 9 runs have not finished" in study_notes(study, runs)
-    assert len(study_rows(study, runs)) == 9
+    assert "9 of 9 runs have not finished" in study_report(study, runs).notes
+    assert len(study_report(study, runs).rows or ()) == 9
 
 
 def test_perplexities_of_other_texts_are_not_tested(workshop: Workshop, tmp_path: Path) -> None:
@@ -317,15 +316,14 @@ def test_perplexities_of_other_texts_are_not_tested(workshop: Workshop, tmp_path
     p_values = [row[4] for row in study_table(study, runs).rows]
     assert p_values[0] == p_values[2] == "-"
     assert 0 < float(p_values[1]) < 1
-    assert "different texts or vocabularies" in list(study_notes(study, runs))[-1]
+    assert "different texts or vocabularies" in list(study_report(study, runs).notes)[-1]
 
 
 def test_rows_of_the_runs(workshop: Workshop, tmp_path: Path) -> None:
     study, runs = full(tmp_path)
     (runs[-1].path / "summary.json").unlink()
-    rows: list[dict[str, Any]] = list(
-        csv.DictReader(io.StringIO(csv_text(study_rows(study, study_runs(study, tmp_path)))))
-    )
+    files = study_report(study, study_runs(study, tmp_path)).content("study", "")
+    rows: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(text(files, "study.csv"))))
     assert list(rows[0]) == [
         *("model", "head", "seed", "state", "epochs", "c", "test_perplexity", "valid_perplexity"),
         *("best_epoch", "backbone_parameters", "head_parameters", "parameters"),
@@ -339,7 +337,7 @@ def test_rows_of_the_runs(workshop: Workshop, tmp_path: Path) -> None:
         finished = run is not runs[-1]
         assert row["state"] == ("finished" if finished else "interrupted")
         assert row["test_perplexity"] == (str(perplexity(run.path.name)) if finished else "")
-        assert float(row["valid_perplexity"]) == perplexity(run.path.name) + 10
+        assert float(row["valid_perplexity"]) == pytest.approx(perplexity(run.path.name) + 10)
         assert row["best_epoch"] == "2"
     first = rows[0] | {"seconds_per_epoch": 11.5}
     assert first["c"] == ""
@@ -349,15 +347,24 @@ def test_rows_of_the_runs(workshop: Workshop, tmp_path: Path) -> None:
     assert (first["press_rank"], first["effective_rank_1e-05"]) == ("401", "301")
 
 
+def text(files: dict[str, Any], name: str) -> str:
+    content = files[name]
+    assert isinstance(content, bytes)
+    return content.decode()
+
+
 def test_latex_and_markdown(workshop: Workshop, tmp_path: Path) -> None:
-    study, runs = full(tmp_path)
-    tex = latex([study_table(study, runs)])
+    files = study_report(*full(tmp_path)).content("study", "hstree study my.toml")
+    assert sorted(files) == ["study.csv", "study.md", "study.tex"]
+    tex = text(files, "study.tex")
     assert r"\caption{my\_study: perplexity, mean $\pm$ standard deviation over seeds}" in tex
     assert r"    100\%\_shape, c=-1.0 & 3 & 102.00 $\pm$ 2.65 & 92.00 $\pm$ 2.65 & " in tex
     assert r"\begin{tabular}{lrrrrrrrrrr}" in tex
     assert tex.isascii()
-    page = markdown([study_table(study, runs)])
+    page = text(files, "study.md")
+    assert page.startswith("# my_study\n")
     assert "| 100%_shape, c=-1.0 | 3 | 102.00 ± 2.65 | 92.00 ± 2.65 |" in page
+    assert f"    hstree study my.toml\n\nwith\n\n```toml\n{TEXT.strip()}\n```\n" in page
 
 
 def test_infinite_perplexities(workshop: Workshop, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,19 +13,10 @@ import scipy.special
 import scipy.stats
 import torch
 
-from hstree.experiments import (
-    SyntheticSetting,
-    choose_head,
-    choose_heads,
-    known_heads,
-    synthetic_bottleneck,
-    synthetic_data,
-    synthetic_notes,
-    synthetic_picture,
-    synthetic_tables,
-)
-from hstree.experiments.synthetic import (
-    build_head,
+from hstree.cli import main
+from hstree.heads import head_names
+from hstree.laboratory import SyntheticSetting, choose_head, known_heads, synthetic_bottleneck
+from hstree.laboratory.synthetic.compute import (
     constant_prediction,
     cross_entropy,
     dirichlet_targets,
@@ -30,14 +24,20 @@ from hstree.experiments.synthetic import (
     fit_head,
     mode_matching,
 )
-from hstree.heads import head_names
+from hstree.laboratory.synthetic.heads import HeadChoice
+from hstree.laboratory.synthetic.report import synthetic_report
+
+
+def heads(*names: str) -> tuple[HeadChoice, ...]:
+    return tuple(map(choose_head, names))
+
 
 TINY = SyntheticSetting(
     contexts=12,
     outcomes=6,
     dimensions=(2, 3),
     alphas=(0.1,),
-    heads=choose_heads(["softmax", "gss:k=0.1,c=0"]),
+    heads=heads("softmax", "gss:k=0.1,c=0"),
     steps=5,
     learning_rates=(0.05, 0.2),
 )
@@ -97,6 +97,9 @@ def test_constant_prediction() -> None:
     divergence, modes = constant_prediction(targets)
     assert divergence == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
     assert modes == 75.0
+    # Every seed has a mean of its own.
+    other = torch.tensor([[0.0, 1.0]] * 4).double()
+    assert constant_prediction(torch.stack((targets, other))) == (divergence / 2, 87.5)
 
 
 @pytest.mark.parametrize("dimension", [4, 6])
@@ -163,7 +166,7 @@ def test_each_cell_takes_the_best_learning_rate_of_the_first_seed() -> None:
         best, other = result.fits[2 * begin : 2 * begin + 2]
         assert best.divergence == min(fit.divergence for fit in tried)
         assert other.learning_rate == best.learning_rate
-        cell = result.cells()[begin]
+        cell = result.cells[begin]
         divergences = [best.divergence, other.divergence]
         assert cell.divergence == pytest.approx(np.mean(divergences))
         assert cell.divergence_deviation == pytest.approx(np.std(divergences, ddof=1))
@@ -174,12 +177,9 @@ def test_diverged_fit_is_infinitely_far() -> None:
     targets = dirichlet_targets(12, 6, 0.1, seed=0)
     fit = fit_head(choose_head("mos"), targets, 2, learning_rate=1e30, steps=5, seed=0)
     assert fit.divergence == math.inf
-    tables = synthetic_tables(
-        synthetic_bottleneck(
-            SyntheticSetting(12, 6, (2,), (0.1,), choose_heads(["mos"]), 5, (1e30,))
-        )
-    )
-    assert tables[1].rows == (("mos", "diverged"),)
+    setting = SyntheticSetting(12, 6, (2,), (0.1,), heads("mos"), 5, (1e30,))
+    report = synthetic_report(synthetic_bottleneck(setting))
+    assert report.tables[1].rows == (("mos", "diverged"),)
 
 
 @pytest.mark.parametrize("name", known_heads())
@@ -190,7 +190,7 @@ def test_every_head_is_fitted(name: str) -> None:
         fit_head(choice, targets, 2, learning_rate=0.1, steps=steps, seed=0) for steps in (1, 30)
     )
     assert after.divergence < 0.8 * before.divergence
-    head = build_head(choice, 2, targets, seed=0)
+    head = choice.build(2, targets, seed=0)
     assert after.parameters == sum(p.numel() for p in head.parameters() if p.requires_grad)
 
 
@@ -221,13 +221,13 @@ def test_options_of_a_head() -> None:
         ({"dimensions": ()}, "dimensions: expected at least one, got none"),
         ({"alphas": (0.0,)}, "alphas: expected positive numbers, got 0"),
         ({"learning_rates": (math.inf,)}, "learning_rates: expected positive numbers, got inf"),
-        ({"heads": choose_heads(["mos", "mos"])}, "heads: expected different ones, got mos, mos"),
+        ({"heads": heads("mos", "mos")}, "heads: expected different ones, got mos, mos"),
         (
-            {"heads": choose_heads(["softmax:colour=red"])},
+            {"heads": heads("softmax:colour=red")},
             "heads: softmax:colour=red, D = 2: .*colour",
         ),
         (
-            {"heads": choose_heads(["adaptive:div_value=4"])},
+            {"heads": heads("adaptive:div_value=4")},
             "adaptive:div_value=4, D = 2: div_value",
         ),
     ],
@@ -252,15 +252,134 @@ def test_bad_heads_are_refused(text: str, message: str) -> None:
 
 def test_report() -> None:
     result = synthetic_bottleneck(TINY)
-    modes, divergence, parameters = synthetic_tables(result)
+    report = synthetic_report(result)
+    modes, divergence, parameters = report.tables
     assert modes.header == divergence.header == ("head", "D=2", "D=3")
     assert [row[0] for row in modes.rows] == ["softmax", "gss:k=0.1,c=0"]
-    cell = result.cells()[0]
+    cell = result.cells[0]
     shown = f"{cell.mode_matching:.1f} ± {cell.mode_matching_deviation:.1f}"
     assert modes.rows[0][1] == shown
     assert parameters.rows[0] == ("softmax", "18", "24")
-    notes = " ".join(synthetic_notes(result))
+    notes = " ".join(report.notes)
     assert f"{result.baselines[0].entropy:.3f} nats" in notes
     assert "gss:k=0.1,c=0 (k=0.1, c=0)" in notes
-    assert synthetic_data(result)["cells"][0]["divergence"] == cell.divergence
-    assert synthetic_picture(result, 0.1).startswith(b"\x89PNG")
+    chosen = [cell.learning_rate for cell in result.cells]
+    assert f"Of 4 choices of a learning rate {chosen.count(0.05)} fell on the least" in notes
+
+
+def test_picture() -> None:
+    result = synthetic_bottleneck(TINY)
+    figure = synthetic_report(result).pictures["alpha-0.1"]
+    left, right = figure.axes
+    for number in range(2):
+        cells = result.cells[2 * number : 2 * number + 2]
+        for axes, measure in ((left, "mode_matching"), (right, "divergence")):
+            line = axes.containers[number].lines[0]
+            assert list(line.get_xdata()) == [2, 3]
+            assert list(line.get_ydata()) == [getattr(cell, measure) for cell in cells]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        *("one prediction for all contexts", "softmax", "gss:k=0.1,c=0"),
+    ]
+    assert "12 contexts, 6 outcomes, targets ~ Dirichlet(0.1), 2 seeds" in str(figure._suptitle)
+
+
+# The command
+
+SMALL = ["--contexts", "10", "--outcomes", "5", "--dimensions", "2", "4", "--steps", "3"]
+SMALL += ["--processes", "1"]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HSTREE_DEBUG", raising=False)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_page_pictures_and_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--alpha", "0.1", "1", "--heads", "softmax", "mos:components=2", "--seeds", "1"]
+    assert main(["experiment", "synthetic", *SMALL, *flags, "--output", "out/here"]) == 0
+    captured = capsys.readouterr()
+    assert all(line.endswith(" s left") for line in captured.err.splitlines())  # where it is slow
+    assert "Mode matching (% of contexts), alpha = 0.1" in " ".join(captured.out.split())
+    folder = Path("out/here")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "synthetic-alpha-0.1.png",
+        "synthetic-alpha-1.png",
+        "synthetic.csv",
+        "synthetic.json",
+        "synthetic.md",
+    ]
+    with (folder / "synthetic.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["alpha"], row["head"], row["dimension"]) for row in rows] == [
+        (alpha, head, dimension)
+        for alpha in ("0.1", "1.0")
+        for head in ("softmax", "mos:components=2")
+        for dimension in ("2", "4")
+    ]
+    data = json.loads((folder / "synthetic.json").read_text())
+    assert data["fits"][0]["divergence"] == float(rows[0]["divergence"])
+    assert len(data["search"]) == 3 * len(rows)
+    assert data["cells"][0]["divergence"] == data["fits"][0]["divergence"]
+    assert "| mos:components=2 |" in (folder / "synthetic.md").read_text()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_all_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--alpha", "1", "--heads", "all", "--seeds", "1", "--learning-rates", "0.1"]
+    assert main(["experiment", "synthetic", *SMALL, *flags]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n {head} " in out for head in ("adaptive", "mixtape", "trees-wide"))
+    assert "doc" not in out
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--heads", "softmx"), "heads: expected one of adaptive"),
+        (("--heads", "doc"), "heads: 'doc' reads several layers"),
+        (("--dimensions", "2", "2"), "dimensions: expected different ones"),
+        (("--processes", "0"), "--processes: expected at least 1"),
+        (("--outcomes", "1"), "outcomes: expected at least 2"),
+        (("--alpha", "0"), "--alpha: expected a positive number"),
+        (("--contexts", "none"), "--contexts: invalid"),
+        (("--output", "file"), "--output: expected a folder"),
+    ],
+)
+def test_errors_are_one_line(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str
+) -> None:
+    Path("file").touch()
+    assert main(["experiment", "synthetic", *flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert not Path("results").exists()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_interruption_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hstree.laboratory.synthetic.compute.fit_head", interrupt)
+    assert main(["experiment", "synthetic", *SMALL]) == 130
+    assert not Path("results").exists()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_progress_is_told_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    flags = ["--heads", "softmax", "--alpha", "1", "--seeds", "1"]
+    assert main(["experiment", "synthetic", *SMALL, *flags]) == 0
+    captured = capsys.readouterr()
+    assert "Mode matching" in captured.out
+    assert "softmax" in captured.err

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import csv
+import json
 import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +14,15 @@ import torch
 from heads.support import allocations
 from torch import Tensor, nn
 
-from hstree.experiments import (
-    JacobianExperiment,
+from hstree.cli import main
+from hstree.laboratory import (
     jacobian_experiment,
-    jacobian_notes,
-    jacobian_picture,
-    jacobian_rows,
     jacobian_singular_values,
-    jacobian_table,
     summarize_singular_values,
 )
+from hstree.laboratory.jacobian.compute import LayerSpectrum
+from hstree.laboratory.jacobian.picture import jacobian_picture
+from hstree.laboratory.jacobian.report import jacobian_table
 from hstree.layers import MoEDense
 
 N = 128
@@ -184,28 +185,32 @@ def test_bad_values(shape: tuple[int, ...]) -> None:
 
 
 @pytest.fixture(scope="module")
-def experiment() -> JacobianExperiment:
+def layers() -> list[LayerSpectrum]:
     return jacobian_experiment(N, inputs=20, experts=(4, 2, 8, 16), seeds=2)
 
 
-def test_layers(experiment: JacobianExperiment) -> None:
-    assert [(layer.kind, layer.gate, layer.experts) for layer in experiment.layers] == [
+def of_gate(layers: list[LayerSpectrum], gate: str) -> list[LayerSpectrum]:
+    return [layer for layer in layers if layer.gate == gate]
+
+
+def test_layers(layers: list[LayerSpectrum]) -> None:
+    assert [(layer.kind, layer.gate, layer.experts) for layer in layers] == [
         ("linear", None, None),
         ("dense", None, None),
         *(("mixture", gate, k) for gate in ("softmax", "constant") for k in (2, 4, 8, 16)),
     ]
-    assert [layer.parameters for layer in experiment.layers] == [
+    assert [layer.parameters for layer in layers] == [
         *[N * (N + 1)] * 2,
         *(k * (N + 1) ** 2 for k in (2, 4, 8, 16)),
         *(k * (N + 1) * N for k in (2, 4, 8, 16)),
     ]
-    assert all(len(layer.spectrum.mean) == N for layer in experiment.layers)
+    assert all(len(layer.spectrum.mean) == N for layer in layers)
 
 
-def test_dense_layer_is_half_a_random_matrix(experiment: JacobianExperiment) -> None:
+def test_dense_layer_is_half_a_random_matrix(layers: list[LayerSpectrum]) -> None:
     """The active half of the rows of W, with variance 1/n: by Marchenko and Pastur the singular
     values fill [1 - sqrt(1/2), 1 + sqrt(1/2)]; the other half is 0."""
-    linear, dense = (layer.spectrum for layer in experiment.layers[:2])
+    linear, dense = (layer.spectrum for layer in layers[:2])
     assert dense.rank / N == pytest.approx(0.5, abs=0.02)
     assert dense.shares == pytest.approx((0.5, 0.5, 0.5), abs=0.02)
     assert dense.mean[0] == pytest.approx(1 + 0.5**0.5, rel=0.05)
@@ -219,13 +224,13 @@ def test_dense_layer_is_half_a_random_matrix(experiment: JacobianExperiment) -> 
     assert linear.rank == N
 
 
-def test_constant_gates_against_theory(experiment: JacobianExperiment) -> None:
+def test_constant_gates_against_theory(layers: list[LayerSpectrum]) -> None:
     """A row is dead where all its experts are: a share of 2^-K. The others are random with
     variance 1 / (2 K n), bar the mean of the active W_k, which points along x:
     dy/dx = t u x^T / |x| + noise, t = 1 / sqrt(2 pi), whose largest singular value is
     t + 1 / (2 K t) where t is above the noise, K > pi."""
     t = 1 / math.sqrt(2 * math.pi)
-    for layer in experiment.of_gate("constant"):
+    for layer in of_gate(layers, "constant"):
         k, spectrum = layer.experts or 0, layer.spectrum
         assert 1 - spectrum.rank / N == pytest.approx(2.0**-k, abs=0.02)
         if k >= 8:
@@ -235,9 +240,9 @@ def test_constant_gates_against_theory(experiment: JacobianExperiment) -> None:
 
 @pytest.mark.parametrize("gate", ["softmax", "constant"])
 def test_mixtures_are_better_conditioned_with_more_experts(
-    experiment: JacobianExperiment, gate: str
+    layers: list[LayerSpectrum], gate: str
 ) -> None:
-    spectra = [experiment.layers[1].spectrum, *(x.spectrum for x in experiment.of_gate(gate))]
+    spectra = [layers[1].spectrum, *(x.spectrum for x in of_gate(layers, gate))]
     assert all(a.rank < b.rank for a, b in pairwise(spectra))
     for share in (1, 2):
         values = [spectrum.shares[share] for spectrum in spectra]
@@ -246,15 +251,15 @@ def test_mixtures_are_better_conditioned_with_more_experts(
     assert math.isfinite(spectra[-1].condition[1])
 
 
-def test_draws_depend_on_the_seed_alone(experiment: JacobianExperiment) -> None:
+def test_draws_depend_on_the_seed_alone(layers: list[LayerSpectrum]) -> None:
     torch.manual_seed(123)
     state = torch.get_rng_state()
     other = jacobian_experiment(N, inputs=20, experts=(8,), gates=("constant",), seeds=2)
     assert torch.equal(torch.get_rng_state(), state)
-    assert other.layers[:2] == experiment.layers[:2]
-    (layer,) = other.of_gate("constant")
-    assert layer == list(experiment.of_gate("constant"))[2]
-    linear = experiment.layers[0].spectrum  # the same at all inputs of a seed
+    assert other[:2] == layers[:2]
+    (layer,) = of_gate(other, "constant")
+    assert layer == list(of_gate(layers, "constant"))[2]
+    linear = layers[0].spectrum  # the same at all inputs of a seed
     assert linear.deviation[0] > 0.01
     assert linear.condition[0] < linear.condition[2]
 
@@ -266,8 +271,8 @@ def test_draws_depend_on_the_seed_alone(experiment: JacobianExperiment) -> None:
         ({"inputs": 0}, "inputs: expected at least 1, got 0"),
         ({"seeds": 0}, "seeds: expected at least 1, got 0"),
         ({"experts": ()}, r"experts: expected at least one, each once, got \[\]"),
-        ({"experts": (2, 4, 2)}, r"experts: expected at least one, each once, got \[2, 2, 4\]"),
-        ({"experts": (0, 4)}, "experts: expected numbers of at least 1, got 0"),
+        ({"experts": (2, 4, 2)}, r"experts: expected at least one, each once, got \[2, 4, 2\]"),
+        ({"experts": (0, 4)}, "experts: expected at least 1, got 0"),
         ({"gates": ("none", "none")}, "gates: expected at least one, each once"),
         ({"gates": ("relu",)}, "gates: expected some of softmax, .*, got 'relu'"),
         ({"activation": "swish"}, "activation: expected one of relu, .*, got 'swish'"),
@@ -282,52 +287,114 @@ def test_bad_settings(options: dict[str, Any], match: str) -> None:
 def test_every_gate_and_one_feature() -> None:
     gates = ("softmax", "sigmoid", "constant", "none")
     found = jacobian_experiment(1, 3, (1, 2), "tanh", gates, seeds=1)
-    assert len(found.layers) == 2 + 4 * 2
-    assert all(layer.spectrum.condition == (1, 1, 1) for layer in found.layers)
-    by_gate = {gate: [layer.spectrum.mean[0] for layer in found.of_gate(gate)] for gate in gates}
+    assert len(found) == 2 + 4 * 2
+    assert all(layer.spectrum.condition == (1, 1, 1) for layer in found)
+    by_gate = {gate: [layer.spectrum.mean[0] for layer in of_gate(found, gate)] for gate in gates}
     assert by_gate["none"] == pytest.approx(
         [k * mean for k, mean in zip((1, 2), by_gate["constant"], strict=True)]
     )
 
 
-# Table, rows, pictures
+# Table and pictures
 
 
-def test_table_and_notes(experiment: JacobianExperiment) -> None:
-    table = jacobian_table(experiment)
+def test_table(layers: list[LayerSpectrum]) -> None:
+    table = jacobian_table(layers, "relu")
     assert table.title == "Singular values of dy/dx, n = 128, activation relu"
     assert table.header[:6] == ("layer", "experts", "parameters", "largest", "smallest", "zero")
-    assert len(table.rows) == len(experiment.layers)
+    assert len(table.rows) == len(layers)
     dense = dict(zip(table.header, table.rows[1], strict=True))
     assert (dense["layer"], dense["experts"]) == ("dense", "-")
     assert dense["quartiles"] == "inf to inf"
-    assert dense["zero"] == f"{100 * (1 - experiment.layers[1].spectrum.rank / N):.1f} %"
+    assert dense["zero"] == f"{100 * (1 - layers[1].spectrum.rank / N):.1f} %"
+    assert [dense[f"above {share} of largest"] for share in (0.1, 0.01, 0.001)] == [
+        f"{100 * share:.1f} %" for share in layers[1].spectrum.shares
+    ]
     assert table.rows[2][:3] == ("mixture, softmax gates", "2", "33,282")
-    assert jacobian_notes(experiment)[0].startswith("Draws of inputs and weights: 2; standard")
 
 
-def test_rows(experiment: JacobianExperiment) -> None:
-    rows = jacobian_rows(experiment)
-    assert len(rows) == N * len(experiment.layers)
-    row, spectrum = rows[2 * N + 4], experiment.layers[2].spectrum
-    assert row == {
-        "layer": "mixture",
-        "gate": "softmax",
-        "experts": 2,
-        "index": 5,
-        "mean": spectrum.mean[4],
-        "deviation": spectrum.deviation[4],
-        "normalised": spectrum.normalised[4],
-    }
+def test_pictures(layers: list[LayerSpectrum]) -> None:
+    """A column for each kind of gate; in each panel linear, dense, and the mixtures of its gate."""
+    figure = jacobian_picture(layers, "relu", normalised=True)
+    assert figure.get_size_inches().tolist() == [8.4, 6.8]
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["softmax gates", "constant gates"]
+    constant = [*layers[:2], *of_gate(layers, "constant")]
+    for axes in (figure.axes[1], figure.axes[3]):
+        for line, layer in zip(axes.lines, constant, strict=True):
+            assert list(line.get_ydata()) == list(layer.spectrum.normalised)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        *("linear, no activation", "dense, relu"),
+        *(f"mixture, K = {k}" for k in (2, 4, 8, 16)),
+    ]
+    one = jacobian_picture(constant, "relu", normalised=False)
+    assert one.get_size_inches().tolist() == [5, 6.8]
+    assert list(one.axes[0].lines[1].get_ydata()) == list(layers[1].spectrum.mean)
 
 
-def test_pictures(experiment: JacobianExperiment) -> None:
-    """PNG files with a column for each kind of gate."""
-    one = dataclasses.replace(experiment, gates=("constant",))
-    pictures = (
-        jacobian_picture(experiment, normalised=True),
-        jacobian_picture(one, normalised=False),
-    )
-    assert all(data.startswith(b"\x89PNG") for data in pictures)
-    widths = [int.from_bytes(data[16:20], "big") for data in pictures]
-    assert widths == [120 * 8.4, 120 * 5]
+# The command
+
+SMALL = ("--features", "6", "--inputs", "4", "--experts", "3", "2", "--seeds", "2")
+
+
+def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "new" / "results"
+    arguments = [*SMALL, "--gates", "none", "--activation", "tanh", "--output", str(folder)]
+    assert main(["experiment", "jacobian", *arguments, "--device", "cpu"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "mixture, none gates" in captured.out
+    pictures = ["jacobian-normalised-singular-values.png", "jacobian-singular-values.png"]
+    names = [*pictures, "jacobian.csv", "jacobian.json", "jacobian.md"]
+    assert sorted(file.name for file in folder.iterdir()) == names
+    data = json.loads((folder / "jacobian.json").read_text())
+    assert (data["features"], data["inputs"], data["seeds"]) == (6, 4, 2)
+    assert (data["experts"], data["gates"], data["activation"]) == ([2, 3], ["none"], "tanh")
+    kinds = [(layer["kind"], layer["experts"]) for layer in data["layers"]]
+    assert kinds == [("linear", None), ("dense", None), ("mixture", 2), ("mixture", 3)]
+    rows = list(csv.DictReader((folder / "jacobian.csv").read_text().splitlines()))
+    assert len(rows) == 4 * 6
+    for layer, of_layer in zip(
+        data["layers"], [rows[i : i + 6] for i in (0, 6, 12, 18)], strict=True
+    ):
+        for name in ("mean", "deviation", "normalised"):
+            assert [float(row[name]) for row in of_layer] == layer["spectrum"][name]
+        assert [row["index"] for row in of_layer] == list("123456")
+        assert {row["layer"] for row in of_layer} == {layer["kind"]}
+        assert {row["gate"] for row in of_layer} == {layer["gate"] or ""}
+    assert "note: Draws of inputs and weights: 2; standard normal inputs of each: 4" in captured.out
+    page = (folder / "jacobian.md").read_text()
+    assert page.startswith("# Jacobians of mixtures of experts\n")
+    assert all(f"]({name})" in page for name in pictures)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--experts", "0"), "argument --experts: expected at least 1, got 0"),
+        (("--experts", "2", "2"), "experts: expected at least one, each once, got [2, 2]"),
+        (("--gates", "relu"), "argument --gates: invalid choice: 'relu'"),
+        (("--activation", "swish"), "argument --activation: invalid choice: 'swish'"),
+        (("--seeds", "-1"), "argument --seeds: expected at least 1, got -1"),
+    ],
+)
+def test_unusable_arguments(
+    arguments: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["experiment", "jacobian", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_output_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+    assert main(["experiment", "jacobian", *SMALL, "--output", str(file)]) == 2
+    assert "--output: expected a folder" in capsys.readouterr().err
+    assert file.read_text() == "kept"

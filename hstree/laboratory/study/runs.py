@@ -18,28 +18,17 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hstree._files import write_atomic
-from hstree.analysis import RunFigures, read_run
-from hstree.analysis.runs import UNGROUPED
-from hstree.laboratory.rank.compute import log_prob_rank
-from hstree.training import (
-    Reporter,
-    Silent,
-    TrainConfig,
-    TrainingError,
-    TrainingInterrupted,
-    choose_device,
-    load_run,
-    resume,
-    train,
-)
+from hstree.runs import UNGROUPED, RunFigures, TrainConfig, choose_device, load_run, read_run
+from hstree.training import Reporter, Silent, TrainingError, TrainingInterrupted, resume, train
 
-from .study_file import RankSettings, Study, StudyError, StudyModel, by_key, run_name
+from ..rank.compute import log_prob_rank
+from .file import RankSettings, Study, StudyError, StudyModel, by_key, run_name
 
 RUNS, RANK, FAILURE = "runs", "rank.json", "failed.txt"
-STATES = ("waiting", "interrupted", "without ranks", "finished", "failed")
+OPEN = ("waiting", "interrupted", "without ranks")
+"""States of runs with work left to do; the others are ``finished`` and ``failed``."""
 
 
 class StudyInterrupted(KeyboardInterrupt):
@@ -56,15 +45,8 @@ class StudyInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of a run's log-probabilities: see :class:`hstree.laboratory.RankResult`.
+    """Ranks of a run's log-probabilities: see :class:`hstree.laboratory.RankResult`."""
 
-    Attributes:
-        settings: of which log-probabilities.
-        press_rank: singular values that are more than rounding error.
-        effective_ranks: for each epsilon.
-    """
-
-    settings: RankSettings
     press_rank: int
     effective_ranks: dict[float, int]
 
@@ -77,7 +59,8 @@ class StudyRun:
         model: which configuration.
         seed: with which seed.
         path: its folder, which may not be there yet.
-        state: one of :data:`STATES`; ``without ranks``: trained, but the study asks for ranks.
+        state: "finished", "failed" or one of :data:`OPEN`; "without ranks": trained, but the study
+            asks for ranks.
         figures: None as long as there is no folder.
         ranks: None if there are none, or those of other settings.
         failure: why its training ended early.
@@ -86,10 +69,15 @@ class StudyRun:
     model: StudyModel
     seed: int
     path: Path
-    state: str
+    state: str = "waiting"
     figures: RunFigures | None = None
     ranks: Ranks | None = None
     failure: str | None = None
+
+    @property
+    def config(self) -> TrainConfig:
+        """All its settings."""
+        return replace(self.model.config, seed=self.seed, run=str(self.path))
 
     @property
     def seconds(self) -> float:
@@ -97,18 +85,18 @@ class StudyRun:
         return sum(epoch.seconds for epoch in self.figures.epochs) if self.figures else 0.0
 
 
-def study_runs(study: Study, folder: Path) -> tuple[StudyRun, ...]:
+def study_runs(study: Study, folder: Path) -> list[StudyRun]:
     """The runs of a study as they are in its folder: all models with the first seed, then all with
     the second, and so on, so that every model has a result early.
 
     Raises:
         StudyError: a run has other settings than the file says by now, or its folder is not one.
     """
-    return tuple(
-        _state(study, model, seed, folder / RUNS / run_name(model, seed))
+    return [
+        _read(study, StudyRun(model, seed, folder / RUNS / run_name(model, seed)))
         for seed in study.seeds
         for model in study.models
-    )
+    ]
 
 
 def run_study(
@@ -118,7 +106,7 @@ def run_study(
     limit: int | None = None,
     reporter: Callable[[], Reporter] = Silent,
     changed: Callable[[Sequence[StudyRun]], None] = lambda runs: None,
-) -> tuple[StudyRun, ...]:
+) -> list[StudyRun]:
     """Make the runs that are not there yet, go on with those that were interrupted, take the ranks
     that are missing. A run whose training fails is not tried again while its folder is there.
 
@@ -138,126 +126,28 @@ def run_study(
             that have ended are kept.
         StudyInterrupted: on Ctrl-C or SIGTERM.
     """
-    runs = list(study_runs(study, folder))
+    runs = study_runs(study, folder)
     changed(runs)
-    open_runs = [number for number, run in enumerate(runs) if run.state in STATES[:3]]
-    for number in open_runs[:limit]:
-        listener = reporter()
-        listener.message(f"run {number + 1} of {len(runs)}: {runs[number].path.name}{_left(runs)}")
+    for number in [number for number, run in enumerate(runs) if run.state in OPEN][:limit]:
+        run, listener, left = runs[number], reporter(), seconds_left(runs)
+        time = "" if left is None else f", about {left / 60:.0f} min of training left"
+        listener.message(f"run {number + 1} of {len(runs)}: {run.path.name}{time}")
         try:
-            runs[number] = _finish(study, runs[number], listener)
+            runs[number] = _finish(study, run, listener)
         except (KeyboardInterrupt, ValueError) as error:
-            runs = list(study_runs(study, folder))
+            runs = study_runs(study, folder)
             changed(runs)
             if isinstance(error, KeyboardInterrupt):
-                raise _interrupted(runs, error) from None
+                done = sum(run.state == "finished" for run in runs)
+                raise StudyInterrupted(
+                    f"{done} of {len(runs)} runs are finished; the same command goes on",
+                    error.signal if isinstance(error, TrainingInterrupted) else None,
+                ) from None
             if isinstance(error, StudyError):
                 raise
-            raise StudyError(f"model {runs[number].model.label!r}: {by_key(error)}") from error
+            raise StudyError(f"model {run.model.label!r}: {by_key(error)}") from error
         changed(runs)
-    return tuple(runs)
-
-
-def _interrupted(runs: Sequence[StudyRun], interrupt: KeyboardInterrupt) -> StudyInterrupted:
-    done = sum(run.state == "finished" for run in runs)
-    signal = interrupt.signal if isinstance(interrupt, TrainingInterrupted) else None
-    return StudyInterrupted(
-        f"{done} of {len(runs)} runs are finished; the same command goes on", signal
-    )
-
-
-def _finish(study: Study, run: StudyRun, reporter: Reporter) -> StudyRun:
-    """The run, trained to its end and with its ranks."""
-    try:
-        if run.state == "waiting":
-            train(_config(run.model, run.seed, run.path), reporter)
-        elif run.state == "interrupted":
-            resume(run.path, reporter)
-    except TrainingError as error:
-        reporter.message(f"failed: {error}")
-        if not run.path.is_dir():
-            return replace(run, state="failed", failure=str(error))
-        write_atomic(run.path / FAILURE, f"{error}\n".encode())
-        return _state(study, run.model, run.seed, run.path)
-    if study.rank is not None:
-        reporter.message("computing the ranks of its log-probabilities ...")
-        _take_ranks(run.path, study.rank)
-    return _state(study, run.model, run.seed, run.path)
-
-
-def _config(model: StudyModel, seed: int, path: Path) -> TrainConfig:
-    return replace(model.config, seed=seed, run=str(path))
-
-
-# What lies in a run's folder
-
-
-def _state(study: Study, model: StudyModel, seed: int, path: Path) -> StudyRun:
-    run = StudyRun(model, seed, path, "waiting")
-    if not path.exists():
-        return run
-    figures = read_run(path, dataclasses.asdict(TrainConfig()))
-    _check_settings(figures, _config(model, seed, path))
-    ranks = None if study.rank is None else _read_ranks(path / RANK, study.rank)
-    run = replace(run, figures=figures, ranks=ranks)
-    if figures.final is not None:
-        ranked = study.rank is None or ranks is not None
-        return replace(run, state="finished" if ranked else "without ranks")
-    if (path / FAILURE).is_file():
-        failure = (path / FAILURE).read_text(encoding="utf-8").strip()
-        return replace(run, state="failed", failure=failure)
-    return replace(run, state="interrupted")
-
-
-def _check_settings(figures: RunFigures, config: TrainConfig) -> None:
-    """Raises StudyError unless the run has these settings; those that make no other model aside."""
-    expected = json.loads(config.with_absolute_paths().to_json())
-    for name, value in expected.items():
-        found = figures.settings.get(name)
-        if (name == "seed" or name not in UNGROUPED) and found != value:
-            raise StudyError(
-                f"{figures.path}: this run was made with {name} = {json.dumps(found)}, and the "
-                f"file now says {json.dumps(value)}; name another --output, or remove the folder "
-                "of the run to make it again"
-            )
-
-
-def _take_ranks(path: Path, settings: RankSettings) -> None:
-    run = load_run(path)
-    run.model.to(choose_device(run.config.device))
-    tokens = getattr(run.corpus(), settings.split)
-    if settings.rows is not None and settings.rows > len(tokens):
-        raise StudyError(
-            f"rank.rows: expected at most {len(tokens):,}, the contexts of the {settings.split} "
-            f"text of {path.name}, got {settings.rows:,}"
-        )
-    result = log_prob_rank(run.model, tokens, rows=settings.rows)
-    values = {
-        "settings": dataclasses.asdict(settings),
-        "press_rank": result.press_rank,
-        "effective_ranks": {f"{key:g}": rank for key, rank in result.effective_ranks.items()},
-    }
-    write_atomic(path / RANK, (json.dumps(values, indent=2) + "\n").encode())
-
-
-def _read_ranks(path: Path, settings: RankSettings) -> Ranks | None:
-    """What :func:`_take_ranks` wrote; None if that was nothing, or for other settings."""
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if values["settings"] != dataclasses.asdict(settings):
-            return None
-        ranks = {float(key): int(rank) for key, rank in values["effective_ranks"].items()}
-        return Ranks(settings, int(values["press_rank"]), ranks)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-# Time
-
-
-def _left(runs: Sequence[StudyRun]) -> str:
-    seconds = seconds_left(runs)
-    return "" if seconds is None else f", about {seconds / 60:.0f} min of training left"
+    return runs
 
 
 def seconds_left(runs: Sequence[StudyRun]) -> float | None:
@@ -273,3 +163,78 @@ def seconds_left(runs: Sequence[StudyRun]) -> float | None:
             expected = statistics.fmean(same or [other.seconds for other in finished])
             left += max(0.0, expected - run.seconds)
     return left
+
+
+def _finish(study: Study, run: StudyRun, reporter: Reporter) -> StudyRun:
+    """The run, trained to its end and with its ranks."""
+    try:
+        if run.state == "waiting":
+            train(run.config, reporter)
+        elif run.state == "interrupted":
+            resume(run.path, reporter)
+    except TrainingError as error:
+        reporter.message(f"failed: {error}")
+        if not run.path.is_dir():
+            return replace(run, state="failed", failure=str(error))
+        write_atomic(run.path / FAILURE, f"{error}\n".encode())
+    else:
+        if study.rank is not None:
+            reporter.message("computing the ranks of its log-probabilities ...")
+            _take_ranks(run.path, study.rank)
+    return _read(study, run)
+
+
+def _read(study: Study, run: StudyRun) -> StudyRun:
+    """The run by what lies in its folder now. Raises StudyError unless that has the settings of the
+    run; those that make no other model aside."""
+    if not run.path.exists():
+        return run
+    figures = read_run(run.path)
+    expected = json.loads(run.config.with_absolute_paths().to_json())
+    for name, value in expected.items():
+        found = figures.settings[name]
+        if (name == "seed" or name not in UNGROUPED) and found != value:
+            raise StudyError(
+                f"{run.path}: this run was made with {name} = {json.dumps(found)}, and the "
+                f"file now says {json.dumps(value)}; name another --output, or remove the folder "
+                "of the run to make it again"
+            )
+    ranks = None if study.rank is None else _read_ranks(run.path / RANK, study.rank)
+    run = replace(run, state="interrupted", figures=figures, ranks=ranks)
+    if figures.final is not None:
+        ranked = study.rank is None or ranks is not None
+        return replace(run, state="finished" if ranked else "without ranks")
+    if (run.path / FAILURE).is_file():
+        failure = (run.path / FAILURE).read_text(encoding="utf-8").strip()
+        return replace(run, state="failed", failure=failure)
+    return run
+
+
+def _take_ranks(path: Path, settings: RankSettings) -> None:
+    run = load_run(path)
+    run.model.to(choose_device(run.config.device))
+    tokens = getattr(run.corpus(), settings.split)
+    if settings.rows is not None and settings.rows > len(tokens):
+        raise StudyError(
+            f"rank.rows: expected at most {len(tokens):,}, the contexts of the {settings.split} "
+            f"text of {path.name}, got {settings.rows:,}"
+        )
+    result = log_prob_rank(run.model, tokens, rows=settings.rows)
+    values = {
+        "settings": dataclasses.asdict(settings),
+        "press_rank": result.press_rank,
+        "effective_ranks": result.effective_ranks,
+    }
+    write_atomic(path / RANK, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def _read_ranks(path: Path, settings: RankSettings) -> Ranks | None:
+    """What :func:`_take_ranks` wrote; None if that was nothing, or for other settings."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["settings"] != dataclasses.asdict(settings):
+            return None
+        ranks = {float(key): int(rank) for key, rank in values["effective_ranks"].items()}
+        return Ranks(int(values["press_rank"]), ranks)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hstree.experiments.study_file import (
+from hstree.laboratory.study.file import (
     RankSettings,
     StudyError,
     parse_study,
@@ -59,7 +59,7 @@ def test_everything_in_a_file() -> None:
     ]
     first, *grid = study.models
     assert first.config == TrainConfig(data="ptb", epochs=3, dropout=0.3, head="softmax")
-    assert first.options() == {}
+    assert first.options == {}
     assert grid[1].config == TrainConfig(
         data="ptb",
         epochs=3,
@@ -68,8 +68,7 @@ def test_everything_in_a_file() -> None:
         learning_rate=0.004,
         head_option=("c=0.5", "bias=false"),
     )
-    assert grid[1].options() == {"c": 0.5, "bias": False}
-    assert {model.name for model in grid} == {"shape"}
+    assert grid[1].options == {"c": 0.5, "bias": False}
     assert run_name(grid[2], 3) == "shape-learning_rate=1-c=-2.0-seed=3"
 
 
@@ -101,7 +100,7 @@ head = "mos"
 head_options = { function = "plif", function_options = { intervals = 10 } }
 """
     models = parse_study(text).models
-    assert [model.options() for model in models] == [
+    assert [model.options for model in models] == [
         {"cutoffs": [100, 200]},
         {"cutoffs": [300]},
         {"function": "plif", "function_options": {"intervals": 10}},
@@ -123,7 +122,7 @@ head_options = { components = [5, 10] }
     assert model.label == "ptb-mos, components=10"
     changes = {"data": "ptb", "epochs": 5, "learning_rate": 15.0}
     assert model.config == preset("ptb-mos", **changes, head_option=("components=10",))
-    assert model.options() == {"latent_dropout": 0.29, "components": 10}
+    assert model.options == {"latent_dropout": 0.29, "components": 10}
 
 
 MODEL = '[[models]]\nhead = "gss"\n'
