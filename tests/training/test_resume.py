@@ -42,6 +42,7 @@ from hstree.training import (
     train,
 )
 from hstree.training import session as session_module
+from hstree.training import summary as summary_module
 from training.runs import Recorder, assert_same_run, metrics, tensors
 from training.toy import small_config, write_corpus
 
@@ -243,7 +244,7 @@ def test_interrupted_after_the_last_epoch(
 
     expected = undisturbed("adamw")
     with monkeypatch.context() as patch:
-        patch.setattr(session_module, "measure_head_cost", interrupt)
+        patch.setattr(summary_module, "measure_head_cost", interrupt)
         assert go_on(replace(expected, run=str(tmp_path / "run"))) is not None
     assert not (tmp_path / "run" / "summary.json").exists()
     recorder = Recorder()
@@ -387,7 +388,7 @@ def test_more_epochs_interrupted_before_the_final_figures(
 
     train(small_config(data, tmp_path / "run", epochs=1))
     with monkeypatch.context() as patch:
-        patch.setattr(session_module, "measure_head_cost", interrupt)
+        patch.setattr(summary_module, "measure_head_cost", interrupt)
         with pytest.raises(TrainingInterrupted):
             resume(tmp_path / "run", epochs=2)
     assert resume(tmp_path / "run").summary.epochs == 2
