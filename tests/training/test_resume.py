@@ -253,6 +253,27 @@ def test_interrupted_after_the_last_epoch(
     assert_same_run(tmp_path / "run", Path(str(expected.run)))
 
 
+def test_interrupted_while_the_state_is_loaded(
+    undisturbed: Callable[[str], TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    expected = undisturbed("adamw")
+    steps = metrics(Path(str(expected.run)))[0]["step"]
+    config = replace(expected, run=str(tmp_path / "run"))
+    assert go_on(config, Stop(step=steps + 1)) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr("hstree.training.state.load_corpus", interrupt)
+        interrupted = go_on(config)
+    assert interrupted is not None
+    assert interrupted.run == tmp_path / "run"
+    assert interrupted.best is not None
+    assert interrupted.best.epoch == 1
+    assert go_on(config) is None
+    assert_same_run(tmp_path / "run", Path(str(expected.run)))
+
+
 # Saves that fail
 
 
