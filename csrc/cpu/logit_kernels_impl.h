@@ -343,8 +343,8 @@ static inline void enqueue(const Function<A>& f, const TableSums& sums, const Pl
 }
 
 template <Kind kind, typename T>
-static void plif_forward_of(const Function<accumulate_t<T>>& function, const T* input, int64_t count,
-                            T* output) {
+static void piecewise_forward_of(const Function<accumulate_t<T>>& function, const T* input, int64_t count,
+                                 T* output) {
   using A = accumulate_t<T>;
   constexpr int64_t W = VectorOf<A>::width;
   const Function<A> f = function;
@@ -357,17 +357,17 @@ static void plif_forward_of(const Function<accumulate_t<T>>& function, const T* 
 }
 
 template <typename T>
-static void plif_forward(const Function<accumulate_t<T>>& f, const T* input, int64_t count, T* output) {
+static void piecewise_forward(const Function<accumulate_t<T>>& f, const T* input, int64_t count, T* output) {
   if (f.width == 2) {
-    plif_forward_of<Kind::linear>(f, input, count, output);
+    piecewise_forward_of<Kind::linear>(f, input, count, output);
   } else {
-    plif_forward_of<Kind::cubic>(f, input, count, output);
+    piecewise_forward_of<Kind::cubic>(f, input, count, output);
   }
 }
 
 template <Kind kind, bool shared, typename T>
-static void plif_backward_of(const Function<accumulate_t<T>>& function, const T* grad, const T* input,
-                             int64_t count, T* grad_input, const TableSums& table_sums) {
+static void piecewise_backward_of(const Function<accumulate_t<T>>& function, const T* grad, const T* input,
+                                  int64_t count, T* grad_input, const TableSums& table_sums) {
   using A = accumulate_t<T>;
   constexpr int64_t W = VectorOf<A>::width;
   constexpr int width = kind == Kind::linear ? 2 : 4;
@@ -393,14 +393,14 @@ static void plif_backward_of(const Function<accumulate_t<T>>& function, const T*
 }
 
 template <typename T>
-static void plif_backward(const Function<accumulate_t<T>>& f, const T* grad, const T* input, int64_t count,
-                          T* grad_input, const TableSums& sums) {
+static void piecewise_backward(const Function<accumulate_t<T>>& f, const T* grad, const T* input,
+                               int64_t count, T* grad_input, const TableSums& sums) {
   if (f.width == 2) {
-    (sums.shared ? plif_backward_of<Kind::linear, true, T>
-                 : plif_backward_of<Kind::linear, false, T>)(f, grad, input, count, grad_input, sums);
+    (sums.shared ? piecewise_backward_of<Kind::linear, true, T>
+                 : piecewise_backward_of<Kind::linear, false, T>)(f, grad, input, count, grad_input, sums);
   } else {
-    (sums.shared ? plif_backward_of<Kind::cubic, true, T>
-                 : plif_backward_of<Kind::cubic, false, T>)(f, grad, input, count, grad_input, sums);
+    (sums.shared ? piecewise_backward_of<Kind::cubic, true, T>
+                 : piecewise_backward_of<Kind::cubic, false, T>)(f, grad, input, count, grad_input, sums);
   }
 }
 
@@ -766,8 +766,8 @@ static void monotone_backward(const Function<A>& f, A* x, int64_t count, int64_t
 }
 
 template <typename T>
-static const PlifKernels<T>* plif_table() {
-  static constexpr PlifKernels<T> kernels = {plif_forward<T>, plif_backward<T>, largest<T>};
+static const PiecewiseKernels<T>* piecewise_table() {
+  static constexpr PiecewiseKernels<T> kernels = {piecewise_forward<T>, piecewise_backward<T>, largest<T>};
   return &kernels;
 }
 
@@ -781,23 +781,23 @@ static const MonotoneKernels<A>* monotone_table() {
 
 }  // namespace HSTREE_CAPABILITY
 
-#define HSTREE_PLIF_TABLE(T)                                              \
-  template <>                                                             \
-  const PlifKernels<T>* HSTREE_JOIN(plif_kernels_, HSTREE_CAPABILITY)() { \
-    return HSTREE_CAPABILITY::plif_table<T>();                            \
+#define HSTREE_PIECEWISE_TABLE(T)                                                   \
+  template <>                                                                       \
+  const PiecewiseKernels<T>* HSTREE_JOIN(piecewise_kernels_, HSTREE_CAPABILITY)() { \
+    return HSTREE_CAPABILITY::piecewise_table<T>();                                 \
   }
 #define HSTREE_MONOTONE_TABLE(A)                                                  \
   template <>                                                                     \
   const MonotoneKernels<A>* HSTREE_JOIN(monotone_kernels_, HSTREE_CAPABILITY)() { \
     return HSTREE_CAPABILITY::monotone_table<A>();                                \
   }
-HSTREE_PLIF_TABLE(float)
-HSTREE_PLIF_TABLE(double)
-HSTREE_PLIF_TABLE(BFloat16)
-HSTREE_PLIF_TABLE(Half)
+HSTREE_PIECEWISE_TABLE(float)
+HSTREE_PIECEWISE_TABLE(double)
+HSTREE_PIECEWISE_TABLE(BFloat16)
+HSTREE_PIECEWISE_TABLE(Half)
 HSTREE_MONOTONE_TABLE(float)
 HSTREE_MONOTONE_TABLE(double)
-#undef HSTREE_PLIF_TABLE
+#undef HSTREE_PIECEWISE_TABLE
 #undef HSTREE_MONOTONE_TABLE
 
 }  // namespace hstree::cpu
