@@ -28,7 +28,8 @@ import torch
 
 from hstree.analysis import RunFigures, compare, read_run, to_markdown, validation_curves
 from hstree.data import load_corpus
-from hstree.training import EpochRecord, PlainLines, TrainConfig, Trainer, build_model, train
+from hstree.runs import EpochRecord, TrainConfig
+from hstree.training import PlainLines, Trainer, build_model, train
 
 COMMON: dict[str, Any] = {
     "embedding_size": 200,

@@ -30,17 +30,8 @@ from safetensors.torch import save_file
 from hstree.cli import main
 from hstree.heads import Softmax, registry
 from hstree.heads.base import HeadOutput
-from hstree.training import (
-    CheckpointError,
-    ConfigError,
-    TrainConfig,
-    TrainingError,
-    TrainingInterrupted,
-    load_config,
-    load_run,
-    resume,
-    train,
-)
+from hstree.runs import CheckpointError, ConfigError, TrainConfig, load_config, load_run
+from hstree.training import TrainingError, TrainingInterrupted, resume, train
 from hstree.training import session as session_module
 from hstree.training import summary as summary_module
 from training.runs import Recorder, assert_same_run, metrics, tensors

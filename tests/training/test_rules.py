@@ -15,19 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree.data import Corpus, load_corpus
+from hstree.runs import EpochRecord, TrainConfig, load_run
 from hstree.runs.config import DROPOUTS
-from hstree.training import (
-    EpochRecord,
-    Silent,
-    TrainConfig,
-    Trainer,
-    build_model,
-    evaluate,
-    finetuning,
-    load_run,
-    preset,
-    train,
-)
+from hstree.training import Silent, Trainer, build_model, evaluate, finetuning, preset, train
 from hstree.training.optimizer import averaged_weights
 from training.toy import small_config, write_corpus
 

@@ -14,20 +14,16 @@ import torch
 
 from hstree.data import load_corpus
 from hstree.heads import Softmax, TreeEnsemble, head_names, registry
-from hstree.runs import read_epochs
+from hstree.runs import ConfigError, EpochRecord, choose_device, load_run, read_epochs
 from hstree.runs.checkpoint import load_state
 from hstree.training import (
-    ConfigError,
-    EpochRecord,
     Silent,
     Trainer,
     TrainingError,
     TrainingInterrupted,
     build_model,
-    choose_device,
     evaluate,
     format_summary,
-    load_run,
     measure_head_cost,
     train,
 )
