@@ -179,7 +179,7 @@ def _write_logits(logits: Tensor, latent: Tensor, weight: Tensor, bias: Tensor |
 
 def _log_prob(
     chunk: Problem, logits: Tensor, upstream: Tensor | None, sum_table: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Any, Any]:
     """log_prob [N] from logits [N K, V]. Where its gradient ``upstream`` [N] is given, the gradient
     of the logits is written over them, and the gradients of log_prior and, in float64, of the table
     are returned too."""
@@ -218,7 +218,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
 
 def _run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Tensor, list[Tensor]]:
     """log_prob [N], and the wanted gradients for ``upstream`` [N], its gradient."""
-    latent, _, weight, bias, table, *_ = problem
+    latent, _, weight, bias, *_ = problem
     rows, components, features = latent.shape
     gradients = _empty_gradients(problem, wanted)
     grad_latent, grad_log_prior, grad_weight, grad_bias, grad_table = (
@@ -228,7 +228,7 @@ def _run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Te
         grad_bias.zero_()
     if grad_weight is not None and not rows:
         grad_weight.zero_()
-    table_sum = None if grad_table is None else torch.zeros_like(table, dtype=torch.float64)
+    table_sum = None if grad_table is None else torch.zeros_like(grad_table, dtype=torch.float64)
     log_prob = latent.new_empty(rows, dtype=sum_dtype(latent.dtype))
     size = min(problem.chunk_rows, rows) * components
     buffer = log_prob.new_empty((size, len(weight)))
@@ -254,7 +254,7 @@ def _run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Te
             grad_latent[chunk] = _product(grad_logits, weight).view(part.latent.shape)
         if grad_weight is not None:
             _add_product(grad_weight, grad_logits.t(), z, first=begin == 0)
-    if grad_table is not None:
+    if grad_table is not None and table_sum is not None:
         grad_table.copy_(table_sum)
     return log_prob, gradients
 
