@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
 from hstree.heads.base import Head, ParameterGroup
-from hstree.heads.trees.blocks import BLOCKS, Block, RootBlock, log_odds, tree_features
+from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, tree_features
 from hstree.heads.trees.conversion import copy_softmax
 from hstree.heads.trees.corpus import corpus_trees
 from hstree.heads.trees.gate import GATES
-from hstree.heads.trees.layout import Kind, Layout, TreeArrays
+from hstree.heads.trees.layout import Layout, TreeArrays
 from hstree.heads.trees.sampling import sample_classes
+from hstree.heads.trees.search import search_classes
 from hstree.heads.trees.subsets import draw_subsets
 from hstree.heads.trees.vectors import NODE_VECTORS
 from hstree.heads.unigram import smoothed_frequencies
-from hstree.ops import leaf_order, tree_log_prob, tree_topk
+from hstree.ops import leaf_order, tree_log_prob
 from hstree.trees import Tree
 
 if TYPE_CHECKING:
@@ -90,7 +91,10 @@ class TreeEnsemble(Head):
     wide_scale: Tensor | None
     root_scale: Tensor | None
     feature_index: Tensor | None
+    output_embedding: Tensor
     mass: Tensor
+    gate_logits: Tensor
+    gate_linear: nn.Linear
 
     def __init__(
         self,
@@ -151,6 +155,11 @@ class TreeEnsemble(Head):
         """log pi [N, T]: hidden [N, D]."""
         return self._gate.log_gate(self, hidden)
 
+    def in_weight_dtype(self, hidden: Tensor) -> Tensor:
+        """The same numbers in the dtype of the biases and vectors."""
+        biases = (self.bias, self.wide_bias, self.root_bias)
+        return hidden.to(next((bias.dtype for bias in biases if bias is not None), hidden.dtype))
+
     def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         output = self._target_log_prob(hidden, target)
         return output, self.reduced(output, target)
@@ -171,9 +180,8 @@ class TreeEnsemble(Head):
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         dtype = sum_dtype(hidden.dtype)
-        blocks = self.blocks()
-        x = tree_features(_in_dtype_of(blocks, hidden), self.feature_index, self.n_trees)
-        scores = [block.scores(x).to(dtype) for block in blocks]
+        x = tree_features(self.in_weight_dtype(hidden), self.feature_index, self.n_trees)
+        scores = [block.scores(x).to(dtype) for block in self.blocks()]
         if not scores:
             scores = [hidden.new_zeros(self.n_trees, 0, len(hidden), dtype=dtype)]
         n_binary, n_wide, _ = self.layout.n_rows
@@ -192,37 +200,13 @@ class TreeEnsemble(Head):
         share the probability, the fewer nodes are scored."""
         if hidden.device.type != "cpu":
             return super().topk_rows(hidden, k)
-        dtype = sum_dtype(hidden.dtype)
         with torch.no_grad():
-            blocks = self.blocks()
-            hidden = _in_dtype_of(blocks, hidden)
-            values, classes = self._search(hidden, blocks, k)
-        if torch.is_grad_enabled() and (hidden.requires_grad or self._is_trained()):
-            hidden = hidden.repeat_interleave(k, 0)
-            values = self._target_log_prob(hidden, classes.flatten()).view_as(classes)
-        return values.to(dtype), classes
-
-    def _search(self, hidden: Tensor, blocks: list[Block], k: int) -> tuple[Tensor, Tensor]:
-        dtype = sum_dtype(hidden.dtype)
-        of_kind = {block.kind: block for block in blocks}
-        binary, wide, root = (of_kind.get(kind) for kind in Kind)
-        return tree_topk(
-            hidden,
-            binary.weight if binary else None,
-            binary.bias if binary else None,
-            wide.weight if wide else None,
-            wide.bias if wide else None,
-            root.logits(hidden).to(dtype).log_softmax(-1) if isinstance(root, RootBlock) else None,
-            self.log_gate(hidden).to(dtype),
-            self.feature_index,
-            self.layout.node,
-            self.layout.edge,
-            self.layout.leaf_edge,
-            k,
-        )
-
-    def _is_trained(self) -> bool:
-        return any(parameter.requires_grad for parameter in self.parameters())
+            values, classes = search_classes(self, hidden, k)
+        trained = any(parameter.requires_grad for parameter in self.parameters())
+        if torch.is_grad_enabled() and (hidden.requires_grad or trained):
+            contexts = self.in_weight_dtype(hidden).repeat_interleave(k, 0)
+            values = self._target_log_prob(contexts, classes.flatten()).view_as(classes)
+        return values.to(sum_dtype(hidden.dtype)), classes
 
     def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
         """Ancestral sampling: a tree by the gate, then a child at each node; O(L) scores a row."""
@@ -373,7 +357,3 @@ class TreeEnsemble(Head):
             f"root={n_root or 2}, binary_nodes={n_binary}, wide_rows={n_wide}, "
             f"gate={self.gate!r}, node_vectors={self.node_vectors!r}, sparse={self.sparse}"
         )
-
-
-def _in_dtype_of(blocks: Sequence[Block], hidden: Tensor) -> Tensor:
-    return hidden.to(blocks[0].bias.dtype) if blocks else hidden

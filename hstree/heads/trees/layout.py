@@ -241,8 +241,7 @@ def _paths(trees: list[Tree]) -> dict[str, npt.NDArray[Any]]:
         out[path] = np.concatenate(paths)
         out[offset] = np.stack([getattr(table, offset) for table in tables]) + starts[:, None]
     if tables[0].root_child is not None:
-        beyond = (tables[0].root_width, -1)
-        out["root_child"] = np.stack(
-            [np.append(table.root_child, beyond).astype(np.int32) for table in tables]
-        )
+        children = np.stack([np.asarray(table.root_child) for table in tables])
+        beyond = np.tile(np.array([tables[0].root_width, -1], np.int32), (len(trees), 1))
+        out["root_child"] = np.concatenate([children, beyond], 1)
     return out

@@ -523,8 +523,9 @@ def bad(**options: Any) -> Any:
             embedding=torch.nn.Embedding(V, D - 1), node_vectors="shared"),
         bad(match="sparse: expected False with node_vectors='shared'",
             sparse=True, node_vectors="shared"),
-        bad(match=r"frequencies: expected a 1-D array of shape \(37,\), got shape \(3,\)", frequencies=[1, 2, 3]),
-        bad(match="frequencies\[0\]: expected a finite number of at least 0, got -1.0",
+        bad(match=r"frequencies: expected a 1-D array of shape \(37,\), got shape \(3,\)",
+            frequencies=[1, 2, 3]),
+        bad(match=r"frequencies\[0\]: expected a finite number of at least 0, got -1.0",
             frequencies=-np.ones(V)),
     ],
 )  # fmt: skip

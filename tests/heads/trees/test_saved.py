@@ -1,8 +1,8 @@
 """Ensembles of trees saved by earlier versions, with what they computed then.
 
-``saved/NAME.safetensors`` is what :meth:`hstree.heads.Head.save` wrote. ``NAME.expected.safetensors``
-holds hidden vectors, results, the state of the head as it was built from its seed, and the order of
-its parameters, by which the state of an optimiser is stored.
+``saved/NAME.safetensors`` is what :meth:`hstree.heads.Head.save` wrote,
+``saved/NAME.expected.safetensors`` holds hidden vectors, results, the state of the head as it was
+built from its seed, and the order of its parameters, by which the state of an optimiser is stored.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from heads.support import HEADS
 from hstree._files import read_tensors
 from hstree.heads import TreeEnsemble, load_head
-
-from heads.support import HEADS
 
 SAVED = Path(__file__).parent / "saved"
 KINDS = {

@@ -1,0 +1,41 @@
+"""The most probable classes, by best-first search on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from hstree._dtypes import sum_dtype
+from hstree.heads.trees.blocks import RootBlock
+from hstree.heads.trees.layout import Kind
+from hstree.ops import tree_topk
+
+if TYPE_CHECKING:
+    from hstree.heads.trees.head import TreeEnsemble
+
+
+def search_classes(head: TreeEnsemble, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and classes [N, k], as :func:`hstree.ops.tree_topk` returns them: hidden
+    [N, D]. Without gradient."""
+    x = head.in_weight_dtype(hidden)
+    dtype = sum_dtype(x.dtype)
+    of_kind = {block.kind: block for block in head.blocks()}
+    binary, wide, root = (of_kind.get(kind) for kind in Kind)
+    root_log_prob = None
+    if isinstance(root, RootBlock):
+        root_log_prob = root.logits(hidden).to(dtype).log_softmax(-1)
+    return tree_topk(
+        x,
+        binary.weight if binary else None,
+        binary.bias if binary else None,
+        wide.weight if wide else None,
+        wide.bias if wide else None,
+        root_log_prob,
+        head.log_gate(hidden).to(dtype),
+        head.feature_index,
+        head.layout.node,
+        head.layout.edge,
+        head.layout.leaf_edge,
+        k,
+    )
