@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
-from hstree.heads.trees.layout import Kind, Layout
+from hstree.heads.trees.layout import BINARY, ROOT, WIDE, Layout
 from hstree.ops import feature_gather, monotone_log_prob, path_log_prob, wide_log_prob
 
 FloatArray = npt.NDArray[np.float64]
@@ -39,7 +38,7 @@ class Block:
     feature_index: Tensor | None
     sparse: bool
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[int]
     prefix: ClassVar[str]
     """With which the names of its parameters begin."""
     visits_rows: ClassVar[bool]
@@ -72,7 +71,7 @@ class Block:
 class BinaryBlock(Block):
     """log sigmoid(z) for the left child, log sigmoid(-z) for the right one, z = w . x + b."""
 
-    kind, prefix, visits_rows = Kind.BINARY, "", True
+    kind, prefix, visits_rows = BINARY, "", True
 
     @staticmethod
     def of_edges(values: Values, edge: npt.NDArray[np.int64]) -> Values:
@@ -98,7 +97,7 @@ class BinaryBlock(Block):
 class WideBlock(Block):
     """log-softmax of w . x + b over the children of a node."""
 
-    kind, prefix, visits_rows = Kind.WIDE, "wide_", True
+    kind, prefix, visits_rows = WIDE, "wide_", True
 
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
         return wide_log_prob(
@@ -119,7 +118,7 @@ class WideBlock(Block):
 class RootBlock(Block):
     """As :class:`WideBlock`, for nodes that all targets pass: one dense product."""
 
-    kind, prefix, visits_rows = Kind.ROOT, "root_", False
+    kind, prefix, visits_rows = ROOT, "root_", False
 
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
         child = self.layout.root_child[:, target].long()
@@ -143,7 +142,7 @@ class RootBlock(Block):
 
 
 BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, RootBlock)
-"""By :class:`Kind`."""
+"""By kind."""
 
 
 def tree_features(hidden: Tensor, feature_index: Tensor | None, n_trees: int) -> Tensor:
@@ -160,8 +159,7 @@ def log_odds(layout: Layout, frequencies: FloatArray) -> list[Tensor]:
     log(mass of the left subtree / mass of the right one) for a binary node, log(mass of the child /
     mass of the node) for a child of a wide one.
     """
-    kinds: Iterable[Kind] = Kind
-    biases = [np.zeros((len(layout.trees), layout.n_rows[kind])) for kind in kinds]
+    biases = [np.zeros((len(layout.trees), rows)) for rows in layout.n_rows]
     for t, of_tree in enumerate(layout.trees):
         tree, node = of_tree.tree, of_tree.tree.edges().node
         mass = np.log(tree.edge_masses(frequencies))

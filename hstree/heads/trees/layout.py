@@ -7,7 +7,6 @@ wide root is a kind by itself. All trees share tensors of one shape, filled up t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,8 @@ from hstree.trees import Tree
 IntArray = npt.NDArray[np.int64]
 
 
-class Kind(IntEnum):
-    """Kinds of nodes, numbered as :func:`hstree.ops.tree_topk` does."""
-
-    BINARY = 0
-    WIDE = 1
-    ROOT = 2
+KINDS = BINARY, WIDE, ROOT = 0, 1, 2
+"""Kinds of nodes, numbered as :func:`hstree.ops.tree_topk` does."""
 
 
 class TreeLayout:
@@ -43,15 +38,12 @@ class TreeLayout:
     def __init__(self, tree: Tree) -> None:
         edges = tree.edges()
         self.tree = tree
-        self.kind: IntArray = np.where(tree.n_children == 2, Kind.BINARY, Kind.WIDE).astype(
-            np.int64
-        )
+        self.kind: IntArray = np.where(tree.n_children == 2, BINARY, WIDE).astype(np.int64)
         if tree.root_width > 2:
-            self.kind[0] = Kind.ROOT
+            self.kind[0] = ROOT
         of_edge, left = self.kind[edges.node], edges.ordinal == 0
         self.edge: tuple[IntArray, ...] = tuple(
-            np.flatnonzero((of_edge == kind) & (left if kind == Kind.BINARY else True))
-            for kind in Kind
+            np.flatnonzero((of_edge == kind) & (left if kind == BINARY else True)) for kind in KINDS
         )
         self.first_row: IntArray = np.zeros(tree.n_nodes, np.int64)
         for edge in self.edge:
@@ -80,12 +72,12 @@ class TreeLayout:
         }
         return {name: table.astype(np.int32) for name, table in tables.items()}
 
-    def bounds(self, kind: Kind) -> IntArray:
+    def bounds(self, kind: int) -> IntArray:
         """Where the leaves below each vector's edge begin and end, int64 [R, 2]; of a binary node
         [R, 3], where those of its left child begin, of its right child begin, and end."""
         edges, edge = self.tree.edges(), self.edge[kind]
         columns = [edges.begin[edge], edges.end[edge]]
-        if kind == Kind.BINARY:
+        if kind == BINARY:
             columns.append(edges.end[edge + 1])
         return np.stack(columns, 1).astype(np.int64)
 
@@ -145,7 +137,7 @@ class Layout(nn.Module):
 
     Attributes:
         trees: layout of each tree.
-        n_rows: vectors of each :class:`Kind` in the tree that has most of them.
+        n_rows: vectors of each kind in the tree that has most of them.
         max_depth, max_width: as :func:`hstree.ops.path_log_prob` and
             :func:`hstree.ops.wide_log_prob` take them.
         path_offset, path, wide_offset, wide_path, leaf_position: likewise.
@@ -172,7 +164,7 @@ class Layout(nn.Module):
         _check_trees(trees, n_classes)
         self.trees = [TreeLayout(tree) for tree in trees]
         self.has_bounds = bounds
-        self.n_rows = [max(len(tree.edge[kind]) for tree in self.trees) for kind in Kind]
+        self.n_rows = [max(len(tree.edge[kind]) for tree in self.trees) for kind in KINDS]
         tables = [tree.tables() for tree in trees]
         self.max_depth = max(table.max_depth for table in tables)
         self.max_width = max(table.max_width for table in tables)
@@ -184,7 +176,7 @@ class Layout(nn.Module):
         for name, table in self._tables().items():
             self.get_buffer(name).copy_(torch.from_numpy(table))
 
-    def bounds(self, kind: Kind) -> Tensor:
+    def bounds(self, kind: int) -> Tensor:
         """Where the leaves below each vector's edge begin and end: see :class:`TreeLayout`."""
         bounds: Tensor = getattr(self, f"bounds_{kind}")
         return bounds
@@ -196,7 +188,7 @@ class Layout(nn.Module):
         out |= {name: _stack([tables[name] for tables in nodes]) for name in nodes[0]}
         if self.has_bounds:
             out["leaf_class"] = np.stack([tree.order.astype(np.int64) for tree in trees])
-            for kind in Kind:
+            for kind in KINDS:
                 # Whatever fills the table up has leaves too: a mean over none would be NaN.
                 bounds = [layout.bounds(kind) for layout in self.trees]
                 out[f"bounds_{kind}"] = _stack(bounds, np.arange(bounds[0].shape[1]))

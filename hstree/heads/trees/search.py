@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hstree._dtypes import sum_dtype
 from hstree.heads.trees.blocks import RootBlock
-from hstree.heads.trees.layout import Kind
+from hstree.heads.trees.layout import KINDS
 from hstree.ops import tree_topk
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def search_classes(head: TreeEnsemble, hidden: Tensor, k: int) -> tuple[Tensor, 
     x = head.in_weight_dtype(hidden)
     dtype = sum_dtype(x.dtype)
     of_kind = {block.kind: block for block in head.blocks()}
-    binary, wide, root = (of_kind.get(kind) for kind in Kind)
+    binary, wide, root = (of_kind.get(kind) for kind in KINDS)
     root_log_prob = None
     if isinstance(root, RootBlock):
         root_log_prob = root.logits(hidden).to(dtype).log_softmax(-1)
