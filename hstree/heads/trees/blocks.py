@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -143,6 +144,11 @@ class RootBlock(Block):
 
 BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, RootBlock)
 """By kind."""
+
+
+def to_dtype_of(blocks: Sequence[Block], hidden: Tensor) -> Tensor:
+    """The same numbers in the dtype of the blocks' vectors."""
+    return hidden.to(blocks[0].weight.dtype) if blocks else hidden
 
 
 def tree_features(hidden: Tensor, feature_index: Tensor | None, n_trees: int) -> Tensor:

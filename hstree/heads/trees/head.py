@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
 from hstree.heads.base import Head, ParameterGroup
-from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, tree_features
+from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
 from hstree.heads.trees.conversion import copy_softmax
 from hstree.heads.trees.corpus import corpus_trees
 from hstree.heads.trees.gate import GATES
@@ -113,7 +114,7 @@ class TreeEnsemble(Head):
         **options: Any,
     ) -> None:
         super().__init__(in_features, n_classes, **options)
-        self.trees = list(trees)
+        self.trees, self.n_trees = list(trees), len(trees)
         self.subset_size = in_features if subset_size is None else subset_size
         self.subset_block, self.seed = subset_block, seed
         self.gate = check_choice("gate", gate, GATES)
@@ -128,6 +129,7 @@ class TreeEnsemble(Head):
         self.register_buffer("feature_index", subsets)
         counts = np.ones(n_classes) if frequencies is None else frequencies
         counts = smoothed_frequencies(counts, n_classes)
+        self.block_types = [block for block in BLOCKS if self.layout.n_rows[block.kind]]
         # The order of the parameters is that of the optimiser's state in saved runs.
         for block, bias in zip(BLOCKS, log_odds(self.layout, counts), strict=True):
             parameter = nn.Parameter(bias) if bias.numel() else None
@@ -135,17 +137,7 @@ class TreeEnsemble(Head):
         self._vectors.register(self, counts, None if embedding is None else embedding.weight)
         self._gate.register(self)
 
-    @property
-    def n_trees(self) -> int:
-        """T."""
-        return len(self.trees)
-
     # The model: blocks of nodes, mixed by the gate
-
-    def block(self, kind: type[Block], weight: Tensor) -> Block:
-        """A block with the vectors [T, R, S] and the head's own biases."""
-        bias: Tensor = getattr(self, f"{kind.prefix}bias")
-        return kind(weight, bias, self.layout, self.feature_index, self.sparse)
 
     def blocks(self) -> list[Block]:
         """Vectors and biases of the kinds of nodes that the trees have, as they are now."""
@@ -154,11 +146,6 @@ class TreeEnsemble(Head):
     def log_gate(self, hidden: Tensor) -> Tensor:
         """log pi [N, T]: hidden [N, D]."""
         return self._gate.log_gate(self, hidden)
-
-    def in_weight_dtype(self, hidden: Tensor) -> Tensor:
-        """The same numbers in the dtype of the biases and vectors."""
-        biases = (self.bias, self.wide_bias, self.root_bias)
-        return hidden.to(next((bias.dtype for bias in biases if bias is not None), hidden.dtype))
 
     def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         output = self._target_log_prob(hidden, target)
@@ -179,17 +166,17 @@ class TreeEnsemble(Head):
         return mixture.masked_fill(target == -1, 0.0)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
-        dtype = sum_dtype(hidden.dtype)
-        x = tree_features(self.in_weight_dtype(hidden), self.feature_index, self.n_trees)
-        scores = [block.scores(x).to(dtype) for block in self.blocks()]
-        if not scores:
+        dtype, blocks, layout = sum_dtype(hidden.dtype), self.blocks(), self.layout
+        x = tree_features(to_dtype_of(blocks, hidden), self.feature_index, self.n_trees)
+        scores = [block.scores(x).to(dtype) for block in blocks]
+        if not scores:  # a single class
             scores = [hidden.new_zeros(self.n_trees, 0, len(hidden), dtype=dtype)]
-        n_binary, n_wide, _ = self.layout.n_rows
+        n_binary, n_wide, _ = layout.n_rows
         return tree_log_prob(
             scores[0] if len(scores) == 1 else torch.cat(scores, 1),
             self.log_gate(hidden),
-            self.layout.node,
-            self.layout.edge,
+            layout.node,
+            layout.edge,
             self.n_classes,
             wide_begin=n_binary,
             root_begin=n_binary + n_wide,
@@ -201,10 +188,11 @@ class TreeEnsemble(Head):
         if hidden.device.type != "cpu":
             return super().topk_rows(hidden, k)
         with torch.no_grad():
-            values, classes = search_classes(self, hidden, k)
-        trained = any(parameter.requires_grad for parameter in self.parameters())
-        if torch.is_grad_enabled() and (hidden.requires_grad or trained):
-            contexts = self.in_weight_dtype(hidden).repeat_interleave(k, 0)
+            blocks = self.blocks()
+            values, classes = search_classes(self, blocks, hidden, k)
+        leaves = chain([hidden], self.parameters())
+        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+            contexts = to_dtype_of(blocks, hidden).repeat_interleave(k, 0)
             values = self._target_log_prob(contexts, classes.flatten()).view_as(classes)
         return values.to(sum_dtype(hidden.dtype)), classes
 

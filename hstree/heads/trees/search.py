@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
-from hstree.heads.trees.blocks import RootBlock
+from hstree.heads.trees.blocks import Block, RootBlock, to_dtype_of
 from hstree.heads.trees.layout import KINDS
 from hstree.ops import tree_topk
 
@@ -15,12 +16,14 @@ if TYPE_CHECKING:
     from hstree.heads.trees.head import TreeEnsemble
 
 
-def search_classes(head: TreeEnsemble, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def search_classes(
+    head: TreeEnsemble, blocks: Sequence[Block], hidden: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities and classes [N, k], as :func:`hstree.ops.tree_topk` returns them: hidden
     [N, D]. Without gradient."""
-    x = head.in_weight_dtype(hidden)
+    x, layout = to_dtype_of(blocks, hidden), head.layout
     dtype = sum_dtype(x.dtype)
-    of_kind = {block.kind: block for block in head.blocks()}
+    of_kind = {block.kind: block for block in blocks}
     binary, wide, root = (of_kind.get(kind) for kind in KINDS)
     root_log_prob = None
     if isinstance(root, RootBlock):
@@ -34,8 +37,8 @@ def search_classes(head: TreeEnsemble, hidden: Tensor, k: int) -> tuple[Tensor, 
         root_log_prob,
         head.log_gate(hidden).to(dtype),
         head.feature_index,
-        head.layout.node,
-        head.layout.edge,
-        head.layout.leaf_edge,
+        layout.node,
+        layout.edge,
+        layout.leaf_edge,
         k,
     )

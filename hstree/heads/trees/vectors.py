@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -56,11 +57,13 @@ class FreeVectors(NodeVectors):
             head.register_parameter(f"{block.prefix}weight", weight)
 
     def blocks(self, head: TreeEnsemble) -> list[Block]:
-        return [
-            head.block(block, getattr(head, f"{block.prefix}weight"))
-            for block in BLOCKS
-            if head.layout.n_rows[block.kind]
-        ]
+        layout, index = head.layout, head.feature_index
+        out = []
+        for block in head.block_types:
+            weight: Tensor = getattr(head, f"{block.prefix}weight")
+            bias: Tensor = getattr(head, f"{block.prefix}bias")
+            out.append(block(weight, bias, layout, index, head.sparse))
+        return out
 
 
 class SharedVectors(NodeVectors):
@@ -105,16 +108,18 @@ class SharedVectors(NodeVectors):
         return nn.Parameter(scale) if rows else None
 
     def blocks(self, head: TreeEnsemble) -> list[Block]:
-        present = [block for block in BLOCKS if head.layout.n_rows[block.kind]]
-        of_trees = [self._tree_vectors(head, t, present) for t in range(head.n_trees)]
+        layout, index = head.layout, head.feature_index
+        of_trees = [self._tree_vectors(head, t) for t in range(head.n_trees)]
         out = []
-        for block, vectors in zip(present, zip(*of_trees, strict=True), strict=True):
+        for block, vectors in zip(head.block_types, zip(*of_trees, strict=True), strict=True):
             scale: Tensor = getattr(head, f"{block.prefix}scale")
-            out.append(head.block(block, torch.stack(vectors) * scale.unsqueeze(-1)))
+            bias: Tensor = getattr(head, f"{block.prefix}bias")
+            weight = torch.stack(vectors) * scale.unsqueeze(-1)
+            out.append(block(weight, bias, layout, index, head.sparse))
         return out
 
     @staticmethod
-    def _tree_vectors(head: TreeEnsemble, t: int, blocks: list[type[Block]]) -> list[Tensor]:
+    def _tree_vectors(head: TreeEnsemble, t: int) -> list[Tensor]:
         """Unscaled vectors [R, S] of the blocks in tree t: differences of two prefix sums in leaf
         order."""
         embedding, layout = head.output_embedding, head.layout
@@ -125,11 +130,13 @@ class SharedVectors(NodeVectors):
         sums = F.pad((embedding[leaf_class].double() * mass.unsqueeze(1)).cumsum(0), (0, 0, 1, 0))
         masses = F.pad(mass.cumsum(0), (1, 0))
         out = []
-        for block in blocks:
-            bounds = layout.bounds(block.kind)[t]
-            mean = sums[bounds].diff(dim=1) / masses[bounds].diff(dim=1).unsqueeze(-1)
-            sides = mean.to(embedding.dtype).unbind(1)
-            out.append(sides[0] - sides[1] if block is BinaryBlock else sides[0])
+        for block in head.block_types:
+            ends = [(sums[at], masses[at]) for at in layout.bounds(block.kind)[t].unbind(1)]
+            means = [
+                ((end - begin) / (up_to - before).unsqueeze(1)).to(embedding.dtype)
+                for (begin, before), (end, up_to) in pairwise(ends)
+            ]
+            out.append(means[0] - means[1] if block is BinaryBlock else means[0])
         return out
 
 
