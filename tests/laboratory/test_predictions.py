@@ -24,7 +24,8 @@ from hstree.laboratory.predictions.report import (
 )
 from hstree.laboratory.table import markdown
 from hstree.models import AWDLSTM, LanguageModel
-from hstree.training import load_run, train
+from hstree.runs import load_run
+from hstree.training import train
 
 WORDS = ("the", "cat", "<unk>", "runs", "<eos>")
 

@@ -38,7 +38,8 @@ from hstree.laboratory.trees.report import (
     nearest_table,
     tree_table,
 )
-from hstree.training import load_run, train
+from hstree.runs import load_run
+from hstree.training import train
 from hstree.trees import Tree, random_tree
 from laboratory.toy_models import all_contexts, toy_model, toy_text
 

@@ -33,7 +33,8 @@ from hstree.laboratory.words.files import (
 from hstree.laboratory.words.picture import word_similarity_picture
 from hstree.laboratory.words.report import word_similarity_table
 from hstree.models import AWDLSTM, LanguageModel
-from hstree.training import load_run, train
+from hstree.runs import load_run
+from hstree.training import train
 
 # Lines in the form of each distribution, made up; all say the same.
 PAIRS = (("tiger", "cat", 7.35), ("Jerusalem", "Israel", 8.0))

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from hstree._dtypes import sum_dtype
 from hstree.heads.trees.layout import BINARY, ROOT, WIDE, Layout
-from hstree.ops import feature_gather, monotone_log_prob, path_log_prob, wide_log_prob
+from hstree.ops.feature_gather import feature_gather
+from hstree.ops.monotone_log_prob import monotone_log_prob
+from hstree.ops.path_log_prob import path_log_prob
+from hstree.ops.wide_log_prob import wide_log_prob
 
 FloatArray = npt.NDArray[np.float64]
 Values = TypeVar("Values", FloatArray, Tensor)
