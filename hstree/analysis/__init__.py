@@ -1,9 +1,6 @@
 """Looking at results: runs side by side, and the measurements of the literature on models."""
 
 from .frequency_loss import ClassLoss, FrequencyBin, class_losses, frequency_bins
-from .function import FunctionView, Histogram, check_function_head, view_function
-from .function_plot import function_data, function_notes, function_picture, function_tables
-from .log_prob import BlockMatrix, model_log_prob, stored_matrix
 from .predictions import (
     ContextPredictions,
     Prediction,
@@ -13,17 +10,6 @@ from .predictions import (
     prediction_tables,
     random_positions,
 )
-from .rank import (
-    RankPlan,
-    RankResult,
-    effective_rank,
-    log_prob_rank,
-    matrix_rank,
-    plan_rank,
-    press_threshold,
-    softmax_rank_bound,
-)
-from .rank_plot import energy_picture, rank_rows, rank_table, spectrum_picture
 from .runs import EpochFigures, FinalFigures, RunError, RunFigures, read_run
 from .table import Table, csv_text, latex, markdown, table
 from .tree_loss import TreeLoss, check_tree_head, tree_loss
@@ -67,7 +53,6 @@ from .words_plot import word_similarity_plot
 
 __all__ = [
     "Agreement",
-    "BlockMatrix",
     "ClassLoss",
     "Cluster",
     "ContextPredictions",
@@ -75,12 +60,8 @@ __all__ = [
     "EpochFigures",
     "FinalFigures",
     "FrequencyBin",
-    "FunctionView",
-    "Histogram",
     "Prediction",
     "RankCorrelation",
-    "RankPlan",
-    "RankResult",
     "RunError",
     "RunFigures",
     "SimilaritySet",
@@ -90,57 +71,39 @@ __all__ = [
     "adjusted_rand_index",
     "agreement_picture",
     "agreement_table",
-    "check_function_head",
     "check_tree_head",
     "class_losses",
     "cluster_table",
     "confidence_interval",
     "csv_text",
-    "effective_rank",
-    "energy_picture",
     "frequency_bins",
     "frequency_picture",
     "frequency_table",
-    "function_data",
-    "function_notes",
-    "function_picture",
-    "function_tables",
     "heaviest_clusters",
     "latex",
     "level_names",
     "level_picture",
     "level_table",
     "log_prob_at",
-    "log_prob_rank",
     "markdown",
-    "matrix_rank",
     "mixture_table",
     "model_embeddings",
-    "model_log_prob",
     "nearest_classes",
-    "plan_rank",
     "prediction",
     "prediction_rows",
     "prediction_tables",
-    "press_threshold",
     "random_positions",
-    "rank_rows",
-    "rank_table",
     "read_embeddings",
     "read_run",
     "read_similarity_set",
     "read_similarity_sets",
     "root_partition",
     "sibling_table",
-    "softmax_rank_bound",
     "spearman",
-    "spectrum_picture",
-    "stored_matrix",
     "table",
     "tree_agreement",
     "tree_loss",
     "tree_table",
-    "view_function",
     "word_similarity",
     "word_similarity_plot",
     "word_similarity_rows",

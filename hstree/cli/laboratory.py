@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hstree.cli.analyze import function, predictions, rank, tree, words
-from hstree.cli.experiment import robustness
+from hstree.cli.analyze import predictions, tree, words
 from hstree.laboratory.correlation.report import COMMAND as correlation
+from hstree.laboratory.function.report import COMMAND as function
 from hstree.laboratory.jacobian.report import COMMAND as jacobian
+from hstree.laboratory.rank.report import COMMAND as rank
+from hstree.laboratory.robustness.report import COMMAND as robustness
 from hstree.laboratory.significance.report import COMMAND as significance
 from hstree.laboratory.synthetic.report import COMMAND as synthetic
 

@@ -4,11 +4,23 @@ from .comparison.compute import Comparison, RunGroup, compare, mean_and_deviatio
 from .comparison.picture import validation_curves
 from .comparison.report import to_csv, to_markdown
 from .correlation.compute import Correlation, correlate
+from .function.compute import FunctionView, Histogram, view_function
 from .jacobian.compute import (
     jacobian_experiment,
     jacobian_singular_values,
     summarize_singular_values,
 )
+from .rank.compute import (
+    RankResult,
+    effective_rank,
+    log_prob_rank,
+    matrix_rank,
+    plan_rank,
+    press_threshold,
+    softmax_rank_bound,
+)
+from .rank.matrix import BlockMatrix, model_log_prob, stored_matrix
+from .robustness.compute import noise_ranks, reconstructions
 from .significance.compute import Significance, holm, model_perplexities, significance_tests, t_test
 from .study.file import read_study
 from .study.runs import run_study, study_runs
@@ -16,8 +28,12 @@ from .synthetic.compute import SyntheticResult, SyntheticSetting, synthetic_bott
 from .synthetic.heads import choose_head, known_heads
 
 __all__ = [
+    "BlockMatrix",
     "Comparison",
     "Correlation",
+    "FunctionView",
+    "Histogram",
+    "RankResult",
     "RunGroup",
     "Significance",
     "SyntheticResult",
@@ -25,15 +41,25 @@ __all__ = [
     "choose_head",
     "compare",
     "correlate",
+    "effective_rank",
     "holm",
     "jacobian_experiment",
     "jacobian_singular_values",
     "known_heads",
+    "log_prob_rank",
+    "matrix_rank",
     "mean_and_deviation",
+    "model_log_prob",
     "model_perplexities",
+    "noise_ranks",
+    "plan_rank",
+    "press_threshold",
     "read_study",
+    "reconstructions",
     "run_study",
     "significance_tests",
+    "softmax_rank_bound",
+    "stored_matrix",
     "study_runs",
     "summarize_singular_values",
     "synthetic_bottleneck",
@@ -41,4 +67,5 @@ __all__ = [
     "to_csv",
     "to_markdown",
     "validation_curves",
+    "view_function",
 ]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hstree._dtypes import dtype_name
 from hstree._figures import picture
 from hstree._files import Content
 
@@ -88,7 +89,7 @@ def plain_data(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
+        return dtype_name(value)
     return value
 
 

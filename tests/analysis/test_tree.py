@@ -11,6 +11,7 @@ import scipy.stats
 import torch
 from heads.support import FREQUENCIES, HEADS, V, make, probabilities
 from heads.support import trees as build_trees
+from laboratory.toy_models import all_contexts, toy_model, toy_text
 
 from hstree.analysis import (
     ClassLoss,
@@ -36,8 +37,6 @@ from hstree.analysis import (
 from hstree.evaluation import evaluate_stream
 from hstree.heads import TreeEnsemble
 from hstree.trees import Tree, random_tree
-
-from .toy_models import all_contexts, toy_model, toy_text
 
 NESTED = ((0, (1, 2)), 3, (4, 5, 6), (7, 8))
 COUNTS = [5, 1, 9, 30, 2, 2, 6, 7, 8]

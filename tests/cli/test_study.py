@@ -12,8 +12,8 @@ import pytest
 from training.toy import write_corpus
 
 import hstree.cli.study
-from hstree.analysis import log_prob_rank
 from hstree.cli import main
+from hstree.laboratory import log_prob_rank
 from hstree.runs import load_run
 from hstree.training import Silent
 

@@ -51,7 +51,7 @@ TESTS = {"softmax": 100.0, "100-_shape-c=-1.0": 90.0, "100-_shape-c=0.5": 100.5}
 
 @dataclasses.dataclass
 class RankOf:
-    """Stands for :class:`hstree.analysis.RankResult`."""
+    """Stands for :class:`hstree.laboratory.RankResult`."""
 
     press_rank: int
     effective_ranks: dict[float, int]

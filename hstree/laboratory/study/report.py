@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from hstree.analysis.rank import EPSILONS
 from hstree.runs import UNGROUPED, RunFigures
 
 from ..comparison.compute import mean_and_deviation
+from ..rank.compute import EPSILONS
 from ..report import Report
 from ..significance.compute import t_test
 from ..table import Table, count, decimals, latex, probability, table

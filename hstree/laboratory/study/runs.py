@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hstree._files import write_atomic
-from hstree.analysis import log_prob_rank
 from hstree.runs import UNGROUPED, RunFigures, TrainConfig, choose_device, load_run, read_run
 from hstree.training import Reporter, Silent, TrainingError, TrainingInterrupted, resume, train
 
+from ..rank.compute import log_prob_rank
 from .file import RankSettings, Study, StudyError, StudyModel, by_key, run_name
 
 RUNS, RANK, FAILURE = "runs", "rank.json", "failed.txt"
@@ -45,7 +45,7 @@ class StudyInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of a run's log-probabilities: see :class:`hstree.analysis.RankResult`."""
+    """Ranks of a run's log-probabilities: see :class:`hstree.laboratory.RankResult`."""
 
     press_rank: int
     effective_ranks: dict[float, int]

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from hstree.analysis import log_prob, model_log_prob, stored_matrix
 from hstree.evaluation import evaluate_stream
 from hstree.heads import Softmax
+from hstree.laboratory import model_log_prob, stored_matrix
+from hstree.laboratory.rank import matrix as log_prob
 from hstree.models import AWDLSTM, LanguageModel
 
 N, V = 300, 17

@@ -1,7 +1,10 @@
-"""The function of a head, and its logits, against formulas on all logits at once."""
+"""The function of a head, and its logits, against formulas on all logits at once; the command."""
 
 from __future__ import annotations
 
+import csv
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,18 +13,18 @@ import torch
 import torch.nn.functional as F
 from heads.support import make, randomise
 from torch import Tensor
+from training.toy import small_config, write_corpus
 
-from hstree.analysis import (
-    Histogram,
-    function_data,
-    function_notes,
-    function_picture,
-    function_tables,
-    view_function,
-)
-from hstree.analysis.function import _Counter
+from hstree.cli import main
 from hstree.heads import FlatHead, Softmax
+from hstree.laboratory import Histogram, view_function
+from hstree.laboratory.function.compute import _Counter
+from hstree.laboratory.function.picture import function_picture
+from hstree.laboratory.function.report import function_data, function_tables
+from hstree.laboratory.report import plain_data
 from hstree.reference import piecewise_reference
+from hstree.runs import load_run
+from hstree.training import train
 
 from .toy_models import all_contexts, toy_model, toy_text
 
@@ -92,14 +95,14 @@ def test_view(kind: str) -> None:
     assert view.line == pytest.approx(line[0], abs=0.002)
     bend = (every - np.polyval(line, logits.numpy().ravel())).std()
     assert view.bend == pytest.approx(bend, abs=0.002)
-    mean_slope = np.average(view.slopes, weights=view.logits.counts)
-    assert mean_slope == pytest.approx(slopes.mean(), rel=1e-4)
+    over, weight = view.slopes["all logits"]
+    assert np.average(over, weights=weight) == pytest.approx(slopes.mean(), rel=1e-4)
     if view.radius is not None:
         outside = (logits.abs() > view.radius).double().mean().item()
         assert view.outside == pytest.approx(outside, abs=1e-6)
     if view.function == "plif":
         expected = F.softplus(head.function.v.detach().double()).numpy()
-        np.testing.assert_allclose(view.pieces, expected, rtol=1e-6)
+        np.testing.assert_allclose(view.slopes["pieces of f"][0], expected, rtol=1e-6)
         assert outside > 0.05
 
 
@@ -108,11 +111,11 @@ def test_identity_has_no_bend() -> None:
     assert (view.shift, view.bend, view.radius, view.outside) == (0, 0, None, None)
     assert view.line == pytest.approx(1)
     np.testing.assert_array_equal(view.value, view.x)
-    assert (view.slopes == 1).all()
+    assert all((values == 1).all() for values, _ in view.slopes.values())
 
 
 def test_counter_grows_and_widens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hstree.analysis.function._MOST_BINS", 64)
+    monkeypatch.setattr("hstree.laboratory.function.compute._REACH", 32)
     random = np.random.default_rng(0)
     counter, everything = _Counter(-0.5, 0.25), []
     for scale in (0.1, 3.0, 1.0, 40.0, 7.0):
@@ -174,10 +177,88 @@ def test_tables_and_picture() -> None:
     for row in quantiles.rows:
         values = [float(cell) for cell in row[2:]]
         assert values == sorted(values)
-    assert any("every component" in note for note in function_notes(views))
-    assert function_picture(views).startswith(b"\x89PNG")
     assert len(function_tables({"softmax": views["softmax"]})) == 2
-    assert function_picture({"softmax": views["softmax"]}).startswith(b"\x89PNG")
-    data = function_data(views["plif"])
+    for drawn in (views, {"softmax": views["softmax"]}):
+        figure = function_picture(drawn)
+        figure.canvas.draw()
+        assert len(figure.legends[0].get_texts()) == len(drawn)
+    data = plain_data(function_data(views["plif"]))
     assert sum(data["logits"]["counts"]) == views["plif"].logits.total
     assert sum(data["slopes"]["all logits"]["counts"]) == views["plif"].logits.total
+
+
+# The command
+
+HEADS = ("plif", "softmax", "mos", "trees")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, ``data``, and a run of each head."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = write_corpus(folder / "data", sentences=100)
+    for head in HEADS:
+        train(small_config(data, folder / head, head=head, epochs=1))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def among_the_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    monkeypatch.delenv("HSTREE_DEBUG", raising=False)
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["analyze", "function", *arguments, "--output", "no"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert not Path("no").exists()
+    return captured.err
+
+
+def test_page_picture_and_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "results"
+    command = ["analyze", "function", "softmax", "plif", "mos", "--output", str(folder)]
+    monkeypatch.setattr("sys.argv", ["hstree", *command])
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "Function f of the logits" in out
+    assert {path.name for path in folder.iterdir()} == {
+        "function.md",
+        "function.json",
+        "function.csv",
+        "function-of-the-logits.png",
+    }
+    page = (folder / "function.md").read_text()
+    assert "![function of the logits](function-of-the-logits.png)" in page
+    assert "hstree analyze function softmax plif mos" in page
+    assert "- the logits of a mixture are those of every component" in page
+    data = json.loads((folder / "function.json").read_text())
+    contexts = len(load_run("plif").corpus().test) - 1
+    classes = len(load_run("plif").vocabulary)
+    for name in ("softmax", "plif"):
+        assert sum(data[name]["logits"]["counts"]) == contexts * classes
+        assert sum(data[name]["next_logits"]["counts"]) == contexts
+    assert data["plif"]["options"]["intervals"] == 1000
+    assert data["plif"]["slopes"]["pieces of f"]["mean"] == pytest.approx(1.1, abs=0.2)
+    with open(folder / "function.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["run"] for row in rows} == {"softmax", "plif", "mos"}
+    assert all(
+        float(row["value"]) == float(row["logit"]) for row in rows if row["run"] == "softmax"
+    )
+
+
+def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = "trees: model: expected a head that is a softmax"
+    assert expected in fails(capsys, "softmax", "trees")
+    assert "plif: expected every run and file once, got this one twice" in fails(
+        capsys, "plif", "plif"
+    )
+    assert "absent: no such run folder" in fails(capsys, "absent")
+    assert "no such" in fails(capsys, "plif", "--data", "nowhere")
+    assert main(["analyze", "function", "plif", "--output", "plif/config.json"]) == 2
+    assert "--output: expected a folder" in capsys.readouterr().err

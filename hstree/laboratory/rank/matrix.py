@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,10 @@ class BlockMatrix:
     device: torch.device
     blocks: Callable[[int], Iterator[Tensor]]
 
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {self.dtype}")
+
     @property
     def window_bytes(self) -> int:
         """About what the making of a block takes beside the block itself."""
@@ -48,10 +53,8 @@ def model_log_prob(
     rows: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> BlockMatrix:
-    """log P(. | context) of every context of a text that is read as one stream.
-
-    Row i holds the log-probabilities (nats) of all V classes after the first i + 1 tokens, from a
-    zero state, so that n tokens have n rows.
+    """log P(. | context) of every context of a text that is read as one stream: row i holds the
+    log-probabilities (nats) of all V classes after the first i + 1 tokens, from a zero state.
 
     Args:
         model: read in evaluation mode. For float64 a copy of it computes in float64: rounded to
@@ -63,33 +66,25 @@ def model_log_prob(
     Raises:
         ValueError: no tokens, more rows than tokens, fewer than 1, or another dtype.
     """
-    _check_dtype(dtype)
     if tokens.ndim != 1 or not len(tokens) or not np.issubdtype(tokens.dtype, np.integer):
         raise ValueError(
             "tokens: expected at least one integer in one dimension, got "
             f"{tokens.dtype} of shape {tokens.shape}"
         )
-    used = _checked_rows(rows, len(tokens), "tokens")
+    used = _first_rows(rows, len(tokens), "tokens")
     n_classes = model.head.n_classes
-    device = model.backbone.embedding.weight.device
+    weight = model.backbone.embedding.weight
 
     @torch.no_grad()
     def blocks(size: int) -> Iterator[Tensor]:
-        reader = model
-        if model.backbone.embedding.weight.dtype != dtype:
-            reader = copy.deepcopy(model).to(dtype)
+        reader = model if weight.dtype == dtype else copy.deepcopy(model).to(dtype)
         length = min(size, max(1, min(_WINDOW, _WINDOW_BYTES // (n_classes * dtype.itemsize))))
-        parts: list[Tensor] = []
-        for hidden in read_stream(reader, tokens[:used], length=length):
-            parts.append(reader.head.log_prob(hidden).to(dtype))
-            if len(parts) == size // length:
-                block = torch.cat(parts)
-                parts.clear()
-                yield block
-        if parts:
-            yield torch.cat(parts)
+        windows = read_stream(reader, tokens[:used], length=length)
+        parts = (reader.head.log_prob(hidden).to(dtype) for hidden in windows)
+        while block := list(islice(parts, size // length)):
+            yield torch.cat(block)
 
-    return BlockMatrix((used, n_classes), dtype, device, blocks)
+    return BlockMatrix((used, n_classes), dtype, weight.device, blocks)
 
 
 def stored_matrix(
@@ -98,23 +93,18 @@ def stored_matrix(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> BlockMatrix:
-    """A matrix that is there already, in memory or as a memory map (``numpy.load(..., mmap_mode=
-    "r")``); its blocks are converted to ``dtype``.
-
-    Any matrix of real numbers will do. That its rows are logarithms of probabilities, whose
-    exponentials sum to 1, is not checked: singular values need no such thing.
+    """A matrix that is there already, in memory or as a memory map. Any real numbers will do: that
+    exponentials of a row sum to 1 is not checked.
 
     Args:
         values: [N, V], floating point.
         rows: only the first; None: all.
-        dtype: float32 or float64.
-        device: where blocks are to lie.
+        dtype, device: of its blocks; float32 or float64.
 
     Raises:
         ValueError: not floating point in two dimensions, empty, more rows than there are, fewer
             than 1, or another dtype.
     """
-    _check_dtype(dtype)
     floating = (
         values.is_floating_point()
         if isinstance(values, Tensor)
@@ -125,7 +115,7 @@ def stored_matrix(
             "values: expected floating-point numbers in two dimensions [N, V], got "
             f"{values.dtype} of shape {tuple(values.shape)}"
         )
-    used = _checked_rows(rows, values.shape[0], "rows in the matrix")
+    used = _first_rows(rows, values.shape[0], "rows in the matrix")
     place = torch.device(device)
     kind = np.float32 if dtype == torch.float32 else np.float64
 
@@ -138,14 +128,8 @@ def stored_matrix(
     return BlockMatrix((used, values.shape[1]), dtype, place, blocks)
 
 
-def _check_dtype(dtype: torch.dtype) -> None:
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
-
-
-def _checked_rows(rows: int | None, available: int, what: str) -> int:
-    if rows is None:
-        return available
-    if not 1 <= rows <= available:
+def _first_rows(rows: int | None, available: int, what: str) -> int:
+    """How many rows are taken."""
+    if rows is not None and not 1 <= rows <= available:
         raise ValueError(f"rows: expected 1 to {available:,} (the {what}), got {rows:,}")
-    return rows
+    return available if rows is None else rows

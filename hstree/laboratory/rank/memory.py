@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 
 def available_memory(device: torch.device) -> int | None:
-    """Bytes that can be had on a device without swapping; None where nobody knows.
-
-    On a GPU what the driver has free. On the CPU Linux's own estimate (MemAvailable), elsewhere the
-    size of the physical memory.
-    """
+    """Bytes that a device has without swapping: on a GPU what the driver has free, on the CPU
+    Linux's own estimate, elsewhere all physical memory; None where nobody knows."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    try:
+    with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                return int(value.split()[0]) * 1024
-    except OSError:
-        pass
-    try:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    with suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
+    return None
 
 
 def gibibytes(size: int) -> str:

@@ -21,11 +21,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hstree._dtypes import dtype_name
 from hstree.heads import Head, MixtureOfContexts, Softmax
 from hstree.heads.functions import Identity
 from hstree.models import LanguageModel
 
-from .log_prob import BlockMatrix, model_log_prob
+from .matrix import BlockMatrix, model_log_prob
 from .memory import available_memory, gibibytes
 
 EPSILONS = (1e-3, 1e-4, 1e-5)
@@ -38,26 +39,33 @@ _COLUMNS = 1024  # of a strip of the Gram matrix
 
 @dataclass(frozen=True)
 class RankPlan:
-    """How singular values will be computed.
+    """How the singular values of a matrix are to be computed: ``route`` is svd, gram or qr of
+    :func:`matrix_rank`."""
 
-    Attributes:
-        shape: rows and columns.
-        dtype: of the matrix.
-        route: svd, gram or qr.
-        block: rows that are read at once, at most.
-        memory: bytes at the peak, estimated from above, beside model and text.
-    """
-
-    shape: tuple[int, int]
-    dtype: torch.dtype
+    matrix: BlockMatrix
     route: str
-    block: int
-    memory: int
+
+    @property
+    def memory(self) -> int:
+        """Bytes at the peak, estimated from above, beside model and text."""
+        matrix, size = self.matrix, self.matrix.dtype.itemsize
+        rows, columns = matrix.shape
+        short, long = sorted(matrix.shape)
+        block = _block(long, short, self.route)
+        if self.route == "svd":  # LAPACK's copy, and a square to work in
+            work = (long + 2 * short) * short * size
+        elif self.route == "gram":  # a block, G, and LAPACK's copy
+            work = 8 * (block + 2 * short) * short
+        else:  # a block; it and R, and LAPACK's copy; the new R
+            work = 8 * (3 * block + 3 * short) * short
+        whole = self.route == "svd" or rows < columns
+        read = rows + 3 * _block(rows, columns) if whole else 3 * block
+        return work + read * columns * size + matrix.window_bytes
 
     def __str__(self) -> str:
-        rows, columns = self.shape
-        kind = str(self.dtype).removeprefix("torch.")
-        return f"{rows:,} x {columns:,} {kind}, {self.route}, {gibibytes(self.memory)} of memory"
+        rows, columns = self.matrix.shape
+        size = f"{rows:,} x {columns:,} {dtype_name(self.matrix.dtype)}"
+        return f"{size}, {self.route}, {gibibytes(self.memory)} of memory"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,17 +73,14 @@ class RankResult:
     """Singular values of a matrix and the ranks that follow from them.
 
     Attributes:
-        shape: rows m and columns n.
-        dtype: of the matrix; its machine epsilon is that of the Press threshold.
-        route: svd, gram or qr.
+        shape, dtype: of the matrix [m, n].
+        route: svd, gram or qr of :func:`matrix_rank`.
         singular_values: float64 [min(m, n)], largest first.
-        error_bound: absolute error of any singular value against that of the matrix in exact
-            arithmetic; see :func:`matrix_rank`.
+        error_bound: absolute error of any singular value against exact arithmetic.
         press_error: the same of singular values of at least the Press threshold.
-        press_threshold: 0.5 sqrt(m + n + 1) s_max eps.
+        press_threshold: of :func:`press_threshold`.
         press_rank: number of singular values above it.
-        effective_ranks: for each epsilon, the least k such that the k largest singular values hold
-            1 - epsilon of the sum of all squares.
+        effective_ranks: :func:`effective_rank` for each epsilon.
     """
 
     shape: tuple[int, int]
@@ -114,9 +119,9 @@ def effective_rank(singular_values: npt.ArrayLike, epsilon: float) -> int:
     if not 0 < epsilon < 1:
         raise ValueError(f"epsilon: expected a number between 0 and 1, got {epsilon}")
     values = np.sort(np.asarray(singular_values, np.float64))[::-1]
-    energy = np.cumsum(np.square(values / values[0])) if values.any() else np.zeros(1)
-    if not energy[-1]:
+    if not values.any():
         return 0
+    energy = np.cumsum(np.square(values / values[0]))
     return int(np.searchsorted(energy, (1 - epsilon) * energy[-1])) + 1
 
 
@@ -137,15 +142,8 @@ def log_prob_rank(
     epsilons: Sequence[float] = EPSILONS,
     max_memory: int | None = None,
 ) -> RankResult:
-    """Ranks of the log P matrix of a model over a text, on the device of the model.
-
-    Args:
-        model, tokens, rows, dtype: of :func:`model_log_prob`.
-        method, max_memory: of :func:`plan_rank`.
-        epsilons: of :func:`matrix_rank`.
-
-    Raises:
-        ValueError: see these.
+    """Ranks of the log P matrix of a model over a text, on the device of the model; arguments and
+    errors are those of :func:`model_log_prob`, :func:`plan_rank` and :func:`matrix_rank`.
 
     Example:
         >>> result = log_prob_rank(run.model, corpus.test)
@@ -153,7 +151,7 @@ def log_prob_rank(
         (202, 47)
     """
     matrix = model_log_prob(model, tokens, rows, dtype)
-    return matrix_rank(matrix, plan_rank(matrix, method, max_memory), epsilons)
+    return matrix_rank(plan_rank(matrix, method, max_memory), epsilons)
 
 
 def plan_rank(matrix: BlockMatrix, method: str = "auto", max_memory: int | None = None) -> RankPlan:
@@ -171,20 +169,17 @@ def plan_rank(matrix: BlockMatrix, method: str = "auto", max_memory: int | None 
     """
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
-    route = method
-    if method == "auto":
-        if math.prod(matrix.shape) <= _SVD_ELEMENTS:
-            route = "svd"
-        elif matrix.dtype == torch.float32:
-            route = "gram"
-        else:
-            route = min(("qr", "svd"), key=lambda name: _route_plan(matrix, name).memory)
-    if route == "gram" and matrix.dtype != torch.float32:
+    if method == "gram" and matrix.dtype != torch.float32:
         raise ValueError(
             "method: gram resolves singular values down to about 1e-6 of the largest, far above "
             "the Press threshold of float64; expected qr or svd"
         )
-    plan = _route_plan(matrix, route)
+    routes = [method]
+    if method == "auto" and math.prod(matrix.shape) <= _SVD_ELEMENTS:
+        routes = ["svd"]
+    elif method == "auto":
+        routes = ["gram"] if matrix.dtype == torch.float32 else ["qr", "svd"]
+    plan = min((RankPlan(matrix, route) for route in routes), key=lambda plan: plan.memory)
     allowed = available_memory(matrix.device) if max_memory is None else max_memory
     if allowed is not None and plan.memory > allowed:
         raise ValueError(
@@ -195,57 +190,28 @@ def plan_rank(matrix: BlockMatrix, method: str = "auto", max_memory: int | None 
     return plan
 
 
-def _route_plan(matrix: BlockMatrix, route: str) -> RankPlan:
-    rows, columns = matrix.shape
-    size = matrix.dtype.itemsize
-    wide = rows < columns and route != "svd"
-    block = _block(rows, columns, "gram" if wide else route)
-    memory = 3 * block * columns * size + matrix.window_bytes
-    if wide or route == "svd":
-        memory += rows * columns * size
-    short, long = sorted(matrix.shape)
-    if route == "svd":  # LAPACK's copy, and a square to work in
-        memory += (long + 2 * short) * short * size
-    elif route == "gram":  # a block, G, and LAPACK's copy
-        memory += 8 * (_block(long, short, route) + 2 * short) * short
-    else:  # a block; it and R, and LAPACK's copy; the new R
-        memory += 8 * (3 * _block(long, short, route) + 3 * short) * short
-    return RankPlan(matrix.shape, matrix.dtype, route, block, memory)
-
-
-def _block(length: int, width: int, route: str) -> int:
-    """Rows that are taken at once of a matrix [length, width]. QR of R and a block as tall as R
-    costs twice that of the block; shorter ones would cost more."""
-    rows = max(1, _BLOCK_BYTES // (8 * width))
-    return min(length, max(rows, width) if route == "qr" else rows)
-
-
-def matrix_rank(
-    matrix: BlockMatrix, plan: RankPlan, epsilons: Sequence[float] = EPSILONS
-) -> RankResult:
+def matrix_rank(plan: RankPlan, epsilons: Sequence[float] = EPSILONS) -> RankResult:
     r"""Singular values of a matrix [m, n], its Press rank and its effective ranks.
 
     ``svd``
-        LAPACK's or cuSOLVER's SVD of the whole matrix in its own dtype. It is backward stable: the
-        error bound is the Press threshold itself, the growth of rounding errors that Press et al.
-        expect; proven bounds are larger, errors seen are smaller.
+        LAPACK's or cuSOLVER's SVD of the whole matrix in its own dtype. Backward stable: the error
+        bound is the Press threshold itself, the growth of rounding errors that Press et al. expect;
+        proven bounds are larger, errors seen are smaller.
     ``gram``
-        Singular values as square roots of the eigenvalues of :math:`G = A^\top A`
-        (:math:`A A^\top` if m < n), summed up block by block in float64, where products of float32
-        numbers are exact. With b rows in a block and B blocks, sums make G exact to
-        :math:`\gamma_{b + B} \|A\|_F^2`, with :math:`\gamma_k = k u / (1 - k u)` and u = 2^-53, and
-        LAPACK its eigenvalues to another :math:`p(n)\, u\, s_{\max}^2`, here with p(n) = n. With
-        :math:`\delta` the sum of both, a singular value s is exact to
-        :math:`\min(\sqrt\delta, \delta / s)`. Eigenvalues that come out negative become 0. For
-        float32 matrices alone.
+        For float32 matrices: roots of the eigenvalues, negative ones taken as 0, of
+        :math:`G = A^\top A` (:math:`A A^\top` if m < n), summed up block by block in float64, where
+        products of float32 numbers are exact. With b rows in a block and B blocks, sums make G
+        exact to :math:`\gamma_{b + B} \|A\|_F^2`, :math:`\gamma_k = k u / (1 - k u)`, u = 2^-53,
+        and LAPACK its eigenvalues to another :math:`n\, u\, s_{\max}^2`. With the sum
+        :math:`\delta` of both, a singular value s is exact to
+        :math:`\min(\sqrt\delta, \delta / s)`.
     ``qr``
-        The R of a QR decomposition in float64, block by block (R of the blocks so far on top of the
-        next block is decomposed again), and its singular values. Backward stable: the error bound
-        is the Press threshold of float64, whatever the matrix's dtype.
+        Singular values of R of a QR decomposition in float64, block by block: R so far on top of
+        the next block is decomposed again. Backward stable: the error bound is the Press threshold
+        of float64, whatever the matrix's dtype.
 
     Args:
-        matrix: read once.
-        plan: of :func:`plan_rank`.
+        plan: of :func:`plan_rank`; its matrix is read once.
         epsilons: of the effective ranks, each between 0 and 1.
 
     Raises:
@@ -254,25 +220,24 @@ def matrix_rank(
     for epsilon in epsilons:
         if not 0 < epsilon < 1:
             raise ValueError(f"epsilons: expected numbers between 0 and 1, got {epsilon}")
-    delta = None
-    if plan.route == "svd":
-        values = torch.linalg.svdvals(_whole(matrix, plan.block))
-    elif plan.route == "gram":
-        values, delta = _gram_values(_tall_blocks(matrix, plan), min(plan.shape))
+    matrix, route, delta = plan.matrix, plan.route, 0.0
+    if route == "gram":
+        values, delta = _gram_values(matrix)
     else:
-        values = torch.linalg.svdvals(_triangle(_tall_blocks(matrix, plan)))
+        values = torch.linalg.svdvals(_whole(matrix) if route == "svd" else _triangle(matrix))
     found = values.double().cpu().numpy()
-    threshold = press_threshold(plan.shape, float(found[0]), plan.dtype)
-    if delta is None:
-        accuracy = plan.dtype if plan.route == "svd" else torch.float64
-        bound = press_error = press_threshold(plan.shape, float(found[0]), accuracy)
-    else:
+    threshold, in_float64 = (
+        press_threshold(matrix.shape, float(found[0]), dtype)
+        for dtype in (matrix.dtype, torch.float64)
+    )
+    bound = press_error = threshold if route == "svd" else in_float64
+    if route == "gram":
         bound = math.sqrt(delta)
         press_error = min(bound, delta / threshold) if threshold else 0.0
     return RankResult(
-        shape=plan.shape,
-        dtype=plan.dtype,
-        route=plan.route,
+        matrix.shape,
+        matrix.dtype,
+        route,
         singular_values=found,
         error_bound=bound,
         press_error=press_error,
@@ -282,6 +247,13 @@ def matrix_rank(
     )
 
 
+def _block(length: int, width: int, route: str = "svd") -> int:
+    """Rows that are taken at once of a matrix [length, width]. QR of R and a block as tall as R
+    costs twice that of the block; shorter ones would cost more."""
+    rows = max(1, _BLOCK_BYTES // (8 * width))
+    return min(length, max(rows, width) if route == "qr" else rows)
+
+
 def _finite_blocks(matrix: BlockMatrix, size: int) -> Iterator[Tensor]:
     for block in matrix.blocks(size):
         if not block.isfinite().all():
@@ -289,40 +261,36 @@ def _finite_blocks(matrix: BlockMatrix, size: int) -> Iterator[Tensor]:
         yield block
 
 
-def _whole(matrix: BlockMatrix, block: int) -> Tensor:
+def _whole(matrix: BlockMatrix) -> Tensor:
     whole = torch.empty(matrix.shape, dtype=matrix.dtype, device=matrix.device)
-    start = 0
-    for part in _finite_blocks(matrix, block):
-        whole[start : start + len(part)] = part
-        start += len(part)
+    rest = whole
+    for part in _finite_blocks(matrix, _block(*matrix.shape)):
+        rest[: len(part)] = part
+        rest = rest[len(part) :]
     return whole
 
 
-def _tall_blocks(matrix: BlockMatrix, plan: RankPlan) -> Iterator[Tensor]:
-    """Blocks [b, min(m, n)] of the matrix, or of its transpose if that is the taller, in
-    float64."""
+def _tall_blocks(matrix: BlockMatrix, route: str) -> Iterator[Tensor]:
+    """Blocks [b, min(m, n)] in float64 of the matrix, or of its transpose if that is the taller."""
     rows, columns = matrix.shape
     if rows >= columns:
-        for block in _finite_blocks(matrix, plan.block):
+        for block in _finite_blocks(matrix, _block(rows, columns, route)):
             yield block.double()
-        return
-    whole = _whole(matrix, plan.block)
-    for part in torch.split(whole, _block(columns, rows, plan.route), dim=1):
-        yield part.double().T
+    else:
+        for part in torch.split(_whole(matrix), _block(columns, rows, route), dim=1):
+            yield part.double().T
 
 
-def _gram_values(blocks: Iterator[Tensor], n: int) -> tuple[Tensor, float]:
-    """Singular values of the matrix of these blocks [b, n], and delta of :func:`matrix_rank`."""
-    gram: Tensor | None = None
+def _gram_values(matrix: BlockMatrix) -> tuple[Tensor, float]:
+    """Singular values of the matrix, and delta of :func:`matrix_rank`."""
+    n = min(matrix.shape)
+    gram = torch.zeros(n, n, dtype=torch.float64, device=matrix.device)
     longest = number = 0
-    for block in blocks:
-        if gram is None:
-            gram = torch.zeros(n, n, dtype=torch.float64, device=block.device)
+    for block in _tall_blocks(matrix, "gram"):
         for start in range(0, n, _COLUMNS):  # the lower triangle, in strips
             stop = min(start + _COLUMNS, n)
             gram[start:stop, :stop].addmm_(block[:, start:stop].T, block[:, :stop])
         longest, number = max(longest, len(block)), number + 1
-    assert gram is not None
     unit = 2.0**-53
     products = (longest + number) * unit
     frobenius = float(gram.diagonal().sum())
@@ -331,10 +299,9 @@ def _gram_values(blocks: Iterator[Tensor], n: int) -> tuple[Tensor, float]:
     return eigenvalues.clamp_(min=0).sqrt_(), delta
 
 
-def _triangle(blocks: Iterator[Tensor]) -> Tensor:
-    """The R of a QR decomposition of the matrix of these blocks."""
-    r: Tensor | None = None
-    for block in blocks:
-        r = torch.linalg.qr(block if r is None else torch.cat((r, block)), mode="r").R
-    assert r is not None
+def _triangle(matrix: BlockMatrix) -> Tensor:
+    """The R of a QR decomposition of the matrix, or of its transpose."""
+    r = torch.empty(0, min(matrix.shape), dtype=torch.float64, device=matrix.device)
+    for block in _tall_blocks(matrix, "qr"):
+        r = torch.linalg.qr(torch.cat((r, block)), mode="r").R
     return r

@@ -23,18 +23,13 @@ FloatArray = npt.NDArray[np.float64]
 
 POINTS = 257  # at which f is given
 _WIDTH = 2.0**-10  # of the bins in which logits are counted; those of a PLIF end at its knots
-_MOST_BINS = 1 << 22
-QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
+_REACH = 1 << 21  # bins on either side
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many numbers lie in each of B bins of equal width.
-
-    Attributes:
-        edges: [B + 1], increasing.
-        counts: int64 [B].
-    """
+    """How many numbers lie in each of B bins of equal width: ``edges`` [B + 1], increasing, and
+    ``counts``, int64 [B]."""
 
     edges: FloatArray
     counts: npt.NDArray[np.int64]
@@ -60,22 +55,18 @@ class Histogram:
     def coarse(self, bins: int) -> Histogram:
         """Groups of neighbouring bins taken together, at most ``bins`` of them."""
         group = -(-len(self.counts) // bins)
-        padded = np.zeros(-(-len(self.counts) // group) * group, np.int64)
-        padded[: len(self.counts)] = self.counts
-        width = self.edges[1] - self.edges[0]
-        edges = self.edges[0] + width * group * np.arange(len(padded) // group + 1)
-        return Histogram(edges, padded.reshape(-1, group).sum(1))
+        counts = np.add.reduceat(self.counts, np.arange(0, len(self.counts), group))
+        width = group * (self.edges[1] - self.edges[0])
+        return Histogram(self.edges[0] + width * np.arange(len(counts) + 1), counts)
 
 
 class _Counter:
-    """A histogram that grows with what it counts, in bins origin + [i w, (i + 1) w). w is doubled
-    where more than ``_MOST_BINS`` would be needed."""
+    """Counts numbers in bins origin + [i w, (i + 1) w), -_REACH <= i < _REACH; w is doubled until
+    they reach all numbers."""
 
     def __init__(self, origin: float, width: float) -> None:
-        self.origin = origin
-        self.width = width
-        self.first = 0
-        self.counts = np.zeros(0, np.int64)
+        self.origin, self.width = origin, width
+        self.counts = np.zeros(2 * _REACH, np.int64)
 
     def add(self, values: Tensor) -> None:
         """Count numbers, which are overwritten. Raises ValueError if one is not finite."""
@@ -83,32 +74,19 @@ class _Counter:
         low, high = (float(v) for v in torch.aminmax(place))
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError("model: expected finite logits, got some that are not")
-        first, last = int(low), int(high)
-        if len(self.counts):
-            first = min(first, self.first)
-            last = max(last, self.first + len(self.counts) - 1)
-        while last - first >= _MOST_BINS:
-            first, last = first // 2, last // 2
+        while low < -_REACH or high >= _REACH:
             place.mul_(0.5).floor_()
-            self._double()
-        if last - first >= len(self.counts):
-            grown = np.zeros(last - first + 1, np.int64)
-            begin = self.first - first if len(self.counts) else 0
-            grown[begin : begin + len(self.counts)] = self.counts
-            self.first, self.counts = first, grown
-        found = torch.bincount(place.sub_(self.first).int().flatten(), minlength=len(self.counts))
-        self.counts += found.cpu().numpy()
-
-    def _double(self) -> None:
-        odd = self.first % 2
-        counts = np.pad(self.counts, (odd, (odd + len(self.counts)) % 2))
-        self.first, self.counts = (self.first - odd) // 2, counts.reshape(-1, 2).sum(1)
-        self.width *= 2
+            low, high, self.width = low // 2, high // 2, 2 * self.width
+            self.counts = np.pad(self.counts.reshape(-1, 2).sum(1), _REACH // 2)
+        found = torch.bincount(place.sub_(low).int().flatten()).cpu().numpy()
+        first = int(low) + _REACH
+        self.counts[first : first + len(found)] += found
 
     def histogram(self) -> Histogram:
         """What has been counted."""
-        place = self.first + np.arange(len(self.counts) + 1.0)
-        return Histogram(self.origin + self.width * place, self.counts)
+        first, last = np.flatnonzero(self.counts)[[0, -1]]
+        place = np.arange(first, last + 2.0) - _REACH
+        return Histogram(self.origin + self.width * place, self.counts[first : last + 1])
 
 
 @dataclass(frozen=True)
@@ -121,20 +99,20 @@ class FunctionView:
         options: of f.
         components: K, logits that a class has in each context: 1 but for mixtures of softmaxes.
         radius: R, where f is given by a table over [-R, R] and goes on straight beyond; else None.
-        logits: histogram of all logits, of every context, component and class, in narrow bins. A
-            piecewise linear f is straight within each, unless logits spread over more than 2^22.
-        next_logits: histogram of those of the words that came next.
         outside: share of all logits outside [-R, R]; None without a radius.
-        x: [POINTS], evenly over the range of the logits.
-        value: [POINTS], f(x) plus ``shift``.
         shift: the constant that makes the mean of f(logit) + shift that of the logits. A constant
             does not change the softmax.
-        pieces: slopes f' in its pieces, each once: the K slopes of a piecewise linear function; of
-            others f' at ``x``.
-        slopes, next_slopes: f' in the bins of ``logits`` and ``next_logits``, at their middles.
+        x: [POINTS], evenly over the range of the logits.
+        value: [POINTS], f(x) + shift.
         line: slope of the straight line that fits f(logit) best (least squares over all logits). A
             straight f is no more than a factor on the weights.
         bend: standard deviation of f(logit) from that line; 0 for a straight f.
+        logits: histogram of all logits, of every context, component and class, in narrow bins. A
+            piecewise linear f is straight within each, unless logits reach beyond 2^21 of these.
+        next_logits: histogram of those of the words that came next.
+        slopes: values of f' and their weights, by what they are over: ``"pieces of f"``, the K
+            slopes of a piecewise linear function, of others f' at ``x``, each once; ``"all
+            logits"`` and ``"next words"``, f' at the middles of the bins of the histograms.
     """
 
     head: str
@@ -142,17 +120,15 @@ class FunctionView:
     options: dict[str, Any]
     components: int
     radius: float | None
-    logits: Histogram
-    next_logits: Histogram
     outside: float | None
+    shift: float
     x: FloatArray
     value: FloatArray
-    shift: float
-    pieces: FloatArray
-    slopes: FloatArray
-    next_slopes: FloatArray
     line: float
     bend: float
+    logits: Histogram
+    next_logits: Histogram
+    slopes: dict[str, tuple[FloatArray, npt.NDArray[Any]]]
 
 
 def check_function_head(model: LanguageModel) -> FlatHead:
@@ -191,40 +167,46 @@ def view_function(model: LanguageModel, tokens: Any) -> FunctionView:
     with torch.no_grad():
         function: LogitFunction = head.function(torch.float64)
     origin, width = 0.0, _WIDTH
-    pieces: FloatArray | None = None
     if isinstance(head.function, PLIF):
         origin = -head.function.radius
         interval = 2 * head.function.radius / head.function.intervals
         width = interval / math.ceil(interval / _WIDTH)
-        pieces = head.function.slopes().detach().double().cpu().numpy()
     every, following = _Counter(origin, width), _Counter(origin, width)
     for block, target in _logits(model, head, tokens):
         following.add(block.gather(1, target[:, None]))
         every.add(block)
     logits, next_logits = every.histogram(), following.histogram()
-    value, slopes = value_and_slope(function, logits.middles)
-    line, shift, bend = _straight_line(logits.middles, value, logits.counts)
+    middles, counts = logits.middles, logits.counts
+    _, next_slopes = value_and_slope(function, next_logits.middles)
+    value, slopes = value_and_slope(function, middles)
+    dx, dy = (v - np.average(v, weights=counts) for v in (middles, value))
+    variance = np.average(dx**2, weights=counts)
+    line = np.average(dx * dy, weights=counts) / variance if variance > 0 else math.nan
+    shift = float(np.average(middles - value, weights=counts))
     x = np.linspace(logits.edges[0], logits.edges[-1], POINTS)
-    value, at_x = value_and_slope(function, x)
+    value, pieces = value_and_slope(function, x)
+    if isinstance(head.function, PLIF):
+        pieces = head.function.slopes().detach().double().cpu().numpy()
     radius = None if function.table is None else function.radius
-    outside = None if radius is None else np.abs(logits.middles) > radius
     return FunctionView(
         head=head.name,
         function=head.function.name,
         options=head.function.config(),
         components=logits.total // (head.n_classes * (len(tokens) - 1)),
         radius=radius,
-        logits=logits,
-        next_logits=next_logits,
-        outside=None if outside is None else float(logits.counts[outside].sum() / logits.total),
+        outside=None if radius is None else np.average(np.abs(middles) > radius, weights=counts),
+        shift=shift,
         x=x,
         value=value + shift,
-        shift=shift,
-        pieces=at_x if pieces is None else pieces,
-        slopes=slopes,
-        next_slopes=value_and_slope(function, next_logits.middles)[1],
-        line=line,
-        bend=bend,
+        line=float(line),
+        bend=math.sqrt(np.average((dy - line * dx) ** 2, weights=counts)),
+        logits=logits,
+        next_logits=next_logits,
+        slopes={
+            "pieces of f": (pieces, np.ones(len(pieces))),
+            "all logits": (slopes, counts),
+            "next words": (next_slopes, next_logits.counts),
+        },
     )
 
 
@@ -234,22 +216,16 @@ def value_and_slope(function: LogitFunction, x: FloatArray) -> tuple[FloatArray,
     at = torch.tensor(x, dtype=torch.float64, device=device, requires_grad=True)
     with torch.enable_grad():
         value = function(at)
-    (slope,) = torch.autograd.grad(value, at, torch.ones_like(value))
+    (slope,) = torch.autograd.grad(value.sum(), at)
     return value.detach().cpu().numpy(), slope.cpu().numpy()
 
 
-def _straight_line(
-    x: FloatArray, y: FloatArray, weight: npt.NDArray[np.int64]
-) -> tuple[float, float, float]:
-    """Slope of the line that fits y best, the mean of x - y, and the standard deviation of y from
-    the line."""
-    share = weight / weight.sum()
-    mean_x, mean_y = share @ x, share @ y
-    dx, dy = x - mean_x, y - mean_y
-    variance = share @ dx**2
-    slope = float(share @ (dx * dy) / variance) if variance > 0 else math.nan
-    bend = math.sqrt(share @ (dy - slope * dx) ** 2)
-    return slope, float(mean_x - mean_y), bend
+def weighted_quantile(values: FloatArray, weight: npt.NDArray[Any], share: float) -> float:
+    """The least value that at least this share of the weight does not exceed."""
+    order = np.argsort(values)
+    below = np.cumsum(weight[order])
+    place = np.searchsorted(below, share * below[-1])
+    return float(values[order[min(int(place), len(values) - 1)]])
 
 
 @torch.no_grad()

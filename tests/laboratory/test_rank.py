@@ -1,33 +1,40 @@
 """Ranks: matrices whose singular values are known, all routes against each other and LAPACK, the
-bounds of the softmax, memory."""
+bounds of the softmax, memory; and the command."""
 
 from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from training.toy import small_config, write_corpus
 
-from hstree.analysis import (
+from hstree.cli import main
+from hstree.heads import GSS, PLIF, MixtureOfContexts, MixtureOfSoftmaxes, Softmax
+from hstree.laboratory import (
     BlockMatrix,
     RankResult,
     effective_rank,
-    energy_picture,
     log_prob_rank,
     matrix_rank,
+    model_log_prob,
     plan_rank,
     press_threshold,
-    rank,
-    rank_rows,
-    rank_table,
     softmax_rank_bound,
-    spectrum_picture,
     stored_matrix,
 )
-from hstree.analysis.memory import available_memory, gibibytes
-from hstree.analysis.rank_plot import thinned
-from hstree.heads import GSS, PLIF, MixtureOfContexts, MixtureOfSoftmaxes, Softmax
+from hstree.laboratory.rank import compute
+from hstree.laboratory.rank.memory import available_memory, gibibytes
+from hstree.laboratory.rank.picture import energy_picture, spectrum_picture
+from hstree.laboratory.rank.report import rank_rows, rank_table, thinned
 from hstree.models import AWDLSTM, LanguageModel
+from hstree.runs import load_run
+from hstree.training import train
 
 CPU = torch.device("cpu")
 ROUTES = ("svd", "gram", "qr")
@@ -44,15 +51,14 @@ def with_values(m: int, n: int, values: list[float], seed: int = 0) -> Tensor:
 
 
 def ranks(values: Tensor, method: str = "auto", **options: object) -> RankResult:
-    matrix = stored_matrix(values, dtype=values.dtype)
-    return matrix_rank(matrix, plan_rank(matrix, method), **options)
+    return matrix_rank(plan_rank(stored_matrix(values, dtype=values.dtype), method), **options)
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of few rows and strips of few columns, none of which divides the matrix."""
-    monkeypatch.setattr(rank, "_BLOCK_BYTES", 8 * 500)
-    monkeypatch.setattr(rank, "_COLUMNS", 13)
+    monkeypatch.setattr(compute, "_BLOCK_BYTES", 8 * 500)
+    monkeypatch.setattr(compute, "_COLUMNS", 13)
 
 
 # Singular values
@@ -238,7 +244,7 @@ def empty(m: int, n: int, dtype: torch.dtype = torch.float32) -> BlockMatrix:
 )
 def test_auto_chooses_by_size_and_dtype(matrix: BlockMatrix, route: str) -> None:
     plan = plan_rank(matrix, max_memory=10**12)
-    assert (plan.route, plan.shape, plan.dtype) == (route, matrix.shape, matrix.dtype)
+    assert (plan.route, plan.matrix) == (route, matrix)
 
 
 def test_memory_is_bounded_and_said() -> None:
@@ -260,7 +266,7 @@ def test_memory_is_bounded_and_said() -> None:
 def test_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"max_memory: 1,000,000,000 x 1,000,000 .* are available"):
         plan_rank(empty(10**9, 10**6))
-    monkeypatch.setattr(rank, "available_memory", lambda device: None)
+    monkeypatch.setattr(compute, "available_memory", lambda device: None)
     assert plan_rank(empty(10**9, 10**6)).route == "gram"
 
 
@@ -288,16 +294,18 @@ def test_tables_and_pictures() -> None:
         "zero": ranks(torch.zeros(3, 3)),
         "one": ranks(torch.ones(1, 1)),
     }
-    cells = rank_table(results).rows
+    rows = rank_rows(results)
+    cells = rank_table(rows).rows
     assert cells[0][:5] == ("a", "50", "40", "float32", "svd")
     assert cells[0][-5:] == ("3", "3", "3", "3", "-")
     assert cells[1][-5:] == ("1", "-", "-", "-", "1")
-    row = rank_rows(results)[0]
-    assert (row["press_rank"], row["effective_rank_0.0001"]) == (3, 3)
-    assert row["s_max"] == pytest.approx(4)
+    assert (rows[0]["press_rank"], rows[0]["effective_rank_0.0001"]) == (3, 3)
+    assert rows[0]["s_max"] == pytest.approx(4)
     for draw in (spectrum_picture, energy_picture):
-        assert draw(results).startswith(b"\x89PNG")
-        assert draw({"zero": results["zero"]}).startswith(b"\x89PNG")
+        for drawn in (results, {"zero": results["zero"]}):
+            figure = draw(drawn)
+            figure.canvas.draw()
+            assert len(figure.legends[0].get_texts()) == len(drawn)
 
 
 def test_thinned() -> None:
@@ -307,3 +315,123 @@ def test_thinned() -> None:
     assert (some[0], some[-1]) == (1, 10_000)
     assert 500 < len(some) <= 1000
     assert (np.diff(some) > 0).all()
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, ``data``, and two finished runs, ``softmax``, tied, and ``mos``."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = write_corpus(folder / "data")
+    for head in ("softmax", "mos"):
+        sizes = {"embedding_size": 6, "context_size": 6, "tied": head == "softmax"}
+        train(small_config(data, folder / head, head=head, epochs=1, **sizes))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+
+
+def fails(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main(["analyze", "rank", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    return captured.err
+
+
+def table(folder: str) -> list[dict[str, str]]:
+    with (Path(folder) / "rank.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_runs_and_a_matrix(capsys: pytest.CaptureFixture[str]) -> None:
+    run = load_run("softmax")
+    tokens = run.corpus().test
+    np.save("own.npy", torch.cat(list(model_log_prob(run.model, tokens).blocks(100))).numpy())
+    options = ["softmax", "mos", "--log-prob", "own.npy", "--output", "results"]
+    assert main(["analyze", "rank", *options]) == 0
+    captured = capsys.readouterr()
+    n, v = len(tokens), len(run.vocabulary)
+    assert f"softmax: {n:,} x {v} float32, svd, " in captured.err
+    assert f"softmax: head softmax, {n:,} contexts of the test part of data; " in captured.out
+    assert "a softmax over 6 features with bias has rank at most 8" in captured.out
+    assert (
+        "note: rank.json has a selection of the singular values, rank-values.npz all"
+        in captured.out
+    )
+    assert {path.name for path in Path("results").iterdir()} == {
+        "rank.md",
+        "rank.json",
+        "rank.csv",
+        "rank-spectrum.png",
+        "rank-energy.png",
+        "rank-values.npz",
+    }
+    rows = table("results")
+    assert [row["matrix"] for row in rows] == ["softmax", "mos", "own.npy"]
+    expected = log_prob_rank(run.model, tokens)
+    assert expected.press_rank == 8
+    assert [int(row["press_rank"]) for row in rows[::2]] == [8, 8]
+    assert int(rows[1]["press_rank"]) > 8
+    assert int(rows[2]["effective_rank_1e-05"]) == expected.effective_ranks[1e-5]
+    with np.load("results/rank-values.npz") as values:
+        assert values["names"].tolist() == ["softmax", "mos", "own.npy"]
+        np.testing.assert_array_equal(values["matrix_0"], expected.singular_values)
+    data = json.loads(Path("results/rank.json").read_text())["matrices"]
+    assert data[0]["index"] == list(range(1, v + 1))
+    np.testing.assert_allclose(data[0]["singular_values"], expected.singular_values, rtol=1e-5)
+
+
+def test_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first rows of the validation text in float64, through QR, with an epsilon of one's
+    own."""
+    options = "--split valid --rows 7 --dtype float64 --method qr --epsilon 0.1 --max-memory 2"
+    assert main(["analyze", "rank", "mos", "--output", "options", *options.split()]) == 0
+    assert "mos: 7 x " in capsys.readouterr().err
+    run = load_run("mos")
+    expected = log_prob_rank(run.model, run.corpus().valid, 7, torch.float64, "svd", (0.1,))
+    (row,) = table("options")
+    assert (row["rows"], row["dtype"], row["route"]) == ("7", "float64", "qr")
+    assert row["press_rank"] == str(expected.press_rank) == "7"
+    assert row["effective_rank_0.1"] == str(expected.effective_ranks[0.1])
+    assert "effective_rank_0.001" not in row
+    assert float(row["s_max"]) == pytest.approx(expected.s_max, rel=1e-12)
+
+
+def test_gram_says_how_exact_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--method", "gram", "--output", "gram"]
+    assert main(["analyze", "rank", "softmax", *options]) == 0
+    out = capsys.readouterr().out
+    note = r"singular values at the Press threshold are exact to \d+\.\d\d% of it; 0 lie as close"
+    assert re.search(note, out)
+    (row,) = table("gram")
+    assert (row["route"], row["press_rank"]) == ("gram", "8")
+
+
+def test_failures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "RUN: expected at least one run folder or --log-prob" in fails(capsys)
+    assert "softmax: expected every run and file once" in fails(capsys, "softmax", "softmax")
+    assert "absent: no such run folder" in fails(capsys, "absent")
+    message = "softmax, test part: rows: expected 1 to "
+    assert message in fails(capsys, "softmax", "--rows", "999999")
+    message = "--log-prob absent.npy: expected a .npy file"
+    assert message in fails(capsys, "--log-prob", "absent.npy")
+    np.savez(tmp_path / "two.npz", a=np.ones(2))
+    assert "got an archive" in fails(capsys, "--log-prob", str(tmp_path / "two.npz"))
+    (tmp_path / "text.npy").write_text("text")
+    assert "expected a .npy file" in fails(capsys, "--log-prob", str(tmp_path / "text.npy"))
+    np.save(tmp_path / "flat.npy", np.ones(2))
+    assert "two dimensions" in fails(capsys, "--log-prob", str(tmp_path / "flat.npy"))
+    assert "--epsilon: expected a number between 0 and 1, got 1" in fails(
+        capsys, "softmax", "--epsilon", "1"
+    )
+    message = "method: gram resolves"
+    assert message in fails(capsys, "softmax", "--method", "gram", "--dtype", "float64")
+    message = "max_memory: "
+    assert message in fails(capsys, "softmax", "--max-memory", "0.0001", "--output", "never")
+    assert not Path("never").exists()
