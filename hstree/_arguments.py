@@ -24,6 +24,7 @@ def number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], floa
 
 positive = number("a positive number", lambda value: value > 0)
 not_negative = number("a number of at least 0", lambda value: value >= 0)
+share = number("a number above 0 and at most 1", lambda value: 0 < value <= 1)
 share_below_one = number("a number of at least 0 and below 1", lambda value: 0 <= value < 1)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from hstree.cli.analyze import predictions, tree, words
 from hstree.laboratory.correlation.report import COMMAND as correlation
 from hstree.laboratory.function.report import COMMAND as function
 from hstree.laboratory.jacobian.report import COMMAND as jacobian
+from hstree.laboratory.predictions.report import COMMAND as predictions
 from hstree.laboratory.rank.report import COMMAND as rank
 from hstree.laboratory.robustness.report import COMMAND as robustness
 from hstree.laboratory.significance.report import COMMAND as significance
 from hstree.laboratory.synthetic.report import COMMAND as synthetic
+from hstree.laboratory.trees.report import COMMAND as tree
+from hstree.laboratory.words.report import COMMAND as words
 
 ANALYZE = (correlation, function, predictions, rank, significance, tree, words)
 EXPERIMENT = (jacobian, robustness, synthetic)

@@ -25,8 +25,7 @@ from hstree.laboratory.report import plain_data
 from hstree.reference import piecewise_reference
 from hstree.runs import load_run
 from hstree.training import train
-
-from .toy_models import all_contexts, toy_model, toy_text
+from laboratory.toy_models import all_contexts, toy_model, toy_text
 
 
 def latents(head: Any, hidden: Tensor) -> Tensor:

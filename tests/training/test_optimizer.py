@@ -16,7 +16,8 @@ from hstree.data import CorpusStatistics
 from hstree.heads import ParameterGroup, Softmax, head_names
 from hstree.models import AWDLSTM, LanguageModel
 from hstree.optim import SparseAdam
-from hstree.training import ConfigError, TrainConfig, build_model
+from hstree.runs import ConfigError, TrainConfig
+from hstree.training import build_model
 from hstree.training.optimizer import (
     averaged_weights,
     build_optimizers,
@@ -32,9 +33,9 @@ V, D = 9, 6
 class SparseSoftmax(Softmax):
     """A softmax whose weight gets row-sparse gradients, as trees with ``sparse=True`` do."""
 
-    def target_loss(self, rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         weight = F.embedding(torch.arange(self.n_classes), self.weight, sparse=True)
-        output = -F.cross_entropy(F.linear(rows, weight, self.bias), target, reduction="none")
+        output = -F.cross_entropy(F.linear(hidden, weight, self.bias), target, reduction="none")
         return output, self.reduced(output, target)
 
     def parameter_groups(self) -> list[ParameterGroup]:

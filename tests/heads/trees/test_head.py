@@ -1,0 +1,557 @@
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from heads.support import (
+    FREQUENCIES,
+    D,
+    V,
+    draw,
+    draw_targets,
+    probabilities,
+    randomise,
+    trees,
+)
+from hstree.data.statistics import CorpusStatistics
+from hstree.heads import TreeEnsemble
+from hstree.optim import SparseAdam
+from hstree.trees import Tree, build_tree, huffman_tree, random_tree, tree_seed
+
+SHAPES = [(1, 1), (6, 1), (1, 5), (9, 4), (V, 1)]
+NESTED = {  # wide nodes at any level, and trees of different sizes
+    "wide below binary": [((0, 1, 2), (3, (4, 5, 6, 7), 8))],
+    "binary below wide": [((0, (1, 2)), 3, (4, 5, (6, 7, 8)))],
+    "wide below wide": [((0, 1, 2), (3, 4, (5, 6, 7)), 8), ((8, 7, 6, 5), (4, 3), (2, (1, 0)))],
+    "no binary node in one": [
+        ((0, 1, 2), (3, 4, 5), (6, 7, 8)),
+        (0, 1, (2, ((3, 4), (5, ((6, 7), 8))))),
+    ],
+    "no wide node in one": [
+        (((0, 1, 2), 3, 4, 5), (6, 7, 8)),
+        ((0, 1), (2, ((3, 4), (5, ((6, 7), 8))))),
+    ],
+    "one node": [(4, 0, 8, 3, 1, 2, 5, 7, 6)],
+}
+
+
+def ensemble(
+    recipe: str = "huffman",
+    shape: tuple[int, int] = (1, 1),
+    n_trees: int = 1,
+    n_classes: int = V,
+    **options: Any,
+) -> TreeEnsemble:
+    built = trees(recipe, n_trees, *shape, n_classes=n_classes)
+    frequencies = np.resize(FREQUENCIES, n_classes)
+    return TreeEnsemble(D, n_classes, built, **({"frequencies": frequencies} | options))
+
+
+def check_probabilities(head: TreeEnsemble, mass: Any) -> None:
+    """log_prob against the walk of the trees, sums, forward against log_prob."""
+    hidden = draw(6, D)
+    log_prob = head.log_prob(hidden)
+    expected = probabilities(head, hidden, mass)
+    np.testing.assert_allclose(expected.sum(1), 1, rtol=1e-12)
+    np.testing.assert_allclose(log_prob.detach().exp(), expected, rtol=1e-4, atol=1e-7)
+    assert (log_prob.exp().sum(1) - 1).abs().max() < 1e-5
+    every = torch.arange(head.n_classes)
+    output = head(hidden.repeat_interleave(len(every), 0), every.repeat(len(hidden))).output
+    torch.testing.assert_close(output.view_as(log_prob), log_prob, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("node_vectors", ["free", "shared"])
+def test_probabilities(recipe: str, shape: tuple[int, int], node_vectors: str) -> None:
+    """Every gate, with and without feature subsets."""
+    for gate, subset in itertools.product(("uniform", "constant", "context"), (None, 4)):
+        head = ensemble(recipe, shape, 3, gate=gate, subset_size=subset, node_vectors=node_vectors)
+        check_probabilities(randomise(head), FREQUENCIES)
+
+
+@pytest.mark.parametrize("node_vectors", ["free", "shared"])
+@pytest.mark.parametrize("nested", NESTED.values(), ids=NESTED.keys())
+def test_given_trees(nested: list[Any], node_vectors: str) -> None:
+    built = [Tree.from_nested(n) for n in nested]
+    head = randomise(TreeEnsemble(D, 9, built, node_vectors=node_vectors, gate="context"))
+    check_probabilities(head, None)
+
+
+@pytest.mark.parametrize("subset_size", [None, 4])
+def test_log_prob_of_few_rows(subset_size: int | None) -> None:
+    """Their scores are computed as another product."""
+    head = randomise(ensemble("huffman", (6, 4), 3, subset_size=subset_size, gate="context"))
+    hidden = draw(5, D)
+    log_prob = head.log_prob(hidden)
+    for rows in range(1, 5):
+        torch.testing.assert_close(head.log_prob(hidden[:rows]), log_prob[:rows])
+
+
+@pytest.mark.parametrize("node_vectors", ["free", "shared"])
+@pytest.mark.parametrize("n_trees", [1, 2])
+@pytest.mark.parametrize("n_classes", [1, 2, 3])
+def test_few_classes(n_classes: int, n_trees: int, node_vectors: str) -> None:
+    built = [random_tree(n_classes, seed) for seed in range(n_trees)]
+    head = TreeEnsemble(
+        D, n_classes, built, node_vectors=node_vectors, gate="context", reduction="sum"
+    )
+    check_probabilities(randomise(head), None)
+    hidden, target = draw(7, D), draw_targets(7, n_classes=n_classes)
+    hidden.requires_grad_()
+    sample = head.sample(hidden)
+    assert 0 <= sample.min() <= sample.max() < n_classes
+    loss = head(hidden, target).loss
+    if n_classes > 1 or n_trees > 1:
+        loss.backward()
+        assert hidden.grad.isfinite().all()
+    if n_classes == 1:
+        assert loss.abs() < 1e-6
+    assert head.predict(hidden).max() < n_classes
+
+
+@pytest.mark.parametrize("node_vectors", ["free", "shared"])
+@pytest.mark.parametrize("recipe", ["random", "huffman"])
+def test_full_width_is_the_flat_softmax(recipe: str, node_vectors: str) -> None:
+    """C = V: values and gradients of F.linear and log_softmax, rows in leaf order."""
+    head = ensemble(recipe, (V, 1), node_vectors=node_vectors)
+    order = torch.from_numpy(head.trees[0].order.astype(np.int64))
+    weight = draw(V, D, seed=5)
+    bias = torch.from_numpy(np.log(FREQUENCIES / FREQUENCIES.sum())).float()
+    with torch.no_grad():
+        if node_vectors == "free":
+            head.root_weight[0] = weight[order]
+        else:
+            head.output_embedding.copy_(weight)
+    flat_weight, flat_bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
+    hidden, target = draw(50, D), draw_targets(50)
+    leaves = [hidden.clone().requires_grad_() for _ in range(2)]
+    log_prob = F.linear(leaves[0], flat_weight, flat_bias).log_softmax(1)
+    torch.testing.assert_close(head.log_prob(hidden), log_prob, rtol=1e-6, atol=2e-6)
+    expected = F.nll_loss(log_prob, target)
+    loss = head(leaves[1], target).loss
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+    expected.backward()
+    loss.backward()
+    if node_vectors == "shared":
+        got = head.output_embedding.grad
+    else:
+        got = torch.empty_like(weight).index_copy_(0, order, head.root_weight.grad[0])
+    torch.testing.assert_close(leaves[1].grad, leaves[0].grad, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(got, flat_weight.grad, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(head.root_bias.grad[0], flat_bias.grad[order], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_untrained_is_the_unigram_distribution(recipe: str, shape: tuple[int, int]) -> None:
+    """Zero vectors, any context; frequencies whose ratio is 10^9, and a class never seen."""
+    counts = 10.0 ** np.linspace(0, 9, V)
+    np.random.default_rng(0).shuffle(counts)
+    counts[5] = 0
+    head = ensemble(recipe, shape, 2, frequencies=counts, gate="context")
+    mass = np.where(counts, counts, counts[counts > 0].min() / 2)
+    mass /= mass.sum()
+    hidden, target = 100 * draw(V, D), torch.arange(V)
+    log_prob = head.log_prob(hidden).detach().double().numpy()
+    np.testing.assert_allclose(np.exp(log_prob), np.tile(mass, (V, 1)), rtol=1e-5)
+    output = head(hidden, target).output.detach().double().numpy()
+    np.testing.assert_allclose(np.exp(output), mass, rtol=1e-5)
+
+
+def test_untrained_large_vocabulary() -> None:
+    """Long paths add up more roundings."""
+    counts = 1e7 / np.arange(1, 20001) ** 1.3
+    for tree in (huffman_tree(counts), random_tree(len(counts)), huffman_tree(counts, root=256)):
+        head = TreeEnsemble(4, len(counts), [tree], frequencies=counts)
+        with torch.no_grad():
+            prob = head.log_prob(torch.zeros(1, 4))[0].double().exp().numpy()
+        np.testing.assert_allclose(prob, counts / counts.sum(), rtol=1e-5)
+        assert abs(prob.sum() - 1) < 1e-5
+
+
+@pytest.mark.parametrize("options", [
+    {"shape": (1, 1)},
+    {"shape": (6, 5), "n_trees": 3, "gate": "context", "subset_size": 4},
+    {"shape": (6, 5), "n_trees": 3, "gate": "uniform"},
+    {"shape": (1, 5), "n_trees": 2, "gate": "constant"},
+    {"shape": (6, 5), "n_trees": 2, "node_vectors": "shared", "gate": "context", "subset_size": 4},
+], ids=["binary", "all parts", "all parts and features", "leaf groups", "shared"])  # fmt: skip
+def test_gradients_through_forward_and_log_prob(options: dict[str, Any]) -> None:
+    """float64: the ops' backward against autograd through all classes."""
+    head = randomise(ensemble(**options, reduction="none")).double()
+    hidden, target = draw(20, D, dtype=torch.float64), draw_targets(20)
+    target[3] = -100
+    weight = torch.linspace(-1, 2, 20, dtype=torch.float64)
+    grads = []
+    for through_forward in (True, False):
+        leaf = hidden.clone().requires_grad_()
+        head.zero_grad()
+        if through_forward:
+            loss = head(leaf, target).loss
+        else:
+            loss = F.nll_loss(head.log_prob(leaf), target, reduction="none")
+        (loss * weight).sum().backward()
+        grads.append([leaf.grad, *(p.grad for p in head.parameters())])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("subset", [None, 4])
+@pytest.mark.parametrize("n_trees", [1, 3])
+def test_ignored_rows_have_exact_zeros(n_trees: int, subset: int | None) -> None:
+    head = randomise(ensemble(shape=(6, 4), n_trees=n_trees, gate="context", subset_size=subset))
+    hidden, target = draw(20, D).requires_grad_(), draw_targets(20)
+    target[::3] = -100
+    output, loss = head(hidden, target)
+    loss.backward()
+    assert not output[::3].any()
+    assert not hidden.grad[::3].any()
+    assert hidden.grad[1::3].abs().sum(1).min() > 0
+
+
+@pytest.mark.parametrize("subset", [None, 4])
+def test_root_under_autocast(subset: int | None) -> None:
+    """Products in bfloat16; log-softmax, mixture and the weights' gradients in float32."""
+    head = randomise(ensemble(shape=(V, 1), n_trees=2, subset_size=subset))
+    hidden, target = draw(50, D), draw_targets(50)
+    expected = head(hidden, target)
+    with torch.autocast("cpu", torch.bfloat16):
+        output, loss = head(hidden, target)
+    assert output.dtype == loss.dtype == torch.float32
+    assert not torch.equal(output, expected.output)
+    torch.testing.assert_close(output, expected.output, rtol=0.02, atol=0.05)
+    grads = []
+    for value in (loss, expected.loss):
+        head.zero_grad()
+        value.backward()
+        grads.append(head.root_weight.grad)
+    assert grads[0].dtype == torch.float32
+    error = (grads[0] - grads[1]).norm() / grads[1].norm()
+    assert 0 < error < 0.02
+
+
+def sparse_and_dense() -> tuple[TreeEnsemble, TreeEnsemble]:
+    heads = [
+        randomise(ensemble("huffman", (6, 4), 2, sparse=sparse, gate="constant"))
+        for sparse in (True, False)
+    ]
+    return heads[0], heads[1]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # in torch's Adagrad
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
+def test_sparse_steps_are_dense_steps(optimizer: Any) -> None:
+    heads = sparse_and_dense()
+    optimizers = [optimizer(head.parameters(), lr=0.3) for head in heads]
+    for step in range(3):
+        hidden, target = draw(10, D, seed=step), draw_targets(10)
+        losses = []
+        for head, opt in zip(heads, optimizers, strict=True):
+            opt.zero_grad()
+            loss = head(hidden, target).loss
+            loss.backward()
+            opt.step()
+            losses.append(loss.detach())
+        assert heads[0].weight.grad.is_sparse
+        assert heads[0].wide_weight.grad.is_sparse
+        assert not heads[1].weight.grad.is_sparse
+        torch.testing.assert_close(*losses)
+    for a, b in zip(heads[0].parameters(), heads[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_sparse_adam() -> None:
+    head, _ = sparse_and_dense()
+    groups = head.parameter_groups()
+    optimizers: list[Any] = [
+        (SparseAdam if group.sparse else torch.optim.Adam)(group.params, lr=0.05)
+        for group in groups
+    ]
+    hidden, target = draw(30, D), draw_targets(30)
+    before = [p.detach().clone() for p in head.parameters()]
+    losses = []
+    for _ in range(20):
+        loss = head(hidden, target).loss
+        losses.append(loss.item())
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert losses[-1] < 0.6 * losses[0]
+    assert all(not torch.equal(a, b) for a, b in zip(before, head.parameters(), strict=True))
+
+
+def test_sparse_gradients_touch_only_visited_rows() -> None:
+    head, _ = sparse_and_dense()
+    target = torch.tensor([4])
+    head(draw(1, D), target).loss.backward()
+    wide = 0
+    for t, tree in enumerate(head.trees):
+        tables = tree.tables()
+        path = tables.path[tables.path_offset[4] : tables.path_offset[5]] >> 1
+        index = head.weight.grad.coalesce().indices()
+        assert sorted(index[1][index[0] == t].tolist()) == sorted(path.tolist())
+        nodes = tables.wide_path[tables.wide_offset[4] : tables.wide_offset[5]]
+        wide += int(nodes[:, 1].sum())
+    assert head.wide_weight.grad._values().shape == (wide, D)
+
+
+def test_weights_of_other_trees_are_refused() -> None:
+    head, other = ensemble("random", n_trees=2), ensemble("huffman", n_trees=2)
+    with pytest.raises(RuntimeError, match="the weights belong to another tree than this head's"):
+        other.load_state_dict(head.state_dict())
+    state = {k: v for k, v in head.state_dict().items() if not k.startswith("tree_arrays.1")}
+    with pytest.raises(RuntimeError, match=r"Missing key.*tree_arrays\.1\.order"):
+        copy.deepcopy(head).load_state_dict(state)
+    head.load_state_dict(head.state_dict())
+
+
+def test_derived_vectors_follow_the_definition() -> None:
+    """s (mean of the left leaves' vectors - mean of the right ones'), s = 1 for leaves alone."""
+    tree = Tree.from_nested(((0, 1), (2, (3, 4, 5))))
+    counts = np.array([1.0, 3, 2, 1, 1, 2])
+    head = TreeEnsemble(D, 6, [tree], node_vectors="shared", frequencies=counts)
+    e = head.output_embedding.detach()
+    left, right = (e[0] + 3 * e[1]) / 4, (2 * e[2] + e[3] + e[4] + 2 * e[5]) / 6
+    group = (e[3] + e[4] + 2 * e[5]) / 4
+    weight, wide_weight = (block.weight for block in head.blocks())
+    assert [block.prefix for block in head.blocks()] == ["", "wide_"]
+    expected = torch.stack([3 * (left - right), e[0] - e[1], 3 * (e[2] - group)])
+    torch.testing.assert_close(weight[0], expected)
+    torch.testing.assert_close(wide_weight[0], e[3:])
+    assert head.scale.tolist() == [[3.0, 1.0, 3.0]]
+    assert head.wide_scale.tolist() == [[1.0, 1.0, 1.0]]
+
+
+def test_shared_vectors_survive_half_precision() -> None:
+    """Masses over nine orders of magnitude, as buffers of a head in float16."""
+    counts = 10.0 ** np.linspace(0, 9, V)
+    head = ensemble("huffman", (6, 4), node_vectors="shared", frequencies=counts)
+    expected = head.log_prob(draw(4, D)).detach()
+    for dtype in (torch.float16, torch.bfloat16):
+        low = copy.deepcopy(head).to(dtype)
+        got = low.log_prob(draw(4, D, dtype=dtype))
+        assert got.isfinite().all()
+        torch.testing.assert_close(got, expected, rtol=0.05, atol=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (6, 5)], ids=str)
+def test_topk_of_another_dtype_than_the_hidden_vectors(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    head = randomise(ensemble(shape=shape, n_trees=2, gate="context"), scale=0.3)
+    hidden = draw(5, D)
+    values, classes = head.to(dtype).topk(hidden, 3)
+    assert values.dtype == torch.float32
+    expected = head.log_prob(hidden)
+    torch.testing.assert_close(values, expected.gather(1, classes), rtol=0.03, atol=0.03)
+    torch.testing.assert_close(values, expected.topk(3)[0], rtol=0.03, atol=0.03)
+    assert torch.equal(head.predict(hidden), classes[:, 0])
+
+
+def test_feature_subsets() -> None:
+    """Increasing, the same for a seed, saved; only those features get a gradient."""
+    heads = [ensemble(n_trees=3, subset_size=4, seed=seed) for seed in (1, 1, 2)]
+    index = heads[0].feature_index
+    assert index.shape == (3, 4)
+    assert (index.diff() > 0).all()
+    assert torch.equal(index, heads[1].feature_index)
+    assert not torch.equal(index, heads[2].feature_index)
+    assert "feature_index" in heads[0].state_dict()
+    head = randomise(heads[0])
+    hidden = draw(30, D).requires_grad_()
+    head(hidden, draw_targets(30)).loss.backward()
+    used = set(index.flatten().tolist())
+    assert set(hidden.grad.abs().sum(0).nonzero().flatten().tolist()) == used
+    assert ensemble(subset_size=D).feature_index is None
+
+
+def test_feature_subsets_of_blocks() -> None:
+    """Whole blocks, each at a multiple of its size; a head saved before there were blocks loads."""
+    head = ensemble(n_trees=20, subset_size=6, subset_block=2)
+    index = head.feature_index
+    assert index.shape == (20, 6)
+    assert (index[:, ::2] % 2 == 0).all()
+    assert torch.equal(index[:, 1::2], index[:, ::2] + 1)
+    assert (index.diff() > 0).all()
+    assert len({tuple(row) for row in index.tolist()}) > 5
+    assert torch.equal(ensemble(n_trees=20, subset_size=6, subset_block=2).feature_index, index)
+    tensors = head.state_dict()
+    again = TreeEnsemble.from_config(head.config(), tensors)
+    assert again.subset_block == 2
+    assert torch.equal(again.feature_index, index)
+    older = ensemble(n_trees=2, subset_size=6)
+    config = older.config()
+    del config["subset_block"]
+    loaded = TreeEnsemble.from_config(config, older.state_dict())
+    assert torch.equal(loaded.feature_index, older.feature_index)
+
+
+def softmax(bias: bool = True, seed: int = 0) -> torch.nn.Linear:
+    torch.manual_seed(seed)
+    linear = torch.nn.Linear(D, V, bias)
+    torch.nn.init.normal_(linear.weight)
+    if bias:
+        torch.nn.init.normal_(linear.bias)
+    return linear.requires_grad_(False)
+
+
+FROM_LINEAR: dict[str, dict[str, Any]] = {
+    "binary": {},
+    "wide root": {"shape": (6, 1)},
+    "groups of leaves": {"shape": (6, 5), "n_trees": 3, "gate": "context"},
+    "subset": {"n_trees": 2, "subset_size": 4, "sparse": True},
+}
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("name", FROM_LINEAR)
+def test_from_linear_is_the_softmax_to_first_order(name: str, bias: bool) -> None:
+    """At a hidden vector, where value and derivative are those of the softmax; a tree over a subset
+    has the value and the derivatives of its features."""
+    options = dict(FROM_LINEAR[name])
+    built = trees("cluster", options.pop("n_trees", 1), *options.pop("shape", (1, 1)))
+    linear, at = softmax(bias), draw(D)
+    head = TreeEnsemble.from_linear(linear, built, at=at, **options).double()
+    truth = copy.deepcopy(linear).double()
+    at = at.double()
+    expected = truth(at).log_softmax(0)
+    got = head.log_prob(at[None])[0]
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    derivative = torch.autograd.functional.jacobian(lambda h: head.log_prob(h[None])[0], at)
+    wanted = torch.autograd.functional.jacobian(lambda h: truth(h).log_softmax(0), at)
+    if head.feature_index is not None:
+        of_tree = [wanted.new_zeros(D).index_fill(0, i.long(), 1.0) for i in head.feature_index]
+        wanted = wanted * torch.stack(of_tree).mean(0)
+    torch.testing.assert_close(derivative, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_from_linear_where_it_is_exact() -> None:
+    """A root over all classes; groups of equal vectors below a root over the groups."""
+    linear, hidden = softmax(), draw(9, D)
+    flat = TreeEnsemble.from_linear(linear, trees(root=V))
+    torch.testing.assert_close(flat.log_prob(hidden), linear(hidden).log_softmax(1))
+    tree = Tree.from_nested(tuple(tuple(range(c, min(c + 5, V))) for c in range(0, V, 5)))
+    linear.weight.data.copy_(linear.weight[torch.arange(V) // 5 * 5])
+    for at in (None, draw(D)):
+        head = TreeEnsemble.from_linear(linear, [tree], at=at)
+        torch.testing.assert_close(head.log_prob(hidden), linear(hidden).log_softmax(1))
+
+
+def test_from_linear_with_improbable_classes() -> None:
+    """Far below what a float holds: finite vectors, and the probable classes as they are."""
+    linear = softmax()
+    linear.bias.data[::2] = -5000.0
+    head = TreeEnsemble.from_linear(linear, trees("cluster", root=6))
+    assert all(parameter.isfinite().all() for parameter in head.parameters())
+    hidden = torch.zeros(1, D)
+    expected = linear(hidden).log_softmax(1)[:, 1::2]
+    torch.testing.assert_close(head.log_prob(hidden)[:, 1::2], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"at": torch.zeros(3)}, r"at: expected shape \[10\], got \[3\]"),
+        ({"node_vectors": "free"}, "node_vectors: expected none"),
+        ({"embedding": None}, "embedding: expected none"),
+        ({"trees": [random_tree(V - 1)]}, r"trees\[0\]: expected 37 classes, got 36"),
+    ],
+    ids=str,
+)
+def test_bad_from_linear(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        TreeEnsemble.from_linear(softmax(), **({"trees": trees()} | options))
+
+
+def test_device_moves(device: torch.device) -> None:
+    """Tables and levels follow the module; results are those of the CPU."""
+    for node_vectors in ("free", "shared"):
+        head = randomise(ensemble("huffman", (6, 4), 2, gate="context", node_vectors=node_vectors))
+        hidden, target = draw(20, D), draw_targets(20)
+        expected = head.log_prob(hidden).detach(), head(hidden, target).loss.detach()
+        moved = head.to(device)
+        torch.testing.assert_close(moved.log_prob(hidden.to(device)).cpu(), expected[0])
+        loss = moved(hidden.to(device), target.to(device)).loss
+        torch.testing.assert_close(loss.cpu(), expected[1])
+
+
+@pytest.mark.cuda
+def test_cuda_target_out_of_range_is_nan() -> None:
+    head = randomise(ensemble("huffman", (6, 4), 2)).cuda()
+    target = draw_targets(9).cuda()
+    target[4] = V
+    output = head(draw(9, D).cuda(), target).output
+    assert output[4].isnan()
+    assert output[torch.arange(9) != 4].isfinite().all()
+
+
+def bad(**options: Any) -> Any:
+    return pytest.param(options.pop("match"), options, id=" ".join(options))
+
+
+@pytest.mark.parametrize(
+    ("match", "options"),
+    [
+        bad(match="trees: expected at least one tree, got none", trees=[]),
+        bad(match=r"trees\[1\]: expected 37 classes, got 36",
+            trees=[random_tree(V), random_tree(V - 1)]),
+        bad(match=r"trees\[1\]: expected a root of 2 children as in trees\[0\], got 6",
+            trees=[random_tree(V), random_tree(V, root=6)]),
+        bad(match=r"subset_size: expected 1 to 10 \(in_features\), got 0", subset_size=0),
+        bad(match=r"subset_size: expected 1 to 10 \(in_features\), got 11", subset_size=11),
+        bad(match=r"subset_block: expected a divisor of in_features \(10\) and of subset_size "
+            r"\(4\), got 5", subset_size=4, subset_block=5),
+        bad(match=r"subset_block: .*in_features \(10\) and of subset_size \(8\), got 4",
+            subset_size=8, subset_block=4),
+        bad(match=r"subset_block: expected a divisor .* got 0", subset_size=4, subset_block=0),
+        bad(match="gate: expected one of uniform, constant, context, got 'x'", gate="x"),
+        bad(match="node_vectors: expected one of free, shared, got 'x'", node_vectors="x"),
+        bad(match="embedding: expected None with node_vectors='free'",
+            embedding=torch.nn.Embedding(V, D)),
+        bad(match=r"embedding: expected a weight of shape \(37, 10\), got \(37, 9\)",
+            embedding=torch.nn.Embedding(V, D - 1), node_vectors="shared"),
+        bad(match="sparse: expected False with node_vectors='shared'",
+            sparse=True, node_vectors="shared"),
+        bad(match=r"frequencies: expected a 1-D array of shape \(37,\), got shape \(3,\)",
+            frequencies=[1, 2, 3]),
+        bad(match=r"frequencies\[0\]: expected a finite number of at least 0, got -1.0",
+            frequencies=-np.ones(V)),
+    ],
+)  # fmt: skip
+def test_bad_options(match: str, options: dict[str, Any]) -> None:
+    options = {"trees": trees()} | options
+    with pytest.raises(ValueError, match=match):
+        TreeEnsemble(D, V, **options)
+
+
+def test_from_corpus_trees() -> None:
+    """What it builds is what build_tree builds."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, V, 500).astype(np.int32)
+    statistics = CorpusStatistics.from_tokens(tokens, V)
+    head = TreeEnsemble.from_corpus(D, V, statistics, recipe="huffman", n_trees=1, root=5, seed=9)
+    expected = build_tree("huffman", V, statistics.frequencies, seed=tree_seed(9, 0), root=5)
+    assert head.trees == [expected]
+    several = TreeEnsemble.from_corpus(D, V, statistics, n_trees=3, root=5)
+    assert len(set(several.trees)) == 3
+    assert {tree.root_width for tree in several.trees} == {5}
+
+
+def test_one_hidden_vector(device: torch.device) -> None:
+    """No leading dimension at all, as when one word is generated."""
+    head = randomise(ensemble("huffman", (6, 4), 2)).to(device)
+    hidden: Tensor = draw(D).to(device)
+    assert head.log_prob(hidden).shape == (V,)
+    assert head.sample(hidden).shape == ()
+    assert head(hidden, torch.tensor(3, device=device)).output.shape == ()
