@@ -13,7 +13,8 @@ from hstree.laboratory.study.file import (
     read_study,
     run_name,
 )
-from hstree.training import TrainConfig, preset
+from hstree.runs import TrainConfig
+from hstree.training import preset
 
 ROOT = Path(__file__).resolve().parents[2]
 
