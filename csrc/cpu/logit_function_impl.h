@@ -57,7 +57,7 @@ static inline Vector<accumulate_t<T>> load_first(const T* p, int64_t count, accu
 
 // Rows index of table [K, width], transposed.
 template <int width, typename A>
-static inline void lookup(const A* table, Index<A> index, Vector<A>* a) {
+[[gnu::always_inline]] static inline void lookup(const A* table, Index<A> index, Vector<A>* a) {
   constexpr int64_t W = VectorOf<A>::width;
   A columns[width][W];
   for (int64_t i = 0; i < W; ++i) {
@@ -133,7 +133,7 @@ struct Place {
 };
 
 template <typename A>
-static inline Place<A> place_of(const Function<A>& f, Vector<A> x) {
+[[gnu::always_inline]] static inline Place<A> place_of(const Function<A>& f, Vector<A> x) {
   const Vector<A> t = fma(x, splat(f.rate), splat(f.half));
   const Vector<A> within = at_most(t > 0 ? t : Vector<A>{}, splat(f.last));
   const Index<A> index = __builtin_convertvector(within, Index<A>);
@@ -145,7 +145,7 @@ template <typename A>
 struct Value {
   Vector<A> f;  // of GssPower exp(f - c)
   Vector<A> slope;
-  Place<A> place = {};  // where there is a table
+  Place<A> place;  // where there is a table
 };
 
 // The kinds of functions, which the kernels take as a template parameter: f and f' at x, the width of the
@@ -155,8 +155,11 @@ struct Identity {
   static constexpr bool is_power = false;
 
   template <typename A>
-  static inline Value<A> at(const Function<A>&, Vector<A> x) {
-    return {x, splat(A(1))};
+  [[gnu::always_inline]] static inline Value<A> at(const Function<A>&, Vector<A> x) {
+    Value<A> value;
+    value.f = x;
+    value.slope = splat(A(1));
+    return value;
   }
 };
 
@@ -165,12 +168,14 @@ struct Gss {
   static constexpr bool is_power = false;
 
   template <typename A>
-  static inline Value<A> at(const Function<A>& f, Vector<A> x) {
+  [[gnu::always_inline]] static inline Value<A> at(const Function<A>& f, Vector<A> x) {
     const Vector<A> d = x - f.c;
     const Vector<A> e = exponential(-magnitude(d));
     const Index<A> left = d < 0;
-    return {(left ? f.k * d + f.c : x) - f.k_1 * log1p_unit(e),
-            f.k - f.k_1 * ((left ? e : splat(A(1))) / (1 + e))};
+    Value<A> value;
+    value.f = (left ? f.k * d + f.c : x) - f.k_1 * log1p_unit(e);
+    value.slope = f.k - f.k_1 * ((left ? e : splat(A(1))) / (1 + e));
+    return value;
   }
 };
 
@@ -182,16 +187,15 @@ struct GssPower {
   static constexpr bool is_power = true;
 
   template <typename A>
-  static inline Value<A> at(const Function<A>& f, Vector<A> x) {
+  [[gnu::always_inline]] static inline Value<A> at(const Function<A>& f, Vector<A> x) {
     const Vector<A> half = exponential(A(0.5) * (x - f.c));
     const Vector<A> e = half * half;
     const Vector<A> root = half * inverse_sqrt(1 + e);
     const Vector<A> sigmoid = root * root;
-    return {e * (n == 1   ? root
-                 : n == 2 ? sigmoid
-                 : n == 3 ? sigmoid * root
-                          : sigmoid * sigmoid),
-            f.k - f.k_1 * sigmoid};
+    Value<A> value;
+    value.f = e * (n == 1 ? root : n == 2 ? sigmoid : n == 3 ? sigmoid * root : sigmoid * sigmoid);
+    value.slope = f.k - f.k_1 * sigmoid;
+    return value;
   }
 };
 
@@ -200,11 +204,14 @@ struct Linear {
   static constexpr bool is_power = false;
 
   template <typename A>
-  static inline Value<A> at(const Function<A>& f, Vector<A> x) {
+  [[gnu::always_inline]] static inline Value<A> at(const Function<A>& f, Vector<A> x) {
+    Value<A> value;
     Vector<A> a[2];
-    const Place<A> place = place_of(f, x);
-    lookup<2>(f.table, place.index, a);
-    return {fma(a[1], place.u, a[0]), f.rate * (place.u == place.u ? a[1] : place.u), place};
+    value.place = place_of(f, x);
+    lookup<2>(f.table, value.place.index, a);
+    value.f = fma(a[1], value.place.u, a[0]);
+    value.slope = f.rate * (value.place.u == value.place.u ? a[1] : value.place.u);
+    return value;
   }
 };
 
@@ -213,14 +220,17 @@ struct Cubic {
   static constexpr bool is_power = false;
 
   template <typename A>
-  static inline Value<A> at(const Function<A>& f, Vector<A> x) {
+  [[gnu::always_inline]] static inline Value<A> at(const Function<A>& f, Vector<A> x) {
+    Value<A> value;
     Vector<A> a[4];
-    const Place<A> place = place_of(f, x);
-    lookup<4>(f.table, place.index, a);
-    const Vector<A> u = place.u;
+    value.place = place_of(f, x);
+    lookup<4>(f.table, value.place.index, a);
+    const Vector<A> u = value.place.u;
     const Vector<A> uc = at_most(at_least(u, Vector<A>{}), splat(A(1)));
     const Vector<A> slope = fma(fma(3 * a[3], uc, 2 * a[2]), uc, a[1]);
-    return {fma(fma(fma(a[3], uc, a[2]), uc, a[1]), uc, a[0]) + slope * (u - uc), f.rate * slope, place};
+    value.f = fma(fma(fma(a[3], uc, a[2]), uc, a[1]), uc, a[0]) + slope * (u - uc);
+    value.slope = f.rate * slope;
+    return value;
   }
 };
 

@@ -39,7 +39,7 @@ static inline void add_singly(const TableSums& sums, const Waiting<A>& waiting, 
     add<shared>(sum, rounded(quanta));
     add<shared>(sum + 1, rounded(quanta * u));
     if (width == 4) {
-      const double uc = u < 0 ? 0 : u > 1 ? 1 : u, beyond = u - uc;
+      const double uc = at_most(at_least(u, 0.0), 1.0), beyond = u - uc;
       add<shared>(sum + 2, rounded(quanta * (uc * (uc + 2 * beyond))));
       add<shared>(sum + 3, rounded(quanta * (uc * uc * (uc + 3 * beyond))));
     }
