@@ -166,7 +166,7 @@ def query(*fields: str, while_waiting: Callable[[], object] = lambda: time.sleep
 
 
 def kernel_name(key: str) -> str:
-    """`path_forward_kernel` for the kernels of hstree, `sort and the rest` for others."""
+    """`path_log_prob_kernel` for the kernels of hstree, `sort and the rest` for others."""
     found = re.search(r"hstree::.*?(\w+_kernel)\b", key)
     return found.group(1) if found else "sort and the rest"
 

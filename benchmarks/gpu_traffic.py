@@ -89,8 +89,10 @@ def traffic(
             "backward": 2 * inputs + weights + scores + gradient,
         },
         kernels={
-            "path_forward_kernel": gathered + tile_nodes * features * itemsize + scores,
-            "path_backward_input_kernel": group_nodes * features * itemsize + inputs + scores,
-            "path_backward_weight_kernel": gathered + scores + gradient - place,
+            "path_log_prob_kernel": gathered + tile_nodes * features * itemsize + scores,
+            "path_log_prob_backward_hidden_kernel": group_nodes * features * itemsize
+            + inputs
+            + scores,
+            "path_log_prob_backward_weight_kernel": gathered + scores + gradient - place,
         },
     )

@@ -74,9 +74,9 @@ def test_traffic_equals_a_count_row_by_row(subset: int | None, itemsize: int) ->
     }
     gathered = 32 * rows * sectors
     assert got.kernels == {
-        "path_forward_kernel": gathered + tile_nodes * features * itemsize + scores,
-        "path_backward_input_kernel": group_nodes * features * itemsize + inputs + scores,
-        "path_backward_weight_kernel": gathered + scores + gradient,
+        "path_log_prob_kernel": gathered + tile_nodes * features * itemsize + scores,
+        "path_log_prob_backward_hidden_kernel": group_nodes * features * itemsize + inputs + scores,
+        "path_log_prob_backward_weight_kernel": gathered + scores + gradient,
     }
 
 
@@ -142,8 +142,8 @@ def test_contestant_that_is_wrong_is_not_timed(
 
 
 def test_kernels_by_name() -> None:
-    ours = "void hstree::(anonymous namespace)::path_forward_kernel<__nv_bfloat16, true>(Tables)"
-    assert gpu.kernel_name(ours) == "path_forward_kernel"
+    ours = "void hstree::(anonymous namespace)::path_log_prob_kernel<__nv_bfloat16, true>(Tables)"
+    assert gpu.kernel_name(ours) == "path_log_prob_kernel"
     assert gpu.kernel_name("void hstree::segment_reduce_kernel<float>()") == "segment_reduce_kernel"
     assert gpu.kernel_name("void at::native::reduce_kernel<512>()") == "sort and the rest"
 
@@ -231,7 +231,7 @@ def test_results_of_tests() -> None:
 
 
 REPORT = """t/a.py::test_x ========= Invalid __global__ read of size 4 bytes
-=========     at void hstree::<unnamed>::path_forward_kernel<float, (bool)1>(Tables)+0x150
+=========     at void hstree::<unnamed>::path_log_prob_kernel<float, (bool)1>(Tables)+0x150
 =========     by thread (0,0,0) in block (0,0,0)
 ========= Invalid __global__ read of size 4 bytes
 =========     at void at::native::vectorized_kernel<(int)4>(int)+0x10
@@ -251,7 +251,7 @@ def test_results_of_the_sanitizer() -> None:
     entry = gpu_proof.of_sanitizer(ending(REPORT))
     assert entry["outcome"] == "errors"
     assert entry["kernels"] == {
-        "hstree path_forward_kernel": 1,
+        "hstree path_log_prob_kernel": 1,
         "void at::native::vectorized_kernel<(int)4>(int)": 1,
     }
     assert entry["detail"].startswith("2 errors, 1 reported places in kernels of hstree")

@@ -18,9 +18,9 @@ MINIMUM_TORCH = (2, 11)
 
 # Operators without a CUDA kernel in any build, and what does their work on a GPU.
 CPU_OPERATORS = {
-    "topk": "TreeEnsemble.topk takes the k largest of all classes",
-    "log_prob": "tree_log_prob is composed of torch's operators",
-    "log_prob_backward": "autograd of torch's operators",
+    "tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
+    "tree_log_prob": "tree_log_prob is composed of torch's operators",
+    "tree_log_prob_backward": "autograd of torch's operators",
 }
 
 

@@ -1,4 +1,4 @@
-// The features of the input that a tree reads, and the workspaces that they are gathered into.
+// The features of hidden that a tree reads, and the workspaces that they are gathered into.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-#include "cpu/log_prob.h"
 #include "cpu/logit_kernels.h"
-#include "cpu/path_kernels.h"
+#include "cpu/path_log_prob_kernels.h"
 #include "cpu/sparse_adam.h"
-#include "cpu/wide_kernels.h"
+#include "cpu/tree_log_prob.h"
+#include "cpu/wide_log_prob_kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -16,11 +16,11 @@
 
 #define HSTREE_CAPABILITY avx2
 #define HSTREE_VECTOR_BYTES 32
-#include "cpu/log_prob_kernels_impl.h"
 #include "cpu/logit_kernels_impl.h"
-#include "cpu/path_kernels_impl.h"
+#include "cpu/path_log_prob_kernels_impl.h"
 #include "cpu/sparse_adam_impl.h"
-#include "cpu/wide_kernels_impl.h"
+#include "cpu/tree_log_prob_kernels_impl.h"
+#include "cpu/wide_log_prob_kernels_impl.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -1,8 +1,8 @@
-#include "cpu/log_prob.h"
 #include "cpu/logit_kernels.h"
-#include "cpu/path_kernels.h"
+#include "cpu/path_log_prob_kernels.h"
 #include "cpu/sparse_adam.h"
-#include "cpu/wide_kernels.h"
+#include "cpu/tree_log_prob.h"
+#include "cpu/wide_log_prob_kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -10,8 +10,8 @@
 
 #define HSTREE_CAPABILITY portable
 #define HSTREE_VECTOR_BYTES 16
-#include "cpu/log_prob_kernels_impl.h"
 #include "cpu/logit_kernels_impl.h"
-#include "cpu/path_kernels_impl.h"
+#include "cpu/path_log_prob_kernels_impl.h"
 #include "cpu/sparse_adam_impl.h"
-#include "cpu/wide_kernels_impl.h"
+#include "cpu/tree_log_prob_kernels_impl.h"
+#include "cpu/wide_log_prob_kernels_impl.h"

@@ -1,4 +1,4 @@
-// The vectorised parts of plif and monotone_log_prob: one table of functions for each instruction set, chosen
+// The vectorised parts of piecewise and monotone_log_prob: one table of functions for each instruction set, chosen
 // once at run time.
 #pragma once
 
@@ -41,7 +41,7 @@ struct TableSums {
 };
 
 template <typename T>
-struct PlifKernels {
+struct PiecewiseKernels {
   using A = accumulate_t<T>;
 
   // output[i] = f(input[i])
@@ -101,11 +101,11 @@ struct MonotoneKernels {
 };
 
 template <typename T>
-const PlifKernels<T>* plif_kernels_portable();
+const PiecewiseKernels<T>* piecewise_kernels_portable();
 template <typename T>
-const PlifKernels<T>* plif_kernels_avx2();
+const PiecewiseKernels<T>* piecewise_kernels_avx2();
 template <typename T>
-const PlifKernels<T>* plif_kernels_avx512();
+const PiecewiseKernels<T>* piecewise_kernels_avx512();
 
 template <typename A>
 const MonotoneKernels<A>* monotone_kernels_portable();

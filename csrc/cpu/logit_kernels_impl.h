@@ -8,8 +8,8 @@ namespace HSTREE_CAPABILITY {
 // slower.
 
 template <typename Kind, typename T>
-[[gnu::noinline]] static void plif_forward_of(const Function<accumulate_t<T>>& function, const T* input,
-                                              int64_t count, T* output) {
+[[gnu::noinline]] static void piecewise_forward_of(const Function<accumulate_t<T>>& function, const T* input,
+                                                   int64_t count, T* output) {
   using A = accumulate_t<T>;
   constexpr int64_t W = VectorOf<A>::width;
   const Function<A> f = function;
@@ -22,14 +22,14 @@ template <typename Kind, typename T>
 }
 
 template <typename T>
-static void plif_forward(const Function<accumulate_t<T>>& f, const T* input, int64_t count, T* output) {
-  with_table_kind(f, [&](auto kind) { plif_forward_of<decltype(kind)>(f, input, count, output); });
+static void piecewise_forward(const Function<accumulate_t<T>>& f, const T* input, int64_t count, T* output) {
+  with_table_kind(f, [&](auto kind) { piecewise_forward_of<decltype(kind)>(f, input, count, output); });
 }
 
 template <typename Kind, typename T>
-[[gnu::noinline]] static void plif_backward_of(const Function<accumulate_t<T>>& function, const T* grad,
-                                               const T* input, int64_t count, T* grad_input,
-                                               const TableSums& table_sums) {
+[[gnu::noinline]] static void piecewise_backward_of(const Function<accumulate_t<T>>& function, const T* grad,
+                                                    const T* input, int64_t count, T* grad_input,
+                                                    const TableSums& table_sums) {
   using A = accumulate_t<T>;
   constexpr int64_t W = VectorOf<A>::width;
   const Function<A> f = function;
@@ -54,10 +54,10 @@ template <typename Kind, typename T>
 }
 
 template <typename T>
-static void plif_backward(const Function<accumulate_t<T>>& f, const T* grad, const T* input, int64_t count,
-                          T* grad_input, const TableSums& sums) {
+static void piecewise_backward(const Function<accumulate_t<T>>& f, const T* grad, const T* input,
+                               int64_t count, T* grad_input, const TableSums& sums) {
   with_table_kind(
-      f, [&](auto kind) { plif_backward_of<decltype(kind)>(f, grad, input, count, grad_input, sums); });
+      f, [&](auto kind) { piecewise_backward_of<decltype(kind)>(f, grad, input, count, grad_input, sums); });
 }
 
 // The largest magnitude as bits: infinity and NaN are above all numbers.
@@ -301,8 +301,8 @@ static void monotone_backward(const Function<A>& f, A* x, int64_t count, int64_t
 }
 
 template <typename T>
-static const PlifKernels<T>* plif_table() {
-  static constexpr PlifKernels<T> kernels = {plif_forward<T>, plif_backward<T>, largest<T>};
+static const PiecewiseKernels<T>* piecewise_table() {
+  static constexpr PiecewiseKernels<T> kernels = {piecewise_forward<T>, piecewise_backward<T>, largest<T>};
   return &kernels;
 }
 
@@ -316,23 +316,23 @@ static const MonotoneKernels<A>* monotone_table() {
 
 }  // namespace HSTREE_CAPABILITY
 
-#define HSTREE_PLIF_TABLE(T)                                              \
-  template <>                                                             \
-  const PlifKernels<T>* HSTREE_JOIN(plif_kernels_, HSTREE_CAPABILITY)() { \
-    return HSTREE_CAPABILITY::plif_table<T>();                            \
+#define HSTREE_PIECEWISE_TABLE(T)                                                   \
+  template <>                                                                       \
+  const PiecewiseKernels<T>* HSTREE_JOIN(piecewise_kernels_, HSTREE_CAPABILITY)() { \
+    return HSTREE_CAPABILITY::piecewise_table<T>();                                 \
   }
 #define HSTREE_MONOTONE_TABLE(A)                                                  \
   template <>                                                                     \
   const MonotoneKernels<A>* HSTREE_JOIN(monotone_kernels_, HSTREE_CAPABILITY)() { \
     return HSTREE_CAPABILITY::monotone_table<A>();                                \
   }
-HSTREE_PLIF_TABLE(float)
-HSTREE_PLIF_TABLE(double)
-HSTREE_PLIF_TABLE(BFloat16)
-HSTREE_PLIF_TABLE(Half)
+HSTREE_PIECEWISE_TABLE(float)
+HSTREE_PIECEWISE_TABLE(double)
+HSTREE_PIECEWISE_TABLE(BFloat16)
+HSTREE_PIECEWISE_TABLE(Half)
 HSTREE_MONOTONE_TABLE(float)
 HSTREE_MONOTONE_TABLE(double)
-#undef HSTREE_PLIF_TABLE
+#undef HSTREE_PIECEWISE_TABLE
 #undef HSTREE_MONOTONE_TABLE
 
 }  // namespace hstree::cpu

@@ -10,7 +10,7 @@ void check_feature_index(const TreeBatch& batch) {
       const int32_t lowest = s == 0 ? 0 : index[s - 1] + 1;
       if (index[s] >= lowest && index[s] < batch.in_features) continue;
       fail(batch.op, ": feature_index[", t, ", ", s, "]: expected a value in [", lowest, ", ",
-           batch.in_features, "), as each row increases within the input's features; got ", index[s]);
+           batch.in_features, "), as each row increases within the features of hidden; got ", index[s]);
     }
   }
 }

@@ -34,7 +34,7 @@ struct TreeBatch {
 
 template <typename T>
 struct Forward {
-  const T* input;             // [N, D]
+  const T* hidden;            // [N, D]
   const T* weight;            // [T, M, S]
   const T* bias;              // [T, M] or null
   accumulate_t<T>* log_prob;  // [N, T] zeros
@@ -45,9 +45,9 @@ template <typename T>
 struct Backward {
   const accumulate_t<T>* grad_log_prob;  // [N, T]
   const accumulate_t<T>* score;          // [N, T, L]
-  const T* input;                        // [N, D]
+  const T* hidden;                       // [N, D]
   const T* weight;                       // [T, M, S]
-  accumulate_t<T>* grad_input;           // [N, D]
+  accumulate_t<T>* grad_hidden;          // [N, D]
   T* grad_weight;                        // [T, M, S] zeros, or [nnz, S] if sparse
   T* grad_bias;                          // [T, M] zeros, or [nnz] if sparse
   bool sparse;

@@ -415,7 +415,7 @@ static inline void scatter_add_subset(const FeatureSubset& subset, int64_t begin
   for (int64_t s = begin; s < end; ++s) row[subset.index[s]] += *x++;
 }
 
-// x = the features begin <= s < end of a row of the input, followed by a vector of zeros.
+// x = the features begin <= s < end of a row of hidden, followed by a vector of zeros.
 template <typename T>
 static inline void gather(const FeatureSubset& subset, int64_t begin, int64_t end, const T* row,
                           accumulate_t<T>* x) {

@@ -130,8 +130,8 @@ __device__ __forceinline__ S warp_max(S value) {
   return value;
 }
 
-// Feature of the input that is number `feature` of the subset of a tree.
-__device__ __forceinline__ int64_t input_feature(const Tables& tables, int tree, int64_t feature) {
+// Feature of hidden that is number `feature` of the subset of a tree.
+__device__ __forceinline__ int64_t hidden_feature(const Tables& tables, int tree, int64_t feature) {
   return tables.feature_index == nullptr ? feature
                                          : __ldg(tables.feature_index + tree * tables.features + feature);
 }
@@ -139,11 +139,11 @@ __device__ __forceinline__ int64_t input_feature(const Tables& tables, int tree,
 // Those of the subset from `first` on. Vector > 1: feature_index is aligned to Vector entries, to 16 bytes at
 // most.
 template <int Vector>
-__device__ __forceinline__ void input_features(const Tables& tables, int tree, int64_t first,
-                                               int64_t (&feature)[Vector]) {
+__device__ __forceinline__ void hidden_features(const Tables& tables, int tree, int64_t first,
+                                                int64_t (&feature)[Vector]) {
   if (tables.feature_index == nullptr || Vector == 1) {
 #pragma unroll
-    for (int k = 0; k < Vector; ++k) feature[k] = k == 0 ? input_feature(tables, tree, first) : first + k;
+    for (int k = 0; k < Vector; ++k) feature[k] = k == 0 ? hidden_feature(tables, tree, first) : first + k;
     return;
   }
   constexpr int group = Vector < 4 ? Vector : 4;

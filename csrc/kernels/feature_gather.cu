@@ -7,13 +7,13 @@ namespace {
 constexpr int threads = 256;
 constexpr int64_t most_rows_of_blocks = 1024;
 
-// output[n, t, s] = input[n, feature_index[t, s]]
-// input [N, D], output [N, T, S] of one type T; feature_index [T, S] int32 in [0, D), another gives NaN;
-// contiguous. No arithmetic. Bytes: output once, input once for each tree. Nothing is kept for backward. No
+// output[n, t, s] = hidden[n, feature_index[t, s]]
+// hidden [N, D], output [N, T, S] of one type T; feature_index [T, S] int32 in [0, D), another gives NaN;
+// contiguous. No arithmetic. Bytes: output once, hidden once for each tree. Nothing is kept for backward. No
 // atomics; deterministic. One thread for each (t, s), which walks the rows n.
 template <typename T>
 __global__ void __launch_bounds__(threads)
-    feature_gather_kernel(FeatureGather sizes, const T* input, T* output) {
+    feature_gather_kernel(FeatureGather sizes, const T* hidden, T* output) {
   const int64_t width = sizes.trees * sizes.features;
   const int64_t column = int64_t(blockIdx.x) * threads + threadIdx.x;
   if (column >= width) return;
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(threads)
   const bool sound = feature >= 0 && feature < sizes.in_features;
   for (int64_t row = blockIdx.y; row < sizes.rows; row += gridDim.y) {
     if (sound) {
-      output[row * width + column] = __ldg(input + row * sizes.in_features + feature);
+      output[row * width + column] = __ldg(hidden + row * sizes.in_features + feature);
     } else {
       store(output + row * width + column, Sum<T>(nanf("")));
     }
@@ -48,14 +48,14 @@ __global__ void __launch_bounds__(threads) inverse_index_kernel(FeatureGather si
   inverse[i] = begin < sizes.features && index[begin] == feature ? static_cast<int32_t>(begin) : -1;
 }
 
-// grad_input[n, d] = sum over trees t that have feature d of grad[n, t, inverse[t, d]]
-// grad [N, T, S], grad_input [N, D] of one type T; inverse [T, D] int32; contiguous. A feature of no tree
+// grad_hidden[n, d] = sum over trees t that have feature d of grad[n, t, inverse[t, d]]
+// grad [N, T, S], grad_hidden [N, D] of one type T; inverse [T, D] int32; contiguous. A feature of no tree
 // gets 0. Sums in Sum<T>, in the order of the trees, rounded once: deterministic, no atomics. Bytes: grad and
-// grad_input once. One thread for each d, which walks the rows n.
+// grad_hidden once. One thread for each d, which walks the rows n.
 template <typename T>
 __global__ void __launch_bounds__(threads)
     feature_gather_backward_kernel(FeatureGather sizes, const T* grad, const int32_t* inverse,
-                                   T* grad_input) {
+                                   T* grad_hidden) {
   const int64_t feature = int64_t(blockIdx.x) * threads + threadIdx.x;
   if (feature >= sizes.in_features) return;
   for (int64_t row = blockIdx.y; row < sizes.rows; row += gridDim.y) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(threads)
       const int32_t s = inverse[tree * sizes.in_features + feature];
       if (s >= 0) sum += to_sum(__ldg(grad + (row * sizes.trees + tree) * sizes.features + s));
     }
-    store(grad_input + row * sizes.in_features + feature, sum);
+    store(grad_hidden + row * sizes.in_features + feature, sum);
   }
 }
 
@@ -75,19 +75,19 @@ dim3 row_grid(int64_t columns, int64_t rows) {
 
 }  // namespace
 
-void feature_gather(ScalarType type, const FeatureGather& sizes, const void* input, void* output,
+void feature_gather(ScalarType type, const FeatureGather& sizes, const void* hidden, void* output,
                     cudaStream_t stream) {
   const int64_t width = sizes.trees * sizes.features;
   if (width == 0 || sizes.rows == 0) return;
   dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     launch(feature_gather_kernel<T>, row_grid(width, sizes.rows), threads, 0, stream, sizes,
-           static_cast<const T*>(input), static_cast<T*>(output));
+           static_cast<const T*>(hidden), static_cast<T*>(output));
   });
 }
 
 void feature_gather_backward(ScalarType type, const FeatureGather& sizes, const void* grad, int32_t* inverse,
-                             void* grad_input, cudaStream_t stream) {
+                             void* grad_hidden, cudaStream_t stream) {
   if (sizes.rows == 0 || sizes.in_features == 0) return;
   const int64_t entries = sizes.trees * sizes.in_features;
   if (entries > 0) {
@@ -96,7 +96,7 @@ void feature_gather_backward(ScalarType type, const FeatureGather& sizes, const 
   dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     launch(feature_gather_backward_kernel<T>, row_grid(sizes.in_features, sizes.rows), threads, 0, stream,
-           sizes, static_cast<const T*>(grad), inverse, static_cast<T*>(grad_input));
+           sizes, static_cast<const T*>(grad), inverse, static_cast<T*>(grad_hidden));
   });
 }
 

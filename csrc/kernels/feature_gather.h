@@ -1,4 +1,4 @@
-// Launchers of feature_gather: output[n, t, s] = input[n, feature_index[t, s]], and its gradient.
+// Launchers of feature_gather: output[n, t, s] = hidden[n, feature_index[t, s]], and its gradient.
 //
 // Plain C++: no CUDA and no torch include. All tensors are contiguous. Launchers throw std::runtime_error
 // when a launch fails and launch nothing when there is no element to write.
@@ -20,12 +20,12 @@ struct FeatureGather {
   int trees;                     // T
 };
 
-// input [N, D], output [N, T, S], both of the type; a feature outside [0, D) gives NaN.
-void feature_gather(ScalarType type, const FeatureGather& sizes, const void* input, void* output,
+// hidden [N, D], output [N, T, S], both of the type; a feature outside [0, D) gives NaN.
+void feature_gather(ScalarType type, const FeatureGather& sizes, const void* hidden, void* output,
                     cudaStream_t stream);
 
-// grad [N, T, S] and grad_input [N, D], both of the type; inverse: workspace [T, D] int32, content arbitrary.
+// grad [N, T, S] and grad_hidden [N, D], both of the type; inverse: workspace [T, D] int32, content arbitrary.
 void feature_gather_backward(ScalarType type, const FeatureGather& sizes, const void* grad, int32_t* inverse,
-                             void* grad_input, cudaStream_t stream);
+                             void* grad_hidden, cudaStream_t stream);
 
 }  // namespace hstree

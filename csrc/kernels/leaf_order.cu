@@ -46,7 +46,7 @@ __device__ __forceinline__ int32_t entry_node(const Tables& tables, int64_t entr
 }
 
 // tree_valid[t] = all(0 <= feature_index[t] < D and feature_index[t] increases strictly), valid_in_blocks if
-// also S is a multiple of 8 and feature 8 i + k of the subset is feature 8 j + k of the input, k < 8.
+// also S is a multiple of 8 and feature 8 i + k of the subset is feature 8 j + k of hidden, k < 8.
 // feature_index [T, S] int32 -> tree_valid [T] int32. O(T S); no atomics; deterministic. One block for each tree.
 __global__ void __launch_bounds__(block_threads) check_features_kernel(Tables tables, int32_t* tree_valid) {
   constexpr int block = 8;

@@ -1,4 +1,5 @@
-// What path.h and wide.h share: the tables of a batch, the order of its rows, the plan of what they visit.
+// What path_log_prob.h and wide_log_prob.h share: the tables of a batch, the order of its rows, the plan of what
+// they visit.
 //
 // Plain C++: no CUDA and no torch include. All tensors are contiguous and on the device of the stream.
 // Launchers throw std::runtime_error when a launch fails, launch nothing when rows or trees is 0, and never
@@ -13,7 +14,7 @@ typedef struct CUstream_st* cudaStream_t;
 
 namespace hstree {
 
-// Dimensions: N rows, T trees, V classes, D input features, S features of a tree, P path entries.
+// Dimensions: N rows, T trees, V classes, D hidden features, S features of a tree, P path entries.
 struct Tables {
   const int64_t* target;  // [N]; negative: ignored row
   const int64_t* offset;  // [T, V + 1], path_offset or wide_offset: entries of class y of tree t in path
@@ -64,13 +65,13 @@ void leaf_plan(const Tables& tables, const int64_t* order, int32_t* length, int3
 void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t* slot, int64_t nnz,
                 int64_t* index, cudaStream_t stream);
 
-// Size of the workspace of path_backward_input, path_backward_weight and wide_backward_weight, aligned to 16
-// bytes, content arbitrary; nothing in it passes from one to another. The last two take, unless the number of
-// segments C is 1, 2 * T * C * stride * (S + 1) sums and T * C * stride int64; path_backward_weight also
-// T * stride * N sums, N up to a multiple of 16, and at most T * (N * stride + 33 C) int64. path_backward_input
-// takes less: T * N * (10 * stride + 8) bytes (float64: 14 and 12). C is N / 512 for batches that fill a GPU
-// (float64: N / 256), and more for smaller ones, at most N / 128; wide: at most N / 64 and 4096 / stride
-// (segment.cuh).
+// Size of the workspace of path_log_prob_backward_hidden, path_log_prob_backward_weight and
+// wide_log_prob_backward_weight, aligned to 16 bytes, content arbitrary; nothing in it passes from one to another.
+// The last two take, unless the number of segments C is 1, 2 * T * C * stride * (S + 1) sums and T * C * stride
+// int64; path_log_prob_backward_weight also T * stride * N sums, N up to a multiple of 16, and at most
+// T * (N * stride + 33 C) int64. path_log_prob_backward_hidden takes less: T * N * (10 * stride + 8) bytes (float64:
+// 14 and 12). C is N / 512 for batches that fill a GPU (float64: N / 256), and more for smaller ones, at most
+// N / 128; wide: at most N / 64 and 4096 / stride (segment.cuh).
 int64_t backward_workspace_bytes(ScalarType type, const Tables& tables);
 
 }  // namespace hstree

@@ -1,4 +1,4 @@
-// The function f of a logit, evaluated, and the sums over the elements of its intervals, for plif and
+// The function f of a logit, evaluated, and the sums over the elements of its intervals, for piecewise and
 // monotone_log_prob.
 #pragma once
 

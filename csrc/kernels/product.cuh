@@ -17,7 +17,7 @@ struct Run {
   int begin, end;
 };
 
-// How a launch reads the rows of the input.
+// How a launch reads the rows of hidden.
 struct Staging {
   int columns;   // features in shared memory at a time; 0: none
   bool vectors;  // rows are aligned to 16 bytes
@@ -49,8 +49,8 @@ struct Product {
   static constexpr int steps = most / 32 / vector;
   static constexpr int span = 32 * vector;
 
-  static __host__ Staging staging(const Tables& tables, const T* input) {
-    return {Staging::chunk(tables.features, most, span), aligned<T>(input, tables.in_features, 16)};
+  static __host__ Staging staging(const Tables& tables, const T* hidden) {
+    return {Staging::chunk(tables.features, most, span), aligned<T>(hidden, tables.in_features, 16)};
   }
   static constexpr __host__ __device__ size_t bytes(const Staging& staging) {
     return sizeof(T) * tile_rows * staging.columns;
@@ -58,7 +58,7 @@ struct Product {
 
   const T* weight;  // of the tree
   int64_t features;
-  const T* input;
+  const T* hidden;
   const int32_t* index;  // the tree's features, or null
   int64_t in_features;
   int64_t chunk;
@@ -66,12 +66,12 @@ struct Product {
   bool in_vectors;
   T* rows;  // [tile_rows, columns]
 
-  // weight, input: of the op.
-  __device__ __forceinline__ Product(const Tables& tables, int tree, const void* weight, const void* input,
+  // weight, hidden: of the op.
+  __device__ __forceinline__ Product(const Tables& tables, int tree, const void* weight, const void* hidden,
                                      const Staging& staging, void* shared)
       : weight(static_cast<const T*>(weight) + tree * tables.weight_rows * tables.features),
         features(tables.features),
-        input(static_cast<const T*>(input)),
+        hidden(static_cast<const T*>(hidden)),
         index(tables.feature_index == nullptr ? nullptr : tables.feature_index + tree * tables.features),
         in_features(tables.in_features),
         chunk(staging.columns),
@@ -135,7 +135,7 @@ struct Product {
     for (int feature = Count * threadIdx.x; feature < columns; feature += Count * product_threads) {
       const bool inside = feature < width;
       const int64_t at = inside ? begin + feature : 0;
-      const T* source = input + (index == nullptr || !inside ? at : __ldg(index + at));
+      const T* source = hidden + (index == nullptr || !inside ? at : __ldg(index + at));
 #pragma unroll 4
       for (int r = 0; r < tile_rows; ++r) {
         if (tile.length[r] <= 0) continue;
@@ -206,8 +206,8 @@ struct Product {
 // bfloat16 and float16: [16 rows] x [8 weight rows] by matrix instructions. Warps share out the features, 32 at
 // a time, and each meets all weight rows, `batch` at a time, so that a step's accesses, of 16 bytes a lane, are
 // independent of each other and all warps have the same work; their sums meet in shared memory. Weights go from
-// global memory to the registers of the instruction, and rows of the input too where neighbouring features
-// of a subset are neighbours in the input: no other warp needs them. Else they are gathered in shared memory,
+// global memory to the registers of the instruction, and rows of hidden too where neighbouring features
+// of a subset are neighbours in hidden: no other warp needs them. Else they are gathered in shared memory,
 // two bytes at a time. Lane t of four holds features 8 t ... 8 t + 7 of 32 consecutive ones, which are columns
 // 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of two instructions: which feature is which column does not matter as long as
 // both factors agree.
@@ -221,8 +221,8 @@ struct Product<T, Aligned, true> {
   static constexpr int padding = 32;              // two rows of the tile then lie 64 bytes apart in the banks
   static constexpr int partial_sums = warps * tile_rows * batch;
 
-  static __host__ Staging staging(const Tables& tables, const T* input) {
-    const bool vectors = Aligned && aligned<T>(input, tables.in_features, 16);
+  static __host__ Staging staging(const Tables& tables, const T* hidden) {
+    const bool vectors = Aligned && aligned<T>(hidden, tables.in_features, 16);
     if (vectors && tables.feature_index == nullptr) return {0, true};
     return {Staging::chunk(tables.features, most, span), vectors};
   }
@@ -233,7 +233,7 @@ struct Product<T, Aligned, true> {
 
   const T* weight;
   int64_t features;
-  const T* input;
+  const T* hidden;
   const int32_t* index;
   int64_t in_features;
   int64_t chunk;
@@ -242,12 +242,12 @@ struct Product<T, Aligned, true> {
   float* partial;  // [warps, tile_rows, batch]
   T* rows;         // [tile_rows, columns + padding]; unused if in_vectors
 
-  // weight, input: of the op.
-  __device__ __forceinline__ Product(const Tables& tables, int tree, const void* weight, const void* input,
+  // weight, hidden: of the op.
+  __device__ __forceinline__ Product(const Tables& tables, int tree, const void* weight, const void* hidden,
                                      const Staging& staging, void* shared)
       : weight(static_cast<const T*>(weight) + tree * tables.weight_rows * tables.features),
         features(tables.features),
-        input(static_cast<const T*>(input)),
+        hidden(static_cast<const T*>(hidden)),
         index(tables.feature_index == nullptr ? nullptr : tables.feature_index + tree * tables.features),
         in_features(tables.in_features),
         columns(staging.columns),
@@ -358,12 +358,12 @@ struct Product<T, Aligned, true> {
     }
   };
 
-  // Row of the input that is row r of the tile, any row past the last one.
+  // Row of hidden that is row r of the tile, any row past the last one.
   __device__ __forceinline__ const T* row_of(const Tile& tile, int r) const {
-    return input + (tile.row[r] < 0 ? 0 : tile.row[r]) * in_features;
+    return hidden + (tile.row[r] < 0 ? 0 : tile.row[r]) * in_features;
   }
 
-  // Feature of the input that is number begin + feature of the subset, any from width on.
+  // Feature of hidden that is number begin + feature of the subset, any from width on.
   __device__ __forceinline__ int source(int64_t begin, int feature, int width) const {
     if (feature >= width) return 0;
     return index == nullptr ? static_cast<int>(begin) + feature : __ldg(index + begin + feature);
@@ -436,7 +436,7 @@ void launch_forward(void (*kernel)(Tables, LeafOrder, Tensors, int64_t, Staging)
                     cudaStream_t stream) {
   using P = Product<T, Aligned>;
   const int64_t tiles = tile_count(tables);
-  const Staging staging = P::staging(tables, static_cast<const T*>(tensors.input));
+  const Staging staging = P::staging(tables, static_cast<const T*>(tensors.hidden));
   launch(kernel, grid_size(tables.trees * tiles), product_threads, P::bytes(staging) + more_bytes, stream,
          tables, leaf_order, tensors, tiles, staging);
 }

@@ -80,7 +80,7 @@ struct GroupOrder {
   // By number in the group.
   int32_t key[group_rows];  // leaf position
   // By place in the order of the tree.
-  int64_t row[group_rows];    // of the input, or -1
+  int64_t row[group_rows];    // of hidden, or -1
   int64_t begin[group_rows];  // first entry of the path
   int length[group_rows];     // nodes on the path, 0 without a usable one
   int number[group_rows];
@@ -209,7 +209,7 @@ struct GroupProduct {
           }
         }
       }
-      T* at = total + (input_feature(tables, tree, column) - first);
+      T* at = total + (hidden_feature(tables, tree, column) - first);
 #pragma unroll
       for (int r = 0; r < group_rows; ++r) {
         if (from.header->used[r]) at[from.header->number[r] * total_stride] += sum[r];

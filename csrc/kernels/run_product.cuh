@@ -128,7 +128,7 @@ struct SegmentRuns {
   }
 };
 
-// What a row of the input begins at, for each place of a segment: -1 without a usable path. In shared memory.
+// What a row of hidden begins at, for each place of a segment: -1 without a usable path. In shared memory.
 struct SegmentRows {
   int64_t offset[most_places];
 
@@ -161,14 +161,14 @@ struct RunProduct {
   // staged [rows, columns] = features [first_column, first_column + columns) of the rows; arbitrary columns
   // past the last one.
   static __device__ void stage(const Tables& tables, const SegmentRows& from, int rows, int tree,
-                               const T* input, int64_t first_column, void* staged) {
+                               const T* hidden, int64_t first_column, void* staged) {
     T* feature = static_cast<T*>(staged) + threadIdx.x % 32;
     const int64_t column = first_column + threadIdx.x % 32;
     if (tables.features == 0) return;
-    input += input_feature(tables, tree, column < tables.features ? column : 0);
+    hidden += hidden_feature(tables, tree, column < tables.features ? column : 0);
 #pragma unroll 8
     for (int r = threadIdx.x / 32; r < rows; r += run_threads / 32) {
-      feature[r * columns] = from.offset[r] < 0 ? T(0) : __ldg(input + from.offset[r]);
+      feature[r * columns] = from.offset[r] < 0 ? T(0) : __ldg(hidden + from.offset[r]);
     }
   }
 
@@ -220,14 +220,14 @@ struct RunProduct<T, true> {
   // staged [rows / 2 up to a multiple of 8, stride] = features of the rows, zero past the last one; arbitrary
   // columns past the last one.
   static __device__ void stage(const Tables& tables, const SegmentRows& from, int rows, int tree,
-                               const T* input, int64_t first_column, void* staged) {
+                               const T* hidden, int64_t first_column, void* staged) {
     if (tables.features == 0) return;
     const int lane = threadIdx.x % 32;
     const T* feature[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int64_t column = first_column + lane + 32 * c;
-      feature[c] = input + input_feature(tables, tree, column < tables.features ? column : 0);
+      feature[c] = hidden + hidden_feature(tables, tree, column < tables.features ? column : 0);
     }
     uint32_t* word = static_cast<uint32_t*>(staged) + lane;
     const T zero = round_to<T>(0.0f);

@@ -16,7 +16,7 @@ struct Item {
 
 // In shared memory.
 struct Tile {
-  int64_t row[tile_rows];         // row of the input, or -1 past the last one
+  int64_t row[tile_rows];         // row of hidden, or -1 past the last one
   int64_t path_begin[tile_rows];  // first entry of its path
   int length[tile_rows];          // nodes on its path; -1: corrupt tables
   int shared[tile_rows];          // leading nodes shared with the row before in this tile

@@ -36,21 +36,21 @@ struct WeightProduct {
     T sum[item_group] = {};
   };
 
-  int64_t source;  // feature of the input, or -1
+  int64_t source;  // feature of hidden, or -1
   T feature[tile_rows];
 
   __device__ WeightProduct(const Tables& tables, int tree, int64_t first_column) {
     const int64_t column = first_column + threadIdx.x;
-    source = column < tables.features ? input_feature(tables, tree, column) : -1;
+    source = column < tables.features ? hidden_feature(tables, tree, column) : -1;
   }
 
-  // row_of(r): row of the input, or -1.
+  // row_of(r): row of hidden, or -1.
   template <typename RowOf>
-  __device__ __forceinline__ void load(const Tables& tables, const T* input, RowOf row_of) {
+  __device__ __forceinline__ void load(const Tables& tables, const T* hidden, RowOf row_of) {
 #pragma unroll
     for (int r = 0; r < tile_rows; ++r) {
       const int64_t row = row_of(r);
-      feature[r] = row >= 0 && source >= 0 ? __ldg(input + row * tables.in_features + source) : T(0);
+      feature[r] = row >= 0 && source >= 0 ? __ldg(hidden + row * tables.in_features + source) : T(0);
     }
   }
 
@@ -109,17 +109,17 @@ struct WeightProduct<T, true> {
     for (int j = 0; j < 4; ++j) {
       const int64_t column =
           first_column + threadIdx.x / 32 * 32 + 16 * (j / 2) + g / 2 * 4 + j % 2 * 2 + g % 2;
-      source[j] = column < tables.features ? static_cast<int32_t>(input_feature(tables, tree, column)) : -1;
+      source[j] = column < tables.features ? static_cast<int32_t>(hidden_feature(tables, tree, column)) : -1;
     }
   }
 
   template <typename RowOf>
-  __device__ __forceinline__ void load(const Tables& tables, const T* input, RowOf row_of) {
+  __device__ __forceinline__ void load(const Tables& tables, const T* hidden, RowOf row_of) {
     T element[4][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t number = row_of(i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2);
-      const T* row = input + (number < 0 ? 0 : number) * tables.in_features;
+      const T* row = hidden + (number < 0 ? 0 : number) * tables.in_features;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         element[j][i] = number >= 0 && source[j] >= 0 ? __ldg(row + source[j]) : round_to<T>(0.0f);

@@ -13,8 +13,8 @@ inline Tensor checked_gather_index(const char* op, const Tensor& first, const Te
   return torch::stable::contiguous(feature_index);
 }
 
-inline void check_gather_input(const char* op, const Tensor& input) {
-  check_dim(op, "input", input, 2, "[N, D]");
+inline void check_gather_input(const char* op, const Tensor& hidden) {
+  check_dim(op, "hidden", hidden, 2, "[N, D]");
 }
 
 inline void check_gather_grad(const char* op, const Tensor& grad, const Tensor& feature_index,

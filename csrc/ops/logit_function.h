@@ -1,4 +1,4 @@
-// The arguments of plif and of monotone_log_prob: checked, made contiguous, handed to the kernels of their
+// The arguments of piecewise and of monotone_log_prob: checked, made contiguous, handed to the kernels of their
 // device. Every check throws std::runtime_error that names the argument, what was expected and what came.
 //
 // Dimensions: R rows, V classes, K intervals.
@@ -57,7 +57,7 @@ inline LogitFunction table_function(const char* op, const Tensor& table, double 
   return function;
 }
 
-struct PlifArguments {
+struct PiecewiseArguments {
   const char* op;
   ScalarType type;         // of input
   Tensor input;            // any shape, contiguous
@@ -65,14 +65,15 @@ struct PlifArguments {
   LogitFunction function;  // with table's pointer
 };
 
-inline PlifArguments plif_arguments(const char* op, const Tensor& input, const Tensor& table, double radius) {
+inline PiecewiseArguments piecewise_arguments(const char* op, const Tensor& input, const Tensor& table,
+                                              double radius) {
   const ScalarType type = element_type(op, "input", input);
   const Tensor kept = checked_table(op, table, "input", input);
   return {op, type, torch::stable::contiguous(input), kept, table_function(op, kept, radius)};
 }
 
 // grad: shape, dtype and device of input; returned contiguous.
-inline Tensor checked_plif_grad(const char* op, const Tensor& grad, const Tensor& input) {
+inline Tensor checked_piecewise_grad(const char* op, const Tensor& grad, const Tensor& input) {
   bool same = grad.dim() == input.dim();
   for (int64_t d = 0; same && d < input.dim(); ++d) same = grad.size(d) == input.size(d);
   check(same, op, ": grad: expected the shape of input, ", shape_of(input), ", got ", shape_of(grad));

@@ -55,9 +55,10 @@ inline void check_dtype(const char* op, const char* name, const Tensor& tensor, 
         torch::headeronly::toString(dtype), ", got ", torch::headeronly::toString(tensor.scalar_type()));
 }
 
-inline void check_device(const char* op, const char* name, const Tensor& tensor, const Tensor& input) {
-  check(tensor.device() == input.device(), op, ": ", name, ": expected the device of input, ",
-        input.is_cuda() ? "cuda:" : "cpu:", static_cast<int>(input.get_device()), ", got ",
+// tensor has the device of `first`, the first argument of the op.
+inline void check_device(const char* op, const char* name, const Tensor& tensor, const Tensor& first) {
+  check(tensor.device() == first.device(), op, ": ", name, ": expected device ",
+        first.is_cuda() ? "cuda:" : "cpu:", static_cast<int>(first.get_device()), ", got ",
         tensor.is_cuda() ? "cuda:" : "cpu:", static_cast<int>(tensor.get_device()));
 }
 

@@ -1,7 +1,7 @@
 // The arguments that the path op and the wide op share: checked, made contiguous, handed to the kernels of
 // their device.
 //
-// Dimensions: N rows, D input features, T trees, M weight rows of a tree, S features of a tree, V classes, P
+// Dimensions: N rows, D hidden features, T trees, M weight rows of a tree, S features of a tree, V classes, P
 // path entries.
 #pragma once
 
@@ -14,8 +14,8 @@ namespace hstree {
 struct TreeArguments {
   const char* op;
   bool wide;
-  ScalarType type;                      // of input and weight
-  Tensor input;                         // [N, D]
+  ScalarType type;                      // of hidden and weight
+  Tensor hidden;                        // [N, D]
   Tensor weight;                        // [T, M, S]
   Tensor target;                        // [N] int64
   Tensor path_offset;                   // [T, V + 1] int64
@@ -24,8 +24,8 @@ struct TreeArguments {
   std::optional<Tensor> feature_index;  // [T, S] int32
   int64_t longest;                      // max_depth or max_width
 
-  int64_t rows() const { return input.size(0); }
-  int64_t in_features() const { return input.size(1); }
+  int64_t rows() const { return hidden.size(0); }
+  int64_t in_features() const { return hidden.size(1); }
   int64_t trees() const { return weight.size(0); }
   int64_t weight_rows() const { return weight.size(1); }
   int64_t features() const { return weight.size(2); }
@@ -33,7 +33,7 @@ struct TreeArguments {
 };
 
 // Throws std::runtime_error that names the argument, what was expected and what came.
-TreeArguments tree_arguments(const char* op, bool wide, const Tensor& input, const Tensor& weight,
+TreeArguments tree_arguments(const char* op, bool wide, const Tensor& hidden, const Tensor& weight,
                              const Tensor& target, const Tensor& path_offset, const Tensor& path,
                              const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
                              int64_t longest);
@@ -56,12 +56,13 @@ std::optional<Tensor> checked_order(const TreeArguments& arguments, const std::o
 
 // The output `order` of forward: nothing where it was given, as an output may not be an input.
 inline Tensor new_order(const TreeArguments& a, const std::optional<Tensor>& given, const Tensor& order) {
-  return given ? empty(a.input, {0, 0}, Dtype::Long) : order;
+  return given ? empty(a.hidden, {0, 0}, Dtype::Long) : order;
 }
 
 using ForwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // log_prob, score, order, plan
-using BackwardResult = std::tuple<Tensor, Tensor, Tensor>;         // grad_input, grad_weight, grad_bias
-using SparseResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // grad_input, index, grad_weight, grad_bias
+using BackwardResult = std::tuple<Tensor, Tensor, Tensor>;         // grad_hidden, grad_weight, grad_bias
+using SparseResult =
+    std::tuple<Tensor, Tensor, Tensor, Tensor>;  // grad_hidden, index, grad_weight, grad_bias
 
 ForwardResult tree_forward_cpu(const TreeArguments& arguments, const std::optional<Tensor>& bias,
                                const std::optional<Tensor>& order);
@@ -73,51 +74,52 @@ SparseResult tree_backward_cpu(const TreeArguments& arguments, const Tensor& gra
 template <bool wide>
 struct TreeOp {
   static constexpr const char* forward_name = wide ? "hstree::wide_log_prob" : "hstree::path_log_prob";
-  static constexpr const char* backward_name = wide ? "hstree::wide_log_prob_backward" : "hstree::backward";
+  static constexpr const char* backward_name =
+      wide ? "hstree::wide_log_prob_backward" : "hstree::path_log_prob_backward";
   static constexpr const char* sparse_name =
-      wide ? "hstree::wide_log_prob_backward_sparse" : "hstree::backward_sparse";
+      wide ? "hstree::wide_log_prob_backward_sparse" : "hstree::path_log_prob_backward_sparse";
 
   template <auto kernel>
-  static ForwardResult forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+  static ForwardResult forward(const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& bias,
                                const Tensor& target, const Tensor& offset, const Tensor& path,
                                const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
                                int64_t longest, const std::optional<Tensor>& order) {
-    const TreeArguments arguments = tree_arguments(forward_name, wide, input, weight, target, offset, path,
+    const TreeArguments arguments = tree_arguments(forward_name, wide, hidden, weight, target, offset, path,
                                                    leaf_position, feature_index, longest);
     return kernel(arguments, checked_bias(arguments, bias), checked_order(arguments, order));
   }
 
   template <auto kernel>
-  static BackwardResult backward(const Tensor& grad_log_prob, const Tensor& input, const Tensor& weight,
+  static BackwardResult backward(const Tensor& grad_log_prob, const Tensor& hidden, const Tensor& weight,
                                  const Tensor& target, const Tensor& offset, const Tensor& path,
                                  const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
                                  const Tensor& score, const std::optional<Tensor>& order,
                                  const std::optional<Tensor>& plan) {
-    const auto [grad_input, index, grad_weight, grad_bias] =
-        gradient<kernel>(backward_name, false, grad_log_prob, input, weight, target, offset, path,
+    const auto [grad_hidden, index, grad_weight, grad_bias] =
+        gradient<kernel>(backward_name, false, grad_log_prob, hidden, weight, target, offset, path,
                          leaf_position, feature_index, score, order, plan);
-    return {grad_input, grad_weight, grad_bias};
+    return {grad_hidden, grad_weight, grad_bias};
   }
 
   template <auto kernel>
-  static SparseResult backward_sparse(const Tensor& grad_log_prob, const Tensor& input, const Tensor& weight,
+  static SparseResult backward_sparse(const Tensor& grad_log_prob, const Tensor& hidden, const Tensor& weight,
                                       const Tensor& target, const Tensor& offset, const Tensor& path,
                                       const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
                                       const Tensor& score, const std::optional<Tensor>& order,
                                       const std::optional<Tensor>& plan) {
-    return gradient<kernel>(sparse_name, true, grad_log_prob, input, weight, target, offset, path,
+    return gradient<kernel>(sparse_name, true, grad_log_prob, hidden, weight, target, offset, path,
                             leaf_position, feature_index, score, order, plan);
   }
 
  private:
   template <auto kernel>
-  static SparseResult gradient(const char* op, bool sparse, const Tensor& grad_log_prob, const Tensor& input,
+  static SparseResult gradient(const char* op, bool sparse, const Tensor& grad_log_prob, const Tensor& hidden,
                                const Tensor& weight, const Tensor& target, const Tensor& offset,
                                const Tensor& path, const Tensor& leaf_position,
                                const std::optional<Tensor>& feature_index, const Tensor& score,
                                const std::optional<Tensor>& order, const std::optional<Tensor>& plan) {
     check_dim(op, "score", score, 3, wide ? "[N, T, max_width]" : "[N, T, max_depth]");
-    const TreeArguments arguments = tree_arguments(op, wide, input, weight, target, offset, path,
+    const TreeArguments arguments = tree_arguments(op, wide, hidden, weight, target, offset, path,
                                                    leaf_position, feature_index, score.size(2));
     const auto [grad, kept] = checked_gradient(arguments, grad_log_prob, score);
     return kernel(arguments, grad, kept, {checked_order(arguments, order), plan}, sparse);

@@ -2,35 +2,35 @@
 
 namespace hstree {
 
-TreeArguments tree_arguments(const char* op, bool wide, const Tensor& input, const Tensor& weight,
+TreeArguments tree_arguments(const char* op, bool wide, const Tensor& hidden, const Tensor& weight,
                              const Tensor& target, const Tensor& path_offset, const Tensor& path,
                              const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
                              int64_t longest) {
   const char* path_name = wide ? "wide_path" : "path";
   const char* offset_name = wide ? "wide_offset" : "path_offset";
-  check_dim(op, "input", input, 2, "[N, D]");
+  check_dim(op, "hidden", hidden, 2, "[N, D]");
   check_dim(op, "weight", weight, 3, wide ? "[T, R, S]" : "[T, M, S]");
   check_dim(op, "target", target, 1, "[N]");
   check_dim(op, "leaf_position", leaf_position, 2, "[T, V]");
   check_dim(op, offset_name, path_offset, 2, "[T, V + 1]");
   check_dim(op, path_name, path, wide ? 2 : 1, wide ? "[P, 3]" : "[P]");
 
-  const ScalarType type = element_type(op, "input", input);
-  check(weight.scalar_type() == input.scalar_type(), op, ": weight: expected the dtype of input, ",
-        torch::headeronly::toString(input.scalar_type()), ", got ",
+  const ScalarType type = element_type(op, "hidden", hidden);
+  check(weight.scalar_type() == hidden.scalar_type(), op, ": weight: expected the dtype of hidden, ",
+        torch::headeronly::toString(hidden.scalar_type()), ", got ",
         torch::headeronly::toString(weight.scalar_type()));
   check_dtype(op, "target", target, Dtype::Long);
   check_dtype(op, offset_name, path_offset, Dtype::Long);
   check_dtype(op, path_name, path, Dtype::Int);
   check_dtype(op, "leaf_position", leaf_position, Dtype::Int);
-  check_device(op, "weight", weight, input);
-  check_device(op, "target", target, input);
-  check_device(op, offset_name, path_offset, input);
-  check_device(op, path_name, path, input);
-  check_device(op, "leaf_position", leaf_position, input);
+  check_device(op, "weight", weight, hidden);
+  check_device(op, "target", target, hidden);
+  check_device(op, offset_name, path_offset, hidden);
+  check_device(op, path_name, path, hidden);
+  check_device(op, "leaf_position", leaf_position, hidden);
 
   const int64_t trees = weight.size(0);
-  check_size(op, "target", target, 0, input.size(0), "rows of input");
+  check_size(op, "target", target, 0, hidden.size(0), "rows of hidden");
   check_size(op, "leaf_position", leaf_position, 0, trees, "trees of weight");
   check_size(op, offset_name, path_offset, 0, trees, "trees of weight");
   check_size(op, offset_name, path_offset, 1, leaf_position.size(1) + 1, "classes of leaf_position + 1");
@@ -38,13 +38,13 @@ TreeArguments tree_arguments(const char* op, bool wide, const Tensor& input, con
   if (feature_index) {
     check_dim(op, "feature_index", *feature_index, 2, "[T, S]");
     check_dtype(op, "feature_index", *feature_index, Dtype::Int);
-    check_device(op, "feature_index", *feature_index, input);
+    check_device(op, "feature_index", *feature_index, hidden);
     check_size(op, "feature_index", *feature_index, 0, trees, "trees of weight");
     check_size(op, "feature_index", *feature_index, 1, weight.size(2), "features of weight");
   } else {
-    check_size(op, "weight", weight, 2, input.size(1), "features of input, as there is no feature_index");
+    check_size(op, "weight", weight, 2, hidden.size(1), "features of hidden, as there is no feature_index");
   }
-  check(input.size(0) < INT32_MAX, op, ": input: expected fewer than 2^31 - 1 rows, got ", input.size(0));
+  check(hidden.size(0) < INT32_MAX, op, ": hidden: expected fewer than 2^31 - 1 rows, got ", hidden.size(0));
   check(trees < INT32_MAX, op, ": weight: expected fewer than 2^31 - 1 trees, got ", trees);
   check(weight.size(1) < (1 << 30), op, ": weight: expected fewer than 2^30 rows in a tree, got ",
         weight.size(1));
@@ -55,7 +55,7 @@ TreeArguments tree_arguments(const char* op, bool wide, const Tensor& input, con
   return {op,
           wide,
           type,
-          torch::stable::contiguous(input),
+          torch::stable::contiguous(hidden),
           torch::stable::contiguous(weight),
           torch::stable::contiguous(target),
           torch::stable::contiguous(path_offset),
@@ -73,21 +73,21 @@ std::optional<Tensor> checked_bias(const TreeArguments& a, const std::optional<T
   check(bias->scalar_type() == a.weight.scalar_type(), a.op, ": bias: expected the dtype of weight, ",
         torch::headeronly::toString(a.weight.scalar_type()), ", got ",
         torch::headeronly::toString(bias->scalar_type()));
-  check_device(a.op, "bias", *bias, a.input);
+  check_device(a.op, "bias", *bias, a.hidden);
   return torch::stable::contiguous(*bias);
 }
 
 std::tuple<Tensor, Tensor> checked_gradient(const TreeArguments& a, const Tensor& grad_log_prob,
                                             const Tensor& score) {
   check_dim(a.op, "grad_log_prob", grad_log_prob, 2, "[N, T]");
-  check_size(a.op, "grad_log_prob", grad_log_prob, 0, a.rows(), "rows of input");
+  check_size(a.op, "grad_log_prob", grad_log_prob, 0, a.rows(), "rows of hidden");
   check_size(a.op, "grad_log_prob", grad_log_prob, 1, a.trees(), "trees of weight");
-  check_dtype(a.op, "grad_log_prob", grad_log_prob, accumulate_dtype(a.input));
-  check_device(a.op, "grad_log_prob", grad_log_prob, a.input);
-  check_size(a.op, "score", score, 0, a.rows(), "rows of input");
+  check_dtype(a.op, "grad_log_prob", grad_log_prob, accumulate_dtype(a.hidden));
+  check_device(a.op, "grad_log_prob", grad_log_prob, a.hidden);
+  check_size(a.op, "score", score, 0, a.rows(), "rows of hidden");
   check_size(a.op, "score", score, 1, a.trees(), "trees of weight");
-  check_dtype(a.op, "score", score, accumulate_dtype(a.input));
-  check_device(a.op, "score", score, a.input);
+  check_dtype(a.op, "score", score, accumulate_dtype(a.hidden));
+  check_device(a.op, "score", score, a.hidden);
   return {torch::stable::contiguous(grad_log_prob), torch::stable::contiguous(score)};
 }
 
@@ -95,9 +95,9 @@ std::optional<Tensor> checked_order(const TreeArguments& a, const std::optional<
   if (!order) return std::nullopt;
   check_dim(a.op, "order", *order, 2, "[T, N]");
   check_dtype(a.op, "order", *order, Dtype::Long);
-  check_device(a.op, "order", *order, a.input);
+  check_device(a.op, "order", *order, a.hidden);
   check_size(a.op, "order", *order, 0, a.trees(), "trees of weight");
-  check_size(a.op, "order", *order, 1, a.rows(), "rows of input");
+  check_size(a.op, "order", *order, 1, a.rows(), "rows of hidden");
   return torch::stable::contiguous(*order);
 }
 

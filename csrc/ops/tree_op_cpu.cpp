@@ -1,7 +1,7 @@
 // The path op and the wide op on the CPU.
-#include "cpu/path.h"
+#include "cpu/path_log_prob.h"
 #include "cpu/recycled_memory.h"
-#include "cpu/wide.h"
+#include "cpu/wide_log_prob.h"
 #include "ops/leaf_order.h"
 #include "ops/tree_op.h"
 
@@ -43,40 +43,40 @@ cpu::TreeBatch tree_batch(const TreeArguments& a, const Tensor& order) {
 
 ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tensor>& bias,
                                const std::optional<Tensor>& order) {
-  const Tensor log_prob = zeros(a.input, {a.rows(), a.trees()}, accumulate_dtype(a.input));
-  const Tensor score = zeros(a.input, {a.rows(), a.trees(), a.longest}, accumulate_dtype(a.input));
+  const Tensor log_prob = zeros(a.hidden, {a.rows(), a.trees()}, accumulate_dtype(a.hidden));
+  const Tensor score = zeros(a.hidden, {a.rows(), a.trees(), a.longest}, accumulate_dtype(a.hidden));
   const Tensor rows = order_of(a, order);
   const cpu::TreeBatch batch = tree_batch(a, rows);
   dispatch(a.type, [&](auto element) {
     using T = decltype(element);
     using A = cpu::accumulate_t<T>;
-    const cpu::Forward<T> tensors = {const_data<T>(a.input), const_data<T>(a.weight),
+    const cpu::Forward<T> tensors = {const_data<T>(a.hidden), const_data<T>(a.weight),
                                      bias ? const_data<T>(*bias) : nullptr, data<A>(log_prob),
                                      data<A>(score)};
     if (a.wide) {
-      cpu::wide_forward(batch, tensors);
+      cpu::wide_log_prob(batch, tensors);
     } else {
-      cpu::path_forward(batch, tensors);
+      cpu::path_log_prob(batch, tensors);
     }
   });
-  return {log_prob, score, new_order(a, order, rows), empty(a.input, {0}, Dtype::Int)};
+  return {log_prob, score, new_order(a, order, rows), empty(a.hidden, {0}, Dtype::Int)};
 }
 
 SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score,
                                const TreePlan& plan, bool sparse) {
-  const Dtype dtype = a.input.scalar_type();
+  const Dtype dtype = a.hidden.scalar_type();
   const Tensor order = order_of(a, plan.order);
   const cpu::TreeBatch batch = tree_batch(a, order);
-  Tensor index = empty(a.input, {2, 0}, Dtype::Long), grad_input, grad_weight, grad_bias;
+  Tensor index = empty(a.hidden, {2, 0}, Dtype::Long), grad_hidden, grad_weight, grad_bias;
   dispatch(a.type, [&](auto element) {
     using T = decltype(element);
     using A = cpu::accumulate_t<T>;
-    grad_input = gradient(a.input, a.rows(), a.in_features(), accumulate_dtype(a.input), sizeof(A));
+    grad_hidden = gradient(a.hidden, a.rows(), a.in_features(), accumulate_dtype(a.hidden), sizeof(A));
     // plans: of each tree; backward(plans, tensors) fills the gradients.
     const auto run = [&](const auto& plans, const auto& backward) {
       if (sparse) {
         const int64_t nnz = cpu::visited(plans);
-        index = empty(a.input, {2, nnz}, Dtype::Long);
+        index = empty(a.hidden, {2, nnz}, Dtype::Long);
         cpu::visited_index(plans, data<int64_t>(index));
         grad_weight = gradient(a.weight, nnz, a.features(), dtype, sizeof(T));
         grad_bias = empty(a.weight, {nnz}, dtype);
@@ -85,19 +85,21 @@ SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_pr
         grad_bias = zeros(a.weight, {a.trees(), a.weight_rows()}, dtype);
       }
       backward(plans, cpu::Backward<T>{const_data<A>(grad_log_prob), const_data<A>(score),
-                                       const_data<T>(a.input), const_data<T>(a.weight), data<A>(grad_input),
+                                       const_data<T>(a.hidden), const_data<T>(a.weight), data<A>(grad_hidden),
                                        data<T>(grad_weight), data<T>(grad_bias), sparse});
     };
     if (a.wide) {
-      run(cpu::wide_plans(batch),
-          [&](const auto& plans, const auto& tensors) { cpu::wide_backward(batch, plans, tensors); });
+      run(cpu::wide_plans(batch), [&](const auto& plans, const auto& tensors) {
+        cpu::wide_log_prob_backward(batch, plans, tensors);
+      });
     } else {
-      run(cpu::path_plans(batch),
-          [&](const auto& plans, const auto& tensors) { cpu::path_backward(batch, plans, tensors); });
+      run(cpu::path_plans(batch), [&](const auto& plans, const auto& tensors) {
+        cpu::path_log_prob_backward(batch, plans, tensors);
+      });
     }
   });
-  if (dtype != accumulate_dtype(a.input)) grad_input = torch::stable::to(grad_input, dtype);
-  return {grad_input, index, grad_weight, grad_bias};
+  if (dtype != accumulate_dtype(a.hidden)) grad_hidden = torch::stable::to(grad_hidden, dtype);
+  return {grad_hidden, index, grad_weight, grad_bias};
 }
 
 }  // namespace hstree

@@ -1,8 +1,8 @@
-// The path op and the wide op on CUDA: the call sequence that kernels/path.h describes. The schemas are in
-// path.cpp and wide.cpp.
+// The path op and the wide op on CUDA: the call sequence that kernels/path_log_prob.h describes. The schemas are in
+// path_log_prob.cpp and wide_log_prob.cpp.
 #ifdef HSTREE_CUDA
-#include "kernels/path.h"
-#include "kernels/wide.h"
+#include "kernels/path_log_prob.h"
+#include "kernels/wide_log_prob.h"
 #include "ops/leaf_order_cuda.h"
 #include "ops/tree_op.h"
 
@@ -35,8 +35,8 @@ class Plan {
                static_cast<int>(trees),
                static_cast<int>(a.longest),
                a.wide};
-    order_ = kept.order ? *kept.order : leaf_order_of(a.input, tables_, stream);
-    plan_ = kept.plan ? *kept.plan : empty(a.input, {plan_size(a)}, Dtype::Int);
+    order_ = kept.order ? *kept.order : leaf_order_of(a.hidden, tables_, stream);
+    plan_ = kept.plan ? *kept.plan : empty(a.hidden, {plan_size(a)}, Dtype::Int);
     int32_t* const length = data<int32_t>(plan_);
     int32_t *const shared = length + places, *const row_length = shared + places;
     int32_t *const count = row_length + places, *const tree_valid = count + places + 1;
@@ -71,50 +71,50 @@ bool nothing_to_do(const TreeArguments& a) {
 
 ForwardResult tree_forward_cuda(const TreeArguments& a, const std::optional<Tensor>& bias,
                                 const std::optional<Tensor>& order) {
-  const Dtype sums = accumulate_dtype(a.input);
-  const Tensor log_prob = empty(a.input, {a.rows(), a.trees()}, sums);
-  const Tensor score = empty(a.input, {a.rows(), a.trees(), a.longest}, sums);
+  const Dtype sums = accumulate_dtype(a.hidden);
+  const Tensor log_prob = empty(a.hidden, {a.rows(), a.trees()}, sums);
+  const Tensor score = empty(a.hidden, {a.rows(), a.trees(), a.longest}, sums);
   if (nothing_to_do(a)) {
-    const Tensor rows = empty(a.input, {a.trees(), a.rows()}, Dtype::Long);
-    return {log_prob, score, new_order(a, order, rows), empty(a.input, {plan_size(a)}, Dtype::Int)};
+    const Tensor rows = empty(a.hidden, {a.trees(), a.rows()}, Dtype::Long);
+    return {log_prob, score, new_order(a, order, rows), empty(a.hidden, {plan_size(a)}, Dtype::Int)};
   }
-  const CudaCall call(a.input);
+  const CudaCall call(a.hidden);
   const Plan plan(a, {order, std::nullopt}, call.stream());
   const void* bias_data = bias ? bias->const_data_ptr() : nullptr;
   if (a.wide) {
-    const WideForward tensors = {a.input.const_data_ptr(), a.weight.const_data_ptr(), bias_data,
+    const WideForward tensors = {a.hidden.const_data_ptr(), a.weight.const_data_ptr(), bias_data,
                                  log_prob.mutable_data_ptr(), score.mutable_data_ptr()};
-    wide_forward(a.type, plan.tables(), plan.leaf_order(), tensors, call.stream());
+    wide_log_prob(a.type, plan.tables(), plan.leaf_order(), tensors, call.stream());
   } else {
-    const PathForward tensors = {a.input.const_data_ptr(), a.weight.const_data_ptr(), bias_data,
+    const PathForward tensors = {a.hidden.const_data_ptr(), a.weight.const_data_ptr(), bias_data,
                                  log_prob.mutable_data_ptr(), score.mutable_data_ptr()};
-    path_forward(a.type, plan.tables(), plan.leaf_order(), tensors, call.stream());
+    path_log_prob(a.type, plan.tables(), plan.leaf_order(), tensors, call.stream());
   }
   return {log_prob, score, new_order(a, order, plan.order()), plan.plan()};
 }
 
 SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score,
                                 const TreePlan& kept, bool sparse) {
-  const Dtype dtype = a.input.scalar_type(), sums = accumulate_dtype(a.input);
-  Tensor index = empty(a.input, {2, 0}, Dtype::Long);
+  const Dtype dtype = a.hidden.scalar_type(), sums = accumulate_dtype(a.hidden);
+  Tensor index = empty(a.hidden, {2, 0}, Dtype::Long);
   const auto dense_weight = [&] {
     return zeros(a.weight, {a.trees(), a.weight_rows(), a.features()}, dtype);
   };
   const auto dense_bias = [&] { return zeros(a.weight, {a.trees(), a.weight_rows()}, dtype); };
   if (nothing_to_do(a)) {
-    const Tensor grad_input = zeros(a.input, {a.rows(), a.in_features()}, dtype);
-    if (!sparse) return {grad_input, index, dense_weight(), dense_bias()};
-    return {grad_input, index, empty(a.weight, {0, a.features()}, dtype), empty(a.weight, {0}, dtype)};
+    const Tensor grad_hidden = zeros(a.hidden, {a.rows(), a.in_features()}, dtype);
+    if (!sparse) return {grad_hidden, index, dense_weight(), dense_bias()};
+    return {grad_hidden, index, empty(a.weight, {0, a.features()}, dtype), empty(a.weight, {0}, dtype)};
   }
   if (kept.plan) {
     check_dtype(a.op, "plan", *kept.plan, Dtype::Int);
     check_dim(a.op, "plan", *kept.plan, 1, "[4 T N + 1 + T]");
     check_size(a.op, "plan", *kept.plan, 0, plan_size(a), "4 T N + 1 + T");
-    check_device(a.op, "plan", *kept.plan, a.input);
+    check_device(a.op, "plan", *kept.plan, a.hidden);
     check(kept.plan->is_contiguous() && kept.order, a.op,
           ": plan: expected a contiguous tensor, and order with it");
   }
-  const CudaCall call(a.input);
+  const CudaCall call(a.hidden);
   const Plan plan(a, kept, call.stream());
   const LeafOrder order = plan.leaf_order();
   Tensor slot;
@@ -123,25 +123,25 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
     slot = plan.slot();
     nnz = last_value(slot);  // waits for the device, before there is more to wait for
   }
-  const WideBackward wide = {grad_log_prob.const_data_ptr(), score.const_data_ptr(), a.input.const_data_ptr(),
-                             a.weight.const_data_ptr()};
-  const PathBackward path = {wide.grad_log_prob, wide.score, wide.input, wide.weight};
+  const WideBackward wide = {grad_log_prob.const_data_ptr(), score.const_data_ptr(),
+                             a.hidden.const_data_ptr(), a.weight.const_data_ptr()};
+  const PathBackward path = {wide.grad_log_prob, wide.score, wide.hidden, wide.weight};
   const int64_t bytes = backward_workspace_bytes(a.type, plan.tables());
-  const Tensor workspace = empty(a.input, {bytes}, Dtype::Byte);
-  Tensor grad_input;
+  const Tensor workspace = empty(a.hidden, {bytes}, Dtype::Byte);
+  Tensor grad_hidden;
   if (a.wide) {
-    const Tensor sum = zeros(a.input, {a.rows(), a.in_features()}, sums);
-    grad_input = dtype == sums ? sum : empty(a.input, {a.rows(), a.in_features()}, dtype);
-    wide_backward_input(a.type, plan.tables(), order, wide, sum.mutable_data_ptr(),
-                        grad_input.mutable_data_ptr(), call.stream());
+    const Tensor sum = zeros(a.hidden, {a.rows(), a.in_features()}, sums);
+    grad_hidden = dtype == sums ? sum : empty(a.hidden, {a.rows(), a.in_features()}, dtype);
+    wide_log_prob_backward_hidden(a.type, plan.tables(), order, wide, sum.mutable_data_ptr(),
+                                  grad_hidden.mutable_data_ptr(), call.stream());
   } else {
-    grad_input = empty(a.input, {a.rows(), a.in_features()}, dtype);
-    path_backward_input(a.type, plan.tables(), order, path, workspace.mutable_data_ptr(),
-                        grad_input.mutable_data_ptr(), call.stream());
+    grad_hidden = empty(a.hidden, {a.rows(), a.in_features()}, dtype);
+    path_log_prob_backward_hidden(a.type, plan.tables(), order, path, workspace.mutable_data_ptr(),
+                                  grad_hidden.mutable_data_ptr(), call.stream());
   }
   Tensor grad_weight, grad_bias;
   if (sparse) {
-    index = empty(a.input, {2, nnz}, Dtype::Long);
+    index = empty(a.hidden, {2, nnz}, Dtype::Long);
     grad_weight = empty(a.weight, {nnz, a.features()}, dtype);
     grad_bias = empty(a.weight, {nnz}, dtype);
     slot_index(plan.tables(), order, const_data<int64_t>(slot), nnz, data<int64_t>(index), call.stream());
@@ -155,11 +155,11 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
                     grad_bias.mutable_data_ptr(), call.stream());
   };
   if (a.wide) {
-    run(wide_backward_weight, wide);
+    run(wide_log_prob_backward_weight, wide);
   } else {
-    run(path_backward_weight, path);
+    run(path_log_prob_backward_weight, path);
   }
-  return {grad_input, index, grad_weight, grad_bias};
+  return {grad_hidden, index, grad_weight, grad_bias};
 }
 
 }  // namespace
@@ -167,8 +167,8 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
 STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
   using PathOp = TreeOp<false>;
   m.impl("path_log_prob", TORCH_BOX(&PathOp::forward<tree_forward_cuda>));
-  m.impl("backward", TORCH_BOX(&PathOp::backward<tree_backward_cuda>));
-  m.impl("backward_sparse", TORCH_BOX(&PathOp::backward_sparse<tree_backward_cuda>));
+  m.impl("path_log_prob_backward", TORCH_BOX(&PathOp::backward<tree_backward_cuda>));
+  m.impl("path_log_prob_backward_sparse", TORCH_BOX(&PathOp::backward_sparse<tree_backward_cuda>));
   using WideOp = TreeOp<true>;
   m.impl("wide_log_prob", TORCH_BOX(&WideOp::forward<tree_forward_cuda>));
   m.impl("wide_log_prob_backward", TORCH_BOX(&WideOp::backward<tree_backward_cuda>));

@@ -103,7 +103,8 @@ def _interrupted(interrupt: KeyboardInterrupt) -> int:
 
 
 def _kept(interrupt: KeyboardInterrupt) -> str:
-    from hstree.training import TrainingInterrupted, perplexity
+    from hstree.runs import perplexity
+    from hstree.training import TrainingInterrupted
 
     if not isinstance(interrupt, TrainingInterrupted):
         return f": {interrupt}" if str(interrupt) else ""

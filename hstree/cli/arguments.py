@@ -1,66 +1,12 @@
-"""Flags from the fields of TrainConfig, and arguments that several commands share."""
+"""Arguments that several commands share."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from typing import Any
 
-from hstree.heads import head_names
-from hstree.training.config import TrainConfig, field_types, flag_name
+from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
 
-
-def add_config_arguments(
-    parser: argparse.ArgumentParser, *, only: tuple[str, ...] | None = None
-) -> None:
-    """One flag for each field of :class:`TrainConfig` (of ``only`` these); an absent flag leaves no
-    attribute."""
-    groups: dict[str, Any] = {}
-    for field in dataclasses.fields(TrainConfig):
-        if only is not None and field.name not in only:
-            continue
-        name = field.metadata["group"]
-        if name not in groups:
-            groups[name] = parser.add_argument_group(name)
-        kind, optional = field_types()[field.name]
-        help_text = field.metadata["help"].replace("{heads}", ", ".join(head_names()))
-        help_text = help_text.replace("%", "%%")
-        if not optional and kind is not tuple:
-            default = ("yes" if field.default else "no") if kind is bool else field.default
-            help_text += f" (default: {default})"
-        options: dict[str, Any] = {
-            "help": help_text,
-            "default": argparse.SUPPRESS,
-            "dest": field.name,
-        }
-        if kind is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        else:
-            options["type"] = str if kind is tuple else kind
-            if field.metadata["choices"]:
-                options["choices"] = field.metadata["choices"]
-            else:
-                options["metavar"] = field.metadata["metavar"] or {int: "N", float: "X"}.get(
-                    kind, "NAME"
-                )
-            if kind is tuple:
-                options["action"] = "append"
-        groups[name].add_argument(f"--{flag_name(field.name)}", **options)
-
-
-def config_values(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of :class:`TrainConfig` that were given as flags."""
-    values = {}
-    for field in dataclasses.fields(TrainConfig):
-        if hasattr(arguments, field.name):
-            value = getattr(arguments, field.name)
-            values[field.name] = tuple(value) if isinstance(value, list) else value
-    return values
-
-
-def add_run_argument(parser: argparse.ArgumentParser) -> None:
-    """The positional argument RUN."""
-    parser.add_argument("directory", metavar="RUN", help="run folder of hstree train")
+__all__ = ["add_config_arguments", "add_run_argument", "config_values", "count"]
 
 
 def count(text: str) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from .arguments import add_config_arguments, add_run_argument, config_values, count
+from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
+
+from .arguments import count
 from .numbers import not_negative, positive, share_below_one
-from .runs import run_corpus
 
 if TYPE_CHECKING:
     from hstree.data import Corpus
-    from hstree.training import Run
+    from hstree.runs import Run
 
 _DESCRIPTION = """\
 Perplexity of a trained model on the validation and test part of a text, beside that of the unigram
@@ -119,14 +120,15 @@ def _run(arguments: argparse.Namespace) -> int:
     import json
 
     from hstree.data import CorpusStatistics
-    from hstree.training import (
+    from hstree.runs import (
         TrainConfig,
         choose_device,
-        evaluate,
         load_run,
         perplexity,
+        run_corpus,
         set_threads,
     )
+    from hstree.training import evaluate
 
     cache_options = _given(arguments, "cache")
     dynamic_settings = _dynamic_settings(_given(arguments, "dynamic"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .arguments import add_config_arguments, add_run_argument, config_values, count
+from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
+
+from .arguments import count
 from .numbers import positive, share
-from .runs import prompt_words
 
 _DESCRIPTION = """\
 Text from a trained model, each word drawn given all words before it: by the head's own sampler, or
@@ -57,9 +58,9 @@ def add_command(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     import sys
 
-    from hstree.data import detokenize
+    from hstree.data import detokenize, prompt_words
     from hstree.models import generate
-    from hstree.training import TrainConfig, choose_device, load_run, set_threads
+    from hstree.runs import TrainConfig, choose_device, load_run, set_threads
 
     settings = TrainConfig(**config_values(arguments))
     set_threads(settings)

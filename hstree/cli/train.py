@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hstree.training.config import RESUMABLE, ConfigError, TrainConfig, flag_name
+from hstree.runs import RESUMABLE, ConfigError, TrainConfig
+from hstree.runs.flags import add_config_arguments, config_values
+from hstree.runs.settings import flag_name
 from hstree.training.presets import PRESETS
-
-from .arguments import add_config_arguments, config_values
 
 _DESCRIPTION = """\
 Train an LSTM language model and leave a run folder with its settings, vocabulary, metrics, learning

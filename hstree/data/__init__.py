@@ -6,7 +6,7 @@ from .embedded import embedded_corpus
 from .load import load_corpus
 from .statistics import CorpusStatistics
 from .text import detokenize, sentences, tokenize
-from .tokenizer import Subwords, Tokenizer, WhiteSpace, Words, learn_bpe
+from .tokenizer import Subwords, Tokenizer, WhiteSpace, Words, learn_bpe, prompt_words
 from .vocabulary import Vocabulary
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "load_corpus",
     "load_folder",
     "load_text",
+    "prompt_words",
     "sentences",
     "tokenize",
 ]

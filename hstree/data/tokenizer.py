@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from .packages import optional_package
 from .text import RULES_VERSION, detokenize, tokenize
-from .vocabulary import END, UNKNOWN
+from .vocabulary import END, UNKNOWN, Vocabulary
 
 BPE = "bpe"
 _FLAG = "--tokenizer"
@@ -227,3 +227,18 @@ def _without_end(line: str) -> str:
 
 def _name(token: str, number: int) -> str:
     return token if token.split() == [token] else f"<token:{number}>"
+
+
+def prompt_words(
+    prompt: str, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None
+) -> list[str]:
+    """Words of a prompt: with a tokenizer its tokens, a line end being ``<eos>``; else pieces that
+    the vocabulary holds stay as they are, others are tokenised as text files are."""
+    if tokenizer is not None:
+        end = vocabulary.words[vocabulary.end]
+        first, *others = tokenizer.split_batch(prompt.split("\n"))
+        return [*first, *(token for line in others for token in (end, *line))]
+    words: list[str] = []
+    for piece in prompt.split():
+        words.extend([piece] if piece in vocabulary else tokenize(piece))
+    return words

@@ -3,7 +3,7 @@ text."""
 
 from .awd_lstm import AWDLSTM, BackboneOutput, State, activation_penalty, cpu_has_lstm, detach
 from .generation import generate
-from .language_model import LanguageModel, LanguageModelOutput, parameter_count
+from .language_model import LanguageModel, LanguageModelOutput
 from .loss import evaluate_loss
 from .stream import read_contexts, read_stream
 
@@ -18,7 +18,6 @@ __all__ = [
     "detach",
     "evaluate_loss",
     "generate",
-    "parameter_count",
     "read_contexts",
     "read_stream",
 ]

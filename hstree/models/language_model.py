@@ -80,8 +80,3 @@ class LanguageModel(nn.Module):
         """
         read: BackboneOutput = self.backbone(tokens, state)
         return LanguageModelOutput(self.head(read.hidden, targets), read.state, read)
-
-
-def parameter_count(module: nn.Module) -> int:
-    """Number of elements of a module's distinct parameters."""
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -9,15 +9,16 @@ from hstree.ops.cross_entropy import (
 )
 from hstree.ops.feature_gather import feature_gather
 from hstree.ops.leaf_order import leaf_order
-from hstree.ops.log_prob import tree_log_prob
 from hstree.ops.logit_function import LogitFunction
-from hstree.ops.monotone import monotone_log_prob
-from hstree.ops.path import path_log_prob
-from hstree.ops.plif import piecewise, plif, plif_table
+from hstree.ops.monotone_log_prob import monotone_log_prob
+from hstree.ops.path_log_prob import path_log_prob
+from hstree.ops.piecewise import piecewise
+from hstree.ops.plif import plif, plif_table
 from hstree.ops.sparse_adam import sparse_adam_
 from hstree.ops.targets import mark_targets
-from hstree.ops.topk import tree_topk
-from hstree.ops.wide import wide_log_prob
+from hstree.ops.tree_log_prob import tree_log_prob
+from hstree.ops.tree_topk import tree_topk
+from hstree.ops.wide_log_prob import wide_log_prob
 
 __all__ = [
     "LogitFunction",

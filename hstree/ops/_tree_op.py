@@ -1,7 +1,7 @@
 """What the path op and the wide op share in Python: fake kernels, autograd formula, row-sparse
 gradients.
 
-Both have the signature ``op(input, weight, bias, target, offset, path, leaf_position,
+Both have the signature ``op(hidden, weight, bias, target, offset, path, leaf_position,
 feature_index, longest, order) -> (log_prob, score, order, plan)``, with ``score`` [N, T, longest],
 ``order`` (of :func:`hstree.ops.leaf_order`; empty where it was given) and ``plan``, which is the
 kernels' own, kept for the backward pass.
@@ -16,21 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hstree._dtypes import sum_dtype
 from hstree.ops._derivatives import no_second_derivative
 
 Operator = Callable[..., Any]
-
-
-def _accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class TreeOp:
     """An op of the library ``hstree`` by name, with its fake kernels and its gradients
     registered."""
 
-    def __init__(self, forward: str, backward: str) -> None:
+    def __init__(self, forward: str) -> None:
         namespace = torch.ops.hstree
+        backward = f"{forward}_backward"
         self.forward: Operator = getattr(namespace, forward).default
         self.backward: Operator = getattr(namespace, backward).default
         self.backward_sparse: Operator = getattr(namespace, f"{backward}_sparse").default
@@ -43,43 +41,43 @@ class TreeOp:
         for name in (backward, f"{backward}_sparse"):
             torch.library.register_autograd(f"hstree::{name}", no_second_derivative(name))
 
-    def __call__(self, sparse: bool, input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        """log_prob [N, T]; under autocast the input takes the weight's dtype, as a cast weight
+    def __call__(self, sparse: bool, hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        """log_prob [N, T]; under autocast hidden takes the weight's dtype, as a cast weight
         would cost O(V)."""
-        if torch.is_autocast_enabled(input.device.type) and input.is_floating_point():
-            input = input.to(weight.dtype)
+        if torch.is_autocast_enabled(hidden.device.type) and hidden.is_floating_point():
+            hidden = hidden.to(weight.dtype)
         if sparse and torch.is_grad_enabled():
             apply = _apply_sparse_uncompiled if torch.compiler.is_compiling() else _apply_sparse
-            sparse_log_prob: Tensor = apply(self, input, weight, *rest)
+            sparse_log_prob: Tensor = apply(self, hidden, weight, *rest)
             return sparse_log_prob
-        log_prob: Tensor = self.forward(input, weight, *rest)[0]
+        log_prob: Tensor = self.forward(hidden, weight, *rest)[0]
         return log_prob
 
     def _dense_gradient(self, ctx: Any, grad_log_prob: Tensor, *_: Any) -> Any:
         arguments = (grad_log_prob, *_saved(ctx))
         if any(ctx.needs_input_grad[1:3]) or torch.compiler.is_compiling():
-            return _input_gradients(ctx, *self.backward(*arguments))
-        grad_input = self.backward_sparse(*arguments)[0]  # nothing of the size of the weight
-        return _input_gradients(ctx, grad_input, None, None)
+            return _hidden_gradients(ctx, *self.backward(*arguments))
+        grad_hidden = self.backward_sparse(*arguments)[0]  # nothing of the size of the weight
+        return _hidden_gradients(ctx, grad_hidden, None, None)
 
 
-def _input_gradients(
-    ctx: Any, grad_input: Tensor, grad_weight: Tensor | None, grad_bias: Tensor | None
+def _hidden_gradients(
+    ctx: Any, grad_hidden: Tensor, grad_weight: Tensor | None, grad_bias: Tensor | None
 ) -> Any:
     bias = grad_bias if ctx.has_bias else None
-    return grad_input, grad_weight, bias, None, None, None, None, None, None, None
+    return grad_hidden, grad_weight, bias, None, None, None, None, None, None, None
 
 
 def _save(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-    """Keeps what the backward op takes after the gradient: input, weight, the four tables,
+    """Keeps what the backward op takes after the gradient: hidden, weight, the four tables,
     feature_index, score, order and plan."""
-    input, weight, bias, *tables, feature_index, _longest, given = inputs
+    hidden, weight, bias, *tables, feature_index, _longest, given = inputs
     _log_prob, score, order, plan = outputs
     ctx.has_bias = bias is not None
     ctx.has_subset = feature_index is not None
     kept = (score, order if given is None else given, plan)
     subset = (feature_index,) if ctx.has_subset else ()
-    ctx.save_for_backward(input, weight, *tables, *subset, *kept)
+    ctx.save_for_backward(hidden, weight, *tables, *subset, *kept)
 
 
 def _saved(ctx: Any) -> list[Tensor | None]:
@@ -91,13 +89,13 @@ def _saved(ctx: Any) -> list[Tensor | None]:
     return saved
 
 
-def _has_plan(input: Tensor) -> bool:
-    """Whether the kernels of the input's device keep a plan."""
-    return input.device.type == "cuda"
+def _has_plan(hidden: Tensor) -> bool:
+    """Whether the kernels of the device of hidden keep a plan."""
+    return hidden.device.type == "cuda"
 
 
-def _plan_size(input: Tensor, trees: Any) -> Any:
-    return 4 * trees * input.shape[0] + 1 + trees if _has_plan(input) else 0
+def _plan_size(hidden: Tensor, trees: Any) -> Any:
+    return 4 * trees * hidden.shape[0] + 1 + trees if _has_plan(hidden) else 0
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -124,14 +122,14 @@ class _SparseGradient(torch.autograd.Function):
     def backward(ctx: Any, grad_log_prob: Tensor) -> Any:
         arguments = _saved(ctx)
         with _without_autograd():
-            grad_input, index, rows, bias_rows = ctx.op.backward_sparse(grad_log_prob, *arguments)
+            grad_hidden, index, rows, bias_rows = ctx.op.backward_sparse(grad_log_prob, *arguments)
         weight = ctx.saved_tensors[1]
         trees, weight_rows, _features = weight.shape
         grad_weight = torch.sparse_coo_tensor(index, rows, weight.shape, check_invariants=False)
         grad_bias = torch.sparse_coo_tensor(
             index, bias_rows, (trees, weight_rows), check_invariants=False
         )
-        return None, *_input_gradients(ctx, grad_input, grad_weight, grad_bias)
+        return None, *_hidden_gradients(ctx, grad_hidden, grad_weight, grad_bias)
 
 
 def _apply_sparse(op: TreeOp, *inputs: Any) -> Tensor:
@@ -145,7 +143,7 @@ _apply_sparse_uncompiled: Operator = torch.compiler.disable(  # type: ignore[no-
 
 
 def _forward_fake(
-    input: Tensor,
+    hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
@@ -156,25 +154,25 @@ def _forward_fake(
     longest: int,
     order: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if input.dim() != 2:
-        raise RuntimeError(f"input: expected shape [N, D], got {tuple(input.shape)}")
+    if hidden.dim() != 2:
+        raise RuntimeError(f"hidden: expected shape [N, D], got {tuple(hidden.shape)}")
     if weight.dim() != 3:
         raise RuntimeError(f"weight: expected three dimensions, got {tuple(weight.shape)}")
-    if input.dtype != weight.dtype:
-        raise RuntimeError(f"weight: expected dtype {input.dtype}, got {weight.dtype}")
-    rows, trees = input.shape[0], weight.shape[0]
-    dtype = _accumulate_dtype(input.dtype)
+    if hidden.dtype != weight.dtype:
+        raise RuntimeError(f"weight: expected dtype {hidden.dtype}, got {weight.dtype}")
+    rows, trees = hidden.shape[0], weight.shape[0]
+    dtype = sum_dtype(hidden.dtype)
     return (
-        input.new_empty((rows, trees), dtype=dtype),
-        input.new_empty((rows, trees, longest), dtype=dtype),
-        input.new_empty((trees, rows) if order is None else (0, 0), dtype=torch.int64),
-        input.new_empty((_plan_size(input, trees),), dtype=torch.int32),
+        hidden.new_empty((rows, trees), dtype=dtype),
+        hidden.new_empty((rows, trees, longest), dtype=dtype),
+        hidden.new_empty((trees, rows) if order is None else (0, 0), dtype=torch.int64),
+        hidden.new_empty((_plan_size(hidden, trees),), dtype=torch.int32),
     )
 
 
 def _backward_fake(
     grad_log_prob: Tensor,
-    input: Tensor,
+    hidden: Tensor,
     weight: Tensor,
     target: Tensor,
     offset: Tensor,
@@ -186,7 +184,7 @@ def _backward_fake(
     plan: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        input.new_empty(input.shape),
+        hidden.new_empty(hidden.shape),
         weight.new_empty(weight.shape),
         weight.new_empty(weight.shape[:2]),
     )
@@ -194,7 +192,7 @@ def _backward_fake(
 
 def _backward_sparse_fake(
     grad_log_prob: Tensor,
-    input: Tensor,
+    hidden: Tensor,
     weight: Tensor,
     target: Tensor,
     offset: Tensor,
@@ -207,8 +205,8 @@ def _backward_sparse_fake(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     visited = torch.library.get_ctx().new_dynamic_size()
     return (
-        input.new_empty(input.shape),
-        input.new_empty((2, visited), dtype=torch.int64),
+        hidden.new_empty(hidden.shape),
+        hidden.new_empty((2, visited), dtype=torch.int64),
         weight.new_empty((visited, weight.shape[2])),
         weight.new_empty((visited,)),
     )

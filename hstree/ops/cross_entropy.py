@@ -19,7 +19,7 @@ IDENTITY = LogitFunction()
 
 
 def monotone_cross_entropy(
-    input: Tensor,
+    hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
@@ -33,12 +33,12 @@ def monotone_cross_entropy(
 
     Equivalent to::
 
-        logits = function(F.linear(input, weight, bias).float())
+        logits = function(F.linear(hidden, weight, bias).float())
         F.cross_entropy(logits, target, ignore_index=ignore_index, reduction=reduction)
 
     Args:
-        input: [N, D]: float32, float64, bfloat16 or float16.
-        weight: [V, D], dtype of ``input``.
+        hidden: [N, D]: float32, float64, bfloat16 or float16.
+        weight: [V, D], dtype of ``hidden``.
         bias: [V] or None.
         target: [N] int64, in [0, V) or ``ignore_index``.
         function: increasing f, by default the identity.
@@ -64,10 +64,10 @@ def monotone_cross_entropy(
         >>> y = torch.randint(100, (5,))
         >>> loss = monotone_cross_entropy(h, w, None, y, LogitFunction(c=0.0, k=2.0))
     """
-    if input.dim() != 2:
-        raise ValueError(f"input: expected shape [N, D], got {tuple(input.shape)}")
+    if hidden.dim() != 2:
+        raise ValueError(f"hidden: expected shape [N, D], got {tuple(hidden.shape)}")
     return _loss(
-        input[:, None], None, weight, bias, target, function, ignore_index, reduction, chunk_rows
+        hidden[:, None], None, weight, bias, target, function, ignore_index, reduction, chunk_rows
     )
 
 

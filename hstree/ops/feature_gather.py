@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 
-def feature_gather(input: Tensor, feature_index: Tensor) -> Tensor:
-    """output[n, t, s] = input[n, feature_index[t, s]]; the gradient adds the trees of a row in
+def feature_gather(hidden: Tensor, feature_index: Tensor) -> Tensor:
+    """output[n, t, s] = hidden[n, feature_index[t, s]]; the gradient adds the trees of a row in
     order.
 
     Equivalent to::
 
-        input[:, feature_index.long()]
+        hidden[:, feature_index.long()]
 
     Args:
-        input: [N, D]: float32, float64, bfloat16 or float16.
+        hidden: [N, D]: float32, float64, bfloat16 or float16.
         feature_index: [T, S] int32, each row increasing within [0, D).
 
     Returns:
-        [N, T, S], dtype of ``input``.
+        [N, T, S], dtype of ``hidden``.
 
     Raises:
         RuntimeError: for a shape, dtype, device or, on the CPU, an index that does not fit. On CUDA
@@ -34,18 +34,18 @@ def feature_gather(input: Tensor, feature_index: Tensor) -> Tensor:
         >>> feature_gather(torch.tensor([[1.0, 2.0, 3.0]]), index)
         tensor([[[1., 3.]]])
     """
-    output: Tensor = torch.ops.hstree.feature_gather(input, feature_index)
+    output: Tensor = torch.ops.hstree.feature_gather(hidden, feature_index)
     return output
 
 
-def _fake(input: Tensor, feature_index: Tensor) -> Tensor:
-    if input.dim() != 2:
-        raise RuntimeError(f"input: expected shape [N, D], got {tuple(input.shape)}")
+def _fake(hidden: Tensor, feature_index: Tensor) -> Tensor:
+    if hidden.dim() != 2:
+        raise RuntimeError(f"hidden: expected shape [N, D], got {tuple(hidden.shape)}")
     if feature_index.dim() != 2:
         raise RuntimeError(
             f"feature_index: expected shape [T, S], got {tuple(feature_index.shape)}"
         )
-    return input.new_empty((input.shape[0], *feature_index.shape))
+    return hidden.new_empty((hidden.shape[0], *feature_index.shape))
 
 
 def _backward_fake(grad: Tensor, feature_index: Tensor, in_features: int) -> Tensor:
@@ -53,8 +53,8 @@ def _backward_fake(grad: Tensor, feature_index: Tensor, in_features: int) -> Ten
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    input, feature_index = inputs
-    ctx.in_features = input.shape[1]
+    hidden, feature_index = inputs
+    ctx.in_features = hidden.shape[1]
     ctx.save_for_backward(feature_index)
 
 

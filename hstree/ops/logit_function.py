@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree.ops.plif import piecewise, plif_table
+from hstree.ops.piecewise import piecewise
+from hstree.ops.plif import plif_table
 
 
 @dataclass(frozen=True)

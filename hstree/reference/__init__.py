@@ -3,13 +3,14 @@ against."""
 
 from hstree.reference.feature_gather import feature_gather_reference
 from hstree.reference.leaf_order import leaf_order_reference
-from hstree.reference.log_prob import tree_log_prob_reference
-from hstree.reference.monotone import mixture_log_prob_reference, monotone_log_prob_reference
-from hstree.reference.path import path_log_prob_reference
-from hstree.reference.plif import plif_reference
+from hstree.reference.mixture_log_prob import mixture_log_prob_reference
+from hstree.reference.monotone_log_prob import monotone_log_prob_reference
+from hstree.reference.path_log_prob import path_log_prob_reference
+from hstree.reference.piecewise import piecewise_reference
 from hstree.reference.sparse_adam import sparse_adam_reference
-from hstree.reference.topk import tree_topk_reference
-from hstree.reference.wide import wide_log_prob_reference
+from hstree.reference.tree_log_prob import tree_log_prob_reference
+from hstree.reference.tree_topk import tree_topk_reference
+from hstree.reference.wide_log_prob import wide_log_prob_reference
 
 __all__ = [
     "feature_gather_reference",
@@ -17,7 +18,7 @@ __all__ = [
     "mixture_log_prob_reference",
     "monotone_log_prob_reference",
     "path_log_prob_reference",
-    "plif_reference",
+    "piecewise_reference",
     "sparse_adam_reference",
     "tree_log_prob_reference",
     "tree_topk_reference",

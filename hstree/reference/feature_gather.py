@@ -3,6 +3,6 @@
 from torch import Tensor
 
 
-def feature_gather_reference(input: Tensor, feature_index: Tensor) -> Tensor:
-    """[N, T, S] from input [N, D] and feature_index [T, S]."""
-    return input[:, feature_index.long()]
+def feature_gather_reference(hidden: Tensor, feature_index: Tensor) -> Tensor:
+    """[N, T, S] from hidden [N, D] and feature_index [T, S]."""
+    return hidden[:, feature_index.long()]

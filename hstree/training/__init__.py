@@ -1,17 +1,31 @@
-"""Training: settings, the loop, run folders, progress, pictures and the final figures."""
+"""Training: the loop, its presets and optimisers, progress, pictures and the final figures."""
 
-from .build import build_model, choose_device, set_threads
-from .checkpoint import Run, load_config, load_model, load_run, read_metrics
-from .config import RESUMABLE, ConfigError, TrainConfig
+from hstree.runs import (  # what moved there, for those that still ask here
+    RESUMABLE,
+    CheckpointError,
+    ConfigError,
+    EpochRecord,
+    HeadCost,
+    Run,
+    RunDirectory,
+    Summary,
+    TrainConfig,
+    choose_device,
+    load_config,
+    load_model,
+    load_run,
+    perplexity,
+    set_threads,
+)
+
+from .build import build_model
 from .distributed import Processes, is_main_process, processes
 from .finetune import finetuning
 from .presets import PRESETS, preset
 from .progress import PlainLines, ProgressBar, Reporter, Silent, default_reporter
-from .records import EpochRecord, perplexity
 from .run import resume, train
-from .run_directory import CheckpointError, RunDirectory
 from .session import TrainingInterrupted, TrainResult
-from .summary import HeadCost, Summary, format_summary, measure_head_cost
+from .summary import format_summary, measure_head_cost
 from .trainer import Trainer, TrainingError, evaluate
 
 __all__ = [
@@ -48,7 +62,6 @@ __all__ = [
     "perplexity",
     "preset",
     "processes",
-    "read_metrics",
     "resume",
     "set_threads",
     "train",

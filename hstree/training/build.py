@@ -1,4 +1,4 @@
-"""What a run needs before its first step: device, threads, model, a text of sufficient size."""
+"""What a run needs before its first step: a model, and a text of sufficient size."""
 
 from __future__ import annotations
 
@@ -7,24 +7,8 @@ import torch
 from hstree.data import Corpus, CorpusStatistics
 from hstree.heads import head_class
 from hstree.models import AWDLSTM, LanguageModel
-
-from .config import ConfigError, TrainConfig
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of a ``--device`` setting. Raises ConfigError if there is no GPU but one is asked
-    for."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device: cuda was asked for, but torch finds no GPU")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
-def set_threads(config: TrainConfig) -> None:
-    """Set torch's number of CPU threads, if the configuration says one."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+from hstree.runs import ConfigError, TrainConfig
+from hstree.runs import choose_device as choose_device  # for commands that still ask here
 
 
 def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistics) -> LanguageModel:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .build import choose_device
+from hstree.runs import choose_device
 
 PATIENCE = timedelta(days=1)  # while the first process tokenises a large text or validates
 

@@ -7,9 +7,9 @@ import os
 from typing import Any
 
 from hstree.models import LanguageModel
-
-from .checkpoint import Run, load_config
-from .config import DROPOUTS, ConfigError, TrainConfig, flag_name
+from hstree.runs import ConfigError, Run, TrainConfig, load_config
+from hstree.runs.config import DROPOUTS
+from hstree.runs.settings import flag_name
 
 # Settings that belong to a place and a time, not to the model.
 _NOT_INHERITED = ("run", "device", "threads")

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from hstree.models import LanguageModel
 from hstree.optim import SparseAdam
-
-from .config import SHORTEST_WINDOW, ConfigError, TrainConfig
+from hstree.runs import ConfigError, TrainConfig
+from hstree.runs.config import SHORTEST_WINDOW
 
 
 def build_optimizers(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hstree._figures import new_figure, picture
-
-from .records import EpochRecord, perplexity
+from hstree.runs import EpochRecord, perplexity
 
 
 def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: str) -> bytes:
@@ -25,13 +24,13 @@ def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: s
     epochs = [record.epoch for record in records]
     axes.plot(
         epochs,
-        [perplexity(r.train_loss) for r in records],
+        [record.train_perplexity for record in records],
         "o-",
         color="#4c78a8",
         label="training",
         ms=4,
     )
-    valid = [perplexity(r.valid_loss) for r in records]
+    valid = [record.valid_perplexity for record in records]
     axes.plot(epochs, valid, "s-", color="#e45756", label="validation", ms=4)
     best = min(range(len(valid)), key=valid.__getitem__)
     axes.annotate(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .config import ConfigError, TrainConfig
+from hstree.runs import ConfigError, TrainConfig, parse_options
 
 _COMMON: dict[str, Any] = {
     "layers": 3,
@@ -110,8 +110,8 @@ def preset(name: str, **changes: Any) -> TrainConfig:
     settings = PRESETS[name]
     if changes.get("head", settings["head"]) == settings["head"]:
         given = tuple(changes.get("head_option", ()))
-        names = {option.partition("=")[0] for option in given}
-        kept = [o for o in settings["head_option"] if o.partition("=")[0] not in names]
+        replaced = parse_options(given).keys()
+        kept = [o for o in settings["head_option"] if not parse_options([o]).keys() & replaced]
         changes = changes | {"head_option": (*kept, *given)}
     else:
         settings = settings | {"head_option": ()}

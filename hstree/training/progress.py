@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from .records import EpochRecord, perplexity
+from hstree.runs import EpochRecord, perplexity
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -66,8 +66,8 @@ class _Meter:
 def _epoch_line(record: EpochRecord, epochs: int) -> str:
     return (
         f"epoch {record.epoch:>{len(str(epochs))}}/{epochs}  "
-        f"perplexity train {perplexity(record.train_loss):7.1f}  "
-        f"valid {perplexity(record.valid_loss):7.1f}  "
+        f"perplexity train {record.train_perplexity:7.1f}  "
+        f"valid {record.valid_perplexity:7.1f}  "
         f"{record.tokens_per_second:7,.0f} tokens/s  {record.seconds:5.1f} s"
         + ("  averaged" if record.averaged else "")
         + ("  best" if record.best else "")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hstree.heads import head_class
+from hstree.runs import RESUMABLE, ConfigError, TrainConfig, load_config
+from hstree.runs.settings import flag_name
 
-from .checkpoint import load_config
-from .config import RESUMABLE, ConfigError, TrainConfig, flag_name
 from .distributed import processes
 from .progress import Reporter
 from .session import Session, TrainResult

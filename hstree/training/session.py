@@ -21,38 +21,34 @@ import torch
 from hstree._files import Content
 from hstree.data import Subwords, load_corpus
 from hstree.models import LanguageModel, cpu_has_lstm
-
-from .build import build_model, check_size, set_threads
-from .checkpoint import (
+from hstree.runs import (
+    RESUMABLE,
+    CheckpointError,
+    ConfigError,
+    EpochRecord,
+    HeadCost,
+    RunDirectory,
+    Summary,
+    TrainConfig,
     load_model,
     load_run,
-    load_state,
     load_tokenizer,
     load_vocabulary,
-    model_writer,
-    state_writer,
+    perplexity,
+    set_threads,
 )
-from .config import RESUMABLE, ConfigError, TrainConfig
+from hstree.runs.checkpoint import load_state, model_writer, state_writer
+from hstree.runs.names import CONFIG, CURVE, METRICS, MODEL, STATE, SUMMARY, TOKENIZER, VOCABULARY
+from hstree.runs.records import read_record
+
+from .build import build_model, check_size
 from .distributed import Processes
 from .finetune import starting_model
 from .interruption import Interruption
 from .optimizer import averaged_weights
 from .plot import learning_curve
 from .progress import Reporter, Reporters, Silent
-from .records import EpochRecord, perplexity
-from .run_directory import (
-    CONFIG,
-    CURVE,
-    METRICS,
-    MODEL,
-    STATE,
-    SUMMARY,
-    TOKENIZER,
-    VOCABULARY,
-    CheckpointError,
-    RunDirectory,
-)
-from .summary import HeadCost, Summary, measure_head_cost, own_parameter_count
+from .summary import measure_head_cost, own_parameter_count
 from .tensorboard import TensorBoardLog, require_tensorboard
 from .trainer import Trainer, TrainingError, evaluate, process_seed
 
@@ -191,12 +187,12 @@ class Session:
         config = self.config
         model, tensors, values = load_state(folder / STATE)
         try:
-            self.records = [EpochRecord(**record) for record in values["records"]]
+            self.records = [read_record(EpochRecord, record) for record in values["records"]]
             best = values["best"]
-            self.best = None if best is None else EpochRecord(**best)
+            self.best = None if best is None else read_record(EpochRecord, best)
             self.ended = values["ended"]
             self.seconds = values["seconds"]
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{folder / STATE}: not a consistent state: {error}") from None
         vocabulary = load_vocabulary(folder)
         with self.processes.main_first():
@@ -291,7 +287,7 @@ class Session:
         if main:
             model = load_model(path / MODEL).to(self.processes.device)
             summary = self._summary(model)
-            self._write({SUMMARY: (json.dumps(summary.to_dict(), indent=2) + "\n").encode()})
+            self._write({SUMMARY: summary.to_json().encode()})
         self.processes.weights_from_main(model)
         summary = self.processes.from_main(summary)
         assert summary is not None
@@ -333,7 +329,7 @@ class Session:
         files: dict[str, Content] = {}
         if self.processes.main:
             title = f"{self.config.head} head, {self.corpus.name}"
-            files[METRICS] = _json_lines([record.to_dict() for record in self.records])
+            files[METRICS] = "".join(record.to_json() for record in self.records).encode()
             files[CURVE] = learning_curve(self.records, self.unigram, title)
         self.save(files)
         self.reporter.epoch(record)
@@ -448,10 +444,6 @@ def _fixed_settings(config: TrainConfig) -> dict[str, Any]:
 def _start(valid_loss: float) -> EpochRecord:
     """A record of the weights that fine-tuning starts from."""
     return EpochRecord(0, 0, 0.0, math.nan, valid_loss, True, 0.0, 0.0)
-
-
-def _json_lines(records: list[dict[str, Any]]) -> bytes:
-    return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
 def _describe(model: LanguageModel, seconds: float) -> str:

@@ -5,60 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree.heads import Head
-
-
-@dataclass(frozen=True)
-class HeadCost:
-    """Median seconds of one forward and backward pass of the head, and of a flat softmax over the
-    context vectors of the same N rows and V classes.
-
-    Attributes:
-        rows: N.
-        head_seconds, flat_seconds: medians over alternating repetitions in the same process.
-    """
-
-    rows: int
-    head_seconds: float
-    flat_seconds: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times the flat softmax costs what the head costs."""
-        return self.flat_seconds / self.head_seconds
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a finished run amounts to. Perplexities are per token."""
-
-    corpus: str
-    head: str
-    classes: int
-    train_tokens: int
-    epochs: int
-    best_epoch: int
-    valid_perplexity: float
-    test_perplexity: float
-    unigram_valid_perplexity: float
-    unigram_test_perplexity: float
-    backbone_parameters: int
-    head_parameters: int
-    cost: HeadCost
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        values = asdict(self)
-        values["cost"]["ratio"] = self.cost.ratio
-        return values
+from hstree.runs import HeadCost, Summary
 
 
 def measure_head_cost(

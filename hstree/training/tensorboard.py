@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .config import ConfigError
-from .records import EpochRecord, perplexity
+from hstree.runs import ConfigError, EpochRecord, perplexity
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -69,7 +68,7 @@ class TensorBoardLog:
             record.step,
             {
                 "valid/loss": record.valid_loss,
-                "valid/perplexity": perplexity(record.valid_loss),
+                "valid/perplexity": record.valid_perplexity,
                 "learning_rate": record.learning_rate,
                 "tokens_per_second": record.tokens_per_second,
             },

@@ -22,9 +22,9 @@ from hstree.models import (
     detach,
     evaluate_loss,
 )
+from hstree.runs import TrainConfig
 
 from .build import check_size
-from .config import TrainConfig
 from .distributed import Processes
 from .optimizer import (
     build_optimizers,

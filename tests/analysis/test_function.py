@@ -21,7 +21,7 @@ from hstree.analysis import (
 )
 from hstree.analysis.function import _Counter
 from hstree.heads import FlatHead, Softmax
-from hstree.reference import plif_reference
+from hstree.reference import piecewise_reference
 
 from .toy_models import all_contexts, toy_model, toy_text
 
@@ -45,7 +45,7 @@ def formula(head: Any, x: Tensor) -> Tensor:
         return x + F.logsigmoid(x)
     if f.name == "plif":
         rise = F.softplus(f.v.double()) * 2 * f.radius / f.intervals
-        return plif_reference(x, torch.stack([rise.cumsum(0) - rise, rise], 1), f.radius)
+        return piecewise_reference(x, torch.stack([rise.cumsum(0) - rise, rise], 1), f.radius)
     if f.name == "monotonic":
         u, v = F.softplus(f.u.double()), F.softplus(f.v.double())
         return (v * torch.sigmoid(u * x[..., None] + f.b.double())).sum(-1)

@@ -20,7 +20,7 @@ import hstree
 from hstree.cli import main
 from hstree.data import Vocabulary
 from hstree.heads import head_names
-from hstree.training import TrainConfig, load_run, read_metrics
+from hstree.runs import TrainConfig, load_run, read_epochs
 from hstree.trees import Tree
 
 SMALL = [
@@ -325,7 +325,7 @@ def test_errors_inside_hstree_are_one_line_too(
     def broken(*_: object, **__: object) -> None:
         raise AttributeError("a bug")
 
-    monkeypatch.setattr("hstree.training.load_run", broken)
+    monkeypatch.setattr("hstree.runs.load_run", broken)
     error = fails(capsys, "evaluate", str(runs / "softmax"), status=1)
     assert error == "hstree: unexpected AttributeError: a bug (HSTREE_DEBUG=1 shows where)\n"
     monkeypatch.setenv("HSTREE_DEBUG", "1")
@@ -370,10 +370,10 @@ def test_interrupt_after_an_epoch_keeps_it(data: Path, elsewhere: Path) -> None:
     assert error.endswith("go on with hstree train --resume run\n")
     assert [path.name for path in elsewhere.iterdir()] == ["run"]
     assert not [path for path in (elsewhere / "run").iterdir() if path.name.startswith(".")]
-    records = read_metrics(elsewhere / "run" / "metrics.jsonl")
+    records = read_epochs(elsewhere / "run")
     best = records[int(match[1]) - 1]
-    assert best["best"]
-    assert f"{best['valid_perplexity']:.1f}" == match[2]
+    assert best.best
+    assert f"{best.valid_perplexity:.1f}" == match[2]
     assert main(["evaluate", "run"]) == 0
 
 

@@ -123,7 +123,7 @@ class Batch:
     """Tables and exact values of the tensors of a case; `paths` by tree and class."""
 
     tables: Tables
-    input: Array
+    hidden: Array
     weight: Array
     bias: Array | None
     grad_log_prob: Array
@@ -225,7 +225,7 @@ def make_batch(case: Case, kind: ElementType, seed: int = 0) -> Batch:
     scale = case.scale
     return Batch(
         tables=tables,
-        input=exact(scale * random.standard_normal((case.rows, case.in_features))),
+        hidden=exact(scale * random.standard_normal((case.rows, case.in_features))),
         weight=exact(scale * random.standard_normal((*shape, tables.features))),
         bias=exact(scale * random.standard_normal(shape)) if case.bias else None,
         # Upstream gradients of either sign, over three orders of magnitude.
@@ -284,7 +284,7 @@ def true_score(batch: Batch) -> Checked:
     tables = batch.tables
     score = Checked.zeros(tables.rows, tables.trees, tables.stride)
     for row, tree, path in batch.targets():
-        features = batch.input[row, batch.subset(tree)]
+        features = batch.hidden[row, batch.subset(tree)]
         column = 0
         for first, width, _ in path:
             products = features * batch.weight[tree, first : first + width]
@@ -320,9 +320,9 @@ def true_forward(batch: Batch) -> tuple[Checked, Checked]:
 
 
 def true_backward(batch: Batch, score: Array) -> tuple[Checked, Checked, Checked]:
-    """Gradients of input, weight and bias from the given scores."""
+    """Gradients of hidden, weight and bias from the given scores."""
     tables = batch.tables
-    grad_input = Checked.zeros(tables.rows, tables.in_features)
+    grad_hidden = Checked.zeros(tables.rows, tables.in_features)
     grad_weight = Checked.zeros(tables.trees, tables.weight_rows, tables.features)
     grad_bias = Checked.zeros(tables.trees, tables.weight_rows)
     for row, tree, path in batch.targets():
@@ -339,15 +339,15 @@ def true_backward(batch: Batch, score: Array) -> tuple[Checked, Checked, Checked
                 slope_terms = np.abs(slope)
             grad = float(batch.grad_log_prob[row, tree])
             rows = slice(first, first + width)
-            weight, features = batch.weight[tree, rows], batch.input[row, subset]
-            grad_input.value[row, subset] += grad * (slope @ weight)
-            grad_input.terms[row, subset] += abs(grad) * (slope_terms @ np.abs(weight))
+            weight, features = batch.weight[tree, rows], batch.hidden[row, subset]
+            grad_hidden.value[row, subset] += grad * (slope @ weight)
+            grad_hidden.terms[row, subset] += abs(grad) * (slope_terms @ np.abs(weight))
             grad_weight.value[tree, rows] += grad * np.outer(slope, features)
             grad_weight.terms[tree, rows] += abs(grad) * np.outer(slope_terms, np.abs(features))
             grad_bias.value[tree, rows] += grad * slope
             grad_bias.terms[tree, rows] += abs(grad) * slope_terms
             column += width
-    return grad_input, grad_weight, grad_bias
+    return grad_hidden, grad_weight, grad_bias
 
 
 @dataclass
@@ -356,7 +356,7 @@ class Results:
 
     log_prob: Array
     score: Array
-    grad_input: Array
+    grad_hidden: Array
     grad_weight: Array
     grad_bias: Array
     index: Array
@@ -372,17 +372,17 @@ def run_batch(
     The inputs of ignored rows are NaN: nothing of them may go anywhere.
     """
     ignored = batch.tables.target < 0
-    values = kind.encode(np.where(ignored[:, None], np.nan, batch.input))
+    values = kind.encode(np.where(ignored[:, None], np.nan, batch.hidden))
     weight = kind.encode(batch.weight)
     bias = None if batch.bias is None else kind.encode(batch.bias)
     op = TreeOp(kind, batch.tables)
     log_prob, own_score = op.forward(values, weight, bias)
     arguments = (batch.grad_log_prob, values, weight, own_score if score is None else score)
-    grad_input, grad_weight, grad_bias = op.backward(False, *arguments)
+    grad_hidden, grad_weight, grad_bias = op.backward(False, *arguments)
     again, index, sparse_weight, sparse_bias = op.backward(True, *arguments)
-    assert again.tobytes() == grad_input.tobytes()
+    assert again.tobytes() == grad_hidden.tobytes()
     return Results(
-        log_prob, own_score, grad_input, grad_weight, grad_bias, index, sparse_weight, sparse_bias
+        log_prob, own_score, grad_hidden, grad_weight, grad_bias, index, sparse_weight, sparse_bias
     )
 
 
@@ -411,9 +411,9 @@ def check(kernels: Kernels, case: Case, kind: ElementType) -> None:
     close("log_prob", results.log_prob, log_prob, terms + tables.stride, unit, 0.0, 0.0)
 
     grads = true_backward(batch, rounded_score)
-    got = (results.grad_input, results.grad_weight, results.grad_bias)
+    got = (results.grad_hidden, results.grad_weight, results.grad_bias)
     terms = max(tables.trees * tables.stride, tables.rows)
-    for name, stored, true in zip(("input", "weight", "bias"), got, grads, strict=True):
+    for name, stored, true in zip(("hidden", "weight", "bias"), got, grads, strict=True):
         # Of the factors of matrix products, which are sums of two elements.
         of_terms = 2.0**-16 if kind in HALF and name != "bias" else 0.0
         got_grad = kind.decode(stored)

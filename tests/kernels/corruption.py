@@ -112,9 +112,9 @@ def check_batch(
     close("log_prob", got, log_prob, tables.features + tables.stride, unit, 0.0, 0.0)
     close("score", results.score, score, tables.features, unit, 0.0, 0.0)
     grads = true_backward(batch, results.score)
-    stored = (results.grad_input, results.grad_weight, results.grad_bias)
+    stored = (results.grad_hidden, results.grad_weight, results.grad_bias)
     terms = max(tables.trees * tables.stride, tables.rows)
-    for name, array, true in zip(("input", "weight", "bias"), stored, grads, strict=True):
+    for name, array, true in zip(("hidden", "weight", "bias"), stored, grads, strict=True):
         close(f"grad_{name}", array, true, terms, unit, unit, 0.0)
     assert_sparse_is_dense(results)
     tables.target[:] = targets
@@ -149,5 +149,5 @@ def check_bad_ranks(kernels: Kernels, wide: bool) -> None:
     results = run_batch(kernels, batch, FLOAT32)
     unit = unit_of_sums(FLOAT32)
     close("log_prob", results.log_prob, log_prob, 8 + batch.tables.stride, unit, 0.0, 0.0)
-    grad_input, _, _ = true_backward(batch, results.score)
-    close("grad_input", results.grad_input, grad_input, 2 * batch.tables.stride, unit, unit, 0.0)
+    grad_hidden, _, _ = true_backward(batch, results.score)
+    close("grad_hidden", results.grad_hidden, grad_hidden, 2 * batch.tables.stride, unit, unit, 0.0)

@@ -153,15 +153,15 @@ class Kernels:
         index = torch.from_numpy(feature_index)
         return to_array(call("feature_gather_backward", to_tensor(kind, grad), index, in_features))
 
-    def plif(self, kind: ElementType, function: LogitFunction, values: Array) -> Array:
+    def piecewise(self, kind: ElementType, function: LogitFunction, values: Array) -> Array:
         table = function.stored(kind)
-        return to_array(call("plif", to_tensor(kind, values), table, function.radius))
+        return to_array(call("piecewise", to_tensor(kind, values), table, function.radius))
 
-    def plif_backward(
+    def piecewise_backward(
         self, kind: ElementType, function: LogitFunction, grad: Array, values: Array
     ) -> tuple[Array, Array]:
         tensors = (to_tensor(kind, grad), to_tensor(kind, values), function.stored(kind))
-        grad_input, grad_table = call("plif_backward", *tensors, function.radius)
+        grad_input, grad_table = call("piecewise_backward", *tensors, function.radius)
         return to_array(grad_input), to_array(grad_table)
 
     def sparse_adam_(
@@ -219,7 +219,6 @@ class TreeOp:
         self.kind = kind
         self.tables = tables
         self.name = "wide_log_prob" if tables.wide else "path_log_prob"
-        self.backward_name = "wide_log_prob_backward" if tables.wide else "backward"
         arrays = (tables.target, tables.offset, tables.path, tables.leaf_position)
         index = tables.feature_index
         self.table_tensors = (
@@ -237,8 +236,8 @@ class TreeOp:
     def backward(
         self, sparse: bool, grad: Array, values: Array, weight: Array, score: Array
     ) -> list[Array]:
-        """Gradients of input, weight and bias; if sparse, the index after the first."""
-        name = f"{self.backward_name}_sparse" if sparse else self.backward_name
+        """Gradients of hidden, weight and bias; if sparse, the index after the first."""
+        name = f"{self.name}_backward_sparse" if sparse else f"{self.name}_backward"
         tensors = (to_tensor(self.kind, array) for array in (values, weight))
         scores = torch.from_numpy(score)
         outputs = call(

@@ -1,7 +1,8 @@
-"""Functions of a logit, elements and rows for plif and monotone_log_prob, and what the ops must
-give on them, computed in long double.
+"""Functions of a logit, elements and rows for piecewise and monotone_log_prob, and what the ops
+must give on them, computed in long double.
 
-`check_plif` and `check_monotone` run one case and compare; they serve the tests and sanitized.py.
+`check_piecewise` and `check_monotone` run one case and compare; they serve the tests and
+sanitized.py.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def draw(
 
 
 @dataclass(frozen=True)
-class PlifCase:
+class PiecewiseCase:
     why: str
     elements: int
     intervals: int
@@ -144,25 +145,25 @@ class PlifCase:
 
 
 PLIF_CASES = (
-    PlifCase("one interval", 300, 1, 2, radius=2, scale=3),
-    PlifCase("one cubic", 300, 1, 4, radius=2, scale=3),
-    PlifCase("one element", 1, 3, 2),
-    PlifCase("two intervals, both ends", 515, 2, 2, radius=1, scale=2),
-    PlifCase("sums in shared memory", 3001, 12, 2),
-    PlifCase("sums in shared memory, cubic", 3001, 9, 4),
-    PlifCase("sums in more than 48 KiB of shared memory", 8192, 4000, 2, kinds=(BFLOAT16,)),
-    PlifCase("sums in global memory", 777, 1000, 2),
-    PlifCase("sums in global memory, cubic", 777, 1000, 4),
-    PlifCase("the number of intervals of the study", 1500, 100_000, 2, kinds=BOTH),
-    PlifCase("as many cubics", 1500, 100_000, 4, kinds=(FLOAT32,)),
-    PlifCase("nearly all outside", 2000, 10, 2, radius=0.25),
-    PlifCase("nearly all outside, cubic", 2000, 10, 4, radius=0.25),
+    PiecewiseCase("one interval", 300, 1, 2, radius=2, scale=3),
+    PiecewiseCase("one cubic", 300, 1, 4, radius=2, scale=3),
+    PiecewiseCase("one element", 1, 3, 2),
+    PiecewiseCase("two intervals, both ends", 515, 2, 2, radius=1, scale=2),
+    PiecewiseCase("sums in shared memory", 3001, 12, 2),
+    PiecewiseCase("sums in shared memory, cubic", 3001, 9, 4),
+    PiecewiseCase("sums in more than 48 KiB of shared memory", 8192, 4000, 2, kinds=(BFLOAT16,)),
+    PiecewiseCase("sums in global memory", 777, 1000, 2),
+    PiecewiseCase("sums in global memory, cubic", 777, 1000, 4),
+    PiecewiseCase("the number of intervals of the study", 1500, 100_000, 2, kinds=BOTH),
+    PiecewiseCase("as many cubics", 1500, 100_000, 4, kinds=(FLOAT32,)),
+    PiecewiseCase("nearly all outside", 2000, 10, 2, radius=0.25),
+    PiecewiseCase("nearly all outside, cubic", 2000, 10, 4, radius=0.25),
 )
 # More than the threads of a grid take at once.
-LONG = PlifCase("several steps of the grid", 2 * 1024 * 256 + 77, 16, 2, kinds=(FLOAT64,))
+LONG = PiecewiseCase("several steps of the grid", 2 * 1024 * 256 + 77, 16, 2, kinds=(FLOAT64,))
 
 
-def make_plif(case: PlifCase, kind: ElementType) -> tuple[LogitFunction, Array, Array]:
+def make_piecewise(case: PiecewiseCase, kind: ElementType) -> tuple[LogitFunction, Array, Array]:
     """Function, exact input, and exact grad of either sign over three orders of magnitude."""
     function = table_function(kind, case.intervals, case.width, case.radius)
     x = draw(kind, function, (case.elements,), case.scale)
@@ -171,16 +172,16 @@ def make_plif(case: PlifCase, kind: ElementType) -> tuple[LogitFunction, Array, 
     return function, x, kind.decode(kind.encode(grad))
 
 
-def check_plif(kernels: Kernels, case: PlifCase, kind: ElementType) -> None:
+def check_piecewise(kernels: Kernels, case: PiecewiseCase, kind: ElementType) -> None:
     """Compares output and both gradients with the formula."""
-    function, x, grad = make_plif(case, kind)
+    function, x, grad = make_piecewise(case, kind)
     at = evaluate(kind, function, x)
     unit = unit_of_sums(kind)
-    output = kernels.plif(kind, function, kind.encode(x))
+    output = kernels.piecewise(kind, function, kind.encode(x))
     true = Checked(at.value, at.value_terms)
     close("output", kind.decode(output), true, 0, unit, kind.unit, kind.tiny)
 
-    grad_input, grad_table = kernels.plif_backward(
+    grad_input, grad_table = kernels.piecewise_backward(
         kind, function, kind.encode(grad), kind.encode(x)
     )
     true = Checked(grad * at.derivative, np.abs(grad) * at.derivative_terms)
@@ -372,9 +373,9 @@ def check_extreme_elements(kernels: Kernels, kind: ElementType, width: int) -> N
     for radius in (1.0, 1e-30, 1e30):
         table = np.full((5, width), [np.nan, np.inf, -np.inf, 1.0][:width])
         function = LogitFunction(table=table, radius=radius)
-        kernels.plif(kind, function, stored)
+        kernels.piecewise(kind, function, stored)
         grad = kind.encode(np.ones(len(stored)))
-        _, grad_table = kernels.plif_backward(kind, function, grad, stored)
+        _, grad_table = kernels.piecewise_backward(kind, function, grad, stored)
         assert np.isnan(grad_table[0]).all()
 
 

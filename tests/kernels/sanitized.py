@@ -30,7 +30,7 @@ from kernels.logit_cases import (
     check_extreme_elements,
     check_misaligned_rows,
     check_monotone,
-    check_plif,
+    check_piecewise,
     check_spoilt_rows,
 )
 from kernels.sparse_adam_cases import SPARSE_ADAM_SHAPES, check_sparse_adam
@@ -58,7 +58,7 @@ def checks(kernels: Kernels) -> list[Callable[[], object]]:
             result.append(partial(check_sparse_adam, kernels, shape, kind))
     for case in PLIF_CASES:
         kinds = [kind for kind in case.kinds if kind is not FLOAT16]
-        result += [partial(check_plif, kernels, case, kind) for kind in kinds]
+        result += [partial(check_piecewise, kernels, case, kind) for kind in kinds]
     for case in MONOTONE_CASES:
         result += [partial(check_monotone, kernels, case, kind) for kind in case.kinds]
     for width in (2, 4):

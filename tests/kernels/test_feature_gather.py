@@ -8,7 +8,7 @@ from cuda_emu.library import ORDERS
 
 from kernels.emulation import ELEMENT_TYPES, FLOAT32, ElementType, Kernels
 
-SHAPES = [  # rows, trees, features of a subset, input features
+SHAPES = [  # rows, trees, features of a subset, features of hidden
     (5, 3, 4, 11),
     (1, 1, 1, 1),
     (1030, 2, 3, 5),  # more rows than rows of blocks
@@ -46,8 +46,8 @@ def test_equals_reference(
     truth = np.zeros((rows, in_features))
     for tree in range(trees):
         truth[:, index[tree]] += exact[:, tree]
-    grad_input = kind.decode(kernels.feature_gather_backward(kind, grad, index, in_features))
-    np.testing.assert_allclose(grad_input, truth, rtol=kind.unit, atol=1e-6)
+    grad_hidden = kind.decode(kernels.feature_gather_backward(kind, grad, index, in_features))
+    np.testing.assert_allclose(grad_hidden, truth, rtol=kind.unit, atol=1e-6)
 
 
 def test_same_bits_in_every_scheduling_order(kernels: Kernels) -> None:

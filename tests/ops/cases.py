@@ -65,7 +65,7 @@ CASES = (
 class Batch:
     """Arguments of an op, in its order; `longest` is max_depth or max_width."""
 
-    input: Tensor
+    hidden: Tensor
     weight: Tensor
     bias: Tensor | None
     target: Tensor
@@ -79,7 +79,7 @@ class Batch:
 
     def arguments(self) -> tuple[Any, ...]:
         return (
-            self.input,
+            self.hidden,
             self.weight,
             self.bias,
             self.target,
@@ -97,7 +97,7 @@ class Batch:
         """The same batch with a function applied to the floating-point tensors."""
         return replace(
             self,
-            input=convert(self.input),
+            hidden=convert(self.hidden),
             weight=convert(self.weight),
             bias=None if self.bias is None else convert(self.bias),
             grad=convert(self.grad),
@@ -173,7 +173,6 @@ class TreeOpUnderTest:
     """The path op, or the wide op, whose tables have every node as a wide one."""
 
     name: str
-    namespace_names: tuple[str, str, str]  # forward, backward, backward_sparse
     function: Callable[..., Tensor]
     reference: Callable[..., tuple[Tensor, Tensor]]
     longest_name: str
@@ -181,7 +180,7 @@ class TreeOpUnderTest:
 
     @property
     def operator(self) -> Any:
-        return getattr(torch.ops.hstree, self.namespace_names[0]).default
+        return getattr(torch.ops.hstree, self.name).default
 
     def forward(self, *arguments: Any) -> Any:
         """log_prob and score."""
@@ -189,26 +188,26 @@ class TreeOpUnderTest:
 
     @property
     def backward(self) -> Any:
-        return getattr(torch.ops.hstree, self.namespace_names[1]).default
+        return getattr(torch.ops.hstree, f"{self.name}_backward").default
 
     @property
     def backward_sparse(self) -> Any:
-        return getattr(torch.ops.hstree, self.namespace_names[2]).default
+        return getattr(torch.ops.hstree, f"{self.name}_backward_sparse").default
 
     def log_prob(self, batch: Batch, sparse: bool = False) -> Tensor:
         *arguments, longest = batch.arguments()
         return self.function(*arguments, **{self.longest_name: longest}, sparse=sparse)
 
     def gradients(self, batch: Batch, sparse: bool = False) -> list[Tensor]:
-        """log_prob, and the gradients of input, weight and bias where there is one."""
+        """log_prob, and the gradients of hidden, weight and bias where there is one."""
         leaves = [
             x.detach().requires_grad_()
-            for x in (batch.input, batch.weight, batch.bias)
+            for x in (batch.hidden, batch.weight, batch.bias)
             if x is not None
         ]
         bias = leaves[2] if len(leaves) == 3 else None
         log_prob = self.log_prob(
-            replace(batch, input=leaves[0], weight=leaves[1], bias=bias), sparse
+            replace(batch, hidden=leaves[0], weight=leaves[1], bias=bias), sparse
         )
         log_prob.backward(batch.grad.to(log_prob.dtype))
         return [log_prob.detach(), *(x.grad for x in leaves)]
@@ -216,7 +215,7 @@ class TreeOpUnderTest:
     def reference_gradients(self, batch: Batch, dtype: torch.dtype) -> list[Tensor]:
         """The same, and score, from the reference in a dtype."""
         batch = batch.map(lambda x: x.detach().to("cpu", dtype)).to(torch.device("cpu"))
-        leaves = [x.requires_grad_() for x in (batch.input, batch.weight, batch.bias)
+        leaves = [x.requires_grad_() for x in (batch.hidden, batch.weight, batch.bias)
                   if x is not None]  # fmt: skip
         log_prob, score = self.reference(*batch.arguments())
         if log_prob.requires_grad:
@@ -270,7 +269,7 @@ class TreeOpUnderTest:
         )
         width = (-1, 3) if self.wide else (-1,)
         return Batch(
-            input=draw(case.rows, case.in_features),
+            hidden=draw(case.rows, case.in_features),
             weight=draw(case.trees, weight_rows, features),
             bias=draw(case.trees, weight_rows) if case.bias else None,
             target=torch.from_numpy(target),
@@ -286,7 +285,6 @@ class TreeOpUnderTest:
 
 PATH = TreeOpUnderTest(
     "path_log_prob",
-    ("path_log_prob", "backward", "backward_sparse"),
     path_log_prob,
     path_log_prob_reference,
     "max_depth",
@@ -294,7 +292,6 @@ PATH = TreeOpUnderTest(
 )
 WIDE = TreeOpUnderTest(
     "wide_log_prob",
-    ("wide_log_prob", "wide_log_prob_backward", "wide_log_prob_backward_sparse"),
     wide_log_prob,
     wide_log_prob_reference,
     "max_width",
@@ -330,7 +327,7 @@ def check(op: TreeOpUnderTest, case: Case, dtype: torch.dtype, device: torch.dev
     sums = torch.float64 if dtype == torch.float64 else torch.float32
     assert log_prob.dtype == score.dtype == sums
     assert torch.equal(log_prob, got[0])
-    names = ["log_prob", "grad_input", "grad_weight", "grad_bias"]
+    names = ["log_prob", "grad_hidden", "grad_weight", "grad_bias"]
     for name, *values in zip([*names[: len(got) - 1], "score"], got, true, eager, strict=True):
         judge(name, *values)
     assert all(g.dtype == dtype for g in got[1:-1])

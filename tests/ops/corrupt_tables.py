@@ -37,7 +37,7 @@ def main(name: str) -> None:
             try:
                 op.forward(*bad.arguments())
                 for backward in (op.backward, op.backward_sparse):
-                    backward(bad.grad, bad.input, bad.weight, *bad.tables(), score)
+                    backward(bad.grad, bad.hidden, bad.weight, *bad.tables(), score)
                 accepted += 1
             except RuntimeError as error:
                 if not str(error).startswith("hstree::"):

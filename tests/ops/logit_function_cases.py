@@ -1,4 +1,4 @@
-"""Batches for plif and for monotone_log_prob, and how their results are judged.
+"""Batches for piecewise and for monotone_log_prob, and how their results are judged.
 
 Error bounds follow from the formulas, element by element: u takes two roundings, of the rate and of
 the sum, a polynomial a few, a fixed-point sum half a quantum for each term. Inputs keep off the
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hstree.ops import piecewise
-from hstree.reference import monotone_log_prob_reference, plif_reference
+from hstree.reference import monotone_log_prob_reference, piecewise_reference
 from ops.cases import judge
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -42,11 +42,11 @@ def off_knots(
     return kept[:count]
 
 
-# plif
+# piecewise
 
 
 @dataclass(frozen=True)
-class PlifCase:
+class PiecewiseCase:
     why: str
     shape: tuple[int, ...] = (29, 37)
     intervals: int = 100
@@ -58,28 +58,32 @@ class PlifCase:
         return self.why.replace(" ", "-")
 
 
-PLIF_CASES = (
-    PlifCase("matrix"),
-    PlifCase("no dimension", shape=()),
-    PlifCase("no element", shape=(0, 5)),
-    PlifCase("one element", shape=(1,)),
-    PlifCase("vectors and a rest", shape=(3, 5, 11)),
-    PlifCase("many elements in few intervals, for several blocks", shape=(7, 10_007), intervals=3),
-    PlifCase("one interval", intervals=1),
-    PlifCase("two intervals", intervals=2),
-    PlifCase("odd number of intervals, a knot on neither side of 0", intervals=7),
-    PlifCase("intervals as published", shape=(60, 100), intervals=100_000, radius=20.0, spread=5.0),
-    PlifCase("a million intervals", intervals=1_000_000, radius=20.0, spread=5.0),
-    PlifCase("a rate that is no binary fraction", shape=(999,), intervals=1000, radius=3.7),
-    PlifCase("most elements outside", intervals=10, radius=0.5, spread=5.0),
-    PlifCase("small radius", radius=2.0**-10, spread=2.0**-11),
-    PlifCase("large radius", intervals=1000, radius=1e4, spread=3e3),
-    PlifCase("gradients over sixty decades", shape=(30, 100), decades=60.0),
+PIECEWISE_CASES = (
+    PiecewiseCase("matrix"),
+    PiecewiseCase("no dimension", shape=()),
+    PiecewiseCase("no element", shape=(0, 5)),
+    PiecewiseCase("one element", shape=(1,)),
+    PiecewiseCase("vectors and a rest", shape=(3, 5, 11)),
+    PiecewiseCase(
+        "many elements in few intervals, for several blocks", shape=(7, 10_007), intervals=3
+    ),
+    PiecewiseCase("one interval", intervals=1),
+    PiecewiseCase("two intervals", intervals=2),
+    PiecewiseCase("odd number of intervals, a knot on neither side of 0", intervals=7),
+    PiecewiseCase(
+        "intervals as published", shape=(60, 100), intervals=100_000, radius=20.0, spread=5.0
+    ),
+    PiecewiseCase("a million intervals", intervals=1_000_000, radius=20.0, spread=5.0),
+    PiecewiseCase("a rate that is no binary fraction", shape=(999,), intervals=1000, radius=3.7),
+    PiecewiseCase("most elements outside", intervals=10, radius=0.5, spread=5.0),
+    PiecewiseCase("small radius", radius=2.0**-10, spread=2.0**-11),
+    PiecewiseCase("large radius", intervals=1000, radius=1e4, spread=3e3),
+    PiecewiseCase("gradients over sixty decades", shape=(30, 100), decades=60.0),
 )
 
 
 @dataclass
-class PlifBatch:
+class PiecewiseBatch:
     """Arguments of the op and a gradient of its output."""
 
     input: Tensor
@@ -90,12 +94,14 @@ class PlifBatch:
     def arguments(self) -> tuple[Tensor, Tensor, float]:
         return self.input, self.table, self.radius
 
-    def to(self, device: torch.device) -> PlifBatch:
+    def to(self, device: torch.device) -> PiecewiseBatch:
         return replace(self, input=self.input.to(device), table=self.table.to(device),
                        grad=self.grad.to(device))  # fmt: skip
 
 
-def plif_batch(case: PlifCase, width: int, dtype: torch.dtype, seed: int = 0) -> PlifBatch:
+def piecewise_batch(
+    case: PiecewiseCase, width: int, dtype: torch.dtype, seed: int = 0
+) -> PiecewiseBatch:
     """The polynomials of neighbouring intervals have nothing to do with each other: an element that
     is taken for another interval's is far off."""
     random = np.random.default_rng(seed)
@@ -108,11 +114,11 @@ def plif_batch(case: PlifCase, width: int, dtype: torch.dtype, seed: int = 0) ->
     largest = min(1.0, 2 * case.radius / case.intervals) if dtype == torch.float16 else 1.0
     grad = random.standard_normal(count) * 10.0 ** random.uniform(-decades / 2, decades / 2, count)
     grad = torch.from_numpy(largest * grad).to(dtype).view(case.shape)
-    return PlifBatch(input, table.to(accumulate(dtype)), case.radius, grad)
+    return PiecewiseBatch(input, table.to(accumulate(dtype)), case.radius, grad)
 
 
-def plif_gradients(
-    batch: PlifBatch, function: Callable[[Tensor, Tensor, float], Tensor] = piecewise
+def piecewise_gradients(
+    batch: PiecewiseBatch, function: Callable[[Tensor, Tensor, float], Tensor] = piecewise
 ) -> list[Tensor]:
     """Output and gradients of input and table."""
     leaves = [x.detach().requires_grad_() for x in (batch.input, batch.table)]
@@ -121,8 +127,8 @@ def plif_gradients(
     return [output.detach(), *(x.grad for x in leaves)]
 
 
-def in_float64(batch: PlifBatch) -> PlifBatch:
-    return PlifBatch(
+def in_float64(batch: PiecewiseBatch) -> PiecewiseBatch:
+    return PiecewiseBatch(
         batch.input.double().cpu(), batch.table.double().cpu(), batch.radius,
         batch.grad.double().cpu(),
     )  # fmt: skip
@@ -168,15 +174,17 @@ def within(name: str, got: Tensor, true: Tensor, bound: Tensor) -> None:
     assert worst <= 1, f"{name}: an error is {worst:.3g} times what rounding allows"
 
 
-def check_plif(case: PlifCase, width: int, dtype: torch.dtype, device: torch.device) -> None:
+def check_piecewise(
+    case: PiecewiseCase, width: int, dtype: torch.dtype, device: torch.device
+) -> None:
     """Output and gradients against the float64 reference of the same values."""
-    batch = plif_batch(case, width, dtype)
+    batch = piecewise_batch(case, width, dtype)
     exact = in_float64(batch)
-    true = plif_gradients(exact, plif_reference)
-    got = plif_gradients(batch.to(device))
+    true = piecewise_gradients(exact, piecewise_reference)
+    got = piecewise_gradients(batch.to(device))
     assert [x.dtype for x in got] == [dtype, dtype, accumulate(dtype)]
     if dtype in (torch.bfloat16, torch.float16):
-        eager = plif_gradients(batch, plif_reference)
+        eager = piecewise_gradients(batch, piecewise_reference)
         for name, *values in zip(("output", "grad_input"), got, true, eager, strict=False):
             judge(name, *values)
     eps = torch.finfo(accumulate(dtype)).eps
@@ -339,7 +347,7 @@ def monotone_value(batch: MonotoneBatch, x: Tensor) -> Tensor:
     never = x == -torch.inf
     x = x.masked_fill(never, 0.0)
     if batch.table is not None:
-        f = plif_reference(x, batch.table, batch.radius)
+        f = piecewise_reference(x, batch.table, batch.radius)
     else:
         f = x + (batch.k - 1) * torch.nn.functional.logsigmoid(x - batch.c)
     return f.masked_fill(never, -torch.inf)
@@ -398,27 +406,27 @@ def check_monotone(
 
 # In the processes that each run the code of one instruction set.
 
-MANY_ELEMENTS = PlifCase("elements for two threads and several blocks", shape=(300_001,),
+MANY_ELEMENTS = PiecewiseCase("elements for two threads and several blocks", shape=(300_001,),
                          intervals=1000, spread=3.0)  # fmt: skip
 MANY_LOGITS = MonotoneCase("logits for two threads", rows=301, classes=1003)
 
 
 def results() -> list[Tensor]:
-    """Of one batch for each width of plif's table and each kind of function."""
-    batches = [plif_batch(MANY_ELEMENTS, width, torch.float32) for width in (2, 4)]
+    """Of one batch for each width of piecewise's table and each kind of function."""
+    batches = [piecewise_batch(MANY_ELEMENTS, width, torch.float32) for width in (2, 4)]
     every = [replace(MANY_LOGITS, **options) for _, options in FUNCTIONS]  # type: ignore[arg-type]
     return [
-        *(x for batch in batches for x in plif_gradients(batch)),
+        *(x for batch in batches for x in piecewise_gradients(batch)),
         *(x for case in every for x in monotone_gradients(monotone_batch(case, torch.float32))),
     ]
 
 
 def check_every_case() -> list[Tensor]:
     """Every case on the CPU, in every dtype; returns the results of larger batches."""
-    for case in PLIF_CASES:
+    for case in PIECEWISE_CASES:
         for width in (2, 4):
             for dtype in DTYPES:
-                check_plif(case, width, dtype, CPU)
+                check_piecewise(case, width, dtype, CPU)
     for monotone_case in MONOTONE_CASES:
         for dtype in (torch.float32, torch.float64):
             for at_once in (False, True):

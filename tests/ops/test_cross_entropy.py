@@ -443,5 +443,5 @@ def test_bad_dtypes_and_targets() -> None:
         monotone_cross_entropy(h, w, None, y.int())
     with pytest.raises(ValueError, match=r"latent: expected a floating-point dtype"):
         monotone_cross_entropy(h.long(), w, None, y)
-    with pytest.raises(ValueError, match=r"input: expected shape \[N, D\], got \(4, 1, 7\)"):
+    with pytest.raises(ValueError, match=r"hidden: expected shape \[N, D\], got \(4, 1, 7\)"):
         monotone_cross_entropy(h[:, None], w, None, y)

@@ -33,7 +33,7 @@ def test_shared_by_ops_on_the_same_trees(
     batch = op.batch(CASE, torch.float32).to(device)
     expected = op.gradients(batch, sparse)
     order = leaf_order(batch.target, batch.leaf_position)
-    leaves = [x.requires_grad_() for x in (batch.input, batch.weight, batch.bias)]
+    leaves = [x.requires_grad_() for x in (batch.hidden, batch.weight, batch.bias)]
     *arguments, longest = batch.arguments()
     log_prob = op.function(*arguments, **{op.longest_name: longest}, sparse=sparse, order=order)
     log_prob.backward(batch.grad)
@@ -45,7 +45,7 @@ def test_shared_by_ops_on_the_same_trees(
 def test_backward_works_out_what_it_is_not_given(op: TreeOpUnderTest, device: torch.device) -> None:
     batch = op.batch(CASE, torch.float32).to(device)
     _, score, *kept = op.operator(*batch.arguments())
-    arguments = (batch.grad, batch.input, batch.weight, *batch.tables(), score)
+    arguments = (batch.grad, batch.hidden, batch.weight, *batch.tables(), score)
     if kept[1].numel() == 0:
         kept[1] = None
     for backward in (op.backward, op.backward_sparse):
@@ -75,7 +75,7 @@ def test_errors(device: torch.device) -> None:
     for bad, match in (
         (order[0], r"order: expected shape \[T, N\], got \[70\]"),
         (order[1:], r"order: expected size 3 \(trees of weight\)"),
-        (order[:, 1:], r"order: expected size 70 \(rows of input\)"),
+        (order[:, 1:], r"order: expected size 70 \(rows of hidden\)"),
         (order.int(), "order: expected dtype Long, got Int"),
     ):
         with pytest.raises(RuntimeError, match=match):

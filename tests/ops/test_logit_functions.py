@@ -30,7 +30,7 @@ def head_step(logits, table):
 tables = [torch.full((100_000, width), 4e-4) for width in (2, 4)]
 small = torch.zeros(100, 100)
 for table in tables:  # threads and code are there
-    ops.plif_backward(small, small, table, 20.0)
+    ops.piecewise_backward(small, small, table, 20.0)
     head_step(small, table)
 
 x = torch.full((12 << 20,), 0.3)
@@ -40,11 +40,11 @@ for table in (None, *tables):  # there is no room under the peak yet
     print(peak() - before)
 grad = torch.ones(12 << 20)
 before = peak()
-ops.plif(x, tables[0], 20.0)
+ops.piecewise(x, tables[0], 20.0)
 print(peak() - before)
 for table in tables:  # now there is room for one tensor
     before = peak()
-    ops.plif_backward(grad, x, table, 20.0)
+    ops.piecewise_backward(grad, x, table, 20.0)
     print(peak() - before)
 """
 

@@ -1,379 +1,18 @@
-"""torch.ops.hstree.plif and plif_backward; the PLIF of slopes."""
+"""plif and plif_table: the piecewise linear increasing function of learned slopes."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from hstree.ops import piecewise, plif, plif_table
-from hstree.reference import plif_reference
-from ops.cases import threads
-from ops.logit_function_cases import (
-    DTYPES,
-    MANY_ELEMENTS,
-    PLIF_CASES,
-    PlifBatch,
-    PlifCase,
-    by_interval,
-    check_plif,
-    in_float64,
-    increasing_table,
-    place,
-    plif_batch,
-    plif_gradients,
-    within,
-)
-from ops.tree_op_suite import same_bits, strided
+from hstree.ops import plif, plif_table
+from ops.logit_function_cases import PiecewiseCase, piecewise_batch
 
-USUAL = PlifCase("matrix")
-SMALL = PlifCase("small", shape=(5, 4), intervals=6)
-backward = torch.ops.hstree.plif_backward
-
-widths = pytest.mark.parametrize("width", [2, 4], ids=["linear", "cubic"])
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-@widths
-@pytest.mark.parametrize("case", PLIF_CASES, ids=str)
-def test_equals_reference(
-    case: PlifCase, width: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    check_plif(case, width, dtype, device)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_literal_values(dtype: torch.dtype, device: torch.device) -> None:
-    """Slope 3 below 0 and 1 above, f(-1) = 0; a knot belongs to the interval on its right."""
-    batch = PlifBatch(
-        torch.tensor([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0], dtype=dtype),
-        torch.tensor([[0.0, 3.0], [3.0, 1.0]], dtype=dtype),
-        1.0,
-        torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], dtype=dtype),
-    ).to(device)
-    output, grad_input, grad_table = plif_gradients(batch)
-    assert output.tolist() == [-3.0, 0.0, 1.5, 3.0, 3.5, 4.0, 6.0]
-    assert grad_input.tolist() == [3.0, 6.0, 12.0, 8.0, 16.0, 32.0, 64.0]
-    # u is -1, 0, 0.5 in the first interval, 0, 0.5, 1, 3 in the second.
-    assert grad_table.tolist() == [[7.0, -1 + 2.0], [120.0, 8.0 + 32.0 + 192.0]]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_literal_cubic(dtype: torch.dtype, device: torch.device) -> None:
-    """P(u) = 1 + 2u + 3u^2 + 4u^3 with u = (x + 1) / 2; straight beyond u = 0 and u = 1."""
-    batch = PlifBatch(
-        torch.tensor([-3.0, -1.0, 0.0, 3.0], dtype=dtype),
-        torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=dtype),
-        1.0,
-        torch.tensor([8.0, 8.0, 16.0, 2.0], dtype=dtype),
-    ).to(device)
-    output, grad_input, grad_table = plif_gradients(batch)
-    assert output.tolist() == [-1.0, 1.0, 3.25, 10.0 + 20.0]
-    assert grad_input.tolist() == [8.0, 8.0, 16.0 * 4.0, 20.0]
-    assert grad_table.tolist() == [[34.0, -8.0 + 8.0 + 4.0, 4.0 + 6.0, 2.0 + 8.0]]
-
-
-@pytest.mark.parametrize("intervals", [1, 2, 7, 64, 1024])
-@widths
-def test_every_knot_belongs_to_the_right(intervals: int, width: int, device: torch.device) -> None:
-    """Knots, and in float64 values a millionth off them: derivatives as they are there."""
-    radius = intervals / 2  # rate 1: x + K / 2 is t, exactly
-    knots = torch.arange(intervals + 1, dtype=torch.float64) - radius
-    x = torch.cat([knots - 1e-6, knots, knots + 1e-6])
-    j = (x + radius).floor().clamp(0, intervals - 1).long()
-    slopes = 1.0 + torch.arange(intervals, dtype=torch.float64) % 5
-    table = torch.zeros(intervals, width, dtype=torch.float64)
-    table[:, 1] = slopes
-    near = PlifBatch(x, table, radius, torch.ones_like(x)).to(device)
-    assert torch.equal(plif_gradients(near)[1].cpu(), slopes[j])
-    exact = slice(len(knots), 2 * len(knots))
-    low = replace(near, input=x[exact].to(device).float(), table=near.table.float(),
-                  grad=torch.ones(len(knots), device=device))  # fmt: skip
-    assert torch.equal(low.input.cpu().double(), knots)
-    assert torch.equal(plif_gradients(low)[1].cpu().double(), slopes[j[exact]])
-
-
-@pytest.mark.parametrize("intervals", [2**23, 2**23 - 1])
-def test_most_intervals(intervals: int, device: torch.device) -> None:
-    """The middle of each is a float32, and its number too."""
-    table = torch.zeros(intervals, 2, device=device)
-    table[:, 0] = torch.arange(intervals, device=device) % 1021
-    table[:, 1] = 1.0
-    j = torch.cat([torch.arange(k, k + 20) for k in (0, intervals // 2 - 10, intervals - 20)])
-    x = (j - intervals / 2 + 0.5).float()
-    got = piecewise(x.to(device), table, intervals / 2)
-    assert got.tolist() == (j % 1021 + 0.5).tolist()
-    with pytest.raises(RuntimeError, match="table: expected 1 to 8388608 intervals"):
-        piecewise(x.to(device), table[:1].expand(2**23 + 1, 2), 1.0)
-
-
-def test_a_continuous_function_is_accurate_at_its_knots(device: torch.device) -> None:
-    """Where float32 may take the interval beside: no error to speak of in f."""
-    table = increasing_table(100_000, 2, 20.0).float()
-    x = (torch.arange(100_001) / 2500 - 20).float()
-    x = torch.cat([x.nextafter(x - 1), x, x.nextafter(x + 1)])
-    true = plif_reference(x.double(), table.double(), 20.0)
-    got = piecewise(x.to(device), table.to(device), 20.0).cpu().double()
-    # Three roundings of f, and two of x by the largest slope.
-    eps = torch.finfo(torch.float32).eps
-    assert (got - true).abs().max() <= 20 * eps * (1.5 + 2500 * table[:, 1].max())
-
-
-# Non-finite and extreme values
-
-
-def test_nan_and_infinities(device: torch.device) -> None:
-    table = torch.tensor([[0.0, 3.0], [3.0, -1.0]], device=device)
-    x = torch.tensor([math.nan, -math.inf, math.inf, 0.5], device=device)
-    expected = torch.tensor([math.nan, -math.inf, -math.inf, 2.5])
-    for dtype in DTYPES:
-        typed = table.to(torch.float64 if dtype == torch.float64 else torch.float32)
-        output = piecewise(x.to(dtype), typed, 1.0)
-        assert torch.equal(output.isnan().cpu(), expected.isnan())
-        assert torch.equal(output[1:].cpu().float(), expected[1:])
-    flat = piecewise(x[1:], torch.tensor([[1.0, 0.0]], device=device), 1.0)
-    assert flat[:2].isnan().all()
-    assert flat[2] == 1
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-@widths
-def test_largest_values(width: int, dtype: torch.dtype, device: torch.device) -> None:
-    """No interval out of range, no NaN on the way."""
-    largest, tiny = torch.finfo(dtype).max, torch.finfo(dtype).tiny
-    x = torch.tensor([-largest, -largest / 2**10, -tiny, tiny, largest / 2**10, largest],
-                     dtype=dtype)  # fmt: skip
-    table = torch.zeros(64, width, dtype=torch.float64)
-    table[:, 0] = torch.arange(64) / 4 - 8
-    table[:, 1] = 0.25  # x / 4
-    table = table.to(torch.float64 if dtype == torch.float64 else torch.float32)
-    batch = PlifBatch(x, table, 32.0, torch.ones_like(x)).to(device)
-    output, grad_input, grad_table = plif_gradients(batch)
-    torch.testing.assert_close(output[[0, 1, 4, 5]], 0.25 * batch.input[[0, 1, 4, 5]])
-    assert (grad_input == 0.25).all()
-    assert grad_table[1:-1, 0].sum() == 2
-    assert not grad_table[1:31].any()
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@widths
-def test_non_finite_input_shows_in_the_gradient(
-    bad: float, width: int, device: torch.device
-) -> None:
-    batch = plif_batch(USUAL, width, torch.float32).to(device)
-    expected = plif_gradients(batch)
-    batch.input[3, 5] = bad
-    _, grad_input, grad_table = plif_gradients(batch)
-    end = -1 if bad > 0 else 0  # of a NaN the first, too
-    assert not grad_table[end].isfinite().all()
-    assert grad_table[end].isnan().all() == math.isnan(bad)
-    others = torch.ones_like(batch.input, dtype=torch.bool)
-    others[3, 5] = False
-    assert torch.equal(grad_input[others], expected[1][others])
-    assert grad_table.isfinite().all(1).sum() == len(grad_table) - 1
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@widths
-def test_non_finite_gradient_shows_in_every_sum(
-    bad: float, width: int, device: torch.device
-) -> None:
-    batch = plif_batch(USUAL, width, torch.float32).to(device)
-    batch.grad[3, 5] = bad
-    _, grad_input, grad_table = plif_gradients(batch)
-    assert grad_table.isnan().all()
-    assert not grad_input[3, 5].isfinite()
-    assert grad_input.isfinite().sum() == grad_input.numel() - 1
-
-
-@widths
-def test_zero_gradient(width: int, device: torch.device) -> None:
-    batch = plif_batch(USUAL, width, torch.float32).to(device)
-    _, grad_input, grad_table = plif_gradients(replace(batch, grad=torch.zeros_like(batch.grad)))
-    assert not grad_input.any()
-    assert not grad_table.any()
-
-
-@pytest.mark.parametrize("size", [1e-44, 1e-38, 1e38])
-def test_gradients_at_the_ends_of_the_range(size: float, device: torch.device) -> None:
-    """Subnormal and huge ones: sums of eight equal numbers, exact."""
-    table = torch.tensor([[0.0, 1.0], [1.0, 1.0]], device=device)
-    x = torch.full((8,), -0.5, device=device)
-    grad = torch.full((8,), size / 8, device=device)
-    grad_table = backward(grad, x, table, 1.0)[1]
-    total = 8 * float(grad[0])
-    assert grad_table.tolist() == [[total, total / 2], [0.0, 0.0]]
-
-
-# Determinism
-
-
-@pytest.mark.parametrize("intervals", [3, 1000, 100_000])
-@widths
-def test_same_bits_for_every_run_and_number_of_threads(width: int, intervals: int) -> None:
-    """Elements outside are summed in floating point: nearly all of them are, with 3 intervals."""
-    radius = 0.5 if intervals == 3 else 5.0
-    case = replace(MANY_ELEMENTS, intervals=intervals, radius=radius)
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        batch = plif_batch(case, width, dtype)
-        with threads(1):
-            first = plif_gradients(batch)
-            same_bits(plif_gradients(batch), first)
-        for count in (2, 5):
-            with threads(count):
-                same_bits(plif_gradients(batch), first)
-
-
-@pytest.mark.cuda
-@widths
-def test_same_bits_for_every_run_on_cuda(width: int) -> None:
-    for case in (MANY_ELEMENTS, replace(MANY_ELEMENTS, intervals=100_000)):
-        batch = plif_batch(case, width, torch.float32).to(torch.device("cuda"))
-        first = plif_gradients(batch)
-        for _ in range(5):
-            same_bits(plif_gradients(batch), first)
-
-
-@pytest.mark.parametrize("intervals", [3, 1000, 100_000])
-@widths
-def test_sums_do_not_depend_on_the_order(intervals: int, width: int, device: torch.device) -> None:
-    """Within the radius they are sums of integers: elements in any order give the same bits."""
-    case = PlifCase("", shape=(70_001,), intervals=intervals, spread=1.0, radius=8.0)
-    batch = plif_batch(case, width, torch.float32).to(device)
-    assert batch.input.abs().max() < 8
-    order = torch.randperm(70_001, generator=torch.Generator().manual_seed(0)).to(device)
-    other = replace(batch, input=batch.input[order], grad=batch.grad[order])
-    assert torch.equal(plif_gradients(other)[2], plif_gradients(batch)[2])
-
-
-def test_elements_do_not_depend_on_their_place(device: torch.device) -> None:
-    """Vector code and the rest at the end give the same bits."""
-    batch = plif_batch(PlifCase("", shape=(67,)), 4, torch.float32).to(device)
-    output, grad_input, _ = plif_gradients(batch)
-    for begin in (0, 1, 5, 50):
-        part = replace(batch, input=batch.input[begin:], grad=batch.grad[begin:])
-        same_bits(plif_gradients(part)[:2], [output[begin:], grad_input[begin:]])
-
-
-@widths
-def test_sums_of_many_equal_terms(width: int, device: torch.device) -> None:
-    """A million terms in one interval: float32 sums would be off by many times their rounding."""
-    grad = torch.full((1_000_000,), 0.1, device=device)
-    x = torch.full((1_000_000,), 0.3, device=device)
-    table = torch.ones(1, width, device=device)
-    grad_table = backward(grad, x, table, 1.0)[1].cpu()[0]
-    u = float(x[0]) / 2 + 0.5
-    true = torch.tensor([1e6 * float(grad[0]) * u**m for m in range(width)], dtype=torch.float64)
-    torch.testing.assert_close(grad_table.double(), true, rtol=3e-7, atol=0.0)
-
-
-def test_wide_range_of_gradients_loses_nothing_that_counts(device: torch.device) -> None:
-    """Against exact sums: half a quantum of 2**-61 of the sum of the largest for each term."""
-    batch = plif_batch(PlifCase("", shape=(50_000,), intervals=20, decades=30.0), 2, torch.float64)
-    batch.input.clamp_(-4.999, 4.999)
-    exact = in_float64(batch)
-    where = place(*exact.arguments(), torch.finfo(torch.float64).eps)
-    terms = (exact.grad[:, None] * where.weight).numpy().astype(np.longdouble)
-    true = np.zeros((20, 2), np.longdouble)
-    np.add.at(true, where.interval.numpy(), terms)
-    count = by_interval(where, torch.ones(50_000, 1, dtype=torch.float64), 20)
-    rounding = by_interval(where, exact.grad.abs()[:, None] * where.weight, 20) * 1e-15
-    bound = count * 50_000 * exact.grad.abs().max() * 2.0**-62 + rounding
-    got = backward(*(x.to(device) for x in (batch.grad, batch.input, batch.table)), 5.0)[1]
-    within("grad_table", got, torch.from_numpy(true.astype(np.float64)), bound)
-
-
-# Tensors of other layouts, torch's machinery
-
-
-@pytest.mark.parametrize("how", ["sliced", "transposed"])
-@widths
-def test_noncontiguous(how: str, width: int, device: torch.device) -> None:
-    batch = plif_batch(USUAL, width, torch.float32).to(device)
-    input, table, grad = (strided(x, how) for x in (batch.input, batch.table, batch.grad))
-    assert not any(x.is_contiguous() for x in (input, table, grad))
-    same_bits(plif_gradients(PlifBatch(input, table, 5.0, grad)), plif_gradients(batch))
-    one = torch.ones((), device=device).expand_as(grad)
-    expected = backward(torch.ones_like(grad), batch.input, batch.table, 5.0)
-    same_bits(list(backward(one, input, table, 5.0)), list(expected))
-
-
-@widths
-def test_gradcheck(width: int, device: torch.device) -> None:
-    batch = plif_batch(SMALL, width, torch.float64).to(device)
-    leaves = (batch.input.requires_grad_(), batch.table.requires_grad_())
-    assert torch.autograd.gradcheck(lambda x, table: piecewise(x, table, 5.0), leaves)
-
-
-@pytest.mark.parametrize("wanted", [0, 1])
-def test_one_input_requires_grad(wanted: int, device: torch.device) -> None:
-    batch = plif_batch(SMALL, 2, torch.float32).to(device)
-    expected = plif_gradients(batch)[1 + wanted]
-    leaves = [batch.input, batch.table]
-    leaves[wanted].requires_grad_()
-    piecewise(*leaves, 5.0).backward(batch.grad)
-    assert torch.equal(leaves[wanted].grad, expected)
-    assert leaves[1 - wanted].grad is None
-
-
-def test_no_grad(device: torch.device) -> None:
-    batch = plif_batch(SMALL, 2, torch.float32).to(device)
-    expected = piecewise(*batch.arguments())
-    batch.table.requires_grad_()
-    with torch.no_grad():
-        assert not piecewise(*batch.arguments()).requires_grad
-    with torch.inference_mode():
-        assert torch.equal(piecewise(*batch.arguments()), expected)
-
-
-def test_second_derivative_raises(device: torch.device) -> None:
-    batch = plif_batch(SMALL, 4, torch.float32).to(device)
-    x = batch.input.requires_grad_()
-    (grad,) = torch.autograd.grad(
-        piecewise(x, batch.table, 5.0).square().sum(), x, create_graph=True
-    )
-    with pytest.raises(RuntimeError, match="plif_backward: expected to be differentiated once"):
-        grad.square().sum().backward()
-
-
-@pytest.mark.parametrize(
-    ("width", "dtype"), [(2, torch.float32), (4, torch.bfloat16)], ids=["linear", "cubic, bfloat16"]
-)
-def test_opcheck(width: int, dtype: torch.dtype, device: torch.device) -> None:
-    batch = plif_batch(SMALL, width, dtype).to(device)
-    torch.library.opcheck(backward, (batch.grad, *batch.arguments()))
-    batch.input.requires_grad_()
-    batch.table.requires_grad_()
-    torch.library.opcheck(torch.ops.hstree.plif, batch.arguments())
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
-def test_compile(device: torch.device) -> None:
-    """The function of slopes, forward and backward, for batches of two sizes."""
-    torch._dynamo.reset()
-
-    def loss(x: Tensor, slopes: Tensor) -> Tensor:
-        return plif(x * 2, slopes, 3.0).sin().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
-    for rows in (5, 9):
-        random = torch.Generator().manual_seed(rows)
-        x = torch.randn(rows, 3, generator=random).to(device).requires_grad_()
-        slopes = torch.rand(7, generator=random).add(0.1).to(device).requires_grad_()
-        for got, expected in zip(
-            torch.autograd.grad(compiled(x, slopes), (x, slopes)),
-            torch.autograd.grad(loss(x, slopes), (x, slopes)),
-            strict=True,
-        ):
-            torch.testing.assert_close(got, expected)
-
-
-# The PLIF
+SMALL = PiecewiseCase("small", shape=(5, 4), intervals=6)
 
 
 def spec_plif(x: float, slopes: list[float], radius: float) -> tuple[float, float, list[float]]:
@@ -387,7 +26,7 @@ def spec_plif(x: float, slopes: list[float], radius: float) -> tuple[float, floa
 
 
 @pytest.mark.parametrize("intervals", [1, 2, 7, 40])
-def test_plif_is_as_published(intervals: int, device: torch.device) -> None:
+def test_is_as_published(intervals: int, device: torch.device) -> None:
     random = np.random.default_rng(0)
     slopes = random.lognormal(size=intervals)
     x = np.concatenate([[-2.5, 2.5, -4.0, 4.0], random.normal(0.0, 2.0, 60)])
@@ -403,7 +42,7 @@ def test_plif_is_as_published(intervals: int, device: torch.device) -> None:
 
 
 def test_slopes_against_finite_differences(device: torch.device) -> None:
-    batch = plif_batch(SMALL, 2, torch.float64).to(device)
+    batch = piecewise_batch(SMALL, 2, torch.float64).to(device)
     slopes = batch.table[:, 1].abs().add(0.1).requires_grad_()
     assert torch.autograd.gradcheck(
         lambda x, s: plif(x, s, 5.0), (batch.input.requires_grad_(), slopes)
@@ -478,68 +117,22 @@ def test_bad_slopes_or_radius(slopes: Tensor, radius: float, match: str) -> None
         plif(torch.ones(3), slopes, radius)
 
 
-# Bad input
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
+def test_compile(device: torch.device) -> None:
+    """Forward and backward, for batches of two sizes."""
+    torch._dynamo.reset()
 
+    def loss(x: Tensor, slopes: Tensor) -> Tensor:
+        return plif(x * 2, slopes, 3.0).sin().sum()
 
-@pytest.mark.parametrize(
-    ("name", "value", "match"),
-    [
-        ("input", Tensor.int, "input: expected dtype float32, float64, bfloat16 or float16, got I"),
-        ("table", lambda t: t[:, 0], r"table: expected shape \[K, 2\] or \[K, 4\], got \[6\]"),
-        ("table", lambda t: t[:, :1], r"table: expected shape \[K, 2\] or \[K, 4\], got \[6, 1\]"),
-        ("table", lambda t: torch.cat([t, t[:, :1]], 1), r"table: expected shape .* got \[6, 3\]"),
-        ("table", lambda t: t[:0], r"table: expected 1 to 8388608 intervals, got shape \[0, 2\]"),
-        ("table", Tensor.double, "table: expected dtype Float for input of dtype Float, got Doub"),
-        ("table", Tensor.bfloat16, "table: expected dtype Float for input of dtype Float, got BF"),
-        ("radius", 0.0, "radius: expected a finite number above 0, got 0"),
-        ("radius", -1.0, "radius: expected a finite number above 0, got -1"),
-        ("radius", math.inf, "radius: expected a finite number above 0, got inf"),
-        ("radius", math.nan, "radius: expected a finite number above 0, got nan"),
-        ("radius", 1e-300, r"radius: expected K / \(2 radius\) in Float"),
-    ],
-    ids=lambda x: str(getattr(x, "__name__", x))[:40],
-)
-def test_bad_argument(name: str, value: Any, match: str, device: torch.device) -> None:
-    batch = plif_batch(SMALL, 2, torch.float32).to(device)
-    bad = replace(batch, **{name: value(getattr(batch, name)) if callable(value) else value})
-    with pytest.raises(RuntimeError, match=f"^hstree::plif: {match}"):
-        piecewise(*bad.arguments())
-    with pytest.raises(RuntimeError, match=f"^hstree::plif_backward: {match}"):
-        backward(bad.grad, *bad.arguments())
-
-
-@pytest.mark.parametrize(
-    ("value", "match"),
-    [
-        (lambda g: g[1:], r"grad: expected the shape of input, \[5, 4\], got \[4, 4\]"),
-        (lambda g: g.view(-1), r"grad: expected the shape of input, \[5, 4\], got \[20\]"),
-        (Tensor.double, "grad: expected dtype Float for input of dtype Float, got Double"),
-        (Tensor.bfloat16, "grad: expected dtype Float for input of dtype Float, got BFloat16"),
-    ],
-    ids=["rows", "dim", "float64", "bfloat16"],
-)
-def test_bad_gradient(value: Any, match: str, device: torch.device) -> None:
-    batch = plif_batch(SMALL, 2, torch.float32).to(device)
-    with pytest.raises(RuntimeError, match=f"^hstree::plif_backward: {match}"):
-        backward(value(batch.grad), *batch.arguments())
-
-
-@pytest.mark.cuda
-def test_devices_must_agree() -> None:
-    batch = plif_batch(SMALL, 2, torch.float32)
-    with pytest.raises(RuntimeError, match="table: expected the device of input, cuda"):
-        piecewise(batch.input.cuda(), batch.table, 5.0)
-    with pytest.raises(RuntimeError, match="grad: expected the device of input, cuda"):
-        backward(batch.grad, batch.input.cuda(), batch.table.cuda(), 5.0)
-
-
-@pytest.mark.cuda
-@widths
-def test_memory_on_cuda(width: int) -> None:
-    device = torch.device("cuda")
-    x, table = torch.full((24 << 20,), 0.3, device=device), torch.ones(100_000, width).to(device)
-    grad = torch.ones_like(x)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    backward(grad, x, table, 20.0)
-    assert torch.cuda.max_memory_allocated() - before < (96 + 16) << 20
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (5, 9):
+        random = torch.Generator().manual_seed(rows)
+        x = torch.randn(rows, 3, generator=random).to(device).requires_grad_()
+        slopes = torch.rand(7, generator=random).add(0.1).to(device).requires_grad_()
+        for got, expected in zip(
+            torch.autograd.grad(compiled(x, slopes), (x, slopes)),
+            torch.autograd.grad(loss(x, slopes), (x, slopes)),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, expected)

@@ -10,8 +10,8 @@ SCRIPT = """
 import torch, hstree
 has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 assert has_kernel("hstree::forward", "CompositeImplicitAutograd")
-for name in ("path_log_prob", "wide_log_prob", "leaf_order", "feature_gather", "plif",
-             "monotone_log_prob", "sparse_adam_", "topk", "log_prob"):
+for name in ("path_log_prob", "wide_log_prob", "leaf_order", "feature_gather", "piecewise",
+             "monotone_log_prob", "sparse_adam_", "tree_topk", "tree_log_prob"):
     for key in ("CPU", "Meta"):
         assert has_kernel(f"hstree::{name}", key), (name, key)
 index = torch.tensor([[0, 1]], dtype=torch.int32)
@@ -19,7 +19,7 @@ input = torch.ones(2, 3, requires_grad=True)
 torch.ops.hstree.feature_gather(input, index).sum().backward()
 print(input.grad.tolist())
 table = torch.ones(1, 2, requires_grad=True)
-torch.ops.hstree.plif(torch.ones(3), table, 2.0).sum().backward()
+torch.ops.hstree.piecewise(torch.ones(3), table, 2.0).sum().backward()
 logits = torch.ones(1, 2, requires_grad=True)
 target = torch.tensor([0])
 torch.ops.hstree.monotone_log_prob(logits, target, 0.0, 1.0, None, 1.0)[0].backward()

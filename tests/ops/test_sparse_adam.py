@@ -270,5 +270,5 @@ def test_devices_must_agree() -> None:
     tensors = draw((3, 7, 5), 2, 4, torch.float32)
     for place in range(1, 5):
         mixed = [x if i == place else x.cuda() for i, x in enumerate(tensors)]
-        with pytest.raises(RuntimeError, match="expected the device of input, cuda:0, got cpu"):
+        with pytest.raises(RuntimeError, match="expected device cuda:0, got cpu"):
             sparse_adam_(*mixed, step=1, **RULE)

@@ -88,7 +88,7 @@ class TreeOpSuite:
         batch = self.op.batch(USUAL, torch.float32).to(device)
         tensors = {n: strided(t, how) for n, t in vars(batch).items() if torch.is_tensor(t)}
         other = replace(batch, **tensors)
-        assert not any(t.is_contiguous() for t in (other.input, other.weight, other.grad))
+        assert not any(t.is_contiguous() for t in (other.hidden, other.weight, other.grad))
         same_bits(self.op.gradients(other), self.op.gradients(batch))
         same_bits(self.op.gradients(other, sparse=True), self.op.gradients(batch))
 
@@ -131,25 +131,25 @@ class TreeOpSuite:
                     same_bits(self.op.gradients(batch, sparse=True), first)
 
     def test_rows_do_not_depend_on_each_other(self, device: torch.device) -> None:
-        """log_prob and grad_input of a row are the same bits in a batch of its own."""
+        """log_prob and grad_hidden of a row are the same bits in a batch of its own."""
         batch = self.op.batch(USUAL, torch.float32).to(device)
-        log_prob, grad_input, *_ = self.op.gradients(batch)
+        log_prob, grad_hidden, *_ = self.op.gradients(batch)
         for i in range(0, len(batch.target), 7):
             row = slice(i, i + 1)
             one = replace(
-                batch, input=batch.input[row], target=batch.target[row], grad=batch.grad[row]
+                batch, hidden=batch.hidden[row], target=batch.target[row], grad=batch.grad[row]
             )
-            same_bits(self.op.gradients(one)[:2], [log_prob[row], grad_input[row]])
+            same_bits(self.op.gradients(one)[:2], [log_prob[row], grad_hidden[row]])
 
     @pytest.mark.parametrize("case", [SMALL, WITHOUT_OPTIONS], ids=str)
     def test_gradcheck(self, case: Case, device: torch.device) -> None:
         batch = self.op.batch(case).to(device)
         leaves = [
-            x.requires_grad_() for x in (batch.input, batch.weight, batch.bias) if x is not None
+            x.requires_grad_() for x in (batch.hidden, batch.weight, batch.bias) if x is not None
         ]
 
-        def log_prob(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-            return self.op.log_prob(replace(batch, input=input, weight=weight, bias=bias))
+        def log_prob(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+            return self.op.log_prob(replace(batch, hidden=hidden, weight=weight, bias=bias))
 
         assert torch.autograd.gradcheck(log_prob, leaves)
 
@@ -160,10 +160,10 @@ class TreeOpSuite:
     ) -> None:
         batch = self.op.batch(USUAL, torch.float32).to(device)
         expected = self.op.gradients(batch)[1:]
-        leaves = [batch.input.clone(), batch.weight.clone(), batch.bias.clone()]
+        leaves = [batch.hidden.clone(), batch.weight.clone(), batch.bias.clone()]
         for i in wanted:
             leaves[i].requires_grad_()
-        other = replace(batch, input=leaves[0], weight=leaves[1], bias=leaves[2])
+        other = replace(batch, hidden=leaves[0], weight=leaves[1], bias=leaves[2])
         self.op.log_prob(other, sparse).backward(batch.grad)
         for i, leaf in enumerate(leaves):
             if i in wanted:
@@ -182,11 +182,11 @@ class TreeOpSuite:
             raise AssertionError("dense gradients")
 
         monkeypatch.setattr(sys.modules[self.op.function.__module__]._op, "backward", refuse)
-        input = batch.input.clone().requires_grad_()
-        log_prob = self.op.log_prob(replace(batch, input=input))
+        hidden = batch.hidden.clone().requires_grad_()
+        log_prob = self.op.log_prob(replace(batch, hidden=hidden))
         log_prob.backward(batch.grad, retain_graph=True)
-        same_bits([input.grad], [expected])
-        thawed = replace(batch, input=input, bias=batch.bias.clone().requires_grad_())
+        same_bits([hidden.grad], [expected])
+        thawed = replace(batch, hidden=hidden, bias=batch.bias.clone().requires_grad_())
         with pytest.raises(AssertionError, match="dense gradients"):
             self.op.log_prob(thawed).backward(batch.grad)
 
@@ -212,7 +212,7 @@ class TreeOpSuite:
     def test_second_derivative_raises(self, sparse: bool) -> None:
         batch = self.op.batch(SMALL).map(lambda x: x.requires_grad_())
         log_prob = self.op.log_prob(batch, sparse)
-        (grad,) = torch.autograd.grad(log_prob.sum(), batch.input, create_graph=True)
+        (grad,) = torch.autograd.grad(log_prob.sum(), batch.hidden, create_graph=True)
         with pytest.raises(RuntimeError, match="expected to be differentiated once"):
             grad.square().sum().backward()
 
@@ -222,10 +222,10 @@ class TreeOpSuite:
     def test_opcheck(self, case: Case, device: torch.device) -> None:
         batch = self.op.batch(case, torch.float32).to(device)
         score = self.op.forward(*batch.arguments())[1]
-        arguments = (batch.grad, batch.input, batch.weight, *batch.tables(), score)
+        arguments = (batch.grad, batch.hidden, batch.weight, *batch.tables(), score)
         torch.library.opcheck(self.op.backward, arguments)
         torch.library.opcheck(self.op.backward_sparse, arguments)
-        for x in (batch.input, batch.weight, batch.bias):
+        for x in (batch.hidden, batch.weight, batch.bias):
             if x is not None:
                 x.requires_grad_()
         torch.library.opcheck(self.op.operator, batch.arguments())
@@ -235,13 +235,13 @@ class TreeOpSuite:
         """Forward and backward, for batches of two sizes."""
         torch._dynamo.reset()
 
-        def loss(input: Tensor, weight: Tensor, bias: Tensor, batch: Batch) -> Tensor:
-            log_prob = self.op.log_prob(replace(batch, input=input * 2, weight=weight, bias=bias))
+        def loss(hidden: Tensor, weight: Tensor, bias: Tensor, batch: Batch) -> Tensor:
+            log_prob = self.op.log_prob(replace(batch, hidden=hidden * 2, weight=weight, bias=bias))
             return (log_prob * batch.grad).sum()
 
         def run(function: Any, rows: int) -> list[Tensor]:
             batch = self.op.batch(replace(USUAL, rows=rows), torch.float32).to(device)
-            leaves = [x.requires_grad_() for x in (batch.input, batch.weight, batch.bias)]
+            leaves = [x.requires_grad_() for x in (batch.hidden, batch.weight, batch.bias)]
             function(*leaves, batch).backward()
             return [leaf.grad for leaf in leaves]
 
@@ -269,15 +269,15 @@ class TreeOpSuite:
 
     @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
     def test_autocast(self, sparse: bool, device: torch.device) -> None:
-        """The input takes the weights' dtype; the weights stay as they are."""
+        """hidden takes the weights' dtype; the weights stay as they are."""
         batch = self.op.batch(USUAL, torch.float32).to(device)
-        low = batch.input.bfloat16().requires_grad_()
+        low = batch.hidden.bfloat16().requires_grad_()
         batch.weight.requires_grad_()
         with torch.autocast(device.type, torch.bfloat16):
-            log_prob = self.op.log_prob(replace(batch, input=low), sparse)
+            log_prob = self.op.log_prob(replace(batch, hidden=low), sparse)
         log_prob.backward(batch.grad)
         assert log_prob.dtype == torch.float32
-        plain = replace(batch, input=low.detach().float(), weight=batch.weight.detach())
+        plain = replace(batch, hidden=low.detach().float(), weight=batch.weight.detach())
         expected = self.op.gradients(plain, sparse)
         same_bits(
             [log_prob.detach(), low.grad, batch.weight.grad],
@@ -287,25 +287,25 @@ class TreeOpSuite:
     # Bad input
 
     def raises(self, batch: Batch, match: str) -> None:
-        with pytest.raises(RuntimeError, match=rf"^hstree::{self.op.namespace_names[0]}: {match}"):
+        with pytest.raises(RuntimeError, match=rf"^hstree::{self.op.name}: {match}"):
             self.op.forward(*batch.arguments())
 
     def backward_raises(self, batch: Batch, score: Tensor, match: str) -> None:
-        arguments = (batch.grad, batch.input, batch.weight, *batch.tables(), score)
+        arguments = (batch.grad, batch.hidden, batch.weight, *batch.tables(), score)
         for op, name in (
-            (self.op.backward, self.op.namespace_names[1]),
-            (self.op.backward_sparse, self.op.namespace_names[2]),
+            (self.op.backward, f"{self.op.name}_backward"),
+            (self.op.backward_sparse, f"{self.op.name}_backward_sparse"),
         ):
             with pytest.raises(RuntimeError, match=rf"^hstree::{name}: {match}"):
                 op(*arguments)
 
     BAD_SHAPES: ClassVar = [
-        ("input", lambda x: x[0], r"input: expected shape \[N, D\], got \[19\]"),
-        ("input", Tensor.int, "input: expected dtype float32, float64, bfloat16 or float16, got I"),
+        ("hidden", lambda x: x[0], r"hidden: expected shape \[N, D\], got \[19\]"),
+        ("hidden", Tensor.int, "hidden: expected dtype float32, float64, bfloat16 or .*, got Int"),
         ("weight", lambda w: w[0], r"weight: expected shape \[T, ., S\], got \[\d+, 7\]"),
-        ("weight", Tensor.double, "weight: expected the dtype of input, Float, got Double"),
+        ("weight", Tensor.double, "weight: expected the dtype of hidden, Float, got Double"),
         ("weight", lambda w: w[:, :, 1:], r"feature_index: expected size 6 \(features of weight\)"),
-        ("target", lambda y: y[1:], r"target: expected size 29 \(rows of input\)"),
+        ("target", lambda y: y[1:], r"target: expected size 29 \(rows of hidden\)"),
         ("target", lambda y: y[None], r"target: expected shape \[N\], got \[1, 29\]"),
         ("target", Tensor.int, "target: expected dtype Long, got Int"),
         ("offset", lambda o: o[0], r"{offset}: expected shape \[T, V \+ 1\], got \[24\]"),
@@ -321,7 +321,7 @@ class TreeOpSuite:
         ("feature_index", lambda i: i[1:], r"feature_index: expected size 3 \(trees of weight\)"),
         ("feature_index", lambda i: i[:, 1:], r"feature_index: expected size 7 \(features of we"),
         ("feature_index", Tensor.long, "feature_index: expected dtype Int, got Long"),
-        ("feature_index", None, r"weight: expected size 19 \(features of input, as there is no"),
+        ("feature_index", None, r"weight: expected size 19 \(features of hidden, as there is no"),
     ]  # fmt: skip
 
     @pytest.mark.parametrize(
@@ -355,14 +355,14 @@ class TreeOpSuite:
         score = self.op.forward(*batch.arguments())[1]
         for value, match in (
             (lambda g: g[0], r"grad_log_prob: expected shape \[N, T\], got \[3\]"),
-            (lambda g: g[1:], r"grad_log_prob: expected size 29 \(rows of input\)"),
+            (lambda g: g[1:], r"grad_log_prob: expected size 29 \(rows of hidden\)"),
             (lambda g: g[:, 1:], r"grad_log_prob: expected size 3 \(trees of weight\)"),
             (Tensor.double, "grad_log_prob: expected dtype Float, got Double"),
         ):
             self.backward_raises(broken(batch, "grad", value), score, match)
         for value, match in (
             (score[0], r"score: expected shape \[N, T, max_"),
-            (score[1:], r"score: expected size 29 \(rows of input\)"),
+            (score[1:], r"score: expected size 29 \(rows of hidden\)"),
             (score[:, 1:], r"score: expected size 3 \(trees of weight\)"),
             (score.double(), "score: expected dtype Float, got Double"),
         ):
@@ -465,7 +465,7 @@ class TreeOpSuite:
         cuda = torch.device("cuda")
         for name in ("weight", "target", "offset", "path", "leaf_position", "feature_index"):
             bad = broken(batch.to(cuda), name, getattr(batch, name))
-            self.raises(bad, rf"{self.names.get(name, name)}: expected the device of input, cuda")
+            self.raises(bad, rf"{self.names.get(name, name)}: expected device cuda")
 
     def test_corrupt_tables_never_crash(self) -> None:
         """Random bytes in the tables, in a process of its own: an error or a result."""
@@ -515,7 +515,7 @@ class TreeOpSuite:
             drawn = torch.randperm(4096 // block, generator=generator)[: subset // block]
             first = drawn.sort().values[:, None] * block
             index.copy_((first + torch.arange(block)).flatten())
-        batch = replace(batch, input=batch.input / 8, weight=batch.weight / 8)
+        batch = replace(batch, hidden=batch.hidden / 8, weight=batch.weight / 8)
         expected = self.op.gradients(batch)
         got = self.op.gradients(batch.to(torch.device("cuda")))
         unit = torch.finfo(dtype).eps
@@ -529,7 +529,7 @@ class TreeOpSuite:
         """As many rows and features as a large model has; against the op of the CPU in float32."""
         case = Case("full size", rows=8192, trees=2, classes=20_000, in_features=4096, subset=1024)
         batch = self.op.batch(case, torch.float32)
-        batch = replace(batch, input=batch.input / 32, weight=batch.weight / 32)
+        batch = replace(batch, hidden=batch.hidden / 32, weight=batch.weight / 32)
         batch = batch.map(Tensor.bfloat16)
         expected = self.op.gradients(batch.map(Tensor.float), sparse=True)
         got = self.op.gradients(batch.to(torch.device("cuda")), sparse=True)
@@ -548,9 +548,9 @@ class TreeOpSuite:
         batch = self.op.batch(USUAL, torch.float32).to(torch.device("cuda"))
         expected = self.op.gradients(batch)
         leaves = [
-            x.detach().clone().requires_grad_() for x in (batch.input, batch.weight, batch.bias)
+            x.detach().clone().requires_grad_() for x in (batch.hidden, batch.weight, batch.bias)
         ]
-        static = replace(batch, input=leaves[0], weight=leaves[1], bias=leaves[2])
+        static = replace(batch, hidden=leaves[0], weight=leaves[1], bias=leaves[2])
 
         def step() -> Tensor:
             log_prob = self.op.log_prob(static)

@@ -20,17 +20,19 @@ ROOMS: dict[str, set[str]] = {
     "optim": {"ops"},
     "heads": {"trees", "data", "ops"},
     "models": {"trees", "data", "ops", "heads"},
-    "training": {"trees", "data", "ops", "optim", "heads", "models"},
+    "runs": {"trees", "data", "heads", "models"},
+    "training": {"trees", "data", "ops", "optim", "heads", "models", "runs"},
     "evaluation": {"trees", "data", "ops", "heads", "models"},
     "layers": set(),
-    "analysis": {"trees", "data", "reference", "ops", "heads", "models"},
-    "experiments": {"data", "ops", "heads", "layers", "models", "training", "analysis"},
+    "analysis": {"trees", "data", "reference", "ops", "heads", "models", "runs"},
+    "experiments": {"data", "ops", "heads", "layers", "models", "runs", "training", "analysis"},
     "cli": {
         "trees",
         "data",
         "ops",
         "heads",
         "models",
+        "runs",
         "training",
         "evaluation",
         "layers",
@@ -169,7 +171,7 @@ def test_import_scan_sees_what_it_must(tmp_path: Path) -> None:
     path = tmp_path / "hstree" / "trees" / "bad.py"
     path.parent.mkdir(parents=True)
     path.write_text(
-        "import hstree.ops.path\n"
+        "import hstree.ops.path_log_prob\n"
         "from hstree import heads\n"
         "def f():\n"
         "    from ..training import trainer\n"

@@ -16,7 +16,7 @@ from hstree.reference import (
     mixture_log_prob_reference,
     monotone_log_prob_reference,
     path_log_prob_reference,
-    plif_reference,
+    piecewise_reference,
     wide_log_prob_reference,
 )
 from hstree.trees import Tree
@@ -106,7 +106,7 @@ def test_plif_goes_through_its_knots_and_on(intervals: int) -> None:
     expected += np.minimum(x + 3, 0) * slope[0] + np.maximum(x - 3, 0) * slope[-1]
     assert (abs(x) > 3).sum() > 20
     leaf = torch.tensor(x, requires_grad=True)
-    output = plif_reference(leaf, torch.tensor(table), 3.0)
+    output = piecewise_reference(leaf, torch.tensor(table), 3.0)
     np.testing.assert_allclose(output.detach(), expected, rtol=1e-12, atol=1e-12)
     output.sum().backward()
     at = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, intervals - 1)
@@ -121,19 +121,19 @@ def test_plif_cubic() -> None:
     t = (np.clip(x, -2, 2) + 2) * 5 / 4
     j = t.astype(int)
     expected = [np.polyval(table[i][::-1], a - i) for a, i in zip(t, j, strict=True)]
-    got = plif_reference(torch.tensor(x), torch.tensor(table), 2.0)
+    got = piecewise_reference(torch.tensor(x), torch.tensor(table), 2.0)
     np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-12)
     ends = torch.tensor([-3.0, 4.0], dtype=torch.float64)  # 1.25 and 2.5 intervals outside
     below = table[0, 0] - 1.25 * table[0, 1]
     above = table[4].sum() + 2.5 * (table[4] @ [0, 1, 2, 3])
-    np.testing.assert_allclose(plif_reference(ends, torch.tensor(table), 2.0), [below, above])
+    np.testing.assert_allclose(piecewise_reference(ends, torch.tensor(table), 2.0), [below, above])
 
 
 def test_plif_nan_infinity_and_dtypes() -> None:
     table = torch.tensor([[0.0, 3.0], [3.0, -1.0]])
     x = torch.tensor([math.nan, -math.inf, math.inf, 0.5, 0.0])
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        output = plif_reference(x.to(dtype), table, 1.0)
+        output = piecewise_reference(x.to(dtype), table, 1.0)
         assert output.dtype == dtype
         assert output[0].isnan()
         assert output[1:].tolist() == [-math.inf, -math.inf, 2.5, 3.0]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 
-from hstree.training import EpochRecord, Silent, read_metrics
+from hstree.runs import EpochRecord, read_epochs
+from hstree.training import Silent
 
 # What depends on the clock.
 CLOCK = ("seconds", "tokens_per_second")
@@ -37,8 +39,8 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
 def metrics(run: Path) -> list[dict[str, Any]]:
     """The records of metrics.jsonl, without what depends on the clock."""
     return [
-        {name: value for name, value in record.items() if name not in CLOCK}
-        for record in read_metrics(run / "metrics.jsonl")
+        {name: value for name, value in asdict(record).items() if name not in CLOCK}
+        for record in read_epochs(run)
     ]
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree.data import Corpus, load_corpus
+from hstree.runs.config import DROPOUTS
 from hstree.training import (
     EpochRecord,
     Silent,
@@ -27,7 +28,6 @@ from hstree.training import (
     preset,
     train,
 )
-from hstree.training.config import DROPOUTS
 from hstree.training.optimizer import averaged_weights
 from training.toy import small_config, write_corpus
 

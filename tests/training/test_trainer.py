@@ -14,6 +14,8 @@ import torch
 
 from hstree.data import load_corpus
 from hstree.heads import Softmax, TreeEnsemble, head_names, registry
+from hstree.runs import read_epochs
+from hstree.runs.checkpoint import load_state
 from hstree.training import (
     ConfigError,
     EpochRecord,
@@ -27,10 +29,8 @@ from hstree.training import (
     format_summary,
     load_run,
     measure_head_cost,
-    read_metrics,
     train,
 )
-from hstree.training.checkpoint import load_state
 from hstree.trees import random_tree
 from training.toy import small_config, write_corpus
 
@@ -110,7 +110,9 @@ def test_run_folder_is_complete(data: Path, tmp_path: Path) -> None:
     }
     assert [path.name for path in result.run.parent.iterdir()] == ["run"]
     assert (result.run / "learning_curve.png").read_bytes().startswith(b"\x89PNG\r\n")
-    metrics = read_metrics(result.run / "metrics.jsonl")
+    lines = (result.run / "metrics.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in lines]
+    assert list(read_epochs(result.run)) == result.records
     assert [record["epoch"] for record in metrics] == [1, 2]
     assert metrics[1]["step"] == 2 * metrics[0]["step"]
     for record in metrics:

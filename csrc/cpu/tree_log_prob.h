@@ -1,0 +1,87 @@
+// CPU kernels of tree_log_prob and its backward: the log-probabilities of all classes of a mixture of trees, from
+// the scores of all nodes.
+//
+//     log P_t(y) = sum over the edges from the root of tree t to y of log P(edge)
+//     log P(y) = log sum_t exp(log_gate[t] + log P_t(y))
+//
+// Edges of a binary node with score z: log sigmoid(z) to the left, log sigmoid(-z) to the right; of a wide node:
+// log-softmax of its children's scores. With G_t(y) = grad(y) exp(log_gate[t] + log P_t(y) - log P(y)), and G of a
+// node the sum over the classes below it:
+//
+//     grad_score = sigmoid(-z) G(left) - sigmoid(z) G(right), or G(child) - softmax(child) G(node)
+//     grad_log_gate[t] = G(root of t)
+//
+// score [T, R, N], rows of a tree in three blocks: binary nodes, children of wide nodes, children of a wide root;
+// log_gate [N, T]; log_prob, grad [N, V]; nodes in preorder. All of float32 or all of float64, contiguous.
+// V = 1 has no nodes. NaN and infinities go through, each in its own row; where log_gate[t] + log P_t(y) = -inf,
+// tree t has no gradient from y. Rows of score that belong to no node have the gradient 0.
+//
+// Work O(T V N) both ways. The backward pass walks down again: nothing but log_prob is kept. A thread holds V
+// vectors, 3 V in the backward pass, and what is open on the way through a tree.
+// A vector holds one number of as many rows as it has lanes: one pass over the tables for all of them. Threads
+// share such groups of rows; no atomics; the same bits on every run and for every number of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/tree_nodes.h"
+
+namespace hstree::cpu {
+
+// N rows, T trees, R rows of score in a tree, V classes.
+template <typename A>
+struct TreeMixture {
+  const char* op;          // for messages
+  const A* score;          // [T, R, N]
+  const A* log_gate;       // [N, T]
+  const TreeNode* node;    // [T, nodes]
+  const TreeEdge* edge;    // [T, edges]
+  int64_t block_begin[4];  // first row of score of each NodeBlock, and R
+  int64_t rows, trees, nodes, edges, classes;
+};
+
+// What the tables of the trees need.
+struct Walk {
+  const int64_t* nodes;  // [T] of each tree
+  int64_t open;          // most nodes that are reached but not yet visited
+  int64_t widest;        // most children of a wide node
+};
+
+// Both throw std::runtime_error for tables that are not those of trees. log_prob [N, V].
+template <typename A>
+void tree_log_prob(const TreeMixture<A>& mixture, A* log_prob);
+
+// grad, log_prob [N, V]; grad_score [T, R, N]; grad_log_gate [N, T].
+template <typename A>
+void tree_log_prob_backward(const TreeMixture<A>& mixture, const A* grad, const A* log_prob, A* grad_score,
+                            A* grad_log_gate);
+
+constexpr int64_t leaves_at_once = 128;
+
+// Vectors of the workspaces of `forward` and `backward`.
+inline int64_t forward_vectors(const Walk& walk, int64_t classes) {
+  return classes + walk.open + walk.widest + leaves_at_once;
+}
+inline int64_t backward_vectors(const Walk& walk, int64_t classes) {
+  return 3 * classes + walk.open + 2 * walk.widest + leaves_at_once;
+}
+
+// Of the rows begin to begin + count of a batch, count at most `lanes`. Workspaces are aligned to a vector.
+template <typename A>
+struct TreeLogProbKernels {
+  int64_t lanes;
+  void (*forward)(const TreeMixture<A>& mixture, const Walk& walk, int64_t begin, int64_t count, A* log_prob,
+                  A* workspace);
+  // Writes the rows of grad_score that belong to a node.
+  void (*backward)(const TreeMixture<A>& mixture, const Walk& walk, int64_t begin, int64_t count,
+                   const A* grad, const A* log_prob, A* grad_score, A* grad_log_gate, A* workspace);
+};
+
+template <typename A>
+const TreeLogProbKernels<A>* tree_log_prob_kernels_portable();
+template <typename A>
+const TreeLogProbKernels<A>* tree_log_prob_kernels_avx2();
+template <typename A>
+const TreeLogProbKernels<A>* tree_log_prob_kernels_avx512();
+
+}  // namespace hstree::cpu

@@ -1,0 +1,363 @@
+// Body of the kernels of log_prob, under the rules of vector_impl.h. A vector holds one number of each of its
+// lanes' rows.
+#include "cpu/vector_impl.h"
+
+namespace hstree::cpu {
+namespace HSTREE_CAPABILITY {
+namespace log_prob {
+
+constexpr int64_t nodes_ahead = 8;  // whose scores are fetched
+
+// log(s) for s >= 1, 3e-7 of it; NaN and infinity stay.
+static inline Vector<float> log_of_sum(Vector<float> s) {
+  const U32 bits = bits_as<U32>(s);
+  const Vector<float> exponent = __builtin_convertvector(bits_as<I32>(bits >> 23) - 127, Vector<float>);
+  const Vector<float> mantissa = bits_as<Vector<float>>((bits & 0x7fffffu) | 0x3f800000u);
+  const Vector<float> value = exponent * 0.69314718056f + log1p_unit(mantissa - 1.0f);
+  return s <= __FLT_MAX__ ? value : s;
+}
+static inline Vector<double> log_of_sum(Vector<double> s) {
+  const I64 bits = bits_as<I64>(s);
+  const Vector<double> exponent = __builtin_convertvector((bits >> 52) - 1023, Vector<double>);
+  const Vector<double> mantissa = bits_as<Vector<double>>((bits & 0xfffffffffffff) | 0x3ff0000000000000);
+  const Vector<double> value = exponent * 0.69314718055994530942 + log1p_unit(mantissa - 1.0);
+  return s <= __DBL_MAX__ ? value : s;
+}
+
+// log(exp(a) + exp(b)); -inf of two of them.
+template <typename A>
+static inline Vector<A> log_add(Vector<A> a, Vector<A> b) {
+  const Vector<A> distance = a == b ? Vector<A>{} : -magnitude(a - b);
+  return (a > b ? a : b) + log1p_unit(exponential(distance));
+}
+
+// The places in memory of the rows of a node's scores, and of their gradients.
+template <typename A>
+struct ScoreRows {
+  int64_t block[3];  // offset of each block of the tree, at the first of the vector's rows
+  int64_t stride;
+
+  ScoreRows(const TreeMixture<A>& m, int64_t t, int64_t begin) : stride(m.rows) {
+    for (int b = 0; b < 3; ++b) block[b] = (t * m.block_begin[3] + m.block_begin[b]) * m.rows + begin;
+  }
+  int64_t operator()(const TreeNode& n) const { return block[n.block] + n.row * stride; }
+};
+
+template <typename A>
+static inline void fetch(const A* row, int64_t count) {
+  __builtin_prefetch(row);
+  __builtin_prefetch(row + count - 1);
+}
+
+template <bool whole, typename A>
+static inline void store_some(A* p, int64_t count, Vector<A> v) {
+  if constexpr (whole) {
+    store(p, v);
+  } else {
+    store_first(p, count, v);
+  }
+}
+
+// The scores of a wide node, less the largest, to z; returns log sum exp of these. Sums of sums, as there may be
+// thousands. With keep_exponentials, exp of them instead, and the sum itself.
+template <bool whole, bool keep_exponentials, typename A>
+static inline Vector<A> soft_sum(const A* row, int64_t stride, int64_t width, int64_t count, A* z) {
+  constexpr int64_t W = VectorOf<A>::width, run = 32;
+  Vector<A> most = splat(static_cast<A>(-__builtin_inf()));
+  for (int64_t c = 0; c < width; ++c) {
+    if (c + nodes_ahead < width) fetch(row + (c + nodes_ahead) * stride, count);
+    const Vector<A> some = load_some<whole>(row + c * stride, count);
+    store(z + c * W, some);
+    most = some > most ? some : most;
+  }
+  Vector<A> sum = {};
+  for (int64_t c = 0; c < width;) {
+    Vector<A> part = {};
+    for (const int64_t end = c + run < width ? c + run : width; c < end; ++c) {
+      const Vector<A> shifted = load(z + c * W) - most, e = exponential(shifted);
+      store(z + c * W, keep_exponentials ? e : shifted);
+      part += e;
+    }
+    sum += part;
+  }
+  return keep_exponentials ? sum : log_of_sum(sum);
+}
+
+// log sigmoid(z) and log sigmoid(-z).
+template <typename A>
+static inline void log_sigmoids(Vector<A> z, Vector<A>& left, Vector<A>& right) {
+  const Vector<A> either = log1p_unit(exponential(-magnitude(z)));
+  left = (z < 0 ? z : Vector<A>{}) - either;
+  right = (z > 0 ? -z : Vector<A>{}) - either;
+}
+
+// Those of the nodes from `begin` on, as many as fill a vector, in the row where `place` begins; anything for
+// nodes that are not binary.
+template <typename A>
+static inline void log_sigmoids_ahead(const A* score, const ScoreRows<A>& place, const TreeNode* begin,
+                                      int64_t nodes, A* left, A* right) {
+  constexpr int64_t W = VectorOf<A>::width;
+  A z[W] = {};
+  for (int64_t k = 0; k < W && k < nodes; ++k) z[k] = score[place(begin[k])];
+  Vector<A> lefts, rights;
+  log_sigmoids<A>(load(static_cast<const A*>(z)), lefts, rights);
+  store(left, lefts);
+  store(right, rights);
+}
+
+// From the root down: calls leaves(classes, values, n) with above + log P_t(class) for some classes at a time, until
+// all have come, the children of a node from right to left. Nodes in preorder are visited in the order of a stack.
+// Whether a child is a leaf can't be foreseen, so it decides addresses and no branch.
+template <bool whole, typename A, typename Leaves>
+static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t, int64_t begin, int64_t count,
+                           Vector<A> above, A* open, A* z, const Leaves& leaves) {
+  constexpr int64_t W = VectorOf<A>::width;
+  const TreeNode* const node = m.node + t * m.nodes;
+  const TreeEdge* const edge = m.edge + t * m.edges;
+  const ScoreRows<A> place(m, t, begin);
+  const int64_t nodes = walk.nodes[t];
+  int32_t classes[leaves_at_once] = {};
+  A* const values = z + walk.widest * W;
+  A lefts[W], rights[W];  // of W nodes, where there is but one row
+  int64_t found = 0;
+  store(nodes == 0 ? values : open, above);
+  if (nodes == 0) return leaves(classes, values, 1);
+  A* top = open + W;
+  const auto reach = [&](int32_t below, Vector<A> value) {
+    const bool is_leaf = below < 0;
+    store(is_leaf ? values + found * W : top, value);
+    classes[found] = ~below;
+    found += is_leaf;
+    top += is_leaf ? 0 : W;
+    if (found < leaves_at_once) return;
+    leaves(classes, values, found);
+    found = 0;
+  };
+  for (int64_t i = 0; i < nodes; ++i) {
+    if (i + nodes_ahead < nodes) fetch(m.score + place(node[i + nodes_ahead]), count);
+    if (!whole && count == 1 && i % W == 0) {
+      log_sigmoids_ahead(m.score, place, node + i, nodes - i, lefts, rights);
+    }
+    const TreeNode& n = node[i];
+    const TreeEdge* const child = edge + n.first_edge;
+    const A* const row = m.score + place(n);
+    top -= W;
+    const Vector<A> base = load(static_cast<const A*>(top));
+    if (n.block == binary_node) {
+      Vector<A> left, right;
+      if (!whole && count == 1) {
+        left = splat(lefts[i % W]);
+        right = splat(rights[i % W]);
+      } else {
+        log_sigmoids<A>(load_some<whole>(row, count), left, right);
+      }
+      reach(child[1].below, base + right);
+      reach(child[0].below, base + left);
+    } else {
+      const Vector<A> log_sum = soft_sum<whole, false>(row, m.rows, n.width, count, z);
+      for (int64_t c = n.width - 1; c >= 0; --c) reach(child[c].below, base + (load(z + c * W) - log_sum));
+    }
+  }
+  leaves(classes, values, found);
+}
+
+// From the leaves up, visiting all in the opposite order: the gradients of the scores. Finds G of the classes
+// before `leaf`, the last one first; returns G of the root.
+template <bool whole, typename A>
+static inline Vector<A> ascend(const TreeMixture<A>& m, const Walk& walk, int64_t t, int64_t begin,
+                               int64_t count, const A* leaf, A* grad_score, A* open, A* z) {
+  constexpr int64_t W = VectorOf<A>::width;
+  const TreeNode* const node = m.node + t * m.nodes;
+  const TreeEdge* const edge = m.edge + t * m.edges;
+  const ScoreRows<A> place(m, t, begin);
+  A* const grads = z + walk.widest * W;
+  A* top = open;
+  const auto take = [&](int32_t below) {
+    const bool is_leaf = below < 0;
+    leaf -= is_leaf ? W : 0;
+    top -= is_leaf ? 0 : W;
+    return load(is_leaf ? leaf : static_cast<const A*>(top));
+  };
+  for (int64_t i = walk.nodes[t] - 1; i >= 0; --i) {
+    if (i >= nodes_ahead) {
+      const int64_t next = place(node[i - nodes_ahead]);
+      fetch(m.score + next, count);
+      fetch(grad_score + next, count);
+    }
+    const TreeNode& n = node[i];
+    const TreeEdge* const child = edge + n.first_edge;
+    const A* const row = m.score + place(n);
+    A* const grad = grad_score + place(n);
+    Vector<A> total;
+    if (n.block == binary_node) {
+      const Vector<A> left = take(child[0].below), right = take(child[1].below);
+      const Vector<A> score = load_some<whole>(row, count);
+      const Vector<A> e = exponential(-magnitude(score)), large = 1 / (1 + e), small = e * large;
+      const auto positive = score > 0;
+      store_some<whole>(grad, count, (positive ? small : large) * left - (positive ? large : small) * right);
+      total = left + right;
+    } else {
+      total = Vector<A>{};
+      for (int64_t c = 0; c < n.width; ++c) {
+        const Vector<A> g = take(child[c].below);
+        store(grads + c * W, g);
+        total += g;
+      }
+      const Vector<A> share = total / soft_sum<whole, true>(row, m.rows, n.width, count, z);
+      for (int64_t c = 0; c < n.width; ++c) {
+        store_some<whole>(grad + c * m.rows, count, load(grads + c * W) - load(z + c * W) * share);
+      }
+    }
+    store(top, total);
+    top += W;
+  }
+  return walk.nodes[t] == 0 ? load(leaf - W) : load(static_cast<const A*>(open));
+}
+
+// One tree's log_gate of the vector's rows.
+template <typename A>
+static inline Vector<A> gate_of(const TreeMixture<A>& m, int64_t t, int64_t begin, int64_t count) {
+  A gate[VectorOf<A>::width] = {};
+  for (int64_t r = 0; r < count; ++r) gate[r] = m.log_gate[(begin + r) * m.trees + t];
+  return load(gate);
+}
+
+// rows [count, classes] = the lanes of vectors [classes], and back, with zeros in the other lanes.
+template <typename A>
+static inline void to_rows(const A* vectors, int64_t count, int64_t classes, A* rows) {
+  constexpr int64_t W = VectorOf<A>::width;
+  for (int64_t y = 0; y < classes; y += W) {
+    const int64_t some = classes - y < W ? classes - y : W;
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t i = 0; i < some; ++i) rows[r * classes + y + i] = vectors[(y + i) * W + r];
+    }
+  }
+}
+template <typename A>
+static inline void to_vectors(const A* rows, int64_t count, int64_t classes, A* vectors) {
+  constexpr int64_t W = VectorOf<A>::width;
+  for (int64_t y = 0; y < classes; y += W) {
+    const int64_t some = classes - y < W ? classes - y : W;
+    for (int64_t i = 0; i < some; ++i) store(vectors + (y + i) * W, Vector<A>{});
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t i = 0; i < some; ++i) vectors[(y + i) * W + r] = rows[r * classes + y + i];
+    }
+  }
+}
+
+// Adds one tree's share in some classes to those of the trees before it.
+template <typename A>
+static inline void add(const int32_t* classes, const A* values, int64_t n, A* mixture) {
+  constexpr int64_t W = VectorOf<A>::width;
+  for (int64_t i = 0; i < n; ++i) {
+    A* const sum = mixture + classes[i] * W;
+    store(sum, log_add<A>(load(static_cast<const A*>(sum)), load(values + i * W)));
+  }
+}
+
+// The same of a few lanes only, one at a time: vectors of classes.
+template <typename A>
+static inline void add_lanes(const int32_t* classes, const A* values, int64_t n, int64_t count, A* mixture) {
+  constexpr int64_t W = VectorOf<A>::width;
+  A sums[leaves_at_once] = {}, shares[leaves_at_once] = {};
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t i = 0; i < n; ++i) {
+      sums[i] = mixture[classes[i] * W + r];
+      shares[i] = values[i * W + r];
+    }
+    for (int64_t i = 0; i < n; i += W) {
+      store(sums + i,
+            log_add<A>(load(static_cast<const A*>(sums + i)), load(static_cast<const A*>(shares + i))));
+    }
+    for (int64_t i = 0; i < n; ++i) mixture[classes[i] * W + r] = sums[i];
+  }
+}
+
+template <bool whole, typename A>
+static void mix(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int64_t count, A* log_prob,
+                A* workspace) {
+  constexpr int64_t W = VectorOf<A>::width;
+  A* const mixture = workspace;
+  A* const open = mixture + m.classes * W;
+  A* const z = open + walk.open * W;
+  for (int64_t t = 0; t < m.trees; ++t) {
+    const Vector<A> gate = gate_of(m, t, begin, count);
+    descend<whole>(m, walk, t, begin, count, gate, open, z,
+                   [&](const int32_t* classes, const A* values, int64_t n) {
+                     if (t == 0) {
+                       for (int64_t i = 0; i < n; ++i) store(mixture + classes[i] * W, load(values + i * W));
+                     } else if (4 * count <= W) {
+                       add_lanes(classes, values, n, count, mixture);
+                     } else {
+                       add(classes, values, n, mixture);
+                     }
+                   });
+  }
+  to_rows(mixture, count, m.classes, log_prob + begin * m.classes);
+}
+
+template <bool whole, typename A>
+static void unmix(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int64_t count, const A* grad,
+                  const A* log_prob, A* grad_score, A* grad_log_gate, A* workspace) {
+  constexpr int64_t W = VectorOf<A>::width;
+  A* const grads = workspace;
+  A* const mixture = grads + m.classes * W;
+  A* const below = mixture + m.classes * W;
+  A* const open = below + m.classes * W;
+  A* const z = open + walk.open * W;
+  to_vectors(grad + begin * m.classes, count, m.classes, grads);
+  to_vectors(log_prob + begin * m.classes, count, m.classes, mixture);
+  const Vector<A> impossible = splat(static_cast<A>(-__builtin_inf()));
+  for (int64_t t = 0; t < m.trees; ++t) {
+    A* leaf = below;
+    descend<whole>(m, walk, t, begin, count, gate_of(m, t, begin, count), open, z,
+                   [&](const int32_t* classes, const A* values, int64_t n) {
+                     for (int64_t i = 0; i < n; ++i, leaf += W) {
+                       const Vector<A> value = load(values + i * W);
+                       const Vector<A> log_share =
+                           value - load(static_cast<const A*>(mixture + classes[i] * W));
+                       const Vector<A> share = exponential(log_share > 0 ? Vector<A>{} : log_share);
+                       const Vector<A> g = load(static_cast<const A*>(grads + classes[i] * W)) * share;
+                       store(leaf, value == impossible ? Vector<A>{} : g);
+                     }
+                   });
+    const Vector<A> total = ascend<whole>(m, walk, t, begin, count, leaf, grad_score, open, z);
+    for (int64_t r = 0; r < count; ++r) grad_log_gate[(begin + r) * m.trees + t] = total[r];
+  }
+}
+
+template <typename A>
+static void forward(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int64_t count, A* log_prob,
+                    A* workspace) {
+  if (count == VectorOf<A>::width) return mix<true>(m, walk, begin, count, log_prob, workspace);
+  mix<false>(m, walk, begin, count, log_prob, workspace);
+}
+
+template <typename A>
+static void backward(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int64_t count, const A* grad,
+                     const A* log_prob, A* grad_score, A* grad_log_gate, A* workspace) {
+  if (count == VectorOf<A>::width) {
+    return unmix<true>(m, walk, begin, count, grad, log_prob, grad_score, grad_log_gate, workspace);
+  }
+  unmix<false>(m, walk, begin, count, grad, log_prob, grad_score, grad_log_gate, workspace);
+}
+
+template <typename A>
+static const TreeLogProbKernels<A>* table() {
+  static constexpr TreeLogProbKernels<A> kernels = {VectorOf<A>::width, forward<A>, backward<A>};
+  return &kernels;
+}
+
+}  // namespace log_prob
+}  // namespace HSTREE_CAPABILITY
+
+#define HSTREE_TABLE(A)                                                                   \
+  template <>                                                                             \
+  const TreeLogProbKernels<A>* HSTREE_JOIN(tree_log_prob_kernels_, HSTREE_CAPABILITY)() { \
+    return HSTREE_CAPABILITY::log_prob::table<A>();                                       \
+  }
+HSTREE_TABLE(float)
+HSTREE_TABLE(double)
+#undef HSTREE_TABLE
+
+}  // namespace hstree::cpu

@@ -1,0 +1,77 @@
+// Products of runs of rows with the blocks of weight rows of wide nodes, their log-softmax and their
+// gradients: one table of functions for each instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/elements.h"
+#include "cpu/features.h"
+
+namespace hstree::cpu {
+
+// Rows of a batch that are neighbours in the leaf order of a tree and whose paths have a wide node in common.
+struct WideRun {
+  int64_t begin, end;  // places of the rows
+  int64_t first_row;   // of the node's weight rows
+  int64_t width;       // children of the node
+  int64_t place;       // of its first child among the scores of a row
+  int64_t depth;       // wide nodes above it
+  int64_t slot;        // of its first child in the row-sparse gradient
+  int64_t entry;       // scores of earlier runs
+};
+
+// One tree's rows in leaf order, and what they are multiplied with. N rows, n of them not ignored, D hidden
+// features, S features of the tree, L scores of a row.
+template <typename T>
+struct WideTree {
+  const int32_t* row;          // [n]
+  const int64_t* first_child;  // [n + 1] into child
+  const int32_t* child;        // by place, then by depth
+  const T* hidden;             // [N, D]
+  FeatureSubset subset;
+  int64_t in_features;       // D
+  int64_t features;          // S
+  const T* weight;           // [., S]
+  const T* bias;             // [.] or null
+  int64_t score_stride;      // from row to row of score
+  int64_t workspace_stride;  // workspace_stride(S)
+};
+
+// A run is worked on in blocks of wide_rows rows and wide_children children.
+constexpr int64_t wide_rows = 32;
+constexpr int64_t wide_children = 64;
+
+// Elements of the workspaces of `scores` and `gradients`.
+inline int64_t wide_scores_scratch(int64_t features) {
+  return wide_rows * workspace_stride(features);
+}
+inline int64_t wide_gradients_scratch(int64_t features) {
+  return (2 * wide_rows + wide_children) * workspace_stride(features) + (wide_rows + 1) * wide_children;
+}
+
+template <typename T>
+struct WideKernels {
+  using A = accumulate_t<T>;
+
+  // score[row * score_stride + run.place + c] = log_softmax_c(dot(hidden[row, subset], weight_c) + bias_c) for
+  // the rows at begin <= place < end of the run. Fetches the weights of `next`, if not null, on the way.
+  void (*scores)(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin, int64_t end,
+                 A* score, A* scratch);
+
+  // Gradients of a run for the features begin <= s < end, multiples of 16 or end = S, from
+  // grad_log_prob[row * trees]. Weight gradients are stored once, to grad_weight [., S] from the row grad_row
+  // on; grad_hidden [N, D] is added to. The gradients of the bias are stored in grad_bias from grad_row on,
+  // unless that is null. Each element's sum has a fixed order, whatever the interval.
+  void (*gradients)(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
+                    int64_t end, const A* grad_log_prob, int64_t trees, const A* score, A* grad_hidden,
+                    T* grad_weight, T* grad_bias, int64_t grad_row, A* scratch);
+};
+
+template <typename T>
+const WideKernels<T>* wide_kernels_portable();
+template <typename T>
+const WideKernels<T>* wide_kernels_avx2();
+template <typename T>
+const WideKernels<T>* wide_kernels_avx512();
+
+}  // namespace hstree::cpu

@@ -1,0 +1,379 @@
+#include "logit_function.cuh"
+#include "monotone_log_prob.h"
+
+namespace hstree {
+namespace {
+
+constexpr int max_threads = 256;
+constexpr int64_t most_private_bytes = 32 << 10;  // sums of a table, of each block
+constexpr int64_t ignored_row = -1;
+
+// ---- rows of classes as threads share them, a group of 16 bytes at a time. In both, which thread has which
+// class and the order of every sum are fixed by V.
+//
+// each(step) calls step(begin, values) with the groups of this thread; beyond V a value is -inf. fill(value)
+// writes value to all of the row, write(begin, values) one group. max and sum: of one value of each thread,
+// the same in all of them.
+
+// A row of a warp or of a whole block of Threads, read from memory in each pass.
+template <typename S, int RowThreads, int Threads>
+class MemoryRow {
+  static_assert(RowThreads == 32 || RowThreads == Threads);
+
+ public:
+  static constexpr int threads = Threads;
+  static constexpr int rows = Threads / RowThreads;  // of a block
+  struct Scratch {
+    S max[RowThreads / 32];
+    double sum[RowThreads / 32];
+  };
+
+  __device__ MemoryRow(S* x, int64_t classes, Scratch* scratch)
+      : x_(x), classes_(classes), aligned_(aligned_to_16(x)), scratch_(scratch) {}
+  static __device__ __forceinline__ int64_t first() {
+    return int64_t(blockIdx.x) * rows + threadIdx.x / RowThreads;
+  }
+  static __device__ __forceinline__ int thread() { return threadIdx.x % RowThreads; }
+  template <typename Step>
+  __device__ __forceinline__ void each(const Step& step) const {
+    for (int64_t begin = thread() * group; begin < classes_; begin += RowThreads * group) {
+      S value[group];
+      load_group<S>(x_, begin, classes_, aligned_, S(-INFINITY), value);
+      step(begin, value);
+    }
+  }
+  __device__ __forceinline__ void fill(S constant) const {
+    S value[group];
+#pragma unroll
+    for (int k = 0; k < group; ++k) value[k] = constant;
+    for (int64_t begin = thread() * group; begin < classes_; begin += RowThreads * group) write(begin, value);
+  }
+  __device__ __forceinline__ void write(int64_t begin, const S (&value)[group_size<S>]) const {
+    store_group(x_, begin, classes_, aligned_, value);
+  }
+  __device__ __forceinline__ S max(S value) const {
+    if constexpr (RowThreads == 32) {
+      return warp_max(value);
+    } else {
+      return block_max<Threads>(value, scratch_->max);
+    }
+  }
+  __device__ __forceinline__ double sum(double value) const {
+    if constexpr (RowThreads == 32) {
+      return warp_sum(value);
+    } else {
+      return block_sum<Threads>(value, scratch_->sum);
+    }
+  }
+
+ private:
+  static constexpr int group = group_size<S>;
+  S* x_;
+  int64_t classes_;
+  bool aligned_;
+  Scratch* scratch_;
+};
+
+// A row of a warp, read once into its registers: at most most_classes.
+template <typename S>
+class RegisterRow {
+  static constexpr int group = group_size<S>;
+  static constexpr int run = 32 * group;
+  static constexpr int accesses = 8;  // of 16 bytes, of each lane
+
+ public:
+  static constexpr int threads = 128;
+  static constexpr int rows = threads / 32;
+  static constexpr int64_t most_classes = accesses * run;
+  struct Scratch {};
+
+  __device__ RegisterRow(const S* x, int64_t classes, Scratch*) : classes_(static_cast<int>(classes)) {
+    const bool aligned = aligned_to_16(x);
+#pragma unroll
+    for (int a = 0; a < accesses; ++a) {
+      if (a * run < classes_) load_group<S>(x, begin_of(a), classes_, aligned, S(-INFINITY), value_[a]);
+    }
+  }
+  static __device__ __forceinline__ int64_t first() { return int64_t(blockIdx.x) * rows + threadIdx.x / 32; }
+  static __device__ __forceinline__ int thread() { return threadIdx.x % 32; }
+  template <typename Step>
+  __device__ __forceinline__ void each(const Step& step) const {
+#pragma unroll
+    for (int a = 0; a < accesses; ++a) {
+      if (a * run < classes_) step(begin_of(a), value_[a]);
+    }
+  }
+  __device__ __forceinline__ S max(S value) const { return warp_max(value); }
+  __device__ __forceinline__ double sum(double value) const { return warp_sum(value); }
+
+ private:
+  static __device__ __forceinline__ int begin_of(int access) { return access * run + thread() * group; }
+  int classes_;
+  S value_[accesses][group];
+};
+
+template <typename S>
+using ForwardBlock = MemoryRow<S, 512, 512>;
+template <typename S>
+using BackwardBlock = MemoryRow<S, 256, 256>;
+template <typename S>
+using BackwardWarp = MemoryRow<S, 32, 256>;
+
+// log sum_v exp f(x_v) of a row as two terms: shift = f(max x) and the log of sum.
+template <typename S>
+struct ExpSum {
+  S shift;
+  double sum;
+};
+
+// The same in all threads of the row, once all of them have read it. A logit -inf adds 0, whatever f does
+// there. NaN in x, or all of x -inf: sum NaN; +inf or an overflow of f: shift or sum not finite.
+template <typename S, typename F, typename Row>
+__device__ __forceinline__ ExpSum<S> exp_sum(const F& function, const Row& row) {
+  constexpr int group = group_size<S>;
+  S largest = -INFINITY;
+  row.each([&](int64_t, const S(&value)[group]) {
+#pragma unroll
+    for (int k = 0; k < group; ++k) largest = value[k] > largest ? value[k] : largest;
+  });
+  largest = row.max(largest);
+  const S shift = function.value(function.at(largest));
+  S sum = largest == -INFINITY ? S(NAN) : S(0);
+  row.each([&](int64_t, const S(&value)[group]) {
+#pragma unroll
+    for (int k = 0; k < group; ++k) {
+      if (value[k] != -INFINITY) sum += exponential(function.value(function.at(value[k])) - shift);
+    }
+  });
+  return {shift, row.sum(static_cast<double>(sum))};
+}
+
+// log_normalizer[r] = log sum_v exp f(x[r, v]);  log_prob[r] = f(x[r, target[r]]) - log_normalizer[r]
+// logits x [R, V], log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
+//   contiguous. F: the function f, increasing.
+// Target -1: log_prob and log_normalizer 0; another outside [0, V): NaN. R = 0: not launched.
+// f(x) - f(max x), its exp and the sum of a thread in S, the rest in float64; log_prob is
+//   (f(x) - f(max x)) - log sum, exact to rounding for large logits too. A logit -inf has probability 0; all
+//   of them -inf, a NaN, +inf or an overflow of f: NaN.
+// Work O(R V): f and exp once for each logit. Bytes: logits once from memory; by MemoryRow once more from
+//   cache. Keeps log_normalizer for backward. No atomics; the order of every sum is fixed by V: deterministic.
+// One warp or one block for each row, as Row says; one thread for each 16 bytes of it, at a stride of those
+//   threads.
+template <typename S, typename F, typename Row>
+__global__ void __launch_bounds__(Row::threads)
+    monotone_log_prob_kernel(F function, MonotoneSizes sizes, const S* logits, const int64_t* targets,
+                             S* log_prob, S* log_normalizer) {
+  __shared__ typename Row::Scratch scratch;
+  const int64_t r = Row::first();
+  if (r >= sizes.rows) return;
+  const int64_t target = targets[r];
+  if (target < 0 || target >= sizes.classes) {
+    if (Row::thread() == 0) log_prob[r] = log_normalizer[r] = target == ignored_row ? S(0) : S(NAN);
+    return;
+  }
+  const S* x = logits + r * sizes.classes;
+  const Row row(const_cast<S*>(x), sizes.classes, &scratch);
+  const S chosen = x[target];
+  const ExpSum<S> all = exp_sum<S>(function, row);
+  if (Row::thread() != 0) return;
+  const double log_sum = log(all.sum);
+  const S value = chosen == -INFINITY ? chosen : function.value(function.at(chosen));
+  log_prob[r] = static_cast<S>((double(value) - double(all.shift)) - log_sum);
+  log_normalizer[r] = static_cast<S>(double(all.shift) + log_sum);
+}
+
+// largest = max over rows r with a target of |grad_log_prob[r]|, as bits of float64; NaN if there is one
+// grad_log_prob [R] of type S, float32 or float64; target [R] int64, outside [0, V): the row is left out;
+//   contiguous. largest 0 before. R = 0: not launched.
+// One atomicMax on an integer for each block: the same in any order, deterministic.
+// One thread for each row, at a stride of the grid.
+template <typename S>
+__global__ void __launch_bounds__(max_threads)
+    largest_row_grad_kernel(MonotoneSizes sizes, MonotoneBackward tensors, unsigned long long* largest) {
+  using Bits = decltype(magnitude_bits(S()));
+  __shared__ Bits scratch[max_threads / 32];
+  Bits bits = 0;
+  for (int64_t row = int64_t(blockIdx.x) * max_threads + threadIdx.x; row < sizes.rows;
+       row += int64_t(gridDim.x) * max_threads) {
+    const int64_t target = tensors.target[row];
+    if (target < 0 || target >= sizes.classes) continue;
+    const Bits other = magnitude_bits(static_cast<const S*>(tensors.grad_log_prob)[row]);
+    bits = other > bits ? other : bits;
+  }
+  bits = block_max<max_threads>(bits, scratch);
+  if (threadIdx.x == 0) atomicMax(largest, widen_bits(bits));
+}
+
+// What takes the sums of the table of a function, in blocks of Threads: nothing where it has none.
+template <typename S, typename F, int Threads>
+struct TableSums {
+  struct Scratch {};
+  __device__ TableSums(const SumWorkspace&, double, bool) {}
+  __device__ void add(const typename F::Point&, S) {}
+  __device__ void add_nan() {}
+  __device__ void finish(int, Scratch*) {}
+};
+template <typename S, int Width, int Threads>
+struct TableSums<S, Piecewise<S, Width>, Threads> : IntervalSums<S, Width, Threads> {
+  using IntervalSums<S, Width, Threads>::IntervalSums;
+  struct Scratch {
+    double sum[Threads / 32];
+  };
+  __device__ void finish(int block, Scratch* scratch) {
+    IntervalSums<S, Width, Threads>::finish(block, scratch->sum);
+  }
+};
+
+// A function whose table gets no gradient.
+template <typename F>
+struct Fixed : F {
+  explicit Fixed(const F& f) : F(f) {}
+};
+
+constexpr double large_normalizer = 64;
+
+// x[r, v] <- g f'(x[r, v]), g = grad_log_prob[r] ([v = target[r]] - p),
+//   p = exp(f(x[r, v]) - log_normalizer[r])
+// sums[j, m] = sum of g * w_m over the logits of interval j, w_m as at piecewise_backward_kernel, if f has a table
+// logits x [R, V], grad_log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
+//   table [K, Width] S; contiguous. F: the function f. workspace: zero but for largest, from
+//   largest_row_grad_kernel; not looked at without a table.
+// Target -1: zeros, nothing to the sums. A log_normalizer that is not finite, or another target outside
+//   [0, V): NaN, also in row 0 of the sums. Else a logit -inf has gradient 0 and adds nothing. R = 0: not
+//   launched.
+// All in S. Where |log_normalizer| is above large_normalizer, so that its last bit is much in p, it is summed
+//   anew and kept as two terms. Sums in 64-bit integers inside [-R, R] of the table, in float64 outside.
+// Work O(R V): f and exp once for each logit. Bytes: logits read once and written once; with a table one
+//   interval of it and Width integers for each logit.
+// Integer atomics for the sums alone, in shared memory where is_private; deterministic, whatever the device.
+// One warp or one block for each row, as Row says, at a stride of the grid; one thread for each 16
+//   bytes of it, at a stride of those threads. SigSoftmax: Kanai et al., "Sigsoftmax: reanalysis of the softmax
+//   bottleneck" (NeurIPS 2018).
+template <typename S, typename F, typename Row>
+__global__ void __launch_bounds__(Row::threads, sizeof(S) == 8 ? 3 : 4)
+    monotone_log_prob_backward_kernel(F function, MonotoneSizes sizes, MonotoneBackward tensors, S* logits,
+                                      SumWorkspace workspace, bool is_private) {
+  constexpr int group = group_size<S>;
+  using Sums = TableSums<S, F, Row::threads>;
+  __shared__ typename Row::Scratch scratch;
+  __shared__ typename Sums::Scratch sum_scratch;
+  Sums sums(workspace, 2.0 * static_cast<double>(sizes.rows), is_private);
+  for (int64_t r = Row::first(); r < sizes.rows; r += int64_t(gridDim.x) * Row::rows) {
+    Row row(logits + r * sizes.classes, sizes.classes, &scratch);
+    const int64_t target = tensors.target[r];
+    const S grad = static_cast<const S*>(tensors.grad_log_prob)[r];
+    S shift = static_cast<const S*>(tensors.log_normalizer)[r], rest = 0;
+    if (target < 0 || target >= sizes.classes || shift - shift != 0) {
+      if (target != ignored_row && Row::thread() == 0) sums.add_nan();
+      row.fill(target == ignored_row ? S(0) : S(NAN));
+      continue;
+    }
+    if (shift > large_normalizer || shift < -large_normalizer) {
+      const ExpSum<S> all = exp_sum<S>(function, row);
+      shift = all.shift;
+      rest = logarithm(static_cast<S>(all.sum));
+    }
+    row.each([&](int64_t begin, S(&value)[group]) {
+#pragma unroll
+      for (int k = 0; k < group; ++k) {
+        if (value[k] == -INFINITY) {
+          value[k] = 0;
+          continue;
+        }
+        const auto point = function.at(value[k]);
+        const S p = exponential((function.value(point) - shift) - rest);
+        const S g = grad * ((begin + k == target ? S(1) : S(0)) - p);
+        sums.add(point, g);
+        value[k] = g * function.derivative(point);
+      }
+      row.write(begin, value);
+    });
+  }
+  sums.finish(blockIdx.x, &sum_scratch);
+}
+
+template <typename Run>
+void dispatch_wide(ScalarType type, Run run) {
+  if (type == ScalarType::float32) return run(TypeTag<float>());
+  if (type == ScalarType::float64) return run(TypeTag<double>());
+  throw std::runtime_error("hstree: monotone_log_prob is for float32 and float64");
+}
+
+// Calls run(F(function)) with the class of the function.
+template <typename S, typename Run>
+void with_function(const LogitFunction& function, Run run) {
+  if (function.table != nullptr) return with_table<S>(function, run);
+  if (function.identity()) return run(Identity<S>(function));
+  run(GeneralizedSigSoftmax<S>(function));
+}
+
+// Calls run(TypeTag<Row>()): Warp for rows of few classes, else Block. Up to 4 KiB the row fits into the
+// registers of a warp, and a block would leave most of its threads without a class.
+template <typename S, typename Warp, typename Block, typename Run>
+void with_row(const MonotoneSizes& sizes, Run run) {
+  if (sizes.classes <= RegisterRow<S>::most_classes) return run(TypeTag<Warp>());
+  run(TypeTag<Block>());
+}
+
+}  // namespace
+
+void monotone_log_prob(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
+                       const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
+                       cudaStream_t stream) {
+  if (sizes.rows == 0) return;
+  dispatch_wide(type, [&](auto tag) {
+    using S = typename decltype(tag)::type;
+    with_row<S, RegisterRow<S>, ForwardBlock<S>>(sizes, [&](auto row) {
+      using Row = typename decltype(row)::type;
+      with_function<S>(function, [&](auto f) {
+        launch(monotone_log_prob_kernel<S, decltype(f), Row>, grid_size(divide_up(sizes.rows, Row::rows)),
+               Row::threads, 0, stream, f, sizes, static_cast<const S*>(logits), target,
+               static_cast<S*>(log_prob), static_cast<S*>(log_normalizer));
+      });
+    });
+  });
+}
+
+int64_t monotone_workspace_bytes(const LogitFunction& function) {
+  return function.table == nullptr ? 0 : interval_sums_bytes(function);
+}
+
+void monotone_log_prob_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
+                                const MonotoneBackward& tensors, void* logits, void* workspace,
+                                double* grad_table, cudaStream_t stream) {
+  if (sizes.rows == 0) return;
+  dispatch_wide(type, [&](auto tag) {
+    using S = typename decltype(tag)::type;
+    const bool sum_table = function.table != nullptr && grad_table != nullptr;
+    SumWorkspace sums;
+    if (sum_table) {
+      sums = SumWorkspace(function, workspace);
+      const int64_t max_blocks = divide_up(sizes.rows, max_threads);
+      launch(largest_row_grad_kernel<S>, grid_size(max_blocks < 64 ? max_blocks : 64), max_threads, 0, stream,
+             sizes, tensors, sums.largest);
+    }
+    with_row<S, BackwardWarp<S>, BackwardBlock<S>>(sizes, [&](auto row) {
+      using Row = typename decltype(row)::type;
+      int64_t blocks = divide_up(sizes.rows, Row::rows);
+      size_t bytes = 0;
+      if (sum_table) {
+        if (blocks > most_sum_blocks) blocks = most_sum_blocks;
+        bytes = private_bytes(function, sizes.rows * sizes.classes, blocks, most_private_bytes);
+      }
+      const auto run = [&](auto f) {
+        launch(monotone_log_prob_backward_kernel<S, decltype(f), Row>, grid_size(blocks), Row::threads, bytes,
+               stream, f, sizes, tensors, static_cast<S*>(logits), sums, bytes > 0);
+      };
+      if (function.table == nullptr || sum_table) {
+        with_function<S>(function, run);
+      } else {
+        with_table<S>(function, [&](auto f) { run(Fixed<decltype(f)>(f)); });
+      }
+    });
+    if (sum_table)
+      write_interval_sums(function, sums, FurtherSums(), 2.0 * static_cast<double>(sizes.rows), grad_table,
+                          stream);
+  });
+}
+
+}  // namespace hstree

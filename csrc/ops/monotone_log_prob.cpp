@@ -1,0 +1,98 @@
+// hstree::monotone_log_prob and its backward: the log-softmax of an increasing function of the logits, at the
+// target. monotone_log_prob_cuda.cpp registers the CUDA implementation.
+#include "cpu/monotone_log_prob.h"
+
+#include <tuple>
+
+#include "ops/logit_function.h"
+
+namespace hstree {
+namespace {
+
+cpu::MonotoneRows monotone_rows(const MonotoneArguments& a) {
+  return {a.op, a.function, const_data<int64_t>(a.target), a.rows(), a.classes()};
+}
+
+// Calls f with a value of the element type.
+template <typename F>
+void dispatch_logits(const MonotoneArguments& a, const F& f) {
+  if (a.type == ScalarType::float64) {
+    f(double{});
+  } else {
+    f(float{});
+  }
+}
+
+std::tuple<Tensor, Tensor> monotone_log_prob_cpu(const Tensor& logits, const Tensor& target, double c,
+                                                 double k, const std::optional<Tensor>& table,
+                                                 double radius) {
+  const MonotoneArguments a =
+      monotone_arguments("hstree::monotone_log_prob", false, logits, target, c, k, table, radius);
+  const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
+  const Tensor log_normalizer = empty(a.logits, {a.rows()}, a.logits.scalar_type());
+  dispatch_logits(a, [&](auto element) {
+    using A = decltype(element);
+    cpu::monotone_log_prob<A>(monotone_rows(a), const_data<A>(a.logits), data<A>(log_prob),
+                              data<A>(log_normalizer));
+  });
+  return {log_prob, log_normalizer};
+}
+
+Tensor monotone_log_prob_backward_cpu(const Tensor& logits, const Tensor& grad_log_prob, const Tensor& target,
+                                      const Tensor& log_normalizer, double c, double k,
+                                      const std::optional<Tensor>& table, double radius,
+                                      bool table_gradient) {
+  const MonotoneArguments a =
+      monotone_arguments("hstree::monotone_log_prob_backward_", true, logits, target, c, k, table, radius);
+  const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
+  const Tensor kept = checked_row_values(a, "log_normalizer", log_normalizer);
+  const Tensor grad_table = empty(logits, grad_table_shape(a, table_gradient), Dtype::Double);
+  dispatch_logits(a, [&](auto element) {
+    using A = decltype(element);
+    cpu::monotone_log_prob_backward<A>(monotone_rows(a), data<A>(logits), const_data<A>(grad),
+                                       const_data<A>(kept),
+                                       table_gradient ? data<double>(grad_table) : nullptr);
+  });
+  return grad_table;
+}
+
+std::tuple<Tensor, Tensor> monotone_log_prob_gradient_cpu(const Tensor& logits, const Tensor& grad_log_prob,
+                                                          const Tensor& target, double c, double k,
+                                                          const std::optional<Tensor>& table, double radius,
+                                                          bool table_gradient) {
+  const MonotoneArguments a =
+      monotone_arguments("hstree::monotone_log_prob_gradient_", true, logits, target, c, k, table, radius);
+  const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
+  const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
+  const Tensor grad_table = empty(logits, grad_table_shape(a, table_gradient), Dtype::Double);
+  dispatch_logits(a, [&](auto element) {
+    using A = decltype(element);
+    cpu::monotone_log_prob_gradient<A>(monotone_rows(a), data<A>(logits), const_data<A>(grad),
+                                       data<A>(log_prob),
+                                       table_gradient ? data<double>(grad_table) : nullptr);
+  });
+  return {log_prob, grad_table};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
+  m.def(
+      "monotone_log_prob(Tensor logits, Tensor target, float c, float k, Tensor? table, float radius) -> "
+      "(Tensor, Tensor)");
+  m.def(
+      "monotone_log_prob_backward_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, Tensor "
+      "log_normalizer, float c, float k, Tensor? table, float radius, bool table_gradient=True) -> Tensor");
+  // log_prob and the gradient of logits, written over them, at once: where grad_log_prob is known beforehand.
+  m.def(
+      "monotone_log_prob_gradient_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, float c, float k, "
+      "Tensor? table, float radius, bool table_gradient=True) -> (Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
+  m.impl("monotone_log_prob", TORCH_BOX(&monotone_log_prob_cpu));
+  m.impl("monotone_log_prob_backward_", TORCH_BOX(&monotone_log_prob_backward_cpu));
+  m.impl("monotone_log_prob_gradient_", TORCH_BOX(&monotone_log_prob_gradient_cpu));
+}
+
+}  // namespace hstree

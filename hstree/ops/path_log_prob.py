@@ -1,0 +1,98 @@
+"""Log-probability of a class as a sum of log-sigmoids along its path:
+``torch.ops.hstree.path_log_prob``, and ``torch.ops.hstree.forward``, which is the same without what
+that keeps for the backward pass."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hstree.ops._tree_op import TreeOp
+
+_op = TreeOp("path_log_prob")
+
+
+def path_log_prob(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    path_offset: Tensor,
+    path: Tensor,
+    leaf_position: Tensor,
+    feature_index: Tensor | None = None,
+    *,
+    max_depth: int,
+    sparse: bool = False,
+    order: Tensor | None = None,
+) -> Tensor:
+    r"""Log-probability of each row's target in each of T binary trees.
+
+    .. math::
+        \log p_{it} = \sum_{(n, c) \in \mathrm{path}_t(y_i)} \log \sigma(c\, z_{itn}), \qquad
+        z_{itn} = \langle h_i[\mathrm{subset}_t], w_{tn} \rangle + b_{tn}, \quad c = \pm 1
+
+    Equivalent to, for row i and tree t::
+
+        entry = path[path_offset[t, target[i]] : path_offset[t, target[i] + 1]]
+        z = weight[t, entry >> 1] @ hidden[i, feature_index[t]] + bias[t, entry >> 1]
+        log_prob[i, t] = F.logsigmoid(torch.where(entry & 1 == 1, z, -z)).sum()
+
+    Args:
+        hidden: [N, D] context vectors: float32, float64, bfloat16 or float16.
+        weight: [T, M, S] vectors of the inner nodes, dtype of ``hidden``. Under autocast ``hidden``
+            is cast to the dtype of ``weight``; the weights themselves are never cast, which would
+            cost O(V).
+        bias: [T, M], dtype of ``weight``, or None.
+        target: [N] int64 classes; a negative one marks an ignored row: log-probability 0 and no
+            gradient.
+        path_offset: [T, V + 1] int64, where the path of each class begins and ends in ``path``.
+        path: [P] int32, ``node << 1 | goes_left``, root first.
+        leaf_position: [T, V] int32, rank of each class's leaf from the left: the order in which
+            rows are processed. Ranks that do not belong to the paths may give wrong gradients.
+        feature_index: [T, S] int32, increasing: the features that each tree reads; None: all D, S =
+            D.
+        max_depth: most nodes of any path, at most 64.
+        sparse: gradients of weight and bias are sparse COO tensors of the visited rows alone, each
+            row once, as with ``torch.nn.Embedding(sparse=True)``. Eager mode only.
+        order: what :func:`hstree.ops.leaf_order` returns for ``target`` and ``leaf_position``,
+            where several ops on the same trees share it; None: it is worked out here. On CUDA its
+            values are not checked.
+
+    Returns:
+        log_prob [N, T] in nats: float32, float64 for float64 hidden.
+
+    Raises:
+        RuntimeError: for a shape, dtype, device or, on the CPU, an index that does not fit, naming
+            the argument. On CUDA, where a check would have to wait for the device, a target out of
+            range makes the log-probabilities of its row NaN, and a table out of range those of its
+            tree in all rows, without gradient.
+
+    Sums are taken in float32 (float64 for float64), in a fixed order: the same bits on every run.
+    On the CPU the memory of freed gradients and workspaces, in up to four blocks, is kept for those
+    of later steps.
+
+    Example:
+        >>> t = hstree.trees.random_tree(6, seed=0).tables()
+        >>> offset, path = torch.tensor(t.path_offset)[None], torch.tensor(t.path)
+        >>> leaf_position = torch.tensor(t.leaf_position)[None]
+        >>> hidden, weight = torch.randn(4, 8), torch.randn(1, t.n_binary, 8)
+        >>> target = torch.tensor([0, 5, 2, -1])
+        >>> path_log_prob(hidden, weight, None, target, offset, path, leaf_position,
+        ...               max_depth=t.max_depth).shape
+        torch.Size([4, 1])
+
+    Source: Morin and Bengio, Hierarchical probabilistic neural network language model, 2005.
+    """
+    return _op(
+        sparse,
+        hidden,
+        weight,
+        bias,
+        target,
+        path_offset,
+        path,
+        leaf_position,
+        feature_index,
+        max_depth,
+        order,
+    )

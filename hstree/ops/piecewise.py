@@ -1,0 +1,85 @@
+"""Piecewise polynomials by table lookup: ``torch.ops.hstree.piecewise``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hstree.ops._derivatives import no_second_derivative
+
+
+def piecewise(input: Tensor, table: Tensor, radius: float) -> Tensor:
+    r"""A piecewise polynomial of each element, over K equal intervals of [-radius, radius].
+
+    .. math::
+        f(x) = \sum_m a_{jm} u^m, \qquad u = \frac{K (x + R)}{2 R} - j, \quad
+        j = \lfloor K (x + R) / (2 R) \rfloor
+
+    A knot belongs to the interval on its right. Beyond [-R, R] the function goes on straight, with
+    its slope at -R or R.
+
+    Equivalent to, for width 2::
+
+        t = (input + radius) * (len(table) / (2 * radius))
+        j = t.floor().clamp(0, len(table) - 1).long()
+        output = table[j, 0] + table[j, 1] * (t - j)
+
+    Args:
+        input: any shape: float32, float64, bfloat16 or float16.
+        table: [K, 2] or [K, 4], K from 1 to 2**23: the coefficients a of each interval, constant
+            first. With two they are the value at the interval's left knot and the rise over the
+            interval. float32, float64 for float64 input.
+        radius: R > 0.
+
+    Returns:
+        f(input), shape and dtype of ``input``. NaN gives NaN; an infinity gives an infinity, NaN
+        where the slope is 0.
+
+    Raises:
+        RuntimeError: for a shape, dtype, device or radius that does not fit, naming the argument;
+            for a second derivative.
+
+    Computed in float32 (float64 for float64) and rounded once. The gradient of ``table`` is summed
+    in 64-bit integers, beyond [-R, R] in float64 in a fixed order: the same bits on every run and
+    for every number of threads. A NaN or infinite gradient makes all of it NaN; a NaN in ``input``
+    the first interval's, an infinity that of its end. The backward pass holds no more than the
+    gradients and O(K) sums.
+
+    Example:
+        >>> table = torch.tensor([[0.0, 3.0], [3.0, 1.0]])  # slope 3 below 0, slope 1 above
+        >>> piecewise(torch.tensor([-2.0, -1.0, 0.0, 0.5, 2.0]), table, 1.0)
+        tensor([-3.0000,  0.0000,  3.0000,  3.5000,  5.0000])
+    """
+    output: Tensor = torch.ops.hstree.piecewise(input, table, radius)
+    return output
+
+
+def _fake(input: Tensor, table: Tensor, radius: float) -> Tensor:
+    return input.new_empty(input.shape)
+
+
+def _backward_fake(
+    grad: Tensor, input: Tensor, table: Tensor, radius: float
+) -> tuple[Tensor, Tensor]:
+    return input.new_empty(input.shape), table.new_empty(table.shape)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+    input, table, ctx.radius = inputs
+    ctx.save_for_backward(input, table)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    input, table = ctx.saved_tensors
+    grad_input, grad_table = torch.ops.hstree.piecewise_backward(grad, input, table, ctx.radius)
+    return grad_input, grad_table, None
+
+
+torch.library.register_fake("hstree::piecewise", _fake)
+torch.library.register_fake("hstree::piecewise_backward", _backward_fake)
+torch.library.register_autograd("hstree::piecewise", _gradient, setup_context=_save_for_backward)
+torch.library.register_autograd(
+    "hstree::piecewise_backward", no_second_derivative("piecewise_backward")
+)

@@ -1,0 +1,119 @@
+"""Log-probabilities of all classes of a mixture of trees: ``torch.ops.hstree.tree_log_prob``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hstree.ops._composed_tree_log_prob import composed_log_prob
+from hstree.ops._derivatives import no_second_derivative
+
+
+def tree_log_prob(
+    score: Tensor,
+    log_gate: Tensor,
+    node: Tensor,
+    edge: Tensor,
+    n_classes: int,
+    *,
+    wide_begin: int,
+    root_begin: int,
+) -> Tensor:
+    r"""Log-probability of every class under a mixture of T trees, from the scores of all nodes.
+
+    .. math::
+        \log P(y) = \log \sum_t \exp\Bigl(\gamma_t + \sum_{e \in \mathrm{path}_t(y)} \log
+        P_t(e)\Bigr)
+
+    A binary node with score z has log sigmoid(z) for its left edge and log sigmoid(-z) for its
+    right one, a wide node the log-softmax of its rows. Each tree is walked once from the root down,
+    and back in the backward pass; see :func:`hstree.reference.tree_log_prob_reference` for an
+    equivalent in PyTorch. Where there is no kernel, torch's own operators take all nodes at once.
+
+    Args:
+        score: [T, R, N], float32 or float64: R rows of scores in each tree, for N contexts. First
+            the binary nodes, one row each, then the children of wide nodes, then the children of a
+            wide root.
+        log_gate: gamma [N, T], dtype of ``score``.
+        node: int32 [T, m, 5], nodes in preorder: block (0 binary, 1 wide, 2 wide root), first row
+            in it, first edge, number of edges, edge above (-1 for the root). Filled up with zeros.
+        edge: int32 [T, E, 2]: node above, and below it the node or ``~class`` of a leaf; no more
+            than 64 nodes on a path. :func:`hstree.ops.tree_topk` takes the same tables.
+        n_classes: V. A single class has no nodes.
+        wide_begin: first row of the second block.
+        root_begin: first row of the third block.
+
+    Returns:
+        log P [N, V] in nats, dtype of ``score``.
+
+    Raises:
+        RuntimeError: for a shape, dtype, device or number that does not fit; on the CPU also for
+            tables that are not those of trees. Elsewhere they are believed.
+
+    On the CPU contexts are the lanes of vectors, so that a few take about as long as a vector full;
+    deterministic, for any number of threads; differentiable once.
+
+    Example:
+        >>> node = torch.tensor([[[0, 0, 0, 2, -1], [0, 1, 2, 2, 0]]], dtype=torch.int32)
+        >>> edge = torch.tensor([[[0, 1], [0, ~2], [1, ~0], [1, ~1]]], dtype=torch.int32)
+        >>> score = torch.tensor([[[1.0], [3.0]]])
+        >>> tree_log_prob(score, torch.zeros(1, 1), node, edge, 3, wide_begin=2, root_begin=2).exp()
+        tensor([[0.6964, 0.0347, 0.2689]])
+    """
+    if score.device.type != "cpu":
+        return composed_log_prob(score, log_gate, node, edge, n_classes, wide_begin, root_begin)
+    log_prob: Tensor = torch.ops.hstree.tree_log_prob(
+        score, log_gate, node, edge, wide_begin, root_begin, n_classes
+    )
+    return log_prob
+
+
+def _fake(
+    score: Tensor,
+    log_gate: Tensor,
+    node: Tensor,
+    edge: Tensor,
+    wide_begin: int,
+    root_begin: int,
+    classes: int,
+) -> Tensor:
+    if score.dim() != 3:
+        raise RuntimeError(f"score: expected shape [T, R, N], got {tuple(score.shape)}")
+    return score.new_empty((score.shape[2], classes))
+
+
+def _backward_fake(
+    grad: Tensor,
+    log_prob: Tensor,
+    score: Tensor,
+    log_gate: Tensor,
+    node: Tensor,
+    edge: Tensor,
+    wide_begin: int,
+    root_begin: int,
+) -> tuple[Tensor, Tensor]:
+    return score.new_empty(score.shape), log_gate.new_empty(log_gate.shape)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.wide_begin, ctx.root_begin, _classes = inputs
+    ctx.save_for_backward(output, *tensors)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> Any:
+    grad_score, grad_log_gate = torch.ops.hstree.tree_log_prob_backward(
+        grad, *ctx.saved_tensors, ctx.wide_begin, ctx.root_begin
+    )
+    return grad_score, grad_log_gate, None, None, None, None, None
+
+
+torch.library.register_fake("hstree::tree_log_prob", _fake)
+torch.library.register_fake("hstree::tree_log_prob_backward", _backward_fake)
+torch.library.register_autograd(
+    "hstree::tree_log_prob", _gradient, setup_context=_save_for_backward
+)
+torch.library.register_autograd(
+    "hstree::tree_log_prob_backward", no_second_derivative("tree_log_prob_backward")
+)

@@ -1,0 +1,90 @@
+"""Log-probability of the chosen children at nodes that decide by a softmax:
+``torch.ops.hstree.wide_log_prob``."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hstree.ops._tree_op import TreeOp
+
+_op = TreeOp("wide_log_prob")
+
+
+def wide_log_prob(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    wide_offset: Tensor,
+    wide_path: Tensor,
+    leaf_position: Tensor,
+    feature_index: Tensor | None = None,
+    *,
+    max_width: int,
+    sparse: bool = False,
+    order: Tensor | None = None,
+) -> Tensor:
+    r"""Log-probability that each row's target is reached at the wide nodes of its path, in each of
+    T trees.
+
+    .. math::
+        \log p_{it} = \sum_{n \in \mathrm{wide}_t(y_i)} \log \mathrm{softmax}(W_{tn}\,
+        h_i[\mathrm{subset}_t] + b_{tn})_c
+
+    with c the child of n that holds the target and :math:`W_{tn}` the rows of n, one a child.
+
+    Equivalent to, for row i and tree t::
+
+        begin, end = wide_offset[t, target[i]], wide_offset[t, target[i] + 1]
+        for first_row, width, child in wide_path[begin:end]:
+            rows = slice(first_row, first_row + width)
+            z = weight[t, rows] @ hidden[i, feature_index[t]] + bias[t, rows]
+            log_prob[i, t] += z.log_softmax(0)[child]
+
+    Args:
+        hidden: [N, D] context vectors: float32, float64, bfloat16 or float16.
+        weight: [T, R, S], one row for each child of a wide node, dtype of ``hidden``; see
+            :func:`hstree.ops.path_log_prob` for autocast.
+        bias: [T, R], dtype of ``weight``, or None.
+        target: [N] int64 classes; a negative one marks an ignored row: log-probability 0 and no
+            gradient.
+        wide_offset: [T, V + 1] int64, where the wide nodes of each class begin and end in
+            ``wide_path``.
+        wide_path: [P, 3] int32, (first_row, width, child), root first.
+        leaf_position: [T, V] int32, rank of each class's leaf from the left.
+        feature_index: [T, S] int32, increasing: the features that each tree reads; None: all D, S =
+            D.
+        max_width: largest sum of the widths on any path, at most 2**20.
+        sparse, order: as in :func:`hstree.ops.path_log_prob`.
+
+    Returns:
+        log_prob [N, T] in nats: float32, float64 for float64 hidden.
+
+    Raises:
+        RuntimeError: as :func:`hstree.ops.path_log_prob`.
+
+    Deterministic; never holds more than the scores [N, T, max_width].
+
+    Example:
+        >>> t = hstree.trees.Tree.from_nested(((0, 1, 2), (3, 4, 5))).tables()
+        >>> offset, path = torch.tensor(t.wide_offset)[None], torch.tensor(t.wide_path)
+        >>> leaf_position = torch.tensor(t.leaf_position)[None]
+        >>> hidden, weight = torch.randn(4, 8), torch.randn(1, t.n_wide_rows, 8)
+        >>> target = torch.tensor([0, 5, 2, -1])
+        >>> wide_log_prob(hidden, weight, None, target, offset, path, leaf_position,
+        ...               max_width=t.max_width).shape
+        torch.Size([4, 1])
+    """
+    return _op(
+        sparse,
+        hidden,
+        weight,
+        bias,
+        target,
+        wide_offset,
+        wide_path,
+        leaf_position,
+        feature_index,
+        max_width,
+        order,
+    )

@@ -1,0 +1,46 @@
+"""Run folders: settings, records, and what writes a folder and reads it back."""
+
+from .checkpoint import load_model
+from .config import RESUMABLE, TrainConfig
+from .device import choose_device, set_threads
+from .figures import UNGROUPED, RunFigures, read_epochs, read_run
+from .folder import RunDirectory
+from .names import CheckpointError
+from .reader import (
+    Run,
+    load_config,
+    load_run,
+    load_tokenizer,
+    load_vocabulary,
+    run_corpus,
+    run_names,
+)
+from .records import EpochRecord, HeadCost, Summary, perplexity
+from .settings import ConfigError, parse_options
+
+__all__ = [
+    "RESUMABLE",
+    "UNGROUPED",
+    "CheckpointError",
+    "ConfigError",
+    "EpochRecord",
+    "HeadCost",
+    "Run",
+    "RunDirectory",
+    "RunFigures",
+    "Summary",
+    "TrainConfig",
+    "choose_device",
+    "load_config",
+    "load_model",
+    "load_run",
+    "load_tokenizer",
+    "load_vocabulary",
+    "parse_options",
+    "perplexity",
+    "read_epochs",
+    "read_run",
+    "run_corpus",
+    "run_names",
+    "set_threads",
+]

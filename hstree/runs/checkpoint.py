@@ -1,0 +1,169 @@
+"""The files of a run that hold tensors: the model, and the state of its training."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hstree._files import read_tensors
+from hstree.heads import head_class
+from hstree.models import AWDLSTM, LanguageModel
+
+from .names import CheckpointError
+
+METADATA_KEY, STATE_KEY = "hstree.model", "hstree.training"
+FORMAT_VERSION = 3  # 1 had all layers in one LSTM module, 2 one dropout
+
+
+def _model_content(model: LanguageModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Distinct tensors of a model, and the description from which :func:`_build` makes it."""
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    first_name: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        known = first_name.setdefault(id(tensor), name)
+        if known == name:
+            tensors[name] = tensor.detach()
+        else:
+            aliases[name] = known
+    return tensors, {
+        "version": FORMAT_VERSION,
+        "backbone": model.backbone.config(),
+        "head": {"name": model.head.name, "config": model.head.config()},
+        "aliases": aliases,
+    }
+
+
+def _build(tensors: dict[str, Tensor], description: dict[str, Any]) -> LanguageModel:
+    """The model of a :func:`_model_content`."""
+    if description["version"] != FORMAT_VERSION:
+        raise ValueError(f"expected format version {FORMAT_VERSION}, got {description['version']}")
+    tensors = tensors | {alias: tensors[name] for alias, name in description["aliases"].items()}
+    backbone = AWDLSTM.from_config(description["backbone"])
+    own = {
+        name.removeprefix("head."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("head.")
+    }
+    saved = description["head"]
+    head = head_class(saved["name"]).from_config(saved["config"], own, embedding=backbone.embedding)
+    model = LanguageModel(backbone, head)
+    model.load_state_dict(tensors)
+    return model
+
+
+def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(on_cpu, path, {key: json.dumps(value) for key, value in metadata.items()})
+    except SafetensorError as error:  # a full disk
+        raise OSError(f"{path}: {error}") from None
+
+
+def model_writer(model: LanguageModel) -> Callable[[Path], None]:
+    """A function that writes the model to the safetensors file it is given."""
+
+    def write(path: Path) -> None:
+        tensors, description = _model_content(model)
+        _save(path, tensors, {METADATA_KEY: description})
+
+    return write
+
+
+def state_writer(
+    model: LanguageModel, tensors: dict[str, Tensor], values: dict[str, Any]
+) -> Callable[[Path], None]:
+    """A function that writes the model and the state of its training to the safetensors file it is
+    given.
+
+    Args:
+        model: the last weights.
+        tensors: of the training's state, by name.
+        values: the rest of it; JSON-able.
+    """
+
+    def write(path: Path) -> None:
+        weights, description = _model_content(model)
+        named = {f"model.{name}": tensor for name, tensor in weights.items()}
+        named |= {f"training.{name}": tensor for name, tensor in tensors.items()}
+        _save(path, named, {METADATA_KEY: description, STATE_KEY: values})
+
+    return write
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file that this module wrote."""
+    try:
+        tensors, metadata = read_tensors(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: not a safetensors file, or a truncated one: {error}"
+        ) from None
+    if METADATA_KEY not in metadata:
+        raise CheckpointError(f"{path}: a safetensors file, but not a model of hstree")
+    return tensors, metadata
+
+
+_INCONSISTENT = (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError)
+
+
+def load_model(path: str | os.PathLike[str]) -> LanguageModel:
+    """The model of a file that :func:`model_writer` wrote, on the CPU, in evaluation mode.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, or not a model of this library.
+    """
+    tensors, metadata = _read(path)
+    if STATE_KEY in metadata:
+        raise CheckpointError(f"{path}: the state of a training, not a model")
+    try:
+        return _build(tensors, json.loads(metadata[METADATA_KEY])).eval()
+    except _INCONSISTENT as error:
+        raise CheckpointError(f"{path}: not a consistent model file: {_line(error)}") from None
+
+
+def load_state(
+    path: str | os.PathLike[str],
+) -> tuple[LanguageModel, dict[str, Tensor], dict[str, Any]]:
+    """The model, on the CPU, and the state that :func:`state_writer` wrote.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, or not the state of a training.
+    """
+    tensors, metadata = _read(path)
+    if STATE_KEY not in metadata:
+        raise CheckpointError(f"{path}: a model of hstree, but not the state of its training")
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "training": {}}
+    try:
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor
+        model = _build(parts["model"], json.loads(metadata[METADATA_KEY]))
+        values = json.loads(metadata[STATE_KEY])
+    except _INCONSISTENT as error:
+        raise CheckpointError(f"{path}: not a consistent state: {_line(error)}") from None
+    return model, parts["training"], values
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def trained_text(path: str | os.PathLike[str]) -> str | None:
+    """:meth:`hstree.data.Corpus.fingerprint` of the text of a saved state, None where that is not
+    known."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+        return str(json.loads(metadata[STATE_KEY])["corpus"])
+    except (SafetensorError, OSError, *_INCONSISTENT):
+        return None

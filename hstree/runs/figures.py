@@ -1,0 +1,169 @@
+"""The figures of a run, read from its folder without weights or vocabulary.
+
+A run that has not finished has no summary.json; its figures are those of the epochs that ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .config import TrainConfig
+from .names import METRICS, SUMMARY, CheckpointError
+from .reader import load_config
+from .records import EpochRecord, Summary
+
+# Settings that do not make two runs different models.
+UNGROUPED = ("run", "seed", "device", "threads", "save_interval", "tensorboard", "compile")
+
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """A run.
+
+    Attributes:
+        path: its folder, as it was named.
+        config: its settings.
+        epochs: the epochs that ended, in order.
+        final: None if the run has not finished.
+        origin: of a run that was fine-tuned from another, the settings of that one as JSON, without
+            its folder and seed; the name of its folder if that is gone; None for other runs.
+    """
+
+    path: Path
+    config: TrainConfig
+    epochs: tuple[EpochRecord, ...]
+    final: Summary | None
+    origin: str | None = None
+
+    @property
+    def head(self) -> str:
+        """Registered name of the output layer."""
+        return self.config.head
+
+    @property
+    def seed(self) -> int:
+        """Of the trees, the initial weights and dropout."""
+        return self.config.seed
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings as config.json holds them."""
+        return _settings(self.config)
+
+    @property
+    def best(self) -> EpochRecord | None:
+        """The epoch of the least validation perplexity; None if no epoch has ended."""
+        return min(self.epochs, key=lambda epoch: epoch.valid_loss, default=None)
+
+    @property
+    def best_epoch(self) -> int | None:
+        """Number of the best epoch."""
+        if self.final is not None:
+            return self.final.best_epoch
+        return None if self.best is None else self.best.epoch
+
+    @property
+    def valid_perplexity(self) -> float | None:
+        """Validation perplexity per token after the best epoch."""
+        if self.final is not None:
+            return self.final.valid_perplexity
+        return None if self.best is None else self.best.valid_perplexity
+
+    @property
+    def test_perplexity(self) -> float | None:
+        """Test perplexity per token of the best epoch's weights; None if the run has not
+        finished."""
+        return None if self.final is None else self.final.test_perplexity
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """Median over the epochs, training and validation."""
+        return statistics.median(e.seconds for e in self.epochs) if self.epochs else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Median over the epochs, training only."""
+        return statistics.median(e.tokens_per_second for e in self.epochs) if self.epochs else None
+
+    def compared_settings(self) -> dict[str, Any]:
+        """The settings that two runs of a group must share: all but :data:`UNGROUPED`; instead of
+        the run from which this one was fine-tuned, that run's settings."""
+        settings = {k: v for k, v in self.settings.items() if k not in UNGROUPED}
+        if self.origin is not None:
+            settings["finetune"] = self.origin
+        return settings
+
+
+def read_run(path: str | os.PathLike[str]) -> RunFigures:
+    """Read the figures of a run folder. Settings that are younger than the run have their defaults.
+
+    Raises:
+        CheckpointError: there is no such folder, it holds no config.json, or one of the files is
+            not what ``hstree train`` writes.
+    """
+    folder = Path(path)
+    config = load_config(folder)
+    return RunFigures(folder, config, read_epochs(folder), _read_final(folder), _origin(config))
+
+
+def read_epochs(folder: Path) -> tuple[EpochRecord, ...]:
+    """The epochs of a run folder that have ended. Raises CheckpointError that names a line which is
+    not the record of an epoch."""
+    path = folder / METRICS
+    if not path.is_file():
+        return ()
+    return tuple(
+        _parsed(EpochRecord.from_json, line, f"{path}, line {number}")
+        for number, line in enumerate(_text(path).splitlines(), start=1)
+    )
+
+
+def _read_final(folder: Path) -> Summary | None:
+    path = folder / SUMMARY
+    return _parsed(Summary.from_json, _text(path), str(path)) if path.is_file() else None
+
+
+def _origin(config: TrainConfig) -> str | None:
+    """See :attr:`RunFigures.origin`; of a chain of fine-tuned runs, the settings of all."""
+    chain: list[Any] = []
+    seen: set[str] = set()
+    name = config.finetune
+    while name is not None and name not in seen:
+        seen.add(name)
+        try:
+            config = load_config(name)
+        except CheckpointError:
+            chain.append(name)
+            break
+        settings = _settings(config)
+        chain.append({k: v for k, v in settings.items() if k not in (*UNGROUPED, "finetune")})
+        name = config.finetune
+    return json.dumps(chain, sort_keys=True) if chain else None
+
+
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads(config.to_json())
+    return settings
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path}: expected UTF-8 text") from None
+
+
+def _parsed(parse: Callable[[str], _Record], text: str, where: str) -> _Record:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise CheckpointError(f"{where}: {error}") from None

@@ -1,0 +1,150 @@
+"""A run folder in memory: settings, vocabulary, tokenizer, best weights."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hstree.data import Corpus, Subwords, Tokenizer, Vocabulary, load_corpus
+from hstree.models import LanguageModel
+
+from .checkpoint import load_model, trained_text
+from .config import TrainConfig
+from .names import CONFIG, MODEL, STATE, TOKENIZER, VOCABULARY, CheckpointError
+from .settings import ConfigError
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder in memory.
+
+    Attributes:
+        path: the folder.
+        config: its settings.
+        vocabulary: words and training frequencies.
+        model: best weights, in evaluation mode.
+        tokenizer: cuts text into words; None: what the kind of text at hand asks for.
+    """
+
+    path: Path
+    config: TrainConfig
+    vocabulary: Vocabulary
+    model: LanguageModel
+    tokenizer: Tokenizer | None = None
+
+    def corpus(self, data: str | None = None) -> Corpus:
+        """A text in the words of the run.
+
+        Args:
+            data: what ``hstree train --data`` takes; None: the text that the run was trained on.
+
+        Raises:
+            ValueError: there is no such text.
+        """
+        return load_corpus(
+            data or self.config.data, vocabulary=self.vocabulary, tokenizer=self.tokenizer
+        )
+
+
+def load_config(path: str | os.PathLike[str]) -> TrainConfig:
+    """The settings of a run folder.
+
+    Raises:
+        CheckpointError: there is no such folder, or its settings are missing or not valid.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such run folder")
+    try:
+        return TrainConfig.from_json((folder / CONFIG).read_bytes())
+    except FileNotFoundError:
+        inside = any(folder.glob(f"*/{CONFIG}"))
+        hint = "; its subfolders are runs: name these" if inside else ""
+        raise CheckpointError(f"{folder}: not a run folder: {CONFIG} missing{hint}") from None
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{folder / CONFIG}: {error}") from None
+
+
+def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Run:
+    """Read a run folder.
+
+    Raises:
+        CheckpointError: the folder or one of its files is missing, foreign, truncated, or does not
+            fit the others.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such run folder")
+    missing = [name for name in (CONFIG, VOCABULARY, MODEL) if not (folder / name).is_file()]
+    if missing == [MODEL] and (folder / STATE).is_file():
+        raise CheckpointError(
+            f"{folder}: no epoch has ended yet, so there is no {MODEL}; "
+            f"go on with hstree train --resume {folder}"
+        )
+    if missing:
+        raise CheckpointError(f"{folder}: not a run folder: {', '.join(missing)} missing")
+    config = load_config(folder)
+    vocabulary = load_vocabulary(folder)
+    model = load_model(folder / MODEL)
+    if model.backbone.n_classes != len(vocabulary):
+        raise CheckpointError(
+            f"{folder}: {MODEL} has {model.backbone.n_classes} classes, "
+            f"but {VOCABULARY} {len(vocabulary)} words"
+        )
+    return Run(folder, config, vocabulary, model.to(device), load_tokenizer(folder))
+
+
+def load_vocabulary(folder: Path) -> Vocabulary:
+    """The vocabulary of a run folder. Raises CheckpointError if it cannot be read."""
+    try:
+        return Vocabulary.load(folder / VOCABULARY)
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: not a run folder: {VOCABULARY} missing") from None
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def load_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a run folder, None if it has none of its own. Raises CheckpointError if it
+    cannot be read."""
+    if not (folder / TOKENIZER).is_file():
+        return None
+    try:
+        return Subwords.from_bytes((folder / TOKENIZER).read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{folder / TOKENIZER}: {error}") from None
+
+
+def run_corpus(run: Run, data: str | None) -> Corpus:
+    """:meth:`Run.corpus`, with a warning on standard error if the text that the run was trained on
+    has changed since.
+
+    Raises:
+        ValueError: there is no such text.
+    """
+    corpus = run.corpus(data)
+    if data is None and trained_text(run.path / STATE) not in (None, corpus.fingerprint()):
+        print(
+            f"hstree: {corpus.name} has changed since this run was trained on it", file=sys.stderr
+        )
+    return corpus
+
+
+def run_names(places: Sequence[str]) -> list[str]:
+    """What to call runs, or files that stand beside them, in tables and pictures: their own names,
+    or the paths as they were given where two names are alike.
+
+    Raises:
+        ValueError: a place is named twice.
+    """
+    resolved = [Path(place).resolve() for place in places]
+    for place, path in zip(places, resolved, strict=True):
+        if resolved.count(path) > 1:
+            raise ValueError(f"{place}: expected every run and file once, got this one twice")
+    names = [path.name for path in resolved]
+    return names if len(set(names)) == len(names) else list(places)

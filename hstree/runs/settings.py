@@ -1,0 +1,126 @@
+"""What a setting is: a field of a dataclass with a help text, limits, a flag and a check."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, of the wrong type or out of range."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a number must fulfil, in words and as a test."""
+
+    text: str
+    holds: Callable[[float], bool]
+
+
+def at_least(minimum: int) -> Limit:
+    return Limit(f"at least {minimum}", lambda value: value >= minimum)
+
+
+def at_most(maximum: int) -> Limit:
+    return Limit(f"at most {maximum}", lambda value: value <= maximum)
+
+
+POSITIVE = Limit("a positive number", lambda value: value > 0)
+PROBABILITY = Limit("a probability in [0, 1)", lambda value: 0.0 <= value < 1.0)
+
+
+def setting(
+    default: Any,
+    group: str,
+    help: str,
+    *limits: Limit,
+    choices: tuple[str, ...] = (),
+    metavar: str = "",
+) -> Any:
+    """A field whose metadata holds the other arguments."""
+    metadata = {
+        "group": group,
+        "help": help,
+        "limits": limits,
+        "choices": choices,
+        "metavar": metavar,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def flag_name(name: str) -> str:
+    """``learning_rate`` as on the command line: ``learning-rate``."""
+    return name.replace("_", "-")
+
+
+@cache
+def field_types(config: type) -> dict[str, tuple[type, bool]]:
+    """For each field of a dataclass its type (int, float, str, bool or tuple) and whether None is
+    allowed."""
+    result = {}
+    for name, hint in typing.get_type_hints(config).items():
+        optional = isinstance(hint, types.UnionType)
+        kind = (
+            next(part for part in typing.get_args(hint) if part is not type(None))
+            if optional
+            else hint
+        )
+        result[name] = (typing.get_origin(kind) or kind, optional)
+    return result
+
+
+def checked(config: type, field: dataclasses.Field[Any], value: Any) -> Any:
+    """The value of a field, a whole number as a float where the field is one.
+
+    Raises:
+        ConfigError: another type than the field's, no number, or beyond its choices or limits.
+    """
+    kind, optional = field_types(config)[field.name]
+    if value is None and optional:
+        return None
+    if kind is float and type(value) is int:
+        value = float(value)
+    flag = f"--{flag_name(field.name)}"
+    strings = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    if type(value) is not kind or (kind is tuple and not strings):
+        raise ConfigError(f"{flag}: expected {kind.__name__}, got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{flag}: expected a finite number, got {value}")
+    choices = field.metadata["choices"]
+    if choices and value not in choices:
+        raise ConfigError(f"{flag}: expected one of {', '.join(choices)}, got {value!r}")
+    for limit in field.metadata["limits"]:
+        if not limit.holds(value):
+            raise ConfigError(f"{flag}: expected {limit.text}, got {value}")
+    return value
+
+
+def parse_options(texts: Iterable[str], name: str = "--head-option") -> dict[str, Any]:
+    """Options from ``KEY=VALUE`` texts, each value read as JSON or, where it is none, as plain
+    text. Of equal keys the last counts.
+
+    Raises:
+        ConfigError: not ``KEY=VALUE``; the message begins with ``name``.
+
+    Example:
+        >>> parse_options(["components=15", "activation=relu"])
+        {'components': 15, 'activation': 'relu'}
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(f"{name}: expected KEY=VALUE, got {text!r}")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options

@@ -1,0 +1,622 @@
+"""torch.ops.hstree.tree_log_prob and its gradient."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hstree.heads.tree_layout import TreeLayout, stack_node_tables
+from hstree.ops import tree_log_prob
+from hstree.ops._composed_tree_log_prob import composed_log_prob
+from hstree.reference import tree_log_prob_reference
+from hstree.trees import Tree
+from ops.cases import random_nested, threads
+
+TESTS = Path(__file__).resolve().parents[1]
+CAPABILITIES = ("portable", "avx2")
+SUMS = (torch.float32, torch.float64)
+OP = torch.ops.hstree.tree_log_prob.default
+BACKWARD = torch.ops.hstree.tree_log_prob_backward.default
+
+
+@dataclass(frozen=True)
+class Case:
+    why: str
+    shapes: tuple[str, ...] = ("random", "random", "random")  # of the trees
+    classes: int = 23
+    widest: int = 6
+    rows: int = 17  # a vector of float32 and one more
+    scale: float = 1.0
+
+    def __str__(self) -> str:
+        return self.why.replace(" ", "-")
+
+
+CASES = (
+    Case("wide and binary nodes"),
+    Case("binary nodes", widest=2),
+    Case("one tree", shapes=("random",)),
+    Case("wide roots", shapes=("flat", "flat"), widest=7),
+    Case("wide root alone", shapes=("flat",), classes=200, widest=200),
+    Case("roots of either kind", shapes=("flat", "chain", "random"), classes=7, widest=7),
+    Case("deepest tree beside a shallow one", shapes=("chain", "random"), classes=65, widest=2),
+    Case("more leaves than are mixed at once", shapes=("random", "flat"), classes=700, widest=3),
+    Case("two classes", classes=2),
+    Case("one class", classes=1),
+    Case("zero rows", rows=0),
+    Case("one row", rows=1),
+    Case("one row of a large tree", shapes=("random", "random"), classes=400, widest=2, rows=1),
+    Case("vectors full", rows=32),
+    Case("a vector of float64 not full", rows=7),
+    Case("scores of order 100", scale=100.0),
+)
+USUAL, SMALL = CASES[0], Case("small", shapes=("random", "flat"), classes=7, widest=4, rows=3)
+MANY = Case("rows for three threads", rows=130, classes=50)
+
+
+@dataclass
+class Batch:
+    score: Tensor
+    log_gate: Tensor
+    node: Tensor
+    edge: Tensor
+    classes: int
+    wide_begin: int
+    root_begin: int
+    grad: Tensor
+    nested: list[Any]
+
+    def arguments(self) -> tuple[Any, ...]:
+        tables = self.wide_begin, self.root_begin, self.classes
+        return self.score, self.log_gate, self.node, self.edge, *tables
+
+    def backward_arguments(self) -> tuple[Any, ...]:
+        return self.grad, OP(*self.arguments()), *self.arguments()[:-1]
+
+    def to(self, target: Any) -> Batch:
+        moved = {n: getattr(self, n).to(target) for n in ("score", "log_gate", "grad")}
+        tables = {}
+        if isinstance(target, torch.device):
+            tables = {n: getattr(self, n).to(target) for n in ("node", "edge")}
+        return replace(self, **moved, **tables)
+
+    def gradients(self, function: Callable[[Batch], Tensor]) -> list[Tensor]:
+        """log_prob, and the gradients of score and log_gate."""
+        leaves = [x.detach().clone().requires_grad_() for x in (self.score, self.log_gate)]
+        log_prob = function(replace(self, score=leaves[0], log_gate=leaves[1]))
+        log_prob.backward(self.grad)
+        grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
+        return [log_prob.detach(), *grads]
+
+
+def mixed(batch: Batch) -> Tensor:
+    return tree_log_prob(
+        batch.score,
+        batch.log_gate,
+        batch.node,
+        batch.edge,
+        batch.classes,
+        wide_begin=batch.wide_begin,
+        root_begin=batch.root_begin,
+    )
+
+
+def composed(batch: Batch) -> Tensor:
+    """As where there is no kernel."""
+    tables = batch.classes, batch.wide_begin, batch.root_begin
+    return composed_log_prob(batch.score, batch.log_gate, batch.node, batch.edge, *tables)
+
+
+def reference(batch: Batch) -> Tensor:
+    tables = batch.classes, batch.wide_begin, batch.root_begin
+    return tree_log_prob_reference(batch.score, batch.log_gate, batch.node, batch.edge, *tables)
+
+
+FUNCTIONS = [mixed, composed, reference]
+
+
+def tables_of(nested: Any) -> tuple[list[Any], list[Any], list[int]]:
+    """Nodes and edges of a tree, and the rows of its blocks."""
+    nodes: list[Any] = []
+    edges: list[Any] = []
+    used = [0, 0, 0]
+
+    def visit(item: Any, above: int) -> int:
+        index, first, width = len(nodes), len(edges), len(item)
+        block = 0 if width == 2 else 1 if index else 2
+        nodes.append((block, used[block], first, width, above))
+        used[block] += 1 if block == 0 else width
+        edges.extend((index, None) for _ in item)
+        for e, child in enumerate(item, first):
+            below = visit(child, e) if isinstance(child, tuple) else ~child
+            edges[e] = (index, below)
+        return index
+
+    if isinstance(nested, tuple):
+        visit(nested, -1)
+    return nodes, edges, used
+
+
+def walked(batch: Batch) -> Tensor:
+    """The log-probabilities by definition: each tree from its root, nested tuples at hand."""
+    trees = []
+    for t, nested in enumerate(batch.nested):
+        found: list[Any] = [None] * batch.classes
+        used = [0, batch.wide_begin, batch.root_begin]
+
+        def visit(item: Any, above: Tensor, t: int, used: Any, found: Any, root: bool) -> None:
+            if not isinstance(item, tuple):
+                found[item] = above
+                return
+            block = 0 if len(item) == 2 else 2 if root else 1
+            rows = slice(used[block], used[block] + (1 if block == 0 else len(item)))
+            used[block] = rows.stop
+            z = batch.score[t, rows]
+            children = F.logsigmoid(torch.cat([z, -z])) if block == 0 else z.log_softmax(0)
+            for child, log_prob in zip(item, children, strict=True):
+                visit(child, above + log_prob, t, used, found, False)
+
+        visit(nested, batch.log_gate[:, t], t, used, found, True)
+        trees.append(torch.stack(found, 1))
+    return torch.logsumexp(torch.stack(trees), 0)
+
+
+def draw(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch:
+    random = np.random.default_rng(seed)
+    nested = [random_nested(case.classes, case.widest, shape, random) for shape in case.shapes]
+    tables = [tables_of(tree) for tree in nested]
+    sizes = [max(used[block] for *_, used in tables) for block in range(3)]
+    trees = len(nested)
+    node, edge = (
+        np.zeros((trees, max(len(table[i]) for table in tables), columns), np.int32)
+        for i, columns in ((0, 5), (1, 2))
+    )
+    for t, (nodes, edges, _) in enumerate(tables):
+        node[t, : len(nodes)] = np.reshape(nodes, (-1, 5))
+        edge[t, : len(edges)] = np.reshape(edges, (-1, 2))
+
+    def values(*shape: int) -> Tensor:
+        return torch.from_numpy(random.standard_normal(shape)).float().to(dtype)
+
+    return Batch(
+        score=case.scale * values(trees, sum(sizes), case.rows),
+        log_gate=values(case.rows, trees).log_softmax(1),
+        node=torch.from_numpy(node),
+        edge=torch.from_numpy(edge),
+        classes=case.classes,
+        wide_begin=sizes[0],
+        root_begin=sizes[0] + sizes[1],
+        grad=values(case.rows, case.classes),
+        nested=nested,
+    )
+
+
+def judge(name: str, got: Tensor, true: Tensor, eager: Tensor) -> None:
+    """The error is at most three times that of the walk in the same precision, and a few roundings
+    of values of the largest size, or of size one."""
+    assert got.shape == true.shape, name
+    if not got.numel():
+        return
+    roundings = 64 if eager.dtype == torch.float64 else 4
+    margin = roundings * torch.finfo(eager.dtype).eps * max(1.0, true.abs().max().item())
+    error, eager_error = ((x.cpu().double() - true).abs().max().item() for x in (got, eager))
+    assert error <= 3 * eager_error + margin, f"{name}: error {error:.3g}, eager {eager_error:.3g}"
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["op", "composed", "reference"])
+@pytest.mark.parametrize("dtype", SUMS, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_the_walk(
+    case: Case, dtype: torch.dtype, function: Any, device: torch.device
+) -> None:
+    """log_prob and its gradients, in float64, no worse than the walk in float32."""
+    batch = draw(case, dtype)
+    eager = batch.gradients(walked)
+    true = eager if dtype == torch.float64 else batch.to(torch.float64).gradients(walked)
+    got = batch.to(device).gradients(function)
+    assert all(x.dtype == dtype for x in got)
+    names = ("log_prob", "grad_score", "grad_log_gate")
+    for name, *values in zip(names, got, true, eager, strict=True):
+        judge(name, *values)
+    if case.rows:
+        assert (got[0].double().exp().sum(1) - 1).abs().max() < 300 * torch.finfo(dtype).eps
+
+
+def test_tables_are_those_of_the_layout() -> None:
+    batch = draw(USUAL)
+    layouts = [TreeLayout(Tree.from_nested(nested)) for nested in batch.nested]
+    tables = stack_node_tables(layouts)
+    assert torch.equal(tables["node"], batch.node)
+    assert torch.equal(tables["edge"], batch.edge)
+
+
+def test_relative_accuracy_of_one_node(device: torch.device) -> None:
+    """Log-probabilities near 0 keep their digits, from scores of -200 to 200."""
+    z = torch.linspace(-200, 200, 4001, device=device).requires_grad_()
+    node = torch.tensor([[[0, 0, 0, 2, -1]]], dtype=torch.int32, device=device)
+    edge = torch.tensor([[[0, ~0], [0, ~1]]], dtype=torch.int32, device=device)
+    gate = torch.zeros(len(z), 1, device=device)
+    log_prob = tree_log_prob(z[None, None], gate, node, edge, 2, wide_begin=1, root_begin=1)
+    log_prob[:, 0].sum().backward()
+    true = z.detach().double()
+    expected = F.logsigmoid(torch.stack([true, -true], 1))
+    torch.testing.assert_close(log_prob.double(), expected, rtol=1e-6, atol=1e-37)
+    torch.testing.assert_close(z.grad.double(), torch.sigmoid(-true), rtol=1e-6, atol=1e-37)
+
+
+def test_many_children_are_summed_accurately() -> None:
+    """Of 50,000 equal scores, where a plain sum in float32 would be off by 1e-4."""
+    classes = 50_000
+    score = torch.full((1, classes, 1), -3.7)
+    node = torch.tensor([[[2, 0, 0, classes, -1]]], dtype=torch.int32)
+    edge = torch.stack([torch.zeros(classes), -1 - torch.arange(classes)], 1).int()[None]
+    log_prob = tree_log_prob(
+        score, torch.zeros(1, 1), node, edge, classes, wide_begin=0, root_begin=0
+    )
+    torch.testing.assert_close(log_prob, torch.full_like(log_prob, -np.log(classes)), rtol=3e-7,
+                               atol=0)  # fmt: skip
+
+
+def test_impossible_classes(device: torch.device) -> None:
+    """-inf in one tree or in all: no NaN, and no gradient from there."""
+    batch = draw(replace(USUAL, widest=2), torch.float32)
+    first, second = batch.score.clone(), batch.score.clone()
+    first[0, 0] = second[:, 0] = -torch.inf  # the root's left edge
+    for score, reached in ((first, True), (second, False)):
+        *results, grad_gate = replace(batch, score=score).to(device).gradients(mixed)
+        log_prob, grad_score = (x.cpu() for x in results)
+        expected = replace(batch, score=score).to(torch.float64)
+        torch.testing.assert_close(log_prob.double(), walked(expected), rtol=1e-5, atol=1e-5)
+        assert log_prob.isfinite().all() == reached
+        if reached or device.type == "cpu":
+            assert grad_score.isfinite().all()
+            assert grad_gate.isfinite().all()
+    gate = batch.log_gate.clone()
+    gate[:, 1] = -torch.inf
+    got = replace(batch, log_gate=gate).to(device).gradients(mixed)
+    assert all(x.isfinite().all() for x in got)
+    assert not got[1][1].any()
+    assert not got[2][:, 1].any()
+
+
+@pytest.mark.parametrize("case", [USUAL, Case("wide roots", ("flat", "flat"), widest=7)], ids=str)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf], ids=str)
+def test_bad_scores_stay_in_their_row(value: float, case: Case) -> None:
+    batch = draw(case, torch.float32)
+    score = batch.score.clone()
+    score[0, :, 3] = value
+    got, expected = replace(batch, score=score).gradients(mixed), batch.gradients(mixed)
+    others = torch.arange(len(batch.grad)) != 3
+    assert torch.equal(got[0][others], expected[0][others])
+    assert torch.equal(got[1][..., others], expected[1][..., others])
+    assert torch.equal(got[2][others], expected[2][others])
+    if value != value:
+        assert got[0][3].isnan().all()
+        assert got[2][3, 0].isnan()
+    torch.testing.assert_close(
+        got[0], walked(replace(batch, score=score)), rtol=1e-4, atol=1e-5, equal_nan=True
+    )
+
+
+def test_nan_at_one_node_is_below_it() -> None:
+    """((0, 1), (2, (3, 4))): NaN at the node of 3 and 4."""
+    nested = ((0, 1), (2, (3, 4)))
+    nodes, edges, _ = tables_of(nested)
+    score = torch.tensor([1.0, 2.0, 3.0, torch.nan])[None, :, None]
+    log_prob = OP(
+        score,
+        torch.zeros(1, 1),
+        torch.tensor([nodes], dtype=torch.int32),
+        torch.tensor([edges], dtype=torch.int32),
+        4,
+        4,
+        5,
+    )
+    assert log_prob.isnan().tolist() == [[False, False, False, True, True]]
+
+
+def test_rows_of_no_node_have_no_gradient() -> None:
+    """Where a tree has fewer nodes than the largest; whatever their scores are."""
+    batch = draw(USUAL, torch.float32)
+    used = torch.zeros(batch.score.shape[:2], dtype=torch.bool)
+    for t, nested in enumerate(batch.nested):
+        for begin, rows in zip(
+            (0, batch.wide_begin, batch.root_begin), tables_of(nested)[2], strict=True
+        ):
+            used[t, begin : begin + rows] = True
+    assert not used.all()
+    batch.score[~used] = torch.nan
+    log_prob, grad_score, _ = batch.gradients(mixed)
+    assert log_prob.isfinite().all()
+    assert grad_score[used].all()
+    assert not grad_score[~used].any()
+
+
+def test_noncontiguous() -> None:
+    batch = draw(USUAL, torch.float32)
+    other = {
+        name: getattr(batch, name).transpose(0, -1).contiguous().transpose(0, -1)
+        for name in ("score", "log_gate", "node", "edge", "grad")
+    }
+    assert not any(x.is_contiguous() for x in other.values())
+    results = replace(batch, **other).gradients(mixed)
+    for got, expected in zip(results, batch.gradients(mixed), strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", SUMS, ids=str)
+def test_same_bits_for_every_number_of_threads_and_rows(dtype: torch.dtype) -> None:
+    batch = draw(MANY, dtype)
+    expected = batch.gradients(mixed)
+    for count in (2, 3):
+        with threads(count):
+            for got, wanted in zip(batch.gradients(mixed), expected, strict=True):
+                assert torch.equal(got, wanted)
+    for rows in (slice(0, 1), slice(40, 77)):
+        some = replace(
+            batch,
+            score=batch.score[..., rows],
+            log_gate=batch.log_gate[rows],
+            grad=batch.grad[rows],
+        )
+        log_prob, grad_score, grad_gate = some.gradients(mixed)
+        assert torch.equal(log_prob, expected[0][rows])
+        assert torch.equal(grad_score, expected[1][..., rows])
+        assert torch.equal(grad_gate, expected[2][rows])
+
+
+OTHER_PROCESS = """
+import sys, torch
+from ops.test_tree_log_prob import CASES, SUMS, draw, mixed
+torch.save([draw(c, d).gradients(mixed) for c in CASES for d in SUMS], sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
+    has = {"AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
+    if CAPABILITIES.index(capability) > has:
+        pytest.skip(f"this processor lacks {capability}")
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_PROCESS, tmp_path / "results"],
+        env=os.environ | {"HSTREE_CPU_CAPABILITY": capability},
+        cwd=TESTS, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = iter(torch.load(tmp_path / "results"))
+    for case in CASES:
+        for dtype, tolerance in zip(SUMS, (1e-4, 1e-12), strict=True):
+            expected = draw(case, dtype).gradients(mixed)
+            for got, wanted in zip(next(results), expected, strict=True):
+                torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["op", "composed", "reference"])
+def test_gradcheck(function: Any, device: torch.device) -> None:
+    batch = draw(SMALL).to(device)
+
+    def log_prob(score: Tensor, log_gate: Tensor) -> Tensor:
+        return function(replace(batch, score=score, log_gate=log_gate))
+
+    leaves = [x.requires_grad_() for x in (batch.score, batch.log_gate)]
+    assert torch.autograd.gradcheck(log_prob, leaves)
+
+
+def test_second_derivative_raises() -> None:
+    batch = draw(SMALL)
+    score = batch.score.requires_grad_()
+    (grad,) = torch.autograd.grad(mixed(batch).sum(), score, create_graph=True)
+    with pytest.raises(RuntimeError, match="expected to be differentiated once"):
+        grad.square().sum().backward()
+
+
+def test_opcheck() -> None:
+    batch = draw(SMALL, torch.float32)
+    torch.library.opcheck(BACKWARD, batch.backward_arguments())
+    batch.score.requires_grad_()
+    batch.log_gate.requires_grad_()
+    torch.library.opcheck(OP, batch.arguments())
+
+
+def refused(batch: Batch, match: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^hstree::tree_log_prob: {match}"):
+        OP(*batch.arguments())
+    log_prob = batch.score.new_zeros(len(batch.grad), batch.classes)
+    with pytest.raises(RuntimeError, match=f"^hstree::tree_log_prob_backward: {match}"):
+        BACKWARD(torch.zeros_like(log_prob), log_prob, *batch.arguments()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("score", lambda x: x[0], r"score: expected shape \[T, R, N\]"),
+        ("score", Tensor.half, "score: expected dtype float32 or float64, got Half"),
+        ("score", lambda x: x[:0], "score: expected at least one tree"),
+        ("log_gate", lambda x: x[0], r"log_gate: expected shape \[N, T\], got \[3\]"),
+        ("log_gate", lambda x: x[1:], r"log_gate: expected size 17 \(rows"),
+        ("log_gate", lambda x: x[:, 1:], r"log_gate: expected size 3 \(trees"),
+        ("log_gate", Tensor.double, "log_gate: expected dtype Float, got Double"),
+        ("node", lambda x: x[0], r"node: expected shape \[T, M, 5\]"),
+        ("node", lambda x: x[1:], r"node: expected size 3 \(trees"),
+        ("node", lambda x: x[..., 1:], r"node: expected size 5 \(block, row"),
+        ("node", Tensor.long, "node: expected dtype Int, got Long"),
+        ("node", lambda x: x[:, :0], "classes: expected 1, or at most as many"),
+        ("edge", lambda x: x[0], r"edge: expected shape \[T, E, 2\]"),
+        ("edge", lambda x: x[..., :1], r"edge: expected size 2 \(node above"),
+        ("edge", lambda x: x[:, :9], "classes: expected 1, or at most as many"),
+        ("wide_begin", lambda _: -1, "wide_begin, root_begin: expected increasing places"),
+        ("wide_begin", lambda _: 10**6, "wide_begin, root_begin: expected increasing places"),
+        ("root_begin", lambda _: 10**6, "wide_begin, root_begin: expected increasing places"),
+    ],
+)
+def test_bad_argument(name: str, change: Any, match: str) -> None:
+    batch = draw(USUAL, torch.float32)
+    refused(replace(batch, **{name: change(getattr(batch, name))}), match)
+
+
+def test_bad_number_of_classes() -> None:
+    batch = draw(USUAL, torch.float32)
+    refused(
+        replace(batch, classes=24), r"edge: expected every class below the root of tree 0, foun"
+    )
+    refused(replace(batch, classes=22), r"edge\[.*~class of one of 22 classes")
+    for classes in (0, -1, 2**60):
+        with pytest.raises(RuntimeError, match="classes: expected 1, or at most as many as edges"):
+            OP(*replace(batch, classes=classes).arguments())
+
+
+def test_bad_gradient() -> None:
+    batch = draw(USUAL, torch.float32)
+    grad, log_prob, *rest = batch.backward_arguments()
+    for bad, match in (
+        ((grad[1:], log_prob), r"grad: expected size 17 \(rows"),
+        ((grad[:, 1:], log_prob), r"grad: expected size 23 \(classes of log_prob\)"),
+        ((grad[0], log_prob), r"grad: expected shape \[N, V\]"),
+        ((grad.double(), log_prob), "grad: expected dtype Float, got Double"),
+        ((grad, log_prob[1:]), r"log_prob: expected size 17 \(rows"),
+        ((grad, log_prob[0]), r"log_prob: expected shape \[N, V\]"),
+        ((grad, log_prob.double()), "log_prob: expected dtype Float, got Double"),
+    ):
+        with pytest.raises(RuntimeError, match=f"^hstree::tree_log_prob_backward: {match}"):
+            BACKWARD(*bad, *rest)
+
+
+# The tree ((0, 1), (2, 3, 4), 5) of a wide root, a binary and a wide node.
+@pytest.mark.parametrize(
+    ("table", "place", "value", "match"),
+    [
+        ("node", (1, 0), 3, r"node\[0, 1\]: expected a block, its first row"),
+        ("node", (1, 0), -1, r"node\[0, 1\]: expected a block"),
+        ("node", (2, 0), 0, r"node\[0, 2\]: expected a block"),  # binary, of three children
+        ("node", (2, 1), 1, r"node\[0, 2\]: expected a block"),  # rows beyond the block
+        ("node", (2, 1), -1, r"node\[0, 2\]: expected a block"),
+        ("node", (2, 2), 6, r"node\[0, 2\]: expected a block"),  # edges beyond the table
+        ("node", (2, 2), -1, r"node\[0, 2\]: expected a block"),
+        ("node", (1, 3), 1, r"node\[0, 1\]: expected a block"),
+        ("node", (2, 3), 2**31 - 1, r"node\[0, 2\]: expected a block"),
+        ("node", (2, 4), 0, r"node\[0, 2\]: expected .* the edge above it, 1, got 1, 0, 5, 3, 0"),
+        ("node", (0, 4), 0, r"node\[0, 0\]: expected .* the edge above it, -1, got 2, 0, 0, 3, 0"),
+        ("edge", (1, 1), 3, r"edge\[0, 1\]: expected node 0 above, and below it one of 3 nodes"),
+        ("edge", (1, 1), 0, r"edge\[0, 1\]: expected node 0 above.* not met before, got 0, 0"),
+        ("edge", (0, 1), 2, r"edge\[0, 0\]: expected node 0 above.* not met before, got 0, 2"),
+        ("edge", (4, 1), ~6, r"edge\[0, 4\]: expected node 1 above.* one of 6 classes"),
+        ("edge", (4, 1), -(2**31), r"edge\[0, 4\]: expected node 1 above"),
+        ("edge", (4, 1), ~0, r"edge\[0, 4\]: .*|edge\[0, 3\]: expected .* not met before"),
+        ("edge", (4, 0), 2, r"edge\[0, 4\]: expected node 1 above.* got 2, -2"),
+    ],
+)
+def test_bad_table(table: str, place: tuple[int, int], value: int, match: str) -> None:
+    nodes, edges, used = tables_of(((0, 1), (2, 3, 4), 5))
+    assert nodes[2] == (1, 0, 5, 3, 1)
+    batch = Batch(
+        torch.zeros(1, sum(used), 3),
+        torch.zeros(3, 1),
+        torch.tensor([nodes], dtype=torch.int32),
+        torch.tensor([edges], dtype=torch.int32),
+        6,
+        used[0],
+        used[0] + used[1],
+        torch.zeros(3, 6),
+        [],
+    )
+    OP(*batch.arguments())
+    getattr(batch, table)[0][place] = value
+    refused(batch, match)
+
+
+def test_nodes_out_of_order_and_shared_rows() -> None:
+    nodes, edges, _ = tables_of(((0, 1), (2, 3)))
+    batch = Batch(
+        torch.zeros(1, 3, 3),
+        torch.zeros(3, 1),
+        torch.tensor([nodes], dtype=torch.int32),
+        torch.tensor([edges], dtype=torch.int32),
+        4,
+        3,
+        3,
+        torch.zeros(3, 4),
+        [],
+    )
+    shared = batch.node.clone()
+    shared[0, 2, 1] = 1
+    refused(replace(batch, node=shared), r"node\[0, 2\]: expected rows of its own, got row 1")
+    swapped = batch.edge.clone()
+    swapped[0, :2, 1] = torch.tensor([2, 1])
+    refused(
+        replace(batch, edge=swapped), r"edge\[0, 0\]: expected node 1, the next in preorder, got 2"
+    )
+
+
+def test_too_deep() -> None:
+    nested: Any = 65
+    for c in range(64, -1, -1):
+        nested = (c, nested)
+    nodes, edges, used = tables_of(nested)
+    batch = Batch(
+        torch.zeros(1, used[0], 2),
+        torch.zeros(2, 1),
+        torch.tensor([nodes], dtype=torch.int32),
+        torch.tensor([edges], dtype=torch.int32),
+        66,
+        used[0],
+        used[0],
+        torch.zeros(2, 66),
+        [],
+    )
+    refused(batch, r"node\[0, 64\]: expected at most 64 nodes on a path")
+
+
+CORRUPT = """
+import numpy as np, torch
+from ops.test_tree_log_prob import BACKWARD, OP, Case, draw
+random = np.random.default_rng(0)
+refused = accepted = 0
+for seed in range(50):
+    shapes = tuple(random.choice(["random", "flat", "chain"], 2))
+    batch = draw(Case("corrupt", shapes, int(random.integers(1, 30)), rows=5), torch.float32, seed)
+    for _ in range(10):
+        name = ("node", "edge")[random.integers(2)]
+        table = getattr(batch, name)
+        kept = table.clone()
+        flat = table.view(-1).numpy()
+        count = int(random.integers(1, 4))
+        if len(flat):
+            wild = random.integers(-2**31, 2**31 - 1, count)
+            near = random.integers(-30, 30, count)
+            flat[random.integers(0, len(flat), count)] = np.where(random.random(count) < 0.3, wild,
+                                                                  near)
+        try:
+            log_prob = OP(*batch.arguments())
+            BACKWARD(batch.grad, log_prob, *batch.arguments()[:-1])
+            accepted += 1
+        except RuntimeError as error:
+            if not str(error).startswith("hstree::"):
+                raise
+            refused += 1
+        table.copy_(kept)
+print(refused, accepted)
+"""
+
+
+def test_corrupt_tables_never_crash() -> None:
+    """Random numbers in the tables, in a process of its own: an error or a result."""
+    done = subprocess.run(
+        [sys.executable, "-c", CORRUPT],
+        cwd=TESTS, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    refused, accepted = map(int, done.stdout.split())
+    assert refused > 300
+    assert accepted > 10
