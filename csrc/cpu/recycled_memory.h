@@ -1,5 +1,5 @@
 // Memory for gradients that are made anew at every step and soon given back: what a step frees, the next one
-// takes. malloc gives large blocks back to the system, and fresh pages take a quarter of a step over wide nodes:
+// takes. malloc gives large blocks back to the system, and fresh pages take a third of a step over wide nodes:
 // benchmarks/results/recycled-memory.md.
 #pragma once
 
