@@ -1,19 +1,37 @@
-"""Checks of options that several rooms share."""
+"""Checks of arguments that several files share. Each error names the argument, what was expected
+and what came."""
 
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Collection
 from typing import Any
 
-_NO_NUMBER = (bool, str, bytes, type(None))
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_NO_NUMBER = (bool, np.bool_, str, bytes, type(None))
 
 
-def check_count(name: str, value: Any, minimum: int = 1) -> int:
-    """The value as an int, if it is a whole number of at least ``minimum``; else raises
-    ValueError."""
-    if isinstance(value, _NO_NUMBER) or not hasattr(value, "__index__") or value < minimum:
-        raise ValueError(f"{name}: expected a whole number of at least {minimum}, got {value!r}")
-    return int(value)
+def check_int(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
+    """The value as an int, if it is a whole number of [low, high]; else raises ValueError."""
+    try:
+        number = None if isinstance(value, _NO_NUMBER) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < low or (high is not None and number > high):
+        wanted = f"of at least {low}" if high is None else f"from {low} to {high}"
+        came = repr(value) if number is None else number
+        raise ValueError(f"{name}: expected a whole number {wanted}, got {came}")
+    return number
+
+
+def check_seed(seed: Any) -> int:
+    """The seed as an int that fits an unsigned 64-bit number; else raises ValueError."""
+    return check_int("seed", seed, 0, 2**64 - 1)
 
 
 def check_number(name: str, value: Any, *, positive: bool = False) -> float:
@@ -39,3 +57,67 @@ def _float(value: Any) -> float:
     if isinstance(value, _NO_NUMBER) or not hasattr(value, "__float__"):
         return math.nan
     return float(value)
+
+
+def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
+    """The value, if it is one of the choices; else raises ValueError."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def check_order(order: Tensor | None, n_classes: int) -> Tensor:
+    """An order of the classes, int64 [V], by default 0, 1, 2, ...; raises ValueError for what is no
+    permutation."""
+    if order is None:
+        return torch.arange(n_classes)
+    right = order.shape == (n_classes,) and order.dtype == torch.int64
+    if not right or not torch.equal(order.sort().values, torch.arange(n_classes)):
+        raise ValueError(
+            f"order: expected a permutation of 0..{n_classes - 1}, int64 [{n_classes}]"
+        )
+    return order
+
+
+def check_int_array(name: str, values: Any, dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
+    """The values as a new contiguous 1-D array of ``dtype``; raises TypeError unless they are
+    integers, ValueError for another shape or an integer that does not fit."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{name}: expected a 1-D array, got shape {array.shape}")
+    if array.size == 0:
+        return np.empty(0, dtype)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: expected integers, got dtype {array.dtype}")
+    limits = np.iinfo(dtype)
+    if not np.can_cast(array.dtype, dtype):
+        bad = (array < limits.min) | (array > limits.max)
+        if bad.any():
+            i = int(bad.argmax())
+            raise ValueError(
+                f"{name}[{i}]: expected a value that fits {limits.dtype}, got {array[i]}"
+            )
+    return np.array(array, dtype=dtype, order="C")
+
+
+def check_frequencies(frequencies: Any, n_classes: int | None = None) -> npt.NDArray[np.float64]:
+    """Frequencies as a contiguous float64 [V] array; raises TypeError unless they are real numbers,
+    ValueError unless they are finite, none negative, with a finite sum."""
+    array = np.asarray(frequencies)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"frequencies: expected real numbers, got dtype {array.dtype}")
+    if array.ndim != 1 or (n_classes is not None and len(array) != n_classes) or len(array) == 0:
+        wanted = "at least one class" if n_classes is None else f"shape ({n_classes},)"
+        raise ValueError(f"frequencies: expected a 1-D array of {wanted}, got shape {array.shape}")
+    array = np.ascontiguousarray(array, dtype=np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum()
+        if not np.isfinite(total) or array.min() < 0:
+            bad = ~(np.isfinite(array) & (array >= 0))
+            if bad.any():
+                i = int(bad.argmax())
+                raise ValueError(
+                    f"frequencies[{i}]: expected a finite number of at least 0, got {array[i]}"
+                )
+            raise ValueError(f"frequencies: expected a finite sum, got {total}")
+    return array

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hstree._checks import check_count
+from hstree._checks import check_int
 from hstree.data import Streams
 from hstree.models import LanguageModel, State, detach
 
@@ -46,9 +46,9 @@ def gradient_rms(
     Raises:
         ValueError: a number below 1, or fewer than ``batch_size + 1`` tokens.
     """
-    check_count("segment", segment)
+    check_int("segment", segment)
     if max_batches is not None:
-        check_count("max_batches", max_batches)
+        check_int("max_batches", max_batches)
     model = copy.deepcopy(model).eval()
     squares = {name: torch.zeros_like(p) for name, p in _trained(model).items()}
     count = 0
@@ -109,7 +109,7 @@ def evaluate_dynamic(
         raise ValueError("epsilon: expected a positive number with rms, got 0.0")
     if rms is None and decay > 1.0:
         raise ValueError(f"decay: expected at most 1 without rms, got {decay}")
-    check_count("segment", segment)
+    check_int("segment", segment)
     learner = copy.deepcopy(model).eval()
     start = {name: p.detach() for name, p in _trained(model).items()}
     scale, pull = _scale_and_pull(start, rms, decay, epsilon)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_count, check_number
+from hstree._checks import check_int, check_number
 from hstree.heads.base import ParameterGroup
 from hstree.ops import LogitFunction
 
@@ -111,7 +111,7 @@ class PLIF(Function):
         self, intervals: int = 100_000, radius: float = 20.0, frozen: bool = False
     ) -> None:
         super().__init__()
-        self.intervals = check_count("intervals", intervals)
+        self.intervals = check_int("intervals", intervals)
         self.radius = check_number("radius", radius, positive=True)
         self.frozen = bool(frozen)
         v = torch.empty(intervals).normal_(math.log(math.e - 1), 1.0)
@@ -157,8 +157,8 @@ class MonotonicNetwork(Function):
 
     def __init__(self, units: int = 1000, intervals: int = 4096) -> None:
         super().__init__()
-        self.units = check_count("units", units)
-        self.intervals = check_count("intervals", intervals)
+        self.units = check_int("units", units)
+        self.intervals = check_int("intervals", intervals)
         self.u = nn.Parameter(torch.full((units,), math.log(math.expm1(1.0))))
         self.v = nn.Parameter(torch.full((units,), math.log(math.expm1(40 / units))))
         self.b = nn.Parameter((torch.arange(units) + 0.5) * (40 / units) - 20)

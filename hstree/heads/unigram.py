@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
+
+from hstree._checks import check_frequencies
 
 
 def smoothed_frequencies(frequencies: npt.ArrayLike, n_classes: int) -> npt.NDArray[np.float64]:
@@ -14,17 +14,10 @@ def smoothed_frequencies(frequencies: npt.ArrayLike, n_classes: int) -> npt.NDAr
     All zero: all ones. Where every class has been seen they are left as they are.
 
     Raises:
+        TypeError: they are not real numbers.
         ValueError: for a wrong shape, or a negative, infinite or NaN entry.
     """
-    mass: npt.NDArray[np.float64] = np.asarray(frequencies, dtype=np.float64)
-    if mass.shape != (n_classes,):
-        raise ValueError(f"frequencies: expected shape ({n_classes},), got {mass.shape}")
-    bad: npt.NDArray[Any] = np.flatnonzero(~(np.isfinite(mass) & (mass >= 0)))
-    if len(bad):
-        raise ValueError(
-            f"frequencies: expected finite values of at least 0, "
-            f"got {mass[bad[0]]} at index {bad[0]}"
-        )
+    mass = check_frequencies(frequencies, n_classes)
     positive = mass[mass > 0]
     if not len(positive):
         return np.ones(n_classes)

@@ -14,9 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_count
-
-from ._checks import has_batch
+from hstree._checks import check_int
 
 Size = int | tuple[int, ...]
 """One number for every dimension, or one for each."""
@@ -42,6 +40,16 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 """Activations that have a name."""
 
 GATES = ("softmax", "sigmoid", "constant", "none")
+
+
+def has_batch(input: Tensor, channels: int, dimensions: int) -> bool:
+    """Whether the input is [N, channels, ...] with so many lengths, or [channels, ...]; raises
+    ValueError if it is neither."""
+    batched = input.dim() == dimensions + 2
+    if (batched or input.dim() == dimensions + 1) and input.shape[-dimensions - 1] == channels:
+        return batched
+    shape = ", ".join([str(channels), *"DHW"[3 - dimensions :]])
+    raise ValueError(f"input: expected shape [N, {shape}] or [{shape}], got {tuple(input.shape)}")
 
 
 def mixture(gate: Tensor, experts: Tensor) -> Tensor:
@@ -81,8 +89,8 @@ class _MixtureOfExperts(nn.Module):
         unit: str,
     ) -> None:
         super().__init__()
-        in_size, out_size = check_count(f"in_{unit}", in_size), check_count(f"out_{unit}", out_size)
-        n_experts, groups = check_count("n_experts", n_experts), check_count("groups", groups)
+        in_size, out_size = check_int(f"in_{unit}", in_size), check_int(f"out_{unit}", out_size)
+        n_experts, groups = check_int("n_experts", n_experts), check_int("groups", groups)
         if in_size % groups or out_size % groups:
             raise ValueError(
                 f"groups: expected a divisor of in_{unit} and out_{unit}, {in_size} and "

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hstree._checks import check_count
+from hstree._checks import check_int
 
-from ._checks import has_batch
-from .mixture_of_experts import mixture
+from .mixture_of_experts import has_batch, mixture
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -62,8 +61,8 @@ class NonLocalBlock(nn.Module):
         super().__init__()
         if dimensions not in _CONVOLUTIONS:
             raise ValueError(f"dimensions: expected 1, 2 or 3, got {dimensions!r}")
-        channels = check_count("channels", channels)
-        inner_channels = check_count(
+        channels = check_int("channels", channels)
+        inner_channels = check_int(
             "inner_channels", max(1, channels // 2) if inner_channels is None else inner_channels
         )
         self.dimensions, self.channels, self.inner_channels = dimensions, channels, inner_channels

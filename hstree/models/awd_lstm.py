@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_count, check_number, check_probability
+from hstree._checks import check_int, check_number, check_probability
 
 State: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 """(h, c) of every layer, each [1, B, size of the layer]."""
@@ -95,13 +95,13 @@ class AWDLSTM(nn.Module):
         weight_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.n_classes = check_count("n_classes", n_classes)
-        self.embedding_size = check_count("embedding_size", embedding_size)
-        self.hidden_size = check_count("hidden_size", hidden_size)
-        self.layers = check_count("layers", layers)
+        self.n_classes = check_int("n_classes", n_classes)
+        self.embedding_size = check_int("embedding_size", embedding_size)
+        self.hidden_size = check_int("hidden_size", hidden_size)
+        self.layers = check_int("layers", layers)
         if context_size is None:
             context_size = hidden_size
-        self.context_size = check_count("context_size", context_size)
+        self.context_size = check_int("context_size", context_size)
         self.all_layers = all_layers
         self.dropout = check_probability("dropout", dropout)
         self.dropout_input = check_probability("dropout_input", dropout_input)

@@ -1,6 +1,7 @@
 """Trees over classes: representation, recipes, word vectors, pictures."""
 
 from hstree.trees.draw import describe, draw
+from hstree.trees.nested import Nested
 from hstree.trees.recipes import (
     build_ensemble,
     build_tree,
@@ -10,7 +11,8 @@ from hstree.trees.recipes import (
     recipe_names,
     tree_seed,
 )
-from hstree.trees.tree import MAX_DEPTH, Nested, Tree, TreeEdges, TreeTables
+from hstree.trees.tables import MAX_DEPTH, TreeEdges, TreeTables
+from hstree.trees.tree import Tree
 from hstree.trees.vectors import word_vectors
 
 __all__ = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hstree.trees.tree import Int32Array, Int64Array, Tree
+from hstree.trees.tables import Int32Array, Int64Array
+from hstree.trees.tree import Tree
 
 
 def edge_paths(tree: Tree, classes: npt.ArrayLike) -> Int32Array:

@@ -16,14 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hstree import _host
-from hstree.trees._checks import (
-    check_frequencies,
-    check_int,
-    check_n_classes,
-    check_seed,
-    integer_array,
-)
-from hstree.trees.tree import MAX_DEPTH, Tree
+from hstree._checks import check_frequencies, check_int, check_int_array, check_seed
+from hstree.trees.tables import MAX_CLASSES, MAX_DEPTH
+from hstree.trees.tree import Tree
 
 Balance = Literal["mass", "count"]
 
@@ -48,7 +43,7 @@ def random_tree(
         leaf: G of `Tree.collapse`.
         frequencies: real [V], only used by `Tree.collapse`.
     """
-    n_classes = check_n_classes(n_classes)
+    n_classes = check_int("n_classes", n_classes, 1, MAX_CLASSES)
     weight = None if frequencies is None else check_frequencies(frequencies, n_classes)
     tree = Tree._adopt(_host.random_tree(n_classes, check_seed(seed)))
     return tree.collapse(root, leaf, weight)
@@ -132,7 +127,7 @@ def cluster_tree(
     if not finite.all():
         i = int(finite.argmin())
         raise ValueError(f"vectors[{i}]: expected finite float32 numbers, got {points[i]}")
-    n_classes = check_n_classes(points.shape[0])
+    n_classes = check_int("n_classes", points.shape[0], 1, MAX_CLASSES)
     n_features = points.shape[1]
     weight = None if frequencies is None else check_frequencies(frequencies, n_classes)
     if balance not in ("mass", "count"):
@@ -144,7 +139,7 @@ def cluster_tree(
     if feature_subset is not None:
         if fraction < 1:
             raise ValueError("feature_subset: expected None together with feature_fraction")
-        subset = integer_array("feature_subset", feature_subset, np.int32)
+        subset = check_int_array("feature_subset", feature_subset, np.int32)
         if len(subset) == 0:
             raise ValueError("feature_subset: expected at least one feature, got none")
         outside = (subset < 0) | (subset >= n_features)
@@ -259,7 +254,7 @@ def build_tree(
     if unknown:
         known = ", ".join(_OPTIONS[recipe]) or "none"
         raise TypeError(f"{unknown[0]}: the recipe {recipe!r} has no such option (it has: {known})")
-    n_classes = check_n_classes(n_classes)
+    n_classes = check_int("n_classes", n_classes, 1, MAX_CLASSES)
     if frequencies is not None:
         frequencies = check_frequencies(frequencies, n_classes)
     return RECIPES[recipe](n_classes, frequencies, vectors, seed, root, leaf, **options)

@@ -4,94 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, Union
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save as safetensors_bytes
 
 from hstree import _host
-from hstree._files import write_atomic
-from hstree.trees._checks import check_frequencies, check_int, integer_array
+from hstree._checks import check_frequencies, check_int, check_int_array
+from hstree.trees.files import read_tree, write_tree
+from hstree.trees.nested import Nested, nested_of, parents_of_nested
+from hstree.trees.tables import Int32Array, Int64Array, TreeEdges, TreeTables
 
-MAX_DEPTH: int = _host.MAX_DEPTH
-"""Inner nodes on the longest path that a tree may have."""
-
-Int32Array: TypeAlias = npt.NDArray[np.int32]
-Int64Array: TypeAlias = npt.NDArray[np.int64]
-Float64Array: TypeAlias = npt.NDArray[np.float64]
-Nested: TypeAlias = Union[int, "tuple[Nested, ...]"]
-
-_FORMAT = "hstree.Tree"
-_VERSION = "1"
-_DTYPES = {"order": np.int32, "node_offset": np.int64, "boundary": np.int32}
 _REPR_CLASSES = 16  # trees up to this size are shown in full
-
-
-@dataclass(frozen=True, eq=False)
-class TreeTables:
-    """What the kernels read of a tree of V classes; arrays are read-only.
-
-    Binary nodes are renumbered 0 .. n_binary - 1 in preorder, and the rows of all wide nodes other
-    than a wide root 0 .. n_wide_rows - 1, nodes in preorder and children from left to right. A wide
-    root's rows are its children.
-
-    Attributes:
-        leaf_position: int32 [V], position of each class among the leaves from the left.
-        path_offset: int64 [V + 1], class c's binary nodes are
-            ``path[path_offset[c]:path_offset[c + 1]]``.
-        path: int32 [P], ``node << 1 | goes_left``, root first.
-        wide_offset: int64 [V + 1], class c's wide nodes are
-            ``wide_path[wide_offset[c]:wide_offset[c + 1]]``.
-        wide_path: int32 [Pw, 3], (first_row, width, child) of the wide nodes other than the root,
-            root first.
-        root_child: int32 [V], child of the root that holds the class; None unless the root is wide.
-        root_width: number of children of a wide root, else 0.
-        n_binary: number of binary nodes.
-        n_wide_rows: number of rows of the wide nodes other than the root.
-        max_depth: binary nodes on the path of the class that has most of them.
-        max_width: largest sum of widths over the ``wide_path`` of a class.
-    """
-
-    leaf_position: Int32Array
-    path_offset: Int64Array
-    path: Int32Array
-    wide_offset: Int64Array
-    wide_path: Int32Array
-    root_child: Int32Array | None
-    root_width: int
-    n_binary: int
-    n_wide_rows: int
-    max_depth: int
-    max_width: int
-
-
-@dataclass(frozen=True, eq=False)
-class TreeEdges:
-    """All E = M + V - 1 pairs (inner node, child), nodes in preorder, children left to right.
-
-    Edge (m, k) has index ``tree.node_offset[m] - m + k``.
-
-    Attributes:
-        node: int32 [E], inner node above.
-        ordinal: int32 [E], which child of it.
-        child_node: int32 [E], inner node below, or -1 for a leaf.
-        begin, end: int32 [E], the leaf positions [begin, end) below.
-        parent_edge: int32 [E], edge above ``node``, or -1 at the root.
-        depth: int32 [E], edges above; 0 for the root's children.
-    """
-
-    node: Int32Array
-    ordinal: Int32Array
-    child_node: Int32Array
-    begin: Int32Array
-    end: Int32Array
-    parent_edge: Int32Array
-    depth: Int32Array
 
 
 def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -139,9 +64,9 @@ class Tree:
 
     def __init__(self, order: Any, node_offset: Any, boundary: Any) -> None:
         self._set(
-            integer_array("order", order, np.int32),
-            integer_array("node_offset", node_offset, np.int64),
-            integer_array("boundary", boundary, np.int32),
+            check_int_array("order", order, np.int32),
+            check_int_array("node_offset", node_offset, np.int64),
+            check_int_array("boundary", boundary, np.int32),
         )
 
     def _set(self, order: Int32Array, node_offset: Int64Array, boundary: Int32Array) -> None:
@@ -263,7 +188,7 @@ class Tree:
             self._edges = TreeEdges(*map(_frozen, _host.edges(*self._raw())))
         return self._edges
 
-    def edge_masses(self, frequencies: npt.ArrayLike) -> Float64Array:
+    def edge_masses(self, frequencies: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The mass below every edge, float64 [E]: the sum of the frequencies of its classes.
 
         Summed from the leaves upwards, children from left to right, so that no mass suffers from
@@ -359,10 +284,10 @@ class Tree:
             ValueError: no root or several, a cycle, an only child, classes that are no permutation,
                 too deep.
         """
-        parents = integer_array("parent", parent, np.int64)
+        parents = check_int_array("parent", parent, np.int64)
         if leaf_class is None:
             return cls._adopt(_host.from_parents(parents, None))
-        classes = integer_array("leaf_class", leaf_class, np.int64)
+        classes = check_int_array("leaf_class", leaf_class, np.int64)
         if len(classes) != len(parents):
             raise ValueError(
                 f"leaf_class: expected {len(parents)} entries, as many as parent, "
@@ -385,53 +310,11 @@ class Tree:
                 - 1, too deep.
             TypeError: an entry that is neither an integer nor a tuple.
         """
-        parent: list[int] = []
-        leaf_class: list[int] = []
-        where: list[str] = []
-
-        def add(item: Any, above: int, name: str, depth: int) -> None:
-            number = len(parent)
-            parent.append(above)
-            where.append(name)
-            if not isinstance(item, (tuple, list)):
-                leaf_class.append(check_int(name, item, 0, _host.MAX_CLASSES - 1))
-                return
-            leaf_class.append(-1)
-            if len(item) < 2:
-                raise ValueError(f"{name}: expected two entries or more, got {item!r}")
-            if depth >= MAX_DEPTH:
-                raise ValueError(
-                    f"{name}: expected at most MAX_DEPTH = {MAX_DEPTH} tuples in each other"
-                )
-            for i, child in enumerate(item):
-                add(child, number, f"{name}[{i}]", depth + 1)
-
-        add(nested, -1, "nested", 0)
-        n_classes = sum(c >= 0 for c in leaf_class)
-        first: dict[int, str] = {}
-        for c, name in zip(leaf_class, where, strict=True):
-            if c >= n_classes:
-                raise ValueError(f"{name}: expected a class from 0 to {n_classes - 1}, got {c}")
-            if c in first:
-                raise ValueError(f"{name}: class {c} appears twice (first at {first[c]})")
-            if c >= 0:
-                first[c] = name
-        return cls.from_parents(parent, leaf_class)
+        return cls.from_parents(*parents_of_nested(nested))
 
     def to_nested(self) -> Nested:
         """The tree as nested tuples of class ids; an int for V = 1."""
-        if self.n_nodes == 0:
-            return 0
-        edges = self.edges()
-        built: dict[int, Nested] = {}
-        child_node, begin = edges.child_node.tolist(), edges.begin.tolist()
-        order, offset = self._order.tolist(), self._node_offset.tolist()
-        for m in range(self.n_nodes - 1, -1, -1):
-            children = range(offset[m] - m, offset[m + 1] - m - 1)
-            built[m] = tuple(
-                order[begin[e]] if child_node[e] < 0 else built.pop(child_node[e]) for e in children
-            )
-        return built[0]
+        return nested_of(self)
 
     # Files
 
@@ -440,8 +323,7 @@ class Tree:
 
         An existing file is replaced in one step or, on an error, left as it was.
         """
-        data = safetensors_bytes(self.arrays(), metadata={"format": _FORMAT, "version": _VERSION})
-        write_atomic(Path(path), data)
+        write_tree(Path(path), self.arrays())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tree:
@@ -452,34 +334,7 @@ class Tree:
             ValueError: the file is cut off, is no safetensors file, holds something else or an
                 invalid tree.
         """
-        path = Path(path)
-        if not path.exists():
-            raise FileNotFoundError(f"{path}: no such file")
-        if not path.is_file():
-            raise ValueError(f"{path}: expected a file, got a folder or a device")
-        try:
-            with safe_open(path, framework="numpy") as file:
-                metadata: Mapping[str, str] = file.metadata() or {}
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(
-                f"{path}: expected a tree saved by hstree, got a file that is cut off or is not "
-                f"safetensors ({error})"
-            ) from None
-        if metadata.get("format") != _FORMAT:
-            raise ValueError(
-                f"{path}: expected a tree saved by hstree (format {_FORMAT!r}), "
-                f"got format {metadata.get('format')!r}"
-            )
-        if metadata.get("version") != _VERSION:
-            raise ValueError(
-                f"{path}: expected version {_VERSION!r} of {_FORMAT}, "
-                f"got {metadata.get('version')!r}"
-            )
-        wanted = {name: np.dtype(dtype) for name, dtype in _DTYPES.items()}
-        found = {name: array.dtype for name, array in arrays.items()}
-        if found != wanted:
-            raise ValueError(f"{path}: expected arrays {wanted}, got {found}")
+        arrays = read_tree(Path(path))
         try:
             return cls(**arrays)
         except ValueError as error:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import scipy.sparse
 import scipy.sparse.linalg
 
-from hstree.trees._checks import check_int, check_n_classes, check_seed, integer_array
+from hstree._checks import check_int, check_int_array, check_seed
+from hstree.trees.tables import MAX_CLASSES
 
 Context = Literal["left", "window", "both"]
 
@@ -66,8 +67,8 @@ def word_vectors(
         O. Levy, Y. Goldberg, I. Dagan, Improving distributional similarity with lessons learned
         from word embeddings, 2015.
     """
-    n_classes = check_n_classes(n_classes)
-    ids = integer_array("tokens", tokens, np.int64)
+    n_classes = check_int("n_classes", n_classes, 1, MAX_CLASSES)
+    ids = check_int_array("tokens", tokens, np.int64)
     if len(ids) == 0:
         raise ValueError("tokens: expected at least one token, got none")
     outside = (ids < 0) | (ids >= n_classes)

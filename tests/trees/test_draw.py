@@ -140,7 +140,7 @@ def test_errors(tmp_path):
         draw(tree, ["a", "b"], tmp_path / "t.png")
     with pytest.raises(ValueError, match="words: expected 5 of them, got 0"):
         describe(tree, words=[])
-    with pytest.raises(ValueError, match="levels: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="levels: expected a whole number of at least 1, got 0"):
         draw(tree, None, tmp_path / "t.png", levels=0)
     with pytest.raises(ValueError, match=r"frequencies: .* shape \(5,\), got shape \(1,\)"):
         describe(tree, [1])

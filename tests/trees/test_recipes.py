@@ -184,7 +184,7 @@ def test_cluster_depth_is_bounded(max_depth):
     tree = cluster_tree(vectors, frequencies, max_depth=max_depth)
     assert tree.height == min(max_depth, 40)  # masses below 2^-48 count as equal
     assert max_depth == 10 or tree.depth[0] == 1
-    with pytest.raises(ValueError, match="max_depth: expected an integer from 10 to 64, got 9"):
+    with pytest.raises(ValueError, match="max_depth: expected a whole number from 10 to 64, got 9"):
         cluster_tree(vectors, max_depth=9)
 
 
@@ -390,16 +390,24 @@ def test_tree_seeds_differ():
     ("arguments", "error", "message"),
     [
         (("oak", 3), ValueError, r"recipe: expected one of \['random', 'huffman', 'cluster'\]"),
-        (("random", 0), ValueError, "n_classes: expected an integer from 1 to 1073741824, got 0"),
-        (("random", 2.5), TypeError, r"n_classes: expected an integer, got 2\.5"),
+        (
+            ("random", 0),
+            ValueError,
+            "n_classes: expected a whole number from 1 to 1073741824, got 0",
+        ),
+        (("random", 2.5), ValueError, r"n_classes: expected a whole number from 1 to .*, got 2\.5"),
         (("random", 3, [1, 2]), ValueError, r"frequencies: .* shape \(3,\), got shape \(2,\)"),
         (
             ("random", 3, None, None, -1),
             ValueError,
-            "seed: expected an integer from 0 to .*, got -1",
+            "seed: expected a whole number from 0 to .*, got -1",
         ),
-        (("random", 3, None, None, 2**64), ValueError, "seed: expected an integer"),
-        (("random", 3, None, None, 0, 0), ValueError, "root: expected at least 1, got 0"),
+        (("random", 3, None, None, 2**64), ValueError, "seed: expected a whole number"),
+        (
+            ("random", 3, None, None, 0, 0),
+            ValueError,
+            "root: expected a whole number of at least 1, got 0",
+        ),
         (("huffman", 3), ValueError, "frequencies: the recipe 'huffman' needs them"),
         (("huffman", 3, [1, -1, 0]), ValueError, r"frequencies\[1\]: .* got -1"),
         (("huffman", 3, [1, 1, float("nan")]), ValueError, r"frequencies\[2\]: .* got nan"),
@@ -434,7 +442,7 @@ def test_errors(arguments, error, message):
             ValueError,
             "feature_subset: expected None together with feature_fraction",
         ),
-        ({"projection": -1}, ValueError, "projection: expected an integer from 0"),
+        ({"projection": -1}, ValueError, "projection: expected a whole number from 0"),
         ({"noise": -0.5}, ValueError, "noise: expected a finite number of at least 0"),
         ({"noise": float("inf")}, ValueError, "noise: expected a finite number"),
         ({"colour": 1}, TypeError, "colour: the recipe 'cluster' has no such option"),
@@ -450,7 +458,7 @@ def test_options_of_another_recipe():
         TypeError, match=r"noise: the recipe 'random' has no such option \(it has: none\)"
     ):
         build_tree("random", 5, noise=0.5)
-    with pytest.raises(ValueError, match="n_trees: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="n_trees: expected a whole number of at least 1, got 0"):
         build_ensemble("random", 5, 0)
 
 

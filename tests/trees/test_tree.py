@@ -206,9 +206,9 @@ def test_collapse_passes_over_a_node_with_too_many_children():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"root": 0}, ValueError, "root: expected at least 1, got 0"),
-        ({"leaf": -3}, ValueError, "leaf: expected at least 1, got -3"),
-        ({"root": 2.0}, TypeError, r"root: expected an integer, got 2\.0"),
+        ({"root": 0}, ValueError, "root: expected a whole number of at least 1, got 0"),
+        ({"leaf": -3}, ValueError, "leaf: expected a whole number of at least 1, got -3"),
+        ({"root": 2.0}, ValueError, r"root: expected a whole number of at least 1, got 2\.0"),
         ({"frequencies": [1, 2]}, ValueError, r"shape \(3,\), got shape \(2,\)"),
         ({"frequencies": [1, -2, 0]}, ValueError, r"frequencies\[1\]: .* at least 0, got -2"),
         ({"frequencies": [1, 0, np.nan]}, ValueError, r"frequencies\[2\]: .* got nan"),
@@ -429,9 +429,9 @@ def test_from_parents_errors(parent, leaf_class, message):
         ((0, (1,)), ValueError, "nested[1]: expected two entries or more, got (1,)"),
         ((0, (1, 3)), ValueError, "nested[1][1]: expected a class from 0 to 2, got 3"),
         ((0, (1, 0)), ValueError, "nested[1][1]: class 0 appears twice (first at nested[0])"),
-        ((0, (-1, 1)), ValueError, "nested[1][0]: expected an integer from 0 to"),
-        ((0, (1, "a")), TypeError, "nested[1][1]: expected an integer, got 'a'"),
-        ((0, True), TypeError, "nested[1]: expected an integer, got True"),
+        ((0, (-1, 1)), ValueError, "nested[1][0]: expected a whole number from 0 to"),
+        ((0, (1, "a")), TypeError, "nested[1][1]: expected an integer or a tuple, got 'a'"),
+        ((0, True), TypeError, "nested[1]: expected an integer or a tuple, got True"),
         (1, ValueError, "nested: expected a class from 0 to 0, got 1"),
     ],
 )
@@ -447,7 +447,7 @@ def test_from_nested_takes_lists_and_numpy_integers():
 @pytest.mark.parametrize("class_id", [-1, 3])
 def test_path_of_no_class(class_id):
     with pytest.raises(
-        ValueError, match=f"class_id: expected an integer from 0 to 2, got {class_id}"
+        ValueError, match=f"class_id: expected a whole number from 0 to 2, got {class_id}"
     ):
         Tree.from_nested((0, 1, 2)).path(class_id)
 
