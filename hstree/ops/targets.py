@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def mark_targets(target: Tensor, n_classes: int, ignore_index: int) -> Tensor:
-    """Targets int64 with -1 in place of ``ignore_index`` and V, which no class has, in place of any
-    other negative value.
+    """Targets int64 with -1 in place of ``ignore_index``. Every other value is then a class in [0,
+    V), or V, which no class has, in place of what is none: the operators make its row NaN.
 
     Raises:
         ValueError: on the CPU, for a target that is neither in [0, V) nor ``ignore_index``. On a
-            GPU, where looking would cost a synchronisation, it is left to the operator.
+            GPU, where looking would cost a synchronisation, it becomes V.
 
     Example:
         >>> mark_targets(torch.tensor([3, -100, 0]), n_classes=5, ignore_index=-100)
@@ -20,7 +20,8 @@ def mark_targets(target: Tensor, n_classes: int, ignore_index: int) -> Tensor:
     """
     ignored = target == ignore_index
     if target.device.type != "cpu" or torch.compiler.is_compiling():
-        return torch.where(target < 0, n_classes, target).masked_fill(ignored, -1)
+        bad = (target < 0) | (target >= n_classes)
+        return target.masked_fill(bad, n_classes).masked_fill(ignored, -1)
     if target.numel():
         lowest, highest = target.masked_fill(ignored, 0).aminmax()
         if lowest < 0 or highest >= n_classes:
