@@ -58,13 +58,14 @@ def _module(size: Size, device: str, **shape: int) -> Contestant:
 
 def _path(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
     """The path op, forward and backward, without autograd."""
-    tables = (target, head.path_offset, head.path, head.leaf_position, head.feature_index)
+    layout = head.layout
+    tables = (target, layout.path_offset, layout.path, layout.leaf_position, head.feature_index)
     ops, grad = torch.ops.hstree, torch.randn(len(hidden), head.n_trees)
 
     @torch.no_grad()
     def run() -> None:
         if head.weight is not None:
-            _, score = ops.forward(hidden, head.weight, head.bias, *tables, head.max_depth)
+            _, score = ops.forward(hidden, head.weight, head.bias, *tables, layout.max_depth)
             ops.backward_sparse(grad, hidden, head.weight, *tables, score)
 
     return run
@@ -72,13 +73,20 @@ def _path(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], ob
 
 def _leaf_groups(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
     """The wide op, forward and backward, without autograd."""
-    tables = (target, head.wide_offset, head.wide_path, head.leaf_position, head.feature_index)
+    layout = head.layout
+    tables = (
+        target,
+        layout.wide_offset,
+        layout.wide_path,
+        layout.leaf_position,
+        head.feature_index,
+    )
     ops, grad = torch.ops.hstree, torch.randn(len(hidden), head.n_trees)
     weight, bias = head.wide_weight, head.wide_bias
 
     @torch.no_grad()
     def run() -> None:
-        _, score, order, _ = ops.wide_log_prob(hidden, weight, bias, *tables, head.max_width)
+        _, score, order, _ = ops.wide_log_prob(hidden, weight, bias, *tables, layout.max_width)
         ops.wide_log_prob_backward_sparse(grad, hidden, weight, *tables, score, order)
 
     return run
@@ -106,7 +114,7 @@ def _root(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], ob
     weight, bias = head.root_weight, head.root_bias
     assert weight is not None
     assert bias is not None
-    child = head.root_child.long()[:, target].t().flatten()
+    child = head.layout.root_child.long()[:, target].t().flatten()
 
     def loss() -> Tensor:
         scores = F.linear(hidden, weight.flatten(0, 1), bias.flatten())

@@ -22,7 +22,7 @@ from benchmarks.gpu_settings import Entry, Setting
 from benchmarks.gpu_traffic import PATH_TABLES, traffic
 from hstree.heads import TreeEnsemble, head_class
 from hstree.heads.functions import PLIF
-from hstree.heads.tree_layout import stack_tables
+from hstree.heads.trees.layout import Layout
 from hstree.ops import path_log_prob, piecewise, plif_table
 from hstree.reference import path_log_prob_reference
 from hstree.trees import build_ensemble
@@ -116,9 +116,9 @@ def _paths(
     """The path op over T binary trees and their mixture with equal weights."""
     input, target, frequencies = _inputs(setting, device)
     options = {"frequencies": frequencies} if recipe == "huffman" else {}
-    cpu, max_depth, _ = stack_tables(
-        build_ensemble(recipe, setting.classes, setting.trees, **options)
-    )
+    trees = build_ensemble(recipe, setting.classes, setting.trees, **options)
+    layout = Layout(trees, setting.classes)
+    cpu, max_depth = dict(layout.named_buffers()), layout.max_depth
     subset = setting.features // part
     cpu_index = subsets(setting.features, subset, setting.trees, block)
     weight = _normal((setting.trees, setting.classes - 1, subset), setting, device)

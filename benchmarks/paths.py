@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.baselines import bag_dot, gathered_dot, torch_tree_log_prob
 from benchmarks.contest import Build, Contestant, Size, batch, step
 from benchmarks.heads import FLAT_LOSSES, OWN_CHUNKS, SMALL_CHUNKS
-from hstree.heads.tree_layout import stack_tables
+from hstree.heads.trees.layout import Layout
 from hstree.ops import path_log_prob
 from hstree.trees import build_ensemble
 
@@ -91,7 +91,7 @@ def draw_paths(size: Size, n_trees: int, dtype: torch.dtype = torch.float32) -> 
     ``cache_clear()``."""
     input, target, frequencies = batch(size.rows, size.features, size.classes)
     trees = build_ensemble("huffman", size.classes, n_trees, frequencies)
-    tables, max_depth, _ = stack_tables(trees)
+    layout = Layout(trees, size.classes)
     subset, index = size.features, None
     if n_trees > 1:
         subset = size.features // 2
@@ -106,11 +106,11 @@ def draw_paths(size: Size, n_trees: int, dtype: torch.dtype = torch.float32) -> 
         weight.requires_grad_(),
         torch.zeros(n_trees, nodes, dtype=dtype, requires_grad=True),
         target,
-        tables["path_offset"],
-        tables["path"],
-        tables["leaf_position"],
+        layout.path_offset,
+        layout.path,
+        layout.leaf_position,
         index,
-        max_depth,
+        layout.max_depth,
     )
 
 

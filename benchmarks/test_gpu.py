@@ -19,7 +19,7 @@ import torch
 from benchmarks import gpu, gpu_contestants, gpu_proof, gpu_report
 from benchmarks.gpu_settings import CONTESTANTS, SETTINGS, TINY, Entry, contestants
 from benchmarks.gpu_traffic import traffic
-from hstree.heads.tree_layout import stack_tables
+from hstree.heads.trees.layout import Layout
 from hstree.trees import build_ensemble
 
 SETTING = SETTINGS[TINY]
@@ -34,10 +34,9 @@ def python(code: str) -> list[str]:
 def test_traffic_equals_a_count_row_by_row(subset: int | None, itemsize: int) -> None:
     random = np.random.default_rng(0)
     rows, in_features, classes, n_trees = 37, 100, 30, 3
-    cpu, max_depth, _ = stack_tables(
-        build_ensemble("huffman", classes, n_trees, 1.0 / np.arange(1, classes + 1))
-    )
-    tables = {name: cpu[name].numpy() for name in ("path_offset", "path", "leaf_position")}
+    trees = build_ensemble("huffman", classes, n_trees, 1.0 / np.arange(1, classes + 1))
+    layout = Layout(trees, classes)
+    tables = {name: buffer.numpy() for name, buffer in layout.named_buffers()}
     target = random.integers(0, classes, rows)
     index = None
     if subset is not None:
@@ -45,7 +44,7 @@ def test_traffic_equals_a_count_row_by_row(subset: int | None, itemsize: int) ->
             [np.sort(random.choice(in_features, subset, False)) for _ in range(n_trees)]
         )
     features = subset or in_features
-    got = traffic(target, tables, index, in_features, features, max_depth, itemsize)
+    got = traffic(target, tables, index, in_features, features, layout.max_depth, itemsize)
 
     def nodes_in_tiles(tree: int, order: list[int]) -> list[set[int]]:
         spans = [tables["path_offset"][tree, y : y + 2] for y in order]
@@ -65,7 +64,7 @@ def test_traffic_equals_a_count_row_by_row(subset: int | None, itemsize: int) ->
     assert (got.visits, got.visited, got.tile_nodes) == (visits, visited, tile_nodes)
     assert got.group_nodes == group_nodes
     assert visited < tile_nodes < visits
-    scores = 4 * rows * n_trees * (max_depth + 1)
+    scores = 4 * rows * n_trees * (layout.max_depth + 1)
     inputs, weights = rows * in_features * itemsize, visited * features * itemsize
     gradient = weights + visited * itemsize
     assert got.compulsory == {

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.contest import Build, Contestant, Size
-from hstree.heads.tree_layout import stack_tables
+from hstree.heads.trees.layout import Layout
 from hstree.ops import path_log_prob
 from hstree.trees import build_ensemble
 
@@ -63,7 +63,7 @@ def visits(lines: list[np.ndarray[Any, Any]]) -> int:
 def _hstree(size: Size, device: str) -> Contestant:
     lines = corpus(size.classes)
     counts = np.bincount(np.concatenate(lines))
-    tables, max_depth, _ = stack_tables(build_ensemble("huffman", size.classes, 1, counts))
+    layout = Layout(build_ensemble("huffman", size.classes, 1, counts), size.classes)
     contexts, targets = torch.from_numpy(pairs(lines).T.copy())
     vectors = torch.empty(size.classes, size.features)
     torch.nn.init.uniform_(vectors, -0.5 / size.features, 0.5 / size.features)
@@ -82,10 +82,10 @@ def _hstree(size: Size, device: str) -> Contestant:
                 weight,
                 bias,
                 target,
-                tables["path_offset"],
-                tables["path"],
-                tables["leaf_position"],
-                max_depth=max_depth,
+                layout.path_offset,
+                layout.path,
+                layout.leaf_position,
+                max_depth=layout.max_depth,
                 sparse=True,
             )
             (-log_prob.mean()).backward()

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hstree.heads import TreeEnsemble
-from hstree.heads.tree_levels import level_log_probs
+from hstree.heads.trees import TreeEnsemble, level_log_probs
 from hstree.models import LanguageModel, read_contexts
 
 FloatArray = npt.NDArray[np.float64]

@@ -19,7 +19,7 @@ from hstree.heads.mixture import (
     MixtureOfSoftmaxesPLIF,
 )
 from hstree.heads.registry import head_class, head_names, load_head, register_head
-from hstree.heads.tree_ensemble import TreeEnsemble
+from hstree.heads.trees import TreeEnsemble
 
 __all__ = [
     "DOC",

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hstree._checks import check_order
 from hstree.heads.base import Head
-from hstree.heads.checks import check_order
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -88,8 +88,8 @@ class AdaptiveSoftmax(Head):
             "rank", torch.empty_like(order).scatter_(0, order, torch.arange(n_classes)), False
         )
 
-    def target_loss(self, rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        output = self._target_log_prob(rows, target)
+    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        output = self._target_log_prob(hidden, target)
         return output, self.reduced(output, target)
 
     def _target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
@@ -104,10 +104,10 @@ class AdaptiveSoftmax(Head):
             log_prob = self.adaptive(hidden[kept], self.rank[target[kept]]).output
             return output.masked_scatter(kept, log_prob)
 
-    def class_log_prob(self, rows: Tensor) -> Tensor:
-        with torch.autocast(rows.device.type, enabled=False):
-            rows = rows.to(self.adaptive.head.weight.dtype)
-            return self.adaptive.log_prob(rows).index_select(1, self.rank)
+    def class_log_prob(self, hidden: Tensor) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            hidden = hidden.to(self.adaptive.head.weight.dtype)
+            return self.adaptive.log_prob(hidden).index_select(1, self.rank)
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"cutoffs": self.cutoffs, "div_value": self.div_value}

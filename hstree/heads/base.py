@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hstree._checks import check_count, check_number
+from hstree._checks import check_choice, check_int, check_number
 from hstree._files import write_atomic
 from hstree.ops import mark_targets
 
@@ -97,14 +97,10 @@ class Head(nn.Module, ABC):
         learning_rate_factor: float = 8.0,
     ) -> None:
         super().__init__()
-        if reduction not in REDUCTIONS:
-            raise ValueError(
-                f"reduction: expected one of {', '.join(REDUCTIONS)}, got {reduction!r}"
-            )
-        self.in_features = check_count("in_features", in_features)
-        self.n_classes = check_count("n_classes", n_classes)
+        self.in_features = check_int("in_features", in_features)
+        self.n_classes = check_int("n_classes", n_classes)
         self.ignore_index = int(ignore_index)
-        self.reduction = reduction
+        self.reduction = check_choice("reduction", reduction, REDUCTIONS)
         self.learning_rate_factor = check_number(
             "learning_rate_factor", learning_rate_factor, positive=True
         )
@@ -126,22 +122,23 @@ class Head(nn.Module, ABC):
         if target.dtype != torch.int64:
             raise ValueError(f"target: expected dtype torch.int64, got {target.dtype}")
         flat = mark_targets(target.reshape(-1), self.n_classes, self.ignore_index)
-        output, loss = self.target_loss(self._rows(hidden), flat)
+        output, loss = self.target_loss(self._encoded(hidden), flat)
         loss = loss.view(target.shape) if self.reduction == "none" else loss
         return HeadOutput(output.view(target.shape), loss)
 
     def encode(self, hidden: Tensor) -> Tensor:
-        """What the other methods read in rows, [..., F]: hidden [..., D]. By default ``hidden``
-        itself."""
+        """What :meth:`target_loss` and the methods beside it read, [..., F]: hidden [..., D]. By
+        default ``hidden`` itself."""
         return hidden
 
     @abstractmethod
-    def target_loss(self, rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability [N] of the targets, and the loss after the head's reduction.
 
         Args:
-            rows: [N, F], from :meth:`encode`.
-            target: [N] in [0, V), or -1 for a log-probability of 0 and no gradient.
+            hidden: what :meth:`encode` returns, [N, F].
+            target: int64 [N], as :func:`hstree.ops.mark_targets` returns it: a class, -1 for a
+                log-probability of 0 and no gradient, or V, on a GPU alone, for a row of NaN.
         """
 
     def reduced(self, output: Tensor, target: Tensor) -> Tensor:
@@ -152,12 +149,12 @@ class Head(nn.Module, ABC):
         return loss / (target != -1).sum() if self.reduction == "mean" else loss
 
     @abstractmethod
-    def class_log_prob(self, rows: Tensor) -> Tensor:
-        """Log-probabilities [N, V] of all classes: rows [N, F] from :meth:`encode`."""
+    def class_log_prob(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities [N, V] of all classes: hidden [N, F], what :meth:`encode` returns."""
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities [..., V] of all classes, in nats: hidden [..., D]. Differentiable."""
-        return self.class_log_prob(self._rows(hidden)).view(*hidden.shape[:-1], self.n_classes)
+        return self.class_log_prob(self._encoded(hidden)).view(*hidden.shape[:-1], self.n_classes)
 
     def predict(self, hidden: Tensor) -> Tensor:
         """Most probable class [...] of each row, int64: hidden [..., D]."""
@@ -175,25 +172,26 @@ class Head(nn.Module, ABC):
         """
         if not 1 <= k <= self.n_classes:
             raise ValueError(f"k: expected 1 to {self.n_classes} (the number of classes), got {k}")
-        values, classes = self.topk_rows(self._rows(hidden), k)
+        values, classes = self.topk_rows(self._encoded(hidden), k)
         shape = (*hidden.shape[:-1], k)
         return values.view(shape), classes.view(shape)
 
-    def topk_rows(self, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The same of rows [N, F] from :meth:`encode`: [N, k] each."""
-        values, classes = self.class_log_prob(rows).topk(k, dim=-1)
+    def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """As :meth:`topk`, [N, k] each: hidden [N, F], what :meth:`encode` returns."""
+        values, classes = self.class_log_prob(hidden).topk(k, dim=-1)
         return values, classes
 
     @torch.no_grad()
     def sample(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """One class [...] drawn from each row's distribution, int64: hidden [..., D]."""
-        return self.sample_rows(self._rows(hidden), generator).view(hidden.shape[:-1])
+        return self.sample_rows(self._encoded(hidden), generator).view(hidden.shape[:-1])
 
-    def sample_rows(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
-        """One class [N] drawn from each row's distribution: rows [N, F] from :meth:`encode`."""
-        if not len(rows):
-            return torch.empty(0, dtype=torch.int64, device=rows.device)
-        prob = self.class_log_prob(rows).exp()
+    def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
+        """One class [N] drawn from each row's distribution: hidden [N, F], what :meth:`encode`
+        returns."""
+        if not len(hidden):
+            return torch.empty(0, dtype=torch.int64, device=hidden.device)
+        prob = self.class_log_prob(hidden).exp()
         return torch.multinomial(prob, 1, generator=generator).squeeze(1)
 
     def parameter_groups(self) -> list[ParameterGroup]:
@@ -267,12 +265,12 @@ class Head(nn.Module, ABC):
             f"reduction={self.reduction!r}"
         )
 
-    def _rows(self, hidden: Tensor) -> Tensor:
+    def _encoded(self, hidden: Tensor) -> Tensor:
         if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
             raise ValueError(
                 f"hidden: expected shape [..., {self.in_features}], got {tuple(hidden.shape)}"
             )
         if not hidden.is_floating_point():
             raise ValueError(f"hidden: expected a floating-point dtype, got {hidden.dtype}")
-        rows = self.encode(hidden)
-        return rows.reshape(-1, rows.shape[-1])
+        hidden = self.encode(hidden)
+        return hidden.reshape(-1, hidden.shape[-1])

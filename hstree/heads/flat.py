@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hstree._dtypes import sum_dtype
 from hstree.heads import functions
 from hstree.heads.base import Head, ParameterGroup
 from hstree.heads.functions import Function
@@ -74,28 +75,28 @@ class FlatHead(Head):
             with torch.no_grad():
                 self.bias.copy_(self.function.inverse(torch.from_numpy(np.log(mass / mass.sum()))))
 
-    def target_loss(self, rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        latent, log_prior = self.components(rows)
+    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        latent, log_prior = self.components(hidden)
         return mixture_log_prob(
             latent,
             log_prior,
             self.weight,
             self.bias,
             target,
-            self.function(wide_dtype(rows.dtype)),
+            self.function(sum_dtype(hidden.dtype)),
             reduction=self.reduction,
         )
 
-    def components(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Vectors [N, K, E] in the rows of :meth:`encode`, and log-priors [N, K] if K > 1."""
-        return rows[:, None], None
+    def components(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Vectors [N, K, E] in what :meth:`encode` returns, and log-priors [N, K] if K > 1."""
+        return hidden[:, None], None
 
-    def class_log_prob(self, rows: Tensor) -> Tensor:
-        return self.component_log_prob(rows)
+    def class_log_prob(self, hidden: Tensor) -> Tensor:
+        return self.component_log_prob(hidden)
 
-    def component_log_prob(self, rows: Tensor) -> Tensor:
-        """Log-probabilities [N, V] of one component: rows [N, E]."""
-        logits = wide(F.linear(rows, self.weight, self.bias))
+    def component_log_prob(self, latent: Tensor) -> Tensor:
+        """Log-probabilities [N, V] of one component: latent [N, E]."""
+        logits = wide(F.linear(latent, self.weight, self.bias))
         function: LogitFunction = self.function(logits.dtype)
         return function(logits).log_softmax(-1)
 
@@ -152,14 +153,9 @@ class FlatHead(Head):
         )
 
 
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """dtype of logits and sums."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def wide(logits: Tensor) -> Tensor:
     """The logits in float32, or in float64 if they are."""
-    return logits.to(wide_dtype(logits.dtype))
+    return logits.to(sum_dtype(logits.dtype))
 
 
 class Softmax(FlatHead):

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hstree._checks import check_count
-from hstree.heads.checks import check_order
+from hstree._checks import check_int, check_order
 from hstree.heads.flat import FlatHead, wide
 from hstree.ops import default_chunk_rows, monotone_log_prob
 
@@ -64,20 +63,20 @@ class Mixtape(FlatHead):
         embedding: nn.Embedding | None = None,
         **options: Any,
     ) -> None:
-        features = check_count("in_features", in_features)
+        features = check_int("in_features", in_features)
         features = features if embedding is None else embedding.embedding_dim
         features = features if latent_features is None else latent_features
-        features = check_count("latent_features", features)
+        features = check_int("latent_features", features)
         super().__init__(
             in_features, n_classes, embedding=embedding, weight_features=features, **options
         )
         own_gates = -(-n_classes // 10) if own_gates is None else own_gates
-        own_gates = check_count("own_gates", own_gates, 0)
+        own_gates = check_int("own_gates", own_gates, 0)
         if own_gates > n_classes:
             raise ValueError(f"own_gates: expected 0 to {n_classes} (n_classes), got {own_gates}")
         order = check_order(order, n_classes)
         self.own_gates = own_gates
-        self.gate_features = check_count("gate_features", gate_features)
+        self.gate_features = check_int("gate_features", gate_features)
         self.latent_features = features
         self.register_buffer("own", order[:own_gates].clone())
         self.latent = nn.Linear(in_features, COMPONENTS * features)
@@ -95,9 +94,9 @@ class Mixtape(FlatHead):
         parts = [torch.tanh(self.latent(hidden)), torch.tanh(self.gate_hidden(hidden))]
         return torch.cat([*parts, self.gate_context(hidden)], -1)
 
-    def _gates(self, rows: Tensor) -> list[Tensor]:
+    def _gates(self, encoded: Tensor) -> list[Tensor]:
         """g1, g2, g3, each [N, own_gates + 1], the last for all other classes."""
-        hidden, context = torch.split(rows, [GATES * self.gate_features, GATES], 1)
+        hidden, context = torch.split(encoded, [GATES * self.gate_features, GATES], 1)
         hidden = hidden.reshape(-1, GATES, self.gate_features)
         scores = wide(F.linear(hidden, self.gate_weight))
         scores = scores + context[:, :, None] + self.gate_bias.t()
@@ -105,31 +104,33 @@ class Mixtape(FlatHead):
 
     def priors(self, hidden: Tensor) -> Tensor:
         """pi [..., own_gates + 1, 4] of the classes ``own`` and of all others: hidden [..., D]."""
-        rows = self._rows(hidden)
-        g1, g2, g3 = self._gates(rows[:, COMPONENTS * self.latent_features :])
+        encoded = self._encoded(hidden)
+        g1, g2, g3 = self._gates(encoded[:, COMPONENTS * self.latent_features :])
         priors = torch.stack([g1 * g2, g1 * (1 - g2), (1 - g1) * g3, (1 - g1) * (1 - g3)], -1)
         return priors.view(*hidden.shape[:-1], self.own_gates + 1, COMPONENTS)
 
-    def target_loss(self, rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        size = default_chunk_rows(rows, self.n_classes)
+    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        size = default_chunk_rows(hidden, self.n_classes)
         parts = [
             checkpoint(self._target_log_prob, some, wanted, use_reentrant=False)
-            for some, wanted in zip(torch.split(rows, size), torch.split(target, size), strict=True)
+            for some, wanted in zip(
+                torch.split(hidden, size), torch.split(target, size), strict=True
+            )
         ]
         output = torch.cat(parts)
         return output, self.reduced(output, target)
 
-    def _target_log_prob(self, rows: Tensor, target: Tensor) -> Tensor:
-        return monotone_log_prob(self._logits(rows), target)
+    def _target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+        return monotone_log_prob(self._logits(hidden), target)
 
-    def class_log_prob(self, rows: Tensor) -> Tensor:
-        return self._logits(rows).log_softmax(-1)
+    def class_log_prob(self, hidden: Tensor) -> Tensor:
+        return self._logits(hidden).log_softmax(-1)
 
-    def _logits(self, rows: Tensor) -> Tensor:
+    def _logits(self, hidden: Tensor) -> Tensor:
         """[N, V], in float32 or wider."""
         size = COMPONENTS * self.latent_features
-        latent = rows[:, :size].reshape(-1, COMPONENTS, self.latent_features)
-        g1, g2, g3 = (gate.unsqueeze(-1) for gate in self._gates(rows[:, size:]))
+        latent = hidden[:, :size].reshape(-1, COMPONENTS, self.latent_features)
+        g1, g2, g3 = (gate.unsqueeze(-1) for gate in self._gates(hidden[:, size:]))
         context = _mix(latent.unsqueeze(2), g1[:, -1:], g2[:, -1:], g3[:, -1:]).squeeze(1)
         logits = wide(F.linear(context.to(latent.dtype), self.weight))
         if self.own_gates:

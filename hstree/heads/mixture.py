@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_count, check_probability
+from hstree._checks import check_int, check_probability
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.functions import build_function
 
@@ -48,7 +48,7 @@ class _Mixture(FlatHead):
         **options: Any,
     ) -> None:
         size = layers[-1][0] if embedding is None else embedding.embedding_dim
-        size = check_count("latent_features", size if latent_features is None else latent_features)
+        size = check_int("latent_features", size if latent_features is None else latent_features)
         super().__init__(
             sum(size for size, _ in layers),
             n_classes,
@@ -95,27 +95,27 @@ class _SoftmaxMixture(_Mixture):
         """z [..., K E] and the prior logits [..., K], one after the other."""
         return torch.cat(self.latents(hidden), -1)
 
-    def components(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def components(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         width = self.n_components * self.latent_features
-        latent, prior = rows[:, :width], rows[:, width:]
-        shape = (len(rows), self.n_components, self.latent_features)
+        latent, prior = hidden[:, :width], hidden[:, width:]
+        shape = (len(hidden), self.n_components, self.latent_features)
         return latent.reshape(shape), wide(prior).log_softmax(1)
 
-    def class_log_prob(self, rows: Tensor) -> Tensor:
-        latent, log_prior = self.components(rows)
+    def class_log_prob(self, hidden: Tensor) -> Tensor:
+        latent, log_prior = self.components(hidden)
         mixture = self.component_log_prob(latent[:, 0]) + log_prior[:, :1]
         for k in range(1, self.n_components):
             log_prob = self.component_log_prob(latent[:, k]) + log_prior[:, k : k + 1]
             mixture = torch.logaddexp(mixture, log_prob)
         return mixture
 
-    def sample_rows(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
+    def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
         """A component by its prior, then a class of that component alone: one dense product."""
-        if not len(rows):
-            return torch.empty(0, dtype=torch.int64, device=rows.device)
-        latent, log_prior = self.components(rows)
+        if not len(hidden):
+            return torch.empty(0, dtype=torch.int64, device=hidden.device)
+        latent, log_prior = self.components(hidden)
         chosen = torch.multinomial(log_prior.exp(), 1, generator=generator).squeeze(1)
-        row = torch.arange(len(rows), device=rows.device)
+        row = torch.arange(len(hidden), device=hidden.device)
         prob = self.component_log_prob(latent[row, chosen]).exp()
         return torch.multinomial(prob, 1, generator=generator).squeeze(1)
 
@@ -146,7 +146,7 @@ class MixtureOfSoftmaxes(_SoftmaxMixture):
     def __init__(
         self, in_features: int, n_classes: int, *, components: int = 15, **options: Any
     ) -> None:
-        layer = (check_count("in_features", in_features), check_count("components", components))
+        layer = (check_int("in_features", in_features), check_int("components", components))
         super().__init__([layer], n_classes, **options)
 
     def config(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class MixtureOfContexts(_Mixture):
     def __init__(
         self, in_features: int, n_classes: int, *, components: int = 15, **options: Any
     ) -> None:
-        layer = (check_count("in_features", in_features), check_count("components", components))
+        layer = (check_int("in_features", in_features), check_int("components", components))
         super().__init__([layer], n_classes, **options)
 
     def encode(self, hidden: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ class DOC(_SoftmaxMixture):
         experts: Sequence[int] | None = None,
         **options: Any,
     ) -> None:
-        sizes = [check_count("layer_sizes", size) for size in layer_sizes]
+        sizes = [check_int("layer_sizes", size) for size in layer_sizes]
         if sum(sizes) != in_features:
             raise ValueError(
                 f"layer_sizes: expected sizes with the sum {in_features} (in_features), got {sizes}"
@@ -233,7 +233,7 @@ class DOC(_SoftmaxMixture):
                 f"experts: expected {len(sizes)} numbers of components, one for each layer, "
                 f"got {experts!r}"
             )
-        experts = [check_count("experts", number, 0) for number in given]
+        experts = [check_int("experts", number, 0) for number in given]
         if not any(experts):
             raise ValueError(f"experts: expected at least one component, got {experts}")
         super().__init__(list(zip(sizes, experts, strict=True)), n_classes, **options)

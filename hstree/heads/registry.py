@@ -20,7 +20,7 @@ from hstree.heads.mixture import (
     MixtureOfSoftmaxes,
     MixtureOfSoftmaxesPLIF,
 )
-from hstree.heads.tree_ensemble import TreeEnsemble
+from hstree.heads.trees import TreeEnsemble
 
 _HEADS: dict[str, type[Head]] = {}
 

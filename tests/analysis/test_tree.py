@@ -163,12 +163,12 @@ def test_levels_sum_to_the_loss(kind: str) -> None:
     hidden, target = all_contexts(model, text)
     place = np.arange(len(target)), target.numpy()
     mass = head.mass.numpy() if head.node_vectors == "shared" else None
-    gates = head._log_gate(hidden).exp().detach()
+    gates = head.log_gate(hidden).exp().detach()
     trees = []
     for t in range(head.n_trees):  # each tree by itself, walked from its root
         single = make(kind)
         assert isinstance(single, TreeEnsemble)
-        single._log_gate = lambda h, t=t: torch.full((len(h), head.n_trees), -np.inf).index_fill(  # type: ignore[method-assign]
+        single.log_gate = lambda h, t=t: torch.full((len(h), head.n_trees), -np.inf).index_fill(  # type: ignore[method-assign]
             1, torch.tensor(t), 0.0
         )
         log_prob = single.class_log_prob(hidden).detach().numpy()[place]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, SparseAdam
 
-from hstree.heads.tree_layout import stack_tables
+from hstree.heads.trees.layout import Layout
 from hstree.ops import path_log_prob, wide_log_prob
 from hstree.trees import build_ensemble
 
@@ -24,12 +24,11 @@ LogProb = Callable[..., Tensor]
 def path_op() -> tuple[LogProb, int]:
     """path_log_prob (input, weight, bias, target, sparse) of T binary trees, and rows of a tree."""
     trees = build_ensemble("huffman", V, T, 1.0 / np.arange(1, V + 1))
-    tables, max_depth, _ = stack_tables(trees)
-    names = ("path_offset", "path", "leaf_position")
+    tables = Layout(trees, V)
+    rest = tables.path_offset, tables.path, tables.leaf_position
 
     def log_prob(*batch: Tensor, sparse: bool) -> Tensor:
-        rest = [tables[name] for name in names]
-        return path_log_prob(*batch, *rest, max_depth=max_depth, sparse=sparse)
+        return path_log_prob(*batch, *rest, max_depth=tables.max_depth, sparse=sparse)
 
     return log_prob, V - 1
 
@@ -37,12 +36,11 @@ def path_op() -> tuple[LogProb, int]:
 def wide_op() -> tuple[LogProb, int]:
     """wide_log_prob of the leaf groups of T trees, and rows of a tree."""
     trees = build_ensemble("huffman", V, T, 1.0 / np.arange(1, V + 1), leaf=8)
-    tables, _, max_width = stack_tables(trees)
-    names = ("wide_offset", "wide_path", "leaf_position")
+    tables = Layout(trees, V)
+    rest = tables.wide_offset, tables.wide_path, tables.leaf_position
 
     def log_prob(*batch: Tensor, sparse: bool) -> Tensor:
-        rest = [tables[name] for name in names]
-        return wide_log_prob(*batch, *rest, max_width=max_width, sparse=sparse)
+        return wide_log_prob(*batch, *rest, max_width=tables.max_width, sparse=sparse)
 
     return log_prob, max(tree.tables().n_wide_rows for tree in trees)
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree.heads.tree_layout import TreeLayout, stack_node_tables
+from hstree.heads.trees.layout import TreeLayout
 from hstree.ops import tree_log_prob
 from hstree.ops._composed_tree_log_prob import composed_log_prob
 from hstree.reference import tree_log_prob_reference
@@ -235,10 +235,12 @@ def test_equals_the_walk(
 
 def test_tables_are_those_of_the_layout() -> None:
     batch = draw(USUAL)
-    layouts = [TreeLayout(Tree.from_nested(nested)) for nested in batch.nested]
-    tables = stack_node_tables(layouts)
-    assert torch.equal(tables["node"], batch.node)
-    assert torch.equal(tables["edge"], batch.edge)
+    for t, nested in enumerate(batch.nested):
+        tables = TreeLayout(Tree.from_nested(nested)).nodes()
+        for name, filled in (("node", batch.node[t]), ("edge", batch.edge[t])):
+            rows = len(tables[name])
+            assert torch.equal(torch.from_numpy(tables[name]), filled[:rows])
+            assert not filled[rows:].any()
 
 
 def test_relative_accuracy_of_one_node(device: torch.device) -> None:

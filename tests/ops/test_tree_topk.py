@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hstree.heads.tree_layout import TreeLayout, stack_node_tables
+from hstree.heads.trees.layout import Layout, TreeLayout
 from hstree.ops import tree_topk
 from hstree.reference import tree_topk_reference
 from hstree.trees import Tree, build_ensemble
@@ -75,17 +75,13 @@ def draw(
         drawn = torch.from_numpy(random.standard_normal(shape) * scale)
         return drawn.to(torch.bfloat16).to(torch.float16).double()
 
-    layouts = [TreeLayout(tree) for tree in trees]
-    n_binary, n_wide, width = (
-        max(getattr(layout, name) for layout in layouts)
-        for name in ("n_binary", "n_wide_rows", "root_width")
-    )
+    layout = Layout(trees, trees[0].n_classes)
+    n_binary, n_wide, width = layout.n_rows
     index, size = None, features
     if subset is not None:
         size = subset
         chosen = [np.sort(random.permutation(features)[:subset]) for _ in trees]
         index = torch.from_numpy(np.stack(chosen)).int()
-    tables = stack_node_tables(layouts)
     return Mixture(
         values(rows, features),
         values(len(trees), n_binary, size, scale=scale) if n_binary else None,
@@ -95,9 +91,9 @@ def draw(
         values(len(trees), rows, width).log_softmax(2) if width else None,
         values(rows, len(trees)).log_softmax(1),
         index,
-        tables["node"],
-        tables["edge"],
-        tables["leaf_edge"],
+        layout.node,
+        layout.edge,
+        layout.leaf_edge,
         tuple(trees),
     )
 
@@ -253,7 +249,7 @@ def test_opens_what_may_be_among_the_best_alone() -> None:
     order_of_leaves = torch.from_numpy(mixture.trees[0].order.astype(np.int64))
     mass = np.array([float(every[order_of_leaves[edges.begin[e] : edges.end[e]]].sum())
                      for e in inner])  # fmt: skip
-    tables = layout.node_tables()
+    tables = layout.nodes()
     rows = tables["node"][edges.child_node[inner], 1]
     worst = float(log_prob[0, -1].exp())
     unlikely = rows[mass < worst * (1 - 1e-9)]

@@ -32,9 +32,9 @@ V, D = 9, 6
 class SparseSoftmax(Softmax):
     """A softmax whose weight gets row-sparse gradients, as trees with ``sparse=True`` do."""
 
-    def target_loss(self, rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         weight = F.embedding(torch.arange(self.n_classes), self.weight, sparse=True)
-        output = -F.cross_entropy(F.linear(rows, weight, self.bias), target, reduction="none")
+        output = -F.cross_entropy(F.linear(hidden, weight, self.bias), target, reduction="none")
         return output, self.reduced(output, target)
 
     def parameter_groups(self) -> list[ParameterGroup]:

@@ -7,11 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from heads.support import HEADS, D, V, draw, make
 from hstree.heads import TreeEnsemble
-from hstree.heads.tree_levels import level_log_probs
+from hstree.heads.trees import level_log_probs
 from hstree.reference import path_log_prob_reference, wide_log_prob_reference
-
-from .support import HEADS, D, V, draw, make
 
 KINDS = [kind for kind in HEADS if kind.startswith("trees")]
 
@@ -27,42 +26,43 @@ def test_levels_add_up(kind: str) -> None:
     assert log_prob.shape == group.shape == (V, head.n_trees, max(t.height for t in head.trees))
     assert (log_prob <= 0).all()
     with torch.no_grad():
-        weight, wide, root = head._weights()
+        blocks = {block.prefix: block for block in head.blocks()}
+        layout, index = head.layout, head.feature_index
         trees = torch.zeros(V, head.n_trees, dtype=torch.float64)
         binary, groups, at_root = (torch.zeros_like(trees) for _ in range(3))
-        if weight is not None:
+        if "" in blocks:
             binary, _ = path_log_prob_reference(
                 hidden,
-                weight,
+                blocks[""].weight,
                 head.bias,
                 target,
-                head.path_offset,
-                head.path,
-                head.leaf_position,
-                head.feature_index,
-                head.max_depth,
+                layout.path_offset,
+                layout.path,
+                layout.leaf_position,
+                index,
+                layout.max_depth,
             )
-        if wide is not None:
+        if "wide_" in blocks:
             groups, _ = wide_log_prob_reference(
                 hidden,
-                wide,
+                blocks["wide_"].weight,
                 head.wide_bias,
                 target,
-                head.wide_offset,
-                head.wide_path,
-                head.leaf_position,
-                head.feature_index,
-                head.max_width,
+                layout.wide_offset,
+                layout.wide_path,
+                layout.leaf_position,
+                index,
+                layout.max_width,
             )
-        if root is not None:
+        if "root_" in blocks:
+            root = blocks["root_"]
             for t in range(head.n_trees):
-                index = head.feature_index
                 x = hidden if index is None else hidden[:, index[t].long()]
-                z = F.linear(x, root[t], head.root_bias[t]).log_softmax(1)
-                at_root[:, t] = z[torch.arange(V), head.root_child[t, target].long()]
+                z = F.linear(x, root.weight[t], root.bias[t]).log_softmax(1)
+                at_root[:, t] = z[torch.arange(V), layout.root_child[t, target].long()]
     torch.testing.assert_close((log_prob * group).sum(2), groups)
     torch.testing.assert_close(log_prob.sum(2), binary + groups + at_root)
-    if root is not None:
+    if "root_" in blocks:
         torch.testing.assert_close(log_prob[:, :, 0], at_root)
     mixture = (log_prob.sum(2) + log_gate).logsumexp(1)
     torch.testing.assert_close(mixture, head(hidden, target).output)

@@ -323,8 +323,8 @@ def test_derived_vectors_follow_the_definition() -> None:
     e = head.output_embedding.detach()
     left, right = (e[0] + 3 * e[1]) / 4, (2 * e[2] + e[3] + e[4] + 2 * e[5]) / 6
     group = (e[3] + e[4] + 2 * e[5]) / 4
-    weight, wide_weight, root_weight = head._weights()
-    assert root_weight is None
+    weight, wide_weight = (block.weight for block in head.blocks())
+    assert [block.prefix for block in head.blocks()] == ["", "wide_"]
     expected = torch.stack([3 * (left - right), e[0] - e[1], 3 * (e[2] - group)])
     torch.testing.assert_close(weight[0], expected)
     torch.testing.assert_close(wide_weight[0], e[3:])
@@ -516,15 +516,16 @@ def bad(**options: Any) -> Any:
             subset_size=8, subset_block=4),
         bad(match=r"subset_block: expected a divisor .* got 0", subset_size=4, subset_block=0),
         bad(match="gate: expected one of uniform, constant, context, got 'x'", gate="x"),
-        bad(match="node_vectors: expected 'free' or 'shared', got 'x'", node_vectors="x"),
+        bad(match="node_vectors: expected one of free, shared, got 'x'", node_vectors="x"),
         bad(match="embedding: expected None with node_vectors='free'",
             embedding=torch.nn.Embedding(V, D)),
         bad(match=r"embedding: expected a weight of shape \(37, 10\), got \(37, 9\)",
             embedding=torch.nn.Embedding(V, D - 1), node_vectors="shared"),
         bad(match="sparse: expected False with node_vectors='shared'",
             sparse=True, node_vectors="shared"),
-        bad(match=r"frequencies: expected shape \(37,\), got \(3,\)", frequencies=[1, 2, 3]),
-        bad(match="frequencies: expected finite values of at least 0, got -1.0 at index 0",
+        bad(match=r"frequencies: expected a 1-D array of shape \(37,\), got shape \(3,\)",
+            frequencies=[1, 2, 3]),
+        bad(match=r"frequencies\[0\]: expected a finite number of at least 0, got -1.0",
             frequencies=-np.ones(V)),
     ],
 )  # fmt: skip

@@ -1,0 +1,6 @@
+"""The ensemble of trees: an output layer of hierarchical softmaxes."""
+
+from hstree.heads.trees.head import TreeEnsemble
+from hstree.heads.trees.levels import LevelLogProbs, level_log_probs
+
+__all__ = ["LevelLogProbs", "TreeEnsemble", "level_log_probs"]

@@ -1,0 +1,181 @@
+"""Blocks: the nodes of one kind in all trees, with their vectors and biases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hstree._dtypes import sum_dtype
+from hstree.heads.trees.layout import BINARY, ROOT, WIDE, Layout
+from hstree.ops.feature_gather import feature_gather
+from hstree.ops.monotone_log_prob import monotone_log_prob
+from hstree.ops.path_log_prob import path_log_prob
+from hstree.ops.wide_log_prob import wide_log_prob
+
+FloatArray = npt.NDArray[np.float64]
+Values = TypeVar("Values", FloatArray, Tensor)
+
+
+@dataclass
+class Block:
+    """The nodes of one kind in T trees, as they are at one step.
+
+    Attributes:
+        weight: vectors [T, R, S], R of them in the largest tree; see
+            :class:`hstree.heads.trees.layout.TreeLayout`.
+        bias: [T, R].
+        layout: tables of the trees.
+        feature_index: features that each tree reads, int32 [T, S]; None: all.
+        sparse: whether the gradients of the target's log-probability are row-sparse.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    layout: Layout
+    feature_index: Tensor | None
+    sparse: bool
+
+    kind: ClassVar[int]
+    prefix: ClassVar[str]
+    """With which the names of its parameters begin."""
+    visits_rows: ClassVar[bool]
+    """Whether a step computes with the vectors on the targets' paths alone, for contexts in the
+    order of their leaves."""
+
+    @staticmethod
+    def of_edges(values: Values, edge: npt.NDArray[np.int64]) -> Values:
+        """What belongs to each vector, of numbers [E, ...] that belong to the edges of a tree."""
+        return values[edge]
+
+    def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        """Sum of log P(child that holds the target) over these nodes of its path, [N, T].
+
+        Args:
+            hidden: [N, D].
+            target: int64 [N], as :func:`hstree.ops.mark_targets` returns it.
+            order: from :func:`hstree.ops.leaf_order`, where several blocks share it.
+        """
+        raise NotImplementedError
+
+    def scores(self, x: Tensor) -> Tensor:
+        """w . x + b of all vectors, [T, R, N]: x [T, N, S], what each tree reads."""
+        if x.shape[1] > 2:
+            return torch.baddbmm(self.bias.unsqueeze(2), self.weight, x.mT)
+        # Few contexts are read from memory faster as rows of a product than as its columns.
+        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT).mT
+
+
+class BinaryBlock(Block):
+    """log sigmoid(z) for the left child, log sigmoid(-z) for the right one, z = w . x + b."""
+
+    kind, prefix, visits_rows = BINARY, "", True
+
+    @staticmethod
+    def of_edges(values: Values, edge: npt.NDArray[np.int64]) -> Values:
+        """That of the left child less that of the right one."""
+        return values[edge] - values[edge + 1]
+
+    def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        return path_log_prob(
+            hidden,
+            self.weight,
+            self.bias,
+            target,
+            self.layout.path_offset,
+            self.layout.path,
+            self.layout.leaf_position,
+            self.feature_index,
+            max_depth=self.layout.max_depth,
+            sparse=self.sparse,
+            order=order,
+        )
+
+
+class WideBlock(Block):
+    """log-softmax of w . x + b over the children of a node."""
+
+    kind, prefix, visits_rows = WIDE, "wide_", True
+
+    def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        return wide_log_prob(
+            hidden,
+            self.weight,
+            self.bias,
+            target,
+            self.layout.wide_offset,
+            self.layout.wide_path,
+            self.layout.leaf_position,
+            self.feature_index,
+            max_width=self.layout.max_width,
+            sparse=self.sparse,
+            order=order,
+        )
+
+
+class RootBlock(Block):
+    """As :class:`WideBlock`, for nodes that all targets pass: one dense product."""
+
+    kind, prefix, visits_rows = ROOT, "root_", False
+
+    def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        child = self.layout.root_child[:, target].long()
+        logits = self.logits(hidden)
+        by_tree = self.feature_index is not None  # how they lie in memory
+        if not by_tree:
+            logits, child = logits.transpose(0, 1), child.t()
+        rows = logits.flatten(0, 1).to(sum_dtype(hidden.dtype))
+        log_prob = monotone_log_prob(rows, child.flatten()).view_as(child)
+        return log_prob.t() if by_tree else log_prob
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """w . x + b of all vectors, [T, N, R]: hidden [N, D]."""
+        n_trees, n_children, _ = self.weight.shape
+        if self.feature_index is None:
+            rows, bias = self.weight.flatten(0, 1), self.bias.flatten()
+            logits = F.linear(hidden.to(rows.dtype), rows, bias)
+            return logits.view(-1, n_trees, n_children).transpose(0, 1)
+        x = tree_features(hidden.to(self.weight.dtype), self.feature_index, n_trees)
+        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.transpose(1, 2))
+
+
+BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, RootBlock)
+"""By kind."""
+
+
+def to_dtype_of(blocks: Sequence[Block], hidden: Tensor) -> Tensor:
+    """The same numbers in the dtype of the blocks' vectors."""
+    return hidden.to(blocks[0].weight.dtype) if blocks else hidden
+
+
+def tree_features(hidden: Tensor, feature_index: Tensor | None, n_trees: int) -> Tensor:
+    """What each tree reads of hidden [N, D], [T, N, S]."""
+    if feature_index is None:
+        return hidden.expand(n_trees, -1, -1)
+    return feature_gather(hidden, feature_index).transpose(0, 1)
+
+
+def log_odds(layout: Layout, frequencies: FloatArray) -> list[Tensor]:
+    """Biases [T, R] of each kind of node with which zero vectors give the distribution of the
+    frequencies [V].
+
+    log(mass of the left subtree / mass of the right one) for a binary node, log(mass of the child /
+    mass of the node) for a child of a wide one.
+    """
+    biases = [np.zeros((len(layout.trees), rows)) for rows in layout.n_rows]
+    for t, of_tree in enumerate(layout.trees):
+        tree, node = of_tree.tree, of_tree.tree.edges().node
+        mass = np.log(tree.edge_masses(frequencies))
+        share = mass - np.log(np.bincount(node, np.exp(mass), tree.n_nodes))[node]
+        for block, bias in zip(BLOCKS, biases, strict=True):
+            edge = of_tree.edge[block.kind]
+            # A binary node needs no share: its mass cancels out.
+            values = mass if block is BinaryBlock else share
+            bias[t, : len(edge)] = block.of_edges(values, edge)
+    return [torch.from_numpy(bias).float() for bias in biases]

@@ -1,0 +1,347 @@
+"""An ensemble of randomized hierarchical softmaxes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from hstree._checks import check_choice
+from hstree._dtypes import sum_dtype
+from hstree.heads.base import Head, ParameterGroup
+from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
+from hstree.heads.trees.conversion import copy_softmax
+from hstree.heads.trees.corpus import corpus_trees
+from hstree.heads.trees.gate import GATES
+from hstree.heads.trees.layout import Layout, TreeArrays
+from hstree.heads.trees.sampling import sample_classes
+from hstree.heads.trees.search import search_classes
+from hstree.heads.trees.subsets import draw_subsets
+from hstree.heads.trees.vectors import NODE_VECTORS
+from hstree.heads.unigram import smoothed_frequencies
+from hstree.ops import leaf_order, tree_log_prob
+from hstree.trees import Tree
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from hstree.data.statistics import CorpusStatistics
+
+
+class TreeEnsemble(Head):
+    r"""A mixture of T hierarchical softmaxes, each with its own tree and its own subset of the
+    features.
+
+    .. math::
+        \log P(y \mid h) = \log \sum_t \pi_t \exp \sum_{n \in \mathrm{path}_t(y)} \log
+        P_t(\text{child} \mid n, h)
+
+    where a binary node decides by a sigmoid and a wide node by a softmax over its children. A
+    training step costs O(T (C + L) S) a row, for C children of the root and L nodes on a path,
+    whatever the number of classes.
+
+    Args:
+        in_features: D.
+        n_classes: V.
+        trees: T trees over V classes; see :mod:`hstree.trees`. Their roots have the same width.
+        subset_size: S, features that each tree reads, drawn with ``seed``; None: all.
+        subset_block: subsets are drawn as blocks of this many neighbouring features, each of which
+            begins at a multiple of it; divides D and S. From blocks of 16 a GPU gathers the
+            features in larger accesses.
+        gate: weights pi of the trees: ``"uniform"``, ``"constant"`` (a learned softmax of T logits)
+            or ``"context"`` (softmax(G h)).
+        node_vectors: ``"free"``: every node has vectors of its own, zero at first, so that the
+            untrained head is the distribution of ``frequencies``. ``"shared"``: all node vectors
+            derive from one output embedding E [V, D]: s (mean of E over the left leaves - mean over
+            the right ones) at a binary node, s (mean over the child's leaves) for a child of a wide
+            node, means weighted by frequency, with a learned s for each row, 1 at first where only
+            leaves are meant and 3 elsewhere. Needs O(T V S) a step, however many rows there are.
+        embedding: with ``"shared"``, what to use as E, for example the model's input embedding.
+        frequencies: counts [V], from which the biases start (log-odds); None: all equal.
+        sparse: gradients of the vectors of binary and of wide nodes below the root are row-sparse,
+            as with ``torch.nn.Embedding(sparse=True)``: a step then costs nothing that grows with
+            V. For :class:`hstree.optim.SparseAdam`, SGD or Adagrad; not for torch.compile.
+        seed: of the feature subsets.
+        **options: those of :class:`Head`.
+
+    Raises:
+        ValueError: for trees of different sizes or root widths, or an option out of range.
+
+    Equivalent to :class:`Softmax` if T = 1 and the tree is one node of V children.
+
+    Example:
+        >>> trees = hstree.trees.build_ensemble("huffman", 10000, 4, frequencies=counts, root=256)
+        >>> head = TreeEnsemble(400, 10000, trees, frequencies=counts, gate="context")
+        >>> output, loss = head(torch.randn(32, 400), torch.randint(10000, (32,)))
+    """
+
+    name = "trees"
+
+    weight: Tensor | None
+    wide_weight: Tensor | None
+    root_weight: Tensor | None
+    bias: Tensor | None
+    wide_bias: Tensor | None
+    root_bias: Tensor | None
+    scale: Tensor | None
+    wide_scale: Tensor | None
+    root_scale: Tensor | None
+    feature_index: Tensor | None
+    output_embedding: Tensor
+    mass: Tensor
+    gate_logits: Tensor
+    gate_linear: nn.Linear
+
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        trees: Sequence[Tree],
+        *,
+        subset_size: int | None = None,
+        subset_block: int = 1,
+        gate: str = "uniform",
+        node_vectors: str = "free",
+        embedding: nn.Embedding | None = None,
+        frequencies: npt.ArrayLike | None = None,
+        sparse: bool = False,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_features, n_classes, **options)
+        self.trees, self.n_trees = list(trees), len(trees)
+        self.subset_size = in_features if subset_size is None else subset_size
+        self.subset_block, self.seed = subset_block, seed
+        self.gate = check_choice("gate", gate, GATES)
+        self.node_vectors = check_choice("node_vectors", node_vectors, NODE_VECTORS)
+        self.tied, self.sparse = embedding is not None, sparse
+        self._gate = GATES[gate if self.n_trees > 1 else "uniform"]
+        self._vectors = NODE_VECTORS[node_vectors]
+
+        self.layout = Layout(self.trees, n_classes, bounds=self._vectors.needs_bounds)
+        self.tree_arrays = nn.ModuleList(TreeArrays(tree) for tree in self.trees)
+        subsets = draw_subsets(self.n_trees, in_features, self.subset_size, subset_block, seed)
+        self.register_buffer("feature_index", subsets)
+        counts = np.ones(n_classes) if frequencies is None else frequencies
+        counts = smoothed_frequencies(counts, n_classes)
+        self.block_types = [block for block in BLOCKS if self.layout.n_rows[block.kind]]
+        # The order of the parameters is that of the optimiser's state in saved runs.
+        for block, bias in zip(BLOCKS, log_odds(self.layout, counts), strict=True):
+            parameter = nn.Parameter(bias) if bias.numel() else None
+            self.register_parameter(f"{block.prefix}bias", parameter)
+        self._vectors.register(self, counts, None if embedding is None else embedding.weight)
+        self._gate.register(self)
+
+    # The model: blocks of nodes, mixed by the gate
+
+    def blocks(self) -> list[Block]:
+        """Vectors and biases of the kinds of nodes that the trees have, as they are now."""
+        return self._vectors.blocks(self)
+
+    def log_gate(self, hidden: Tensor) -> Tensor:
+        """log pi [N, T]: hidden [N, D]."""
+        return self._gate.log_gate(self, hidden)
+
+    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        output = self._target_log_prob(hidden, target)
+        return output, self.reduced(output, target)
+
+    def _target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+        blocks = self.blocks()
+        order = None
+        if sum(block.visits_rows for block in blocks) > 1:
+            order = leaf_order(target, self.layout.leaf_position)
+        parts = [block.target_log_prob(hidden, target, order) for block in reversed(blocks)]
+        if not parts:  # a single class
+            parts = [hidden.new_zeros(len(hidden), self.n_trees, dtype=sum_dtype(hidden.dtype))]
+        log_prob = sum(parts[1:], parts[0])
+        if self.n_trees == 1:
+            return log_prob.squeeze(1)
+        mixture = torch.logsumexp(log_prob + self.log_gate(hidden), 1)
+        return mixture.masked_fill(target == -1, 0.0)
+
+    def class_log_prob(self, hidden: Tensor) -> Tensor:
+        dtype, blocks, layout = sum_dtype(hidden.dtype), self.blocks(), self.layout
+        x = tree_features(to_dtype_of(blocks, hidden), self.feature_index, self.n_trees)
+        scores = [block.scores(x).to(dtype) for block in blocks]
+        if not scores:  # a single class
+            scores = [hidden.new_zeros(self.n_trees, 0, len(hidden), dtype=dtype)]
+        n_binary, n_wide, _ = layout.n_rows
+        return tree_log_prob(
+            scores[0] if len(scores) == 1 else torch.cat(scores, 1),
+            self.log_gate(hidden),
+            layout.node,
+            layout.edge,
+            self.n_classes,
+            wide_begin=n_binary,
+            root_begin=n_binary + n_wide,
+        )
+
+    def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """On the CPU by best-first search, see :func:`hstree.ops.tree_topk`: the fewer classes
+        share the probability, the fewer nodes are scored."""
+        if hidden.device.type != "cpu":
+            return super().topk_rows(hidden, k)
+        with torch.no_grad():
+            blocks = self.blocks()
+            values, classes = search_classes(self, blocks, hidden, k)
+        leaves = chain([hidden], self.parameters())
+        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+            contexts = to_dtype_of(blocks, hidden).repeat_interleave(k, 0)
+            values = self._target_log_prob(contexts, classes.flatten()).view_as(classes)
+        return values.to(sum_dtype(hidden.dtype)), classes
+
+    def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Ancestral sampling: a tree by the gate, then a child at each node; O(L) scores a row."""
+        return sample_classes(self, hidden, generator)
+
+    # Life cycle
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        sparse_names = {
+            f"{block.prefix}{name}"
+            for block in BLOCKS
+            for name in ("weight", "bias")
+            if self.sparse and block.visits_rows
+        }
+        sparse = ParameterGroup([], self.learning_rate_factor, sparse=True)
+        dense = ParameterGroup([], self.learning_rate_factor)
+        for name, parameter in self.named_parameters():
+            if not (self.tied and name == "output_embedding"):
+                (sparse if name in sparse_names else dense).params.append(parameter)
+        return [group for group in (sparse, dense) if group.params]
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {
+            "subset_size": self.subset_size,
+            "subset_block": self.subset_block,
+            "gate": self.gate,
+            "node_vectors": self.node_vectors,
+            "tied": self.tied,
+            "sparse": self.sparse,
+            "seed": self.seed,
+            "n_trees": self.n_trees,
+        }
+
+    @classmethod
+    def from_config(
+        cls,
+        config: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        embedding: nn.Embedding | None = None,
+    ) -> Self:
+        options = dict(config)
+        tied = options.pop("tied")
+        trees = [
+            TreeArrays.tree_of(tensors, f"tree_arrays.{t}.") for t in range(options.pop("n_trees"))
+        ]
+        return cls(trees=trees, embedding=embedding if tied else None, **options)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        trees: Sequence[Tree],
+        *,
+        at: Tensor | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        r"""An ensemble that begins as an approximation of a trained softmax.
+
+        A node chooses among its children as the softmax does to first order about a hidden vector
+        :math:`h_0`: the score of a child with the classes :math:`Y` below it is
+
+        .. math::
+            \log \sum_{y \in Y} e^{w_y \cdot h + b_y} \approx \log \sum_{y \in Y} e^{z_y}
+            + \frac{\sum_y e^{z_y} w_y}{\sum_y e^{z_y}} \cdot (h - h_0), \qquad
+            z_y = w_y \cdot h_0 + b_y
+
+        exact for a child that is a class, and the closer the more the classes below a node are
+        alike: for trees clustered by the rows of the weight. A root over all classes is the softmax
+        itself.
+
+        Args:
+            linear: weight [V, D] and perhaps a bias.
+            trees: over its V classes, for example ``build_ensemble("cluster", V, T, counts,
+                [linear.weight.detach().numpy()], root=1024, leaf=64)``.
+            at: h_0 [D]; None: 0, which suits a softmax with a bias; without one take the mean of
+                some hidden vectors.
+            seed: of the feature subsets.
+            options: of the head; not ``node_vectors`` and ``embedding``.
+
+        Example:
+            >>> linear = torch.nn.Linear(400, 10000)
+            >>> head = TreeEnsemble.from_linear(linear, trees, frequencies=counts)
+        """
+        for name in ("node_vectors", "embedding"):
+            if name in options:
+                raise ValueError(f"{name}: expected none, as every node gets a vector of its own")
+        n_classes, in_features = linear.weight.shape
+        if at is not None and at.shape != (in_features,):
+            raise ValueError(f"at: expected shape [{in_features}], got {list(at.shape)}")
+        head = cls(in_features, n_classes, trees, seed=seed, **options)
+        copy_softmax(head, linear, at)
+        return head.to(linear.weight.device)
+
+    @classmethod
+    def from_corpus(
+        cls,
+        in_features: int,
+        n_classes: int,
+        statistics: CorpusStatistics,
+        *,
+        embedding: nn.Embedding | None = None,
+        seed: int = 0,
+        n_trees: int = 4,
+        recipe: str = "cluster",
+        root: int = 256,
+        leaf: int = 1,
+        tied: bool = False,
+        contexts: Sequence[str] = ("left", "both"),
+        tree_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Self:
+        """An ensemble whose trees are built from the corpus.
+
+        Args:
+            n_trees: T.
+            recipe: ``"cluster"``, ``"huffman"`` or ``"random"``.
+            root, leaf: C and G of :meth:`hstree.trees.Tree.collapse`.
+            tied: derive the node vectors from the model's input embedding
+                (``node_vectors="shared"``).
+            contexts: neighbours from which the word vectors of the clustered trees derive, taken in
+                turn; see :func:`hstree.trees.word_vectors`.
+            tree_options: further options of the recipe; by default ``noise=0.3`` for several
+                clustered trees, so that they differ.
+            options: of the head.
+        """
+        if tied and embedding is None:
+            raise ValueError("tied: expected an embedding to tie to, got None")
+        if tied:
+            options.setdefault("node_vectors", "shared")
+        trees = corpus_trees(
+            statistics, n_classes, n_trees, recipe, seed, root, leaf, contexts, tree_options
+        )
+        return cls(
+            in_features,
+            n_classes,
+            trees,
+            embedding=embedding if tied else None,
+            frequencies=statistics.frequencies,
+            seed=seed,
+            **options,
+        )
+
+    def extra_repr(self) -> str:
+        n_binary, n_wide, n_root = self.layout.n_rows
+        return (
+            f"{super().extra_repr()}, n_trees={self.n_trees}, subset_size={self.subset_size}, "
+            f"root={n_root or 2}, binary_nodes={n_binary}, wide_rows={n_wide}, "
+            f"gate={self.gate!r}, node_vectors={self.node_vectors!r}, sparse={self.sparse}"
+        )

@@ -1,0 +1,239 @@
+"""Which node of a tree owns which vectors, and the tables of all trees as the ops take them.
+
+A tree has three kinds of nodes. A binary node has one vector, a wide node one for each child; a
+wide root is a kind by itself. All trees share tensors of one shape, filled up to the largest tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from hstree.trees import Tree
+
+IntArray = npt.NDArray[np.int64]
+
+
+KINDS = BINARY, WIDE, ROOT = 0, 1, 2
+"""Kinds of nodes, numbered as :func:`hstree.ops.tree_topk` does."""
+
+
+class TreeLayout:
+    """Where the vectors of one tree are: those of each kind of node one after another, nodes in
+    preorder.
+
+    Attributes:
+        tree: the tree.
+        kind: int64 [M], kind of each node.
+        first_row: int64 [M], its first vector among those of its kind.
+        edge: int64 [R] for each kind, the edge of each vector: to the child that it stands for, at
+            a binary node to the left child.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        edges = tree.edges()
+        self.tree = tree
+        self.kind: IntArray = np.where(tree.n_children == 2, BINARY, WIDE).astype(np.int64)
+        if tree.root_width > 2:
+            self.kind[0] = ROOT
+        of_edge, left = self.kind[edges.node], edges.ordinal == 0
+        self.edge: tuple[IntArray, ...] = tuple(
+            np.flatnonzero((of_edge == kind) & (left if kind == BINARY else True)) for kind in KINDS
+        )
+        self.first_row: IntArray = np.zeros(tree.n_nodes, np.int64)
+        for edge in self.edge:
+            first = np.flatnonzero(left[edge])
+            self.first_row[edges.node[edge[first]]] = first
+
+    def nodes(self) -> dict[str, npt.NDArray[np.int32]]:
+        """node [M, 5], edge [E, 2] and leaf_edge [V], as :func:`hstree.ops.tree_topk` and
+        :func:`hstree.ops.tree_log_prob` take them of one tree."""
+        tree, edges = self.tree, self.tree.edges()
+        first_edge = tree.node_offset[:-1] - np.arange(tree.n_nodes)
+        below = np.flatnonzero(edges.child_node >= 0)
+        above = np.full(tree.n_nodes, -1)
+        above[edges.child_node[below]] = below
+        leaf = np.flatnonzero(edges.child_node < 0)
+        classes = tree.order[edges.begin[leaf]]
+        child = edges.child_node.copy()
+        child[leaf] = ~classes
+        leaf_edge = np.full(tree.n_classes, -1)
+        leaf_edge[classes] = leaf
+        node = [self.kind, self.first_row, first_edge, tree.n_children, above]
+        tables = {
+            "node": np.stack(node, 1),
+            "edge": np.stack([edges.node, child], 1),
+            "leaf_edge": leaf_edge,
+        }
+        return {name: table.astype(np.int32) for name, table in tables.items()}
+
+    def bounds(self, kind: int) -> IntArray:
+        """Where the leaves below each vector's edge begin and end, int64 [R, 2]; of a binary node
+        [R, 3], where those of its left child begin, of its right child begin, and end."""
+        edges, edge = self.tree.edges(), self.edge[kind]
+        columns = [edges.begin[edge], edges.end[edge]]
+        if kind == BINARY:
+            columns.append(edges.end[edge + 1])
+        return np.stack(columns, 1).astype(np.int64)
+
+
+class TreeArrays(nn.Module):
+    """The arrays of a tree as part of the state dict, which must agree with the tree when it is
+    loaded."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__()
+        self.tree = tree
+        for name, array in tree.arrays().items():
+            self.register_buffer(name, torch.tensor(array))
+
+    @staticmethod
+    def tree_of(tensors: Mapping[str, Tensor], prefix: str) -> Tree:
+        """The tree of a state dict."""
+        names = ("order", "node_offset", "boundary")
+        return Tree(**{name: tensors[prefix + name].numpy() for name in names})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        for name, array in self.tree.arrays().items():
+            came, own = state_dict.get(prefix + name), torch.tensor(array)
+            if came is None:
+                missing_keys.append(prefix + name)
+            elif came.shape != own.shape or not torch.equal(came.to(own), own):
+                error_msgs.append(
+                    f"{prefix}{name}: the weights belong to another tree than this head's; "
+                    "build the head with the trees it was saved with (hstree.heads.load_head does)"
+                )
+                return
+            self.get_buffer(name).copy_(own)
+
+
+class Layout(nn.Module):
+    """Tables of T trees, as buffers that move with the module and are not saved.
+
+    They are made when the module is, and again when a state is loaded into it or into a module
+    around it: after ``to_empty`` they would be arbitrary numbers.
+
+    Args:
+        trees: T trees over V classes. Their roots have the same width.
+        n_classes: V.
+        bounds: whether ``leaf_class`` and the bounds are wanted.
+
+    Raises:
+        ValueError: for no tree, or trees of different sizes or root widths.
+
+    Attributes:
+        trees: layout of each tree.
+        n_rows: vectors of each kind in the tree that has most of them.
+        max_depth, max_width: as :func:`hstree.ops.path_log_prob` and
+            :func:`hstree.ops.wide_log_prob` take them.
+        path_offset, path, wide_offset, wide_path, leaf_position: likewise.
+        root_child: int32 [T, V + 2], child of a wide root that holds the class. Of V, which is no
+            class, a child that there is not, and -1 of the target -1.
+        node, edge, leaf_edge: as :func:`hstree.ops.tree_topk` takes them, filled up with zeros.
+        leaf_class: int64 [T, V], class of each leaf.
+        bounds_0, bounds_1, bounds_2: :meth:`TreeLayout.bounds` of each kind, int64 [T, R, .].
+    """
+
+    path_offset: Tensor
+    path: Tensor
+    wide_offset: Tensor
+    wide_path: Tensor
+    leaf_position: Tensor
+    root_child: Tensor
+    node: Tensor
+    edge: Tensor
+    leaf_edge: Tensor
+    leaf_class: Tensor
+
+    def __init__(self, trees: Sequence[Tree], n_classes: int, *, bounds: bool = False) -> None:
+        super().__init__()
+        _check_trees(trees, n_classes)
+        self.trees = [TreeLayout(tree) for tree in trees]
+        self.has_bounds = bounds
+        self.n_rows = [max(len(tree.edge[kind]) for tree in self.trees) for kind in KINDS]
+        tables = [tree.tables() for tree in trees]
+        self.max_depth = max(table.max_depth for table in tables)
+        self.max_width = max(table.max_width for table in tables)
+        for name, table in self._tables().items():
+            self.register_buffer(name, torch.from_numpy(table), persistent=False)
+
+    def rebuild(self) -> None:
+        """Make all tables again from the trees, on the device where they are."""
+        for name, table in self._tables().items():
+            self.get_buffer(name).copy_(torch.from_numpy(table))
+
+    def bounds(self, kind: int) -> Tensor:
+        """Where the leaves below each vector's edge begin and end: see :class:`TreeLayout`."""
+        bounds: Tensor = getattr(self, f"bounds_{kind}")
+        return bounds
+
+    def _tables(self) -> dict[str, npt.NDArray[Any]]:
+        trees = [layout.tree for layout in self.trees]
+        out = _paths(trees)
+        nodes = [layout.nodes() for layout in self.trees]
+        out |= {name: _stack([tables[name] for tables in nodes]) for name in nodes[0]}
+        if self.has_bounds:
+            out["leaf_class"] = np.stack([tree.order.astype(np.int64) for tree in trees])
+            for kind in KINDS:
+                # Whatever fills the table up has leaves too: a mean over none would be NaN.
+                bounds = [layout.bounds(kind) for layout in self.trees]
+                out[f"bounds_{kind}"] = _stack(bounds, np.arange(bounds[0].shape[1]))
+        return out
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*arguments, **options)
+        self.rebuild()
+
+
+def _check_trees(trees: Sequence[Tree], n_classes: int) -> None:
+    if not trees:
+        raise ValueError("trees: expected at least one tree, got none")
+    for t, tree in enumerate(trees):
+        if tree.n_classes != n_classes:
+            raise ValueError(f"trees[{t}]: expected {n_classes} classes, got {tree.n_classes}")
+        if tree.root_width != trees[0].root_width:
+            raise ValueError(
+                f"trees[{t}]: expected a root of {trees[0].root_width} children as in trees[0], "
+                f"got {tree.root_width}"
+            )
+
+
+def _stack(tables: list[npt.NDArray[Any]], filling: Any = 0) -> npt.NDArray[Any]:
+    """Tables [R, ...] of different lengths as one [T, R, ...]."""
+    rows = max(len(table) for table in tables)
+    out = np.empty((len(tables), rows, *tables[0].shape[1:]), tables[0].dtype)
+    out[:] = filling
+    for t, table in enumerate(tables):
+        out[t, : len(table)] = table
+    return out
+
+
+def _paths(trees: list[Tree]) -> dict[str, npt.NDArray[Any]]:
+    """The tables of :func:`hstree.ops.path_log_prob` and :func:`hstree.ops.wide_log_prob`, and the
+    children of wide roots."""
+    tables = [tree.tables() for tree in trees]
+    out = {"leaf_position": np.stack([table.leaf_position for table in tables])}
+    for path, offset in (("path", "path_offset"), ("wide_path", "wide_offset")):
+        paths = [getattr(table, path) for table in tables]
+        starts = np.cumsum([0, *map(len, paths[:-1])])
+        out[path] = np.concatenate(paths)
+        out[offset] = np.stack([getattr(table, offset) for table in tables]) + starts[:, None]
+    if tables[0].root_child is not None:
+        children = np.stack([np.asarray(table.root_child) for table in tables])
+        beyond = np.tile(np.array([tables[0].root_width, -1], np.int32), (len(trees), 1))
+        out["root_child"] = np.concatenate([children, beyond], 1)
+    return out

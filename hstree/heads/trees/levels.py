@@ -1,0 +1,75 @@
+"""What each node on a path contributes to the log-probability of its class."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hstree._dtypes import sum_dtype
+from hstree.heads.trees.blocks import BinaryBlock, WideBlock
+from hstree.heads.trees.head import TreeEnsemble
+from hstree.trees.paths import edge_paths
+
+
+class LevelLogProbs(NamedTuple):
+    """log P(target) of every tree, level by level: level 0 is the root, L the height of the
+    highest tree.
+
+    Attributes:
+        log_prob: [N, T, L], log-probability of the child that holds the target, at the node of its
+            path on each level; 0 below the leaf.
+        group: bool [N, T, L], where that node is wide and not the root: a leaf group, usually.
+        log_gate: [N, T], log pi.
+    """
+
+    log_prob: Tensor
+    group: Tensor
+    log_gate: Tensor
+
+
+@torch.no_grad()
+def level_log_probs(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> LevelLogProbs:
+    """The terms of ``head(hidden, target).output`` = logsumexp_t(log_gate + sum_l log_prob).
+
+    Plain PyTorch, one level of one tree at a time, without gradient: for looking, not for training.
+
+    Args:
+        head: any ensemble of trees.
+        hidden: [N, D].
+        target: int64 [N] in [0, V).
+    """
+    device, dtype = hidden.device, sum_dtype(hidden.dtype)
+    blocks, classes = head.blocks(), target.cpu().numpy()
+    shape = (len(hidden), head.n_trees, max(tree.height for tree in head.trees))
+    log_prob = torch.zeros(shape, dtype=dtype, device=device)
+    group = np.zeros(shape, bool)
+    for t, layout in enumerate(head.layout.trees):
+        x = hidden if head.feature_index is None else hidden[:, head.feature_index[t].long()]
+        edges, n_children = layout.tree.edges(), layout.tree.n_children
+        for level, edge in enumerate(edge_paths(layout.tree, classes).T):
+            node = edges.node[edge]
+            for block in blocks:
+                of = np.flatnonzero((edge >= 0) & (layout.kind[node] == block.kind))
+                if not of.size:
+                    continue
+                weight, bias = block.weight[t], block.bias[t]
+                n = torch.from_numpy(of).to(device)
+                child = torch.from_numpy(edges.ordinal[edge[of]].astype(np.int64)).to(device)
+                if isinstance(block, BinaryBlock):
+                    row = torch.from_numpy(layout.first_row[node[of]]).to(device)
+                    z = (x[n].to(weight.dtype) * weight[row]).sum(1) + bias[row]
+                    log_prob[n, t, level] = F.logsigmoid(torch.where(child == 0, z, -z).to(dtype))
+                    continue
+                group[of, t, level] = isinstance(block, WideBlock)
+                for m in np.unique(node[of]):  # one dense product for each wide node
+                    first = int(layout.first_row[m])
+                    rows = slice(first, first + int(n_children[m]))
+                    here = torch.from_numpy(node[of] == m).to(device)
+                    z = F.linear(x[n[here]].to(weight.dtype), weight[rows], bias[rows]).to(dtype)
+                    chosen = z.log_softmax(1).gather(1, child[here, None])[:, 0]
+                    log_prob[n[here], t, level] = chosen
+    return LevelLogProbs(log_prob, torch.from_numpy(group).to(device), head.log_gate(hidden))

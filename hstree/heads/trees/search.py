@@ -1,0 +1,44 @@
+"""The most probable classes, by best-first search on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from hstree._dtypes import sum_dtype
+from hstree.heads.trees.blocks import Block, RootBlock, to_dtype_of
+from hstree.heads.trees.layout import KINDS
+from hstree.ops import tree_topk
+
+if TYPE_CHECKING:
+    from hstree.heads.trees.head import TreeEnsemble
+
+
+def search_classes(
+    head: TreeEnsemble, blocks: Sequence[Block], hidden: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and classes [N, k], as :func:`hstree.ops.tree_topk` returns them: hidden
+    [N, D]. Without gradient."""
+    x, layout = to_dtype_of(blocks, hidden), head.layout
+    dtype = sum_dtype(x.dtype)
+    of_kind = {block.kind: block for block in blocks}
+    binary, wide, root = (of_kind.get(kind) for kind in KINDS)
+    root_log_prob = None
+    if isinstance(root, RootBlock):
+        root_log_prob = root.logits(hidden).to(dtype).log_softmax(-1)
+    return tree_topk(
+        x,
+        binary.weight if binary else None,
+        binary.bias if binary else None,
+        wide.weight if wide else None,
+        wide.bias if wide else None,
+        root_log_prob,
+        head.log_gate(hidden).to(dtype),
+        head.feature_index,
+        layout.node,
+        layout.edge,
+        layout.leaf_edge,
+        k,
+    )

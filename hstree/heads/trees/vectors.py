@@ -1,0 +1,143 @@
+"""Where the vectors of the nodes come from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hstree.heads.trees.blocks import BLOCKS, BinaryBlock, Block
+from hstree.heads.trees.layout import Layout
+
+if TYPE_CHECKING:
+    from hstree.heads.trees.head import TreeEnsemble
+
+DERIVED_SCALE = 3.0
+
+
+class NodeVectors(ABC):
+    """A way to get the vectors of the nodes. Its parameters are the head's own, under names that
+    saved heads have; it says itself of which blocks the head consists."""
+
+    needs_bounds: ClassVar[bool] = False
+    """Whether it reads the bounds of :class:`hstree.heads.trees.layout.Layout`."""
+
+    @abstractmethod
+    def register(
+        self, head: TreeEnsemble, frequencies: npt.NDArray[np.float64], embedding: Tensor | None
+    ) -> None:
+        """Give the head the parameters from which the vectors come; raises ValueError for options
+        that do not fit them."""
+
+    @abstractmethod
+    def blocks(self, head: TreeEnsemble) -> list[Block]:
+        """The blocks that the trees have, by kind."""
+
+
+class FreeVectors(NodeVectors):
+    """Every node has vectors of its own, zero at first."""
+
+    def register(
+        self, head: TreeEnsemble, frequencies: npt.NDArray[np.float64], embedding: Tensor | None
+    ) -> None:
+        if embedding is not None:
+            raise ValueError(
+                "embedding: expected None with node_vectors='free', which are not derived from it"
+            )
+        for block in BLOCKS:
+            rows = head.layout.n_rows[block.kind]
+            shape = (head.n_trees, rows, head.subset_size)
+            weight = nn.Parameter(torch.zeros(shape)) if rows else None
+            head.register_parameter(f"{block.prefix}weight", weight)
+
+    def blocks(self, head: TreeEnsemble) -> list[Block]:
+        layout, index = head.layout, head.feature_index
+        out = []
+        for block in head.block_types:
+            weight: Tensor = getattr(head, f"{block.prefix}weight")
+            bias: Tensor = getattr(head, f"{block.prefix}bias")
+            out.append(block(weight, bias, layout, index, head.sparse))
+        return out
+
+
+class SharedVectors(NodeVectors):
+    """All vectors are scaled means of an output embedding's rows over the classes below a child; of
+    a binary node, the difference of the left child's mean and the right one's."""
+
+    needs_bounds = True
+
+    def register(
+        self, head: TreeEnsemble, frequencies: npt.NDArray[np.float64], embedding: Tensor | None
+    ) -> None:
+        if head.sparse:
+            raise ValueError(
+                "sparse: expected False with node_vectors='shared', whose gradients are dense"
+            )
+        shape = (head.n_classes, head.in_features)
+        if embedding is None:
+            embedding = nn.Parameter(torch.empty(shape).uniform_(-0.1, 0.1))
+        elif tuple(embedding.shape) != shape:
+            raise ValueError(
+                f"embedding: expected a weight of shape {shape}, got {tuple(embedding.shape)}"
+            )
+        head.output_embedding = embedding
+        # In units of 2^-50, at least 1: integers, which .half() leaves alone.
+        units = np.maximum(np.rint(frequencies / frequencies.sum() * 2.0**50), 1).astype(np.int64)
+        head.register_buffer("mass", torch.from_numpy(units))
+        for block in BLOCKS:
+            scale = self._initial_scale(head.layout, block)
+            head.register_parameter(f"{block.prefix}scale", scale)
+
+    @staticmethod
+    def _initial_scale(layout: Layout, block: type[Block]) -> nn.Parameter | None:
+        """3 where the children of a vector have children, 1 where they are classes."""
+        rows = layout.n_rows[block.kind]
+        scale = torch.ones(len(layout.trees), rows)
+        for t, of_tree in enumerate(layout.trees):
+            edge, inner = of_tree.edge[block.kind], of_tree.tree.edges().child_node >= 0
+            above_inner = inner[edge]
+            if block is BinaryBlock:
+                above_inner |= inner[edge + 1]
+            scale[t, np.flatnonzero(above_inner)] = DERIVED_SCALE
+        return nn.Parameter(scale) if rows else None
+
+    def blocks(self, head: TreeEnsemble) -> list[Block]:
+        layout, index = head.layout, head.feature_index
+        of_trees = [self._tree_vectors(head, t) for t in range(head.n_trees)]
+        out = []
+        for block, vectors in zip(head.block_types, zip(*of_trees, strict=True), strict=True):
+            scale: Tensor = getattr(head, f"{block.prefix}scale")
+            bias: Tensor = getattr(head, f"{block.prefix}bias")
+            weight = torch.stack(vectors) * scale.unsqueeze(-1)
+            out.append(block(weight, bias, layout, index, head.sparse))
+        return out
+
+    @staticmethod
+    def _tree_vectors(head: TreeEnsemble, t: int) -> list[Tensor]:
+        """Unscaled vectors [R, S] of the blocks in tree t: differences of two prefix sums in leaf
+        order."""
+        embedding, layout = head.output_embedding, head.layout
+        if head.feature_index is not None:
+            embedding = embedding[:, head.feature_index[t].long()]
+        leaf_class = layout.leaf_class[t]
+        mass = head.mass.double()[leaf_class]
+        sums = F.pad((embedding[leaf_class].double() * mass.unsqueeze(1)).cumsum(0), (0, 0, 1, 0))
+        masses = F.pad(mass.cumsum(0), (1, 0))
+        out = []
+        for block in head.block_types:
+            ends = [(sums[at], masses[at]) for at in layout.bounds(block.kind)[t].unbind(1)]
+            means = [
+                ((end - begin) / (up_to - before).unsqueeze(1)).to(embedding.dtype)
+                for (begin, before), (end, up_to) in pairwise(ends)
+            ]
+            out.append(means[0] - means[1] if block is BinaryBlock else means[0])
+        return out
+
+
+NODE_VECTORS: dict[str, NodeVectors] = {"free": FreeVectors(), "shared": SharedVectors()}
