@@ -9,7 +9,6 @@ from hstree.data import Corpus, CorpusStatistics
 from hstree.heads import Head, head_class
 from hstree.models import AWDLSTM, LanguageModel
 from hstree.runs import ConfigError, TrainConfig
-from hstree.runs import choose_device as choose_device  # for commands that still ask here
 
 
 def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistics) -> LanguageModel:
