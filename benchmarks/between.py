@@ -1,0 +1,168 @@
+"""Two checkouts of hstree against each other: the steps of the contests, and a short training.
+
+Both are built in place (``python setup.py build_ext --inplace``). A process for each takes turns
+step by step, so that whatever else the machine does meets both alike; the figure is the median of
+the ratios within a round:
+
+    python -m benchmarks.between BEFORE AFTER --contest heads ensembles train --rounds 9
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+STEP_SECONDS = 0.2
+"""A turn is one step, or as many as fit into this time."""
+
+
+class Worker:
+    """A process that makes the steps of one checkout."""
+
+    def __init__(self, checkout: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), "--worker"],
+            cwd=checkout,
+            env=os.environ | {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, *question: str) -> Any:
+        """The answer to a question of :func:`work`."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"a process ended with status {self.process.wait()}")
+        return json.loads(answer)
+
+
+def compare(before: Worker, after: Worker, names: list[str], rounds: int) -> Iterator[str]:
+    """A line for each step: median and quartiles of time after / time before."""
+    for contest in names:
+        known = [worker.ask("list", contest) for worker in (before, after)]
+        for name in (name for name in known[0] if name in known[1]):
+            turns: list[tuple[float, float]] = []
+            for worker in (before, after):
+                worker.ask("build", contest, name)
+            for number in range(rounds + 1):
+                pair = (before, after) if number % 2 else (after, before)
+                seconds = [worker.ask("turn") for worker in pair]
+                turns.append((seconds[0], seconds[1]) if number % 2 else (seconds[1], seconds[0]))
+            ratios = [new / old for old, new in turns[1:]]  # the first round finds cold caches
+            low, middle, high = quantiles(ratios, n=4)
+            yield f"| {contest}: {name} | {middle:.3f} | {low:.3f} to {high:.3f} |"
+
+
+def work() -> None:
+    """Answer questions from standard input, a line each, until it ends."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    import torch
+
+    torch.set_num_threads(1)
+    step: Callable[[], object] = lambda: None  # noqa: E731
+    for line in sys.stdin:
+        what, *of = json.loads(line)
+        answer: Any = None
+        if what == "list":
+            answer = _names(*of)
+        elif what == "build":
+            torch.manual_seed(0)
+            step = _build(*of)
+        else:
+            step()  # begins with the caches of the other process
+            seconds = []
+            while not seconds or sum(seconds) < STEP_SECONDS:
+                begin = time.process_time()
+                step()
+                seconds.append(time.process_time() - begin)
+            answer = median(seconds)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _names(contest: str) -> list[str]:
+    if contest == "train":
+        return ["trees", "softmax"]
+    from benchmarks.registry import CONTESTS
+
+    return list(CONTESTS[contest])
+
+
+def _build(contest: str, name: str) -> Callable[[], object]:
+    if contest == "train":
+        return _training(name)
+    from benchmarks.contest import Size
+    from benchmarks.registry import CONTESTS
+
+    return CONTESTS[contest][name](Size(700, 400, 10_000, 400), "cpu").step
+
+
+def _training(head: str) -> Callable[[], object]:
+    """An epoch of a small model on 3,000 sentences of made-up words."""
+    import numpy as np
+
+    from hstree.training import TrainConfig, train
+
+    folder = Path(tempfile.mkdtemp())
+    random = np.random.default_rng(0)
+    words = np.minimum(random.zipf(1.3, 30_000), 2000)
+    for split, (begin, end) in {
+        "train": (0, 24_000),
+        "valid": (24_000, 27_000),
+        "test": (27_000, 30_000),
+    }.items():
+        lines = [" ".join(f"w{w}" for w in line) for line in words[begin:end].reshape(-1, 10)]
+        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    runs = iter(range(10**6))
+
+    def run() -> None:
+        config = TrainConfig(
+            data=str(folder),
+            run=str(folder / f"run-{next(runs)}"),
+            head=head,
+            epochs=1,
+            embedding_size=64,
+            hidden_size=64,
+            batch_size=20,
+            bptt=20,
+            device="cpu",
+            threads=1,
+        )
+        train(config)
+
+    return run
+
+
+def main() -> None:
+    """Print a Markdown table."""
+    if sys.argv[1:] == ["--worker"]:
+        work()
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
+    parser.add_argument("--contest", nargs="+", required=True, help="of benchmarks.registry, train")
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    workers = [Worker(checkout) for checkout in (arguments.before, arguments.after)]
+    print("| step | time after / time before | quartiles |")
+    print("| --- | ---: | ---: |")
+    for line in compare(workers[0], workers[1], arguments.contest, arguments.rounds):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
