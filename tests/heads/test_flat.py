@@ -283,7 +283,10 @@ def test_untrained_gradient_does_not_vanish() -> None:
     [
         (np.ones(V - 1), r"frequencies: expected .* shape \(37,\), got shape \(36,\)"),
         (np.full(V, -1.0), r"frequencies\[0\]: expected a finite number of at least 0, got -1.0"),
-        (np.array([1.0] * (V - 1) + [np.nan]), r"frequencies\[36\]: expected a finite number .*, got nan"),
+        (
+            np.array([1.0] * (V - 1) + [np.nan]),
+            r"frequencies\[36\]: expected a finite number .*, got nan",
+        ),
     ],
     ids=["shape", "negative", "nan"],
 )
