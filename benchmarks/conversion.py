@@ -26,7 +26,7 @@ from benchmarks.ptb import cpu_name
 from hstree.heads import Softmax, TreeEnsemble
 from hstree.models import LanguageModel
 from hstree.models.stream import read_stream
-from hstree.training import load_run
+from hstree.runs import load_run
 from hstree.trees import Tree, build_ensemble
 
 SHAPES = [(1, 1, 1), (1, 256, 1), (1, 1024, 64), (4, 256, 1), (4, 1024, 64)]

@@ -14,6 +14,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.gpu_settings import EAGER, SETTINGS, contestants
+from benchmarks.targets import Target, target_table
 
 Entry = dict[str, Any]
 
@@ -64,12 +65,12 @@ def of_setting(results: Mapping[str, Any], setting: str) -> dict[str, Entry]:
     }
 
 
-def targets(results: Mapping[str, Any]) -> list[Entry]:
+def targets(results: Mapping[str, Any]) -> list[tuple[Target, float | None]]:
     """What was to be reached, and what was; None where a figure is missing."""
-    rows: list[Entry] = []
+    rows: list[tuple[Target, float | None]] = []
 
-    def add(title: str, wanted: str, reached: float | None) -> None:
-        rows.append({"title": title, "wanted": wanted, "reached": reached})
+    def add(target: Target, reached: float | None) -> None:
+        rows.append((target, reached))
 
     def ratio(above: float | None, below: float | None) -> float | None:
         return above / below if above is not None and below else None
@@ -84,23 +85,23 @@ def targets(results: Mapping[str, Any]) -> list[Entry]:
             kind, title = known[name].kind, f"{setting}: {entry['title']}"
             if kind == "paths":
                 add(
-                    f"{title} / compulsory bytes",
-                    f"at most {MOST_TRAFFIC:g}",
+                    Target(f"{title} / compulsory bytes", at_most=MOST_TRAFFIC),
                     traffic_ratio(entry, "both"),
                 )
             if kind == "function":
                 for part in ("forward", "backward"):
-                    add(f"{title}, {part} / copy", "at most 1.2", traffic_ratio(entry, part))
+                    add(Target(f"{title}, {part} / copy", at_most=1.2), traffic_ratio(entry, part))
             if kind in ("paths", "wide") and fastest is not None:
                 add(
-                    f"fastest flat loss ({known[fastest].title}) / {title}",
-                    "at least 20" if kind == "paths" else "",
+                    Target(
+                        f"fastest flat loss ({known[fastest].title}) / {title}",
+                        at_least=20 if kind == "paths" else None,
+                    ),
                     ratio(flat[fastest], middle(entry)),
                 )
             if kind == "paths":
                 add(
-                    f"{title}, extra memory / {known[EAGER].title}",
-                    "at most 0.05",
+                    Target(f"{title}, extra memory / {known[EAGER].title}", at_most=0.05),
                     ratio(entry.get("peak_bytes"), eager.get("peak_bytes")),
                 )
     return rows
@@ -266,8 +267,9 @@ def tables(results: Mapping[str, Any]) -> str:
             *_kernels(there),
             *_machine(there),
         ]
-    rows = [[row["title"], row["wanted"], _number(row["reached"])] for row in targets(results)]
-    return "\n".join(lines + _table(["", "wanted", "reached"], rows, 2))
+    if reached := targets(results):
+        lines += ["", *target_table("", reached)]
+    return "\n".join(lines)
 
 
 # ---- picture

@@ -26,9 +26,11 @@ from typing import Any
 
 import torch
 
-from hstree.analysis import RunFigures, compare, read_run, to_markdown, validation_curves
+from hstree._figures import picture as rendered
 from hstree.data import load_corpus
-from hstree.training import EpochRecord, PlainLines, TrainConfig, Trainer, build_model, train
+from hstree.laboratory import compare, to_markdown, validation_curves
+from hstree.runs import EpochRecord, RunFigures, TrainConfig, read_run
+from hstree.training import PlainLines, Trainer, build_model, train
 
 COMMON: dict[str, Any] = {
     "embedding_size": 200,
@@ -196,9 +198,10 @@ def time_threads(data: Path, runs: Path, heads: Iterable[str]) -> dict[str, floa
         for _ in range(4):  # the first round warms up
             for threads, found in seconds.items():
                 torch.set_num_threads(threads)
-                _, speed, _ = trainer.run_epoch()
+                for _ in trainer.steps():
+                    pass
                 trainer.note_validation(0.0)
-                found.append(1 / speed)
+                found.append(1 / trainer.position.tokens_per_second)
         ratios[head] = median(seconds[1][1:]) / median(seconds[2][1:])
     runs.mkdir(parents=True, exist_ok=True)
     threads_file(runs).write_text(json.dumps(ratios) + "\n")
@@ -381,7 +384,7 @@ def main() -> None:
     print(to_markdown(comparison))
     if arguments.save:
         picture = arguments.save.with_suffix(".png")
-        picture.write_bytes(validation_curves(comparison))
+        picture.write_bytes(rendered(validation_curves(comparison)))
         text = page(comparison.runs, tries_table(arguments.runs, arguments.heads), picture.name)
         arguments.save.with_suffix(".md").write_text(text, encoding="utf-8")
 

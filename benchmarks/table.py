@@ -32,6 +32,7 @@ from benchmarks.heads import FLAT, FORMULAS, LARGE_CHUNKS, OWN_CHUNKS, SMALL_CHU
 from benchmarks.optimizers import ADAM, LOSS, OPTIMIZER_SIZES, OPTIMIZERS, TORCH_ADAM
 from benchmarks.paths import CLASSES, PATH_SIZES
 from benchmarks.plot import plot_growth
+from benchmarks.targets import Target, number, target_table
 
 Contest = dict[str, dict[str, Any]]
 
@@ -39,23 +40,14 @@ FLAT_LOSSES = (FLAT, OWN_CHUNKS, SMALL_CHUNKS, LARGE_CHUNKS)
 
 
 @dataclass(frozen=True)
-class Target:
-    """A ratio of two contestants, and what it should be; of several names the fastest counts."""
+class Ratio(Target):
+    """A ratio of two contestants; of several names the fastest counts."""
 
-    title: str
     contest: str
     of: str | tuple[str, ...]
     to: str | tuple[str, ...]
     figure: str = "seconds"
     to_figure: str | None = None  # figure
-    at_most: float | None = None
-    at_least: float | None = None
-
-    @property
-    def wanted(self) -> str:
-        if self.at_most is not None:
-            return f"at most {self.at_most:g}"
-        return f"at least {self.at_least:g}" if self.at_least is not None else ""
 
     def reached(self, contests: dict[str, Any]) -> float | None:
         contestants = contests.get(self.contest, {}).get("contestants", {})
@@ -63,17 +55,17 @@ class Target:
 
 
 TARGETS = [
-    Target("PLIF by itself / log_softmax", "plif", "hstree.ops.plif", "log_softmax", at_most=3),
-    Target("PLIF by gather / PLIF by itself", "plif", "gather", "hstree.ops.plif", at_least=4),
-    Target("step of `plif` / of `softmax`", "heads", "plif", "softmax", at_most=1.15),
-    Target(f"step of `plif` / {FLAT}", "heads", "plif", FLAT, at_most=1.15),
-    Target("step of `sigsoftmax` / of `softmax`", "heads", "sigsoftmax", "softmax", at_most=1.05),
-    Target("step of `gss` / of `softmax`", "heads", "gss", "softmax", at_most=1.05),
-    Target(f"step of `softmax` / {SMALL_CHUNKS}", "heads", "softmax", SMALL_CHUNKS),
-    Target(
+    Ratio("PLIF by itself / log_softmax", "plif", "hstree.ops.plif", "log_softmax", at_most=3),
+    Ratio("PLIF by gather / PLIF by itself", "plif", "gather", "hstree.ops.plif", at_least=4),
+    Ratio("step of `plif` / of `softmax`", "heads", "plif", "softmax", at_most=1.15),
+    Ratio(f"step of `plif` / {FLAT}", "heads", "plif", FLAT, at_most=1.15),
+    Ratio("step of `sigsoftmax` / of `softmax`", "heads", "sigsoftmax", "softmax", at_most=1.05),
+    Ratio("step of `gss` / of `softmax`", "heads", "gss", "softmax", at_most=1.05),
+    Ratio(f"step of `softmax` / {SMALL_CHUNKS}", "heads", "softmax", SMALL_CHUNKS),
+    Ratio(
         "step of `mos` / all log-probabilities", "mos", "mos", "all log-probabilities", at_most=0.8
     ),
-    Target(
+    Ratio(
         "peak extra memory of `mos` / all log-probabilities",
         "mos",
         "mos",
@@ -81,11 +73,11 @@ TARGETS = [
         figure="peak_bytes",
         at_most=0.125,
     ),
-    Target("step of `mos` / its 3 K matrix products", "mos", "mos", "3 K products"),
+    Ratio("step of `mos` / its 3 K matrix products", "mos", "mos", "3 K products"),
 ]
 
 
-def _path_targets() -> list[Target]:
+def _path_targets() -> list[Ratio]:
     targets = []
     wanted = {1: (200, 600, 4000), 8: (40, 120, 700)}
     for t in (8, 1):
@@ -94,8 +86,8 @@ def _path_targets() -> list[Target]:
         for size, times in zip(PATH_SIZES, wanted[t], strict=True):
             contest, of = f"path, V = {size.classes}", f"path, T = {t}, V = {size.classes}"
             targets += [
-                Target(f"fastest flat loss / {of}", contest, FLAT_LOSSES, ours, at_least=times),
-                Target(
+                Ratio(f"fastest flat loss / {of}", contest, FLAT_LOSSES, ours, at_least=times),
+                Ratio(
                     f"fastest torch tree / {of}",
                     contest,
                     torch_trees,
@@ -107,8 +99,8 @@ def _path_targets() -> list[Target]:
     return targets
 
 
-def _memory_target(title: str, contest: str, name: str) -> Target:
-    return Target(
+def _memory_target(title: str, contest: str, name: str) -> Ratio:
+    return Ratio(
         f"peak extra memory of {title} / (1.5 of its row-sparse gradient + 16 MiB)",
         contest,
         name,
@@ -122,7 +114,7 @@ def _memory_target(title: str, contest: str, name: str) -> Target:
 TREE_TARGETS = [
     *_path_targets(),
     *(
-        Target(
+        Ratio(
             f"path, T = {t}: one thread / two threads",
             "threads",
             f"T = {t}, threads = 1",
@@ -132,7 +124,7 @@ TREE_TARGETS = [
         for t in (8, 1)
     ),
     *(
-        Target(
+        Ratio(
             f"path, T = {t}: {what}, V = {CLASSES[-1]} / V = {CLASSES[0]}",
             f"growth, T = {t}",
             f"V = {CLASSES[-1]}",
@@ -143,7 +135,7 @@ TREE_TARGETS = [
         for what, figure in (("nodes on a path", "visits"), ("time of a row", "seconds"))
     ),
     *(
-        Target(
+        Ratio(
             f"node visit in {title} / in hstree, D = {features}",
             f"{library}, D = {features}",
             library,
@@ -155,7 +147,7 @@ TREE_TARGETS = [
         for features in (400, 100)
     ),
     *(
-        Target(
+        Ratio(
             f"path, T = {t}: bfloat16 / float32",
             "precision",
             f"T = {t}, bfloat16",
@@ -164,7 +156,7 @@ TREE_TARGETS = [
         )
         for t in (8, 1)
     ),
-    Target(
+    Ratio(
         "error of path in bfloat16 / of torch's tree in bfloat16",
         "precision",
         "T = 8, bfloat16",
@@ -172,14 +164,14 @@ TREE_TARGETS = [
         figure="error",
         at_most=1,
     ),
-    Target("fastest flat loss / wide `TreeEnsemble`", "wide", FLAT_LOSSES, MODULE, at_least=12),
-    Target(f"{ADAPTIVE} / wide `TreeEnsemble`", "wide", ADAPTIVE, MODULE, at_least=1),
-    Target("leaf groups / root", "wide parts", "leaf groups", "root", at_most=1),
+    Ratio("fastest flat loss / wide `TreeEnsemble`", "wide", FLAT_LOSSES, MODULE, at_least=12),
+    Ratio(f"{ADAPTIVE} / wide `TreeEnsemble`", "wide", ADAPTIVE, MODULE, at_least=1),
+    Ratio("leaf groups / root", "wide parts", "leaf groups", "root", at_most=1),
     _memory_target("wide `TreeEnsemble`", "wide", MODULE),
-    Target("wide `TreeEnsemble` / its kernels", "wide parts", MODULE, KERNELS, at_most=1.3),
-    Target("binary `TreeEnsemble` / its kernels", "binary parts", MODULE, KERNELS, at_most=1.3),
+    Ratio("wide `TreeEnsemble` / its kernels", "wide parts", MODULE, KERNELS, at_most=1.3),
+    Ratio("binary `TreeEnsemble` / its kernels", "binary parts", MODULE, KERNELS, at_most=1.3),
     *(
-        Target(
+        Ratio(
             f"step of {name} / path, T = 8, V = {size.classes}",
             f"optimizers, V = {size.classes}",
             name,
@@ -190,7 +182,7 @@ TREE_TARGETS = [
         if name != LOSS
     ),
     *(
-        Target(
+        Ratio(
             f"{TORCH_ADAM} / {ADAM}, V = {size.classes}",
             f"optimizers, V = {size.classes}",
             TORCH_ADAM,
@@ -278,7 +270,7 @@ def path_table(results: dict[str, Any]) -> list[str]:
         f"| --- |{' ---: |' * (len(there) + 1)}",
     ]
     for name in there[0]["contestants"]:
-        times = [_number(ratio(contest["contestants"], name, unit)) for contest in there]
+        times = [number(ratio(contest["contestants"], name, unit)) for contest in there]
         peak = there[memory]["contestants"][name].get("peak_bytes")
         times.append("not measured" if peak is None else f"{peak / 2**20:,.0f} MiB")
         lines.append(f"| {name} | {' | '.join(times)} |")
@@ -302,8 +294,8 @@ def head_tables(results: dict[str, Any]) -> list[str]:
                 cells = [
                     f"`{head}`" if head in hstree.heads.head_names() else head,
                     FORMULAS[head],
-                    _number(ratio(contestants, head, FLAT)),
-                    _number(ratio(contestants, head, FLAT, "peak_bytes")),
+                    number(ratio(contestants, head, FLAT)),
+                    number(ratio(contestants, head, FLAT, "peak_bytes")),
                     f"{figures['parameters'] / 1e6:,.2f} M",
                 ]
                 rows.append(f"| {' | '.join(cells)} |")
@@ -343,7 +335,7 @@ def decoding_table(results: dict[str, Any]) -> list[str]:
     of = [contests[f"decoding, N = {n}"]["contestants"] for n in there]
     for head in (SOFTMAX, *TREES):
         times = [
-            _number(ratio(contestants, f"{head}: {question}", unit))
+            number(ratio(contestants, f"{head}: {question}", unit))
             for contestants in of
             for question in QUESTIONS
         ]
@@ -353,30 +345,21 @@ def decoding_table(results: dict[str, Any]) -> list[str]:
     return [*lines, "", f"{size}; 1 = {', '.join(f'{1000 * s:.2g} ms' for s in seconds)}."]
 
 
-def target_table(results: dict[str, Any], targets: Sequence[Target]) -> list[str]:
-    """What was to be reached, and what was."""
+def target_tables(results: dict[str, Any], targets: Sequence[Ratio]) -> list[str]:
+    """For each device what was to be reached, and what was, as far as there are figures."""
     lines: list[str] = []
     for device, contests in results["contests"].items():
-        rows = []
-        for target in targets:
-            reached = target.reached(contests)
-            if reached is not None:
-                rows.append(f"| {target.title} | {target.wanted} | {_number(reached)} |")
-        if not rows:
+        reached = [(target, target.reached(contests)) for target in targets]
+        title = "one core" if device == "cpu" else results["gpu"]
+        made = target_table(title, [row for row in reached if row[1] is not None])
+        if not made:
             continue
         if lines:
             lines.append("")
-        title = "one core" if device == "cpu" else results["gpu"]
-        lines += [f"| {title} | wanted | reached |", "| --- | --- | ---: |", *rows]
+        lines += made
         if targets is TARGETS and "mos" in contests:
             lines += ["", f"`mos` here with {contests['mos']['size']}, K = 15."]
     return lines
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "not measured"
-    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
@@ -384,9 +367,9 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     made = {
         "benchmarks": path_table(results),
         "decoding": decoding_table(results),
-        "tree-targets": target_table(results, TREE_TARGETS),
+        "tree-targets": target_tables(results, TREE_TARGETS),
         "heads": head_tables(results),
-        "targets": target_table(results, TARGETS),
+        "targets": target_tables(results, TARGETS),
     }
     source = (
         f"{results['cpu']}, one thread, torch {results['torch']}, Python {results['python']}, "

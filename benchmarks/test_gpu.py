@@ -559,7 +559,7 @@ def test_targets_and_tables_from_figures() -> None:
         "calls": [{"date": "2026-11-22 10:00"}],
         "entries": {f"benchmarks/4096x128k/{name}": entry for name, entry in there.items()},
     }
-    reached = {row["title"]: row["reached"] for row in gpu_report.targets(results)}
+    reached = {target.title: figure for target, figure in gpu_report.targets(results)}
     title = "4096x128k: Huffman trees, S = D/4, single features"
     function = "4096x128k: PLIF of float32 elements by itself"
     assert reached == {

@@ -8,3 +8,8 @@ import torch
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of sums, scores and log-probabilities: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for torch.float32."""
+    return str(dtype).removeprefix("torch.")

@@ -74,7 +74,7 @@ struct MonotoneKernels {
   // Largest x; NaN are passed over.
   A (*max)(const A* x, int64_t count);
 
-  // Smallest x, or NaN if there is one.
+  // Smallest x; NaN are passed over.
   A (*min)(const A* x, int64_t count);
 
   A (*value)(const Function<A>& f, A x);

@@ -1,5 +1,5 @@
-// CPU kernels of tree_log_prob and its backward: the log-probabilities of all classes of a mixture of trees, from
-// the scores of all nodes.
+// CPU kernels of tree_log_prob and its backward: the log-probabilities of all classes of a mixture of trees,
+// from the scores of all nodes.
 //
 //     log P_t(y) = sum over the edges from the root of tree t to y of log P(edge)
 //     log P(y) = log sum_t exp(log_gate[t] + log P_t(y))

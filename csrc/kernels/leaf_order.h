@@ -1,5 +1,5 @@
-// What path_log_prob.h and wide_log_prob.h share: the tables of a batch, the order of its rows, the plan of what
-// they visit.
+// What path_log_prob.h and wide_log_prob.h share: the tables of a batch, the order of its rows, the plan of
+// what they visit.
 //
 // Plain C++: no CUDA and no torch include. All tensors are contiguous and on the device of the stream.
 // Launchers throw std::runtime_error when a launch fails, launch nothing when rows or trees is 0, and never
@@ -66,12 +66,12 @@ void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t
                 int64_t* index, cudaStream_t stream);
 
 // Size of the workspace of path_log_prob_backward_hidden, path_log_prob_backward_weight and
-// wide_log_prob_backward_weight, aligned to 16 bytes, content arbitrary; nothing in it passes from one to another.
-// The last two take, unless the number of segments C is 1, 2 * T * C * stride * (S + 1) sums and T * C * stride
-// int64; path_log_prob_backward_weight also T * stride * N sums, N up to a multiple of 16, and at most
-// T * (N * stride + 33 C) int64. path_log_prob_backward_hidden takes less: T * N * (10 * stride + 8) bytes (float64:
-// 14 and 12). C is N / 512 for batches that fill a GPU (float64: N / 256), and more for smaller ones, at most
-// N / 128; wide: at most N / 64 and 4096 / stride (segment.cuh).
+// wide_log_prob_backward_weight, aligned to 16 bytes, content arbitrary; nothing in it passes from one to
+// another. The last two take, unless the number of segments C is 1, 2 * T * C * stride * (S + 1) sums and T *
+// C * stride int64; path_log_prob_backward_weight also T * stride * N sums, N up to a multiple of 16, and at
+// most T * (N * stride + 33 C) int64. path_log_prob_backward_hidden takes less: T * N * (10 * stride + 8)
+// bytes (float64: 14 and 12). C is N / 512 for batches that fill a GPU (float64: N / 256), and more for
+// smaller ones, at most N / 128; wide: at most N / 64 and 4096 / stride (segment.cuh).
 int64_t backward_workspace_bytes(ScalarType type, const Tables& tables);
 
 }  // namespace hstree

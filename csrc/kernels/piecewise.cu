@@ -85,9 +85,9 @@ __global__ void __launch_bounds__(threads, 1)
 template <int Width>
 constexpr int slope_width = Width == 2 ? 1 : Width;
 
-// What piecewise_backward keeps on the device beside the sums of IntervalSums, whose largest, the limit, is that of
-// the sample. Elements inside [-R, R] with |grad| above the limit are late: their sums, `further`, have the
-// quantum of the largest |grad| of all, which is known at the end of the pass.
+// What piecewise_backward keeps on the device beside the sums of IntervalSums, whose largest, the limit, is
+// that of the sample. Elements inside [-R, R] with |grad| above the limit are late: their sums, `further`,
+// have the quantum of the largest |grad| of all, which is known at the end of the pass.
 struct LateWorkspace {
   FurtherSums further;
   int64_t* count;    // [most_blocks], late elements of each block

@@ -1,5 +1,5 @@
-// hstree::feature_gather and its backward: each tree's subset of the features of hidden. feature_gather_cuda.cpp
-// registers the CUDA implementation.
+// hstree::feature_gather and its backward: each tree's subset of the features of hidden.
+// feature_gather_cuda.cpp registers the CUDA implementation.
 #include "cpu/feature_gather.h"
 
 #include "cpu/tree_batch.h"

@@ -1,5 +1,6 @@
-// The arguments of piecewise and of monotone_log_prob: checked, made contiguous, handed to the kernels of their
-// device. Every check throws std::runtime_error that names the argument, what was expected and what came.
+// The arguments of piecewise and of monotone_log_prob: checked, made contiguous, handed to the kernels of
+// their device. Every check throws std::runtime_error that names the argument, what was expected and what
+// came.
 //
 // Dimensions: R rows, V classes, K intervals.
 #pragma once

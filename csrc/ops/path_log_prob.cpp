@@ -5,7 +5,7 @@
 namespace hstree {
 namespace {
 
-using PathOp = TreeOp<false>;
+using PathOp = TreeOp<path_kind>;
 
 // On any device, and differentiable, as what it calls.
 std::tuple<Tensor, Tensor> forward(const Tensor& input, const Tensor& weight,

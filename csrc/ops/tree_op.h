@@ -11,9 +11,46 @@
 
 namespace hstree {
 
+// What tells the path op from the wide op: names, and shapes of arguments in messages.
+struct TreeKind {
+  bool wide;
+  const char *forward, *backward, *backward_sparse;
+  const char *offset, *path, *longest;
+  const char *weight_shape, *bias_shape, *path_shape, *score_shape;
+  int64_t path_dim;
+  int64_t most;  // the largest `longest`
+};
+
+inline constexpr TreeKind path_kind = {false,
+                                       "hstree::path_log_prob",
+                                       "hstree::path_log_prob_backward",
+                                       "hstree::path_log_prob_backward_sparse",
+                                       "path_offset",
+                                       "path",
+                                       "max_depth",
+                                       "[T, M, S]",
+                                       "[T, M]",
+                                       "[P]",
+                                       "[N, T, max_depth]",
+                                       1,
+                                       max_depth};
+inline constexpr TreeKind wide_kind = {true,
+                                       "hstree::wide_log_prob",
+                                       "hstree::wide_log_prob_backward",
+                                       "hstree::wide_log_prob_backward_sparse",
+                                       "wide_offset",
+                                       "wide_path",
+                                       "max_width",
+                                       "[T, R, S]",
+                                       "[T, R]",
+                                       "[P, 3]",
+                                       "[N, T, max_width]",
+                                       2,
+                                       1 << 20};
+
 struct TreeArguments {
   const char* op;
-  bool wide;
+  const TreeKind& kind;
   ScalarType type;                      // of hidden and weight
   Tensor hidden;                        // [N, D]
   Tensor weight;                        // [T, M, S]
@@ -33,7 +70,7 @@ struct TreeArguments {
 };
 
 // Throws std::runtime_error that names the argument, what was expected and what came.
-TreeArguments tree_arguments(const char* op, bool wide, const Tensor& hidden, const Tensor& weight,
+TreeArguments tree_arguments(const char* op, const TreeKind& kind, const Tensor& hidden, const Tensor& weight,
                              const Tensor& target, const Tensor& path_offset, const Tensor& path,
                              const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
                              int64_t longest);
@@ -69,22 +106,15 @@ ForwardResult tree_forward_cpu(const TreeArguments& arguments, const std::option
 SparseResult tree_backward_cpu(const TreeArguments& arguments, const Tensor& grad_log_prob,
                                const Tensor& score, const TreePlan& plan, bool sparse);
 
-// What the dispatcher calls. Wide: whether the op is wide_log_prob; kernel: the function of a device, as those
-// above.
-template <bool wide>
+// What the dispatcher calls. kernel: the function of a device, as those above.
+template <const TreeKind& kind>
 struct TreeOp {
-  static constexpr const char* forward_name = wide ? "hstree::wide_log_prob" : "hstree::path_log_prob";
-  static constexpr const char* backward_name =
-      wide ? "hstree::wide_log_prob_backward" : "hstree::path_log_prob_backward";
-  static constexpr const char* sparse_name =
-      wide ? "hstree::wide_log_prob_backward_sparse" : "hstree::path_log_prob_backward_sparse";
-
   template <auto kernel>
   static ForwardResult forward(const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& bias,
                                const Tensor& target, const Tensor& offset, const Tensor& path,
                                const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
                                int64_t longest, const std::optional<Tensor>& order) {
-    const TreeArguments arguments = tree_arguments(forward_name, wide, hidden, weight, target, offset, path,
+    const TreeArguments arguments = tree_arguments(kind.forward, kind, hidden, weight, target, offset, path,
                                                    leaf_position, feature_index, longest);
     return kernel(arguments, checked_bias(arguments, bias), checked_order(arguments, order));
   }
@@ -96,7 +126,7 @@ struct TreeOp {
                                  const Tensor& score, const std::optional<Tensor>& order,
                                  const std::optional<Tensor>& plan) {
     const auto [grad_hidden, index, grad_weight, grad_bias] =
-        gradient<kernel>(backward_name, false, grad_log_prob, hidden, weight, target, offset, path,
+        gradient<kernel>(kind.backward, false, grad_log_prob, hidden, weight, target, offset, path,
                          leaf_position, feature_index, score, order, plan);
     return {grad_hidden, grad_weight, grad_bias};
   }
@@ -107,7 +137,7 @@ struct TreeOp {
                                       const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
                                       const Tensor& score, const std::optional<Tensor>& order,
                                       const std::optional<Tensor>& plan) {
-    return gradient<kernel>(sparse_name, true, grad_log_prob, hidden, weight, target, offset, path,
+    return gradient<kernel>(kind.backward_sparse, true, grad_log_prob, hidden, weight, target, offset, path,
                             leaf_position, feature_index, score, order, plan);
   }
 
@@ -118,8 +148,8 @@ struct TreeOp {
                                const Tensor& path, const Tensor& leaf_position,
                                const std::optional<Tensor>& feature_index, const Tensor& score,
                                const std::optional<Tensor>& order, const std::optional<Tensor>& plan) {
-    check_dim(op, "score", score, 3, wide ? "[N, T, max_width]" : "[N, T, max_depth]");
-    const TreeArguments arguments = tree_arguments(op, wide, hidden, weight, target, offset, path,
+    check_dim(op, "score", score, 3, kind.score_shape);
+    const TreeArguments arguments = tree_arguments(op, kind, hidden, weight, target, offset, path,
                                                    leaf_position, feature_index, score.size(2));
     const auto [grad, kept] = checked_gradient(arguments, grad_log_prob, score);
     return kernel(arguments, grad, kept, {checked_order(arguments, order), plan}, sparse);

@@ -2,39 +2,37 @@
 
 namespace hstree {
 
-TreeArguments tree_arguments(const char* op, bool wide, const Tensor& hidden, const Tensor& weight,
+TreeArguments tree_arguments(const char* op, const TreeKind& kind, const Tensor& hidden, const Tensor& weight,
                              const Tensor& target, const Tensor& path_offset, const Tensor& path,
                              const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
                              int64_t longest) {
-  const char* path_name = wide ? "wide_path" : "path";
-  const char* offset_name = wide ? "wide_offset" : "path_offset";
   check_dim(op, "hidden", hidden, 2, "[N, D]");
-  check_dim(op, "weight", weight, 3, wide ? "[T, R, S]" : "[T, M, S]");
+  check_dim(op, "weight", weight, 3, kind.weight_shape);
   check_dim(op, "target", target, 1, "[N]");
   check_dim(op, "leaf_position", leaf_position, 2, "[T, V]");
-  check_dim(op, offset_name, path_offset, 2, "[T, V + 1]");
-  check_dim(op, path_name, path, wide ? 2 : 1, wide ? "[P, 3]" : "[P]");
+  check_dim(op, kind.offset, path_offset, 2, "[T, V + 1]");
+  check_dim(op, kind.path, path, kind.path_dim, kind.path_shape);
 
   const ScalarType type = element_type(op, "hidden", hidden);
   check(weight.scalar_type() == hidden.scalar_type(), op, ": weight: expected the dtype of hidden, ",
         torch::headeronly::toString(hidden.scalar_type()), ", got ",
         torch::headeronly::toString(weight.scalar_type()));
   check_dtype(op, "target", target, Dtype::Long);
-  check_dtype(op, offset_name, path_offset, Dtype::Long);
-  check_dtype(op, path_name, path, Dtype::Int);
+  check_dtype(op, kind.offset, path_offset, Dtype::Long);
+  check_dtype(op, kind.path, path, Dtype::Int);
   check_dtype(op, "leaf_position", leaf_position, Dtype::Int);
   check_device(op, "weight", weight, hidden);
   check_device(op, "target", target, hidden);
-  check_device(op, offset_name, path_offset, hidden);
-  check_device(op, path_name, path, hidden);
+  check_device(op, kind.offset, path_offset, hidden);
+  check_device(op, kind.path, path, hidden);
   check_device(op, "leaf_position", leaf_position, hidden);
 
   const int64_t trees = weight.size(0);
   check_size(op, "target", target, 0, hidden.size(0), "rows of hidden");
   check_size(op, "leaf_position", leaf_position, 0, trees, "trees of weight");
-  check_size(op, offset_name, path_offset, 0, trees, "trees of weight");
-  check_size(op, offset_name, path_offset, 1, leaf_position.size(1) + 1, "classes of leaf_position + 1");
-  if (wide) check_size(op, path_name, path, 1, 3, "first_row, width, child");
+  check_size(op, kind.offset, path_offset, 0, trees, "trees of weight");
+  check_size(op, kind.offset, path_offset, 1, leaf_position.size(1) + 1, "classes of leaf_position + 1");
+  if (kind.wide) check_size(op, kind.path, path, 1, 3, "first_row, width, child");
   if (feature_index) {
     check_dim(op, "feature_index", *feature_index, 2, "[T, S]");
     check_dtype(op, "feature_index", *feature_index, Dtype::Int);
@@ -48,12 +46,11 @@ TreeArguments tree_arguments(const char* op, bool wide, const Tensor& hidden, co
   check(trees < INT32_MAX, op, ": weight: expected fewer than 2^31 - 1 trees, got ", trees);
   check(weight.size(1) < (1 << 30), op, ": weight: expected fewer than 2^30 rows in a tree, got ",
         weight.size(1));
-  const int64_t limit = wide ? 1 << 20 : max_depth;
-  check(longest >= 0 && longest <= limit, op, wide ? ": max_width" : ": max_depth", ": expected 0 to ", limit,
-        ", got ", longest);
+  check(longest >= 0 && longest <= kind.most, op, ": ", kind.longest, ": expected 0 to ", kind.most, ", got ",
+        longest);
 
   return {op,
-          wide,
+          kind,
           type,
           torch::stable::contiguous(hidden),
           torch::stable::contiguous(weight),
@@ -67,7 +64,7 @@ TreeArguments tree_arguments(const char* op, bool wide, const Tensor& hidden, co
 
 std::optional<Tensor> checked_bias(const TreeArguments& a, const std::optional<Tensor>& bias) {
   if (!bias) return std::nullopt;
-  check_dim(a.op, "bias", *bias, 2, a.wide ? "[T, R]" : "[T, M]");
+  check_dim(a.op, "bias", *bias, 2, a.kind.bias_shape);
   check_size(a.op, "bias", *bias, 0, a.trees(), "trees of weight");
   check_size(a.op, "bias", *bias, 1, a.weight_rows(), "rows of weight in a tree");
   check(bias->scalar_type() == a.weight.scalar_type(), a.op, ": bias: expected the dtype of weight, ",

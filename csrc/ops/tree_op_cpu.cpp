@@ -53,7 +53,7 @@ ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tenso
     const cpu::Forward<T> tensors = {const_data<T>(a.hidden), const_data<T>(a.weight),
                                      bias ? const_data<T>(*bias) : nullptr, data<A>(log_prob),
                                      data<A>(score)};
-    if (a.wide) {
+    if (a.kind.wide) {
       cpu::wide_log_prob(batch, tensors);
     } else {
       cpu::path_log_prob(batch, tensors);
@@ -88,7 +88,7 @@ SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_pr
                                        const_data<T>(a.hidden), const_data<T>(a.weight), data<A>(grad_hidden),
                                        data<T>(grad_weight), data<T>(grad_bias), sparse});
     };
-    if (a.wide) {
+    if (a.kind.wide) {
       run(cpu::wide_plans(batch), [&](const auto& plans, const auto& tensors) {
         cpu::wide_log_prob_backward(batch, plans, tensors);
       });

@@ -34,7 +34,7 @@ class Plan {
                a.features(),
                static_cast<int>(trees),
                static_cast<int>(a.longest),
-               a.wide};
+               a.kind.wide};
     order_ = kept.order ? *kept.order : leaf_order_of(a.hidden, tables_, stream);
     plan_ = kept.plan ? *kept.plan : empty(a.hidden, {plan_size(a)}, Dtype::Int);
     int32_t* const length = data<int32_t>(plan_);
@@ -81,7 +81,7 @@ ForwardResult tree_forward_cuda(const TreeArguments& a, const std::optional<Tens
   const CudaCall call(a.hidden);
   const Plan plan(a, {order, std::nullopt}, call.stream());
   const void* bias_data = bias ? bias->const_data_ptr() : nullptr;
-  if (a.wide) {
+  if (a.kind.wide) {
     const WideForward tensors = {a.hidden.const_data_ptr(), a.weight.const_data_ptr(), bias_data,
                                  log_prob.mutable_data_ptr(), score.mutable_data_ptr()};
     wide_log_prob(a.type, plan.tables(), plan.leaf_order(), tensors, call.stream());
@@ -129,7 +129,7 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
   const int64_t bytes = backward_workspace_bytes(a.type, plan.tables());
   const Tensor workspace = empty(a.hidden, {bytes}, Dtype::Byte);
   Tensor grad_hidden;
-  if (a.wide) {
+  if (a.kind.wide) {
     const Tensor sum = zeros(a.hidden, {a.rows(), a.in_features()}, sums);
     grad_hidden = dtype == sums ? sum : empty(a.hidden, {a.rows(), a.in_features()}, dtype);
     wide_log_prob_backward_hidden(a.type, plan.tables(), order, wide, sum.mutable_data_ptr(),
@@ -154,7 +154,7 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
                     workspace.mutable_data_ptr(), grad_weight.mutable_data_ptr(),
                     grad_bias.mutable_data_ptr(), call.stream());
   };
-  if (a.wide) {
+  if (a.kind.wide) {
     run(wide_log_prob_backward_weight, wide);
   } else {
     run(path_log_prob_backward_weight, path);
@@ -165,11 +165,11 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
-  using PathOp = TreeOp<false>;
+  using PathOp = TreeOp<path_kind>;
   m.impl("path_log_prob", TORCH_BOX(&PathOp::forward<tree_forward_cuda>));
   m.impl("path_log_prob_backward", TORCH_BOX(&PathOp::backward<tree_backward_cuda>));
   m.impl("path_log_prob_backward_sparse", TORCH_BOX(&PathOp::backward_sparse<tree_backward_cuda>));
-  using WideOp = TreeOp<true>;
+  using WideOp = TreeOp<wide_kind>;
   m.impl("wide_log_prob", TORCH_BOX(&WideOp::forward<tree_forward_cuda>));
   m.impl("wide_log_prob_backward", TORCH_BOX(&WideOp::backward<tree_backward_cuda>));
   m.impl("wide_log_prob_backward_sparse", TORCH_BOX(&WideOp::backward_sparse<tree_backward_cuda>));

@@ -4,7 +4,7 @@
 
 namespace hstree {
 
-using WideOp = TreeOp<true>;
+using WideOp = TreeOp<wide_kind>;
 
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(

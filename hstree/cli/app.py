@@ -14,7 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from . import analyze, compare, evaluate, experiment, generate, study, train, tree
+from hstree.laboratory.comparison import report as compare
+
+from . import evaluate, generate, laboratory, study, train, tree
 
 _DESCRIPTION = """\
 Language models with output layers from ensembles of randomized hierarchical softmaxes.
@@ -65,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser
     )
-    for module in (train, evaluate, generate, compare, study, tree, analyze, experiment):
+    for module in (train, evaluate, generate, compare, study, tree, laboratory):
         module.add_command(commands)
     return parser
 

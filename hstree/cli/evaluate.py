@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from hstree._arguments import count, not_negative, positive, share_below_one
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
-
-from .arguments import count
-from .numbers import not_negative, positive, share_below_one
 
 if TYPE_CHECKING:
     from hstree.data import Corpus

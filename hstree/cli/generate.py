@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from hstree._arguments import count, positive, share
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
-
-from .arguments import count
-from .numbers import positive, share
 
 _DESCRIPTION = """\
 Text from a trained model, each word drawn given all words before it: by the head's own sampler, or

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import add_config_arguments, config_values, count
+from hstree._arguments import count
+from hstree.runs.flags import add_config_arguments, config_values
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,7 +118,7 @@ def _open(arguments: argparse.Namespace) -> _Source:
 
 def _open_run(path: Path, index: int) -> _Source:
     from hstree.heads import TreeEnsemble
-    from hstree.training import load_run
+    from hstree.runs import load_run
 
     run = load_run(path)
     head = run.model.head
@@ -134,7 +135,8 @@ def _build(arguments: argparse.Namespace) -> int:
 
     from hstree._files import write_atomic
     from hstree.data import load_corpus
-    from hstree.training import TrainConfig, load_run
+    from hstree.runs import load_run
+    from hstree.training import TrainConfig
     from hstree.trees import build_tree
 
     settings = TrainConfig(**config_values(arguments))

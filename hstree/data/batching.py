@@ -18,7 +18,7 @@ class Streams:
 
     Stream b reads ``tokens[b L : (b + 1) L]`` and predicts ``tokens[b L + 1 : (b + 1) L + 1]``,
     with ``L = ceil((n - 1) / B)``. So every token but the first is a target exactly once; places
-    beyond the end of the text hold input 0 and target ``ignore_index``. Only the tokens of the
+    beyond the end of the text hold token 0 and target ``ignore_index``. Only the tokens of the
     window that is asked for are read, so the text may be a memory map of any size.
 
     Args:
@@ -52,8 +52,8 @@ class Streams:
         self.ignore_index = ignore_index
         self._length = length = -(-n_targets // batch_size)
         full = n_targets // length  # streams without a gap
-        self._inputs = array[: full * length].reshape(full, length)
-        self._targets = array[1 : full * length + 1].reshape(full, length)
+        self._tokens = array[: full * length].reshape(full, length)
+        self._target = array[1 : full * length + 1].reshape(full, length)
         self._rest = array[full * length :]  # of the one stream that may end early
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class Streams:
         return self._length
 
     def window(self, start: int, length: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the ``t = min(length, L - start)`` time steps from ``start`` on:
+        """Tokens and target of the ``t = min(length, L - start)`` time steps from ``start`` on:
         int64 [t, B], on the CPU.
 
         Raises:
@@ -73,18 +73,18 @@ class Streams:
             raise ValueError(f"length: expected at least 1, got {length}")
         stop = min(start + length, self._length)
         shape = (stop - start, self.batch_size)
-        full = len(self._inputs)
-        inputs, targets = np.empty(shape, np.int64), np.empty(shape, np.int64)
-        inputs[:, :full] = self._inputs[:, start:stop].T
-        targets[:, :full] = self._targets[:, start:stop].T
+        full = len(self._tokens)
+        tokens, target = np.empty(shape, np.int64), np.empty(shape, np.int64)
+        tokens[:, :full] = self._tokens[:, start:stop].T
+        target[:, :full] = self._target[:, start:stop].T
         if full < self.batch_size:
-            inputs[:, full:] = 0
-            targets[:, full:] = self.ignore_index
+            tokens[:, full:] = 0
+            target[:, full:] = self.ignore_index
             rest = self._rest[start : stop + 1]
             if len(rest) > 1:
-                inputs[: len(rest) - 1, full] = rest[:-1]
-                targets[: len(rest) - 1, full] = rest[1:]
-        return torch.from_numpy(inputs), torch.from_numpy(targets)
+                tokens[: len(rest) - 1, full] = rest[:-1]
+                target[: len(rest) - 1, full] = rest[1:]
+        return torch.from_numpy(tokens), torch.from_numpy(target)
 
     def windows(self, length: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Consecutive windows of ``length`` time steps; the last may be shorter. Raises ValueError

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from hstree._dtypes import sum_dtype
+
 
 class NeuralCache:
     """The last hidden vectors of a stream and the words that followed them.
@@ -73,7 +75,7 @@ class NeuralCache:
                 "hidden, target, log_prob: expected shapes [T, D], [T], [T], got "
                 f"{tuple(hidden.shape)}, {tuple(target.shape)}, {tuple(log_prob.shape)}"
             )
-        hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        hidden = hidden.to(sum_dtype(hidden.dtype))
         keys, words = hidden, target
         if self._hidden is not None and self._words is not None:
             if self._hidden.shape[1] != hidden.shape[1]:

@@ -170,12 +170,11 @@ def _segments(
     device = model.backbone.embedding.weight.device
     parameters = _trained(model)
     state: State | None = None
-    for inputs, targets in streams.windows(length):
-        words, wanted = inputs.to(device), targets.to(device)
-        n_targets = int((targets != ignore).sum())
+    for window, target in streams.windows(length):
+        n_targets = int((target != ignore).sum())
         with torch.enable_grad(), _differentiable_lstm(device):
-            hidden, state = model.hidden(words, state)
-            output = model.head(hidden, wanted)
+            hidden, state = model.hidden(window.to(device), state)
+            output = model.head(hidden, target.to(device))
             loss = output.loss.sum()
             if model.head.reduction != "mean":
                 loss = loss / n_targets

@@ -30,9 +30,9 @@ def evaluate_stream(
     total = 0.0
     if cache is not None:
         cache.clear()
-    for hidden, wanted in read_contexts(model, tokens, length=length):
-        log_prob = model.head(hidden, wanted).output
+    for hidden, target in read_contexts(model, tokens, length=length):
+        log_prob = model.head(hidden, target).output
         if cache is not None:
-            log_prob = cache.mix(hidden[:, -model.backbone.context_size :], wanted, log_prob)
+            log_prob = cache.mix(hidden[:, -model.backbone.context_size :], target, log_prob)
         total -= float(log_prob.sum(dtype=torch.float64))
     return total / (len(tokens) - 1)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from hstree._dtypes import sum_dtype
+
 from .awd_lstm import State
 from .language_model import LanguageModel
 
@@ -131,7 +133,7 @@ def sample_log_prob(
         return torch.empty(0, dtype=torch.int64, device=log_prob.device)
     values, classes = log_prob.sort(dim=1, descending=True, stable=True)
     values = ((values - values[:, :1]) / temperature)[:, :top_k]
-    prob = values.softmax(1, dtype=torch.promote_types(values.dtype, torch.float32))
+    prob = values.softmax(1, dtype=sum_dtype(values.dtype))
     if top_p is not None and top_p < 1.0:
         reached = prob.cumsum(1)[:, :-1] >= top_p
         prob[:, 1:] = prob[:, 1:].masked_fill(reached, 0.0)

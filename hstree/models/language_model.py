@@ -41,9 +41,9 @@ class LanguageModel(nn.Module):
 
         backbone = AWDLSTM(n_classes=10_000, embedding_size=200, hidden_size=200)
         model = LanguageModel(backbone, Softmax(200, 10_000))
-        (log_prob, loss), state, read = model(tokens, targets)
+        (log_prob, loss), state, read = model(tokens, target)
         (loss + activation_penalty(read, alpha=2.0, beta=1.0)).backward()
-        (log_prob, loss), state, read = model(next_tokens, next_targets, detach(state))
+        (log_prob, loss), state, read = model(next_tokens, next_target, detach(state))
     """
 
     def __init__(self, backbone: AWDLSTM, head: Head) -> None:
@@ -68,15 +68,15 @@ class LanguageModel(nn.Module):
         return output.hidden, output.state
 
     def forward(
-        self, tokens: Tensor, targets: Tensor, state: State | None = None
+        self, tokens: Tensor, target: Tensor, state: State | None = None
     ) -> LanguageModelOutput:
         """Log-probabilities of the targets, their loss, and the state.
 
         Args:
             tokens: int64 [time, B].
-            targets: int64 [time, B], the word after each token; ``head.ignore_index`` where there
+            target: int64 [time, B], the word after each token; ``head.ignore_index`` where there
                 is none.
             state: state before the first token; None is zero.
         """
         read: BackboneOutput = self.backbone(tokens, state)
-        return LanguageModelOutput(self.head(read.hidden, targets), read.state, read)
+        return LanguageModelOutput(self.head(read.hidden, target), read.state, read)

@@ -28,11 +28,10 @@ def evaluate_loss(model: LanguageModel, streams: Streams, length: int = 128) -> 
     total, count = 0.0, 0
     state: State | None = None
     try:
-        for inputs, targets in streams.windows(length):
-            tokens, wanted = inputs.to(device), targets.to(device)
-            (log_prob, _), state, _ = model(tokens, wanted, state)
+        for tokens, target in streams.windows(length):
+            (log_prob, _), state, _ = model(tokens.to(device), target.to(device), state)
             total -= float(log_prob.sum(dtype=torch.float64))
-            count += int((targets != model.head.ignore_index).sum())
+            count += int((target != model.head.ignore_index).sum())
     finally:
         model.train(training)
     return total / max(count, 1)

@@ -38,8 +38,8 @@ def read_stream(model: LanguageModel, tokens: Any, *, length: int = 128) -> Iter
     model.eval()
     try:
         for start in range(0, len(array), length):
-            words = torch.from_numpy(array[start : start + length].astype(np.int64))
-            hidden, state = model.hidden(words[:, None].to(device), state)
+            window = torch.from_numpy(array[start : start + length].astype(np.int64))
+            hidden, state = model.hidden(window[:, None].to(device), state)
             yield hidden[:, 0]
     finally:
         model.train(training)

@@ -1,15 +1,11 @@
 """Operators: public functions over ``torch.ops.hstree.*`` with their fake kernels and autograd
 formulas."""
 
-from hstree.ops.cross_entropy import (
-    default_chunk_rows,
-    mixture_cross_entropy,
-    mixture_log_prob,
-    monotone_cross_entropy,
-)
+from hstree.ops.cross_entropy import mixture_cross_entropy, monotone_cross_entropy
 from hstree.ops.feature_gather import feature_gather
 from hstree.ops.leaf_order import leaf_order
 from hstree.ops.logit_function import LogitFunction
+from hstree.ops.mixture_log_prob import default_chunk_rows, mixture_log_prob
 from hstree.ops.monotone_log_prob import monotone_log_prob
 from hstree.ops.path_log_prob import path_log_prob
 from hstree.ops.piecewise import piecewise

@@ -54,7 +54,7 @@ class TreeOp:
         return log_prob
 
     def _dense_gradient(self, ctx: Any, grad_log_prob: Tensor, *_: Any) -> Any:
-        arguments = (grad_log_prob, *_saved(ctx))
+        arguments = (grad_log_prob, *ctx.saved_tensors)
         if any(ctx.needs_input_grad[1:3]) or torch.compiler.is_compiling():
             return _hidden_gradients(ctx, *self.backward(*arguments))
         grad_hidden = self.backward_sparse(*arguments)[0]  # nothing of the size of the weight
@@ -69,24 +69,13 @@ def _hidden_gradients(
 
 
 def _save(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-    """Keeps what the backward op takes after the gradient: hidden, weight, the four tables,
-    feature_index, score, order and plan."""
-    hidden, weight, bias, *tables, feature_index, _longest, given = inputs
+    """Keeps what the backward op takes after the gradient: hidden, weight, target and tables,
+    score, order and plan."""
+    hidden, weight, bias, *tables, _longest, given = inputs
     _log_prob, score, order, plan = outputs
     ctx.has_bias = bias is not None
-    ctx.has_subset = feature_index is not None
-    kept = (score, order if given is None else given, plan)
-    subset = (feature_index,) if ctx.has_subset else ()
-    ctx.save_for_backward(hidden, weight, *tables, *subset, *kept)
-
-
-def _saved(ctx: Any) -> list[Tensor | None]:
-    saved: list[Tensor | None] = list(ctx.saved_tensors)
-    if not ctx.has_subset:
-        saved.insert(6, None)
-    if not _has_plan(ctx.saved_tensors[0]):
-        saved[-1] = None
-    return saved
+    kept = (score, order if given is None else given, plan if _has_plan(hidden) else None)
+    ctx.save_for_backward(hidden, weight, *tables, *kept)
 
 
 def _has_plan(hidden: Tensor) -> bool:
@@ -120,10 +109,10 @@ class _SparseGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_log_prob: Tensor) -> Any:
-        arguments = _saved(ctx)
+        arguments = ctx.saved_tensors
         with _without_autograd():
             grad_hidden, index, rows, bias_rows = ctx.op.backward_sparse(grad_log_prob, *arguments)
-        weight = ctx.saved_tensors[1]
+        weight = arguments[1]
         trees, weight_rows, _features = weight.shape
         grad_weight = torch.sparse_coo_tensor(index, rows, weight.shape, check_invariants=False)
         grad_bias = torch.sparse_coo_tensor(
@@ -171,17 +160,7 @@ def _forward_fake(
 
 
 def _backward_fake(
-    grad_log_prob: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    offset: Tensor,
-    path: Tensor,
-    leaf_position: Tensor,
-    feature_index: Tensor | None,
-    score: Tensor,
-    order: Tensor | None = None,
-    plan: Tensor | None = None,
+    grad_log_prob: Tensor, hidden: Tensor, weight: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
         hidden.new_empty(hidden.shape),
@@ -191,17 +170,7 @@ def _backward_fake(
 
 
 def _backward_sparse_fake(
-    grad_log_prob: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    offset: Tensor,
-    path: Tensor,
-    leaf_position: Tensor,
-    feature_index: Tensor | None,
-    score: Tensor,
-    order: Tensor | None = None,
-    plan: Tensor | None = None,
+    grad_log_prob: Tensor, hidden: Tensor, weight: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     visited = torch.library.get_ctx().new_dynamic_size()
     return (

@@ -77,3 +77,6 @@ class LogitFunction:
         if self.k == 1:
             return logits
         return logits + (self.k - 1) * F.logsigmoid(logits - self.c)
+
+
+IDENTITY = LogitFunction()

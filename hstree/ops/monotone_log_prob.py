@@ -71,22 +71,9 @@ class _Gradient(torch.autograd.Function):
     """The gradients of logits and table: the in-place op on a copy."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        grad_log_prob: Tensor,
-        logits: Tensor,
-        target: Tensor,
-        log_normalizer: Tensor,
-        c: float,
-        k: float,
-        table: Tensor | None,
-        radius: float,
-        table_gradient: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         grad = logits.clone(memory_format=torch.contiguous_format)
-        grad_table: Tensor = torch.ops.hstree.monotone_log_prob_backward_(
-            grad, grad_log_prob, target, log_normalizer, c, k, table, radius, table_gradient
-        )
+        grad_table: Tensor = torch.ops.hstree.monotone_log_prob_backward_(grad, *rest)
         return grad, grad_table
 
     @staticmethod
@@ -94,59 +81,44 @@ class _Gradient(torch.autograd.Function):
         return no_second_derivative("monotone_log_prob")(ctx, *grads)
 
 
-def _fake(
-    logits: Tensor, target: Tensor, c: float, k: float, table: Tensor | None, radius: float
-) -> tuple[Tensor, Tensor]:
+def _fake(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     if logits.dim() != 2:
         raise RuntimeError(f"logits: expected shape [R, V], got {tuple(logits.shape)}")
     return logits.new_empty(logits.shape[:1]), logits.new_empty(logits.shape[:1])
 
 
-def _backward_fake(
-    logits: Tensor,
-    grad_log_prob: Tensor,
-    target: Tensor,
-    log_normalizer: Tensor,
-    c: float,
-    k: float,
-    table: Tensor | None,
-    radius: float,
-    table_gradient: bool = True,
+def _grad_table(
+    logits: Tensor, table: Tensor | None, radius: float, table_gradient: bool = True
 ) -> Tensor:
     shape = table.shape if table is not None and table_gradient else (0, 0)
     return logits.new_empty(shape, dtype=torch.float64)
 
 
+def _backward_fake(
+    logits: Tensor, grad: Tensor, target: Tensor, normalizer: Tensor, c: float, k: float, *rest: Any
+) -> Tensor:
+    return _grad_table(logits, *rest)
+
+
 def _gradient_fake(
-    logits: Tensor,
-    grad_log_prob: Tensor,
-    target: Tensor,
-    c: float,
-    k: float,
-    table: Tensor | None,
-    radius: float,
-    table_gradient: bool = True,
+    logits: Tensor, grad: Tensor, target: Tensor, c: float, k: float, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    grad_table = _backward_fake(
-        logits, grad_log_prob, target, logits, c, k, table, radius, table_gradient
-    )
-    return _fake(logits, target, c, k, table, radius)[0], grad_table
+    return _fake(logits)[0], _grad_table(logits, *rest)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     logits, target, ctx.c, ctx.k, table, ctx.radius = inputs
     log_normalizer = output[1]
     ctx.mark_non_differentiable(log_normalizer)
-    saved = (logits, target, log_normalizer)
-    ctx.save_for_backward(*(saved if table is None else (*saved, table)))
+    ctx.save_for_backward(logits, target, log_normalizer, table)
 
 
 def _gradient(ctx: Any, grad_log_prob: Tensor, grad_log_normalizer: Tensor | None) -> Any:
-    logits, target, log_normalizer, *tables = ctx.saved_tensors
-    table = tables[0] if tables else None
+    logits, target, log_normalizer, table = ctx.saved_tensors
     wanted = table is not None and ctx.needs_input_grad[4]
+    function = (ctx.c, ctx.k, table, ctx.radius)
     grad, grad_table = _Gradient.apply(  # type: ignore[no-untyped-call]
-        grad_log_prob, logits, target, log_normalizer, ctx.c, ctx.k, table, ctx.radius, wanted
+        logits, grad_log_prob, target, log_normalizer, *function, wanted
     )
     return grad, None, None, None, grad_table.to(logits.dtype) if wanted else None, None
 

@@ -71,20 +71,4 @@ def sparse_adam_(
     torch.autograd.graph.increment_version((weight, exp_avg, exp_avg_sq))
 
 
-def _fake(
-    weight: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    index: Tensor,
-    values: Tensor,
-    step: int,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    maximize: bool = False,
-) -> None:
-    return None
-
-
-torch.library.register_fake("hstree::sparse_adam_", _fake)
+torch.library.register_fake("hstree::sparse_adam_", lambda *_: None)

@@ -70,29 +70,14 @@ def tree_log_prob(
     return log_prob
 
 
-def _fake(
-    score: Tensor,
-    log_gate: Tensor,
-    node: Tensor,
-    edge: Tensor,
-    wide_begin: int,
-    root_begin: int,
-    classes: int,
-) -> Tensor:
+def _fake(score: Tensor, *rest: Any) -> Tensor:
     if score.dim() != 3:
         raise RuntimeError(f"score: expected shape [T, R, N], got {tuple(score.shape)}")
-    return score.new_empty((score.shape[2], classes))
+    return score.new_empty((score.shape[2], rest[-1]))
 
 
 def _backward_fake(
-    grad: Tensor,
-    log_prob: Tensor,
-    score: Tensor,
-    log_gate: Tensor,
-    node: Tensor,
-    edge: Tensor,
-    wide_begin: int,
-    root_begin: int,
+    grad: Tensor, log_prob: Tensor, score: Tensor, log_gate: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor]:
     return score.new_empty(score.shape), log_gate.new_empty(log_gate.shape)
 

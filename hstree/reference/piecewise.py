@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor
 
+from hstree._dtypes import sum_dtype
+
 
 def piecewise_reference(input: Tensor, table: Tensor, radius: float) -> Tensor:
     """f(input), shape and dtype of input; table [K, 2] or [K, 4]. Computed in float32, float64 for
     float64 input; differentiable in both."""
-    dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+    dtype = sum_dtype(input.dtype)
     intervals, width = table.shape
     scaled = input.to(dtype) * (intervals / (2 * radius))
     j = (scaled.detach() + intervals / 2).floor().nan_to_num(0.0).clamp(0, intervals - 1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from hstree.data import Corpus, CorpusStatistics
-from hstree.heads import head_class
+from hstree.heads import Head, head_class
 from hstree.models import AWDLSTM, LanguageModel
 from hstree.runs import ConfigError, TrainConfig
-from hstree.runs import choose_device as choose_device  # for commands that still ask here
 
 
 def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistics) -> LanguageModel:
@@ -63,6 +63,12 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
             )
         raise ConfigError(f"--tied: {error}{advice}") from error
     return LanguageModel(backbone, head)
+
+
+def own_parameter_count(head: Head, backbone: nn.Module) -> int:
+    """Elements of the head's parameters that it does not share with the backbone."""
+    shared = {id(parameter) for parameter in backbone.parameters()}
+    return sum(parameter.numel() for parameter in head.parameters() if id(parameter) not in shared)
 
 
 def check_size(corpus: Corpus, config: TrainConfig, processes: int = 1) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hstree._dtypes import sum_dtype
 from hstree.models import LanguageModel
 from hstree.optim import SparseAdam
 from hstree.runs import ConfigError, TrainConfig
@@ -186,10 +187,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
         values.append(gradient)
     if not values:
         return torch.zeros(())
-    norms = [
-        torch.linalg.vector_norm(value, dtype=torch.promote_types(value.dtype, torch.float32))
-        for value in values
-    ]
+    norms = [torch.linalg.vector_norm(value, dtype=sum_dtype(value.dtype)) for value in values]
     total: Tensor = torch.linalg.vector_norm(
         torch.stack([norm.to(norms[0].device) for norm in norms])
     )

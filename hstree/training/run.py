@@ -37,8 +37,7 @@ def train(config: TrainConfig, reporter: Reporter | None = None) -> TrainResult:
     with processes(config.device) as group:
         session = Session(config, reporter, group)
         with session.folder(None):
-            session.begin()
-            return session.run()
+            return session.run(session.begin())
 
 
 def resume(
@@ -72,5 +71,4 @@ def resume(
     with processes(config.device) as group:
         session = Session(config, reporter, group)
         with session.folder(folder):
-            session.load(folder)
-            return session.run()
+            return session.run(session.load(folder))

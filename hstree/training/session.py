@@ -3,56 +3,40 @@ kept."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from hstree._files import Content
-from hstree.data import Subwords, load_corpus
 from hstree.models import LanguageModel, cpu_has_lstm
 from hstree.runs import (
-    RESUMABLE,
-    CheckpointError,
     ConfigError,
     EpochRecord,
-    HeadCost,
     RunDirectory,
     Summary,
     TrainConfig,
     load_model,
-    load_run,
-    load_tokenizer,
-    load_vocabulary,
-    perplexity,
+    read_run,
     set_threads,
 )
-from hstree.runs.checkpoint import load_state, model_writer, state_writer
-from hstree.runs.names import CONFIG, CURVE, METRICS, MODEL, STATE, SUMMARY, TOKENIZER, VOCABULARY
-from hstree.runs.records import read_record
+from hstree.runs.checkpoint import model_writer
+from hstree.runs.names import CONFIG, CURVE, METRICS, MODEL, STATE, SUMMARY
 
-from .build import build_model, check_size
 from .distributed import Processes
-from .finetune import starting_model
 from .interruption import Interruption
 from .optimizer import averaged_weights
 from .plot import learning_curve
 from .progress import Reporter, Reporters, Silent
-from .summary import measure_head_cost, own_parameter_count
+from .state import Training, begin, load
+from .summary import summarize
 from .tensorboard import TensorBoardLog, require_tensorboard
-from .trainer import Trainer, TrainingError, evaluate, process_seed
-
-COST_LOGITS = 2**26  # at most, of the flat softmax against which the head is timed
+from .trainer import TrainingError, evaluate
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -92,7 +76,11 @@ class TrainResult:
 
 
 class Session:
-    """One process's part in a run, from its start or its resumption to its end or interruption."""
+    """One process's part in a run, from its start or its resumption to its end or interruption.
+
+    :meth:`folder` holds the run folder while :meth:`begin` or :meth:`load` and then :meth:`run` are
+    called.
+    """
 
     def __init__(self, config: TrainConfig, reporter: Reporter | None, group: Processes) -> None:
         set_threads(config)
@@ -102,10 +90,8 @@ class Session:
         self.processes = group
         self.reporter = Reporters([reporter or Silent()] if group.main else [])
         self.directory: RunDirectory | None = None
-        self.records: list[EpochRecord] = []
-        self.best: EpochRecord | None = None
-        self.ended = False
-        self.seconds = 0.0  # of earlier sessions
+        self.training: Training | None = None
+        self.interruption = Interruption()
         self.begin_time = self.saved_time = time.perf_counter()
 
     # Start and resumption
@@ -130,117 +116,40 @@ class Session:
         except TrainingInterrupted:
             raise
         except KeyboardInterrupt:
-            raise TrainingInterrupted(self._published(), self.best) from None
+            raise TrainingInterrupted(self._published(), self._best()) from None
         finally:
             self.reporter.stop()
             if self.directory is not None:
                 self.directory.close()
 
-    def begin(self) -> None:
-        """Make corpus, model and trainer, and the run folder."""
-        config, reporter = self.config, self.reporter
-        origin = None if config.finetune is None else load_run(config.finetune)
-        with self.processes.main_first():  # the others find the tokenised text in the cache
-            self.corpus = load_corpus(
-                config.data,
-                min_count=config.min_count,
-                max_vocabulary=config.max_vocabulary,
-                vocabulary=None if origin is None else origin.vocabulary,
-                tokenizer=config.tokenizer if origin is None else origin.tokenizer,
-            )
-        reporter.message(str(self.corpus))
-        check_size(self.corpus, config, self.processes.size)
-        self._take_statistics()
-        if config.averaging == "et" and config.averaging_epoch >= config.epochs:
-            reporter.message(
-                f"weights will not be averaged: --averaging-epoch is {config.averaging_epoch}, and "
-                f"--epochs {config.epochs}"
-            )
+    def begin(self) -> Training:
+        """Begin a training, and write the first files of its folder."""
         self._say_lstm_precision()
-        device = self.processes.device
-        if origin is None:
-            reporter.message(f"building the model with the head {config.head!r} ...")
-            started = time.perf_counter()
-            classes = len(self.corpus.vocabulary)
-            self.model = build_model(config, classes, self.statistics).to(device)
-            reporter.message(_describe(self.model, time.perf_counter() - started))
-        else:
-            torch.manual_seed(config.seed)
-            self.model = starting_model(config, origin).to(device)
-        if self.processes.rank > 0:
-            torch.manual_seed(process_seed(config.seed, self.processes.rank))
-        self.trainer = Trainer(self.model, self.corpus, config, reporter, self.processes)
-        files: dict[str, Content] = {VOCABULARY: self.corpus.vocabulary.to_bytes()}
-        if isinstance(self.corpus.tokenizer, Subwords):
-            files[TOKENIZER] = self.corpus.tokenizer.to_bytes()
-        if origin is not None:
-            self.best = _start(evaluate(self.model, self.corpus.valid))
-            files[MODEL] = partial(shutil.copyfile, origin.path / MODEL)
-            reporter.message(
-                f"starting from {origin.path}, validation perplexity "
-                f"{perplexity(self.best.valid_loss):.1f}"
-            )
-        self.save(files)
+        self.training, files = begin(self.config, self.processes, self.reporter)
+        self._save(self.training, {CONFIG: self._config_json(), **files})
+        return self.training
 
-    def load(self, folder: Path) -> None:
-        """Make corpus, model and trainer as they were when the state in ``folder`` was saved."""
-        config = self.config
-        model, tensors, values = load_state(folder / STATE)
-        try:
-            self.records = [read_record(EpochRecord, record) for record in values["records"]]
-            best = values["best"]
-            self.best = None if best is None else read_record(EpochRecord, best)
-            self.ended = values["ended"]
-            self.seconds = values["seconds"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{folder / STATE}: not a consistent state: {error}") from None
-        vocabulary = load_vocabulary(folder)
-        with self.processes.main_first():
-            self.corpus = load_corpus(
-                config.data, vocabulary=vocabulary, tokenizer=load_tokenizer(folder)
-            )
-        self._take_statistics()
-        try:
-            settings = _fixed_settings(config)
-            other = [name for name in settings if values["settings"][name] != settings[name]]
-            if other:
-                raise ValueError(
-                    f"the state of a run with another {', '.join(other)} than {CONFIG}"
-                )
-            if values["corpus"] != self.fingerprint:
-                raise ValueError(
-                    f"--resume: the text {self.corpus.name} is not the one of this run: it has "
-                    f"changed, or --data names another"
-                )
-            if config.epochs < len(self.records):
-                raise ConfigError(
-                    f"--epochs: expected at least {len(self.records)}, which are done, "
-                    f"got {config.epochs}"
-                )
-            self.model = model.to(self.processes.device)
-            self.trainer = Trainer(self.model, self.corpus, config, self.reporter, self.processes)
-            self.trainer.restore(tensors, values["trainer"])
-        except ConfigError:
-            raise
-        except ValueError as error:
-            raise CheckpointError(f"{folder / STATE}: {error}") from None
-        except (KeyError, IndexError, TypeError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise CheckpointError(f"{folder / STATE}: not a consistent state: {reason}") from None
-        if self.done and (folder / SUMMARY).is_file():
+    def load(self, folder: Path) -> Training:
+        """Go on with the training whose state lies in ``folder``."""
+        training = self.training = load(folder, self.config, self.processes)
+        if training.done and (folder / SUMMARY).is_file():
             raise ConfigError(
-                f"--resume: the {len(self.records)} epochs of {folder} are done"
-                + ("; fine-tuning has ended" if self.ended else "; go on with more --epochs")
+                f"--resume: the {len(training.records)} epochs of {folder} are done"
+                + ("; fine-tuning has ended" if training.ended else "; go on with more --epochs")
             )
         if self.directory is not None:
             self.directory.write({CONFIG: self._config_json()})
             self.directory.remove(SUMMARY)  # of fewer epochs
-        position = self.trainer.position
+        position = training.trainer.position
         self.reporter.message(
-            f"going on with {folder} in epoch {position.epoch + (not self.trainer.in_epoch)}, "
-            f"after step {position.step}"
+            f"going on with {folder} in epoch "
+            f"{position.epoch + (not training.trainer.in_epoch)}, after step {position.step}"
         )
         self._say_lstm_precision()
+        return training
+
+    def _config_json(self) -> bytes:
+        return self.config.with_absolute_paths().to_json().encode()
 
     def _say_lstm_precision(self) -> None:
         lowered = self.config.precision == "bfloat16" and self.processes.device.type == "cpu"
@@ -250,93 +159,48 @@ class Session:
                 "bfloat16 LSTM for this CPU"
             )
 
-    def _take_statistics(self) -> None:
-        self.statistics = self.corpus.statistics()
-        self.unigram = self.statistics.unigram_loss(self.corpus.valid[1:])
-        self.fingerprint = self.corpus.fingerprint()
-
     # Epochs
 
-    @property
-    def done(self) -> bool:
-        """Whether no epoch remains."""
-        return self.ended or len(self.records) >= self.config.epochs
-
-    def run(self) -> TrainResult:
+    def run(self, training: Training) -> TrainResult:
         """The epochs that remain, and the final figures."""
-        trainer, main = self.trainer, self.processes.main
+        trainer = training.trainer
         if self.config.tensorboard and self.directory is not None:
             self.reporter.add(TensorBoardLog(self.directory.path))
-        trainer.reporter = Reporters([self.reporter, _EveryStep(self)])
-        with Interruption() as self.interruption:
+        with self.interruption:
             try:
                 self.reporter.start(
                     self.config.epochs, trainer.steps_per_epoch, trainer.position.step
                 )
-                while not self.done:
-                    self._epoch()
-                    self.after_step()
+                while not training.done:
+                    self._steps(training)
+                    self._end_epoch(training)
+                    self._stop_or_save(training)
             except KeyboardInterrupt:
-                if trainer.between_steps:
-                    self.save()
                 raise TrainingInterrupted(
-                    self._published(), self.best, self.interruption.signal
+                    self._published(), training.best, self.interruption.signal
                 ) from None
         path = self.processes.from_main(self.directory.path if self.directory else Path())
-        model, summary = self.trainer.model.eval(), None
-        if main:
+        model, summary = training.model.eval(), None
+        if self.processes.main:
             model = load_model(path / MODEL).to(self.processes.device)
-            summary = self._summary(model)
+            summary = summarize(training, model, self._seconds(training))
             self._write({SUMMARY: summary.to_json().encode()})
         self.processes.weights_from_main(model)
         summary = self.processes.from_main(summary)
         assert summary is not None
-        return TrainResult(path, summary, self.records, model)
+        return TrainResult(path, summary, training.records, model)
 
-    def _epoch(self) -> None:
-        train_loss, speed, rate = self.trainer.run_epoch()
-        begin = time.perf_counter()
-        position = self.trainer.position
-        with averaged_weights(self.trainer.optimizers):
-            valid_loss = self.processes.from_main(
-                evaluate(self.model, self.corpus.valid) if self.processes.main else math.nan
-            )
-            # Far beyond the loss of a guess, log V, nothing comes back.
-            if not valid_loss <= 3.0 * math.log(len(self.corpus.vocabulary)):
-                raise TrainingError(
-                    f"the validation loss became {valid_loss:.4g} nats per token in epoch "
-                    f"{position.epoch}; try a lower --learning-rate "
-                    f"(now {self.config.learning_rate:g})"
-                )
-            is_best = self.best is None or valid_loss < self.best.valid_loss
-            if is_best:
-                self._write({MODEL: model_writer(self.model)})
-        record = EpochRecord(
-            epoch=position.epoch,
-            step=position.step,
-            learning_rate=rate,
-            train_loss=train_loss,
-            valid_loss=valid_loss,
-            best=is_best,
-            tokens_per_second=speed,
-            seconds=position.seconds + time.perf_counter() - begin,
-            averaged=self.trainer.averaging,
-        )
-        self.records.append(record)
-        self.best = record if is_best else self.best
-        averaging = self.trainer.averaging
-        self.ended = self.trainer.note_validation(valid_loss)
-        files: dict[str, Content] = {}
-        if self.processes.main:
-            title = f"{self.config.head} head, {self.corpus.name}"
-            files[METRICS] = "".join(record.to_json() for record in self.records).encode()
-            files[CURVE] = learning_curve(self.records, self.unigram, title)
-        self.save(files)
-        self.reporter.epoch(record)
-        if self.trainer.averaging and not averaging and not self.done:
-            self.reporter.message(f"averaging of the weights begins after epoch {position.epoch}")
+    def _steps(self, training: Training) -> None:
+        """The steps that remain of the epoch."""
+        for step in training.trainer.steps():
+            try:
+                self.reporter.step(step.epoch, step.loss, step.tokens)
+                self._stop_or_save(training)
+            except KeyboardInterrupt:
+                self._save(training)
+                raise
 
-    def after_step(self) -> None:
+    def _stop_or_save(self, training: Training) -> None:
         """Stop if that was asked for, save if it is time: all processes at the same step.
 
         Raises:
@@ -349,39 +213,75 @@ class Session:
         if stops:
             raise KeyboardInterrupt
         if dues:
-            self.save()
+            self._save(training)
+
+    def _end_epoch(self, training: Training) -> None:
+        """Validate, and keep what the epoch has brought."""
+        trainer, corpus, position = training.trainer, training.corpus, training.trainer.position
+        begin_time = time.perf_counter()
+        with averaged_weights(trainer.optimizers):
+            valid_loss = self.processes.from_main(
+                evaluate(training.model, corpus.valid) if self.processes.main else math.nan
+            )
+            # Far beyond the loss of a guess, log V, nothing comes back.
+            if not valid_loss <= 3.0 * math.log(len(corpus.vocabulary)):
+                raise TrainingError(
+                    f"the validation loss became {valid_loss:.4g} nats per token in epoch "
+                    f"{position.epoch}; try a lower --learning-rate "
+                    f"(now {self.config.learning_rate:g})"
+                )
+            is_best = training.best is None or valid_loss < training.best.valid_loss
+            if is_best:
+                self._write({MODEL: model_writer(training.model)})
+        record = EpochRecord(
+            epoch=position.epoch,
+            step=position.step,
+            learning_rate=position.learning_rate,
+            train_loss=position.train_loss,
+            valid_loss=valid_loss,
+            best=is_best,
+            tokens_per_second=position.tokens_per_second,
+            seconds=position.seconds + time.perf_counter() - begin_time,
+            averaged=trainer.averaging,
+        )
+        training.records.append(record)
+        training.best = record if is_best else training.best
+        averaged = trainer.averaging
+        training.ended = trainer.note_validation(valid_loss)
+        files: dict[str, Content] = {}
+        if self.processes.main:
+            title = f"{self.config.head} head, {corpus.name}"
+            files[METRICS] = "".join(record.to_json() for record in training.records).encode()
+            files[CURVE] = learning_curve(training.records, training.unigram_loss, title)
+        self._save(training, files)
+        self.reporter.epoch(record)
+        if trainer.averaging and not averaged and not training.done:
+            self.reporter.message(f"averaging of the weights begins after epoch {position.epoch}")
 
     # What is kept
 
-    def save(self, files: dict[str, Content] | None = None) -> None:
+    def _save(self, training: Training, files: dict[str, Content] | None = None) -> None:
         """Write files, and after them the state of the training.
 
         Raises:
             TrainingError: weights are not finite; the state that was saved before is kept.
         """
-        self.trainer.check_weights()
-        tensors, values = self.trainer.state()
-        state = {
-            "settings": _fixed_settings(self.config),
-            "corpus": self.fingerprint,
-            "records": [dataclasses.asdict(record) for record in self.records],
-            "best": None if self.best is None else dataclasses.asdict(self.best),
-            "ended": self.ended,
-            "seconds": self._elapsed(),
-            "trainer": values,
-        }
-        files = dict(files or {})
-        if self.directory is not None and not self.directory.published:
-            files = {CONFIG: self._config_json(), **files}
-        self._write(files | {STATE: state_writer(self.model, tensors, state)})
+        state = training.state(self._seconds(training))
+        self._write({**(files or {}), STATE: state})
         self.saved_time = time.perf_counter()
 
     def _write(self, files: dict[str, Content]) -> None:
         if self.directory is not None:
             self.directory.write(files)
 
-    def _config_json(self) -> bytes:
-        return self.config.with_absolute_paths().to_json().encode()
+    def _seconds(self, training: Training) -> float:
+        return training.seconds + time.perf_counter() - self.begin_time
+
+    def _best(self) -> EpochRecord | None:
+        if self.training is not None:
+            return self.training.best
+        path = self._published()  # which is being loaded
+        return None if path is None else read_run(path).best
 
     def _published(self) -> Path | None:
         if self.directory is None or not self.directory.published:
@@ -389,87 +289,11 @@ class Session:
         return self.directory.path
 
     def _kept(self) -> str:
-        path = self._published()
+        path, best = self._published(), self._best()
         if path is None:
             return "nothing was written"
-        if self.best is None:
+        if best is None:
             kept = f"no epoch had ended; the last good state is kept in {path}"
         else:
-            kept = (
-                f"the weights of epoch {self.best.epoch} and the last good state are kept in {path}"
-            )
+            kept = f"the weights of epoch {best.epoch} and the last good state are kept in {path}"
         return f"{kept}, from which hstree train --resume {path} goes on"
-
-    def _elapsed(self) -> float:
-        return self.seconds + time.perf_counter() - self.begin_time
-
-    def _summary(self, model: LanguageModel) -> Summary:
-        assert self.best is not None
-        corpus = self.corpus
-        return Summary(
-            corpus=corpus.name,
-            head=self.config.head,
-            classes=len(corpus.vocabulary),
-            train_tokens=len(corpus.train),
-            epochs=len(self.records),
-            best_epoch=self.best.epoch,
-            valid_perplexity=perplexity(self.best.valid_loss),
-            test_perplexity=perplexity(evaluate(model, corpus.test)),
-            unigram_valid_perplexity=perplexity(self.unigram),
-            unigram_test_perplexity=perplexity(self.statistics.unigram_loss(corpus.test[1:])),
-            backbone_parameters=sum(parameter.numel() for parameter in model.backbone.parameters()),
-            head_parameters=own_parameter_count(model.head, model.backbone),
-            cost=_head_cost(model, self.trainer, self.config),
-            seconds=self._elapsed(),
-        )
-
-
-class _EveryStep(Silent):
-    """Lets the session look up after every step."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-
-    def step(self, epoch: int, loss: float, tokens: int) -> None:
-        self.session.after_step()
-
-
-def _fixed_settings(config: TrainConfig) -> dict[str, Any]:
-    """The settings that make the run what it is; JSON-able."""
-    changing = (*RESUMABLE, "run", "finetune")
-    settings: dict[str, Any] = json.loads(config.to_json())
-    return {name: value for name, value in settings.items() if name not in changing}
-
-
-def _start(valid_loss: float) -> EpochRecord:
-    """A record of the weights that fine-tuning starts from."""
-    return EpochRecord(0, 0, 0.0, math.nan, valid_loss, True, 0.0, 0.0)
-
-
-def _describe(model: LanguageModel, seconds: float) -> str:
-    backbone = sum(parameter.numel() for parameter in model.backbone.parameters())
-    head = own_parameter_count(model.head, model.backbone)
-    return (
-        f"LSTM with {backbone:,} parameters, head {model.head.name!r} with {head:,} parameters, "
-        f"built in {seconds:.1f} s"
-    )
-
-
-def _head_cost(model: LanguageModel, trainer: Trainer, config: TrainConfig) -> HeadCost:
-    """Cost of the head on context vectors of the first training batch of one process."""
-    streams = min(config.batch_size, max(1, COST_LOGITS // (config.bptt * model.head.n_classes)))
-    inputs, targets = (
-        part[:, :streams].to(trainer.device) for part in trainer.streams.window(0, config.bptt)
-    )
-    with torch.no_grad():
-        hidden, _ = model.hidden(inputs)
-    model.head.train()
-    try:
-        return measure_head_cost(
-            model.head,
-            hidden.reshape(-1, hidden.shape[-1]),
-            targets.reshape(-1),
-            flat_features=model.backbone.context_size,
-        )
-    finally:
-        model.head.eval()

@@ -8,16 +8,72 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from hstree.heads import Head
-from hstree.runs import HeadCost, Summary
+from hstree.models import LanguageModel
+from hstree.runs import HeadCost, Summary, perplexity
+
+from .build import own_parameter_count
+from .state import Training
+from .trainer import Trainer, evaluate
+
+COST_LOGITS = 2**26  # at most, of the flat softmax against which the head is timed
+
+
+def summarize(training: Training, model: LanguageModel, seconds: float) -> Summary:
+    """The final figures of a training of which at least one epoch has ended.
+
+    Args:
+        training: which has ended.
+        model: best weights, in evaluation mode.
+        seconds: spent on it.
+    """
+    assert training.best is not None
+    corpus = training.corpus
+    return Summary(
+        corpus=corpus.name,
+        head=training.config.head,
+        classes=len(corpus.vocabulary),
+        train_tokens=len(corpus.train),
+        epochs=len(training.records),
+        best_epoch=training.best.epoch,
+        valid_perplexity=training.best.valid_perplexity,
+        test_perplexity=perplexity(evaluate(model, corpus.test)),
+        unigram_valid_perplexity=perplexity(training.unigram_loss),
+        unigram_test_perplexity=perplexity(training.statistics.unigram_loss(corpus.test[1:])),
+        backbone_parameters=sum(parameter.numel() for parameter in model.backbone.parameters()),
+        head_parameters=own_parameter_count(model.head, model.backbone),
+        cost=_head_cost(model, training.trainer),
+        seconds=seconds,
+    )
+
+
+def _head_cost(model: LanguageModel, trainer: Trainer) -> HeadCost:
+    """Cost of the head on context vectors of the first training batch of one process."""
+    config = trainer.config
+    streams = min(config.batch_size, max(1, COST_LOGITS // (config.bptt * model.head.n_classes)))
+    tokens, target = (
+        part[:, :streams].to(trainer.device) for part in trainer.streams.window(0, config.bptt)
+    )
+    with torch.no_grad():
+        hidden, _ = model.hidden(tokens)
+    model.head.train()
+    try:
+        return measure_head_cost(
+            model.head,
+            hidden.reshape(-1, hidden.shape[-1]),
+            target.reshape(-1),
+            flat_features=model.backbone.context_size,
+        )
+    finally:
+        model.head.eval()
 
 
 def measure_head_cost(
     head: Head,
     hidden: Tensor,
-    targets: Tensor,
+    target: Tensor,
     *,
     flat_features: int | None = None,
     repeats: int = 15,
@@ -29,7 +85,7 @@ def measure_head_cost(
     Args:
         head: any head; its gradients are cleared afterwards.
         hidden: [N, D] context vectors.
-        targets: int64 [N].
+        target: int64 [N].
         flat_features: the last features, which the flat softmax reads; default all. Of a head that
             reads several layers, those of the last layer.
         repeats: repetitions of each at most, after two that do not count.
@@ -46,14 +102,14 @@ def measure_head_cost(
     bias = torch.zeros(head.n_classes, device=hidden.device, requires_grad=True)
 
     def head_step() -> None:
-        loss: Tensor = head(hidden, targets).loss
+        loss: Tensor = head(hidden, target).loss
         loss.backward()  # type: ignore[no-untyped-call]
         head.zero_grad(set_to_none=True)
         hidden.grad = None
 
     def flat_step() -> None:
         loss = F.cross_entropy(
-            F.linear(flat_hidden, weight, bias), targets, ignore_index=head.ignore_index
+            F.linear(flat_hidden, weight, bias), target, ignore_index=head.ignore_index
         )
         loss.backward()  # type: ignore[no-untyped-call]
         flat_hidden.grad = weight.grad = bias.grad = None
@@ -78,12 +134,6 @@ def _seconds(step: Callable[[], None], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - begin
-
-
-def own_parameter_count(head: Head, backbone: nn.Module) -> int:
-    """Elements of the head's parameters that it does not share with the backbone."""
-    shared = {id(parameter) for parameter in backbone.parameters()}
-    return sum(parameter.numel() for parameter in head.parameters() if id(parameter) not in shared)
 
 
 def format_summary(summary: Summary) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +35,6 @@ from .optimizer import (
     set_learning_rate,
     window_lengths,
 )
-from .progress import Reporter, Silent
 
 EVALUATION_STREAMS = 20
 
@@ -65,6 +65,30 @@ class Position:
     seconds: float = 0.0
     learning_rate: float = 0.0
 
+    @property
+    def train_loss(self) -> float:
+        """Mean over the current epoch, in nats per token, without penalties."""
+        return self.loss / self.tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Mean over the current epoch's steps."""
+        return self.tokens / self.seconds
+
+
+class Step(NamedTuple):
+    """An optimiser step that has been made.
+
+    Attributes:
+        epoch: counted from 1.
+        loss: mean over the window, in nats per token, without penalties.
+        tokens: of the window.
+    """
+
+    epoch: int
+    loss: float
+    tokens: int
+
 
 def process_seed(seed: int, rank: int) -> int:
     """Another seed for every process, so that each drops out other elements."""
@@ -79,21 +103,21 @@ class _Objective(nn.Module):
         self.model = model
         self.config = config
 
-        def head_loss(hidden: Tensor, targets: Tensor) -> Tensor:
-            return model.head(hidden, targets).loss  # type: ignore[no-any-return]
+        def head_loss(hidden: Tensor, target: Tensor) -> Tensor:
+            return model.head(hidden, target).loss  # type: ignore[no-any-return]
 
         self.head_loss = torch.compile(head_loss, dynamic=True) if config.compile else head_loss
 
     def forward(
-        self, inputs: Tensor, targets: Tensor, state: State | None, loss_share: float, share: float
+        self, tokens: Tensor, target: Tensor, state: State | None, loss_share: float, share: float
     ) -> tuple[Tensor, Tensor, State]:
         """``loss_share`` times the mean loss plus ``share`` times the penalties; its value and that
         of its first term, float64 [2]; the state without its history."""
         with torch.autocast(
-            inputs.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"
+            tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"
         ):
-            read: BackboneOutput = self.model.backbone(inputs, state)
-            loss = self.head_loss(read.hidden, targets)
+            read: BackboneOutput = self.model.backbone(tokens, state)
+            loss = self.head_loss(read.hidden, target)
         objective = share * activation_penalty(read, self.config.alpha, self.config.beta)
         # The mean over no target is NaN; a graph there must be, for DistributedDataParallel.
         loss = loss_share * loss if loss_share > 0 else 0.0 * read.dropped.sum()
@@ -110,13 +134,11 @@ class Trainer:
         corpus: ids of the model's classes.
         config: batch size, windows, optimiser, learning rates, schedule, clipping, penalties,
             averaging, epochs.
-        reporter: told of every step.
         processes: those that share the batch; each calls the same methods.
 
     Attributes:
         position: where training stands.
         in_epoch: whether the current epoch has not been validated yet.
-        between_steps: whether the reporter is being told of a step.
         averaging: whether averaged SGD has begun.
 
     Raises:
@@ -129,12 +151,10 @@ class Trainer:
         model: LanguageModel,
         corpus: Corpus,
         config: TrainConfig,
-        reporter: Reporter | None = None,
         processes: Processes | None = None,
     ) -> None:
         self.model = model
         self.config = config
-        self.reporter = reporter or Silent()
         self.device = model.backbone.embedding.weight.device
         self.processes = processes or Processes(0, 1, self.device)
         check_size(corpus, config, self.processes.size)
@@ -175,15 +195,11 @@ class Trainer:
         )
         self.position = Position()
         self.states: list[State | None] = [None] * config.accumulate
-        self.between_steps = False
         self.in_epoch = False
 
-    def run_epoch(self) -> tuple[float, float, float]:
-        """One pass over the training text, or what remains of it after :meth:`restore`.
-
-        Returns:
-            Mean loss in nats per token without penalties, tokens per second, and the last learning
-            rate, of a window of ``bptt`` steps.
+    def steps(self) -> Iterator[Step]:
+        """One pass over the training text, or what remains of it after :meth:`restore`. Between two
+        steps :meth:`state` can be saved.
 
         Raises:
             TrainingError: the loss is not finite.
@@ -198,16 +214,10 @@ class Trainer:
         self.model.train()
         remaining = len(self.streams) - position.time_step
         for length in window_lengths(remaining, self.config.bptt, self.lengths):
-            loss, tokens = self._train_step(length)
-            self.between_steps = True
-            self.reporter.step(position.epoch, loss, tokens)
-            self.between_steps = False
-        loss, speed = position.loss / position.tokens, position.tokens / position.seconds
-        return loss, speed, position.learning_rate
+            yield self._step(length)
 
     def note_validation(self, loss: float) -> bool:
-        """End the epoch, take note of its validation loss, and begin to average if the time has
-        come.
+        """End the epoch, note its validation loss, and begin to average if it is time.
 
         Returns:
             Whether training ends here: fine-tuning has stopped to improve.
@@ -227,15 +237,15 @@ class Trainer:
             self.optimizers = build_optimizers(self.model, self.config, averaged=True)
         return False
 
-    def _train_step(self, length: int) -> tuple[float, int]:
-        """Loss of the next window, in nats per token, and its tokens."""
+    def _step(self, length: int) -> Step:
+        """A step on the next window."""
         config, position, begin = self.config, self.position, time.perf_counter()
         windows_before = (position.epoch - 1) * self.windows + position.time_step / config.bptt
         rate = scheduled_learning_rate(config, windows_before, config.epochs * self.windows)
         set_learning_rate(self.optimizers, rate * (length / config.bptt))
-        inputs, targets = self.streams.window(position.time_step, length)
-        counted = targets != self.model.head.ignore_index
-        tokens = int(counted.sum())
+        tokens, target = self.streams.window(position.time_step, length)
+        counted = target != self.model.head.ignore_index
+        n_targets = int(counted.sum())
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         width = config.batch_size // config.accumulate
         size = self.processes.size
@@ -243,11 +253,11 @@ class Trainer:
             first = self.processes.rank * config.batch_size + part * width
             columns = slice(first, first + width)
             # Gradients are averaged over the processes: the factor makes a sum of that.
-            loss_share = size * (int(counted[:, columns].sum()) / tokens)
+            loss_share = size * (int(counted[:, columns].sum()) / n_targets)
             with self._no_exchange() if part + 1 < config.accumulate else nullcontext():
                 objective, values, self.states[part] = self.objective(
-                    inputs[:, columns].to(self.device),
-                    targets[:, columns].to(self.device),
+                    tokens[:, columns].to(self.device),
+                    target[:, columns].to(self.device),
                     self.states[part],
                     loss_share,
                     1.0 / config.accumulate,
@@ -265,11 +275,11 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
         position.time_step += length
         position.step += 1
-        position.loss += loss * tokens
-        position.tokens += tokens
+        position.loss += loss * n_targets
+        position.tokens += n_targets
         position.seconds += time.perf_counter() - begin
         position.learning_rate = rate
-        return loss, tokens
+        return Step(position.epoch, loss, n_targets)
 
     def _no_exchange(self) -> Any:
         if isinstance(self.objective, DistributedDataParallel):

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from analysis.made_up import write_run
+from runs.made_up import write_run
 from training.toy import small_config, write_corpus
 
 from hstree.cli import main

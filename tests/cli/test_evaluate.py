@@ -13,7 +13,8 @@ from training.toy import small_config, write_corpus
 from hstree.cli import main
 from hstree.data import load_corpus
 from hstree.evaluation import NeuralCache, evaluate_dynamic, evaluate_stream, gradient_rms
-from hstree.training import Run, evaluate, load_run, train
+from hstree.runs import Run, load_run
+from hstree.training import evaluate, train
 
 PARTS = ("valid", "test")
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from training.toy import write_corpus
 
-import hstree.training
-from hstree.analysis import log_prob_rank
+import hstree.cli.study
 from hstree.cli import main
-from hstree.training import Silent, load_run
+from hstree.laboratory import log_prob_rank
+from hstree.runs import load_run
+from hstree.training import Silent
 
 STUDY = """\
 seeds = [1, 2]
@@ -100,7 +101,7 @@ def test_a_study_that_is_stopped_twice(
     for number, name in ((signal.SIGINT, NAMES[1]), (signal.SIGTERM, NAMES[3])):
         with monkeypatch.context() as patch:
             patch.setattr(
-                hstree.training,
+                hstree.cli.study,
                 "default_reporter",
                 lambda name=name, number=number: Stopper(name, number),
             )

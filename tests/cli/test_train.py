@@ -9,7 +9,8 @@ import pytest
 from training.toy import write_corpus
 
 from hstree.cli import main
-from hstree.training import PRESETS, TrainConfig, load_run, preset
+from hstree.runs import TrainConfig, load_run
+from hstree.training import PRESETS, preset
 
 TINY = [
     *("--embedding-size", "8", "--hidden-size", "8", "--context-size", "8", "--batch-size", "8"),

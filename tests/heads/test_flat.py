@@ -37,7 +37,7 @@ from hstree.heads import (
     Softmax,
     load_head,
 )
-from hstree.ops import cross_entropy
+from hstree.ops.mixture_log_prob import CHUNK_BYTES
 
 
 def logits(head: Any, hidden: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def test_formula(kind: str, bias: bool) -> None:
 @every_formula
 def test_formula_in_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows at a time: sums over chunks."""
-    monkeypatch.setitem(cross_entropy.CHUNK_BYTES, "cpu", 3 * V * 8)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 3 * V * 8)
     build, formula = FORMULAS[kind]
     check_formula(randomise(build(D, V)), formula, atol=TOLERANCE[kind])
 
@@ -348,7 +348,7 @@ def test_a_step_holds_no_tensor_of_all_logits(
     kind: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, features, classes = 400, 16, 1500
-    monkeypatch.setitem(cross_entropy.CHUNK_BYTES, "cpu", 2**18)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 2**18)
     options: dict[str, Any] = {
         "plif": {"intervals": 1000},
         "monotonic": {"units": 9, "intervals": 512},

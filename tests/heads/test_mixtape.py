@@ -24,7 +24,7 @@ from heads.support import (
 )
 from hstree.data.statistics import CorpusStatistics
 from hstree.heads import Head, Mixtape, MixtureOfContexts, load_head
-from hstree.ops import cross_entropy
+from hstree.ops.mixture_log_prob import CHUNK_BYTES
 
 
 def gate_row(head: Any) -> Tensor:
@@ -70,7 +70,7 @@ def test_formula(own_gates: int, bias: bool) -> None:
 
 def test_formula_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows at a time."""
-    monkeypatch.setitem(cross_entropy.CHUNK_BYTES, "cpu", 3 * V * 8)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 3 * V * 8)
     check_formula(randomise(build()), mixtape)
 
 
@@ -257,7 +257,7 @@ def test_a_step_holds_no_tensor_of_all_logits(
     reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, classes = 400, 1500
-    monkeypatch.setitem(cross_entropy.CHUNK_BYTES, "cpu", 2**18)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 2**18)
     head = build(150, D, classes, order=None, reduction=reduction)
     hidden = draw(rows, D).requires_grad_()
     target = draw_targets(rows, n_classes=classes)

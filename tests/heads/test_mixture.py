@@ -35,7 +35,7 @@ from hstree.heads import (
     Softmax,
     load_head,
 )
-from hstree.ops import cross_entropy
+from hstree.ops.mixture_log_prob import CHUNK_BYTES
 
 SIZES, EXPERTS = (3, 2, 5), (1, 0, 2)
 
@@ -136,7 +136,7 @@ def test_formula(kind: str, bias: bool) -> None:
 @every_formula
 def test_formula_in_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows at a time: sums over chunks."""
-    monkeypatch.setitem(cross_entropy.CHUNK_BYTES, "cpu", 3 * V * 3 * 8)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 3 * V * 3 * 8)
     build, formula = FORMULAS[kind]
     check_formula(randomise(build(D, V, latent_features=7)), formula)
 
@@ -524,7 +524,7 @@ def test_a_step_holds_no_tensor_of_all_logits(
 ) -> None:
     """Not even those of one component: N V, of N V K."""
     rows, components, classes = 400, 8, 1500
-    monkeypatch.setitem(cross_entropy.CHUNK_BYTES, "cpu", 2**18)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 2**18)
     options: dict[str, Any] = {"latent_features": 8, "reduction": reduction}
     if kind == "mos-plif":
         options["function_options"] = {"intervals": 1000}

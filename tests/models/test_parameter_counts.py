@@ -12,7 +12,8 @@ import torch
 
 from hstree.data import CorpusStatistics
 from hstree.models import LanguageModel
-from hstree.training import TrainConfig, build_model
+from hstree.runs import TrainConfig
+from hstree.training import build_model
 
 PTB, WIKITEXT2 = 10_000, 33_278
 # embedding, hidden layers 1 and 2, context vector

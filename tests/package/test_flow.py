@@ -24,8 +24,16 @@ ROOMS: dict[str, set[str]] = {
     "training": {"trees", "data", "ops", "optim", "heads", "models", "runs"},
     "evaluation": {"trees", "data", "ops", "heads", "models"},
     "layers": set(),
-    "analysis": {"trees", "data", "reference", "ops", "heads", "models", "runs"},
-    "experiments": {"data", "ops", "heads", "layers", "models", "runs", "training", "analysis"},
+    "laboratory": {
+        "trees",
+        "data",
+        "ops",
+        "heads",
+        "models",
+        "runs",
+        "training",
+        "layers",
+    },
     "cli": {
         "trees",
         "data",
@@ -36,8 +44,7 @@ ROOMS: dict[str, set[str]] = {
         "training",
         "evaluation",
         "layers",
-        "analysis",
-        "experiments",
+        "laboratory",
     },
 }
 
@@ -110,6 +117,29 @@ def test_imports_flow_one_way(room: str) -> None:
         if room_of(module) not in allowed
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_page_on_architecture_says_the_same() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| `(hstree|csrc)/(\w+)` \|.*\| ([^|]+) \|$", page, flags=re.M)
+    told = {
+        (house, room): set() if imports == "-" else set(imports.split(", "))
+        for house, room, imports in table
+    }
+    rooms = {("hstree", room): allowed for room, allowed in ROOMS.items()}
+    rooms |= {("csrc", room): allowed for room, allowed in NATIVE_ROOMS.items()}
+    assert told == rooms
+
+
+def test_every_path_on_the_page_on_architecture_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:hstree|csrc|tests|tools|\.ci)/[\w./]+)`", page)
+    assert len(paths) > 25
+    assert [
+        path
+        for path in paths
+        if "STEM" not in path and "NAME" not in path and not (ROOT / path).exists()
+    ] == []
 
 
 def test_only_trees_import_the_host_module() -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 import hstree.training.session
-from hstree.training import Silent, TrainConfig, resume, train
+from hstree.runs import TrainConfig
+from hstree.training import Silent, resume, train
 
 
 class Announcer(Silent):

@@ -22,14 +22,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from hstree.training import (
-    CheckpointError,
-    ConfigError,
-    TrainConfig,
-    TrainingInterrupted,
-    resume,
-    train,
-)
+from hstree.runs import CheckpointError, ConfigError, TrainConfig
+from hstree.training import TrainingInterrupted, resume, train
 from training.runs import Recorder, assert_same_run, metrics, tensors
 from training.toy import small_config, write_corpus
 

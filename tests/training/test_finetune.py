@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from hstree.training import (
-    CheckpointError,
-    ConfigError,
-    TrainConfig,
-    finetuning,
-    load_config,
-    load_run,
-    train,
-)
+from hstree.runs import CheckpointError, ConfigError, TrainConfig, load_config, load_run
+from hstree.training import finetuning, train
 from hstree.training.finetune import starting_model
 from training.toy import small_config, write_corpus
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from hstree.training import TrainConfig
+from hstree.runs import TrainConfig
 from training.runs import assert_same_run, metrics
 from training.toy import small_config, write_corpus
 

@@ -16,7 +16,8 @@ from hstree.data import CorpusStatistics
 from hstree.heads import ParameterGroup, Softmax, head_names
 from hstree.models import AWDLSTM, LanguageModel
 from hstree.optim import SparseAdam
-from hstree.training import ConfigError, TrainConfig, build_model
+from hstree.runs import ConfigError, TrainConfig
+from hstree.training import build_model
 from hstree.training.optimizer import (
     averaged_weights,
     build_optimizers,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from matplotlib.axes import Axes
 
-from hstree.training import EpochRecord
+from hstree.runs import EpochRecord
 from hstree.training.plot import learning_curve
 
 

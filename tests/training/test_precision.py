@@ -10,7 +10,8 @@ import torch
 
 from hstree.data import load_corpus
 from hstree.models import cpu_has_lstm
-from hstree.training import ConfigError, Silent, evaluate, load_run, resume, train
+from hstree.runs import ConfigError, load_run
+from hstree.training import Silent, evaluate, resume, train
 from training.runs import Recorder, metrics, tensors
 from training.toy import small_config, write_corpus
 

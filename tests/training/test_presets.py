@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hstree.data import CorpusStatistics
-from hstree.training import PRESETS, ConfigError, TrainConfig, build_model, preset
+from hstree.runs import ConfigError, TrainConfig
+from hstree.training import PRESETS, build_model, preset
 
 # The table of the study: Penn Treebank, WikiText-2.
 SOFTMAX: dict[str, tuple[float, float]] = {

@@ -30,18 +30,10 @@ from safetensors.torch import save_file
 from hstree.cli import main
 from hstree.heads import Softmax, registry
 from hstree.heads.base import HeadOutput
-from hstree.training import (
-    CheckpointError,
-    ConfigError,
-    TrainConfig,
-    TrainingError,
-    TrainingInterrupted,
-    load_config,
-    load_run,
-    resume,
-    train,
-)
+from hstree.runs import CheckpointError, ConfigError, TrainConfig, load_config, load_run
+from hstree.training import TrainingError, TrainingInterrupted, resume, train
 from hstree.training import session as session_module
+from hstree.training import summary as summary_module
 from training.runs import Recorder, assert_same_run, metrics, tensors
 from training.toy import small_config, write_corpus
 
@@ -243,12 +235,33 @@ def test_interrupted_after_the_last_epoch(
 
     expected = undisturbed("adamw")
     with monkeypatch.context() as patch:
-        patch.setattr(session_module, "measure_head_cost", interrupt)
+        patch.setattr(summary_module, "measure_head_cost", interrupt)
         assert go_on(replace(expected, run=str(tmp_path / "run"))) is not None
     assert not (tmp_path / "run" / "summary.json").exists()
     recorder = Recorder()
     resume(tmp_path / "run", recorder)
     assert recorder.losses == []
+    assert_same_run(tmp_path / "run", Path(str(expected.run)))
+
+
+def test_interrupted_while_the_state_is_loaded(
+    undisturbed: Callable[[str], TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    expected = undisturbed("adamw")
+    steps = metrics(Path(str(expected.run)))[0]["step"]
+    config = replace(expected, run=str(tmp_path / "run"))
+    assert go_on(config, Stop(step=steps + 1)) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr("hstree.training.state.load_corpus", interrupt)
+        interrupted = go_on(config)
+    assert interrupted is not None
+    assert interrupted.run == tmp_path / "run"
+    assert interrupted.best is not None
+    assert interrupted.best.epoch == 1
+    assert go_on(config) is None
     assert_same_run(tmp_path / "run", Path(str(expected.run)))
 
 
@@ -387,7 +400,7 @@ def test_more_epochs_interrupted_before_the_final_figures(
 
     train(small_config(data, tmp_path / "run", epochs=1))
     with monkeypatch.context() as patch:
-        patch.setattr(session_module, "measure_head_cost", interrupt)
+        patch.setattr(summary_module, "measure_head_cost", interrupt)
         with pytest.raises(TrainingInterrupted):
             resume(tmp_path / "run", epochs=2)
     assert resume(tmp_path / "run").summary.epochs == 2

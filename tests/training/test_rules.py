@@ -15,19 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree.data import Corpus, load_corpus
+from hstree.runs import EpochRecord, TrainConfig, load_run
 from hstree.runs.config import DROPOUTS
-from hstree.training import (
-    EpochRecord,
-    Silent,
-    TrainConfig,
-    Trainer,
-    build_model,
-    evaluate,
-    finetuning,
-    load_run,
-    preset,
-    train,
-)
+from hstree.training import Silent, Trainer, build_model, evaluate, finetuning, preset, train
 from hstree.training.optimizer import averaged_weights
 from training.toy import small_config, write_corpus
 
@@ -203,14 +193,14 @@ def test_twenty_steps(
     assert min(lengths) == 5
     assert max(lengths) > 1.5 * BPTT
 
-    recorder = Recorder()
-    trainer = Trainer(model, corpus, config, recorder)
+    losses: list[float] = []
+    trainer = Trainer(model, corpus, config)
     assert trainer.averaging == (averaging_epoch == 0)
     for epoch in range(1, EPOCHS + 1):
-        trainer.run_epoch()
+        losses += [step.loss for step in trainer.steps()]
         trainer.note_validation(1.0)
         assert trainer.averaging == (epoch >= averaging_epoch)
-    assert recorder.losses == pytest.approx(expected, rel=1e-9)
+    assert losses == pytest.approx(expected, rel=1e-9)
     if averaging_epoch == EPOCHS:  # averaging would begin with the next epoch
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(parameter, averages[name], rtol=1e-9, atol=1e-9)
@@ -268,16 +258,15 @@ def test_full_size(
     model = build_model(config, len(ptb.vocabulary), ptb.statistics()).to(dtype)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
 
-    recorder = Recorder()
-    Trainer(model, corpus, config, recorder).run_epoch()
+    losses = [step.loss for step in Trainer(model, corpus, config).steps()]
     expected, lengths, _ = follow(weights, corpus.train, log_prob, config, 1)
     print("| step | length | hstree | restated | difference |")
     print("| ---: | ---: | ---: | ---: | ---: |")
-    for step, row in enumerate(zip(lengths, recorder.losses, expected, strict=True), start=1):
+    for step, row in enumerate(zip(lengths, losses, expected, strict=True), start=1):
         length, ours, restated = row
         print(f"| {step} | {length} | {ours:.7f} | {restated:.7f} | {ours - restated:.1e} |")
     assert lengths == drawn
-    assert recorder.losses == pytest.approx(expected, abs=1e-5, rel=0)
+    assert losses == pytest.approx(expected, abs=1e-5, rel=0)
 
 
 # When averaging begins
@@ -375,10 +364,8 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scripted(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
     rest = iter(losses)
-    monkeypatch.setattr(
-        "hstree.training.session.evaluate",
-        lambda *_: next(rest, 1.0),  # then the test part
-    )
+    for module in ("state", "session", "summary"):  # the start, the epochs, the test part
+        monkeypatch.setattr(f"hstree.training.{module}.evaluate", lambda *_: next(rest, 1.0))
 
 
 def finetuned(run: Path, to: Path, **changes: Any) -> list[EpochRecord]:

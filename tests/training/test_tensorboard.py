@@ -11,14 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hstree.training import (
-    ConfigError,
-    EpochRecord,
-    Silent,
-    TrainingInterrupted,
-    resume,
-    train,
-)
+from hstree.runs import ConfigError, EpochRecord
+from hstree.training import Silent, TrainingInterrupted, resume, train
 from hstree.training.tensorboard import TensorBoardLog
 from training.toy import small_config, write_corpus
 

@@ -14,20 +14,16 @@ import torch
 
 from hstree.data import load_corpus
 from hstree.heads import Softmax, TreeEnsemble, head_names, registry
-from hstree.runs import read_epochs
+from hstree.runs import ConfigError, EpochRecord, choose_device, load_run, read_epochs
 from hstree.runs.checkpoint import load_state
 from hstree.training import (
-    ConfigError,
-    EpochRecord,
     Silent,
     Trainer,
     TrainingError,
     TrainingInterrupted,
     build_model,
-    choose_device,
     evaluate,
     format_summary,
-    load_run,
     measure_head_cost,
     train,
 )
@@ -255,11 +251,8 @@ def test_steps_are_those_of_a_plain_loop(data: Path, tmp_path: Path) -> None:
     )
     corpus = load_corpus(data)
     statistics = corpus.statistics()
-    recorder = Recorder()
-    trainer = Trainer(
-        build_model(config, len(corpus.vocabulary), statistics), corpus, config, recorder
-    )
-    trainer.run_epoch()
+    trainer = Trainer(build_model(config, len(corpus.vocabulary), statistics), corpus, config)
+    losses = [step.loss for step in trainer.steps()]
 
     model = build_model(config, len(corpus.vocabulary), statistics)
     optimizer = torch.optim.AdamW(
@@ -285,7 +278,7 @@ def test_steps_are_those_of_a_plain_loop(data: Path, tmp_path: Path) -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimizer.step()
-        assert recorder.losses[step] == pytest.approx(loss.item(), rel=1e-4)
+        assert losses[step] == pytest.approx(loss.item(), rel=1e-4)
 
 
 def test_evaluation_of_short_texts(data: Path, tmp_path: Path) -> None:

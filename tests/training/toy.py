@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from hstree.training import TrainConfig
+from hstree.runs import TrainConfig
 
 CHAINS = {
     "the": ("cat", "dog", "old"),

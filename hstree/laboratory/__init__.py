@@ -1,0 +1,91 @@
+"""The measurements of the softmax-bottleneck literature; a folder for each."""
+
+from .comparison.compute import Comparison, RunGroup, compare, mean_and_deviation
+from .comparison.picture import validation_curves
+from .comparison.report import to_csv, to_markdown
+from .correlation.compute import Correlation, correlate
+from .function.compute import FunctionView, Histogram, view_function
+from .jacobian.compute import (
+    jacobian_experiment,
+    jacobian_singular_values,
+    summarize_singular_values,
+)
+from .predictions.compute import Prediction, log_prob_at, prediction, random_positions
+from .rank.compute import (
+    RankResult,
+    effective_rank,
+    log_prob_rank,
+    matrix_rank,
+    plan_rank,
+    press_threshold,
+    softmax_rank_bound,
+)
+from .rank.matrix import BlockMatrix, model_log_prob, stored_matrix
+from .robustness.compute import noise_ranks, reconstructions
+from .significance.compute import Significance, holm, model_perplexities, significance_tests, t_test
+from .study.file import read_study
+from .study.runs import run_study, study_runs
+from .synthetic.compute import SyntheticResult, SyntheticSetting, synthetic_bottleneck
+from .synthetic.heads import choose_head, known_heads
+from .trees.clusters import Agreement, tree_agreement
+from .trees.losses import FrequencyBin, TreeLoss, frequency_loss, tree_loss
+from .words.compute import WordSimilarity, model_embeddings, word_similarity
+from .words.files import read_embeddings, read_similarity_sets
+
+__all__ = [
+    "Agreement",
+    "BlockMatrix",
+    "Comparison",
+    "Correlation",
+    "FrequencyBin",
+    "FunctionView",
+    "Histogram",
+    "Prediction",
+    "RankResult",
+    "RunGroup",
+    "Significance",
+    "SyntheticResult",
+    "SyntheticSetting",
+    "TreeLoss",
+    "WordSimilarity",
+    "choose_head",
+    "compare",
+    "correlate",
+    "effective_rank",
+    "frequency_loss",
+    "holm",
+    "jacobian_experiment",
+    "jacobian_singular_values",
+    "known_heads",
+    "log_prob_at",
+    "log_prob_rank",
+    "matrix_rank",
+    "mean_and_deviation",
+    "model_embeddings",
+    "model_log_prob",
+    "model_perplexities",
+    "noise_ranks",
+    "plan_rank",
+    "prediction",
+    "press_threshold",
+    "random_positions",
+    "read_embeddings",
+    "read_similarity_sets",
+    "read_study",
+    "reconstructions",
+    "run_study",
+    "significance_tests",
+    "softmax_rank_bound",
+    "stored_matrix",
+    "study_runs",
+    "summarize_singular_values",
+    "synthetic_bottleneck",
+    "t_test",
+    "to_csv",
+    "to_markdown",
+    "tree_agreement",
+    "tree_loss",
+    "validation_curves",
+    "view_function",
+    "word_similarity",
+]

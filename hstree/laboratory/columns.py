@@ -1,0 +1,63 @@
+"""Columns of CSV files."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def read_columns(
+    path: str, texts: Mapping[str, str], numbers: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], int]:
+    """Lines of a CSV file whose first line names the columns.
+
+    Args:
+        path: the file, UTF-8.
+        texts, numbers: for each flag the column that it names.
+
+    Returns:
+        For each line its cells by flag, of ``numbers`` as float, and how many lines were left out
+        because one of these cells is empty.
+
+    Raises:
+        ValueError: the file is not such a table, has no column of this name, or a cell is not a
+            number.
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            header, *lines = [(reader.line_num, cells) for cells in reader if cells] or [(0, [])]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: expected a CSV file in UTF-8: {error}") from None
+    names = header[1]
+    if not names:
+        raise ValueError(
+            f"{path}: expected a line with the names of the columns, got an empty file"
+        )
+    columns = {**texts, **numbers}
+    for flag, column in columns.items():
+        if names.count(column) != 1:
+            raise ValueError(
+                f"{flag}: expected one of the columns of {path} ({', '.join(names)}), got {column}"
+            )
+    found = []
+    for line, cells in lines:
+        where = f"{path}, line {line}"
+        if len(cells) != len(names):
+            raise ValueError(
+                f"{where}: expected {len(names)} cells as in the first line, got {len(cells)}"
+            )
+        chosen: dict[str, Any] = {f: cells[names.index(c)].strip() for f, c in columns.items()}
+        if not all(chosen.values()):
+            continue
+        for flag, column in numbers.items():
+            try:
+                chosen[flag] = float(chosen[flag])
+            except ValueError:
+                raise ValueError(
+                    f"{where}: expected a number in column {column}, got {chosen[flag]!r}"
+                ) from None
+        found.append(chosen)
+    return found, len(lines) - len(found)

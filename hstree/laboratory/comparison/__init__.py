@@ -1,0 +1,1 @@
+"""Runs side by side: what they differ in, and means over seeds."""

@@ -1,0 +1,154 @@
+"""Tables of runs side by side, and ``hstree compare``, which prints them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from hstree._figures import FORMATS, picture
+from hstree._files import write_atomic
+from hstree.runs import RunFigures
+
+from ..table import Column, Table, count, csv_text, decimals, markdown, table, text
+from ..terminal import print_tables
+from .compute import Comparison, RunGroup, compare, mean_and_deviation, setting_texts
+from .picture import validation_curves
+
+
+def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
+    """The runs; if any of them share a group, the groups too."""
+    two = decimals(2)
+    columns: list[Column] = [
+        ("run", lambda run: run.path),
+        ("head", lambda run: run.head),
+        ("seed", lambda run: run.seed, text),
+        ("epochs", _epochs, str),
+        ("best epoch", lambda run: run.best_epoch, text),
+        ("valid perplexity", lambda run: run.valid_perplexity, two),
+        ("test perplexity", lambda run: run.test_perplexity, two),
+        ("backbone parameters", lambda run: run.final and run.final.backbone_parameters, count),
+        ("head parameters", lambda run: run.final and run.final.head_parameters, count),
+        ("s per epoch", lambda run: run.seconds_per_epoch, decimals(1)),
+        ("tokens/s", lambda run: run.tokens_per_second, decimals(0)),
+    ]
+    if comparison.differing:
+        names = comparison.differing
+        columns.insert(3, ("settings that differ", lambda r: ", ".join(setting_texts(r, names))))
+    if not comparison.repeated:
+        return (table("Runs", comparison.runs, columns),)
+    columns.insert(0, ("group", comparison.label))
+    return (
+        table("Runs", comparison.runs, columns),
+        table(
+            "Perplexity of finished runs, mean and standard deviation over seeds",
+            comparison.groups,
+            [
+                ("group", lambda group: group.label),
+                ("model", lambda group: group.description),
+                ("finished", lambda group: f"{len(group.finished)} of {len(group.runs)}", str),
+                ("valid, mean", lambda group: _over(group, "valid", "mean"), two),
+                ("valid, SD", lambda group: _over(group, "valid", "deviation"), two),
+                ("test, mean", lambda group: _over(group, "test", "mean"), two),
+                ("test, SD", lambda group: _over(group, "test", "deviation"), two),
+            ],
+        ),
+    )
+
+
+def _epochs(run: RunFigures) -> str:
+    return (
+        f"{len(run.epochs)} of {run.config.epochs}" if run.final is None else f"{len(run.epochs)}"
+    )
+
+
+def _over(group: RunGroup, split: str, measure: str) -> float | None:
+    summary = mean_and_deviation(getattr(group, f"{split}_perplexities"))
+    return None if summary is None else getattr(summary, measure)
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """The tables and notes in Markdown."""
+    return markdown(comparison_tables(comparison), comparison.notes)
+
+
+def to_csv(comparison: Comparison) -> str:
+    """The runs as CSV, one line each after a header, with unrounded numbers and a column for each
+    setting that differs; empty cells where a run has nothing."""
+    return csv_text([_csv_row(comparison, run) for run in comparison.runs])
+
+
+def _csv_row(comparison: Comparison, run: RunFigures) -> dict[str, Any]:
+    settings = {name: run.settings.get(name) for name in ("seed", *comparison.differing)}
+    return {
+        "group": comparison.label(run),
+        "run": str(run.path),
+        "head": run.head,
+        **{
+            name: json.dumps(value) if isinstance(value, (bool, list)) else value
+            for name, value in settings.items()
+        },
+        "finished": json.dumps(run.final is not None),
+        "epochs_ended": len(run.epochs),
+        "best_epoch": run.best_epoch,
+        "valid_perplexity": run.valid_perplexity,
+        "test_perplexity": run.test_perplexity,
+        "backbone_parameters": run.final and run.final.backbone_parameters,
+        "head_parameters": run.final and run.final.head_parameters,
+        "seconds_per_epoch": run.seconds_per_epoch,
+        "tokens_per_second": run.tokens_per_second,
+    }
+
+
+_DESCRIPTION = """\
+Runs side by side: heads, settings that differ, best validation and test perplexity, parameters,
+medians of the seconds of an epoch and of the training tokens a second. Runs that differ in the seed
+alone form a group, with mean and standard deviation; hstree analyze significance tests whether
+groups differ. Runs that have not finished are shown with what they have.
+"""
+
+
+def add_command(commands: Any) -> None:
+    """Register ``hstree compare``."""
+    parser = commands.add_parser("compare", help="runs side by side", description=_DESCRIPTION)
+    parser.add_argument("directories", metavar="RUN", nargs="+", help="run folders of hstree train")
+    parser.add_argument(
+        "--format",
+        choices=("table", "markdown", "csv"),
+        default="table",
+        help="what to print; csv holds the runs alone, in full digits (default: table)",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw the validation curves in this .png, .pdf or .svg",
+    )
+    parser.set_defaults(handler=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    file = None if arguments.plot is None else Path(arguments.plot)
+    if file is not None:
+        if file.suffix.lower().lstrip(".") not in FORMATS:
+            raise ValueError(f"--plot: expected a name that ends in .png, .pdf or .svg, got {file}")
+        if not file.absolute().parent.is_dir():
+            raise ValueError(f"--plot: there is no folder {file.parent}")
+    comparison = compare(arguments.directories)
+    if file is not None and not any(run.epochs for run in comparison.runs):
+        raise ValueError("--plot: no epoch has ended in any of these runs")
+    if arguments.format == "csv":
+        print(to_csv(comparison), end="")
+    elif arguments.format == "markdown":
+        print(to_markdown(comparison), end="")
+    else:
+        notes = list(comparison.notes)
+        if sum(len(group.finished) > 1 for group in comparison.groups) > 1:
+            notes.append("whether groups differ by more than chance: hstree analyze significance")
+        print_tables(comparison_tables(comparison), notes)
+    if file is not None:
+        content = picture(validation_curves(comparison), file.suffix.lower().lstrip("."))
+        write_atomic(file, content)
+        print(f"validation curves drawn in {file}", file=sys.stderr)
+    return 0

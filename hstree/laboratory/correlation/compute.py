@@ -1,0 +1,121 @@
+"""Does one figure of a model go with another, such as the rank of log P with perplexity?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FENCE = 1.5
+"""Interquartile ranges beyond the quartiles at which outliers begin (Tukey 1977)."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How strongly y goes with x over n points.
+
+    Attributes:
+        n: number of points.
+        pearson: linear correlation, in [-1, 1].
+        low, high: its 95% confidence interval, by Fisher's transformation.
+        pearson_p: probability of one at least as far from 0 if x and y are independent and normal.
+        spearman: Pearson's correlation of the ranks, equal values sharing their mean rank.
+        spearman_p: likewise, by Student's distribution.
+        slope, intercept: of the least-squares line y = slope x + intercept.
+    """
+
+    n: int
+    pearson: float
+    low: float
+    high: float
+    pearson_p: float
+    spearman: float
+    spearman_p: float
+    slope: float
+    intercept: float
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """What :func:`correlate` returns.
+
+    Attributes:
+        x, y: the points.
+        outlier: for each point whether :func:`outliers` holds it for one, in x or in y.
+        overall: of all points.
+        inner: of the points that are not outliers; None if these are fewer than three, or x or y
+            does not vary among them.
+    """
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    outlier: tuple[bool, ...]
+    overall: Fit
+    inner: Fit | None
+
+    @property
+    def outliers(self) -> int:
+        """Their number."""
+        return sum(self.outlier)
+
+    @property
+    def counted(self) -> str:
+        """``1 outlier``, ``2 outliers``, ..."""
+        return f"{self.outliers} {'outlier' if self.outliers == 1 else 'outliers'}"
+
+
+def correlate(x: Sequence[float], y: Sequence[float]) -> Correlation:
+    """Pearson's and Spearman's correlation of x and y, with and without outliers.
+
+    Args:
+        x, y: at least three finite numbers each, one pair a point.
+
+    Raises:
+        ValueError: different lengths, fewer than three points, a number that is not finite, or an x
+            or y that does not vary.
+    """
+    if len(x) != len(y):
+        raise ValueError(f"y: expected {len(x)} values, one for each of x, got {len(y)}")
+    if len(x) < 3:
+        raise ValueError(f"a correlation needs at least three points, got {len(x)}")
+    points = np.asarray([x, y], dtype=np.float64)
+    for name, values in zip("xy", points, strict=True):
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name}: expected finite numbers, got {values}")
+        if not _varies(values):
+            raise ValueError(f"{name}: expected values that vary, got {len(x)} times {values[0]:g}")
+    outlier = outliers(points[0]) | outliers(points[1])
+    inside = points[:, ~outlier]
+    inner = None
+    if inside.shape[1] >= 3 and _varies(inside[0]) and _varies(inside[1]):
+        inner = _fit(*inside)
+    return Correlation(tuple(x), tuple(y), tuple(outlier.tolist()), _fit(*points), inner)
+
+
+def outliers(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """For each value whether it lies more than 1.5 interquartile ranges below the first or above
+    the third quartile (Tukey, Exploratory Data Analysis, 1977); quartiles by linear
+    interpolation."""
+    array = np.asarray(values, dtype=np.float64)
+    first, third = np.quantile(array, (0.25, 0.75))
+    reach = FENCE * (third - first)
+    outside: npt.NDArray[np.bool_] = (array < first - reach) | (array > third + reach)
+    return outside
+
+
+def _varies(values: npt.NDArray[np.float64]) -> bool:
+    """Whether the values differ by more than the rounding of their mean."""
+    return bool(np.ptp(values) > 1e-12 * np.abs(values).max())
+
+
+def _fit(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> Fit:
+    from scipy.stats import linregress, pearsonr, spearmanr
+
+    pearson = pearsonr(x, y)
+    low, high = pearson.confidence_interval(0.95)
+    spearman = spearmanr(x, y)
+    line = linregress(x, y)
+    values = (pearson.statistic, low, high, pearson.pvalue, *spearman, line.slope, line.intercept)
+    return Fit(len(x), *map(float, values))

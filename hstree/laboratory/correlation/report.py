@@ -1,0 +1,134 @@
+"""``hstree analyze correlation``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..columns import read_columns
+from ..report import Report
+from ..runner import Argument, Measurement
+from ..table import Table, count, number, probability, table
+from .compute import FENCE, Correlation, correlate
+from .picture import correlation_picture
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Correlate two columns of a CSV file."""
+    texts = {f"--label {name}": name for name in arguments.label}
+    if arguments.group is not None:
+        texts["--group"] = arguments.group
+    lines, empty = read_columns(arguments.table, texts, {"--x": arguments.x, "--y": arguments.y})
+    kept = [line for line in lines if math.isfinite(line["--x"]) and math.isfinite(line["--y"])]
+    try:
+        result = correlate([line["--x"] for line in kept], [line["--y"] for line in kept])
+    except ValueError as error:
+        raise ValueError(
+            f"{arguments.table}, x = {arguments.x}, y = {arguments.y}: {error}"
+        ) from None
+    labels = [_label(line, arguments.label) for line in kept]
+    groups = None if arguments.group is None else [line["--group"] for line in kept]
+    x, y = _words(arguments.x), _words(arguments.y)
+    notes = [
+        f"outliers: points whose x or y lies more than {FENCE} interquartile ranges below the "
+        f"first or above the third quartile (Tukey); here {result.outliers} of {len(result.x)}"
+    ]
+    if result.inner is None:
+        notes.append("without outliers too few points, or points that do not vary, are left")
+    infinite = len(lines) - len(kept)
+    for left_out, reason in ((empty, "an empty cell"), (infinite, "nan or infinity")):
+        if left_out:
+            amount = "1 line" if left_out == 1 else f"{left_out} lines"
+            notes.append(f"{amount} of {arguments.table} left out: {reason}")
+    return Report(
+        f"{x[:1].upper()}{x[1:]} against {y}",
+        [correlation_table(result, x, y)],
+        notes,
+        {
+            "x": arguments.x,
+            "y": arguments.y,
+            "left_out": empty + infinite,
+            "all": result.overall,
+            "without_outliers": result.inner,
+        },
+        [
+            {"label": label, arguments.x: a, arguments.y: b, "outlier": str(outlier).lower()}
+            for label, a, b, outlier in zip(labels, result.x, result.y, result.outlier, strict=True)
+        ],
+        {
+            "": correlation_picture(
+                result, x, y, labels if arguments.label else None, groups, arguments.group or ""
+            )
+        },
+    )
+
+
+def correlation_table(result: Correlation, x: str, y: str) -> Table:
+    """The coefficients of all points and, if there are outliers, without these; ``x``, ``y``:
+    names."""
+    rows = [("all points", result.overall)]
+    if result.inner is not None and result.outliers:
+        rows.append((f"without {result.counted}", result.inner))
+    signed = number("+.3f")
+    return table(
+        f"Correlation of {y} with {x}",
+        rows,
+        [
+            ("points", lambda row: row[0]),
+            ("n", lambda row: row[1].n, count),
+            ("Pearson", lambda row: row[1].pearson, signed),
+            ("95% interval", lambda row: (row[1].low, row[1].high), _interval),
+            ("Pearson p", lambda row: row[1].pearson_p, probability),
+            ("Spearman", lambda row: row[1].spearman, signed),
+            ("Spearman p", lambda row: row[1].spearman_p, probability),
+            ("slope", lambda row: row[1].slope, number("+.3g")),
+        ],
+    )
+
+
+def _interval(ends: tuple[float, float]) -> str:
+    return "-" if math.isnan(ends[0]) else f"{ends[0]:+.3f} to {ends[1]:+.3f}"
+
+
+def _words(column: str) -> str:
+    """The name of a column as words; Press is a person."""
+    return column.replace("_", " ").replace("press rank", "Press rank")
+
+
+def _label(line: Mapping[str, Any], names: list[str]) -> str:
+    """The cell of the one column of labels, or ``name=cell`` of several."""
+    cells = [line[f"--label {name}"] for name in names]
+    return cells[0] if len(cells) == 1 else ", ".join(map("=".join, zip(names, cells, strict=True)))
+
+
+COMMAND = Measurement(
+    "correlation",
+    "rank against perplexity, over many runs",
+    """\
+Does one figure of a model go with another? Pearson's and Spearman's correlation of two columns of a
+CSV file, such as the ranks and perplexities of the runs of hstree study, with and without outliers,
+and a picture of the points. Outliers are points whose x or y lies more than 1.5 interquartile
+ranges below the first or above the third quartile (Tukey).
+""",
+    measure,
+    (
+        Argument("table", metavar="FILE", help="CSV file with a line for each run"),
+        Argument("--x", metavar="COLUMN", default="press_rank", help="what goes to the right"),
+        Argument("--y", metavar="COLUMN", default="test_perplexity", help="what goes up"),
+        Argument(
+            "--label",
+            metavar="COLUMN",
+            action="append",
+            default=[],
+            help="text beside outliers, and beside all of few points; may be repeated",
+        ),
+        Argument(
+            "--group",
+            metavar="COLUMN",
+            help="what the colours tell: a scale if the column holds numbers, else a legend",
+        ),
+    ),
+    output="correlation",
+)

@@ -1,0 +1,1 @@
+"""What models expect next: their most probable words in a context, side by side."""

@@ -1,0 +1,1 @@
+"""How robust the Press rank of a matrix is against rounding and noise."""

@@ -1,0 +1,1 @@
+"""Do models differ, or is it the seed?"""

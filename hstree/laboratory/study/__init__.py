@@ -1,0 +1,1 @@
+"""Grids of training runs, described by a file, in one table."""

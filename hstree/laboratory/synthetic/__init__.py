@@ -1,0 +1,1 @@
+"""What a head can express with D features, without a network: the synthetic bottleneck."""

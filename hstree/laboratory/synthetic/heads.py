@@ -1,0 +1,102 @@
+"""The heads of the synthetic bottleneck experiment, in sizes for a hundred outcomes: parameters far
+fewer than the probabilities to fit, and quick."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hstree.data import CorpusStatistics
+from hstree.heads import Head, head_class, head_names
+from hstree.runs import ConfigError, parse_options
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "plif": {"intervals": 1000},
+    "plif-frozen": {"intervals": 1000},
+    "monotonic": {"units": 64, "intervals": 1024},
+    "mos": {"components": 4},
+    "mos-plif": {"components": 4, "function_options": {"intervals": 1000}},
+    "moc": {"components": 4},
+    "adaptive": {"div_value": 1},
+    "trees": {"n_trees": 4, "recipe": "random", "root": 1, "leaf": 1, "gate": "context"},
+}
+_SHAPES: dict[str, dict[str, Any]] = {"trees-single": {"n_trees": 1}, "trees-wide": {"root": 10}}
+DEFAULT_HEADS = (
+    *("softmax", "sigsoftmax", "gss", "gss:k=0.1,c=0", "plif", "monotonic", "mos", "mixtape"),
+    *("trees-single", "trees"),
+)
+
+
+@dataclass(frozen=True)
+class HeadChoice:
+    """A head and its options in this experiment.
+
+    Attributes:
+        label: what it is called in tables.
+        name: in :mod:`hstree.heads.registry`.
+        options: keyword arguments of its ``from_corpus``.
+    """
+
+    label: str
+    name: str
+    options: Mapping[str, Any]
+
+    def build(self, dimension: int, targets: npt.NDArray[np.float64], seed: int) -> Head:
+        """The head for targets [N, M].
+
+        It begins as for a corpus in which outcomes are as frequent as in the mean of the targets.
+        Parameters come from torch's generator, trees from ``seed``.
+
+        Raises:
+            ValueError: the head does not take these options at this size.
+        """
+        frequencies = np.rint(1e6 * targets.sum(0)).astype(np.int64)
+        statistics = CorpusStatistics(frequencies, np.empty(0, np.int32))
+        options = {**self.options, "learning_rate_factor": 1.0}
+        try:
+            return head_class(self.name).from_corpus(
+                dimension, targets.shape[1], statistics, seed=seed, **options
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"heads: {self.label}, D = {dimension}: {error}") from None
+
+
+def known_heads() -> list[str]:
+    """The names that :func:`choose_head` knows: every head that reads one vector, and further
+    shapes of trees."""
+    return sorted({name for name in head_names() if not head_class(name).reads_layers} | {*_SHAPES})
+
+
+def choose_head(text: str) -> HeadChoice:
+    """A head from ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, values as JSON or plain text.
+
+    ``NAME`` is one of :func:`known_heads`; options add to those that it has in this experiment, or
+    replace them.
+
+    Raises:
+        ValueError: an unknown name, a head that reads several layers, or no KEY=VALUE.
+
+    Example:
+        >>> choose_head("mos:components=15").options
+        {'components': 15}
+    """
+    label, _, rest = text.partition(":")
+    if label not in known_heads():
+        if label in head_names():
+            raise ValueError(
+                f"heads: {label!r} reads several layers of a network; a context has one vector here"
+            )
+        raise ValueError(f"heads: expected one of {', '.join(known_heads())}, got {label!r}")
+    name = "trees" if label in _SHAPES else label
+    options = _OPTIONS.get(name, {}) | _SHAPES.get(label, {})
+    if rest:
+        try:
+            options |= parse_options(re.split(r",(?=\w+=)", rest))
+        except ConfigError:
+            raise ValueError(f"heads: expected NAME:KEY=VALUE,KEY=VALUE, got {text!r}") from None
+    return HeadChoice(text, name, options)

@@ -1,0 +1,402 @@
+"""mixture_log_prob in chunks against the whole matrix of logits in torch's own operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hstree.ops import LogitFunction, default_chunk_rows, mixture_log_prob
+from hstree.ops.mixture_log_prob import CHUNK_BYTES
+from hstree.reference import mixture_log_prob_reference
+
+N, K, D, V = 23, 3, 7, 41
+
+
+def draw(*size: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(size, generator=random, dtype=torch.float64)
+
+
+def cubic_table() -> Tensor:
+    """Increasing: the cubics of x + tanh(x) over 10 intervals of [-4, 4]."""
+    x = torch.linspace(-4, 4, 11, dtype=torch.float64)
+    function = LogitFunction.cubic(x + torch.tanh(x), 2 - torch.tanh(x) ** 2, 4.0)
+    assert function.table is not None
+    return function.table
+
+
+def functions() -> dict[str, dict[str, Any]]:
+    slopes = draw(9, seed=5).exp()
+    table = LogitFunction.plif(slopes, 3.0).table
+    return {
+        "softmax": {},
+        "sigsoftmax": {"c": 0.0, "k": 2.0},
+        "gss": {"c": -1.5, "k": 2.5},
+        "plif": {"table": table, "radius": 3.0},
+        "cubic": {"table": cubic_table(), "radius": 4.0},
+    }
+
+
+every_function = pytest.mark.parametrize("name", functions())
+
+
+def arguments(components: int, device: torch.device, seed: int = 0) -> dict[str, Any]:
+    """Of order one, on the device, all leaves that want gradients."""
+    log_prior = draw(N, components, seed=seed + 1).log_softmax(1) if components > 1 else None
+    made = {
+        "latent": draw(N, components, D, seed=seed + 2),
+        "log_prior": log_prior,
+        "weight": draw(V, D, seed=seed + 3),
+        "bias": draw(V, seed=seed + 4),
+    }
+    return {name: None if t is None else t.to(device).requires_grad_() for name, t in made.items()}
+
+
+def targets(device: torch.device, ignored: int = -1) -> Tensor:
+    target = torch.randint(V, (N,), generator=torch.Generator().manual_seed(9))
+    target[::5] = ignored
+    return target.to(device)
+
+
+def on(device: torch.device, name: str) -> dict[str, Any]:
+    function = functions()[name]
+    if "table" in function:
+        function["table"] = function["table"].to(device).requires_grad_()
+    return function
+
+
+def gradients(value: Tensor, inputs: list[Tensor | None]) -> list[Tensor]:
+    leaves = [t for t in inputs if t is not None]
+    return list(torch.autograd.grad(value, leaves, retain_graph=True))
+
+
+@every_function
+@pytest.mark.parametrize("components", [1, K])
+@pytest.mark.parametrize("chunk_rows", [1, 4, N, 1000])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_equals_the_reference(
+    name: str, components: int, chunk_rows: int, reduction: str, device: torch.device
+) -> None:
+    """Loss, log-probabilities and gradients: of the loss alone, and of a sum over rows that weighs
+    them differently plus the loss."""
+    given, function = arguments(components, device), on(device, name)
+    target = targets(device)
+    inputs = [*given.values(), function.get("table")]
+    log_prob, loss = mixture_log_prob(
+        *given.values(),
+        target,
+        LogitFunction(**function),
+        reduction=reduction,
+        chunk_rows=chunk_rows,
+    )
+    expected = mixture_log_prob_reference(*given.values(), target, **function)
+    wanted = {
+        "none": -expected,
+        "sum": -expected.sum(),
+        "mean": -expected.sum() / (target >= 0).sum(),
+    }
+    torch.testing.assert_close(log_prob, expected)
+    torch.testing.assert_close(loss, wanted[reduction])
+    upstream = draw(N, seed=7).to(device)
+    weigh = upstream if reduction == "none" else torch.tensor(0.7, device=device)
+    for value, reference in (
+        ((weigh * loss).sum(), (weigh * wanted[reduction]).sum()),
+        (
+            (upstream * log_prob).sum() + 2 * loss.sum(),
+            (upstream * expected).sum() + 2 * wanted[reduction].sum(),
+        ),
+    ):
+        got, right = gradients(value, inputs), gradients(reference, inputs)
+        for a, b in zip(got, right, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_literal_values(device: torch.device) -> None:
+    """Two classes whose logits differ by log 3; two components that say the opposite."""
+    weight = torch.tensor([[1.0], [0.0]], device=device)
+    latent = torch.tensor(3.0, device=device).log().reshape(1, 1, 1)
+    one = mixture_log_prob(latent, None, weight, None, torch.tensor([0], device=device))[0]
+    torch.testing.assert_close(one.exp(), torch.tensor([0.75], device=device))
+    both = torch.cat([latent, -latent], 1)
+    prior = torch.tensor([[0.9, 0.1]], device=device).log()
+    two = mixture_log_prob(both, prior, weight, None, torch.tensor([0], device=device))[0]
+    torch.testing.assert_close(two.exp(), torch.tensor([0.9 * 0.75 + 0.1 * 0.25], device=device))
+
+
+@every_function
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_gradcheck(name: str, reduction: str) -> None:
+    cpu = torch.device("cpu")
+    given, function = arguments(2, cpu), on(cpu, name)
+    for key, tensor in given.items():
+        given[key] = tensor[:5].detach().requires_grad_() if len(tensor) == N else tensor
+    leaves = [t for t in (*given.values(), function.get("table")) if t is not None]
+
+    def loss(*_: Tensor) -> Any:
+        return mixture_log_prob(
+            *given.values(),
+            targets(cpu)[:5],
+            LogitFunction(**function),
+            reduction=reduction,
+            chunk_rows=2,
+        )
+
+    assert torch.autograd.gradcheck(loss, leaves, fast_mode=True)
+
+
+@every_function
+@pytest.mark.parametrize("components", [1, 2])
+def test_opcheck(name: str, components: int, device: torch.device) -> None:
+    given, function = arguments(components, device), on(device, name)
+    made = LogitFunction(**function)
+    scalars = (made.c, made.k, made.radius, 10)
+    tensors = [*given.values(), made.table]
+    present = [t is not None for t in tensors]
+    for wanted in (present, [False] * 5):
+        torch.library.opcheck(
+            torch.ops.hstree.mixture_log_prob.default,
+            (*tensors, targets(device), *scalars, True, wanted),
+        )
+    torch.library.opcheck(
+        torch.ops.hstree.mixture_log_prob_backward.default,
+        (
+            torch.ones(N, dtype=torch.float64, device=device),
+            *(None if t is None else t.detach() for t in tensors),
+            targets(device),
+            *scalars,
+            present,
+        ),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("components", [1, K])
+def test_low_precision(dtype: torch.dtype, components: int, device: torch.device) -> None:
+    """Errors against float64 on the rounded inputs: at most those of torch's own operators in that
+    precision and a small margin."""
+    given = {
+        name: None if t is None else t.detach() for name, t in arguments(components, device).items()
+    }
+    low = {
+        name: None if t is None else t.to(dtype if name != "log_prior" else torch.float32)
+        for name, t in given.items()
+    }
+    low["bias"] = low["bias"].float()
+    target, upstream = targets(device), draw(N, seed=3).to(device)
+
+    def run(cast: Any, function: Callable[..., Tensor]) -> list[Tensor]:
+        leaves = {
+            name: None if t is None else t.to(cast or t.dtype).clone().requires_grad_()
+            for name, t in low.items()
+        }
+        value = function(**leaves)
+        return [value, *gradients((value * upstream).sum(), list(leaves.values()))]
+
+    def eager(latent: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor) -> Tensor:
+        logits = F.linear(latent, weight, bias.to(weight.dtype)).float()
+        prior = 0.0 if log_prior is None else log_prior[:, :, None]
+        log_prob = (prior + logits.log_softmax(-1)).logsumexp(1)
+        return -F.nll_loss(log_prob, target, ignore_index=-1, reduction="none")
+
+    def ours(latent: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor) -> Tensor:
+        return mixture_log_prob(latent, log_prior, weight, bias, target, reduction="none")[0]
+
+    def exact(latent: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor) -> Tensor:
+        return mixture_log_prob_reference(latent, log_prior, weight, bias, target)
+
+    truth, got, plain = run(torch.float64, exact), run(None, ours), run(None, eager)
+    assert got[0].dtype == torch.float32
+    for a, b, t in zip(got, plain, truth, strict=True):
+        scale = t.abs().max()
+        error, allowed = (a - t).abs().max() / scale, (b - t).abs().max() / scale
+        assert error <= 1.05 * allowed + 2 * torch.finfo(dtype).eps
+
+
+@every_function
+def test_large_logits(name: str, device: torch.device) -> None:
+    """Logits of 1e4 in float32 against float64."""
+    given, function = arguments(K, device), on(device, name)
+    target = targets(device)
+    big = {n: None if t is None else t.detach().float() for n, t in given.items()}
+    big["weight"] = (big["weight"] * 1e4).requires_grad_()
+    big["latent"].requires_grad_()
+    truth = {n: t.detach().double().requires_grad_() for n, t in big.items() if t is not None}
+    low = {k: t.detach().float() if k == "table" else t for k, t in function.items()}
+    double = {k: t.detach().float().double() if k == "table" else t for k, t in function.items()}
+    got = mixture_log_prob(*big.values(), target, LogitFunction(**low), reduction="sum")
+    expected = mixture_log_prob_reference(*truth.values(), target, **double)
+    torch.testing.assert_close(got[0].double(), expected, rtol=1e-5, atol=0.05)
+    a = gradients(got[1], [big["latent"]])[0].double()
+    b = gradients(-expected.sum(), [truth["latent"]])[0]
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=float(1e-3 * b.abs().max()))
+
+
+def test_backward_twice(device: torch.device) -> None:
+    """The gradients of the forward pass are given away once; then they are computed again."""
+    given = arguments(K, device)
+    inputs = list(given.values())
+    _, loss = mixture_log_prob(*inputs, targets(device))
+    first, second = gradients(loss, inputs), gradients(loss, inputs)
+    for a, b in zip(first, second, strict=True):
+        torch.testing.assert_close(a, b)
+    for a, b in zip(gradients(3 * loss, inputs), first, strict=True):
+        torch.testing.assert_close(a, 3 * b)
+
+
+def test_only_what_is_wanted(device: torch.device) -> None:
+    """Frozen arguments get no gradient; without gradients there is none to compute."""
+    given = arguments(K, device)
+    for frozen in given:
+        leaves = {n: t.detach().requires_grad_(n != frozen) for n, t in given.items()}
+        mixture_log_prob(*leaves.values(), targets(device))[1].backward()
+        assert {n for n, t in leaves.items() if t.grad is None} == {frozen}
+    with torch.no_grad():
+        assert not mixture_log_prob(*given.values(), targets(device))[1].requires_grad
+
+
+@pytest.mark.parametrize("components", [1, K])
+def test_no_rows_and_ignored_rows(components: int, device: torch.device) -> None:
+    given = arguments(components, device)
+    inputs = list(given.values())
+    nothing = torch.full((N,), -1, device=device)
+    log_prob, loss = mixture_log_prob(*inputs, nothing, reduction="sum")
+    assert not log_prob.any()
+    assert loss == 0
+    assert not any(g.any() for g in gradients(loss, inputs))
+    log_prob, loss = mixture_log_prob(*inputs, nothing, reduction="mean")
+    assert loss.isnan()  # as F.cross_entropy
+    assert not any(g.any() for g in gradients(log_prob.sum(), inputs))
+    empty = [None if t is None else t[:0] if len(t) == N else t for t in inputs]
+    log_prob, loss = mixture_log_prob(*empty, nothing[:0], reduction="sum")
+    assert log_prob.shape == (0,)
+    assert loss == 0
+
+
+def test_float32_is_deterministic_and_close_to_float64(device: torch.device) -> None:
+    given = {n: t.detach() for n, t in arguments(K, device).items()}
+    single = [t.float().requires_grad_() for t in given.values()]
+    double = [t.float().double().requires_grad_() for t in given.values()]
+    target = targets(device)
+    runs = [gradients(mixture_log_prob(*single, target)[1], single) for _ in range(2)]
+    truth = gradients(mixture_log_prob(*double, target)[1], double)
+    for a, b, t in zip(*runs, truth, strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a.double(), t, rtol=1e-5, atol=1e-6)
+
+
+def test_not_contiguous(device: torch.device) -> None:
+    given = arguments(K, device)
+    inputs = list(given.values())
+    strided = [t.detach().repeat_interleave(2, dim=-1)[..., ::2].requires_grad_() for t in inputs]
+    assert not any(t.is_contiguous() for t in strided)
+    _, loss = mixture_log_prob(*strided, targets(device).repeat_interleave(2)[::2])
+    _, expected = mixture_log_prob(*inputs, targets(device))
+    torch.testing.assert_close(loss, expected)
+    for a, b in zip(gradients(loss, strided), gradients(expected, inputs), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_memory_is_that_of_a_chunk(device: torch.device) -> None:
+    """No allocation of the order of all logits: the largest is the weight's gradient or a chunk."""
+    rows, classes, features = 512, 3000, 8
+    h, w = (draw(n, features).float().to(device).requires_grad_() for n in (rows, classes))
+    y = torch.zeros(rows, dtype=torch.int64, device=device)
+    activity = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activity, profile_memory=True) as profile:
+        mixture_log_prob(h[:, None], None, w, None, y, chunk_rows=16)[1].backward()
+    largest = max(
+        max(e.self_cpu_memory_usage, e.self_device_memory_usage) for e in profile.events()
+    )
+    assert 16 * classes * 4 <= largest <= 2 * 16 * classes * 4 < rows * classes * 4 / 10
+
+
+def test_default_chunk_fits_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 5 * V * 4)
+    rows = torch.empty(N, D)
+    assert default_chunk_rows(rows, V) == 5
+    assert default_chunk_rows(rows.double(), V) == 2
+    assert default_chunk_rows(rows, 100 * V) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
+def test_compile(device: torch.device) -> None:
+    torch._dynamo.reset()
+    given = arguments(K, device)
+    inputs, target = list(given.values()), targets(device)
+
+    def loss(*tensors: Tensor) -> Tensor:
+        return 2 * mixture_log_prob(*tensors, target, LogitFunction(k=2.0))[1]
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for a, b in zip(
+        gradients(compiled(*inputs), inputs), gradients(loss(*inputs), inputs), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_autocast(device: torch.device) -> None:
+    given = arguments(1, device)
+    h, w, b = (given[n].detach().float().requires_grad_() for n in ("latent", "weight", "bias"))
+    expected = mixture_log_prob(h, None, w, b, targets(device))[1]
+    with torch.autocast(device.type, torch.bfloat16):
+        loss = mixture_log_prob(h, None, w, b, targets(device))[1]
+    assert loss.dtype == torch.float32
+    assert 0 < (loss - expected).abs() < 0.05
+    loss.backward()
+    assert {t.grad.dtype for t in (h, w, b)} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"latent": (N, D)}, ValueError, r"latent: expected shape \[N, K, D\], got \(23, 7\)"),
+        ({"weight": (V, D + 1)}, ValueError, r"weight: expected shape \[V, 7\].*got \(41, 8\)"),
+        ({"weight": (0, D)}, ValueError, r"weight: expected shape \[V, 7\].*got \(0, 7\)"),
+        ({"bias": (V + 1,)}, ValueError, r"bias: expected shape \[41\], got \(42,\)"),
+        ({"log_prior": (N, 2)}, ValueError, r"log_prior: expected shape \[23, 3\], got \(23, 2\)"),
+        ({"log_prior": None}, ValueError, r"log_prior: expected shape \[23, 3\], got None"),
+        ({"target": (N - 1,)}, ValueError, r"target: expected shape \[23\].*got \(22,\)"),
+        ({"reduction": "avg"}, ValueError, "reduction: expected one of none, sum, mean, got 'avg'"),
+        ({"chunk_rows": 0}, ValueError, "chunk_rows: expected at least 1, got 0"),
+        ({"function": {"k": 0.0}}, ValueError, "k: expected a finite positive number, got 0.0"),
+        ({"function": {"c": float("nan")}}, ValueError, "c: expected a finite number, got nan"),
+        ({"function": {"radius": -1.0}}, ValueError, "radius: .* positive number, got -1.0"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(change: dict[str, Any], error: type[Exception], match: str) -> None:
+    cpu = torch.device("cpu")
+    given: dict[str, Any] = {n: t.detach() for n, t in arguments(K, cpu).items()}
+    given |= {"target": targets(cpu)}
+    options: dict[str, Any] = {}
+    function: dict[str, Any] = {}
+    for name, value in change.items():
+        if name == "function":
+            function = value
+        elif name in given:
+            dtype = torch.int64 if name == "target" else torch.float64
+            given[name] = None if value is None else torch.zeros(value, dtype=dtype)
+        else:
+            options[name] = value
+    with pytest.raises(error, match=match):
+        mixture_log_prob(**given, function=LogitFunction(**function), **options)
+
+
+def test_bad_dtypes_and_targets() -> None:
+    z, w = torch.randn(4, 1, D), torch.randn(V, D)
+    y = torch.tensor([0, 1, V, 2])
+    with pytest.raises(RuntimeError, match=r"target\[2\]: expected .* \[0, 41\), got 41"):
+        mixture_log_prob(z, None, w, None, y)
+    y = y.clamp(max=V - 1)
+    with pytest.raises(
+        ValueError, match=r"weight: expected dtype torch.float32, got torch.float64"
+    ):
+        mixture_log_prob(z, None, w.double(), None, y)
+    with pytest.raises(ValueError, match=r"latent: expected a floating-point dtype"):
+        mixture_log_prob(z.long(), None, w, None, y)
