@@ -111,18 +111,18 @@ def _build(contest: str, name: str) -> Callable[[], object]:
 
 
 def _training(head: str) -> Callable[[], object]:
-    """An epoch of a small model on 3,000 sentences of made-up words."""
+    """An epoch of a small model, 200 steps on made-up words."""
     import numpy as np
 
     from hstree.training import TrainConfig, train
 
     folder = Path(tempfile.mkdtemp())
     random = np.random.default_rng(0)
-    words = np.minimum(random.zipf(1.3, 30_000), 2000)
+    words = np.minimum(random.zipf(1.3, 90_000), 2000)
     for split, (begin, end) in {
-        "train": (0, 24_000),
-        "valid": (24_000, 27_000),
-        "test": (27_000, 30_000),
+        "train": (0, 80_000),
+        "valid": (80_000, 85_000),
+        "test": (85_000, 90_000),
     }.items():
         lines = [" ".join(f"w{w}" for w in line) for line in words[begin:end].reshape(-1, 10)]
         (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
