@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import Any, TypeAlias, Union
 
 import numpy as np
+import numpy.typing as npt
 
 from hstree._checks import check_int
-from hstree.trees.tables import MAX_CLASSES, MAX_DEPTH
+from hstree.trees.tables import MAX_CLASSES, MAX_DEPTH, TreeEdges
 
-if TYPE_CHECKING:
-    from hstree.trees.tree import Tree
-
+IntArray = npt.NDArray[np.integer[Any]]
 Nested: TypeAlias = Union[int, "tuple[Nested, ...]"]
 
 
@@ -53,17 +52,16 @@ def parents_of_nested(nested: Any) -> tuple[list[int], list[int]]:
     return parent, leaf_class
 
 
-def nested_of(tree: Tree) -> Nested:
-    """The nested tuples of a tree."""
-    if tree.n_nodes == 0:
-        return 0
-    edges = tree.edges()
-    built: dict[int, Nested] = {}
+def nested_of(order: IntArray, node_offset: IntArray, edges: TreeEdges) -> Nested:
+    """The nested tuples of the arrays of a tree."""
     child_node, begin = edges.child_node.tolist(), edges.begin.tolist()
-    order, offset = tree.order.tolist(), tree.node_offset.tolist()
-    for m in range(tree.n_nodes - 1, -1, -1):
+    classes, offset = order.tolist(), node_offset.tolist()
+    if len(offset) == 1:
+        return 0
+    of_node: dict[int, Nested] = {}
+    for m in range(len(offset) - 2, -1, -1):
         children = range(offset[m] - m, offset[m + 1] - m - 1)
-        built[m] = tuple(
-            order[begin[e]] if child_node[e] < 0 else built.pop(child_node[e]) for e in children
+        of_node[m] = tuple(
+            classes[begin[e]] if child_node[e] < 0 else of_node.pop(child_node[e]) for e in children
         )
-    return built[0]
+    return of_node[0]

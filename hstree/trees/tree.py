@@ -314,7 +314,7 @@ class Tree:
 
     def to_nested(self) -> Nested:
         """The tree as nested tuples of class ids; an int for V = 1."""
-        return nested_of(self)
+        return nested_of(self.order, self.node_offset, self.edges())
 
     # Files
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -11,13 +9,11 @@ from torch import Tensor, nn
 
 from hstree.heads.trees.blocks import BLOCKS
 from hstree.heads.trees.layout import TreeLayout
-
-if TYPE_CHECKING:
-    from hstree.heads.trees.head import TreeEnsemble
+from hstree.heads.trees.state import EnsembleState
 
 
 @torch.no_grad()
-def copy_softmax(head: TreeEnsemble, linear: nn.Linear, at: Tensor | None) -> None:
+def copy_softmax(head: EnsembleState, linear: nn.Linear, at: Tensor | None) -> None:
     """Make every node of a head with free vectors choose as the softmax does to first order about
     ``at`` [D]; None: 0. See :meth:`hstree.heads.TreeEnsemble.from_linear`."""
     weight = linear.weight.detach().double().cpu()

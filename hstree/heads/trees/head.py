@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
-from hstree.heads.base import Head, ParameterGroup
+from hstree.heads.base import ParameterGroup
 from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
 from hstree.heads.trees.conversion import copy_softmax
 from hstree.heads.trees.corpus import corpus_trees
@@ -21,6 +21,7 @@ from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.layout import Layout, TreeArrays
 from hstree.heads.trees.sampling import sample_classes
 from hstree.heads.trees.search import search_classes
+from hstree.heads.trees.state import EnsembleState
 from hstree.heads.trees.subsets import draw_subsets
 from hstree.heads.trees.vectors import NODE_VECTORS
 from hstree.heads.unigram import smoothed_frequencies
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from hstree.data.statistics import CorpusStatistics
 
 
-class TreeEnsemble(Head):
+class TreeEnsemble(EnsembleState):
     r"""A mixture of T hierarchical softmaxes, each with its own tree and its own subset of the
     features.
 
@@ -81,21 +82,6 @@ class TreeEnsemble(Head):
     """
 
     name = "trees"
-
-    weight: Tensor | None
-    wide_weight: Tensor | None
-    root_weight: Tensor | None
-    bias: Tensor | None
-    wide_bias: Tensor | None
-    root_bias: Tensor | None
-    scale: Tensor | None
-    wide_scale: Tensor | None
-    root_scale: Tensor | None
-    feature_index: Tensor | None
-    output_embedding: Tensor
-    mass: Tensor
-    gate_logits: Tensor
-    gate_linear: nn.Linear
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +10,14 @@ import torch
 from torch import Tensor
 
 from hstree.heads.trees.blocks import BinaryBlock, Block, RootBlock
-
-if TYPE_CHECKING:
-    from hstree.heads.trees.head import TreeEnsemble
+from hstree.heads.trees.state import EnsembleState
 
 IntArray = npt.NDArray[np.int64]
 
 
-def sample_classes(head: TreeEnsemble, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
+def sample_classes(
+    head: EnsembleState, hidden: Tensor, generator: torch.Generator | None
+) -> Tensor:
     """One class for each context, int64 [N]: hidden [N, D]. O(L) scores for a path of L nodes."""
     out = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
     if not len(hidden):
@@ -36,7 +35,7 @@ def sample_classes(head: TreeEnsemble, hidden: Tensor, generator: torch.Generato
 
 
 def _walk(
-    head: TreeEnsemble,
+    head: EnsembleState,
     t: int,
     blocks: Sequence[Block],
     x: Tensor,

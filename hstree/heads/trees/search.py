@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
 from hstree.heads.trees.blocks import Block, RootBlock, to_dtype_of
 from hstree.heads.trees.layout import KINDS
+from hstree.heads.trees.state import EnsembleState
 from hstree.ops import tree_topk
-
-if TYPE_CHECKING:
-    from hstree.heads.trees.head import TreeEnsemble
 
 
 def search_classes(
-    head: TreeEnsemble, blocks: Sequence[Block], hidden: Tensor, k: int
+    head: EnsembleState, blocks: Sequence[Block], hidden: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and classes [N, k], as :func:`hstree.ops.tree_topk` returns them: hidden
     [N, D]. Without gradient."""

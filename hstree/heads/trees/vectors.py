@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 from hstree.heads.trees.blocks import BLOCKS, BinaryBlock, Block
 from hstree.heads.trees.layout import Layout
-
-if TYPE_CHECKING:
-    from hstree.heads.trees.head import TreeEnsemble
+from hstree.heads.trees.state import EnsembleState
 
 DERIVED_SCALE = 3.0
 
@@ -30,13 +28,13 @@ class NodeVectors(ABC):
 
     @abstractmethod
     def register(
-        self, head: TreeEnsemble, frequencies: npt.NDArray[np.float64], embedding: Tensor | None
+        self, head: EnsembleState, frequencies: npt.NDArray[np.float64], embedding: Tensor | None
     ) -> None:
         """Give the head the parameters from which the vectors come; raises ValueError for options
         that do not fit them."""
 
     @abstractmethod
-    def blocks(self, head: TreeEnsemble) -> list[Block]:
+    def blocks(self, head: EnsembleState) -> list[Block]:
         """The blocks that the trees have, by kind."""
 
 
@@ -44,7 +42,7 @@ class FreeVectors(NodeVectors):
     """Every node has vectors of its own, zero at first."""
 
     def register(
-        self, head: TreeEnsemble, frequencies: npt.NDArray[np.float64], embedding: Tensor | None
+        self, head: EnsembleState, frequencies: npt.NDArray[np.float64], embedding: Tensor | None
     ) -> None:
         if embedding is not None:
             raise ValueError(
@@ -56,7 +54,7 @@ class FreeVectors(NodeVectors):
             weight = nn.Parameter(torch.zeros(shape)) if rows else None
             head.register_parameter(f"{block.prefix}weight", weight)
 
-    def blocks(self, head: TreeEnsemble) -> list[Block]:
+    def blocks(self, head: EnsembleState) -> list[Block]:
         layout, index = head.layout, head.feature_index
         out = []
         for block in head.block_types:
@@ -73,7 +71,7 @@ class SharedVectors(NodeVectors):
     needs_bounds = True
 
     def register(
-        self, head: TreeEnsemble, frequencies: npt.NDArray[np.float64], embedding: Tensor | None
+        self, head: EnsembleState, frequencies: npt.NDArray[np.float64], embedding: Tensor | None
     ) -> None:
         if head.sparse:
             raise ValueError(
@@ -107,7 +105,7 @@ class SharedVectors(NodeVectors):
             scale[t, np.flatnonzero(above_inner)] = DERIVED_SCALE
         return nn.Parameter(scale) if rows else None
 
-    def blocks(self, head: TreeEnsemble) -> list[Block]:
+    def blocks(self, head: EnsembleState) -> list[Block]:
         layout, index = head.layout, head.feature_index
         of_trees = [self._tree_vectors(head, t) for t in range(head.n_trees)]
         out = []
@@ -119,7 +117,7 @@ class SharedVectors(NodeVectors):
         return out
 
     @staticmethod
-    def _tree_vectors(head: TreeEnsemble, t: int) -> list[Tensor]:
+    def _tree_vectors(head: EnsembleState, t: int) -> list[Tensor]:
         """Unscaled vectors [R, S] of the blocks in tree t: differences of two prefix sums in leaf
         order."""
         embedding, layout = head.output_embedding, head.layout
