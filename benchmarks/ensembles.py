@@ -65,8 +65,9 @@ def _path(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], ob
     @torch.no_grad()
     def run() -> None:
         if head.weight is not None:
-            _, score = ops.forward(hidden, head.weight, head.bias, *tables, layout.max_depth)
-            ops.backward_sparse(grad, hidden, head.weight, *tables, score)
+            weight, depth = head.weight, layout.max_depth
+            _, score, order, _ = ops.path_log_prob(hidden, weight, head.bias, *tables, depth)
+            ops.path_log_prob_backward_sparse(grad, hidden, weight, *tables, score, order)
 
     return run
 
