@@ -56,4 +56,4 @@ def test_no_other_module_reads_tensors() -> None:
         if isinstance(node, (ast.Name, ast.Attribute))
         if re.search(r"\b(get_tensor|load_file|torch\.load)$", ast.unparse(node))
     }
-    assert calls == {"_files.py", "trees/tree.py"}
+    assert calls == {"_files.py", "trees/files.py"}
