@@ -341,11 +341,14 @@ def _upstream(
     return upstream
 
 
+_LIBRARY: Any = torch.library.Library("hstree", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
 def _define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     """The op hstree::name. Not torch.library.custom_op, which reads the schema from a signature:
     the arguments would stand in every function."""
-    torch.library.define(f"hstree::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
-    torch.library.impl(f"hstree::{name}", "default", kernel)
+    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"hstree::{name}", fake)
     return getattr(torch.ops.hstree, name).default
 
