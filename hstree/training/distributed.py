@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -177,4 +178,8 @@ def processes(device: str) -> Iterator[Processes]:
         yield Processes(dist.get_rank(), dist.get_world_size(), chosen)
     finally:
         if joined:
+            # A thread of gloo that has a tensor of Python's to release waits for the interpreter.
+            # The group, when its last reference goes, waits for that thread and holds the
+            # interpreter: the threads must have nothing left by then.
+            time.sleep(0.1)
             dist.destroy_process_group()
