@@ -24,6 +24,10 @@ from typing import Any
 STEP_SECONDS = 0.2
 """A turn is one step, or as many as fit into this time."""
 
+OTHERS = ("torch tree", "F.linear_cross_entropy", "gather", "torch.optim")
+"""Steps of others; F.linear + F.cross_entropy stays, to show how much chance there is."""
+DECODING = "decoding, N = "
+
 
 class Worker:
     """A process that makes the steps of one checkout."""
@@ -98,7 +102,7 @@ def _names(contest: str) -> list[str]:
         return ["trees", "softmax"]
     from benchmarks.registry import CONTESTS
 
-    return list(CONTESTS[contest])
+    return [name for name in CONTESTS[contest] if not name.startswith(OTHERS)]
 
 
 def _build(contest: str, name: str) -> Callable[[], object]:
@@ -107,7 +111,8 @@ def _build(contest: str, name: str) -> Callable[[], object]:
     from benchmarks.contest import Size
     from benchmarks.registry import CONTESTS
 
-    return CONTESTS[contest][name](Size(700, 400, 10_000, 400), "cpu").step
+    rows = int(contest.removeprefix(DECODING)) if contest.startswith(DECODING) else 700
+    return CONTESTS[contest][name](Size(rows, 400, 10_000, 400), "cpu").step
 
 
 def _training(head: str) -> Callable[[], object]:

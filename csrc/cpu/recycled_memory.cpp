@@ -1,5 +1,9 @@
 #include "cpu/recycled_memory.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
@@ -10,8 +14,8 @@
 namespace hstree::cpu {
 namespace {
 
-constexpr int64_t alignment = 64;
-constexpr size_t most_free = 4;  // blocks
+constexpr int64_t page = 2 << 20;  // of the huge pages that are asked for
+constexpr size_t most_free = 4;    // blocks
 
 struct Block {
   void* data;
@@ -24,16 +28,19 @@ class Pool {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto fit =
         std::find_if(free_.begin(), free_.end(), [&](const Block& b) { return b.bytes >= bytes; });
-    if (fit != free_.end() && fit->bytes <= 2 * bytes) {
+    if (fit != free_.end() && fit->bytes <= 2 * bytes + page) {
       const Block block = *fit;
       free_.erase(fit);
       used_.emplace(block.data, block.bytes);
       return block.data;
     }
     if (fit != free_.begin()) drop(fit - 1);  // outgrown
-    const int64_t size = (bytes + bytes / 8 + alignment - 1) / alignment * alignment;
-    void* data = std::aligned_alloc(alignment, size);
+    const int64_t size = (bytes + bytes / 8 + page - 1) / page * page;
+    void* data = std::aligned_alloc(page, size);
     if (!data) throw std::bad_alloc();
+#if defined(__linux__)
+    madvise(data, size, MADV_HUGEPAGE);
+#endif
     used_.emplace(data, size);
     return data;
   }

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
-#include <new>
 #include <sstream>
 #include <stdexcept>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "cpu/elements.h"
 #include "cpu/features.h"
 #include "cpu/leaf_order.h"
+#include "cpu/recycled_memory.h"
 
 namespace hstree::cpu {
 
@@ -130,13 +130,14 @@ int64_t visited(const std::vector<Plan>& plans) {
   return total;
 }
 
-// Uninitialised memory of a call, aligned to 64 bytes: too much to be kept by a thread.
+// Uninitialised memory of a call, too much to be kept by a thread.
 template <typename A>
 class Workspace {
  public:
-  explicit Workspace(int64_t size)
-      : data_(static_cast<A*>(::operator new(size * sizeof(A), std::align_val_t{64}))) {}
-  ~Workspace() { ::operator delete(data_, std::align_val_t{64}); }
+  explicit Workspace(int64_t size) : data_(size ? static_cast<A*>(acquire(size * sizeof(A))) : nullptr) {}
+  ~Workspace() {
+    if (data_) release(data_);
+  }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
   A* data() const { return data_; }
