@@ -4,7 +4,7 @@ Both are built in place (``python setup.py build_ext --inplace``). A process for
 step by step, so that whatever else the machine does meets both alike; the figure is the median of
 the ratios within a round:
 
-    python -m benchmarks.between BEFORE AFTER --contest heads ensembles train --rounds 9
+    python -m benchmarks.between BEFORE AFTER --contest heads "wide parts" train --rounds 9
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def compare(before: Worker, after: Worker, names: list[str], rounds: int) -> Ite
     """A line for each step: median and quartiles of time after / time before."""
     for contest in names:
         known = [worker.ask("list", contest) for worker in (before, after)]
+        if not all(known):
+            raise SystemExit(f"--contest: expected one that both checkouts have, got {contest!r}")
         for name in (name for name in known[0] if name in known[1]):
             turns: list[tuple[float, float]] = []
             for worker in (before, after):
@@ -102,7 +104,7 @@ def _names(contest: str) -> list[str]:
         return ["trees", "softmax"]
     from benchmarks.registry import CONTESTS
 
-    return [name for name in CONTESTS[contest] if not name.startswith(OTHERS)]
+    return [name for name in CONTESTS.get(contest, ()) if not name.startswith(OTHERS)]
 
 
 def _build(contest: str, name: str) -> Callable[[], object]:
@@ -162,6 +164,11 @@ def main() -> None:
     parser.add_argument("--contest", nargs="+", required=True, help="of benchmarks.registry, train")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
+    if arguments.rounds < 2:
+        parser.error(f"--rounds: expected at least 2, for quartiles, got {arguments.rounds}")
+    for checkout in (arguments.before, arguments.after):
+        if not (checkout / "benchmarks" / "registry.py").is_file():
+            parser.error(f"expected a checkout of hstree, got {checkout}")
     workers = [Worker(checkout) for checkout in (arguments.before, arguments.after)]
     print("| step | time after / time before | quartiles |")
     print("| --- | ---: | ---: |")

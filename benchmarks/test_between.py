@@ -1,0 +1,49 @@
+"""Two checkouts against each other: ratios within a round, and what a process answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks import between
+
+
+class Fake:
+    """A worker whose turns take known seconds."""
+
+    def __init__(self, names: list[str], seconds: list[float]) -> None:
+        self.names, self.seconds = names, iter(seconds)
+
+    def ask(self, what: str, *_: str) -> Any:
+        return next(self.seconds) if what == "turn" else self.names if what == "list" else None
+
+
+def test_ratios_are_of_after_to_before() -> None:
+    """The first round does not count; a step that one of the two lacks is left out."""
+    before = Fake(["a", "gone"], [9.0, 1.0, 2.0, 4.0])
+    after = Fake(["new", "a"], [1.0, 2.0, 4.0, 8.0])
+    (line,) = between.compare(before, after, ["heads"], rounds=3)  # type: ignore[arg-type]
+    assert line == "| heads: a | 2.000 | 2.000 to 2.000 |"
+
+
+def test_an_unknown_contest() -> None:
+    workers = [Fake([], []), Fake(["a"], [])]
+    with pytest.raises(SystemExit, match="--contest: expected one that both checkouts have"):
+        list(between.compare(*workers, ["head"], rounds=3))  # type: ignore[arg-type]
+
+
+def test_a_process_answers_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = [["list", "plif"], ["build", "decoding, N = 1", "softmax: top 1"], ["turn"]]
+    answers = io.StringIO()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(map(json.dumps, questions))))
+    monkeypatch.setattr(sys, "stdout", answers)
+    between.work()
+    names, built, seconds = map(json.loads, answers.getvalue().splitlines())
+    assert "hstree.ops.plif" in names
+    assert "gather" not in names
+    assert built is None
+    assert 0 < seconds < 60
