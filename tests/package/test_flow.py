@@ -23,6 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "runs": {"trees", "data", "heads", "models"},
     "training": {"trees", "data", "ops", "optim", "heads", "models", "runs"},
     "evaluation": {"trees", "data", "ops", "heads", "models"},
+    "integrations": {"optim", "heads"},
     "layers": set(),
     "laboratory": {
         "trees",
