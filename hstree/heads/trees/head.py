@@ -82,6 +82,7 @@ class TreeEnsemble(EnsembleState):
     """
 
     name = "trees"
+    no_z_loss = "every node of a tree has a normaliser of its own"
 
     def __init__(
         self,
@@ -106,6 +107,11 @@ class TreeEnsemble(EnsembleState):
         self.gate = check_choice("gate", gate, GATES)
         self.node_vectors = check_choice("node_vectors", node_vectors, NODE_VECTORS)
         self.tied, self.sparse = embedding is not None, sparse
+        if sparse and self.label_smoothing:
+            raise ValueError(
+                "label_smoothing: expected 0 for trees with sparse=True, as every node gets a "
+                f"gradient, got {self.label_smoothing}; sparse=False takes it"
+            )
         self._gate = GATES[gate if self.n_trees > 1 else "uniform"]
         self._vectors = NODE_VECTORS[node_vectors]
 
@@ -133,11 +139,7 @@ class TreeEnsemble(EnsembleState):
         """log pi [N, T]: hidden [N, D]."""
         return self._gate.log_gate(self, hidden)
 
-    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        output = self._target_log_prob(hidden, target)
-        return output, self.reduced(output, target)
-
-    def _target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         blocks = self.blocks()
         order = None
         if sum(block.visits_rows for block in blocks) > 1:
@@ -179,7 +181,7 @@ class TreeEnsemble(EnsembleState):
         leaves = chain([hidden], self.parameters())
         if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
             contexts = to_dtype_of(blocks, hidden).repeat_interleave(k, 0)
-            values = self._target_log_prob(contexts, classes.flatten()).view_as(classes)
+            values = self.target_log_prob(contexts, classes.flatten()).view_as(classes)
         return values.to(sum_dtype(hidden.dtype)), classes
 
     def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -226,7 +228,12 @@ class TreeEnsemble(EnsembleState):
         trees = [
             TreeArrays.tree_of(tensors, f"tree_arrays.{t}.") for t in range(options.pop("n_trees"))
         ]
-        return cls(trees=trees, embedding=embedding if tied else None, **options)
+        return cls(
+            trees=trees,
+            embedding=embedding if tied else None,
+            class_weight=tensors.get("class_weight"),
+            **options,
+        )
 
     @classmethod
     def from_linear(
