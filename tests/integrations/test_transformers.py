@@ -217,6 +217,22 @@ def test_trees_generate_what_they_find_probable(make: Make) -> None:
     assert (shares - (first / 2.0).softmax(-1)).abs().sum() < 0.12
 
 
+@MODELS
+def test_without_a_head_trees_that_approximate_the_lm_head(make: Make) -> None:
+    reference, ids = make(), draw_ids(4, 16)
+    expected = reference(ids).logits.log_softmax(-1)
+    model = replace_lm_head(copy.deepcopy(reference))
+    assert isinstance(model.get_output_embeddings().head, TreeEnsemble)
+    # So few classes are children of one node.
+    torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
+
+    model = replace_lm_head(copy.deepcopy(reference), n_trees=2, root=8, leaf=4, seed=5)
+    assert model.get_output_embeddings().head.n_trees == 2
+    distance = (expected.exp() * (expected - model(ids).logits)).sum(-1).mean()
+    information = np.log(V) + (expected.exp() * expected).sum(-1).mean()
+    assert 0 < distance < 0.5 * information
+
+
 class _Largest(TorchDispatchMode):
     """The number of elements of the largest tensor that any operation returns."""
 
