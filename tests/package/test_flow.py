@@ -19,9 +19,10 @@ ROOMS: dict[str, set[str]] = {
     "ops": {"trees"},
     "optim": {"ops"},
     "heads": {"trees", "data", "ops"},
+    "distributed": {"heads"},
     "models": {"trees", "data", "ops", "heads"},
     "runs": {"trees", "data", "heads", "models"},
-    "training": {"trees", "data", "ops", "optim", "heads", "models", "runs"},
+    "training": {"trees", "data", "ops", "optim", "heads", "distributed", "models", "runs"},
     "evaluation": {"trees", "data", "ops", "heads", "models"},
     "layers": set(),
     "laboratory": {
