@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
-from safetensors import safe_open
 from torch import Tensor, nn
 
+from hstree._files import read_tensors
 from hstree.heads import Head, TreeEnsemble, head_class
 
 try:
@@ -153,7 +153,7 @@ class _CausalLM(_Base):  # type: ignore[misc]
         loaded = super().from_pretrained(path, *args, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         hub = {name: options[name] for name in _HUB_OPTIONS if name in options}
-        tensors = _read_tensors(path, _head_prefix(model), hub)
+        tensors = _head_tensors(path, _head_prefix(model), hub)
         saved, embedding = getattr(model.config, CONFIG_KEY), model.get_input_embeddings()
         head = head_class(saved["name"]).from_config(saved["config"], tensors, embedding)
         tensors |= dict.fromkeys(_tied_names(head, embedding), embedding.weight)
@@ -309,7 +309,7 @@ def _head_prefix(model: transformers.PreTrainedModel) -> str:
     return f"{_name_of(model, model.get_output_embeddings())}.head."
 
 
-def _read_tensors(
+def _head_tensors(
     path: str | os.PathLike[str], prefix: str, hub: dict[str, Any]
 ) -> dict[str, Tensor]:
     """The tensors of a saved model whose names begin with a prefix, without it."""
@@ -319,9 +319,6 @@ def _read_tensors(
         files = [cached_file(path, SAFE_WEIGHTS_NAME, **hub)]
     else:
         files, _ = get_checkpoint_shard_files(path, index, **hub)
-    tensors: dict[str, Tensor] = {}
-    for name in files:
-        with safe_open(name, framework="pt") as file:
-            own = (key for key in file.keys() if key.startswith(prefix))  # noqa: SIM118
-            tensors |= {key.removeprefix(prefix): file.get_tensor(key).clone() for key in own}
-    return tensors
+    return {
+        name: tensor for file in files for name, tensor in read_tensors(file, prefix)[0].items()
+    }
