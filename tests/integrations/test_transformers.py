@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hstree.heads import AdaptiveSoftmax, Head, MixtureOfSoftmaxes, Softmax, TreeEnsemble
+from hstree.optim import AdamW, clip_grad_norm_
 from hstree.trees import build_ensemble
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -455,6 +456,27 @@ def test_trainer_does_what_a_loop_does(make: Make, tmp_path: Path) -> None:
     assert expected[-1] < expected[0] - 0.2
     result = trainer.evaluate(examples())
     assert result["eval_loss"] < expected[-1]
+
+
+def test_trainer_with_row_sparse_gradients(tmp_path: Path) -> None:
+    model = with_trees(gpt2(), sparse=True)
+    twin = copy.deepcopy(model)
+    options = {"lr": 1e-2, "weight_decay": 0.0}
+    trainer = Trainer(
+        model,
+        arguments(tmp_path),
+        train_dataset=examples(),
+        optimizer_cls_and_kwargs=(AdamW, options),
+    )
+    trainer.accelerator.clip_grad_norm_ = clip_grad_norm_
+    kinds = set()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda own: kinds.add(own.grad.is_sparse))
+    trainer.train()
+    assert kinds == {True, False}
+    expected = by_hand(twin, AdamW(twin.parameters(), **options), clip_grad_norm_, 5)
+    assert history(trainer) == pytest.approx(expected, rel=1e-3)
+    assert expected[-1] < expected[0] - 0.2
 
 
 def test_trainer_resumes_and_loads(tmp_path: Path) -> None:
