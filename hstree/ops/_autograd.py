@@ -128,16 +128,11 @@ def one_by_one(op: Callable[..., Any]) -> Vmap:
     """One element of the batch at a time."""
 
     def vmap(info: Any, in_dims: Sequence[Any], *inputs: Any) -> tuple[Any, Any]:
-        batched = [isinstance(dim, int) for dim in in_dims]
-        results = [
-            op(
-                *(
-                    x.select(d, i) if b else x
-                    for x, d, b in zip(inputs, in_dims, batched, strict=True)
-                )
-            )
-            for i in range(info.batch_size)
-        ]
+        def of_element(i: int) -> list[Any]:
+            pairs = zip(inputs, in_dims, strict=True)
+            return [x.select(dim, i) if isinstance(dim, int) else x for x, dim in pairs]
+
+        results = [op(*of_element(i)) for i in range(info.batch_size)]
         if isinstance(results[0], Tensor):
             return torch.stack(results), 0
         return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
