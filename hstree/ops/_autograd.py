@@ -12,12 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import (
-    TransformType,
-    get_interpreter_stack,
-    is_functorch_wrapped_tensor,
-    is_legacy_batchedtensor,
-)
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 
 LIBRARY: Any = torch.library.Library("hstree", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -33,16 +28,6 @@ def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..
     LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"hstree::{name}", fake)
     return getattr(torch.ops.hstree, name).default
-
-
-def is_transformed() -> bool:
-    """Whether a transform of torch.func or forward mode is at work."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
-def is_batched(tensor: Tensor) -> bool:
-    """Whether it is one of :func:`torch.func.vmap`, or of gradients that are a batch."""
-    return is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor)
 
 
 def register_autograd(

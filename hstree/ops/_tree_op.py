@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
+from hstree._transforms import is_transformed
 from hstree.ops._autograd import (
     define,
     fold,
     is_shared_batched,
-    is_transformed,
     no_second_derivative,
     one_by_one,
     register_autograd,

@@ -12,13 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
+from hstree._transforms import is_batched, is_transformed
 from hstree.ops._autograd import (
     by_rows,
     define,
     fold,
-    is_batched,
     is_shared_batched,
-    is_transformed,
     no_second_derivative,
     one_by_one,
     register_autograd,

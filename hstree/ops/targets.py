@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hstree.ops._autograd import is_transformed
+from hstree._transforms import is_transformed
 
 
 def mark_targets(target: Tensor, n_classes: int, ignore_index: int) -> Tensor:
