@@ -64,7 +64,8 @@ def check_per_sample_gradients(head: Head, hidden: Tensor, target: Tensor) -> No
         assert_close(of_hidden[i], plain[0][0], **close)
         for name, expected in zip(learned, plain[1:], strict=True):
             assert_close(of_parameters[name][i], expected.to_dense(), **close)
-    assert all(part[0].any() for part in (of_hidden, *of_parameters.values()))
+    assert of_hidden[0].any()
+    assert not of_hidden[1].any()  # ignored
 
 
 @every_head
@@ -101,9 +102,8 @@ def test_forward_mode(kind: str, output: str) -> None:
         return result
 
     def moved(by: float) -> Tensor:
-        return value(
-            hidden + by * toward, {name: x + by * along[name] for name, x in state.items()}
-        )
+        there = {name: x + by * along[name] for name, x in state.items()}
+        return value(hidden + by * toward, there)
 
     expected = (moved(step) - moved(-step)) / (2 * step)
     primal, tangent = jvp(value, (hidden, state), (toward, along))
@@ -136,10 +136,8 @@ def test_hessian(kind: str) -> None:
 
     toward, step = draw(*hidden.shape, seed=8, dtype=hidden.dtype), 1e-5
     product = (hessian(loss)(hidden) * toward).sum((2, 3))
-    expected = (grad(loss)(hidden + step * toward) - grad(loss)(hidden - step * toward)) / (
-        2 * step
-    )
-    assert_close(product, expected, rtol=1e-5, atol=1e-7)
+    after, before = (grad(loss)(hidden + sign * step * toward) for sign in (1, -1))
+    assert_close(product, (after - before) / (2 * step), rtol=1e-5, atol=1e-7)
 
 
 @every_head
@@ -148,22 +146,21 @@ def test_batches_of_contexts(kind: str) -> None:
     head.requires_grad_(False)
     assert_close(vmap(head.log_prob)(hidden), head.log_prob(hidden), **close)
     assert torch.equal(vmap(head.predict)(hidden), head.predict(hidden))
-    for got, expected in zip(vmap(lambda x: head.topk(x, 3))(hidden), head.topk(hidden, 3)):
-        assert_close(got, expected, **close)
+    assert_close(vmap(lambda x: head.topk(x, 3))(hidden), head.topk(hidden, 3), **close)
     output = vmap(lambda x, y: head(x, y).output)(hidden, target)
     assert_close(output, head(hidden, target).output, **close)
 
 
 @every_head
 def test_a_bad_target(kind: str) -> None:
-    """Under a transform nobody looks at the targets before the kernels: an error from them, or
-    NaN, as where there is none."""
+    """An error from the kernel; NaN from the one head that has none."""
     head, hidden, target = problem(kind)
     target[2] = head.n_classes + 3
-    try:
-        output = vmap(lambda x, y: head(x, y).output)(hidden, target)
-    except RuntimeError as error:
-        assert "target" in str(error)
+    of_batch = vmap(lambda x, y: head(x, y).output)
+    if kind != "adaptive":
+        with pytest.raises(RuntimeError, match="target"):
+            of_batch(hidden, target)
         return
+    output = of_batch(hidden, target)
     assert output[2].isnan()
     assert output[[0, 1, 3]].isfinite().all()
