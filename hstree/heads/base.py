@@ -18,6 +18,7 @@ from hstree._checks import check_choice, check_int, check_number, check_probabil
 from hstree._files import write_atomic
 from hstree.heads.buffers import Resettable
 from hstree.heads.losses import by_rows, check_class_weight
+from hstree.heads.sharding import register_forward_methods
 from hstree.ops import mark_targets
 
 if TYPE_CHECKING:
@@ -111,6 +112,10 @@ class Head(Resettable, ABC):
     """Why the head cannot have a z-loss; None: it can, and has :meth:`target_score`."""
 
     class_weight: Tensor | None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        register_forward_methods(cls, ("log_prob", "entropy", "topk", "predict", "sample"))
 
     def __init__(
         self,
@@ -295,6 +300,10 @@ class Head(Resettable, ABC):
             return torch.empty(0, dtype=torch.int64, device=hidden.device)
         prob = self.class_log_prob(hidden).exp()
         return torch.multinomial(prob, 1, generator=generator).squeeze(1)
+
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        """Parameters whose gradients in training are row-sparse (``torch.sparse_coo``)."""
+        return []
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """The head's own parameters by how they are optimised; a tied embedding is not among

@@ -208,18 +208,21 @@ class TreeEnsemble(Constructors):
             self.layout.to(parameter.device)
             self.tree_arrays.to(parameter.device)
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        sparse_names = {
-            f"{block.prefix}{name}"
-            for block in BLOCKS
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        return [
+            getattr(self, f"{block.prefix}{name}")
+            for block in self.block_types
             for name in ("weight", "bias")
             if self.sparse and block.visits_rows
-        }
+        ]
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        sparse_ids = {id(parameter) for parameter in self.sparse_parameters()}
         sparse = ParameterGroup([], self.learning_rate_factor, sparse=True)
         dense = ParameterGroup([], self.learning_rate_factor)
         for name, parameter in self.named_parameters():
             if not (self.tied and name == "output_embedding"):
-                (sparse if name in sparse_names else dense).params.append(parameter)
+                (sparse if id(parameter) in sparse_ids else dense).params.append(parameter)
         return [group for group in (sparse, dense) if group.params]
 
     def config(self) -> dict[str, Any]:
