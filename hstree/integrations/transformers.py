@@ -77,13 +77,17 @@ class LMHead(nn.Module):
 class _CausalLM(_Base):  # type: ignore[misc]
     """What a causal language model whose ``lm_head`` is a :class:`LMHead` does otherwise."""
 
+    _tied_weights_keys: dict[str, str]
+    all_tied_weights_keys: dict[str, str]
+    _keys_to_ignore_on_load_unexpected: set[str] | None
+
     def __init__(self, config: transformers.PreTrainedConfig, *args: Any, **options: Any) -> None:
         super().__init__(config, *args, **options)
         self.set_output_embeddings(LMHead())
-        self._tied_weights_keys: dict[str, str] = {}
-        self.all_tied_weights_keys: dict[str, str] = {}
+        self._tied_weights_keys, self.all_tied_weights_keys = {}, {}
         # from_pretrained reads them: a head is built from its tensors.
-        self._keys_to_ignore_on_load_unexpected.add(f"^{re.escape(_head_prefix(self))}")
+        ignored = self._keys_to_ignore_on_load_unexpected or ()
+        self._keys_to_ignore_on_load_unexpected = {*ignored, f"^{re.escape(_head_prefix(self))}"}
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, skip_logits: bool | None = None, **options: Any) -> Any:
@@ -175,6 +179,14 @@ def _with_head(model_class: type[transformers.PreTrainedModel]) -> type[_CausalL
     return type(model_class.__name__, (_CausalLM, model_class), members)
 
 
+def __getattr__(name: str) -> Any:
+    """The classes that pickle and torch.save name, such as GPT2LMHeadModel."""
+    model_class = getattr(transformers, name, None) if name[:1].isupper() else None
+    if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
+        return _with_head(model_class)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def replace_lm_head(
     model: transformers.PreTrainedModel, head: Head | str | None = None, **options: Any
 ) -> transformers.PreTrainedModel:
@@ -184,7 +196,8 @@ def replace_lm_head(
 
     - ``model(input_ids, labels=labels).loss`` comes from the head. With ``labels`` in training no
       logits are computed, and ``logits`` is None: a step makes no tensor of [batch, time, V].
-      ``skip_logits=True`` or ``False`` in the call chooses otherwise.
+      ``skip_logits=True`` or ``False`` among the inputs chooses otherwise, for example in an
+      evaluation that wants the loss alone.
     - ``logits`` are log-probabilities, [batch, time, V], of the head's distribution. Soft caps and
       scales with which a model changes its logits do not apply.
     - The loss is a mean over the labels that are not -100, or with ``num_items_in_batch`` the sum

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import os
+import pickle
 import sys
 import warnings
 from collections.abc import Callable
@@ -141,6 +142,18 @@ def test_logits_are_log_probabilities(make: Make) -> None:
     torch.testing.assert_close(own.loss, expected.loss)
     some = model(ids, logits_to_keep=2).logits
     torch.testing.assert_close(some, own.logits[:, -2:], atol=1e-5, rtol=1e-5)
+
+
+def test_labels_that_are_shifted_already() -> None:
+    reference = sharp(llama())
+    model = copy.deepcopy(reference)
+    replace_lm_head(model, same_softmax(model))
+    ids = draw_ids(3, 9)
+    shifted = draw_labels(ids).clamp(min=0)
+    options = {"labels": ids, "shift_labels": shifted, "ignore_index": 0}
+    expected = F.cross_entropy(reference(ids).logits.transpose(1, 2), shifted, ignore_index=0)
+    torch.testing.assert_close(model(ids, **options).loss, expected)
+    torch.testing.assert_close(reference(ids, **options).loss, expected)
 
 
 GENERATION: dict[str, dict[str, Any]] = {
@@ -338,6 +351,17 @@ def test_a_model_without_a_head_of_hstree_is_not_loaded(tmp_path: Path) -> None:
         from_pretrained(tmp_path)
 
 
+def test_copied_and_pickled() -> None:
+    model, ids = with_trees(gpt2()), draw_ids(2, 6)
+    logits = model(ids).logits
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(twin) is type(model)
+        assert twin(ids).logits.equal(logits)
+        assert twin.train()(ids, labels=ids).logits is None
+    with pytest.raises(AttributeError, match="has no attribute 'AutoConfig'"):
+        importlib.import_module("hstree.integrations.transformers").AutoConfig  # noqa: B018
+
+
 # Embeddings
 
 
@@ -472,6 +496,17 @@ def test_trainer_smooths_labels_and_measures(tmp_path: Path) -> None:
     assert result["eval_loss"] == pytest.approx(expected.item(), rel=1e-4)
     right = (log_prob.argmax(-1) == target)[target != -100]
     assert result["eval_accuracy"] == pytest.approx(right.float().mean().item())
+
+
+def test_trainer_evaluates_without_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def collate(rows: list[dict[str, Tensor]]) -> dict[str, Any]:
+        return transformers.default_data_collator(rows) | {"skip_logits": True}
+
+    model, rows = with_trees(gpt2()), examples()
+    expected = Trainer(model, arguments(tmp_path)).evaluate(rows)["eval_loss"]
+    monkeypatch.setattr(TreeEnsemble, "log_prob", None)
+    trainer = Trainer(model, arguments(tmp_path), data_collator=collate)
+    assert trainer.evaluate(rows)["eval_loss"] == pytest.approx(expected)
 
 
 # The rest of what transformers does with a model
