@@ -5,11 +5,11 @@
 Importing the package registers the operators ``torch.ops.hstree.*`` with their autograd formulas.
 """
 
-from hstree._extension import BuildInfo, build_info, load
+from hstree._extension import BuildInfo, build_info, interruptible_imports, load
 
-load()
-
-from hstree import heads, ops, optim, trees  # noqa: E402  (they need the operators that load() registers)
+with interruptible_imports():
+    load()
+    from hstree import heads, ops, optim, trees  # they need the operators that load() registers
 
 __version__ = build_info().version
 
