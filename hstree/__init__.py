@@ -8,9 +8,51 @@ Importing the package registers the operators ``torch.ops.hstree.*`` with their 
 from hstree._extension import BuildInfo, build_info, interruptible_imports, load
 
 with interruptible_imports():
-    load()
-    from hstree import heads, ops, optim, trees  # they need the operators that load() registers
+    load()  # registers the operators that the others need
+    from hstree import heads, ops, optim, trees
+    from hstree.heads import (
+        DOC,
+        GSS,
+        PLIF,
+        AdaptiveSoftmax,
+        Head,
+        HeadOutput,
+        Mixtape,
+        MixtureOfContexts,
+        MixtureOfSoftmaxes,
+        MixtureOfSoftmaxesPLIF,
+        MonotonicNetwork,
+        PLIFFrozen,
+        SigSoftmax,
+        Softmax,
+        TreeEnsemble,
+        load_head,
+    )
 
 __version__ = build_info().version
 
-__all__ = ["BuildInfo", "__version__", "build_info", "heads", "ops", "optim", "trees"]
+__all__ = [
+    "DOC",
+    "GSS",
+    "PLIF",
+    "AdaptiveSoftmax",
+    "BuildInfo",
+    "Head",
+    "HeadOutput",
+    "Mixtape",
+    "MixtureOfContexts",
+    "MixtureOfSoftmaxes",
+    "MixtureOfSoftmaxesPLIF",
+    "MonotonicNetwork",
+    "PLIFFrozen",
+    "SigSoftmax",
+    "Softmax",
+    "TreeEnsemble",
+    "__version__",
+    "build_info",
+    "heads",
+    "load_head",
+    "ops",
+    "optim",
+    "trees",
+]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hstree._checks import check_order
 from hstree.heads.base import Head
+from hstree.heads.flat import wide
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,9 +46,9 @@ class AdaptiveSoftmax(Head):
 
     name = "adaptive"
     may_skip_parameters = True  # of clusters without a target
+    no_z_loss = "every cluster has a normaliser of its own"
 
     order: Tensor
-    rank: Tensor
 
     def __init__(
         self,
@@ -83,16 +84,21 @@ class AdaptiveSoftmax(Head):
                 "expected fewer cutoffs or a smaller div_value"
             )
         self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(in_features, n_classes, cutoffs, div_value)
-        self.register_buffer("order", order)
-        self.register_buffer(
-            "rank", torch.empty_like(order).scatter_(0, order, torch.arange(n_classes)), False
+        self.register_constant("order", order)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.adaptive.reset_parameters()
+
+    @property
+    def rank(self) -> Tensor:
+        """int64 [V], place of each class in ``order``."""
+        order = self.order
+        return torch.empty_like(order).scatter_(
+            0, order, torch.arange(self.n_classes, device=order.device)
         )
 
-    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        output = self._target_log_prob(hidden, target)
-        return output, self.reduced(output, target)
-
-    def _target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         # torch's module gathers by mask and does not support autocast: float32, and only rows that
         # count.
         with torch.autocast(hidden.device.type, enabled=False):
@@ -100,14 +106,14 @@ class AdaptiveSoftmax(Head):
             kept = target >= 0
             output = hidden.new_zeros(len(hidden))
             if not bool(kept.any()):
-                return output + hidden[kept].sum()
+                return wide(output + hidden[kept].sum())
             log_prob = self.adaptive(hidden[kept], self.rank[target[kept]]).output
-            return output.masked_scatter(kept, log_prob)
+            return wide(output.masked_scatter(kept, log_prob))
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.to(self.adaptive.head.weight.dtype)
-            return self.adaptive.log_prob(hidden).index_select(1, self.rank)
+            return wide(self.adaptive.log_prob(hidden).index_select(1, self.rank))
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"cutoffs": self.cutoffs, "div_value": self.div_value}
@@ -119,7 +125,7 @@ class AdaptiveSoftmax(Head):
         tensors: Mapping[str, Tensor],
         embedding: nn.Embedding | None = None,
     ) -> Self:
-        return cls(**config, order=tensors["order"])
+        return cls(**config, order=tensors["order"], class_weight=tensors.get("class_weight"))
 
     @classmethod
     def from_corpus(

@@ -8,11 +8,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from hstree._checks import check_int, check_order
+from hstree.heads.base import Head
 from hstree.heads.flat import FlatHead, wide
-from hstree.ops import default_chunk_rows, monotone_log_prob
+from hstree.heads.losses import by_rows
+from hstree.heads.mixture import ZeroBiasLinear
+from hstree.ops import monotone_log_prob
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -78,15 +80,24 @@ class Mixtape(FlatHead):
         self.own_gates = own_gates
         self.gate_features = check_int("gate_features", gate_features)
         self.latent_features = features
-        self.register_buffer("own", order[:own_gates].clone())
-        self.latent = nn.Linear(in_features, COMPONENTS * features)
+        self.register_constant("own", order[:own_gates])
+        self.latent = ZeroBiasLinear(in_features, COMPONENTS * features)
         self.gate_hidden = nn.Linear(in_features, GATES * self.gate_features)
         self.gate_context = nn.Linear(in_features, GATES, bias=False)
         # The last row is the one that the other classes share.
         self.gate_weight = nn.Parameter(torch.empty(own_gates + 1, self.gate_features))
-        self.gate_bias = nn.Parameter(torch.zeros(own_gates + 1, GATES))
-        nn.init.zeros_(self.latent.bias)
+        self.gate_bias = nn.Parameter(torch.empty(own_gates + 1, GATES))
+        self._reset_gates()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for linear in (self.latent, self.gate_hidden, self.gate_context):
+            linear.reset_parameters()
+        self._reset_gates()
+
+    def _reset_gates(self) -> None:
         nn.init.uniform_(self.gate_weight, -0.1, 0.1)
+        nn.init.zeros_(self.gate_bias)
 
     def encode(self, hidden: Tensor) -> Tensor:
         """tanh(U_k h) [..., K E], tanh(Q_j h) [..., 3 G] and u_j . h [..., 3], one after the
@@ -109,19 +120,30 @@ class Mixtape(FlatHead):
         priors = torch.stack([g1 * g2, g1 * (1 - g2), (1 - g1) * g3, (1 - g1) * (1 - g3)], -1)
         return priors.view(*hidden.shape[:-1], self.own_gates + 1, COMPONENTS)
 
-    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        size = default_chunk_rows(hidden, self.n_classes)
-        parts = [
-            checkpoint(self._target_log_prob, some, wanted, use_reentrant=False)
-            for some, wanted in zip(
-                torch.split(hidden, size), torch.split(target, size), strict=True
-            )
-        ]
-        output = torch.cat(parts)
-        return output, self.reduced(output, target)
+    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+        def log_prob(hidden: Tensor, target: Tensor) -> Tensor:
+            return monotone_log_prob(self._logits(hidden), target)
 
-    def _target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
-        return monotone_log_prob(self._logits(hidden), target)
+        return by_rows(log_prob, self.n_classes, hidden, target)
+
+    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return Head.target_loss(self, hidden, target)
+
+    @property
+    def linear_scores(self) -> bool:
+        return False
+
+    def target_score(self, hidden: Tensor, target: Tensor) -> Tensor:
+        target = target.clamp(0, self.n_classes - 1)
+        size = COMPONENTS * self.latent_features
+        latent = hidden[:, :size].reshape(-1, COMPONENTS, 1, self.latent_features)
+        row = torch.full((self.n_classes,), self.own_gates, device=target.device)
+        row[self.own] = torch.arange(self.own_gates, device=target.device)
+        gate = row[target, None]
+        gates = (g.gather(1, gate).unsqueeze(-1) for g in self._gates(hidden[:, size:]))
+        context = _mix(latent, *gates).squeeze(1)
+        score = (context * wide(F.embedding(target, self.weight))).sum(1)
+        return score if self.bias is None else score + wide(self.bias)[target]
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         return self._logits(hidden).log_softmax(-1)
