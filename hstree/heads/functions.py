@@ -6,15 +6,15 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_number
 from hstree.heads.base import ParameterGroup
-from hstree.ops import LogitFunction
-
-_ROWS_AT_A_TIME = 64
+from hstree.heads.buffers import fill
+from hstree.ops import LogitFunction, sigmoid_sums
 
 
 class Function(nn.Module, ABC):
@@ -30,6 +30,10 @@ class Function(nn.Module, ABC):
         """The parameters that are learned, by how they are optimised."""
         own = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [ParameterGroup(own, learning_rate_factor, weight_decay=0.0)] if own else []
+
+    def reset(self) -> None:
+        """Give the parameters their first values. Not ``reset_parameters``, for callers of that on
+        every module of a model: the bias of a head depends on these values."""
 
     def config(self) -> dict[str, Any]:
         """Arguments that build this function again; JSON-able."""
@@ -114,8 +118,11 @@ class PLIF(Function):
         self.intervals = check_int("intervals", intervals)
         self.radius = check_number("radius", radius, positive=True)
         self.frozen = bool(frozen)
-        v = torch.empty(intervals).normal_(math.log(math.e - 1), 1.0)
-        self.v = nn.Parameter(v, requires_grad=not frozen)
+        self.v = nn.Parameter(torch.empty(intervals), requires_grad=not frozen)
+        self.reset()
+
+    def reset(self) -> None:
+        nn.init.normal_(self.v, math.log(math.e - 1), 1.0)
 
     def slopes(self) -> Tensor:
         """[K], positive; float32 or wider."""
@@ -159,58 +166,23 @@ class MonotonicNetwork(Function):
         super().__init__()
         self.units = check_int("units", units)
         self.intervals = check_int("intervals", intervals)
-        self.u = nn.Parameter(torch.full((units,), math.log(math.expm1(1.0))))
-        self.v = nn.Parameter(torch.full((units,), math.log(math.expm1(40 / units))))
-        self.b = nn.Parameter((torch.arange(units) + 0.5) * (40 / units) - 20)
+        self.u, self.v, self.b = (nn.Parameter(torch.empty(units)) for _ in range(3))
+        self.reset()
+
+    def reset(self) -> None:
+        nn.init.constant_(self.u, math.log(math.expm1(1.0)))
+        nn.init.constant_(self.v, math.log(math.expm1(40 / self.units)))
+        fill(self.b, (np.arange(self.units) + 0.5) * (40 / self.units) - 20)
 
     def forward(self, dtype: torch.dtype) -> LogitFunction:
         u, v, b = F.softplus(self.u.double()), F.softplus(self.v.double()), self.b.double()
         ends = (-self.radius, self.radius)
         knots = torch.linspace(*ends, self.intervals + 1, dtype=u.dtype, device=u.device)
-        values: tuple[Tensor, Tensor] = _ValuesAtKnots.apply(u, v, b, knots, dtype)  # type: ignore[no-untyped-call]
+        values = sigmoid_sums(knots, u, v, b, gradient_dtype=dtype)
         return LogitFunction.cubic(*values, self.radius).to(dtype)
 
     def config(self) -> dict[str, Any]:
         return {"units": self.units, "intervals": self.intervals}
-
-
-class _ValuesAtKnots(torch.autograd.Function):
-    """f(x) and f'(x) of the monotonic network at x [P], float64, in blocks of x; gradients in the
-    dtype of the logits, from sigmoids that are computed again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, u: Tensor, v: Tensor, b: Tensor, x: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(u, v, b, x)
-        ctx.dtype = dtype
-        value, derivative = torch.empty_like(x), torch.empty_like(x)
-        for begin in range(0, len(x), _ROWS_AT_A_TIME):
-            rows = slice(begin, begin + _ROWS_AT_A_TIME)
-            s = torch.addmm(b, x[rows, None], u[None]).sigmoid_()
-            torch.mv(s, v, out=value[rows])
-            torch.mv(s.addcmul_(s, s, value=-1), u * v, out=derivative[rows])
-        return value, derivative
-
-    @staticmethod
-    def backward(ctx: Any, grad_value: Tensor, grad_derivative: Tensor) -> Any:
-        u, v, b, x = (tensor.to(ctx.dtype) for tensor in ctx.saved_tensors)
-        # Columns: the gradients of f and f', and their products with x.
-        grad = torch.stack([grad_value, grad_derivative], 1).to(ctx.dtype)
-        grad = torch.cat([grad, x[:, None] * grad], 1)
-        of_s, of_slope, of_bend = (grad.new_zeros(len(u), 4) for _ in range(3))
-        for begin in range(0, len(x), _ROWS_AT_A_TIME):
-            rows = slice(begin, begin + _ROWS_AT_A_TIME)
-            g = grad[rows]
-            s = torch.addmm(b, x[rows, None], u[None]).sigmoid_()
-            slope = s * (1 - s)
-            of_s.addmm_(s.t(), g)
-            of_slope.addmm_(slope.t(), g)
-            of_bend.addmm_((slope * (1 - 2 * s)).t(), g)
-        grad_v = of_s[:, 0] + u * of_slope[:, 1]
-        grad_b = v * (of_slope[:, 0] + u * of_bend[:, 1])
-        grad_u = v * (of_slope[:, 2] + u * of_bend[:, 3] + of_slope[:, 1])
-        return *(part.double() for part in (grad_u, grad_v, grad_b)), None, None
 
 
 FUNCTIONS: dict[str, type[Function]] = {
