@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -38,26 +37,6 @@ class HeadOutput(NamedTuple):
 
     output: Tensor
     loss: Tensor
-
-
-@dataclass
-class ParameterGroup:
-    """Parameters that are optimised alike.
-
-    Attributes:
-        params: the parameters.
-        learning_rate_factor: multiplies the learning rate of the rest of the model.
-        sparse: their gradients are row-sparse (``torch.sparse_coo``).
-        learning_rate: instead of the factor, a learning rate of their own at the top of the
-            schedule.
-        weight_decay: their own; None: that of the rest of the model.
-    """
-
-    params: list[nn.Parameter] = field(default_factory=list)
-    learning_rate_factor: float = 1.0
-    sparse: bool = False
-    learning_rate: float | None = None
-    weight_decay: float | None = None
 
 
 class Head(nn.Module, ABC):
@@ -194,10 +173,54 @@ class Head(nn.Module, ABC):
         prob = self.class_log_prob(hidden).exp()
         return torch.multinomial(prob, 1, generator=generator).squeeze(1)
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """The head's own parameters by how they are optimised; a tied embedding is not among
-        them."""
-        return [ParameterGroup(list(self.parameters()), self.learning_rate_factor)]
+    def parameter_groups(
+        self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False
+    ) -> list[dict[str, Any]]:
+        """The head's parameters as :class:`torch.optim.AdamW` and other optimisers take them,
+        :class:`hstree.optim.AdamW` also with row-sparse gradients.
+
+        Biases, scales and every other parameter of one dimension have no weight decay; a tied
+        embedding belongs to the groups of the model. Parameters that are frozen are left out.
+
+        Args:
+            lr: learning rate of the model; the head's is ``learning_rate_factor`` times that, but
+                for a parameter with a rate of its own, the slopes of a PLIF.
+            weight_decay: of the weights.
+            decay_biases: decay biases and scales too, as published language models were trained;
+                the parameters of a function of the logits never decay.
+
+        Returns:
+            Dicts of ``params``, ``lr`` and ``weight_decay``.
+
+        Raises:
+            ValueError: unless ``lr`` is a finite positive number and ``weight_decay`` a finite one
+                of at least 0.
+
+        Example:
+            >>> groups = [{"params": backbone.parameters()}, *head.parameter_groups(lr=1e-3)]
+            >>> optimizer = torch.optim.AdamW(groups, lr=1e-3)
+        """
+        lr = check_number("lr", lr, positive=True) * self.learning_rate_factor
+        weight_decay = check_number("weight_decay", weight_decay)
+        if weight_decay < 0:
+            raise ValueError(f"weight_decay: expected a number of at least 0, got {weight_decay}")
+        apart = {id(parameter) for parameter in self._apart()}
+        decayed: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad and id(parameter) not in apart:
+                is_weight = parameter.dim() > 1 and not name.endswith(("bias", "scale"))
+                (decayed if is_weight or decay_biases else others).append(parameter)
+        groups = ((decayed, weight_decay), (others, 0.0))
+        return [{"params": p, "lr": lr, "weight_decay": decay} for p, decay in groups if p]
+
+    def _apart(self) -> Iterable[Tensor]:
+        """Parameters whose settings are not those of the head's own."""
+        return ()
+
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        """The parameters whose gradients are row-sparse (``torch.sparse_coo``)."""
+        return []
 
     def config(self) -> dict[str, Any]:
         """What :meth:`from_config` needs besides the tensors; JSON-able."""

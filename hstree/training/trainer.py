@@ -23,13 +23,13 @@ from hstree.models import (
     detach,
     evaluate_loss,
 )
+from hstree.optim import clip_grad_norm_
 from hstree.runs import TrainConfig
 
 from .build import check_size
 from .distributed import Processes
 from .optimizer import (
     build_optimizers,
-    clip_gradients,
     non_monotone,
     scheduled_learning_rate,
     set_learning_rate,
@@ -177,13 +177,7 @@ class Trainer:
             if from_start or config.finetune is not None:
                 self.optimizers, self.averaging = averaged, True
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.sparse = [
-            parameter
-            for group in model.head.parameter_groups()
-            if group.sparse
-            for parameter in group.params
-            if parameter.requires_grad
-        ]
+        self.sparse = [p for p in model.head.sparse_parameters() if p.requires_grad]
         full_streams = (len(corpus.train) - 1) // len(self.streams)
         always_targets = (
             full_streams > self.streams.batch_size - config.batch_size // config.accumulate
@@ -266,7 +260,7 @@ class Trainer:
             total += values
         self.processes.average_sparse(self.sparse)
         if config.clip > 0:
-            clip_gradients(self.parameters, config.clip)
+            clip_grad_norm_(self.parameters, config.clip)
         objective_value, loss = (value / size for value in self.processes.sum(*total.tolist()))
         if not math.isfinite(objective_value):
             raise self._diverged(f"the loss became {objective_value}")

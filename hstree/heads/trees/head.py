@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
-from hstree.heads.base import ParameterGroup
 from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
 from hstree.heads.trees.conversion import copy_softmax
 from hstree.heads.trees.corpus import corpus_trees
@@ -66,7 +65,7 @@ class TreeEnsemble(EnsembleState):
         frequencies: counts [V], from which the biases start (log-odds); None: all equal.
         sparse: gradients of the vectors of binary and of wide nodes below the root are row-sparse,
             as with ``torch.nn.Embedding(sparse=True)``: a step then costs nothing that grows with
-            V. For :class:`hstree.optim.SparseAdam`, SGD or Adagrad; not for torch.compile.
+            V. For :class:`hstree.optim.AdamW`, SGD or Adagrad; not for torch.compile.
         seed: of the feature subsets.
         **options: those of :class:`Head`.
 
@@ -188,19 +187,17 @@ class TreeEnsemble(EnsembleState):
 
     # Life cycle
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        sparse_names = {
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        sparse = {
             f"{block.prefix}{name}"
             for block in BLOCKS
             for name in ("weight", "bias")
             if self.sparse and block.visits_rows
         }
-        sparse = ParameterGroup([], self.learning_rate_factor, sparse=True)
-        dense = ParameterGroup([], self.learning_rate_factor)
-        for name, parameter in self.named_parameters():
-            if not (self.tied and name == "output_embedding"):
-                (sparse if name in sparse_names else dense).params.append(parameter)
-        return [group for group in (sparse, dense) if group.params]
+        return [parameter for name, parameter in self.named_parameters() if name in sparse]
+
+    def _apart(self) -> list[Tensor]:
+        return [self.output_embedding] if self.tied else []
 
     def config(self) -> dict[str, Any]:
         return super().config() | {
