@@ -10,7 +10,49 @@ from hstree._extension import BuildInfo, build_info, load
 load()
 
 from hstree import heads, ops, optim, trees  # noqa: E402  (they need the operators that load() registers)
+from hstree.heads import (  # noqa: E402
+    DOC,
+    GSS,
+    PLIF,
+    AdaptiveSoftmax,
+    Head,
+    HeadOutput,
+    Mixtape,
+    MixtureOfContexts,
+    MixtureOfSoftmaxes,
+    MixtureOfSoftmaxesPLIF,
+    MonotonicNetwork,
+    PLIFFrozen,
+    SigSoftmax,
+    Softmax,
+    TreeEnsemble,
+    load_head,
+)
 
 __version__ = build_info().version
 
-__all__ = ["BuildInfo", "__version__", "build_info", "heads", "ops", "optim", "trees"]
+__all__ = [
+    "DOC",
+    "GSS",
+    "PLIF",
+    "AdaptiveSoftmax",
+    "BuildInfo",
+    "Head",
+    "HeadOutput",
+    "Mixtape",
+    "MixtureOfContexts",
+    "MixtureOfSoftmaxes",
+    "MixtureOfSoftmaxesPLIF",
+    "MonotonicNetwork",
+    "PLIFFrozen",
+    "SigSoftmax",
+    "Softmax",
+    "TreeEnsemble",
+    "__version__",
+    "build_info",
+    "heads",
+    "load_head",
+    "ops",
+    "optim",
+    "trees",
+]

@@ -100,15 +100,17 @@ def check_int_array(name: str, values: Any, dtype: type[np.integer[Any]]) -> npt
     return np.array(array, dtype=dtype, order="C")
 
 
-def check_frequencies(frequencies: Any, n_classes: int | None = None) -> npt.NDArray[np.float64]:
+def check_frequencies(
+    frequencies: Any, n_classes: int | None = None, name: str = "frequencies"
+) -> npt.NDArray[np.float64]:
     """Frequencies as a contiguous float64 [V] array; raises TypeError unless they are real numbers,
     ValueError unless they are finite, none negative, with a finite sum."""
     array = np.asarray(frequencies)
     if array.dtype.kind not in "iuf":
-        raise TypeError(f"frequencies: expected real numbers, got dtype {array.dtype}")
+        raise TypeError(f"{name}: expected real numbers, got dtype {array.dtype}")
     if array.ndim != 1 or (n_classes is not None and len(array) != n_classes) or len(array) == 0:
         wanted = "at least one class" if n_classes is None else f"shape ({n_classes},)"
-        raise ValueError(f"frequencies: expected a 1-D array of {wanted}, got shape {array.shape}")
+        raise ValueError(f"{name}: expected a 1-D array of {wanted}, got shape {array.shape}")
     array = np.ascontiguousarray(array, dtype=np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         total = array.sum()
@@ -117,7 +119,7 @@ def check_frequencies(frequencies: Any, n_classes: int | None = None) -> npt.NDA
             if bad.any():
                 i = int(bad.argmax())
                 raise ValueError(
-                    f"frequencies[{i}]: expected a finite number of at least 0, got {array[i]}"
+                    f"{name}[{i}]: expected a finite number of at least 0, got {array[i]}"
                 )
-            raise ValueError(f"frequencies: expected a finite sum, got {total}")
+            raise ValueError(f"{name}: expected a finite sum, got {total}")
     return array

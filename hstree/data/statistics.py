@@ -27,15 +27,18 @@ class CorpusStatistics:
     )
 
     @classmethod
-    def from_tokens(cls, tokens: npt.NDArray[np.integer[Any]], n_classes: int) -> CorpusStatistics:
-        """Count the classes of a token stream. Raises ValueError for an id outside [0,
-        n_classes)."""
-        tokens = np.ascontiguousarray(tokens, dtype=np.int32).reshape(-1)
-        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < n_classes:
+    def from_tokens(cls, tokens: npt.ArrayLike, n_classes: int) -> CorpusStatistics:
+        """Count the classes of a token stream. Raises TypeError for what is no integer, ValueError
+        for an id outside [0, n_classes)."""
+        ids = np.asarray(tokens).reshape(-1)
+        if len(ids) and ids.dtype.kind not in "iu":
+            raise TypeError(f"tokens: expected integers, got dtype {ids.dtype}")
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < n_classes:
             raise ValueError(
-                f"tokens: expected ids in [0, {n_classes}), got [{tokens.min()}, {tokens.max()}]"
+                f"tokens: expected ids in [0, {n_classes}), got [{ids.min()}, {ids.max()}]"
             )
-        return cls(count_classes(tokens, n_classes), tokens)
+        ids = np.ascontiguousarray(ids, dtype=np.int32)
+        return cls(count_classes(ids, n_classes), ids)
 
     def vectors(self, **options: Any) -> npt.NDArray[np.float32]:
         """Word vectors float32 [V, F] derived from ``tokens``: PPMI of neighbouring words and a

@@ -163,8 +163,8 @@ def _scale_and_pull(
 def _segments(
     model: LanguageModel, tokens: Any, length: int, batch_size: int
 ) -> Iterator[tuple[float, int, Gradients]]:
-    """For each segment of a text its mean loss, its number of targets, and dense gradients of the
-    loss; the state runs on. Parameters may be changed between segments."""
+    """For each segment of a text its mean negative log-likelihood, its number of targets, and dense
+    gradients of the head's loss; the state runs on. Parameters may be changed between segments."""
     ignore = model.head.ignore_index
     streams = Streams(tokens, batch_size, ignore_index=ignore)
     device = model.backbone.embedding.weight.device
@@ -181,7 +181,7 @@ def _segments(
             found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         state = detach(state)
         yield (
-            loss.item(),
+            -output.output.sum().item() / n_targets,
             n_targets,
             {
                 name: gradient.to_dense() if gradient.is_sparse else gradient

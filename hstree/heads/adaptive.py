@@ -45,6 +45,7 @@ class AdaptiveSoftmax(Head):
 
     name = "adaptive"
     may_skip_parameters = True  # of clusters without a target
+    no_z_loss = "every cluster has a normaliser of its own"
 
     order: Tensor
     rank: Tensor
@@ -88,11 +89,7 @@ class AdaptiveSoftmax(Head):
             "rank", torch.empty_like(order).scatter_(0, order, torch.arange(n_classes)), False
         )
 
-    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        output = self._target_log_prob(hidden, target)
-        return output, self.reduced(output, target)
-
-    def _target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         # torch's module gathers by mask and does not support autocast: float32, and only rows that
         # count.
         with torch.autocast(hidden.device.type, enabled=False):
@@ -119,7 +116,7 @@ class AdaptiveSoftmax(Head):
         tensors: Mapping[str, Tensor],
         embedding: nn.Embedding | None = None,
     ) -> Self:
-        return cls(**config, order=tensors["order"])
+        return cls(**config, order=tensors["order"], class_weight=tensors.get("class_weight"))
 
     @classmethod
     def from_corpus(

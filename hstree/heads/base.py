@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -13,8 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hstree._checks import check_choice, check_int, check_number
+from hstree._checks import check_choice, check_int, check_number, check_probability
 from hstree._files import write_atomic
+from hstree.heads.losses import by_rows, check_class_weight
+from hstree.heads.parameters import HeadParameters
+from hstree.heads.sharding import register_forward_methods
 from hstree.ops import mark_targets
 
 if TYPE_CHECKING:
@@ -31,31 +34,47 @@ class HeadOutput(NamedTuple):
 
     Attributes:
         output: log-probability of each row's target, in nats, shape of ``target``; 0 for ignored
-            rows.
-        loss: negative log-likelihood after the head's ``reduction``.
+            rows. No option of the loss changes it: perplexities come from here.
+        loss: what is minimised, after the head's ``reduction``: the negative log-likelihood, with
+            class weights, label smoothing and z-loss where the head has them.
     """
 
     output: Tensor
     loss: Tensor
 
 
-class Head(nn.Module, ABC):
-    """An output layer: a distribution over V classes for every context vector.
+class Head(HeadParameters, ABC):
+    r"""An output layer: a distribution over V classes for every context vector.
 
     ``forward(hidden, target)`` returns ``(output, loss)``; ``loss = head(hidden, target).loss``
-    stands where ``F.cross_entropy(linear(hidden), target)`` stood. Leading dimensions of ``hidden``
-    are free.
+    stands where ``F.cross_entropy(linear(hidden), target)`` stood, with its class weights
+    :math:`c` (there ``weight``) and its label smoothing :math:`\epsilon`:
+
+    .. math::
+        \ell_n = -(1 - \epsilon)\, c_{y_n} \log p_{n y_n}
+        - \frac{\epsilon}{V} \sum_v c_v \log p_{nv}
+
+    Leading dimensions of ``hidden`` are free.
 
     Args:
         in_features: D, size of a context vector.
         n_classes: V, number of classes.
         ignore_index: targets of this value contribute neither loss nor gradient.
         reduction: ``"mean"`` over the rows that are not ignored (NaN if there are none, as in
-            :func:`torch.nn.functional.cross_entropy`), ``"sum"`` or ``"none"``.
+            :func:`torch.nn.functional.cross_entropy`), ``"sum"`` or ``"none"``. With class weights
+            the mean is weighted: it divides by the sum of the targets' weights.
         learning_rate_factor: factor on the model's learning rate for the head's own parameters.
+        class_weight: c [V], at least 0; None: all 1. A buffer, saved with the head.
+        label_smoothing: epsilon in [0, 1). Heads whose scores are W e + b (softmax, moc) know the
+            mean over the classes without logits; others compute the log-probabilities of all
+            classes, in chunks of rows: O(N V) time, for trees too.
+        z_loss: coefficient of (log Z)^2, Z the normaliser of the row's softmax, added to each row
+            that is not ignored; not weighted by class. Only for heads with one normaliser: not for
+            mixtures of softmaxes, trees and the adaptive softmax. Chowdhery et al., PaLM, 2022.
 
     Raises:
-        ValueError: for sizes below 1 or an unknown reduction.
+        ValueError: for sizes below 1, an unknown reduction, an option out of range or one that the
+            head does not have.
     """
 
     name: ClassVar[str]
@@ -66,6 +85,15 @@ class Head(nn.Module, ABC):
     may_skip_parameters: ClassVar[bool] = False
     """Whether a batch may leave some parameters without a gradient."""
 
+    no_z_loss: ClassVar[str | None] = "it has no target_score"
+    """Why the head cannot have a z-loss; None: it can, and has :meth:`target_score`."""
+
+    class_weight: Tensor | None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        register_forward_methods(cls, ("log_prob", "entropy", "topk", "predict", "sample"))
+
     def __init__(
         self,
         in_features: int,
@@ -74,6 +102,9 @@ class Head(nn.Module, ABC):
         ignore_index: int = -100,
         reduction: str = "mean",
         learning_rate_factor: float = 8.0,
+        class_weight: Any = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
     ) -> None:
         super().__init__()
         self.in_features = check_int("in_features", in_features)
@@ -83,6 +114,16 @@ class Head(nn.Module, ABC):
         self.learning_rate_factor = check_number(
             "learning_rate_factor", learning_rate_factor, positive=True
         )
+        self.register_buffer("class_weight", check_class_weight(class_weight, self.n_classes))
+        self.label_smoothing = check_probability("label_smoothing", label_smoothing)
+        self.z_loss = check_number("z_loss", z_loss)
+        if self.z_loss < 0:
+            raise ValueError(f"z_loss: expected a number of at least 0, got {z_loss}")
+        if self.z_loss and self.no_z_loss:
+            raise ValueError(
+                f"z_loss: expected 0 for the head {self.name!r}, as {self.no_z_loss}, got "
+                f"{z_loss}; heads with one normaliser take it, such as 'softmax'"
+            )
 
     def forward(self, hidden: Tensor, target: Tensor) -> HeadOutput:
         """Log-probability of the targets and the loss.
@@ -111,8 +152,8 @@ class Head(nn.Module, ABC):
         return hidden
 
     @abstractmethod
-    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability [N] of the targets, and the loss after the head's reduction.
+    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Log-probability [N] of the targets.
 
         Args:
             hidden: what :meth:`encode` returns, [N, F].
@@ -120,12 +161,53 @@ class Head(nn.Module, ABC):
                 log-probability of 0 and no gradient, or V, on a GPU alone, for a row of NaN.
         """
 
-    def reduced(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of log-probabilities [N]."""
+    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`target_log_prob`, and the loss after the head's reduction."""
+        output = self.target_log_prob(hidden, target)
+        ignored = target == -1
+        weight = self.target_weight(target, output.dtype)
+        loss = -weight * output
+        if self.label_smoothing:
+            mean = self.mean_loss(hidden, target, output).masked_fill(ignored, 0.0)
+            loss = torch.lerp(loss, mean, self.label_smoothing)
+        loss = self.reduced(loss, weight)
+        if self.z_loss:
+            log_normalizer = self.target_score(hidden, target) - output
+            square = log_normalizer.square().masked_fill(ignored, 0.0)
+            loss = loss + self.z_loss * self.reduced(square, (~ignored).to(output.dtype))
+        return output, loss
+
+    def target_weight(self, target: Tensor, dtype: torch.dtype) -> Tensor:
+        """Class weight [N] of each target, 0 for those that are ignored."""
+        if self.class_weight is None:
+            return (target != -1).to(dtype)
+        weight = self.class_weight.to(dtype)[target.clamp(0, self.n_classes - 1)]
+        return weight.masked_fill(target == -1, 0.0)
+
+    def mean_loss(self, hidden: Tensor, target: Tensor, output: Tensor) -> Tensor:
+        """Mean [N] of -c_v log p_v over all classes v: arguments and result of
+        :meth:`target_log_prob`."""
+
+        def mean(hidden: Tensor) -> Tensor:
+            log_prob = self.class_log_prob(hidden)
+            if self.class_weight is not None:
+                log_prob = log_prob * self.class_weight.to(log_prob.dtype)
+            return -log_prob.mean(1)
+
+        return by_rows(mean, self.n_classes, hidden)
+
+    def target_score(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """log p_y + log Z [N] of the targets: arguments of :meth:`target_log_prob`, whatever for
+        ignored ones."""
+        raise NotImplementedError(f"{type(self).__name__}: {self.no_z_loss}")
+
+    def reduced(self, loss: Tensor, weight: Tensor) -> Tensor:
+        """The losses [N] of rows after the head's reduction; a mean divides by the sum of
+        ``weight`` [N]."""
         if self.reduction == "none":
-            return -output
-        loss = -output.sum()
-        return loss / (target != -1).sum() if self.reduction == "mean" else loss
+            return loss
+        total = loss.sum()
+        return total / weight.sum() if self.reduction == "mean" else total
 
     @abstractmethod
     def class_log_prob(self, hidden: Tensor) -> Tensor:
@@ -134,6 +216,25 @@ class Head(nn.Module, ABC):
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities [..., V] of all classes, in nats: hidden [..., D]. Differentiable."""
         return self.class_log_prob(self._encoded(hidden)).view(*hidden.shape[:-1], self.n_classes)
+
+    def entropy(self, hidden: Tensor) -> Tensor:
+        """Entropy [...] of each row's distribution, in nats: hidden [..., D]. Differentiable.
+
+        Exact, from the log-probabilities of all classes, in chunks of rows.
+
+        Example:
+            >>> head = hstree.heads.Softmax(8, 4, bias=False)
+            >>> head.entropy(torch.zeros(2, 8))
+            tensor([1.3863, 1.3863], grad_fn=<ViewBackward0>)
+        """
+        return by_rows(self._row_entropy, self.n_classes, self._encoded(hidden)).view(
+            hidden.shape[:-1]
+        )
+
+    def _row_entropy(self, hidden: Tensor) -> Tensor:
+        log_prob = self.class_log_prob(hidden)
+        finite = log_prob.clamp(min=torch.finfo(log_prob.dtype).min)  # 0 log 0 = 0
+        return -(log_prob.exp() * finite).sum(1)
 
     def predict(self, hidden: Tensor) -> Tensor:
         """Most probable class [...] of each row, int64: hidden [..., D]."""
@@ -173,64 +274,21 @@ class Head(nn.Module, ABC):
         prob = self.class_log_prob(hidden).exp()
         return torch.multinomial(prob, 1, generator=generator).squeeze(1)
 
-    def parameter_groups(
-        self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False
-    ) -> list[dict[str, Any]]:
-        """The head's parameters as :class:`torch.optim.AdamW` and other optimisers take them,
-        :class:`hstree.optim.AdamW` also with row-sparse gradients.
-
-        Biases, scales and every other parameter of one dimension have no weight decay; a tied
-        embedding belongs to the groups of the model. Parameters that are frozen are left out.
-
-        Args:
-            lr: learning rate of the model; the head's is ``learning_rate_factor`` times that, but
-                for a parameter with a rate of its own, the slopes of a PLIF.
-            weight_decay: of the weights.
-            decay_biases: decay biases and scales too, as published language models were trained;
-                the parameters of a function of the logits never decay.
-
-        Returns:
-            Dicts of ``params``, ``lr`` and ``weight_decay``.
-
-        Raises:
-            ValueError: unless ``lr`` is a finite positive number and ``weight_decay`` a finite one
-                of at least 0.
-
-        Example:
-            >>> groups = [{"params": backbone.parameters()}, *head.parameter_groups(lr=1e-3)]
-            >>> optimizer = torch.optim.AdamW(groups, lr=1e-3)
-        """
-        lr = check_number("lr", lr, positive=True) * self.learning_rate_factor
-        weight_decay = check_number("weight_decay", weight_decay)
-        if weight_decay < 0:
-            raise ValueError(f"weight_decay: expected a number of at least 0, got {weight_decay}")
-        apart = {id(parameter) for parameter in self._apart()}
-        decayed: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
-        for name, parameter in self.named_parameters():
-            if parameter.requires_grad and id(parameter) not in apart:
-                is_weight = parameter.dim() > 1 and not name.endswith(("bias", "scale"))
-                (decayed if is_weight or decay_biases else others).append(parameter)
-        groups = ((decayed, weight_decay), (others, 0.0))
-        return [{"params": p, "lr": lr, "weight_decay": decay} for p, decay in groups if p]
-
-    def _apart(self) -> Iterable[Tensor]:
-        """Parameters whose settings are not those of the head's own."""
-        return ()
-
-    def sparse_parameters(self) -> list[nn.Parameter]:
-        """The parameters whose gradients are row-sparse (``torch.sparse_coo``)."""
-        return []
-
     def config(self) -> dict[str, Any]:
-        """What :meth:`from_config` needs besides the tensors; JSON-able."""
-        return {
+        """What :meth:`from_config` needs besides the tensors; JSON-able. ``label_smoothing`` and
+        ``z_loss`` only where they are set."""
+        config = {
             "in_features": self.in_features,
             "n_classes": self.n_classes,
             "ignore_index": self.ignore_index,
             "reduction": self.reduction,
             "learning_rate_factor": self.learning_rate_factor,
         }
+        return config | self._set_options()
+
+    def _set_options(self) -> dict[str, float]:
+        options = {"label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
+        return {name: value for name, value in options.items() if value}
 
     @classmethod
     @abstractmethod
@@ -283,9 +341,11 @@ class Head(nn.Module, ABC):
         write_atomic(Path(path), lambda part: save_file(tensors, part, metadata))
 
     def extra_repr(self) -> str:
+        weighted = "" if self.class_weight is None else ", class_weight=[V]"
+        options = "".join(f", {name}={value}" for name, value in self._set_options().items())
         return (
             f"in_features={self.in_features}, n_classes={self.n_classes}, "
-            f"reduction={self.reduction!r}"
+            f"reduction={self.reduction!r}{weighted}{options}"
         )
 
     def _encoded(self, hidden: Tensor) -> Tensor:

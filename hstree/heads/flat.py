@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,8 @@ class FlatHead(Head):
     W, unless tied, starts uniform in [-0.1, 0.1], as in AWD-LSTM.
     """
 
+    no_z_loss: ClassVar[str | None] = None
+
     def __init__(
         self,
         in_features: int,
@@ -75,7 +77,25 @@ class FlatHead(Head):
             with torch.no_grad():
                 self.bias.copy_(self.function.inverse(torch.from_numpy(np.log(mass / mass.sum()))))
 
+    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+        return self._log_prob_and_loss(hidden, target, "none")[0]
+
     def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        smoothed = self.label_smoothing > 0
+        if self.z_loss or self.class_weight is not None or (smoothed and not self.linear_scores):
+            return super().target_loss(hidden, target)
+        output, loss = self._log_prob_and_loss(hidden, target, self.reduction)
+        if smoothed:
+            # (1 - eps) nll + eps mean_v(-log p_v) = nll + eps (x_y - mean_v x_v)
+            kept = self.target_weight(target, output.dtype)
+            loss = loss + self.label_smoothing * self.reduced(
+                kept * (self.target_score(hidden, target) - self._mean_score(hidden)), kept
+            )
+        return output, loss
+
+    def _log_prob_and_loss(
+        self, hidden: Tensor, target: Tensor, reduction: str
+    ) -> tuple[Tensor, Tensor]:
         latent, log_prior = self.components(hidden)
         return mixture_log_prob(
             latent,
@@ -84,8 +104,43 @@ class FlatHead(Head):
             self.bias,
             target,
             self.function(sum_dtype(hidden.dtype)),
-            reduction=self.reduction,
+            reduction=reduction,
         )
+
+    @property
+    def linear_scores(self) -> bool:
+        """Whether the scores f(x_v) are W e + b."""
+        return isinstance(self.function, functions.Identity)
+
+    def target_score(self, hidden: Tensor, target: Tensor) -> Tensor:
+        target = target.clamp(0, self.n_classes - 1)
+        latent = wide(self.components(hidden)[0].squeeze(1))
+        logit = (latent * wide(F.embedding(target, self.weight))).sum(1)
+        if self.bias is not None:
+            logit = logit + wide(self.bias)[target]
+        function: LogitFunction = self.function(logit.dtype)
+        return function(logit)
+
+    def mean_loss(self, hidden: Tensor, target: Tensor, output: Tensor) -> Tensor:
+        if not self.linear_scores:
+            return super().mean_loss(hidden, target, output)
+        log_normalizer = self.target_score(hidden, target) - output
+        mean = 1.0 if self.class_weight is None else self.class_weight.to(output.dtype).mean()
+        return mean * log_normalizer - self._mean_score(hidden)
+
+    def _mean_score(self, hidden: Tensor) -> Tensor:
+        """Mean [N] of c_v x_v over all classes v, from the mean row of W."""
+        weight, dtype = self.class_weight, sum_dtype(hidden.dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            if weight is None:
+                row = self.weight.mean(0, dtype=dtype)
+                bias = None if self.bias is None else self.bias.mean(dtype=dtype)
+            else:
+                weight = weight.to(dtype) / self.n_classes
+                row = weight @ self.weight.to(dtype)
+                bias = None if self.bias is None else weight @ self.bias.to(dtype)
+            mean = self.components(hidden)[0].squeeze(1).to(dtype) @ row.to(dtype)
+            return mean if bias is None else mean + bias
 
     def components(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         """Vectors [N, K, E] in what :meth:`encode` returns, and log-priors [N, K] if K > 1."""
@@ -127,7 +182,11 @@ class FlatHead(Head):
     ) -> Self:
         options = dict(config)
         tied = options.pop("tied")
-        return cls(**options, embedding=embedding if tied else None)
+        return cls(
+            **options,
+            embedding=embedding if tied else None,
+            class_weight=tensors.get("class_weight"),
+        )
 
     @classmethod
     def from_corpus(

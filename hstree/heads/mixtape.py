@@ -8,11 +8,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from hstree._checks import check_int, check_order
+from hstree.heads.base import Head
 from hstree.heads.flat import FlatHead, wide
-from hstree.ops import default_chunk_rows, monotone_log_prob
+from hstree.heads.losses import by_rows
+from hstree.ops import monotone_log_prob
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -109,19 +110,30 @@ class Mixtape(FlatHead):
         priors = torch.stack([g1 * g2, g1 * (1 - g2), (1 - g1) * g3, (1 - g1) * (1 - g3)], -1)
         return priors.view(*hidden.shape[:-1], self.own_gates + 1, COMPONENTS)
 
-    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        size = default_chunk_rows(hidden, self.n_classes)
-        parts = [
-            checkpoint(self._target_log_prob, some, wanted, use_reentrant=False)
-            for some, wanted in zip(
-                torch.split(hidden, size), torch.split(target, size), strict=True
-            )
-        ]
-        output = torch.cat(parts)
-        return output, self.reduced(output, target)
+    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+        def log_prob(hidden: Tensor, target: Tensor) -> Tensor:
+            return monotone_log_prob(self._logits(hidden), target)
 
-    def _target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
-        return monotone_log_prob(self._logits(hidden), target)
+        return by_rows(log_prob, self.n_classes, hidden, target)
+
+    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return Head.target_loss(self, hidden, target)
+
+    @property
+    def linear_scores(self) -> bool:
+        return False
+
+    def target_score(self, hidden: Tensor, target: Tensor) -> Tensor:
+        target = target.clamp(0, self.n_classes - 1)
+        size = COMPONENTS * self.latent_features
+        latent = hidden[:, :size].reshape(-1, COMPONENTS, 1, self.latent_features)
+        row = torch.full((self.n_classes,), self.own_gates, device=target.device)
+        row[self.own] = torch.arange(self.own_gates, device=target.device)
+        gate = row[target, None]
+        gates = (g.gather(1, gate).unsqueeze(-1) for g in self._gates(hidden[:, size:]))
+        context = _mix(latent, *gates).squeeze(1)
+        score = (context * wide(F.embedding(target, self.weight))).sum(1)
+        return score if self.bias is None else score + wide(self.bias)[target]
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         return self._logits(hidden).log_softmax(-1)

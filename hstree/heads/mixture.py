@@ -91,6 +91,12 @@ class _Mixture(FlatHead):
 class _SoftmaxMixture(_Mixture):
     """sum_k pi_k softmax(f(W z_k + b))."""
 
+    no_z_loss = "every component has a normaliser of its own"
+
+    @property
+    def linear_scores(self) -> bool:
+        return False
+
     def encode(self, hidden: Tensor) -> Tensor:
         """z [..., K E] and the prior logits [..., K], one after the other."""
         return torch.cat(self.latents(hidden), -1)

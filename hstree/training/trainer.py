@@ -67,7 +67,8 @@ class Position:
 
     @property
     def train_loss(self) -> float:
-        """Mean over the current epoch, in nats per token, without penalties."""
+        """Mean negative log-likelihood over the current epoch, in nats per token, without penalties
+        and options of the loss."""
         return self.loss / self.tokens
 
     @property
@@ -81,7 +82,8 @@ class Step(NamedTuple):
 
     Attributes:
         epoch: counted from 1.
-        loss: mean over the window, in nats per token, without penalties.
+        loss: mean negative log-likelihood over the window, in nats per token, without penalties
+            and options of the loss.
         tokens: of the window.
     """
 
@@ -103,26 +105,32 @@ class _Objective(nn.Module):
         self.model = model
         self.config = config
 
-        def head_loss(hidden: Tensor, target: Tensor) -> Tensor:
-            return model.head(hidden, target).loss  # type: ignore[no-any-return]
+        def head_loss(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            """The loss, and the mean negative log-likelihood without the options of the loss."""
+            output, loss = model.head(hidden, target)
+            return loss, -output.detach().sum() / (target != model.head.ignore_index).sum()
 
         self.head_loss = torch.compile(head_loss, dynamic=True) if config.compile else head_loss
 
     def forward(
         self, tokens: Tensor, target: Tensor, state: State | None, loss_share: float, share: float
     ) -> tuple[Tensor, Tensor, State]:
-        """``loss_share`` times the mean loss plus ``share`` times the penalties; its value and that
-        of its first term, float64 [2]; the state without its history."""
+        """``loss_share`` times the mean loss plus ``share`` times the penalties; its value and
+        ``loss_share`` times the mean negative log-likelihood, float64 [2]; the state without its
+        history."""
         with torch.autocast(
             tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"
         ):
             read: BackboneOutput = self.model.backbone(tokens, state)
-            loss = self.head_loss(read.hidden, target)
+            loss, nll = self.head_loss(read.hidden, target)
         objective = share * activation_penalty(read, self.config.alpha, self.config.beta)
         # The mean over no target is NaN; a graph there must be, for DistributedDataParallel.
-        loss = loss_share * loss if loss_share > 0 else 0.0 * read.dropped.sum()
+        if loss_share > 0:
+            loss, nll = loss_share * loss, loss_share * nll
+        else:
+            loss = nll = 0.0 * read.dropped.sum()
         objective = objective + loss
-        values = torch.stack([objective.detach(), loss.detach()]).double()
+        values = torch.stack([objective.detach(), nll.detach()]).double()
         return objective, values, detach(read.state)
 
 
@@ -177,14 +185,12 @@ class Trainer:
             if from_start or config.finetune is not None:
                 self.optimizers, self.averaging = averaged, True
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.sparse = [p for p in model.head.sparse_parameters() if p.requires_grad]
         full_streams = (len(corpus.train) - 1) // len(self.streams)
         always_targets = (
             full_streams > self.streams.batch_size - config.batch_size // config.accumulate
         )
         self.objective = self.processes.wrap(
             _Objective(model, config),
-            self.sparse,
             may_skip_parameters=model.head.may_skip_parameters or not always_targets,
         )
         self.position = Position()
@@ -258,7 +264,6 @@ class Trainer:
                 )
                 objective.backward()
             total += values
-        self.processes.average_sparse(self.sparse)
         if config.clip > 0:
             clip_grad_norm_(self.parameters, config.clip)
         objective_value, loss = (value / size for value in self.processes.sum(*total.tolist()))

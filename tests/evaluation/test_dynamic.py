@@ -175,6 +175,15 @@ def test_reduction_of_the_head_does_not_matter(reduction: str) -> None:
     assert evaluate_dynamic(other, TEST, learning_rate=0.05) == pytest.approx(expected, rel=1e-5)
 
 
+def test_options_of_the_loss_are_minimised_but_not_reported() -> None:
+    model, other = language_model("gss"), language_model("gss", label_smoothing=0.3, z_loss=0.1)
+    other.load_state_dict(model.state_dict())
+    expected = evaluate_stream(model, TEST)
+    assert evaluate_dynamic(other, TEST, learning_rate=1e-9) == pytest.approx(expected, rel=1e-5)
+    adapted = [evaluate_dynamic(some, TEST, learning_rate=0.05) for some in (model, other)]
+    assert adapted[0] != pytest.approx(adapted[1], rel=1e-4)
+
+
 def test_some_batches_only() -> None:
     model = language_model()
     some = gradient_rms(model, TRAIN, batch_size=1, max_batches=3)

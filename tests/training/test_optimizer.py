@@ -39,7 +39,7 @@ class SparseSoftmax(Softmax):
     def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         weight = F.embedding(torch.arange(self.n_classes), self.weight, sparse=True)
         output = -F.cross_entropy(F.linear(hidden, weight, self.bias), target, reduction="none")
-        return output, self.reduced(output, target)
+        return output, self.reduced(-output, self.target_weight(target, output.dtype))
 
     def parameter_groups(
         self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False

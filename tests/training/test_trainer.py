@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from hstree.data import load_corpus
 from hstree.heads import Softmax, TreeEnsemble, head_names, registry
@@ -238,11 +239,16 @@ def test_a_seed_gives_the_same_losses(head: str, data: Path, tmp_path: Path) -> 
     assert losses[0] != losses[2]
 
 
-def test_steps_are_those_of_a_plain_loop(data: Path, tmp_path: Path) -> None:
-    """Ten steps against truncated backpropagation written out with torch alone."""
+@pytest.mark.parametrize(("label_smoothing", "z_loss"), [(0.0, 0.0), (0.2, 0.01)])
+def test_steps_are_those_of_a_plain_loop(
+    label_smoothing: float, z_loss: float, data: Path, tmp_path: Path
+) -> None:
+    """Ten steps against truncated backpropagation written out with torch alone. The losses told are
+    negative log-likelihoods, whatever is minimised."""
     config = small_config(
         data,
         tmp_path / "run",
+        head_option=(f"label_smoothing={label_smoothing}", f"z_loss={z_loss}"),
         dropout=0.0,
         dropout_input=0.0,
         clip=0.25,
@@ -272,13 +278,15 @@ def test_steps_are_those_of_a_plain_loop(data: Path, tmp_path: Path) -> None:
         embedded = model.backbone.embedding(tokens)
         hidden, state = model.backbone.lstms[0](embedded, state)
         state = (state[0].detach(), state[1].detach())
-        logits = hidden @ model.head.weight.T + model.head.bias
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        logits = (hidden @ model.head.weight.T + model.head.bias).flatten(0, 1)
+        nll = F.cross_entropy(logits, targets.flatten())
+        loss = F.cross_entropy(logits, targets.flatten(), label_smoothing=label_smoothing)
+        loss = loss + z_loss * logits.logsumexp(1).square().mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimizer.step()
-        assert losses[step] == pytest.approx(loss.item(), rel=1e-4)
+        assert losses[step] == pytest.approx(nll.item(), rel=1e-4)
 
 
 def test_evaluation_of_short_texts(data: Path, tmp_path: Path) -> None:

@@ -14,13 +14,11 @@ from torch import Tensor, nn
 from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
 from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
-from hstree.heads.trees.conversion import copy_softmax
-from hstree.heads.trees.corpus import corpus_trees
+from hstree.heads.trees.constructors import Constructors
 from hstree.heads.trees.gate import GATES
-from hstree.heads.trees.layout import Layout, TreeArrays
+from hstree.heads.trees.layout import Layout, TreeArrays, check_trees
 from hstree.heads.trees.sampling import sample_classes
 from hstree.heads.trees.search import search_classes
-from hstree.heads.trees.state import EnsembleState
 from hstree.heads.trees.subsets import draw_subsets
 from hstree.heads.trees.vectors import NODE_VECTORS
 from hstree.heads.unigram import smoothed_frequencies
@@ -30,10 +28,8 @@ from hstree.trees import Tree
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from hstree.data.statistics import CorpusStatistics
 
-
-class TreeEnsemble(EnsembleState):
+class TreeEnsemble(Constructors):
     r"""A mixture of T hierarchical softmaxes, each with its own tree and its own subset of the
     features.
 
@@ -81,6 +77,7 @@ class TreeEnsemble(EnsembleState):
     """
 
     name = "trees"
+    no_z_loss = "every node of a tree has a normaliser of its own"
 
     def __init__(
         self,
@@ -99,12 +96,18 @@ class TreeEnsemble(EnsembleState):
         **options: Any,
     ) -> None:
         super().__init__(in_features, n_classes, **options)
-        self.trees, self.n_trees = list(trees), len(trees)
+        self.trees = check_trees(trees, self.n_classes)
+        self.n_trees = len(self.trees)
         self.subset_size = in_features if subset_size is None else subset_size
         self.subset_block, self.seed = subset_block, seed
         self.gate = check_choice("gate", gate, GATES)
         self.node_vectors = check_choice("node_vectors", node_vectors, NODE_VECTORS)
         self.tied, self.sparse = embedding is not None, sparse
+        if sparse and self.label_smoothing:
+            raise ValueError(
+                "label_smoothing: expected 0 for trees with sparse=True, as every node gets a "
+                f"gradient, got {self.label_smoothing}; sparse=False takes it"
+            )
         self._gate = GATES[gate if self.n_trees > 1 else "uniform"]
         self._vectors = NODE_VECTORS[node_vectors]
 
@@ -132,11 +135,7 @@ class TreeEnsemble(EnsembleState):
         """log pi [N, T]: hidden [N, D]."""
         return self._gate.log_gate(self, hidden)
 
-    def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        output = self._target_log_prob(hidden, target)
-        return output, self.reduced(output, target)
-
-    def _target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         blocks = self.blocks()
         order = None
         if sum(block.visits_rows for block in blocks) > 1:
@@ -178,7 +177,7 @@ class TreeEnsemble(EnsembleState):
         leaves = chain([hidden], self.parameters())
         if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
             contexts = to_dtype_of(blocks, hidden).repeat_interleave(k, 0)
-            values = self._target_log_prob(contexts, classes.flatten()).view_as(classes)
+            values = self.target_log_prob(contexts, classes.flatten()).view_as(classes)
         return values.to(sum_dtype(hidden.dtype)), classes
 
     def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -188,13 +187,12 @@ class TreeEnsemble(EnsembleState):
     # Life cycle
 
     def sparse_parameters(self) -> list[nn.Parameter]:
-        sparse = {
-            f"{block.prefix}{name}"
-            for block in BLOCKS
+        return [
+            getattr(self, f"{block.prefix}{name}")
+            for block in self.block_types
             for name in ("weight", "bias")
             if self.sparse and block.visits_rows
-        }
-        return [parameter for name, parameter in self.named_parameters() if name in sparse]
+        ]
 
     def _apart(self) -> list[Tensor]:
         return [self.output_embedding] if self.tied else []
@@ -223,101 +221,10 @@ class TreeEnsemble(EnsembleState):
         trees = [
             TreeArrays.tree_of(tensors, f"tree_arrays.{t}.") for t in range(options.pop("n_trees"))
         ]
-        return cls(trees=trees, embedding=embedding if tied else None, **options)
-
-    @classmethod
-    def from_linear(
-        cls,
-        linear: nn.Linear,
-        trees: Sequence[Tree],
-        *,
-        at: Tensor | None = None,
-        seed: int = 0,
-        **options: Any,
-    ) -> Self:
-        r"""An ensemble that begins as an approximation of a trained softmax.
-
-        A node chooses among its children as the softmax does to first order about a hidden vector
-        :math:`h_0`: the score of a child with the classes :math:`Y` below it is
-
-        .. math::
-            \log \sum_{y \in Y} e^{w_y \cdot h + b_y} \approx \log \sum_{y \in Y} e^{z_y}
-            + \frac{\sum_y e^{z_y} w_y}{\sum_y e^{z_y}} \cdot (h - h_0), \qquad
-            z_y = w_y \cdot h_0 + b_y
-
-        exact for a child that is a class, and the closer the more the classes below a node are
-        alike: for trees clustered by the rows of the weight. A root over all classes is the softmax
-        itself.
-
-        Args:
-            linear: weight [V, D] and perhaps a bias.
-            trees: over its V classes, for example ``build_ensemble("cluster", V, T, counts,
-                [linear.weight.detach().numpy()], root=1024, leaf=64)``.
-            at: h_0 [D]; None: 0, which suits a softmax with a bias; without one take the mean of
-                some hidden vectors.
-            seed: of the feature subsets.
-            options: of the head; not ``node_vectors`` and ``embedding``.
-
-        Example:
-            >>> linear = torch.nn.Linear(400, 10000)
-            >>> head = TreeEnsemble.from_linear(linear, trees, frequencies=counts)
-        """
-        for name in ("node_vectors", "embedding"):
-            if name in options:
-                raise ValueError(f"{name}: expected none, as every node gets a vector of its own")
-        n_classes, in_features = linear.weight.shape
-        if at is not None and at.shape != (in_features,):
-            raise ValueError(f"at: expected shape [{in_features}], got {list(at.shape)}")
-        head = cls(in_features, n_classes, trees, seed=seed, **options)
-        copy_softmax(head, linear, at)
-        return head.to(linear.weight.device)
-
-    @classmethod
-    def from_corpus(
-        cls,
-        in_features: int,
-        n_classes: int,
-        statistics: CorpusStatistics,
-        *,
-        embedding: nn.Embedding | None = None,
-        seed: int = 0,
-        n_trees: int = 4,
-        recipe: str = "cluster",
-        root: int = 256,
-        leaf: int = 1,
-        tied: bool = False,
-        contexts: Sequence[str] = ("left", "both"),
-        tree_options: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Self:
-        """An ensemble whose trees are built from the corpus.
-
-        Args:
-            n_trees: T.
-            recipe: ``"cluster"``, ``"huffman"`` or ``"random"``.
-            root, leaf: C and G of :meth:`hstree.trees.Tree.collapse`.
-            tied: derive the node vectors from the model's input embedding
-                (``node_vectors="shared"``).
-            contexts: neighbours from which the word vectors of the clustered trees derive, taken in
-                turn; see :func:`hstree.trees.word_vectors`.
-            tree_options: further options of the recipe; by default ``noise=0.3`` for several
-                clustered trees, so that they differ.
-            options: of the head.
-        """
-        if tied and embedding is None:
-            raise ValueError("tied: expected an embedding to tie to, got None")
-        if tied:
-            options.setdefault("node_vectors", "shared")
-        trees = corpus_trees(
-            statistics, n_classes, n_trees, recipe, seed, root, leaf, contexts, tree_options
-        )
         return cls(
-            in_features,
-            n_classes,
-            trees,
+            trees=trees,
             embedding=embedding if tied else None,
-            frequencies=statistics.frequencies,
-            seed=seed,
+            class_weight=tensors.get("class_weight"),
             **options,
         )
 

@@ -161,7 +161,7 @@ class Layout(nn.Module):
 
     def __init__(self, trees: Sequence[Tree], n_classes: int, *, bounds: bool = False) -> None:
         super().__init__()
-        _check_trees(trees, n_classes)
+        check_trees(trees, n_classes)
         self.trees = [TreeLayout(tree) for tree in trees]
         self.has_bounds = bounds
         self.n_rows = [max(len(tree.edge[kind]) for tree in self.trees) for kind in KINDS]
@@ -199,7 +199,17 @@ class Layout(nn.Module):
         self.rebuild()
 
 
-def _check_trees(trees: Sequence[Tree], n_classes: int) -> None:
+def check_trees(trees: Sequence[Tree], n_classes: int) -> list[Tree]:
+    """The trees as a list, if they are trees over V classes with roots of the same width; else
+    raises TypeError or ValueError."""
+    if isinstance(trees, Tree):
+        raise TypeError("trees: expected a list of trees, got one Tree; pass [tree]")
+    if not isinstance(trees, Sequence) or not all(isinstance(tree, Tree) for tree in trees):
+        raise TypeError(
+            f"trees: expected a list of hstree.trees.Tree, got {_what_came(trees)}; for trees from "
+            "the counts of the classes call TreeEnsemble.from_counts(in_features, counts), from a "
+            "text from_tokens, from a trained softmax from_linear"
+        )
     if not trees:
         raise ValueError("trees: expected at least one tree, got none")
     for t, tree in enumerate(trees):
@@ -210,6 +220,15 @@ def _check_trees(trees: Sequence[Tree], n_classes: int) -> None:
                 f"trees[{t}]: expected a root of {trees[0].root_width} children as in trees[0], "
                 f"got {tree.root_width}"
             )
+    return list(trees)
+
+
+def _what_came(trees: Any) -> str:
+    name = type(trees).__name__
+    if isinstance(trees, (list, tuple)):
+        other = next(tree for tree in trees if not isinstance(tree, Tree))
+        return f"a {name} with a {type(other).__name__}"
+    return f"a {name}"
 
 
 def _stack(tables: list[npt.NDArray[Any]], filling: Any = 0) -> npt.NDArray[Any]:

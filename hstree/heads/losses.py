@@ -1,0 +1,44 @@
+"""What the options of a loss need: class weights, and sums over all classes in chunks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from hstree.ops import default_chunk_rows
+
+
+def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
+    """Class weights as a floating-point tensor [V]; None stays None. Raises ValueError unless they
+    are V finite numbers of at least 0."""
+    if class_weight is None:
+        return None
+    try:
+        weight = torch.as_tensor(class_weight).detach().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"class_weight: expected {n_classes} numbers, got {error}") from error
+    if weight.shape != (n_classes,) or weight.is_complex() or weight.dtype == torch.bool:
+        raise ValueError(
+            f"class_weight: expected {n_classes} numbers, one for each class, got "
+            f"{tuple(weight.shape)} of {weight.dtype}"
+        )
+    if not weight.is_floating_point() or weight.dtype == torch.float64:
+        weight = weight.to(torch.get_default_dtype())
+    if not weight.is_meta and not bool((weight.isfinite() & (weight >= 0)).all()):
+        at = int((~(weight.isfinite() & (weight >= 0))).nonzero()[0])
+        raise ValueError(
+            f"class_weight[{at}]: expected a finite number of at least 0, got {weight[at].item()}"
+        )
+    return weight
+
+
+def by_rows(function: Callable[..., Tensor], columns: int, *tensors: Tensor) -> Tensor:
+    """``function(*tensors)`` [N] of tensors [N, ...], for so many rows at a time that a chunk of
+    ``columns`` numbers in each is small; computed again in the backward pass."""
+    size = default_chunk_rows(tensors[0], columns)
+    chunks = zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
+    return torch.cat([checkpoint(function, *chunk, use_reentrant=False) for chunk in chunks])

@@ -1,0 +1,196 @@
+"""Ensembles by one call: from counts, from a text, from a trained softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hstree
+from hstree import TreeEnsemble
+from hstree.data.statistics import CorpusStatistics
+from hstree.heads.trees.build import ensemble_shape
+from hstree.trees import build_ensemble, huffman_tree, random_tree
+
+D = 6
+
+
+def counts_of(n_classes: int) -> np.ndarray:
+    return (1000 / np.arange(1, n_classes + 1)).astype(np.int64)
+
+
+def text_of(n_classes: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, n_classes, 2000) ** 2 // n_classes
+
+
+def from_counts(n_classes: int, **options: Any) -> TreeEnsemble:
+    return TreeEnsemble.from_counts(D, counts_of(n_classes), **options)
+
+
+def from_tokens(n_classes: int, **options: Any) -> TreeEnsemble:
+    return TreeEnsemble.from_tokens(D, n_classes, text_of(n_classes), **options)
+
+
+def from_linear(n_classes: int, **options: Any) -> TreeEnsemble:
+    return TreeEnsemble.from_linear(torch.nn.Linear(D, n_classes), **options)
+
+
+CONSTRUCTORS: list[Callable[..., TreeEnsemble]] = [from_counts, from_tokens, from_linear]
+every_way = pytest.mark.parametrize("build", CONSTRUCTORS)
+
+
+def test_every_head_at_top_level() -> None:
+    heads = {
+        head_class.__name__
+        for head_class in map(hstree.heads.head_class, hstree.heads.head_names())
+    }
+    assert heads <= set(hstree.__all__)
+    assert all(getattr(hstree, name) is getattr(hstree.heads, name) for name in heads)
+    assert hstree.load_head is hstree.heads.load_head
+
+
+@every_way
+@pytest.mark.parametrize("n_classes", [1, 2, 3, 4, 5, 7, 100, 1023, 1024, 1025])
+def test_defaults_for_every_size(build: Callable[..., TreeEnsemble], n_classes: int) -> None:
+    """A step, probabilities of one, the most probable classes, a draw."""
+    head = build(n_classes)
+    assert (head.in_features, head.n_classes) == (D, n_classes)
+    few = build is from_linear or n_classes <= 1024
+    assert head.n_trees == (1 if few else 4)
+    flat = n_classes <= 1024
+    assert (head.trees[0].root_width == n_classes) == (flat and n_classes > 1)
+    hidden, target = torch.randn(5, D), torch.randint(n_classes, (5,))
+    loss = head(hidden, target).loss
+    if n_classes > 1:  # one class has no parameter
+        loss.backward()
+    torch.testing.assert_close(head.log_prob(hidden).exp().sum(1), torch.ones(5))
+    assert torch.equal(head.topk(hidden, 1)[1][:, 0], head.predict(hidden))
+    assert ((head.sample(hidden) >= 0) & (head.sample(hidden) < n_classes)).all()
+
+
+@every_way
+@pytest.mark.parametrize("n_classes", [2, 3, 9, 200])
+def test_shapes_that_are_asked_for(build: Callable[..., TreeEnsemble], n_classes: int) -> None:
+    """Several trees are not all one root, which would keep them alike for ever."""
+    head = build(n_classes, n_trees=3, leaf=2, seed=4, gate="context", reduction="sum")
+    assert (head.n_trees, head.gate, head.reduction) == (3, "context", "sum")
+    assert n_classes < 9 or head.trees[0].root_width < n_classes
+    assert n_classes < 9 or len(set(head.trees)) == 3
+    assert build(n_classes, root=2, leaf=1).trees[0].is_binary
+
+
+@pytest.mark.parametrize(
+    ("n_classes", "n_trees", "root", "expected"),
+    [
+        (1024, None, None, (1, 1024)),
+        (1025, None, None, (4, 256)),
+        (65_536, None, None, (4, 256)),
+        (65_537, None, None, (4, 512)),
+        (100_000, None, None, (4, 512)),
+        (262_144, None, None, (4, 512)),
+        (1_000_000, None, None, (4, 1024)),
+        (37, 4, None, (4, 9)),
+        (3, 2, None, (2, 1)),
+        (2000, 1, None, (1, 256)),
+        (2000, 2, 7, (2, 7)),
+    ],
+)
+def test_shape(
+    n_classes: int, n_trees: int | None, root: int | None, expected: tuple[int, int]
+) -> None:
+    assert ensemble_shape(n_classes, n_trees, root) == expected
+
+
+def test_from_counts_is_their_distribution() -> None:
+    """Of whatever holds the counts; trees as build_ensemble builds them."""
+    counts = counts_of(1500)
+    hidden = torch.randn(2, D)
+    expected = np.where(counts, counts, 0.5)
+    expected = torch.from_numpy(expected / expected.sum()).log().float()
+    for some in (counts, counts.tolist(), torch.from_numpy(counts), counts.astype(np.float32)):
+        head = TreeEnsemble.from_counts(D, some, seed=3)
+        assert head.trees == build_ensemble("huffman", 1500, 4, counts, seed=3, root=256)
+        torch.testing.assert_close(
+            head.log_prob(hidden), expected.expand(2, -1), atol=1e-5, rtol=1e-5
+        )
+
+
+def test_from_tokens_is_from_corpus() -> None:
+    """Of whatever holds the tokens."""
+    text = text_of(200)
+    other = TreeEnsemble.from_corpus(D, 200, CorpusStatistics.from_tokens(text, 200), n_trees=2)
+    assert other.trees[0] != other.trees[1]
+    for some in (text, text.tolist(), torch.from_numpy(text).view(2, -1), text.astype(np.uint16)):
+        head = TreeEnsemble.from_tokens(D, 200, some, n_trees=2, sparse=True)
+        assert head.trees == other.trees
+        assert torch.equal(head.log_prob(torch.ones(1, D)), other.log_prob(torch.ones(1, D)))
+        assert head.sparse
+
+
+def test_from_linear_clusters_alike_rows() -> None:
+    """Groups of equal rows are found, so that the trees are the softmax; up to 1,024 classes they
+    are in any case."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(D, 1600)
+    with torch.no_grad():
+        linear.weight.copy_(3 * torch.randn(32, D).repeat_interleave(50, 0))
+    hidden = torch.randn(9, D)
+    expected = linear(hidden).log_softmax(1)
+    head = TreeEnsemble.from_linear(linear, root=32)
+    torch.testing.assert_close(head.log_prob(hidden), expected, rtol=1e-4, atol=1e-4)
+    small = torch.nn.Linear(D, 1024, dtype=torch.bfloat16)
+    head = TreeEnsemble.from_linear(small)
+    expected = small.float()(hidden).log_softmax(1)
+    torch.testing.assert_close(head.log_prob(hidden), expected, rtol=1e-4, atol=1e-4)
+    heavy = TreeEnsemble.from_linear(linear, frequencies=counts_of(1600))
+    assert heavy.trees != TreeEnsemble.from_linear(linear).trees
+
+
+@pytest.mark.parametrize(
+    ("trees", "match"),
+    [
+        ([3, 2, 1], r"trees: expected a list of hstree.trees.Tree, got a list with a int; "
+                    r"for trees from the counts of the classes call TreeEnsemble.from_counts"),
+        (np.ones(3), r"trees: .* got a ndarray; .*from_counts\(in_features, counts\)"),
+        (torch.ones(3), "trees: .* got a Tensor; .*from_counts"),
+        (random_tree(3), r"trees: expected a list of trees, got one Tree; pass \[tree\]"),
+        ([random_tree(3), None], "trees: .* got a list with a NoneType"),
+        ("huffman", "trees: .* got a str"),
+    ],
+    ids=["counts", "array", "tensor", "one tree", "none", "name"],
+)  # fmt: skip
+def test_what_is_no_list_of_trees(trees: Any, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        TreeEnsemble(D, 3, trees)
+    with pytest.raises(TypeError, match=match):
+        TreeEnsemble.from_linear(torch.nn.Linear(D, 3), trees)
+
+
+def test_bad_arguments() -> None:
+    linear, tree = torch.nn.Linear(D, 5), huffman_tree([3, 2, 1, 1, 1])
+    for name in ("n_trees", "root", "leaf"):
+        with pytest.raises(ValueError, match=f"{name}: expected None together with trees, got 2"):
+            TreeEnsemble.from_linear(linear, [tree], **{name: 2})
+    with pytest.raises(
+        ValueError, match=r"counts\[1\]: expected a finite number of at least 0, got -1"
+    ):
+        TreeEnsemble.from_counts(D, [1, -1])
+    with pytest.raises(TypeError, match="counts: expected real numbers, got dtype <U1"):
+        TreeEnsemble.from_counts(D, ["a"])
+    with pytest.raises(ValueError, match="counts: expected a 1-D array of at least one class"):
+        TreeEnsemble.from_counts(D, [])
+    with pytest.raises(ValueError, match="vectors: the recipe 'cluster' needs them"):
+        TreeEnsemble.from_counts(D, [2, 1], recipe="cluster")
+    with pytest.raises(TypeError, match="tokens: expected integers, got dtype float64"):
+        TreeEnsemble.from_tokens(D, 3, [0.5, 1.0])
+    with pytest.raises(ValueError, match=r"tokens: expected ids in \[0, 3\), got \[0, 4294"):
+        TreeEnsemble.from_tokens(D, 3, [0, 2**32 + 1])
+    with pytest.raises(ValueError, match="tokens: expected at least one token, got none"):
+        TreeEnsemble.from_tokens(D, 3, [])
+    with pytest.raises(ValueError, match="n_trees: expected a whole number of at least 1, got 0"):
+        TreeEnsemble.from_counts(D, [2, 1], n_trees=0)
+    with pytest.raises(ValueError, match="root: expected a whole number of at least 1, got 0"):
+        TreeEnsemble.from_tokens(D, 3, [0, 1], root=0)
