@@ -24,6 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "runs": {"trees", "data", "heads", "models"},
     "training": {"trees", "data", "ops", "optim", "heads", "distributed", "models", "runs"},
     "evaluation": {"trees", "data", "ops", "heads", "models"},
+    "integrations": {"heads"},
     "layers": set(),
     "laboratory": {
         "trees",
