@@ -101,9 +101,9 @@ def fully_shard(
 
     Row-sparse parameters stay whole on every rank and in their dtype, begin as those of the first
     rank, and their gradients are averaged as rows at the end of the backward pass; all other
-    parameters are sharded. As with torch's function, first apply it to the layers and then to the model. A head to
-    which it, or torch's, was applied can be called by ``log_prob``, ``topk``, ``predict`` and
-    ``sample`` too.
+    parameters are sharded. As with torch's function, apply it to the layers first and to the model
+    last. A head to which it, or torch's, was applied itself works outside of ``forward`` too:
+    ``log_prob``, ``topk``, ``predict``, ``sample`` and ``entropy`` gather its parameters.
 
     Args:
         module: changed in place. Its heads have the same trees and feature subsets on all ranks.
