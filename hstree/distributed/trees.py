@@ -88,8 +88,7 @@ def gather_trees(head: ShardedTreeEnsemble) -> TreeEnsemble:
         shards, ([tree.arrays() for tree in head.trees], own), group=head.mesh.get_group()
     )
     trees = [Tree(**arrays) for of_rank, _ in shards for arrays in of_rank]
-    options = {**_options(head), "gate": head.gate}
-    whole = _like(TreeEnsemble(trees=trees, class_weight=head.class_weight, **options), head)
+    whole = _like(TreeEnsemble(trees=trees, **_options(head)), head)
     whole.load_state_dict(head.whole_gate.state_dict(), strict=False)
     first = 0
     with torch.no_grad():
@@ -108,19 +107,18 @@ class ShardedTreeEnsemble(TreeEnsemble):
         mesh: the ranks.
         n_trees: T / R, of this rank.
         trees: those of this rank.
+        own: which of the T trees they are.
         whole_gate: log pi [N, T] of all trees: hidden [N, D].
     """
 
     def __init__(self, head: TreeEnsemble, mesh: DeviceMesh) -> None:
         n_trees, rank = head.n_trees // mesh.size(), mesh.get_local_rank()
-        self_trees = slice(rank * n_trees, (rank + 1) * n_trees)
-        super().__init__(
-            trees=head.trees[self_trees],
-            class_weight=head.class_weight,
-            **{**_options(head), "gate": "uniform"},
-        )
-        self.mesh, self.gate, self.own = mesh, head.gate, self_trees
+        own = slice(rank * n_trees, (rank + 1) * n_trees)
+        super().__init__(trees=head.trees[own], **_options(head) | {"gate": "uniform"})
+        self.mesh, self.gate, self.own = mesh, head.gate, own
         self.whole_gate = WholeGate(head)
+        if head.feature_index is not None:
+            self.register_constant("feature_index", head.feature_index[own])
         _like(self, head)
         state = head.state_dict()
         self.whole_gate.load_state_dict(
@@ -129,10 +127,12 @@ class ShardedTreeEnsemble(TreeEnsemble):
         with torch.no_grad():
             for name, parameter in self.stacked_parameters():
                 of_head = head.get_parameter(name)
-                parameter.copy_(of_head[self_trees, : parameter.shape[1]])
+                parameter.copy_(of_head[own, : parameter.shape[1]])
                 parameter.requires_grad_(of_head.requires_grad)
-            if self.feature_index is not None and head.feature_index is not None:
-                self.feature_index.copy_(head.feature_index[self_trees])
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.whole_gate.reset_parameters()
 
     def stacked_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Names and parameters [T / R, rows, ...] of the nodes."""
@@ -186,6 +186,9 @@ class WholeGate(nn.Module):
         self._gate = GATES[head.gate if head.n_trees > 1 else "uniform"]
         self._gate.register(cast(EnsembleState, self))
 
+    def reset_parameters(self) -> None:
+        self._gate.reset(cast(EnsembleState, self))
+
     def forward(self, hidden: Tensor) -> Tensor:
         return self._gate.log_gate(cast(EnsembleState, self), hidden)
 
@@ -193,7 +196,8 @@ class WholeGate(nn.Module):
 def _options(head: TreeEnsemble) -> dict[str, Any]:
     """Keyword arguments of the ensemble, without trees."""
     options = TreeEnsemble.config(head)
-    return {name: value for name, value in options.items() if name not in ("n_trees", "tied")}
+    del options["n_trees"], options["tied"]
+    return options | {"class_weight": head.class_weight, "frequencies": head.frequencies}
 
 
 def _like(head: _Ensemble, other: TreeEnsemble) -> _Ensemble:

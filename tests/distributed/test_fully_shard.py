@@ -21,7 +21,7 @@ from distributed.models import Model, batches, model, my_part, train, tree_head
 from hstree.distributed import fully_shard
 from hstree.heads import Head, Mixtape, MixtureOfSoftmaxes, Softmax, TreeEnsemble
 
-MIXED = [False]
+MIXED = (False, True)
 FULL = StateDictOptions(full_state_dict=True)
 HEADS = {
     "trees": lambda: tree_head(),

@@ -90,6 +90,12 @@ def gathered() -> dict[str, Any]:
     return {name: gather_trees(shard_trees(whole(name), mesh())).state_dict() for name in HEADS}
 
 
+def reset() -> Tensor:
+    head = shard_trees(whole("context"), mesh())
+    head.reset_parameters()
+    return head.log_prob(contexts()).detach()
+
+
 def drawn() -> Tensor:
     torch.manual_seed(dist.get_rank())  # need not be the same
     head = shard_trees(whole("context"), mesh())
@@ -167,6 +173,7 @@ def with_data_parallel() -> dict[str, Any]:
 SCENARIOS = {
     "trees values": sharded_values,
     "trees gathered": gathered,
+    "trees reset": reset,
     "trees drawn": drawn,
     "trees trained": trained,
     "trees refused": refused,
@@ -201,6 +208,15 @@ def test_gathered_trees_are_the_whole(name: str, two: Found) -> None:
             torch.nn.init.zeros_(parameter)
         fresh.load_state_dict(state)
         assert torch.equal(fresh.log_prob(contexts()), expected.log_prob(contexts()))
+
+
+def test_reset_parameters(two: Found) -> None:
+    expected = whole("context")
+    before = expected.log_prob(contexts())
+    expected.reset_parameters()
+    for found in two:
+        torch.testing.assert_close(found["trees reset"], expected.log_prob(contexts()), **CLOSE)
+    assert not torch.allclose(before, expected.log_prob(contexts()))
 
 
 def test_samples_follow_the_distribution(two: Found) -> None:
