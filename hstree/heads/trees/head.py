@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
+from hstree._transforms import is_transformed
 from hstree.heads.base import ParameterGroup
 from hstree.heads.buffers import fill
 from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
@@ -189,7 +190,8 @@ class TreeEnsemble(Constructors):
             blocks = self.blocks()
             values, classes = search_classes(self, blocks, hidden, k)
         leaves = chain([hidden], self.parameters())
-        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+        recorded = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
+        if recorded or is_transformed():
             contexts = to_dtype_of(blocks, hidden).repeat_interleave(k, 0)
             values = self.target_log_prob(contexts, classes.flatten()).view_as(classes)
         return values.to(sum_dtype(hidden.dtype)), classes
