@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
-from hstree.heads.base import ParameterGroup
 from hstree.heads.buffers import fill
 from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
 from hstree.heads.trees.constructors import Constructors
@@ -64,7 +63,7 @@ class TreeEnsemble(Constructors):
         frequencies: counts [V], from which the biases start (log-odds); None: all equal.
         sparse: gradients of the vectors of binary and of wide nodes below the root are row-sparse,
             as with ``torch.nn.Embedding(sparse=True)``: a step then costs nothing that grows with
-            V. For :class:`hstree.optim.SparseAdam`, SGD or Adagrad; not for torch.compile.
+            V. For :class:`hstree.optim.AdamW`, SGD or Adagrad; not for torch.compile.
         seed: of the feature subsets.
         **options: those of :class:`Head`.
 
@@ -141,6 +140,15 @@ class TreeEnsemble(Constructors):
         return self._gate.log_gate(self, hidden)
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+        log_prob = self.log_prob_by_tree(hidden, target)
+        if self.n_trees == 1:
+            return log_prob.squeeze(1)
+        mixture = torch.logsumexp(log_prob + self.log_gate(hidden), 1)
+        return mixture.masked_fill(target == -1, 0.0)
+
+    def log_prob_by_tree(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Log-probability [N, T] of the targets in each tree: arguments of
+        :meth:`target_log_prob`."""
         blocks = self.blocks()
         order = None
         if sum(block.visits_rows for block in blocks) > 1:
@@ -148,13 +156,14 @@ class TreeEnsemble(Constructors):
         parts = [block.target_log_prob(hidden, target, order) for block in reversed(blocks)]
         if not parts:  # a single class
             parts = [hidden.new_zeros(len(hidden), self.n_trees, dtype=sum_dtype(hidden.dtype))]
-        log_prob = sum(parts[1:], parts[0])
-        if self.n_trees == 1:
-            return log_prob.squeeze(1)
-        mixture = torch.logsumexp(log_prob + self.log_gate(hidden), 1)
-        return mixture.masked_fill(target == -1, 0.0)
+        return sum(parts[1:], parts[0])
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
+        return self.mixed_log_prob(hidden, self.log_gate(hidden))
+
+    def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor) -> Tensor:
+        """Log-probabilities [N, V] of all classes in the mixture of the trees by weights whose
+        logarithms are log_gate [N, T]: hidden [N, D]."""
         dtype, blocks, layout = sum_dtype(hidden.dtype), self.blocks(), self.layout
         x = tree_features(to_dtype_of(blocks, hidden), self.feature_index, self.n_trees)
         scores = [block.scores(x).to(dtype) for block in blocks]
@@ -163,7 +172,7 @@ class TreeEnsemble(Constructors):
         n_binary, n_wide, _ = layout.n_rows
         return tree_log_prob(
             scores[0] if len(scores) == 1 else torch.cat(scores, 1),
-            self.log_gate(hidden),
+            log_gate,
             layout.node,
             layout.edge,
             self.n_classes,
@@ -218,14 +227,8 @@ class TreeEnsemble(Constructors):
             if self.sparse and block.visits_rows
         ]
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        sparse_ids = {id(parameter) for parameter in self.sparse_parameters()}
-        sparse = ParameterGroup([], self.learning_rate_factor, sparse=True)
-        dense = ParameterGroup([], self.learning_rate_factor)
-        for name, parameter in self.named_parameters():
-            if not (self.tied and name == "output_embedding"):
-                (sparse if id(parameter) in sparse_ids else dense).params.append(parameter)
-        return [group for group in (sparse, dense) if group.params]
+    def _apart(self) -> list[Tensor]:
+        return [self.output_embedding] if self.tied else []
 
     def config(self) -> dict[str, Any]:
         return super().config() | {
