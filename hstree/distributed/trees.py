@@ -82,14 +82,21 @@ def gather_trees(head: ShardedTreeEnsemble) -> TreeEnsemble:
         >>> if torch.distributed.get_rank() == 0:
         ...     whole.save("head.safetensors")
     """
-    own = {name: parameter.detach().cpu() for name, parameter in head.stacked_parameters()}
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    # Whole tensors, of a head to which fully_shard was applied too.
+    state: dict[str, Any] = get_model_state_dict(
+        head, options=StateDictOptions(full_state_dict=True)
+    )
+    own = {name: state[name].cpu() for name, _ in head.stacked_parameters()}
     shards: list[Any] = [None] * head.mesh.size()
     dist.all_gather_object(
         shards, ([tree.arrays() for tree in head.trees], own), group=head.mesh.get_group()
     )
     trees = [Tree(**arrays) for of_rank, _ in shards for arrays in of_rank]
     whole = _like(TreeEnsemble(trees=trees, **_options(head)), head)
-    whole.load_state_dict(head.whole_gate.state_dict(), strict=False)
+    gate = {name: state[f"whole_gate.{name}"] for name in head.whole_gate.state_dict()}
+    whole.load_state_dict(gate, strict=False)
     first = 0
     with torch.no_grad():
         for of_rank, parameters in shards:

@@ -9,12 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 
 from distributed.models import Model, batches, model, train, tree_head, weights
 from distributed.processes import launch
 from hstree.distributed import (
     DistributedDataParallel,
+    fully_shard,
     gather_trees,
     shard_trees,
 )
@@ -157,19 +159,37 @@ def memory() -> list[int]:
     ]
 
 
-def with_data_parallel() -> dict[str, Any]:
+def with_data_parallel(wrap: Callable[[Model, Any], Any]) -> dict[str, Any]:
     """On four ranks: half of the trees by half of the rows."""
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "trees"))
     made = model(sparse=True, n_trees=4)
     made.head = shard_trees(made.head, grid["trees"])
-    wrapped = DistributedDataParallel(made, process_group=grid.get_group("data"))
+    wrapped = wrap(made, grid["data"])
     part = grid.get_local_rank("data")
     losses = train(wrapped, part=lambda tensor: tensor.chunk(2)[part])
     dist.all_reduce(losses, group=grid.get_group("data"))
-    made.head = gather_trees(made.head)
-    return {"losses": losses / 2, "weights": weights(made)}
+    head = gather_trees(made.head)
+    state = get_model_state_dict(made, options=StateDictOptions(full_state_dict=True))
+    return {
+        "losses": losses / 2,
+        "weights": {f"head.{name}": value for name, value in weights(head).items()}
+        | {name: value for name, value in state.items() if not name.startswith("head.")},
+    }
 
 
+def by_ddp(made: Model, mesh: Any) -> Any:
+    return DistributedDataParallel(made, process_group=mesh.get_group())
+
+
+def by_fsdp(made: Model, mesh: Any) -> Any:
+    fully_shard(made.head, mesh=mesh)
+    return fully_shard(made, mesh=mesh)
+
+
+GRID = {
+    "ddp": lambda: with_data_parallel(by_ddp),
+    "fsdp": lambda: with_data_parallel(by_fsdp),
+}
 SCENARIOS = {
     "trees values": sharded_values,
     "trees gathered": gathered,
@@ -277,5 +297,6 @@ def test_trees_by_rows() -> None:
     alone = model(sparse=True, n_trees=4)
     losses = train(alone)
     for found in launch(["distributed.grid"], 4):
-        torch.testing.assert_close(found["grid"]["losses"], losses, rtol=0, atol=1e-10)
-        equal_but_for_filling(found["grid"]["weights"], alone)
+        for name in GRID:
+            torch.testing.assert_close(found[name]["losses"], losses, rtol=0, atol=1e-10)
+            equal_but_for_filling(found[name]["weights"], alone)
