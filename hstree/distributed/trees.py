@@ -43,8 +43,8 @@ def shard_trees(head: TreeEnsemble, mesh: DeviceMesh) -> ShardedTreeEnsemble:
     those of one process. :func:`gather_trees` is the way back, and the way to save. For data
     parallelism on top, take a second dimension of the mesh, as in the example.
 
-    The norm of all gradients differs between ranks, as each has its own trees: clip head and model
-    separately, by value, or by a norm that is reduced over the mesh.
+    Clip gradients by :func:`hstree.distributed.clip_grad_norm_`: each rank has the gradients of its
+    own trees, so other functions would find another norm on each.
 
     Example:
         >>> mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "trees"))

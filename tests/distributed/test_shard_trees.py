@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 
-from distributed.models import Model, batches, model, train, tree_head, weights
+from distributed.models import Model, model, train, tree_head, weights
 from distributed.processes import launch
 from hstree.distributed import (
     DistributedDataParallel,
@@ -21,7 +21,6 @@ from hstree.distributed import (
     shard_trees,
 )
 from hstree.heads import Softmax, TreeEnsemble
-from hstree.optim import AdamW
 
 HEADS: dict[str, Callable[[], TreeEnsemble]] = {
     "uniform": lambda: tree_head(4, gate="uniform"),
@@ -108,21 +107,9 @@ def drawn() -> Tensor:
 def trained() -> dict[str, Any]:
     made = model(sparse=True, n_trees=4)
     made.head = shard_trees(made.head, mesh())
-    losses = train_whole_batches(made)
+    losses = train(made, part=lambda tensor: tensor)  # all ranks read all rows
     made.head = gather_trees(made.head)
     return {"losses": losses, "weights": weights(made)}
-
-
-def train_whole_batches(made: Model) -> Tensor:
-    """Every rank reads all rows."""
-    losses, optimizer = [], AdamW(made.parameters(), 0.1)
-    for tokens, target in batches():
-        loss = made(tokens, target)["loss"]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return torch.stack(losses)
 
 
 def refused() -> list[str]:
@@ -247,7 +234,7 @@ def test_samples_follow_the_distribution(two: Found) -> None:
 
 def test_training_is_that_of_one_process(two: Found) -> None:
     alone = model(sparse=True, n_trees=4)
-    losses = train_whole_batches(alone)
+    losses = train(alone)
     for found in two:
         torch.testing.assert_close(found["trees trained"]["losses"], losses, rtol=0, atol=1e-10)
         equal_but_for_filling(found["trees trained"]["weights"], alone)
