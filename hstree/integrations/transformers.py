@@ -224,14 +224,14 @@ def replace_lm_head(
             or the name of one, see :func:`hstree.heads.head_names`; None: a
             :class:`hstree.heads.TreeEnsemble` that begins as an approximation of the ``lm_head``,
             by :meth:`~hstree.heads.TreeEnsemble.from_linear`.
-        options: of the head, where it is not given; of the approximation for example ``n_trees`` and
-            ``at``, the mean of some hidden vectors.
+        options: of the head, where it is not given; for an approximation those of ``from_linear``,
+            such as ``at``, the mean of some hidden vectors, and ``n_trees``.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: ``model`` is not a causal language model of transformers.
+        TypeError: ``model`` is not a causal language model of transformers, ``head`` no head.
         ValueError: it has a head of hstree already, or ``head`` does not fit.
 
     Example:
@@ -255,6 +255,10 @@ def replace_lm_head(
         head = TreeEnsemble.from_linear(linear, **options)
     elif isinstance(head, str):
         head = head_class(head)(in_features, n_classes, **options)
+    elif not isinstance(head, Head):
+        raise TypeError(
+            f"head: expected one of hstree, its name or None, got {type(head).__name__}"
+        )
     elif options:
         raise ValueError(f"{next(iter(options))}: expected no options beside a head")
     for name, expected in (

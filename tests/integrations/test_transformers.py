@@ -642,6 +642,11 @@ def test_heads_that_do_not_fit(head: Head | str, options: dict[str, Any], messag
     assert isinstance(model.lm_head, nn.Linear)
 
 
+def test_another_layer_is_no_head() -> None:
+    with pytest.raises(TypeError, match="head: expected one of hstree, .* got Linear"):
+        replace_lm_head(gpt2(), nn.Linear(D, V))
+
+
 def test_no_logits_without_labels() -> None:
     with pytest.raises(ValueError, match="skip_logits: expected labels"):
         with_trees(gpt2())(draw_ids(1, 3), skip_logits=True)
