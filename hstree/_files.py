@@ -61,8 +61,11 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file, on the CPU.
+def read_tensors(
+    path: str | os.PathLike[str], prefix: str = ""
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file, on the CPU; of the tensors those whose names
+    begin with a prefix, named without it.
 
     Every tensor is a copy in memory of its own, aligned as torch aligns what it allocates (64
     bytes). The tensors that safetensors returns begin at any address. With those, matrix products
@@ -76,8 +79,9 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     """
     with safe_open(path, framework="pt") as file:
         tensors: dict[str, Tensor] = {
-            name: file.get_tensor(name).clone()
+            name.removeprefix(prefix): file.get_tensor(name).clone()
             for name in file.keys()  # noqa: SIM118
+            if name.startswith(prefix)
         }
         metadata: dict[str, str] = file.metadata() or {}
     return tensors, metadata

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hstree._checks import check_order
 from hstree.heads.base import Head
+from hstree.heads.flat import wide
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,7 +49,6 @@ class AdaptiveSoftmax(Head):
     no_z_loss = "every cluster has a normaliser of its own"
 
     order: Tensor
-    rank: Tensor
 
     def __init__(
         self,
@@ -84,9 +84,18 @@ class AdaptiveSoftmax(Head):
                 "expected fewer cutoffs or a smaller div_value"
             )
         self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(in_features, n_classes, cutoffs, div_value)
-        self.register_buffer("order", order)
-        self.register_buffer(
-            "rank", torch.empty_like(order).scatter_(0, order, torch.arange(n_classes)), False
+        self.register_constant("order", order)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.adaptive.reset_parameters()
+
+    @property
+    def rank(self) -> Tensor:
+        """int64 [V], place of each class in ``order``."""
+        order = self.order
+        return torch.empty_like(order).scatter_(
+            0, order, torch.arange(self.n_classes, device=order.device)
         )
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
@@ -97,14 +106,14 @@ class AdaptiveSoftmax(Head):
             kept = target >= 0
             output = hidden.new_zeros(len(hidden))
             if not bool(kept.any()):
-                return output + hidden[kept].sum()
+                return wide(output + hidden[kept].sum())
             log_prob = self.adaptive(hidden[kept], self.rank[target[kept]]).output
-            return output.masked_scatter(kept, log_prob)
+            return wide(output.masked_scatter(kept, log_prob))
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.to(self.adaptive.head.weight.dtype)
-            return self.adaptive.log_prob(hidden).index_select(1, self.rank)
+            return wide(self.adaptive.log_prob(hidden).index_select(1, self.rank))
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"cutoffs": self.cutoffs, "div_value": self.div_value}

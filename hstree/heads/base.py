@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from hstree._checks import check_choice, check_int, check_number, check_probability
 from hstree._files import write_atomic
+from hstree.heads.buffers import Resettable
 from hstree.heads.losses import by_rows, check_class_weight
+from hstree.heads.sharding import register_forward_methods
 from hstree.ops import mark_targets
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class ParameterGroup:
     weight_decay: float | None = None
 
 
-class Head(nn.Module, ABC):
+class Head(Resettable, ABC):
     r"""An output layer: a distribution over V classes for every context vector.
 
     ``forward(hidden, target)`` returns ``(output, loss)``; ``loss = head(hidden, target).loss``
@@ -73,7 +75,9 @@ class Head(nn.Module, ABC):
         \ell_n = -(1 - \epsilon)\, c_{y_n} \log p_{n y_n}
         - \frac{\epsilon}{V} \sum_v c_v \log p_{nv}
 
-    Leading dimensions of ``hidden`` are free.
+    Leading dimensions of ``hidden`` are free, and so is its floating-point dtype: it is cast to
+    that of the weights, but under autocast, which decides itself. Losses and log-probabilities are
+    float32, or float64 for weights in float64.
 
     Args:
         in_features: D, size of a context vector.
@@ -109,6 +113,10 @@ class Head(nn.Module, ABC):
 
     class_weight: Tensor | None
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        register_forward_methods(cls, ("log_prob", "entropy", "topk", "predict", "sample"))
+
     def __init__(
         self,
         in_features: int,
@@ -129,7 +137,7 @@ class Head(nn.Module, ABC):
         self.learning_rate_factor = check_number(
             "learning_rate_factor", learning_rate_factor, positive=True
         )
-        self.register_buffer("class_weight", check_class_weight(class_weight, self.n_classes))
+        self.register_constant("class_weight", check_class_weight(class_weight, self.n_classes))
         self.label_smoothing = check_probability("label_smoothing", label_smoothing)
         self.z_loss = check_number("z_loss", z_loss)
         if self.z_loss < 0:
@@ -139,6 +147,10 @@ class Head(nn.Module, ABC):
                 f"z_loss: expected 0 for the head {self.name!r}, as {self.no_z_loss}, got "
                 f"{z_loss}; heads with one normaliser take it, such as 'softmax'"
             )
+
+    if TYPE_CHECKING:
+
+        def __call__(self, hidden: Tensor, target: Tensor) -> HeadOutput: ...
 
     def forward(self, hidden: Tensor, target: Tensor) -> HeadOutput:
         """Log-probability of the targets and the loss.
@@ -289,6 +301,10 @@ class Head(nn.Module, ABC):
         prob = self.class_log_prob(hidden).exp()
         return torch.multinomial(prob, 1, generator=generator).squeeze(1)
 
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        """Parameters whose gradients in training are row-sparse (``torch.sparse_coo``)."""
+        return []
+
     def parameter_groups(self) -> list[ParameterGroup]:
         """The head's own parameters by how they are optimised; a tied embedding is not among
         them."""
@@ -375,5 +391,8 @@ class Head(nn.Module, ABC):
             )
         if not hidden.is_floating_point():
             raise ValueError(f"hidden: expected a floating-point dtype, got {hidden.dtype}")
+        if not torch.is_autocast_enabled(hidden.device.type):
+            parameter = next(self.parameters(), None)  # none: trees over a single class
+            hidden = hidden if parameter is None else hidden.to(parameter.dtype)
         hidden = self.encode(hidden)
         return hidden.reshape(-1, hidden.shape[-1])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hstree._dtypes import sum_dtype
 from hstree.heads import functions
 from hstree.heads.base import Head, ParameterGroup
+from hstree.heads.buffers import fill
 from hstree.heads.functions import Function
 from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import LogitFunction, mixture_log_prob
@@ -69,13 +70,30 @@ class FlatHead(Head):
                 )
             self.weight = embedding.weight
         else:
-            self.weight = nn.Parameter(torch.empty(n_classes, features).uniform_(-0.1, 0.1))
-        self.bias = nn.Parameter(torch.zeros(n_classes)) if bias else None
+            self.weight = nn.Parameter(torch.empty(n_classes, features))
+        self.bias = nn.Parameter(torch.empty(n_classes)) if bias else None
         self.function = functions.Identity() if function is None else function
-        if frequencies is not None and self.bias is not None:
-            mass = smoothed_frequencies(frequencies, n_classes)
-            with torch.no_grad():
-                self.bias.copy_(self.function.inverse(torch.from_numpy(np.log(mass / mass.sum()))))
+        self.frequencies = None
+        if frequencies is not None:
+            self.frequencies = smoothed_frequencies(frequencies, n_classes)
+        self._reset_decoder()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.function.reset()
+        self._reset_decoder()
+
+    def _reset_decoder(self) -> None:
+        if not self.tied:
+            nn.init.uniform_(self.weight, -0.1, 0.1)
+        if self.bias is None or self.bias.is_meta:
+            return
+        if self.frequencies is None:
+            nn.init.zeros_(self.bias)
+        else:
+            share = self.frequencies / self.frequencies.sum()
+            value = torch.from_numpy(np.log(share)).to(self.bias.device)
+            fill(self.bias, self.function.inverse(value))
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         return self._log_prob_and_loss(hidden, target, "none")[0]

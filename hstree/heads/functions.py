@@ -6,12 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_number
 from hstree.heads.base import ParameterGroup
+from hstree.heads.buffers import fill
 from hstree.ops import LogitFunction
 
 _ROWS_AT_A_TIME = 64
@@ -30,6 +32,10 @@ class Function(nn.Module, ABC):
         """The parameters that are learned, by how they are optimised."""
         own = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [ParameterGroup(own, learning_rate_factor, weight_decay=0.0)] if own else []
+
+    def reset(self) -> None:
+        """Give the parameters their first values. Not ``reset_parameters``, for callers of that on
+        every module of a model: the bias of a head depends on these values."""
 
     def config(self) -> dict[str, Any]:
         """Arguments that build this function again; JSON-able."""
@@ -114,8 +120,11 @@ class PLIF(Function):
         self.intervals = check_int("intervals", intervals)
         self.radius = check_number("radius", radius, positive=True)
         self.frozen = bool(frozen)
-        v = torch.empty(intervals).normal_(math.log(math.e - 1), 1.0)
-        self.v = nn.Parameter(v, requires_grad=not frozen)
+        self.v = nn.Parameter(torch.empty(intervals), requires_grad=not frozen)
+        self.reset()
+
+    def reset(self) -> None:
+        nn.init.normal_(self.v, math.log(math.e - 1), 1.0)
 
     def slopes(self) -> Tensor:
         """[K], positive; float32 or wider."""
@@ -159,9 +168,13 @@ class MonotonicNetwork(Function):
         super().__init__()
         self.units = check_int("units", units)
         self.intervals = check_int("intervals", intervals)
-        self.u = nn.Parameter(torch.full((units,), math.log(math.expm1(1.0))))
-        self.v = nn.Parameter(torch.full((units,), math.log(math.expm1(40 / units))))
-        self.b = nn.Parameter((torch.arange(units) + 0.5) * (40 / units) - 20)
+        self.u, self.v, self.b = (nn.Parameter(torch.empty(units)) for _ in range(3))
+        self.reset()
+
+    def reset(self) -> None:
+        nn.init.constant_(self.u, math.log(math.expm1(1.0)))
+        nn.init.constant_(self.v, math.log(math.expm1(40 / self.units)))
+        fill(self.b, (np.arange(self.units) + 0.5) * (40 / self.units) - 20)
 
     def forward(self, dtype: torch.dtype) -> LogitFunction:
         u, v, b = F.softplus(self.u.double()), F.softplus(self.v.double()), self.b.double()

@@ -18,7 +18,7 @@ def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
     if class_weight is None:
         return None
     try:
-        weight = torch.as_tensor(class_weight).detach().clone()
+        weight = torch.as_tensor(class_weight, device="cpu").detach().clone()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"class_weight: expected {n_classes} numbers, got {error}") from error
     if weight.shape != (n_classes,) or weight.is_complex() or weight.dtype == torch.bool:
@@ -28,7 +28,7 @@ def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
         )
     if not weight.is_floating_point() or weight.dtype == torch.float64:
         weight = weight.to(torch.get_default_dtype())
-    if not weight.is_meta and not bool((weight.isfinite() & (weight >= 0)).all()):
+    if not bool((weight.isfinite() & (weight >= 0)).all()):
         at = int((~(weight.isfinite() & (weight >= 0))).nonzero()[0])
         raise ValueError(
             f"class_weight[{at}]: expected a finite number of at least 0, got {weight[at].item()}"

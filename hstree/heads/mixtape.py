@@ -13,6 +13,7 @@ from hstree._checks import check_int, check_order
 from hstree.heads.base import Head
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.losses import by_rows
+from hstree.heads.mixture import ZeroBiasLinear
 from hstree.ops import monotone_log_prob
 
 if TYPE_CHECKING:
@@ -79,15 +80,24 @@ class Mixtape(FlatHead):
         self.own_gates = own_gates
         self.gate_features = check_int("gate_features", gate_features)
         self.latent_features = features
-        self.register_buffer("own", order[:own_gates].clone())
-        self.latent = nn.Linear(in_features, COMPONENTS * features)
+        self.register_constant("own", order[:own_gates])
+        self.latent = ZeroBiasLinear(in_features, COMPONENTS * features)
         self.gate_hidden = nn.Linear(in_features, GATES * self.gate_features)
         self.gate_context = nn.Linear(in_features, GATES, bias=False)
         # The last row is the one that the other classes share.
         self.gate_weight = nn.Parameter(torch.empty(own_gates + 1, self.gate_features))
-        self.gate_bias = nn.Parameter(torch.zeros(own_gates + 1, GATES))
-        nn.init.zeros_(self.latent.bias)
+        self.gate_bias = nn.Parameter(torch.empty(own_gates + 1, GATES))
+        self._reset_gates()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for linear in (self.latent, self.gate_hidden, self.gate_context):
+            linear.reset_parameters()
+        self._reset_gates()
+
+    def _reset_gates(self) -> None:
         nn.init.uniform_(self.gate_weight, -0.1, 0.1)
+        nn.init.zeros_(self.gate_bias)
 
     def encode(self, hidden: Tensor) -> Tensor:
         """tanh(U_k h) [..., K E], tanh(Q_j h) [..., 3 G] and u_j . h [..., 3], one after the

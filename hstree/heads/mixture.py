@@ -14,9 +14,12 @@ from hstree.heads.flat import FlatHead, wide
 from hstree.heads.functions import build_function
 
 
-def _zero_bias(linear: nn.Linear) -> nn.Linear:
-    nn.init.zeros_(linear.bias)
-    return linear
+class ZeroBiasLinear(nn.Linear):
+    """A linear layer whose bias is zero at first, whoever resets it."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.zeros_(self.bias)
 
 
 class _Mixture(FlatHead):
@@ -62,11 +65,14 @@ class _Mixture(FlatHead):
         self.latent_features = size
         self.latent_dropout = check_probability("latent_dropout", latent_dropout)
         self.latent = nn.ModuleList(
-            _zero_bias(nn.Linear(features, experts * size))
-            for features, experts in layers
-            if experts
+            ZeroBiasLinear(features, experts * size) for features, experts in layers if experts
         )
         self.prior = nn.Linear(layers[-1][0], self.n_components, bias=False)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for linear in (*self.latent, self.prior):
+            linear.reset_parameters()
 
     def latents(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """z [..., K E] and the prior logits G h [..., K]: hidden [..., D]."""

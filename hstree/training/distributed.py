@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,8 +13,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
+from hstree.distributed import DistributedDataParallel
 from hstree.runs import choose_device
 
 PATIENCE = timedelta(days=1)  # while the first process tokenises a large text or validates
@@ -87,66 +87,21 @@ class Processes:
             for tensor in module.state_dict().values():
                 dist.broadcast(tensor, src=0)
 
-    def wrap(
-        self, module: nn.Module, sparse: Iterable[nn.Parameter], *, may_skip_parameters: bool
-    ) -> nn.Module:
-        """The module in DistributedDataParallel, which averages the gradients of its parameters.
-        Weights and buffers become those of the first process. One process: the module itself.
+    def wrap(self, module: nn.Module, *, may_skip_parameters: bool) -> nn.Module:
+        """The module in DistributedDataParallel. One process: the module itself.
 
         Args:
-            module: not wrapped yet.
-            sparse: parameters that are left to :meth:`average_sparse`.
-            may_skip_parameters: whether a step may leave others of them without a gradient.
+            module: not wrapped yet; its weights become those of the first process.
+            may_skip_parameters: whether a step may leave some parameters without a gradient.
         """
         if self.size == 1:
             return module
-        self.weights_from_main(module)
-        left_out = {id(parameter) for parameter in sparse}
-        names = [name for name, p in module.named_parameters() if id(p) in left_out]
-        names += [name for name, _ in module.named_buffers()]  # which never change
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
-            module, names
-        )
         return DistributedDataParallel(
             module,
             device_ids=[self.device] if self.device.type == "cuda" else None,
-            init_sync=False,
             find_unused_parameters=may_skip_parameters,
             gradient_as_bucket_view=True,
         )
-
-    def average_sparse(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace row-sparse gradients by their means over the processes.
-
-        Every process gathers the rows of all: NCCL cannot sum sparse tensors.
-        """
-        if self.size == 1:
-            return
-        for parameter in parameters:
-            parameter.grad = self._averaged(parameter)
-
-    def _averaged(self, parameter: nn.Parameter) -> Tensor | None:
-        indices, values = torch.empty(0, 0, dtype=torch.int64), parameter.new_empty(0)
-        if parameter.grad is not None:
-            gradient = parameter.grad.coalesce()
-            indices, values = gradient.indices(), gradient.values()
-        shapes = self.gather(torch.tensor(indices.shape))
-        dims, room = (int(size) for size in torch.stack(shapes).amax(0))
-        if dims == 0:
-            return None
-        padded_indices = indices.new_zeros(dims, room)
-        padded_values = parameter.new_zeros(room, *parameter.shape[dims:])
-        if parameter.grad is not None:
-            padded_indices[:, : len(values)] = indices
-            padded_values[: len(values)] = values
-        parts = zip(self.gather(padded_indices), self.gather(padded_values), shapes, strict=True)
-        cut = [(i[:, : int(shape[1])], v[: int(shape[1])]) for i, v, shape in parts]
-        return torch.sparse_coo_tensor(
-            torch.cat([i for i, _ in cut], dim=1),
-            torch.cat([v for _, v in cut]) / self.size,
-            parameter.shape,
-            check_invariants=False,
-        ).coalesce()
 
 
 @contextmanager

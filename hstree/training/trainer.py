@@ -185,20 +185,12 @@ class Trainer:
             if from_start or config.finetune is not None:
                 self.optimizers, self.averaging = averaged, True
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.sparse = [
-            parameter
-            for group in model.head.parameter_groups()
-            if group.sparse
-            for parameter in group.params
-            if parameter.requires_grad
-        ]
         full_streams = (len(corpus.train) - 1) // len(self.streams)
         always_targets = (
             full_streams > self.streams.batch_size - config.batch_size // config.accumulate
         )
         self.objective = self.processes.wrap(
             _Objective(model, config),
-            self.sparse,
             may_skip_parameters=model.head.may_skip_parameters or not always_targets,
         )
         self.position = Position()
@@ -272,7 +264,6 @@ class Trainer:
                 )
                 objective.backward()
             total += values
-        self.processes.average_sparse(self.sparse)
         if config.clip > 0:
             clip_gradients(self.parameters, config.clip)
         objective_value, loss = (value / size for value in self.processes.sum(*total.tolist()))

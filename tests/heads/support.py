@@ -31,6 +31,7 @@ from hstree.trees import Tree, build_ensemble
 
 D, V = 10, 37
 FREQUENCIES = np.random.default_rng(0).zipf(1.5, V).astype(np.int64)
+REVERSED = torch.arange(V).flip(0)
 ORDER = torch.randperm(V, generator=torch.Generator().manual_seed(2))
 
 
@@ -103,7 +104,7 @@ HEADS: dict[str, Callable[..., Head]] = {
         D, V, own_gates=15, order=ORDER, gate_features=4, latent_features=7, **more
     ),
     "adaptive": lambda **more: AdaptiveSoftmax(
-        D, V, cutoffs=(5, 20), div_value=2.0, order=torch.arange(V).flip(0), **more
+        D, V, cutoffs=(5, 20), div_value=2.0, order=REVERSED, **more
     ),
     "trees": _trees(1, 1, 1),
     "trees, sparse": _trees(2, 8, 4, sparse=True, gate="constant"),

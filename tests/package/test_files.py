@@ -39,6 +39,12 @@ def test_tensors_are_aligned_and_share_no_memory(tmp_path: Path) -> None:
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
+def test_tensors_of_a_prefix(tmp_path: Path) -> None:
+    save_file({"head.bias": torch.ones(2), "body": torch.zeros(3)}, tmp_path / "file")
+    read, _ = read_tensors(tmp_path / "file", "head.")
+    assert {name: tensor.tolist() for name, tensor in read.items()} == {"bias": [1.0, 1.0]}
+
+
 def test_errors(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_tensors(tmp_path / "missing")

@@ -19,10 +19,12 @@ ROOMS: dict[str, set[str]] = {
     "ops": {"trees"},
     "optim": {"ops"},
     "heads": {"trees", "data", "ops"},
+    "distributed": {"heads"},
     "models": {"trees", "data", "ops", "heads"},
     "runs": {"trees", "data", "heads", "models"},
-    "training": {"trees", "data", "ops", "optim", "heads", "models", "runs"},
+    "training": {"trees", "data", "ops", "optim", "heads", "distributed", "models", "runs"},
     "evaluation": {"trees", "data", "ops", "heads", "models"},
+    "integrations": {"heads"},
     "layers": set(),
     "laboratory": {
         "trees",

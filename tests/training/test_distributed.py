@@ -108,8 +108,6 @@ def run_all(folder: Path) -> dict[str, Any]:
     """All trainings, and what is to be known of them beside their folders."""
     import torch.distributed as dist
 
-    from hstree.training.distributed import processes
-
     found: dict[str, Any] = {"losses": {}, "steps": [], "errors": []}
     for name, changes in CASES.items():
         recorder = Recorder()
@@ -143,20 +141,6 @@ def run_all(folder: Path) -> dict[str, Any]:
     except (CheckpointError, ConfigError) as error:
         found["errors"].append(str(error))
 
-    with processes("cpu") as group:
-        parameter = torch.nn.Parameter(torch.zeros(5, 2))
-        if group.rank == 1:
-            rows = torch.tensor([[4, 1, 4]])
-            values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-            parameter.grad = torch.sparse_coo_tensor(rows, values, (5, 2))
-        group.average_sparse([parameter])
-        assert parameter.grad is not None
-        found["average"] = parameter.grad.to_dense().tolist()
-        parameter.grad = None
-        group.average_sparse([parameter])
-        found["average of nothing"] = parameter.grad is None or not bool(
-            parameter.grad.to_dense().any()
-        )
     assert dist.is_initialized()
     return found
 
@@ -284,14 +268,6 @@ def test_another_number_of_processes_is_refused(folder: Path, found: list[dict[s
         assert "now 2" in message
     with pytest.raises((CheckpointError, ConfigError), match=r"2 processes.*now 1"):
         resume(folder / "left-by-two")
-
-
-@pytest.mark.slow
-def test_sparse_gradients_are_averaged_by_rows(found: list[dict[str, Any]]) -> None:
-    expected = [[0.0, 0.0], [1.5, 2.0], [0.0, 0.0], [0.0, 0.0], [3.0, 4.0]]
-    for report in found:
-        assert report["average"] == expected
-        assert report["average of nothing"]
 
 
 @pytest.mark.slow

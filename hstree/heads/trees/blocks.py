@@ -161,7 +161,7 @@ def tree_features(hidden: Tensor, feature_index: Tensor | None, n_trees: int) ->
     return feature_gather(hidden, feature_index).transpose(0, 1)
 
 
-def log_odds(layout: Layout, frequencies: FloatArray) -> list[Tensor]:
+def log_odds(layout: Layout, frequencies: FloatArray) -> list[FloatArray]:
     """Biases [T, R] of each kind of node with which zero vectors give the distribution of the
     frequencies [V].
 
@@ -178,4 +178,4 @@ def log_odds(layout: Layout, frequencies: FloatArray) -> list[Tensor]:
             # A binary node needs no share: its mass cancels out.
             values = mass if block is BinaryBlock else share
             bias[t, : len(edge)] = block.of_edges(values, edge)
-    return [torch.from_numpy(bias).float() for bias in biases]
+    return biases

@@ -21,6 +21,10 @@ class Gate(ABC):
         """Give the head the parameters of the gate."""
 
     @abstractmethod
+    def reset(self, head: EnsembleState) -> None:
+        """Give them their first values: all trees weigh the same."""
+
+    @abstractmethod
     def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
         """log pi [N, T]: hidden [N, D]."""
 
@@ -29,6 +33,9 @@ class UniformGate(Gate):
     """pi_t = 1 / T."""
 
     def register(self, head: EnsembleState) -> None:
+        pass
+
+    def reset(self, head: EnsembleState) -> None:
         pass
 
     def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
@@ -42,18 +49,31 @@ class ConstantGate(Gate):
     def register(self, head: EnsembleState) -> None:
         head.gate_logits = nn.Parameter(torch.zeros(head.n_trees))
 
+    def reset(self, head: EnsembleState) -> None:
+        nn.init.zeros_(head.gate_logits)
+
     def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
         logits = head.gate_logits.to(sum_dtype(hidden.dtype))
         return logits.log_softmax(0).expand(len(hidden), -1)
+
+
+class ZeroLinear(nn.Linear):
+    """A linear layer that is zero at first, whoever resets it."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()  # the random numbers that saved runs drew
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
 
 
 class ContextGate(Gate):
     """pi = softmax(G h + a), G [T, D] and a [T] learned."""
 
     def register(self, head: EnsembleState) -> None:
-        head.gate_linear = nn.Linear(head.in_features, head.n_trees)
-        nn.init.zeros_(head.gate_linear.weight)
-        nn.init.zeros_(head.gate_linear.bias)
+        head.gate_linear = ZeroLinear(head.in_features, head.n_trees)
+
+    def reset(self, head: EnsembleState) -> None:
+        head.gate_linear.reset_parameters()
 
     def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
         logits: Tensor = head.gate_linear(hidden.to(head.gate_linear.weight.dtype))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
 from hstree.heads.base import ParameterGroup
+from hstree.heads.buffers import fill
 from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
 from hstree.heads.trees.constructors import Constructors
 from hstree.heads.trees.gate import GATES
@@ -115,15 +116,17 @@ class TreeEnsemble(Constructors):
         self.layout = Layout(self.trees, n_classes, bounds=self._vectors.needs_bounds)
         self.tree_arrays = nn.ModuleList(TreeArrays(tree) for tree in self.trees)
         subsets = draw_subsets(self.n_trees, in_features, self.subset_size, subset_block, seed)
-        self.register_buffer("feature_index", subsets)
+        self.register_constant("feature_index", subsets)
         counts = np.ones(n_classes) if frequencies is None else frequencies
-        counts = smoothed_frequencies(counts, n_classes)
+        self.frequencies = smoothed_frequencies(counts, n_classes)
         self.block_types = [block for block in BLOCKS if self.layout.n_rows[block.kind]]
         # The order of the parameters is that of the optimiser's state in saved runs.
-        for block, bias in zip(BLOCKS, log_odds(self.layout, counts), strict=True):
-            parameter = nn.Parameter(bias) if bias.numel() else None
-            self.register_parameter(f"{block.prefix}bias", parameter)
-        self._vectors.register(self, counts, None if embedding is None else embedding.weight)
+        for block in BLOCKS:
+            rows = self.layout.n_rows[block.kind]
+            bias = nn.Parameter(torch.empty(self.n_trees, rows)) if rows else None
+            self.register_parameter(f"{block.prefix}bias", bias)
+        self._vectors.register(self, None if embedding is None else embedding.weight)
+        self._reset_nodes()
         self._gate.register(self)
 
     # The model: blocks of nodes, mixed by the gate
@@ -187,18 +190,39 @@ class TreeEnsemble(Constructors):
 
     # Life cycle
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        sparse_names = {
-            f"{block.prefix}{name}"
-            for block in BLOCKS
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._reset_nodes()
+        self._gate.reset(self)
+
+    def _reset_nodes(self) -> None:
+        for block, bias in zip(BLOCKS, log_odds(self.layout, self.frequencies), strict=True):
+            if block in self.block_types:
+                fill(getattr(self, f"{block.prefix}bias"), bias)
+        self._vectors.reset(self)
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*arguments, **options)
+        parameter = next(self.parameters(recurse=False), None)
+        if parameter is not None and not parameter.is_meta:  # assigned, perhaps on another device
+            self.layout.to(parameter.device)
+            self.tree_arrays.to(parameter.device)
+
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        return [
+            getattr(self, f"{block.prefix}{name}")
+            for block in self.block_types
             for name in ("weight", "bias")
             if self.sparse and block.visits_rows
-        }
+        ]
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        sparse_ids = {id(parameter) for parameter in self.sparse_parameters()}
         sparse = ParameterGroup([], self.learning_rate_factor, sparse=True)
         dense = ParameterGroup([], self.learning_rate_factor)
         for name, parameter in self.named_parameters():
             if not (self.tied and name == "output_embedding"):
-                (sparse if name in sparse_names else dense).params.append(parameter)
+                (sparse if id(parameter) in sparse_ids else dense).params.append(parameter)
         return [group for group in (sparse, dense) if group.params]
 
     def config(self) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from hstree.heads.buffers import Tables
 from hstree.trees import Tree
 
 IntArray = npt.NDArray[np.int64]
@@ -82,15 +83,17 @@ class TreeLayout:
         return np.stack(columns, 1).astype(np.int64)
 
 
-class TreeArrays(nn.Module):
+class TreeArrays(Tables):
     """The arrays of a tree as part of the state dict, which must agree with the tree when it is
     loaded."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__()
         self.tree = tree
-        for name, array in tree.arrays().items():
-            self.register_buffer(name, torch.tensor(array))
+        self.register_tables(persistent=True)
+
+    def tables(self) -> Mapping[str, npt.NDArray[Any]]:
+        return self.tree.arrays()
 
     @staticmethod
     def tree_of(tensors: Mapping[str, Tensor], prefix: str) -> Tree:
@@ -109,7 +112,7 @@ class TreeArrays(nn.Module):
         error_msgs: list[str],
     ) -> None:
         for name, array in self.tree.arrays().items():
-            came, own = state_dict.get(prefix + name), torch.tensor(array)
+            came, own = state_dict.get(prefix + name), torch.from_numpy(np.array(array))
             if came is None:
                 missing_keys.append(prefix + name)
             elif came.shape != own.shape or not torch.equal(came.to(own), own):
@@ -118,14 +121,14 @@ class TreeArrays(nn.Module):
                     "build the head with the trees it was saved with (hstree.heads.load_head does)"
                 )
                 return
-            self.get_buffer(name).copy_(own)
+        self.rebuild()
 
 
-class Layout(nn.Module):
+class Layout(Tables):
     """Tables of T trees, as buffers that move with the module and are not saved.
 
-    They are made when the module is, and again when a state is loaded into it or into a module
-    around it: after ``to_empty`` they would be arbitrary numbers.
+    They are made again when a state is loaded into the module or one around it, and when one of
+    them is assigned, as ``from_pretrained`` of transformers does with empty tensors.
 
     Args:
         trees: T trees over V classes. Their roots have the same width.
@@ -168,20 +171,14 @@ class Layout(nn.Module):
         tables = [tree.tables() for tree in trees]
         self.max_depth = max(table.max_depth for table in tables)
         self.max_width = max(table.max_width for table in tables)
-        for name, table in self._tables().items():
-            self.register_buffer(name, torch.from_numpy(table), persistent=False)
-
-    def rebuild(self) -> None:
-        """Make all tables again from the trees, on the device where they are."""
-        for name, table in self._tables().items():
-            self.get_buffer(name).copy_(torch.from_numpy(table))
+        self.register_tables(persistent=False)
 
     def bounds(self, kind: int) -> Tensor:
         """Where the leaves below each vector's edge begin and end: see :class:`TreeLayout`."""
         bounds: Tensor = getattr(self, f"bounds_{kind}")
         return bounds
 
-    def _tables(self) -> dict[str, npt.NDArray[Any]]:
+    def tables(self) -> dict[str, npt.NDArray[Any]]:
         trees = [layout.tree for layout in self.trees]
         out = _paths(trees)
         nodes = [layout.nodes() for layout in self.trees]
@@ -193,6 +190,11 @@ class Layout(nn.Module):
                 bounds = [layout.bounds(kind) for layout in self.trees]
                 out[f"bounds_{kind}"] = _stack(bounds, np.arange(bounds[0].shape[1]))
         return out
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in self._buffers:
+            self.rebuild()
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         super()._load_from_state_dict(*arguments, **options)

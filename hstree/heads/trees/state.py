@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor, nn
 
 from hstree.heads.base import Head
@@ -18,8 +20,10 @@ class EnsembleState(Head):
     n_trees: int
     subset_size: int
     sparse: bool
+    tied: bool
     layout: Layout
     block_types: list[type[Block]]
+    frequencies: npt.NDArray[np.float64]
 
     weight: Tensor | None
     wide_weight: Tensor | None

@@ -30,4 +30,4 @@ def draw_subsets(
     blocks, taken = in_features // subset_block, subset_size // subset_block
     drawn = np.stack([np.sort(random.permutation(blocks)[:taken]) for _ in range(n_trees)])
     features = drawn[:, :, None] * subset_block + np.arange(subset_block)
-    return torch.tensor(features.reshape(n_trees, subset_size), dtype=torch.int32)
+    return torch.tensor(features.reshape(n_trees, subset_size), dtype=torch.int32, device="cpu")

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hstree.heads.buffers import fill
 from hstree.heads.trees.blocks import BLOCKS, BinaryBlock, Block
 from hstree.heads.trees.layout import Layout
 from hstree.heads.trees.state import EnsembleState
@@ -27,11 +28,13 @@ class NodeVectors(ABC):
     """Whether it reads the bounds of :class:`hstree.heads.trees.layout.Layout`."""
 
     @abstractmethod
-    def register(
-        self, head: EnsembleState, frequencies: npt.NDArray[np.float64], embedding: Tensor | None
-    ) -> None:
+    def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
         """Give the head the parameters from which the vectors come; raises ValueError for options
         that do not fit them."""
+
+    @abstractmethod
+    def reset(self, head: EnsembleState) -> None:
+        """Give them their first values."""
 
     @abstractmethod
     def blocks(self, head: EnsembleState) -> list[Block]:
@@ -41,9 +44,7 @@ class NodeVectors(ABC):
 class FreeVectors(NodeVectors):
     """Every node has vectors of its own, zero at first."""
 
-    def register(
-        self, head: EnsembleState, frequencies: npt.NDArray[np.float64], embedding: Tensor | None
-    ) -> None:
+    def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
         if embedding is not None:
             raise ValueError(
                 "embedding: expected None with node_vectors='free', which are not derived from it"
@@ -51,8 +52,12 @@ class FreeVectors(NodeVectors):
         for block in BLOCKS:
             rows = head.layout.n_rows[block.kind]
             shape = (head.n_trees, rows, head.subset_size)
-            weight = nn.Parameter(torch.zeros(shape)) if rows else None
+            weight = nn.Parameter(torch.empty(shape)) if rows else None
             head.register_parameter(f"{block.prefix}weight", weight)
+
+    def reset(self, head: EnsembleState) -> None:
+        for block in head.block_types:
+            nn.init.zeros_(getattr(head, f"{block.prefix}weight"))
 
     def blocks(self, head: EnsembleState) -> list[Block]:
         layout, index = head.layout, head.feature_index
@@ -70,40 +75,45 @@ class SharedVectors(NodeVectors):
 
     needs_bounds = True
 
-    def register(
-        self, head: EnsembleState, frequencies: npt.NDArray[np.float64], embedding: Tensor | None
-    ) -> None:
+    def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
         if head.sparse:
             raise ValueError(
                 "sparse: expected False with node_vectors='shared', whose gradients are dense"
             )
         shape = (head.n_classes, head.in_features)
         if embedding is None:
-            embedding = nn.Parameter(torch.empty(shape).uniform_(-0.1, 0.1))
+            embedding = nn.Parameter(torch.empty(shape))
         elif tuple(embedding.shape) != shape:
             raise ValueError(
                 f"embedding: expected a weight of shape {shape}, got {tuple(embedding.shape)}"
             )
         head.output_embedding = embedding
         # In units of 2^-50, at least 1: integers, which .half() leaves alone.
-        units = np.maximum(np.rint(frequencies / frequencies.sum() * 2.0**50), 1).astype(np.int64)
-        head.register_buffer("mass", torch.from_numpy(units))
+        share = head.frequencies / head.frequencies.sum()
+        units = np.maximum(np.rint(share * 2.0**50), 1).astype(np.int64)
+        head.register_constant("mass", torch.from_numpy(units))
         for block in BLOCKS:
-            scale = self._initial_scale(head.layout, block)
+            rows = head.layout.n_rows[block.kind]
+            scale = nn.Parameter(torch.empty(head.n_trees, rows)) if rows else None
             head.register_parameter(f"{block.prefix}scale", scale)
 
+    def reset(self, head: EnsembleState) -> None:
+        if not head.tied:
+            nn.init.uniform_(head.output_embedding, -0.1, 0.1)
+        for block in head.block_types:
+            fill(getattr(head, f"{block.prefix}scale"), self._first_scale(head.layout, block))
+
     @staticmethod
-    def _initial_scale(layout: Layout, block: type[Block]) -> nn.Parameter | None:
+    def _first_scale(layout: Layout, block: type[Block]) -> npt.NDArray[np.float64]:
         """3 where the children of a vector have children, 1 where they are classes."""
-        rows = layout.n_rows[block.kind]
-        scale = torch.ones(len(layout.trees), rows)
+        scale = np.ones((len(layout.trees), layout.n_rows[block.kind]))
         for t, of_tree in enumerate(layout.trees):
             edge, inner = of_tree.edge[block.kind], of_tree.tree.edges().child_node >= 0
             above_inner = inner[edge]
             if block is BinaryBlock:
                 above_inner |= inner[edge + 1]
             scale[t, np.flatnonzero(above_inner)] = DERIVED_SCALE
-        return nn.Parameter(scale) if rows else None
+        return scale
 
     def blocks(self, head: EnsembleState) -> list[Block]:
         layout, index = head.layout, head.feature_index

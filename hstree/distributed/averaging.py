@@ -1,0 +1,179 @@
+"""Row-sparse gradients, averaged over processes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
+
+from hstree.heads import Head
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def row_sparse_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Trainable parameters with row-sparse gradients: those of heads and of embeddings with
+    ``sparse=True``, each once."""
+    found: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        own: list[nn.Parameter] = []
+        if isinstance(part, Head):
+            own = part.sparse_parameters()
+        elif isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse:
+            own = [part.weight]  # type: ignore[list-item]
+        found |= {id(parameter): parameter for parameter in own if parameter.requires_grad}
+    return list(found.values())
+
+
+class RowAveraging:
+    """Averages the gradients of some parameters over processes at the end of each backward pass
+    that reaches one of them.
+
+    All communication happens in that one place and in the order of the parameters, so it is the
+    same on all ranks, whatever the order of their backward passes, and comes after that of
+    DistributedDataParallel. The mean of gradients that were averaged before is what they are, so
+    that gradients may be accumulated.
+
+    Args:
+        parameters: on one device, alike on all ranks.
+        groups: the mean is taken over each in turn; one for each dimension of a device mesh.
+
+    Attributes:
+        enabled: whether backward passes average.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], groups: Sequence[ProcessGroup | None]
+    ) -> None:
+        if any(parameter.is_meta for parameter in parameters):
+            raise ValueError(
+                "module: expected row-sparse parameters with data, got some on the meta device; "
+                "give them data first (to_empty, load_state_dict), or build the head with "
+                "sparse=False"
+            )
+        self.parameters, self.groups = list(parameters), list(groups)
+        self.enabled, self._queued = True, False
+        for parameter in self.parameters:
+            parameter.register_post_accumulate_grad_hook(self._queue)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def broadcast(self) -> None:
+        """Overwrite the parameters by those of the first rank."""
+        for group in self.groups:
+            for parameter in self.parameters:
+                dist.broadcast(parameter, group=group, group_src=0)
+
+    def watch(self, output: Any) -> None:
+        """Average after backward passes through this output of a model too: some ranks may reach
+        none of the parameters."""
+        self._queued = False  # a backward pass that failed has left it
+        if self.parameters and torch.is_grad_enabled():
+            for tensor in tree_leaves(output):
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    tensor.register_hook(self._queue)  # type: ignore[no-untyped-call]
+
+    def _queue(self, _: Tensor) -> None:
+        if self.enabled and not self._queued:
+            self._queued = True
+            Variable._execution_engine.queue_callback(self._average)
+
+    def _average(self) -> None:
+        self._queued = False
+        for group in self.groups:
+            average_gradients(self.parameters, group)
+
+
+@torch.no_grad()
+def average_gradients(parameters: Sequence[nn.Parameter], group: ProcessGroup | None) -> None:
+    """Replace gradients by their means over a group: row-sparse, dense or None, which counts as
+    zero. Every rank gathers the rows of all: NCCL cannot sum sparse tensors.
+    """
+    if not parameters or dist.get_world_size(group) == 1:
+        return
+    device = parameters[0].device
+    layouts = torch.tensor([_layout(p.grad) for p in parameters], device=device)
+    by_rank = torch.stack(_gather(layouts, group)).tolist()
+    for parameter, layout in zip(parameters, zip(*by_rank, strict=True), strict=True):
+        dims = [dim for dim, _ in layout]
+        if min(dims) < 0:
+            parameter.grad = _dense_mean(parameter, group)
+        elif max(dims) > 0:
+            parameter.grad = _row_mean(parameter, max(dims), [rows for _, rows in layout], group)
+
+
+def _layout(gradient: Tensor | None) -> tuple[int, int]:
+    """Sparse dimensions and rows; (0, 0) without a gradient, (-1, 0) for a dense one."""
+    if gradient is None:
+        return 0, 0
+    return (gradient.sparse_dim(), gradient._nnz()) if gradient.is_sparse else (-1, 0)
+
+
+def _dense_mean(parameter: nn.Parameter, group: ProcessGroup | None) -> Tensor:
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
+    gradient = gradient / dist.get_world_size(group)
+    dist.all_reduce(gradient, group=group)
+    return gradient
+
+
+def _row_mean(
+    parameter: nn.Parameter, dims: int, rows: list[int], group: ProcessGroup | None
+) -> Tensor:
+    """The mean of row-sparse gradients with this many rows on each rank."""
+    index = torch.zeros(dims, max(rows), dtype=torch.int64, device=parameter.device)
+    values = parameter.new_zeros(max(rows), *parameter.shape[dims:])
+    gradient = parameter.grad
+    if gradient is not None:
+        index[:, : gradient._nnz()] = gradient._indices()
+        values[: gradient._nnz()] = gradient._values()
+    indices = [part[:, :n] for part, n in zip(_gather(index, group), rows, strict=True)]
+    parts = [part[:n] for part, n in zip(_gather(values, group), rows, strict=True)]
+    return torch.sparse_coo_tensor(
+        torch.cat(indices, 1),
+        torch.cat(parts) / len(rows),
+        parameter.shape,
+        check_invariants=False,
+    ).coalesce()
+
+
+def _gather(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
+    tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(tensors, tensor, group=group)
+    return tensors
+
+
+def head_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The tables of the heads in a module, by name: they never change."""
+    return {
+        f"{name}.{own}".lstrip("."): buffer
+        for name, part in module.named_modules()
+        if isinstance(part, Head)
+        for own, buffer in part.named_buffers()
+    }
+
+
+def check_same_tables(module: nn.Module, groups: Sequence[ProcessGroup | None]) -> None:
+    """Raises ValueError on all ranks unless their heads have the same trees and feature subsets."""
+    buffers = {name: b for name, b in head_buffers(module).items() if not b.is_meta}
+    if not buffers:
+        return
+    digest = hashlib.sha256()
+    for name, buffer in buffers.items():
+        digest.update(name.encode())
+        digest.update(buffer.contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
+    own = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)
+    own = own.to(next(iter(buffers.values())).device)
+    for group in groups:
+        every = _gather(own, group)
+        others = [rank for rank, one in enumerate(every) if not torch.equal(one, every[0])]
+        if others:
+            raise ValueError(
+                "module: expected heads with the same trees and feature subsets on all ranks, got "
+                f"others on {others} than on rank 0; build them from the same data and seed"
+            )

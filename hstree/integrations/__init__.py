@@ -1,0 +1,1 @@
+"""Heads in the libraries of others: a module each, which alone imports that library."""

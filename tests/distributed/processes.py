@@ -1,0 +1,54 @@
+"""Processes of one gloo group, each of which runs the same functions."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+SECONDS = 120
+
+
+def launch(modules: Sequence[str], size: int = 2) -> list[dict[str, Any]]:
+    """What each process returns for each of the SCENARIOS of these modules. An exception of
+    one is raised here."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = torch.multiprocessing.spawn(
+            _process, (list(modules), size, folder), nprocs=size, join=False
+        )
+        end = time.monotonic() + SECONDS
+        try:
+            while not context.join(timeout=1):  # whether all have ended
+                if time.monotonic() > end:
+                    raise TimeoutError(f"the processes took more than {SECONDS} s")
+        finally:
+            for process in context.processes:
+                process.kill()
+        return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(size)]
+
+
+def _process(rank: int, modules: list[str], size: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder) / "store"), size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20)
+    )
+    found: dict[str, Any] = {}
+    scenarios = [
+        item for name in modules for item in importlib.import_module(name).SCENARIOS.items()
+    ]
+    for name, scenario in scenarios:
+        torch.manual_seed(0)
+        found[name] = scenario()
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    os._exit(0)  # the threads of gloo may outlive the interpreter, and end it with an abort

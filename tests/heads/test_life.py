@@ -1,0 +1,219 @@
+"""What happens to a head beside training: the meta device, dtypes, inference mode, compilation."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from heads.support import HEADS, D, V, draw, draw_targets, make, randomise
+from hstree.heads import Head, HeadOutput, Softmax, load_head
+
+every_head = pytest.mark.parametrize("kind", HEADS)
+
+
+def on_meta(kind: str) -> Head:
+    with torch.device("meta"):
+        head = HEADS[kind]()
+    assert all(parameter.is_meta for parameter in head.parameters())
+    return head
+
+
+def spoil(head: Head) -> Head:
+    """What to_empty may leave in memory."""
+    for tensor in (*head.parameters(), *head.buffers()):
+        tensor.data.fill_(101)
+    return head
+
+
+def emptied(head: Head) -> Head:
+    """to_empty, with garbage for certain in what it makes."""
+    return head._apply(lambda t: torch.full_like(t, 101, device="cpu"))
+
+
+def check_equal(got: Head, wanted: Head) -> None:
+    hidden, target = draw(5, D), draw_targets(5)
+    assert torch.equal(got.log_prob(hidden), wanted.log_prob(hidden))
+    assert torch.equal(got(hidden, target).output, wanted(hidden, target).output)
+    assert torch.equal(got.topk(hidden, 3)[1], wanted.topk(hidden, 3)[1])
+    seeds = [torch.Generator().manual_seed(0) for _ in range(2)]
+    assert torch.equal(got.sample(hidden, seeds[0]), wanted.sample(hidden, seeds[1]))
+    state = wanted.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in got.state_dict().items())
+
+
+@every_head
+@pytest.mark.parametrize("assign", [False, True], ids=["to_empty", "assign"])
+def test_meta_then_load(kind: str, assign: bool) -> None:
+    wanted, head = make(kind), on_meta(kind)
+    if not assign:
+        head = emptied(head)
+    head.load_state_dict(wanted.state_dict(), assign=assign)
+    check_equal(head, wanted)
+    assert not any(tensor.is_meta for tensor in (*head.parameters(), *head.buffers()))
+    head(draw(5, D), draw_targets(5)).loss.backward()
+
+
+@every_head
+def test_to_empty_is_followed_by_a_load_in_place(kind: str) -> None:
+    wanted = make(kind)
+    head = nn.Sequential(copy.deepcopy(wanted))
+    head[0] = spoil(emptied(head[0]))
+    head.load_state_dict(nn.Sequential(wanted).state_dict())
+    check_equal(head[0], wanted)
+
+
+@every_head
+def test_deferred_initialisation(kind: str) -> None:
+    """Of a head on the meta device: what the constructor makes from the same random numbers."""
+    torch.manual_seed(3)
+    wanted = HEADS[kind]()
+    head = emptied(on_meta(kind))
+    torch.manual_seed(3)
+    if wanted.config().get("tied"):  # the model's own embedding is not reset
+        nn.Embedding(V, D)
+    head.reset_parameters()
+    for key, value in wanted.state_dict().items():
+        if not (wanted.config().get("tied") and key in ("weight", "output_embedding")):
+            assert torch.equal(head.state_dict()[key], value), key
+    if not wanted.config().get("tied"):
+        check_equal(head, wanted)
+
+
+@every_head
+def test_modules_reset_one_by_one(kind: str) -> None:
+    """As FSDP2's recipe does, the head first, then the modules in it: whatever does not depend on
+    random numbers is what the constructor makes."""
+    first, second = HEADS[kind]().state_dict(), HEADS[kind]().state_dict()
+    head = emptied(on_meta(kind))
+    for module in head.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    fixed = [key for key in first if torch.equal(first[key], second[key])]
+    assert all(torch.equal(head.state_dict()[key], first[key]) for key in fixed)
+    assert bool(fixed) != (kind in ("softmax, no bias", "plif"))
+
+
+@every_head
+def test_from_pretrained_of_transformers(kind: str) -> None:
+    """Parameters and buffers assigned one by one; those that are not saved replaced by empty ones;
+    nothing called afterwards. See ``PreTrainedModel._move_missing_keys_from_meta_to_device``."""
+    wanted, head = make(kind), on_meta(kind)
+    state = wanted.state_dict()
+    for name, buffer in list(head.named_buffers()):
+        if name not in state:
+            path, _, last = name.rpartition(".")
+            empty = torch.full_like(buffer, 101, device="cpu")
+            setattr(head.get_submodule(path), last, empty)
+    for name, value in state.items():
+        path, _, last = name.rpartition(".")
+        module = head.get_submodule(path)
+        is_parameter = last in module._parameters
+        setattr(module, last, nn.Parameter(value.clone()) if is_parameter else value.clone())
+    check_equal(head, wanted)
+
+
+@every_head
+def test_moves_keep_the_tables(kind: str) -> None:
+    """Where nothing moves no table is made again."""
+    head = make(kind)
+    before = dict(head.named_buffers())
+    head.double().float().to("cpu").share_memory()
+    assert all(buffer is before[name] for name, buffer in head.named_buffers())
+
+
+@every_head
+def test_pickle(kind: str, tmp_path: Any) -> None:
+    head = make(kind)
+    torch.save(head, tmp_path / "head")
+    check_equal(torch.load(tmp_path / "head", weights_only=False), head)
+
+
+@every_head
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda head, h, y: head.topk(h, 3),
+        lambda head, h, y: head.log_prob(h),
+        lambda head, h, y: head.sample(h),
+        lambda head, h, y: head.predict(h),
+        lambda head, h, y: head(h, y),
+    ],
+    ids=["topk", "log_prob", "sample", "predict", "loss"],
+)
+def test_inference_mode_leaves_no_trace(kind: str, use: Callable[..., Any]) -> None:
+    """The first use of a head, then gradients as without it."""
+    hidden, target = draw(6, D), draw_targets(6)
+    grads = []
+    for first in (False, True):
+        head = make(kind)
+        if first:
+            with torch.inference_mode():
+                use(head, hidden, target)
+        values, _ = head.topk(hidden, 3)
+        (head(hidden, target).loss + head.log_prob(hidden)[0, 3] + values.sum()).backward()
+        grads.append([p.grad.to_dense() for p in head.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    assert grads[0]
+
+
+@pytest.fixture
+def float64_by_default() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@every_head
+def test_default_dtype_float64(kind: str, tmp_path: Any, float64_by_default: None) -> None:
+    head = randomise(HEADS[kind]())
+    assert all(p.dtype == torch.float64 for p in head.parameters())
+    assert not any(b.dtype == torch.float32 for b in head.buffers())
+    hidden, target = torch.randn(5, D), draw_targets(5)
+    output, loss = head(hidden, target)
+    log_prob = head.log_prob(hidden)
+    assert output.dtype == loss.dtype == log_prob.dtype == torch.float64
+    torch.testing.assert_close(
+        output, log_prob.gather(1, target[:, None])[:, 0], rtol=1e-12, atol=0
+    )
+    loss.backward()
+    head.save(tmp_path / "head")
+    assert torch.equal(load_head(tmp_path / "head").log_prob(hidden), log_prob)
+
+
+@every_head
+@pytest.mark.parametrize("weights", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_hidden_of_any_dtype(kind: str, weights: torch.dtype, dtype: torch.dtype) -> None:
+    """It is cast to the dtype of the weights, by every method; its gradient has its own dtype."""
+    head = make(kind, reduction="none").to(weights)
+    hidden, target = draw(6, D).to(dtype).requires_grad_(), draw_targets(6)
+    cast = hidden.detach().to(weights)
+    wide = torch.float64 if weights == torch.float64 else torch.float32
+    output, loss = head(hidden, target)
+    log_prob, (values, classes) = head.log_prob(hidden), head.topk(hidden, 3)
+    assert output.dtype == loss.dtype == log_prob.dtype == values.dtype == wide
+    assert torch.equal(loss, head(cast, target).loss)
+    assert torch.equal(log_prob, head.log_prob(cast))
+    assert torch.equal(values, head.topk(cast, 3)[0])
+    assert torch.equal(classes, head.topk(cast, 3)[1])
+    assert torch.equal(head.predict(hidden), head.predict(cast))
+    seeds = [torch.Generator().manual_seed(0) for _ in range(2)]
+    assert torch.equal(head.sample(hidden, seeds[0]), head.sample(cast, seeds[1]))
+    loss.sum().backward()
+    assert hidden.grad is not None
+    assert hidden.grad.dtype == dtype
+    assert all(p.grad.dtype == weights for p in head.parameters() if p.grad is not None)
+
+
+def test_a_call_is_typed() -> None:
+    """``head(hidden, target).loss`` is a Tensor to a type checker, as its annotation says."""
+    source = inspect.getsource(Head)
+    assert "def __call__(self, hidden: Tensor, target: Tensor) -> HeadOutput: ..." in source
+    assert get_type_hints(Softmax.forward)["return"] is HeadOutput
+    assert get_type_hints(HeadOutput) == {"output": Tensor, "loss": Tensor}
