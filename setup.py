@@ -199,6 +199,19 @@ def sources(folder: str, suffix: str) -> list[str]:
     )
 
 
+def pybind11_headers() -> str:
+    """Copies the headers of pybind11 to build/ and returns their folder: an isolated build has them
+    in a new place every time, for which ninja would compile again."""
+    import pybind11
+
+    folder = ROOT / "build" / f"pybind11-{pybind11.__version__}"
+    if not folder.exists():
+        part = folder.with_name(f"{folder.name}.{os.getpid()}")
+        shutil.copytree(pybind11.get_include(), part)
+        part.rename(folder)
+    return str(folder)
+
+
 def write_build_info(path: Path, fields: dict[str, Any]) -> None:
     """Writes hstree/_build_info.py, which the import compares with what it finds."""
     lines = ['"""Written by setup.py: what this build was made with."""', ""]
@@ -217,7 +230,7 @@ def extension_arguments() -> dict[str, Any]:
     cuda = cpu_only is None
 
     try:
-        import pybind11
+        pybind11 = pybind11_headers()
     except ImportError:
         fail(
             "pybind11 is missing.",
@@ -262,7 +275,7 @@ def extension_arguments() -> dict[str, Any]:
     host = Extension(
         "hstree._host",
         sources("host", ".cpp"),
-        include_dirs=[str(csrc), pybind11.get_include()],
+        include_dirs=[str(csrc), pybind11],
         depends=[*headers, EXPORTS],
         extra_compile_args={"cxx": HOST_FLAGS},
         extra_link_args=link_flags,

@@ -5,29 +5,29 @@
 Importing the package registers the operators ``torch.ops.hstree.*`` with their autograd formulas.
 """
 
-from hstree._extension import BuildInfo, build_info, load
+from hstree._extension import BuildInfo, build_info, interruptible_imports, load
 
-load()
-
-from hstree import heads, ops, optim, trees  # noqa: E402  (they need the operators that load() registers)
-from hstree.heads import (  # noqa: E402
-    DOC,
-    GSS,
-    PLIF,
-    AdaptiveSoftmax,
-    Head,
-    HeadOutput,
-    Mixtape,
-    MixtureOfContexts,
-    MixtureOfSoftmaxes,
-    MixtureOfSoftmaxesPLIF,
-    MonotonicNetwork,
-    PLIFFrozen,
-    SigSoftmax,
-    Softmax,
-    TreeEnsemble,
-    load_head,
-)
+with interruptible_imports():
+    load()  # registers the operators that the others need
+    from hstree import heads, ops, optim, trees
+    from hstree.heads import (
+        DOC,
+        GSS,
+        PLIF,
+        AdaptiveSoftmax,
+        Head,
+        HeadOutput,
+        Mixtape,
+        MixtureOfContexts,
+        MixtureOfSoftmaxes,
+        MixtureOfSoftmaxesPLIF,
+        MonotonicNetwork,
+        PLIFFrozen,
+        SigSoftmax,
+        Softmax,
+        TreeEnsemble,
+        load_head,
+    )
 
 __version__ = build_info().version
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
+import importlib.util
+import os
 import re
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 MINIMUM_TORCH = (2, 11)
 
@@ -71,7 +73,7 @@ def build_info() -> BuildInfo:
             "its extension modules have not been built.",
             found=f"a source checkout without compiled modules, {folder}",
             expected="an installed hstree, or a checkout installed in place",
-            command=f"pip install -e {folder.parent}, or leave that folder for an installed hstree",
+            command=f"pip install {folder.parent}; to work on the code, with -e",
         )
     return BuildInfo(
         version=written.version,
@@ -88,11 +90,16 @@ def build_info() -> BuildInfo:
 def load() -> None:
     """Imports ``hstree._C``, which registers ``torch.ops.hstree.*``, and ``hstree._host``.
 
+    In a source checkout that has not been built, the hstree that is installed, if there is one,
+    takes its place in ``sys.modules``.
+
     Raises:
         ImportError: with what was found, what was expected and the command that mends it, where
             torch is missing or older than 2.11, the package was not built, was built for another
             CUDA or another Python, or its binary does not load.
     """
+    if _import_installed(Path(__file__).resolve().parent):
+        return
     torch_version, torch_cuda = _torch_versions()
     built = build_info()
     _compare_cuda(built, torch_version, torch_cuda)
@@ -103,6 +110,41 @@ def load() -> None:
             _explain(module, error, built, torch_version)
     if built.cuda is None and _gpu_support() is not None:
         _refuse_cuda()
+
+
+def _import_installed(here: Path) -> bool:
+    """Whether this is an unbuilt checkout, which Python finds first in a clone, and the installed
+    package has been imported instead."""
+    if (here / "_build_info.py").exists():
+        return False
+    elsewhere = [place for place in sys.path if Path(place, "hstree").resolve() != here]
+    spec = PathFinder.find_spec("hstree", elsewhere)
+    if spec is None or spec.loader is None:
+        return False
+    sys.modules["hstree"] = installed = importlib.util.module_from_spec(spec)
+    del sys.modules["hstree._extension"]
+    spec.loader.exec_module(installed)
+    return True
+
+
+@contextmanager
+def interruptible_imports() -> Iterator[None]:
+    """A context in which Ctrl-C ends the command ``hstree`` at once and in one line; what a module
+    that is half imported makes of the exception would be anything. Other programs: no change."""
+    command = Path(sys.argv[0]).stem == "hstree" or "hstree.cli" in sys.orig_argv
+    if not command or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def end(*_: object) -> NoReturn:
+        os.write(2, b"hstree: interrupted\n")
+        os._exit(130)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def describe_cuda() -> str:
@@ -218,6 +260,11 @@ def _explain(module: str, error: ImportError, built: BuildInfo, torch_version: s
 
 def _rebuild_command() -> str:
     """Returns the pip command that builds this package again, from where it was installed."""
+    import json
+    from importlib import metadata
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
     source = "hstree"
     try:
         recorded = metadata.distribution("hstree").read_text("direct_url.json")

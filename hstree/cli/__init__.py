@@ -1,5 +1,8 @@
 """The command line: ``hstree train | evaluate | generate | compare | tree``."""
 
-from .app import main
+from hstree._extension import interruptible_imports
+
+with interruptible_imports():
+    from hstree.cli.app import main
 
 __all__ = ["main"]

@@ -1,5 +1,12 @@
 """Heads on several processes, by torch.distributed."""
 
 from hstree.distributed.data_parallel import DistributedDataParallel, fully_shard
+from hstree.distributed.trees import ShardedTreeEnsemble, gather_trees, shard_trees
 
-__all__ = ["DistributedDataParallel", "fully_shard"]
+__all__ = [
+    "DistributedDataParallel",
+    "ShardedTreeEnsemble",
+    "fully_shard",
+    "gather_trees",
+    "shard_trees",
+]

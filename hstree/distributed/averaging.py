@@ -59,7 +59,7 @@ class RowAveraging:
                 "sparse=False"
             )
         self.parameters, self.groups = list(parameters), list(groups)
-        self.enabled, self._queued = True, False
+        self.enabled, self._reached = True, False
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(self._queue)  # type: ignore[no-untyped-call]
 
@@ -73,21 +73,22 @@ class RowAveraging:
     def watch(self, output: Any) -> None:
         """Average after backward passes through this output of a model too: some ranks may reach
         none of the parameters."""
-        self._queued = False  # a backward pass that failed has left it
         if self.parameters and torch.is_grad_enabled():
             for tensor in tree_leaves(output):
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
                     tensor.register_hook(self._queue)  # type: ignore[no-untyped-call]
 
     def _queue(self, _: Tensor) -> None:
-        if self.enabled and not self._queued:
-            self._queued = True
+        if self.enabled:
+            self._reached = True
             Variable._execution_engine.queue_callback(self._average)
 
     def _average(self) -> None:
-        self._queued = False
-        for group in self.groups:
-            average_gradients(self.parameters, group)
+        """Called once for each parameter at the end of a backward pass: the first call averages."""
+        if self._reached:
+            self._reached = False
+            for group in self.groups:
+                average_gradients(self.parameters, group)
 
 
 @torch.no_grad()

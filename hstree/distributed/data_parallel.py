@@ -76,7 +76,8 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         self._averaging.enabled = self.require_backward_grad_sync
-        self._averaging.watch(output if self.find_unused_parameters else None)
+        if self.find_unused_parameters and self.require_backward_grad_sync:
+            self._averaging.watch(output)
         return output
 
     def join(self, *arguments: Any, **options: Any) -> Any:
@@ -98,11 +99,11 @@ def fully_shard(
 ) -> _Module:
     """:func:`torch.distributed.fsdp.fully_shard` for models with row-sparse gradients.
 
-    Row-sparse parameters stay whole on every rank, begin as those of the first rank, and their
-    gradients are averaged as rows at the end of the backward pass; all other parameters are
-    sharded. As with torch's function, first apply it to the layers and then to the model. A head to
-    which it, or torch's, was applied can be called by ``log_prob``, ``topk``, ``predict`` and
-    ``sample`` too.
+    Row-sparse parameters stay whole on every rank and in their dtype, begin as those of the first
+    rank, and their gradients are averaged as rows at the end of the backward pass; all other
+    parameters are sharded. As with torch's function, apply it to the layers first and to the model
+    last. A head to which it, or torch's, was applied itself works outside of ``forward`` too:
+    ``log_prob``, ``topk``, ``predict``, ``sample`` and ``entropy`` gather its parameters.
 
     Args:
         module: changed in place. Its heads have the same trees and feature subsets on all ranks.
@@ -136,6 +137,4 @@ def fully_shard(
     fsdp.fully_shard(module, mesh=mesh, ignored_params={*sparse, *ignored_params}, **options)
     check_same_tables(module, groups)
     averaging.broadcast()
-    if averaging.parameters:
-        module.register_forward_hook(lambda _, __, output: averaging.watch(output))
     return module

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hstree._checks import check_order
+from hstree._transforms import is_transformed
 from hstree.heads.base import Head
 from hstree.heads.flat import wide
 
@@ -103,12 +104,21 @@ class AdaptiveSoftmax(Head):
         # count.
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.to(self.adaptive.head.weight.dtype)
+            if is_transformed():
+                return self._chosen(hidden, target)
             kept = target >= 0
             output = hidden.new_zeros(len(hidden))
             if not bool(kept.any()):
                 return wide(output + hidden[kept].sum())
             log_prob = self.adaptive(hidden[kept], self.rank[target[kept]]).output
             return wide(output.masked_scatter(kept, log_prob))
+
+    def _chosen(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Out of the log-probabilities of all classes, without a look at the targets."""
+        known = target.clamp(0, self.n_classes - 1)
+        log_prob = self.class_log_prob(hidden).gather(1, known.unsqueeze(1)).squeeze(1)
+        log_prob = log_prob.masked_fill(target >= self.n_classes, torch.nan)
+        return log_prob.masked_fill(target == -1, 0.0)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):

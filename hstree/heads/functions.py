@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from hstree._checks import check_int, check_number
 from hstree.heads.base import ParameterGroup
 from hstree.heads.buffers import fill
-from hstree.ops import LogitFunction
-
-_ROWS_AT_A_TIME = 64
+from hstree.ops import LogitFunction, sigmoid_sums
 
 
 class Function(nn.Module, ABC):
@@ -180,50 +178,11 @@ class MonotonicNetwork(Function):
         u, v, b = F.softplus(self.u.double()), F.softplus(self.v.double()), self.b.double()
         ends = (-self.radius, self.radius)
         knots = torch.linspace(*ends, self.intervals + 1, dtype=u.dtype, device=u.device)
-        values: tuple[Tensor, Tensor] = _ValuesAtKnots.apply(u, v, b, knots, dtype)  # type: ignore[no-untyped-call]
+        values = sigmoid_sums(knots, u, v, b, gradient_dtype=dtype)
         return LogitFunction.cubic(*values, self.radius).to(dtype)
 
     def config(self) -> dict[str, Any]:
         return {"units": self.units, "intervals": self.intervals}
-
-
-class _ValuesAtKnots(torch.autograd.Function):
-    """f(x) and f'(x) of the monotonic network at x [P], float64, in blocks of x; gradients in the
-    dtype of the logits, from sigmoids that are computed again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, u: Tensor, v: Tensor, b: Tensor, x: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(u, v, b, x)
-        ctx.dtype = dtype
-        value, derivative = torch.empty_like(x), torch.empty_like(x)
-        for begin in range(0, len(x), _ROWS_AT_A_TIME):
-            rows = slice(begin, begin + _ROWS_AT_A_TIME)
-            s = torch.addmm(b, x[rows, None], u[None]).sigmoid_()
-            torch.mv(s, v, out=value[rows])
-            torch.mv(s.addcmul_(s, s, value=-1), u * v, out=derivative[rows])
-        return value, derivative
-
-    @staticmethod
-    def backward(ctx: Any, grad_value: Tensor, grad_derivative: Tensor) -> Any:
-        u, v, b, x = (tensor.to(ctx.dtype) for tensor in ctx.saved_tensors)
-        # Columns: the gradients of f and f', and their products with x.
-        grad = torch.stack([grad_value, grad_derivative], 1).to(ctx.dtype)
-        grad = torch.cat([grad, x[:, None] * grad], 1)
-        of_s, of_slope, of_bend = (grad.new_zeros(len(u), 4) for _ in range(3))
-        for begin in range(0, len(x), _ROWS_AT_A_TIME):
-            rows = slice(begin, begin + _ROWS_AT_A_TIME)
-            g = grad[rows]
-            s = torch.addmm(b, x[rows, None], u[None]).sigmoid_()
-            slope = s * (1 - s)
-            of_s.addmm_(s.t(), g)
-            of_slope.addmm_(slope.t(), g)
-            of_bend.addmm_((slope * (1 - 2 * s)).t(), g)
-        grad_v = of_s[:, 0] + u * of_slope[:, 1]
-        grad_b = v * (of_slope[:, 0] + u * of_bend[:, 1])
-        grad_u = v * (of_slope[:, 2] + u * of_bend[:, 3] + of_slope[:, 1])
-        return *(part.double() for part in (grad_u, grad_v, grad_b)), None, None
 
 
 FUNCTIONS: dict[str, type[Function]] = {

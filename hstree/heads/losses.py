@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from hstree._transforms import is_transformed
 from hstree.ops import default_chunk_rows
 
 
@@ -38,7 +39,10 @@ def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
 
 def by_rows(function: Callable[..., Tensor], columns: int, *tensors: Tensor) -> Tensor:
     """``function(*tensors)`` [N] of tensors [N, ...], for so many rows at a time that a chunk of
-    ``columns`` numbers in each is small; computed again in the backward pass."""
+    ``columns`` numbers in each is small; computed again in the backward pass. All at once under
+    torch.func, which has no checkpoints."""
+    if is_transformed():
+        return function(*tensors)
     size = default_chunk_rows(tensors[0], columns)
     chunks = zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
     return torch.cat([checkpoint(function, *chunk, use_reentrant=False) for chunk in chunks])

@@ -10,6 +10,7 @@ from hstree.ops.monotone_log_prob import monotone_log_prob
 from hstree.ops.path_log_prob import path_log_prob
 from hstree.ops.piecewise import piecewise
 from hstree.ops.plif import plif, plif_table
+from hstree.ops.sigmoid_sums import sigmoid_sums
 from hstree.ops.sparse_adam import sparse_adam_
 from hstree.ops.targets import mark_targets
 from hstree.ops.tree_log_prob import tree_log_prob
@@ -30,6 +31,7 @@ __all__ = [
     "piecewise",
     "plif",
     "plif_table",
+    "sigmoid_sums",
     "sparse_adam_",
     "tree_log_prob",
     "tree_topk",

@@ -17,16 +17,32 @@ import torch
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
-from hstree.ops._derivatives import no_second_derivative
+from hstree._transforms import is_transformed
+from hstree.ops._autograd import (
+    define,
+    fold,
+    is_shared_batched,
+    no_second_derivative,
+    one_by_one,
+    register_autograd,
+    unfold,
+)
+from hstree.ops.leaf_order import leaf_order, split_order
 
 Operator = Callable[..., Any]
+OnPaths = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""log_prob [N, T] and scores [N, T, longest] of paths that begin and end at places [N, T] of a
+table, given how rows of the weight [N, T, longest] are scored."""
+
+_ROWS = (0, None, None, 0, *[None] * 5)  # of hidden to longest, as by_rows takes them
 
 
 class TreeOp:
     """An op of the library ``hstree`` by name, with its fake kernels and its gradients
     registered."""
 
-    def __init__(self, forward: str) -> None:
+    def __init__(self, forward: str, on_paths: OnPaths) -> None:
+        self.on_paths = on_paths
         namespace = torch.ops.hstree
         backward = f"{forward}_backward"
         self.forward: Operator = getattr(namespace, forward).default
@@ -35,11 +51,26 @@ class TreeOp:
         torch.library.register_fake(f"hstree::{forward}", _forward_fake)
         torch.library.register_fake(f"hstree::{backward}", _backward_fake)
         torch.library.register_fake(f"hstree::{backward}_sparse", _backward_sparse_fake)
-        torch.library.register_autograd(
-            f"hstree::{forward}", self._dense_gradient, setup_context=_save_for_backward
+        # The gradient of hidden alone costs nothing of the size of the weight.
+        hidden = f"{backward}_hidden"
+        schema = str(self.backward_sparse._schema)
+        arguments = schema[schema.index("(") : schema.index(" ->")]
+        self.backward_hidden: Operator = define(
+            hidden,
+            f"{arguments} -> Tensor",
+            lambda *inputs: self.backward_sparse(*inputs)[0],
+            lambda grad, hidden, *_: torch.empty_like(hidden),
         )
+        register_autograd(
+            forward,
+            self._dense_gradient,
+            setup_context=_save_for_backward,
+            vmap=self._vmap,
+            formula=self._formula,
+        )
+        register_autograd(hidden, no_second_derivative(hidden), vmap=self._hidden_vmap)
         for name in (backward, f"{backward}_sparse"):
-            torch.library.register_autograd(f"hstree::{name}", no_second_derivative(name))
+            register_autograd(name, no_second_derivative(name))
 
     def __call__(self, sparse: bool, hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         """log_prob [N, T]; under autocast hidden takes the weight's dtype, as a cast weight
@@ -47,7 +78,11 @@ class TreeOp:
         if torch.is_autocast_enabled(hidden.device.type) and hidden.is_floating_point():
             hidden = hidden.to(weight.dtype)
         if sparse and torch.is_grad_enabled():
-            apply = _apply_sparse_uncompiled if torch.compiler.is_compiling() else _apply_sparse
+            if torch.compiler.is_compiling():
+                # Imported by need: it takes torch._dynamo, which takes seconds.
+                from hstree.ops._uncompiled import apply_sparse as apply
+            else:
+                apply = apply_sparse
             sparse_log_prob: Tensor = apply(self, hidden, weight, *rest)
             return sparse_log_prob
         log_prob: Tensor = self.forward(hidden, weight, *rest)[0]
@@ -55,10 +90,64 @@ class TreeOp:
 
     def _dense_gradient(self, ctx: Any, grad_log_prob: Tensor, *_: Any) -> Any:
         arguments = (grad_log_prob, *ctx.saved_tensors)
-        if any(ctx.needs_input_grad[1:3]) or torch.compiler.is_compiling():
+        if any(ctx.needs_input_grad[1:3]):
             return _hidden_gradients(ctx, *self.backward(*arguments))
-        grad_hidden = self.backward_sparse(*arguments)[0]  # nothing of the size of the weight
-        return _hidden_gradients(ctx, grad_hidden, None, None)
+        return _hidden_gradients(ctx, self.backward_hidden(*arguments), None, None)
+
+    def _vmap(self, info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        given = inputs[-1]
+        if is_shared_batched(in_dims[:-1], _ROWS):
+            return one_by_one(self.forward)(info, in_dims, *inputs)
+        flat = fold(inputs[:-1], in_dims[:-1], _ROWS, info.batch_size)
+        log_prob, score, order, plan = self.forward(*flat, None)
+        outputs = [unfold(x, 0, info.batch_size) for x in (log_prob, score)]
+        if given is not None:
+            return (*outputs, order[:0, :0], plan[:0]), (0, 0, None, None)
+        return (*outputs, split_order(order, info.batch_size), plan[:0]), (0, 0, 1, None)
+
+    def _hidden_vmap(self, info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        """Without order and plan, which belong to one element of the batch."""
+        rows = (0, 0, None, 0, *[None] * 4, 0)
+        dims, inputs = in_dims[:-2], inputs[:-2]
+        if is_shared_batched(dims, rows):
+            return one_by_one(self.backward_hidden)(info, dims, *inputs)
+        flat = fold(inputs, dims, rows, info.batch_size)
+        return unfold(self.backward_hidden(*flat), 0, info.batch_size), 0
+
+    def _formula(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        offset: Tensor,
+        path: Tensor,
+        leaf_position: Tensor,
+        feature_index: Tensor | None,
+        longest: int,
+        order: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The op in torch's own operators; holds the vectors of all nodes on the paths [N, T,
+        longest, S]."""
+        trees, classes = leaf_position.shape
+        dtype = sum_dtype(hidden.dtype)
+        if feature_index is None:
+            x = hidden.unsqueeze(1).expand(-1, trees, -1)
+        else:
+            x = hidden[:, feature_index.long()]
+        tree = torch.arange(trees, device=hidden.device).unsqueeze(1)
+
+        def score_of(row: Tensor) -> Tensor:
+            score = (weight[tree, row].to(dtype) @ x.to(dtype).unsqueeze(-1)).squeeze(-1)
+            return score if bias is None else score + bias[tree, row]
+
+        known = target.clamp(0, classes - 1)
+        begin, end = offset[:, known].t(), offset[:, known + 1].t()
+        end = torch.where((target == known).unsqueeze(1), end, begin)
+        log_prob, score = self.on_paths(score_of, begin, end, path, longest)
+        log_prob = log_prob.masked_fill((target >= classes).unsqueeze(1), torch.nan)
+        order = leaf_order(target, leaf_position) if order is None else order[:0, :0]
+        return log_prob, score.detach(), order, order.new_empty(0, dtype=torch.int32)
 
 
 def _hidden_gradients(
@@ -74,7 +163,8 @@ def _save(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
     hidden, weight, bias, *tables, _longest, given = inputs
     _log_prob, score, order, plan = outputs
     ctx.has_bias = bias is not None
-    kept = (score, order if given is None else given, plan if _has_plan(hidden) else None)
+    with_plan = _has_plan(hidden) and not is_transformed()
+    kept = (score, order if given is None else given, plan if with_plan else None)
     ctx.save_for_backward(hidden, weight, *tables, *kept)
 
 
@@ -121,14 +211,13 @@ class _SparseGradient(torch.autograd.Function):
         return None, *_hidden_gradients(ctx, grad_hidden, grad_weight, grad_bias)
 
 
-def _apply_sparse(op: TreeOp, *inputs: Any) -> Tensor:
+def apply_sparse(op: TreeOp, *inputs: Any) -> Tensor:
+    """log_prob [N, T], whose gradients are row-sparse but under a transform."""
+    if is_transformed():
+        dense: Tensor = op.forward(*inputs)[0]
+        return dense
     log_prob: Tensor = _SparseGradient.apply(op, *inputs)  # type: ignore[no-untyped-call]
     return log_prob
-
-
-_apply_sparse_uncompiled: Operator = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    _apply_sparse, reason="torch.compile has no sparse gradients; pass sparse=False"
-)
 
 
 def _forward_fake(

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hstree._dtypes import sum_dtype
+from hstree.ops._autograd import by_rows, register_autograd
+
 
 def feature_gather(hidden: Tensor, feature_index: Tensor) -> Tensor:
     """output[n, t, s] = hidden[n, feature_index[t, s]]; the gradient adds the trees of a row in
@@ -74,13 +77,29 @@ def _second_derivative(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     return torch.ops.hstree.feature_gather(grad, feature_index), None, None
 
 
+def _formula(hidden: Tensor, feature_index: Tensor) -> Tensor:
+    return hidden[:, feature_index.long()]
+
+
+def _backward_formula(grad: Tensor, feature_index: Tensor, in_features: int) -> Tensor:
+    sums = grad.new_zeros(grad.shape[0], in_features, dtype=sum_dtype(grad.dtype))
+    each = grad.flatten(1).to(sums.dtype)
+    return sums.index_add(1, feature_index.flatten(), each).to(grad.dtype)
+
+
 torch.library.register_fake("hstree::feature_gather", _fake)
 torch.library.register_fake("hstree::feature_gather_backward", _backward_fake)
-torch.library.register_autograd(
-    "hstree::feature_gather", _gradient, setup_context=_save_for_backward
+register_autograd(
+    "feature_gather",
+    _gradient,
+    setup_context=_save_for_backward,
+    vmap=by_rows(torch.ops.hstree.feature_gather, (0, None), 0),
+    formula=_formula,
 )
-torch.library.register_autograd(
-    "hstree::feature_gather_backward",
+register_autograd(
+    "feature_gather_backward",
     _second_derivative,
     setup_context=_save_for_second_derivative,
+    vmap=by_rows(torch.ops.hstree.feature_gather_backward, (0, None, None), 0),
+    formula=_backward_formula,
 )

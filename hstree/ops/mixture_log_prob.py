@@ -8,11 +8,23 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
-from hstree.ops._derivatives import no_second_derivative
+from hstree._transforms import is_batched, is_transformed
+from hstree.ops._autograd import (
+    by_rows,
+    define,
+    fold,
+    is_shared_batched,
+    no_second_derivative,
+    one_by_one,
+    register_autograd,
+    unfold,
+)
 from hstree.ops.logit_function import IDENTITY, LogitFunction
+from hstree.ops.monotone_log_prob import formula as monotone_formula
 
 CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**29}
 """Size of a chunk of logits where the caller does not choose."""
@@ -65,10 +77,8 @@ def mixture_log_prob(
     )
     c, k, radius = function.c, function.k, function.radius
     problem = Problem(latent, log_prior, weight, bias, table, target, c, k, radius, chunk_rows)
-    wanted = [
-        torch.is_grad_enabled() and t is not None and t.requires_grad and reduction != "none"
-        for t in problem[:5]
-    ]
+    with_loss = torch.is_grad_enabled() and reduction != "none" and not is_transformed()
+    wanted = [with_loss and t is not None and t.requires_grad for t in problem[:5]]
     log_prob, loss, *_ = _forward_op(*problem, reduction == "mean", wanted)
     return log_prob, -log_prob if reduction == "none" else loss
 
@@ -316,7 +326,8 @@ def _gradient(ctx: Any, grad_log_prob: Tensor | None, grad_loss: Tensor | None, 
     if again or any(need and not want for want, need in zip(ctx.wanted, needed, strict=True)):
         ready = None
     if ready is not None and grad_log_prob is None and grad_loss is not None:
-        one = type(grad_loss) is Tensor and not grad_loss.is_cuda and grad_loss.item() == 1
+        readable = type(grad_loss) is Tensor and not grad_loss.is_cuda
+        one = readable and not is_batched(grad_loss) and grad_loss.item() == 1
         gradients = ready if one else [gradient * grad_loss for gradient in ready]
     else:
         upstream = _upstream(problem, grad_log_prob, grad_loss, ctx.mean)
@@ -341,33 +352,71 @@ def _upstream(
     return upstream
 
 
-_LIBRARY: Any = torch.library.Library("hstree", "FRAGMENT")  # type: ignore[no-untyped-call]
+_ROWS = (0, 0, None, None, None, 0, None, None, None, None)  # as by_rows takes them
+_NO_GRADIENTS = (None,) * 5
 
 
-def _define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
-    """The op hstree::name. Not torch.library.custom_op, which reads the schema from a signature:
-    the arguments would stand in every function."""
-    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"hstree::{name}", fake)
-    return getattr(torch.ops.hstree, name).default
+def _vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
+    """The losses of a batch come from the log-probabilities of all its rows."""
+    *_, mean, wanted = arguments
+    rows = (*_ROWS, None, None)
+    if any(wanted) or is_shared_batched(in_dims, rows):
+        return one_by_one(_forward_op)(info, in_dims, *arguments)
+    flat = fold(arguments, in_dims, rows, info.batch_size)
+    log_prob, _, *gradients = _forward_op(*flat)
+    log_prob, target = (unfold(x, 0, info.batch_size) for x in (log_prob, flat[5]))
+    loss = -log_prob.sum(1)
+    loss = loss / (target != -1).sum(1) if mean else loss
+    return (log_prob, loss, *gradients), (0, 0, *_NO_GRADIENTS)
 
 
-_forward_op = _define(
+def _backward_vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
+    if any(arguments[-1][2:]):  # gradients of what all rows share
+        return one_by_one(_backward_op)(info, in_dims, *arguments)
+    return by_rows(_backward_op, (0, *_ROWS, None), (0, 0, None, None, None))(
+        info, in_dims, *arguments
+    )
+
+
+def _formula(*arguments: Any) -> tuple[Any, ...]:
+    """Without gradients: torch takes those of the formula itself."""
+    *fields, mean, _wanted = arguments
+    problem = Problem(*fields)
+    latent, log_prior, weight, bias, table, target, c, k, radius, _ = problem
+    components = latent.shape[1]
+    logits = F.linear(latent.flatten(0, 1), weight).to(sum_dtype(latent.dtype))
+    logits = logits if bias is None else logits + bias
+    of_components = target.repeat_interleave(components)
+    log_prob = monotone_formula(logits, of_components, c, k, table, radius)[0]
+    if log_prior is not None:
+        joint = log_prior + log_prob.view(-1, components)
+        log_prob = joint.logsumexp(1).masked_fill(target == -1, 0)
+    loss = -log_prob.sum()
+    loss = loss / (target != -1).sum() if mean else loss
+    return log_prob, loss, *_empty_gradients(problem, [False] * 5)
+
+
+_forward_op = define(
     "mixture_log_prob",
     f"({_PROBLEM}, bool mean, bool[] wanted) -> (Tensor log_prob, Tensor loss, {_GRADIENTS})",
     _forward,
     _forward_fake,
 )
-_backward_op = _define(
+_backward_op = define(
     "mixture_log_prob_backward",
     f"(Tensor grad_log_prob, {_PROBLEM}, bool[] wanted) -> ({_GRADIENTS})",
     _backward,
     _backward_fake,
 )
-torch.library.register_autograd(
-    "hstree::mixture_log_prob", _gradient, setup_context=_save_for_backward
+register_autograd(
+    "mixture_log_prob",
+    _gradient,
+    setup_context=_save_for_backward,
+    vmap=_vmap,
+    formula=_formula,
 )
-torch.library.register_autograd(
-    "hstree::mixture_log_prob_backward", no_second_derivative("mixture_log_prob_backward")
+register_autograd(
+    "mixture_log_prob_backward",
+    no_second_derivative("mixture_log_prob_backward"),
+    vmap=_backward_vmap,
 )

@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hstree.ops._derivatives import no_second_derivative
+from hstree.ops._autograd import (
+    by_rows,
+    define,
+    no_second_derivative,
+    one_by_one,
+    register_autograd,
+)
+from hstree.ops.logit_function import LogitFunction
 
 
 def monotone_log_prob(
@@ -67,18 +75,10 @@ def monotone_log_prob(
     return log_prob
 
 
-class _Gradient(torch.autograd.Function):
+def _backward(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """The gradients of logits and table: the in-place op on a copy."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        grad = logits.clone(memory_format=torch.contiguous_format)
-        grad_table: Tensor = torch.ops.hstree.monotone_log_prob_backward_(grad, *rest)
-        return grad, grad_table
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return no_second_derivative("monotone_log_prob")(ctx, *grads)
+    grad = logits.clone(memory_format=torch.contiguous_format)
+    return grad, torch.ops.hstree.monotone_log_prob_backward_(grad, *rest)
 
 
 def _fake(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -117,15 +117,50 @@ def _gradient(ctx: Any, grad_log_prob: Tensor, grad_log_normalizer: Tensor | Non
     logits, target, log_normalizer, table = ctx.saved_tensors
     wanted = table is not None and ctx.needs_input_grad[4]
     function = (ctx.c, ctx.k, table, ctx.radius)
-    grad, grad_table = _Gradient.apply(  # type: ignore[no-untyped-call]
+    grad, grad_table = _backward_op(
         logits, grad_log_prob, target, log_normalizer, *function, wanted
     )
     return grad, None, None, None, grad_table.to(logits.dtype) if wanted else None, None
 
 
+def _backward_vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+    if inputs[-1]:  # the gradient of the table
+        return one_by_one(_backward_op)(info, in_dims, *inputs)
+    return by_rows(_backward_op, (0, 0, 0, 0, *[None] * 5), (0, None))(info, in_dims, *inputs)
+
+
+def formula(
+    logits: Tensor, target: Tensor, c: float, k: float, table: Tensor | None, radius: float
+) -> tuple[Tensor, Tensor]:
+    """The op in torch's own operators."""
+    function = LogitFunction(c, k, table, radius)
+    never = logits == -math.inf  # probability 0, whatever f does there
+    value = function(logits.masked_fill(never, 0.0)).masked_fill(never, -math.inf)
+    normalizer = value.logsumexp(1)
+    classes = logits.shape[1]
+    chosen = value.gather(1, target.clamp(0, classes - 1)[:, None]).squeeze(1)
+    bad = (target < -1) | (target >= classes)
+    log_prob = (chosen - normalizer).masked_fill(bad, math.nan).masked_fill(target == -1, 0.0)
+    return log_prob, normalizer.detach()
+
+
 torch.library.register_fake("hstree::monotone_log_prob", _fake)
 torch.library.register_fake("hstree::monotone_log_prob_backward_", _backward_fake)
 torch.library.register_fake("hstree::monotone_log_prob_gradient_", _gradient_fake)
-torch.library.register_autograd(
-    "hstree::monotone_log_prob", _gradient, setup_context=_save_for_backward
+_backward_op: Any = define(
+    "monotone_log_prob_backward",
+    "(Tensor logits, Tensor grad_log_prob, Tensor target, Tensor log_normalizer, float c, float k, "
+    "Tensor? table, float radius, bool table_gradient=True) -> (Tensor, Tensor)",
+    _backward,
+    lambda logits, *rest: (torch.empty_like(logits), _backward_fake(logits, *rest)),
+)
+register_autograd(
+    "monotone_log_prob",
+    _gradient,
+    setup_context=_save_for_backward,
+    vmap=by_rows(torch.ops.hstree.monotone_log_prob, (0, 0, *[None] * 4), (0, 0)),
+    formula=formula,
+)
+register_autograd(
+    "monotone_log_prob_backward", no_second_derivative("monotone_log_prob"), vmap=_backward_vmap
 )

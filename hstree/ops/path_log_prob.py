@@ -4,11 +4,29 @@ that keeps for the backward pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from hstree.ops._autograd import LIBRARY
 from hstree.ops._tree_op import TreeOp
 
-_op = TreeOp("path_log_prob")
+
+def _on_paths(
+    score_of: Callable[[Tensor], Tensor], begin: Tensor, end: Tensor, path: Tensor, longest: int
+) -> tuple[Tensor, Tensor]:
+    place = begin.unsqueeze(-1) + torch.arange(longest, device=begin.device)
+    real = place < end.unsqueeze(-1)
+    entry = path[place.where(real, 0)].long()
+    score = score_of(entry >> 1)
+    log_prob = F.logsigmoid(torch.where(entry & 1 == 1, score, -score))
+    return log_prob.where(real, 0.0).sum(-1), score.where(real, 0.0)
+
+
+_op = TreeOp("path_log_prob", _on_paths)
+LIBRARY.impl("forward", lambda *inputs: _op.forward(*inputs)[:2], "FuncTorchDynamicLayerFrontMode")
 
 
 def path_log_prob(

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree.ops._derivatives import no_second_derivative
+from hstree._dtypes import sum_dtype
+from hstree.ops._autograd import no_second_derivative, one_by_one, register_autograd
 
 
 def piecewise(input: Tensor, table: Tensor, radius: float) -> Tensor:
@@ -77,9 +78,32 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
     return grad_input, grad_table, None
 
 
+def _vmap(
+    info: Any, in_dims: Any, input: Tensor, table: Tensor, radius: float
+) -> tuple[Tensor, int]:
+    op = torch.ops.hstree.piecewise
+    if in_dims[1] is not None:
+        return one_by_one(op)(info, in_dims, input, table, radius)
+    return op(input, table, radius), in_dims[0]
+
+
+def _formula(input: Tensor, table: Tensor, radius: float) -> Tensor:
+    dtype = sum_dtype(input.dtype)
+    intervals = len(table)
+    scaled = input.to(dtype) * (intervals / (2 * radius))
+    j = (scaled.detach() + intervals / 2).floor().nan_to_num(0.0).clamp(0, intervals - 1)
+    u = scaled + (intervals / 2 - j)  # beyond [0, 1] outside [-radius, radius]
+    inside = u.clamp(0, 1)
+    *lower, value = table[j.long()].unbind(-1)
+    slope = torch.zeros_like(u)
+    for a in reversed(lower):
+        value, slope = value * inside + a, slope * inside + value
+    return (value + slope * (u - inside)).to(input.dtype)
+
+
 torch.library.register_fake("hstree::piecewise", _fake)
 torch.library.register_fake("hstree::piecewise_backward", _backward_fake)
-torch.library.register_autograd("hstree::piecewise", _gradient, setup_context=_save_for_backward)
-torch.library.register_autograd(
-    "hstree::piecewise_backward", no_second_derivative("piecewise_backward")
+register_autograd(
+    "piecewise", _gradient, setup_context=_save_for_backward, vmap=_vmap, formula=_formula
 )
+register_autograd("piecewise_backward", no_second_derivative("piecewise_backward"))

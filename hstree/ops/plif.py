@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
+from hstree.ops._autograd import define, register_autograd
 from hstree.ops.piecewise import piecewise
 
 
@@ -85,28 +86,37 @@ def plif_table(slopes: Tensor, radius: float = 20.0) -> Tensor:
     if not 0 < radius < math.inf:
         raise RuntimeError(f"radius: expected a finite number greater than 0, got {radius}")
     rise = slopes.double() * (2 * radius / slopes.shape[0])
-    knots: Tensor = _ExclusiveSums.apply(rise)  # type: ignore[no-untyped-call]
+    knots: Tensor = _exclusive_sums_op(rise)
     return torch.stack([knots, rise], dim=1).to(sum_dtype(slopes.dtype))
 
 
 def _exclusive_sums(terms: Tensor) -> Tensor:
-    """The sums of the terms [K] before each, in float64. NaN all over if a term is not finite.
+    """The sums of the terms [..., K] before each, in float64. NaN all over if a term is not finite.
 
     Integers, because on a GPU a floating-point cumsum is not the same on every run.
     """
-    bound = terms.abs().max() * len(terms)
+    bound = terms.abs().amax(-1, keepdim=True) * terms.shape[-1]
     exponent = torch.frexp(bound).exponent.clamp(min=-961)
     scale = (62 - exponent).double().exp2().masked_fill(~bound.isfinite(), math.nan)
     whole = (terms * scale).round().long()
-    return (whole.cumsum(0) - whole) / scale
+    return (whole.cumsum(-1) - whole) / scale
 
 
-class _ExclusiveSums(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, terms: Tensor) -> Tensor:
-        return _exclusive_sums(terms)
+def _gradient(ctx: Any, grad: Tensor) -> Tensor:
+    sums: Tensor = _exclusive_sums_op(grad.flip(-1))
+    return sums.flip(-1)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        sums: Tensor = _ExclusiveSums.apply(grad.flip(0))  # type: ignore[no-untyped-call]
-        return sums.flip(0)
+
+def _vmap(info: Any, in_dims: Any, terms: Tensor) -> tuple[Tensor, int]:
+    return _exclusive_sums_op(terms.movedim(in_dims[0], 0)), 0
+
+
+_exclusive_sums_op: Any = define(
+    "exclusive_sums", "(Tensor terms) -> Tensor", _exclusive_sums, torch.empty_like
+)
+register_autograd(
+    "exclusive_sums",
+    _gradient,
+    vmap=_vmap,
+    formula=lambda terms: terms.cumsum(-1) - terms,
+)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hstree._transforms import is_transformed
+
 
 def mark_targets(target: Tensor, n_classes: int, ignore_index: int) -> Tensor:
     """Targets int64 with -1 in place of ``ignore_index``. Every other value is then a class in [0,
@@ -12,14 +14,15 @@ def mark_targets(target: Tensor, n_classes: int, ignore_index: int) -> Tensor:
 
     Raises:
         ValueError: on the CPU, for a target that is neither in [0, V) nor ``ignore_index``. On a
-            GPU, where looking would cost a synchronisation, it becomes V.
+            GPU, where looking would cost a synchronisation, under torch.compile and under
+            torch.func it becomes V.
 
     Example:
         >>> mark_targets(torch.tensor([3, -100, 0]), n_classes=5, ignore_index=-100)
         tensor([ 3, -1,  0])
     """
     ignored = target == ignore_index
-    if target.device.type != "cpu" or torch.compiler.is_compiling():
+    if target.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
         bad = (target < 0) | (target >= n_classes)
         return target.masked_fill(bad, n_classes).masked_fill(ignored, -1)
     if target.numel():

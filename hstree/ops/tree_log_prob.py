@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hstree.ops._autograd import by_rows, no_second_derivative, register_autograd
 from hstree.ops._composed_tree_log_prob import composed_log_prob
-from hstree.ops._derivatives import no_second_derivative
 
 
 def tree_log_prob(
@@ -94,11 +94,29 @@ def _gradient(ctx: Any, grad: Tensor) -> Any:
     return grad_score, grad_log_gate, None, None, None, None, None
 
 
+def _formula(
+    score: Tensor,
+    log_gate: Tensor,
+    node: Tensor,
+    edge: Tensor,
+    wide_begin: int,
+    root_begin: int,
+    classes: int,
+) -> Tensor:
+    return composed_log_prob(score, log_gate, node, edge, classes, wide_begin, root_begin)
+
+
 torch.library.register_fake("hstree::tree_log_prob", _fake)
 torch.library.register_fake("hstree::tree_log_prob_backward", _backward_fake)
-torch.library.register_autograd(
-    "hstree::tree_log_prob", _gradient, setup_context=_save_for_backward
+register_autograd(
+    "tree_log_prob",
+    _gradient,
+    setup_context=_save_for_backward,
+    vmap=by_rows(torch.ops.hstree.tree_log_prob, (2, 0, *[None] * 5), 0),
+    formula=_formula,
 )
-torch.library.register_autograd(
-    "hstree::tree_log_prob_backward", no_second_derivative("tree_log_prob_backward")
+register_autograd(
+    "tree_log_prob_backward",
+    no_second_derivative("tree_log_prob_backward"),
+    vmap=by_rows(torch.ops.hstree.tree_log_prob_backward, (0, 0, 2, 0, *[None] * 4), (2, 0)),
 )

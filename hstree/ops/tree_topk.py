@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hstree.ops._autograd import by_rows, register_autograd
+
 
 def tree_topk(
     hidden: Tensor,
@@ -105,4 +107,8 @@ def _no_derivative(ctx: Any, *grads: Any) -> Any:
 
 
 torch.library.register_fake("hstree::tree_topk", _fake)
-torch.library.register_autograd("hstree::tree_topk", _no_derivative)
+register_autograd(
+    "tree_topk",
+    _no_derivative,
+    vmap=by_rows(torch.ops.hstree.tree_topk, (0, *[None] * 4, 1, 0, *[None] * 5), (0, 0)),
+)

@@ -3,11 +3,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hstree.ops._tree_op import TreeOp
 
-_op = TreeOp("wide_log_prob")
+
+def _on_paths(
+    score_of: Callable[[Tensor], Tensor], begin: Tensor, end: Tensor, path: Tensor, longest: int
+) -> tuple[Tensor, Tensor]:
+    first_row, width, child = path.long().unbind(1)
+    starts = F.pad(width.cumsum(0), (1, 0))
+    place = starts[begin].unsqueeze(-1) + torch.arange(longest, device=begin.device)
+    real = place < starts[end].unsqueeze(-1)
+    place = place.where(real, 0).contiguous()
+    node = torch.searchsorted(starts[1:], place, right=True)
+    ordinal = place - starts[node]
+    score = score_of(first_row[node] + ordinal)
+    # Log-softmax among the scores of each node; the last place is for what is none.
+    of_node = torch.where(real, node - begin.unsqueeze(-1), longest)
+    shape = (*score.shape[:-1], longest + 1)
+    largest = score.new_full(shape, -torch.inf)
+    largest = largest.scatter_reduce(-1, of_node, score.detach(), "amax")
+    score = score - largest.gather(-1, of_node)
+    total = score.new_zeros(shape).scatter_add(-1, of_node, score.exp())
+    score = (score - total.gather(-1, of_node).log()).where(real, 0.0)
+    return score.where(ordinal == child[node], 0.0).sum(-1), score
+
+
+_op = TreeOp("wide_log_prob", _on_paths)
 
 
 def wide_log_prob(

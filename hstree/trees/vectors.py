@@ -6,8 +6,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
-import scipy.sparse.linalg
 
 from hstree._checks import check_int, check_int_array, check_seed
 from hstree.trees.tables import MAX_CLASSES
@@ -67,6 +65,8 @@ def word_vectors(
         O. Levy, Y. Goldberg, I. Dagan, Improving distributional similarity with lessons learned
         from word embeddings, 2015.
     """
+    import scipy.sparse  # here and below: it takes longer to import than the rest of hstree
+
     n_classes = check_int("n_classes", n_classes, 1, MAX_CLASSES)
     ids = check_int_array("tokens", tokens, np.int64)
     if len(ids) == 0:
@@ -118,6 +118,8 @@ def _check_power(name: str, value: Any, high: float) -> float:
 
 def _neighbours(ids: npt.NDArray[np.int64], n_classes: int, window: int) -> Any:
     """Sparse [V, V]: how often class w (row) stands 1 to ``window`` after class c (column)."""
+    import scipy.sparse
+
     pairs = [
         np.unique(ids[d:] * n_classes + ids[:-d], return_counts=True) for d in range(1, window + 1)
     ]
@@ -130,6 +132,8 @@ def _neighbours(ids: npt.NDArray[np.int64], n_classes: int, window: int) -> Any:
 
 def _ppmi(counts: Any, alpha: float) -> Any:
     """Positive pointwise mutual information of sparse counts; columns smoothed by ``alpha``."""
+    import scipy.sparse
+
     pairs = counts.tocoo()
     row = np.asarray(counts.sum(axis=1)).ravel()
     column = np.asarray(counts.sum(axis=0)).ravel()
@@ -146,6 +150,8 @@ def _right_singular_vectors(
     matrix: Any, rank: int, seed: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """At most ``rank`` positive singular values, descending, and their right vectors as rows."""
+    import scipy.sparse.linalg
+
     limit = min(matrix.shape)
     if limit <= _DENSE_CLASSES or rank >= limit:
         _, singular, axes = np.linalg.svd(matrix.toarray(), full_matrices=False)

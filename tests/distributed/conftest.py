@@ -12,4 +12,10 @@ from distributed.processes import launch
 @pytest.fixture(scope="session")
 def two() -> list[dict[str, Any]]:
     """What each of two processes returns for every scenario."""
-    return launch(["distributed.test_distributed_data_parallel"])
+    return launch(
+        [
+            "distributed.test_distributed_data_parallel",
+            "distributed.test_fully_shard",
+            "distributed.test_shard_trees",
+        ]
+    )

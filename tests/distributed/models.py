@@ -80,11 +80,16 @@ def optimizers(module: nn.Module) -> list[torch.optim.Optimizer]:
     return [*out, SparseAdam(sparse, 0.1)] if sparse else out
 
 
-def train(module: nn.Module, no_sync: NoSync = nullcontext, parts: int = 1) -> Tensor:
-    """Losses of three steps, each accumulated over parts of the batch."""
+def train(
+    module: nn.Module,
+    no_sync: NoSync = nullcontext,
+    parts: int = 1,
+    part: Callable[[Tensor], Tensor] = my_part,
+) -> Tensor:
+    """Losses of three steps, each accumulated over parts of the rank's part of the batch."""
     losses, made = [], None
     for tokens, target in batches():
-        tokens, target = my_part(tokens), my_part(target)
+        tokens, target = part(tokens), part(target)
         loss = torch.zeros((), dtype=torch.float64)
         pieces = list(zip(tokens.chunk(parts), target.chunk(parts), strict=True))
         for number, piece in enumerate(pieces):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ def _process(rank: int, modules: list[str], size: int, folder: str) -> None:
         item for name in modules for item in importlib.import_module(name).SCENARIOS.items()
     ]
     for name, scenario in scenarios:
+        print(f"rank {rank}: {name}", file=sys.stderr)
         torch.manual_seed(0)
         found[name] = scenario()
     torch.save(found, Path(folder) / f"{rank}.pt")

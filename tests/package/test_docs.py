@@ -36,6 +36,18 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
+def test_every_integration_has_a_test() -> None:
+    page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?!what |--)(.+) \|$", page, re.MULTILINE)
+    assert len(rows) > 20
+    for row in rows:
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row)
+        assert tests, f"no test in: {row}"
+        for file, name in tests:
+            text = (ROOT / file).read_text(encoding="utf-8")
+            assert re.search(rf"^def {name}\(", text, re.MULTILINE), f"{file} has no {name}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_parse(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = build_parser()

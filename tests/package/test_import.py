@@ -89,8 +89,81 @@ def test_source_checkout_that_was_not_built(environment: Environment) -> None:
         problem="its extension modules have not been built.",
         found=f"a source checkout without compiled modules, {environment.package}",
         expected="an installed hstree",
-        command=f"pip install -e {environment.folder}",
+        command=f"pip install {environment.folder}; to work on the code, with -e",
     )
+
+
+def test_unbuilt_clone_gives_way_to_the_installed_package(tmp_path: Path) -> None:
+    """Python run in a clone finds its folder hstree before the package that pip has installed."""
+    clone, site = tmp_path / "clone", tmp_path / "site"
+    built = shutil.ignore_patterns("_build_info.py", "*.so", "__pycache__")
+    shutil.copytree(PACKAGE, clone / "hstree", ignore=built)
+    site.mkdir()
+    (site / "hstree").symlink_to(PACKAGE)
+    code = "import hstree, torch; print(hstree.__file__, torch.ops.hstree.forward, hstree.ops)"
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=clone,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.count(str(clone)) == 0
+    assert shown.stdout.count(str(site / "hstree")) == 2
+    assert "hstree.forward" in shown.stdout
+
+
+@pytest.mark.parametrize("command", [True, False])
+def test_ctrl_c_during_the_imports(environment: Environment, command: bool) -> None:
+    environment.module(
+        "torch", "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-S", *(["-m", "hstree.cli"] if command else ["-c", "import hstree"])],
+        cwd=environment.folder,
+        env={**os.environ, "PYTHONPATH": str(environment.folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if command:
+        assert (shown.returncode, shown.stdout, shown.stderr) == (130, "", "hstree: interrupted\n")
+    else:
+        assert shown.stderr.endswith("KeyboardInterrupt\n")
+
+
+LATER = ("torch._dynamo", "sympy", "scipy", "matplotlib", "rich", "transformers", "lightning")
+"""Packages that only some functions of hstree need."""
+
+TIMES = """
+import sys, time
+begin = time.process_time()
+import torch
+middle = time.process_time()
+import hstree{module}
+end = time.process_time()
+print(middle - begin, end - middle)
+print(*[name for name in {later} if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize(("module", "limit"), [("", 0.3), (".cli", 0.5)])
+def test_imports_are_quick(module: str, limit: float) -> None:
+    """CPU time beyond that of torch: 0.1 s, with the command line 0.3 s, on a machine that takes
+    1.5 s for torch. The limits are for such a machine."""
+    shown = subprocess.run(
+        [sys.executable, "-c", TIMES.format(module=module, later=LATER)],
+        cwd=PACKAGE.parent / "tests",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    times, later = shown.stdout.splitlines()
+    of_torch, of_hstree = map(float, times.split())
+    assert later == ""
+    assert of_hstree < limit * max(1.0, of_torch / 1.5)
 
 
 def test_torch_missing(environment: Environment) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
+from hstree._transforms import is_transformed
 from hstree.heads.base import ParameterGroup
 from hstree.heads.buffers import fill
 from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
@@ -140,6 +141,15 @@ class TreeEnsemble(Constructors):
         return self._gate.log_gate(self, hidden)
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+        log_prob = self.log_prob_by_tree(hidden, target)
+        if self.n_trees == 1:
+            return log_prob.squeeze(1)
+        mixture = torch.logsumexp(log_prob + self.log_gate(hidden), 1)
+        return mixture.masked_fill(target == -1, 0.0)
+
+    def log_prob_by_tree(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Log-probability [N, T] of the targets in each tree: arguments of
+        :meth:`target_log_prob`."""
         blocks = self.blocks()
         order = None
         if sum(block.visits_rows for block in blocks) > 1:
@@ -147,13 +157,14 @@ class TreeEnsemble(Constructors):
         parts = [block.target_log_prob(hidden, target, order) for block in reversed(blocks)]
         if not parts:  # a single class
             parts = [hidden.new_zeros(len(hidden), self.n_trees, dtype=sum_dtype(hidden.dtype))]
-        log_prob = sum(parts[1:], parts[0])
-        if self.n_trees == 1:
-            return log_prob.squeeze(1)
-        mixture = torch.logsumexp(log_prob + self.log_gate(hidden), 1)
-        return mixture.masked_fill(target == -1, 0.0)
+        return sum(parts[1:], parts[0])
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
+        return self.mixed_log_prob(hidden, self.log_gate(hidden))
+
+    def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor) -> Tensor:
+        """Log-probabilities [N, V] of all classes in the mixture of the trees by weights whose
+        logarithms are log_gate [N, T]: hidden [N, D]."""
         dtype, blocks, layout = sum_dtype(hidden.dtype), self.blocks(), self.layout
         x = tree_features(to_dtype_of(blocks, hidden), self.feature_index, self.n_trees)
         scores = [block.scores(x).to(dtype) for block in blocks]
@@ -162,7 +173,7 @@ class TreeEnsemble(Constructors):
         n_binary, n_wide, _ = layout.n_rows
         return tree_log_prob(
             scores[0] if len(scores) == 1 else torch.cat(scores, 1),
-            self.log_gate(hidden),
+            log_gate,
             layout.node,
             layout.edge,
             self.n_classes,
@@ -179,7 +190,8 @@ class TreeEnsemble(Constructors):
             blocks = self.blocks()
             values, classes = search_classes(self, blocks, hidden, k)
         leaves = chain([hidden], self.parameters())
-        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+        recorded = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
+        if recorded or is_transformed():
             contexts = to_dtype_of(blocks, hidden).repeat_interleave(k, 0)
             values = self.target_log_prob(contexts, classes.flatten()).view_as(classes)
         return values.to(sum_dtype(hidden.dtype)), classes

@@ -22,7 +22,7 @@ def sample_classes(
     out = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
     if not len(hidden):
         return out
-    blocks, gate = head.blocks(), head.log_gate(hidden).exp()
+    blocks, gate = head.blocks(), head.log_gate(hidden).softmax(1)
     chosen = torch.multinomial(gate, 1, generator=generator).squeeze(1)
     for t in range(head.n_trees):
         of = (chosen == t).nonzero().squeeze(1)

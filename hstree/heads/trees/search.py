@@ -18,21 +18,21 @@ def search_classes(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and classes [N, k], as :func:`hstree.ops.tree_topk` returns them: hidden
     [N, D]. Without gradient."""
-    x, layout = to_dtype_of(blocks, hidden), head.layout
+    x, layout = to_dtype_of(blocks, hidden).detach(), head.layout
     dtype = sum_dtype(x.dtype)
     of_kind = {block.kind: block for block in blocks}
     binary, wide, root = (of_kind.get(kind) for kind in KINDS)
     root_log_prob = None
     if isinstance(root, RootBlock):
-        root_log_prob = root.logits(hidden).to(dtype).log_softmax(-1)
+        root_log_prob = root.logits(hidden).detach().to(dtype).log_softmax(-1)
     return tree_topk(
         x,
-        binary.weight if binary else None,
-        binary.bias if binary else None,
-        wide.weight if wide else None,
-        wide.bias if wide else None,
+        binary.weight.detach() if binary else None,
+        binary.bias.detach() if binary else None,
+        wide.weight.detach() if wide else None,
+        wide.bias.detach() if wide else None,
         root_log_prob,
-        head.log_gate(hidden).to(dtype),
+        head.log_gate(hidden).detach().to(dtype),
         head.feature_index,
         layout.node,
         layout.edge,

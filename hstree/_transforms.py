@@ -1,0 +1,19 @@
+"""Whether torch.func, or forward mode, is at work."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+from torch.autograd import forward_ad
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func or forward mode is at work: values may then not be looked
+    at, and derivatives may be asked for that ``requires_grad`` does not tell of."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether it is one of :func:`torch.func.vmap`, or of gradients that are a batch."""
+    return is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor)

@@ -1,0 +1,172 @@
+"""How the operators are differentiated and batched.
+
+Gradients come from an op's backward kernel. In forward mode its formula in torch's own operators
+stands for the op, so that torch differentiates it, as often as asked. Under :func:`torch.func.vmap`
+an op takes the batch as further rows, or one element at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
+from torch.autograd import forward_ad
+
+LIBRARY: Any = torch.library.Library("hstree", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+Vmap = Callable[..., tuple[Any, Any]]
+"""The ``vmap`` of a :class:`torch.autograd.Function`."""
+
+
+def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """The op hstree::name, written in Python. Not torch.library.custom_op, which reads the schema
+    from a signature: the arguments would stand in every function."""
+    LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"hstree::{name}", fake)
+    return getattr(torch.ops.hstree, name).default
+
+
+def register_autograd(
+    name: str,
+    backward: Callable[..., Any],
+    *,
+    setup_context: Callable[..., None] = lambda ctx, inputs, output: None,
+    vmap: Vmap | None = None,
+    formula: Callable[..., Any] | None = None,
+) -> None:
+    """Gives hstree::name its derivatives, as :func:`torch.library.register_autograd` does, and
+    those of torch.func.
+
+    Args:
+        backward, setup_context: as there.
+        vmap: see :class:`torch.autograd.Function`; None: one element of the batch at a time.
+        formula: the op in torch's own operators; without it forward mode is an error.
+    """
+    op = getattr(torch.ops.hstree, name).default
+    defaults = [argument.default_value for argument in op._schema.arguments]
+
+    def forward(*inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*inputs)
+
+    def no_formula(*_: Any) -> Any:
+        raise NotImplementedError(
+            f"hstree::{name}: has no derivative in forward mode (torch.func.jvp, jacfwd, "
+            "torch.autograd.forward_ad)"
+        )
+
+    methods = {
+        "forward": forward,
+        "setup_context": setup_context,
+        "backward": backward,
+        "jvp": no_formula,
+        "vmap": vmap or one_by_one(op),
+    }
+    function: Any = type(
+        name,
+        (torch.autograd.Function,),
+        {key: staticmethod(method) for key, method in methods.items()},
+    )
+    # Without what Function.apply does for calls that do not come through the dispatcher.
+    apply = super(torch.autograd.Function, function).apply
+
+    def with_defaults(inputs: Sequence[Any]) -> Sequence[Any]:  # the dispatcher takes them away
+        return (*inputs, *defaults[len(inputs) :])
+
+    def autograd(*inputs: Any) -> Any:
+        if forward_ad._current_level >= 0 and any(map(_has_tangent, inputs)):
+            return (formula or no_formula)(*with_defaults(inputs))
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
+            return apply(*with_defaults(inputs))
+        return forward(*inputs)
+
+    def transformed(*inputs: Any) -> Any:
+        inputs = (*with_defaults(inputs),)
+        forward_mode = any(level.key() == TransformType.Jvp for level in get_interpreter_stack())
+        return formula(*inputs) if formula and forward_mode else function.apply(*inputs)
+
+    LIBRARY.impl(name, autograd, "Autograd")
+    LIBRARY.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
+
+
+def _has_tangent(value: Any) -> bool:
+    if not isinstance(value, Tensor):
+        return False
+    return forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def no_second_derivative(name: str) -> Callable[..., Any]:
+    def gradient(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            f"hstree::{name}: expected to be differentiated once, got a second derivative "
+            "(create_graph=True), which is not implemented"
+        )
+
+    return gradient
+
+
+def one_by_one(op: Callable[..., Any]) -> Vmap:
+    """One element of the batch at a time."""
+
+    def vmap(info: Any, in_dims: Sequence[Any], *inputs: Any) -> tuple[Any, Any]:
+        def of_element(i: int) -> list[Any]:
+            pairs = zip(inputs, in_dims, strict=True)
+            return [x.select(dim, i) if isinstance(dim, int) else x for x, dim in pairs]
+
+        results = [op(*of_element(i)) for i in range(info.batch_size)]
+        if isinstance(results[0], Tensor):
+            return torch.stack(results), 0
+        return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
+
+    return vmap
+
+
+def by_rows(op: Callable[..., Any], inputs: Sequence[int | None], outputs: Any) -> Vmap:
+    """The batch as further rows, unless it is one of what all rows share.
+
+    Args:
+        inputs: the dimension of each argument that counts the rows; None: all rows share it.
+        outputs: likewise of the output, or of each of them; None: it has no batch.
+    """
+
+    def vmap(info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
+        size = info.batch_size
+        if is_shared_batched(in_dims, inputs):
+            return one_by_one(op)(info, in_dims, *arguments)
+        results = op(*fold(arguments, in_dims, inputs, size))
+        if isinstance(results, Tensor):
+            return unfold(results, outputs, size), outputs
+        rows = zip(results, outputs, strict=True)
+        return tuple(x if row is None else unfold(x, row, size) for x, row in rows), outputs
+
+    return vmap
+
+
+def is_shared_batched(in_dims: Sequence[Any], rows: Sequence[int | None]) -> bool:
+    """Whether the batch is one of what all rows share."""
+    dims = zip(in_dims, rows, strict=True)
+    return any(isinstance(dim, int) and row is None for dim, row in dims)
+
+
+def fold(
+    inputs: Sequence[Any], in_dims: Sequence[Any], rows: Sequence[int | None], size: int
+) -> list[Any]:
+    """Arguments with the rows of the whole batch."""
+
+    def one(x: Any, dim: int | None, row: int | None) -> Any:
+        if x is None or row is None:
+            return x
+        x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+        return x.movedim(0, row).flatten(row, row + 1)
+
+    return [one(*each) for each in zip(inputs, in_dims, rows, strict=True)]
+
+
+def unfold(output: Tensor, row: int, size: int) -> Tensor:
+    """The rows of each element of the batch, which is dimension ``row`` then."""
+    shape = output.shape
+    return output.reshape(*shape[:row], size, shape[row] // size, *shape[row + 1 :])

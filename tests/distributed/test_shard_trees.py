@@ -1,0 +1,281 @@
+"""An ensemble on two ranks has the values and gradients of the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from distributed.models import Model, batches, model, train, tree_head, weights
+from distributed.processes import launch
+from hstree.distributed import (
+    DistributedDataParallel,
+    gather_trees,
+    shard_trees,
+)
+from hstree.heads import Softmax, TreeEnsemble
+from hstree.optim import SparseAdam
+
+HEADS: dict[str, Callable[[], TreeEnsemble]] = {
+    "uniform": lambda: tree_head(4, gate="uniform"),
+    "constant": lambda: tree_head(4, gate="constant"),
+    "context": lambda: tree_head(4, gate="context"),
+    "one tree each": lambda: tree_head(2, gate="context"),
+    "all features": lambda: tree_head(2, gate="constant", subset_size=12),
+    "row-sparse": lambda: tree_head(4, sparse=True),
+    "options": lambda: tree_head(4, reduction="sum", label_smoothing=0.1, class_weight=range(40)),
+}
+CLOSE = {"rtol": 0.0, "atol": 1e-12}
+
+
+def whole(name: str) -> TreeEnsemble:
+    return HEADS[name]().double()
+
+
+def mesh() -> Any:
+    return init_device_mesh("cpu", (2,), mesh_dim_names=("trees",))
+
+
+def contexts() -> Tensor:
+    random = torch.Generator().manual_seed(4)
+    return torch.randn(3, 5, 12, generator=random, dtype=torch.float64)
+
+
+def targets() -> Tensor:
+    target = torch.randint(40, (3, 5), generator=torch.Generator().manual_seed(8))
+    target[1, 2] = -100
+    return target
+
+
+def values(head: TreeEnsemble) -> dict[str, Any]:
+    """What the head computes, and the gradients of its hidden vectors and its gate."""
+    found: dict[str, Any] = {}
+    with torch.no_grad():
+        found |= {"log_prob": head.log_prob(contexts()), "entropy": head.entropy(contexts())}
+        found |= {"topk": head.topk(contexts(), 4), "predict": head.predict(contexts())}
+    for name, loss in (
+        ("loss", lambda hidden: head(hidden, targets()).loss),
+        ("output", lambda hidden: head(hidden, targets()).output.sin().sum()),
+        ("log_prob", lambda hidden: head.log_prob(hidden).square().sum()),
+        ("topk", lambda hidden: head.topk(hidden, 4)[0].square().sum()),
+    ):
+        hidden = contexts().requires_grad_()
+        value = loss(hidden)
+        value.backward()
+        found |= {f"{name} value": value.detach(), f"{name} hidden": hidden.grad}
+        for key, parameter in head.named_parameters():
+            gradient = parameter.grad
+            assert gradient is not None
+            found[f"{name} {key.removeprefix('whole_gate.')}"] = gradient.to_dense()
+            if "weight" in key and name in ("loss", "output") and "gate" not in key:
+                assert gradient.is_sparse == (head.sparse and not key.startswith("root"))
+            parameter.grad = None
+    return found
+
+
+def sharded_values() -> dict[str, Any]:
+    found = {}
+    for name in HEADS:
+        head = shard_trees(whole(name), mesh())
+        found[name] = values(head)
+    return found
+
+
+def gathered() -> dict[str, Any]:
+    return {name: gather_trees(shard_trees(whole(name), mesh())).state_dict() for name in HEADS}
+
+
+def reset() -> Tensor:
+    head = shard_trees(whole("context"), mesh())
+    head.reset_parameters()
+    return head.log_prob(contexts()).detach()
+
+
+def drawn() -> Tensor:
+    torch.manual_seed(dist.get_rank())  # need not be the same
+    head = shard_trees(whole("context"), mesh())
+    assert head.sample(contexts()[:0]).shape == (0, 5)
+    return head.sample(contexts()[0, :2].repeat(20_000, 1))
+
+
+def trained() -> dict[str, Any]:
+    made = model(sparse=True, n_trees=4)
+    made.head = shard_trees(made.head, mesh())
+    losses = train_whole_batches(made)
+    made.head = gather_trees(made.head)
+    return {"losses": losses, "weights": weights(made)}
+
+
+def train_whole_batches(made: Model) -> Tensor:
+    """Every rank reads all rows."""
+    sparse = [made.embedding.weight, *made.head.sparse_parameters()]
+    taken = {id(parameter) for parameter in sparse}
+    dense = [p for p in made.parameters() if id(p) not in taken]
+    optimizers = [torch.optim.AdamW(dense, 0.1), SparseAdam(sparse, 0.1)]
+    losses = []
+    for tokens, target in batches():
+        loss = made(tokens, target)["loss"]
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def refused() -> list[str]:
+    two_dimensions = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "trees"))
+    head = shard_trees(whole("context"), mesh())
+    messages = []
+    for wrong in (
+        lambda: shard_trees(whole("context"), two_dimensions),
+        lambda: shard_trees(tree_head(3), mesh()),
+        lambda: shard_trees(tree_head(2, node_vectors="shared"), mesh()),
+        lambda: shard_trees(Softmax(12, 40), mesh()),
+        lambda: shard_trees(head, mesh()),
+        lambda: head.save("head.safetensors"),
+    ):
+        with pytest.raises((ValueError, NotImplementedError)) as error:
+            wrong()
+        messages.append(str(error.value))
+    return messages
+
+
+def memory() -> list[int]:
+    """Numbers of parameters and of tables: of a rank, and of the whole."""
+    head = tree_head(4, gate="uniform")
+    mine = shard_trees(head, mesh())
+    return [
+        sum(tensor.numel() for tensor in tensors)
+        for made in (mine, head)
+        for tensors in (made.parameters(), made.buffers())
+    ]
+
+
+def with_data_parallel() -> dict[str, Any]:
+    """On four ranks: half of the trees by half of the rows."""
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "trees"))
+    made = model(sparse=True, n_trees=4)
+    made.head = shard_trees(made.head, grid["trees"])
+    wrapped = DistributedDataParallel(made, process_group=grid.get_group("data"))
+    part = grid.get_local_rank("data")
+    losses = train(wrapped, part=lambda tensor: tensor.chunk(2)[part])
+    dist.all_reduce(losses, group=grid.get_group("data"))
+    made.head = gather_trees(made.head)
+    return {"losses": losses / 2, "weights": weights(made)}
+
+
+SCENARIOS = {
+    "trees values": sharded_values,
+    "trees gathered": gathered,
+    "trees reset": reset,
+    "trees drawn": drawn,
+    "trees trained": trained,
+    "trees refused": refused,
+    "trees memory": memory,
+}
+
+Found = list[dict[str, Any]]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_values_and_gradients(name: str, two: Found) -> None:
+    expected = values(whole(name))
+    for rank, found in enumerate(two):
+        mine = found["trees values"][name]
+        assert mine.keys() == expected.keys()
+        for key, value in mine.items():
+            wanted = expected[key]
+            parts = key.split(" ")
+            if len(parts) == 2 and parts[1] in whole(name).state_dict() and "gate" not in key:
+                wanted = wanted[rank * len(value) : (rank + 1) * len(value), : value.shape[1]]
+            torch.testing.assert_close(value, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_gathered_trees_are_the_whole(name: str, two: Found) -> None:
+    expected = whole(name)
+    for found in two:
+        state = found["trees gathered"][name]
+        assert state.keys() == expected.state_dict().keys()
+        fresh = HEADS[name]().double()
+        for parameter in fresh.parameters():
+            torch.nn.init.zeros_(parameter)
+        fresh.load_state_dict(state)
+        assert torch.equal(fresh.log_prob(contexts()), expected.log_prob(contexts()))
+
+
+def test_reset_parameters(two: Found) -> None:
+    expected = whole("context")
+    before = expected.log_prob(contexts())
+    expected.reset_parameters()
+    for found in two:
+        torch.testing.assert_close(found["trees reset"], expected.log_prob(contexts()), **CLOSE)
+    assert not torch.allclose(before, expected.log_prob(contexts()))
+
+
+def test_samples_follow_the_distribution(two: Found) -> None:
+    samples = two[0]["trees drawn"].view(-1, 2)
+    assert torch.equal(two[1]["trees drawn"].view(-1, 2), samples)
+    with torch.no_grad():
+        prob = whole("context").log_prob(contexts()[0, :2]).exp()
+    for row in range(2):
+        share = samples[:, row].bincount(minlength=40) / len(samples)
+        error = (prob[row] * (1 - prob[row]) / len(samples)).sqrt()
+        assert ((share - prob[row]).abs() < 5 * error + 1e-4).all()
+
+
+def test_training_is_that_of_one_process(two: Found) -> None:
+    alone = model(sparse=True, n_trees=4)
+    losses = train_whole_batches(alone)
+    for found in two:
+        torch.testing.assert_close(found["trees trained"]["losses"], losses, rtol=0, atol=1e-10)
+        equal_but_for_filling(found["trees trained"]["weights"], alone)
+
+
+def equal_but_for_filling(found: dict[str, Tensor], alone: Model) -> None:
+    expected = weights(alone)
+    assert found.keys() == expected.keys()
+    trees = alone.head.layout.trees
+    for name, value in found.items():
+        if name.startswith("head.") and "gate" not in name:
+            kind = {"root_": 2, "wide_": 1}.get(name[5:10], 0)
+            for t, tree in enumerate(trees):
+                rows = len(tree.edge[kind])
+                torch.testing.assert_close(
+                    value[t, :rows], expected[name][t, :rows], rtol=0, atol=1e-10
+                )
+        else:
+            torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-10)
+
+
+def test_errors_say_what_was_expected(two: Found) -> None:
+    dimensions, uneven, shared, softmax, again, save = two[0]["trees refused"]
+    assert dimensions.startswith("mesh: expected one dimension, got 2, ('data', 'trees')")
+    assert uneven.startswith("head: expected a multiple of 2 trees")
+    assert uneven.endswith("got 3")
+    assert "expected node_vectors='free', got 'shared'" in shared
+    assert softmax == "head: expected a whole TreeEnsemble, got Softmax"
+    assert again == "head: expected a whole TreeEnsemble, got ShardedTreeEnsemble"
+    assert "hstree.distributed.gather_trees(head)" in save
+
+
+def test_a_rank_holds_its_share(two: Found) -> None:
+    for found in two:
+        parameters, tables, all_parameters, all_tables = found["trees memory"]
+        assert parameters <= 0.55 * all_parameters
+        assert tables <= 0.55 * all_tables
+
+
+@pytest.mark.slow
+def test_trees_by_rows() -> None:
+    alone = model(sparse=True, n_trees=4)
+    losses = train(alone)
+    for found in launch(["distributed.grid"], 4):
+        torch.testing.assert_close(found["grid"]["losses"], losses, rtol=0, atol=1e-10)
+        equal_but_for_filling(found["grid"]["weights"], alone)
