@@ -12,12 +12,12 @@ from torch.optim import SGD, Adagrad, Optimizer
 
 from benchmarks.contest import Build, Contestant, Size, step
 from benchmarks.paths import PATH_SIZES, draw_paths, mean_loss
-from hstree.optim import SparseAdam
+from hstree.optim import AdamW
 
 OPTIMIZER_SIZES = PATH_SIZES[1:]
 LOSS = "forward + backward"
 TORCH_ADAM = "torch.optim.SparseAdam"
-ADAM = "hstree.optim.SparseAdam"
+ADAM = "hstree.optim.AdamW"
 
 
 def _loss(size: Size, device: str) -> Contestant:
@@ -48,7 +48,7 @@ OPTIMIZERS: dict[str, Build] = {
     "SGD": partial(_optimizer, make=SGD),
     "Adagrad": partial(_optimizer, make=Adagrad),
     TORCH_ADAM: partial(_optimizer, make=torch.optim.SparseAdam),
-    ADAM: partial(_optimizer, make=SparseAdam),
+    ADAM: partial(_optimizer, make=AdamW),
 }
 OPTIMIZER_CONTESTS: dict[str, dict[str, Build]] = {
     f"optimizers, V = {size.classes}": OPTIMIZERS for size in OPTIMIZER_SIZES

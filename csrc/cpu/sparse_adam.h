@@ -1,5 +1,6 @@
 // CPU kernel of sparse_adam_, in place in the rows r that the gradient g visits:
-//   m <- m + (1 - beta1) (g - m),  v <- v + (1 - beta2) (g^2 - v),  w <- w - step_size m / (sqrt(v) + eps).
+//   m <- beta1 m + (1 - beta1) g,  v <- beta2 v + (1 - beta2) g^2,
+//   w <- decay w - step_size m / (sqrt(v) + eps).
 // Tensors, contiguous: index [1, nnz] or [2, nnz] int64, strictly increasing rows; values g [nnz, S]; weight w
 //   [rows, S] of the type of g, float32, float64, bfloat16 or float16; exp_avg m, exp_avg_sq v [rows, S] of
 //   the accumulation dtype.
@@ -7,8 +8,8 @@
 // Computation in float32, float64 for float64, every operation rounded by itself; w rounded once.
 // Work O(nnz S). Reads 4 and writes 3 elements for each of g.
 // No atomics; rows are independent: deterministic for any number of threads.
-// Threads over rows. Kingma and Ba, "Adam: A method for stochastic optimization" (ICLR 2015), algorithm 1, in
-//   the lazy form of torch.optim.SparseAdam.
+// Threads over rows. Kingma and Ba, "Adam: A method for stochastic optimization" (ICLR 2015), algorithm 1,
+//   with the decay of Loshchilov and Hutter, "Decoupled weight decay regularization" (ICLR 2019).
 #pragma once
 
 #include <cstdint>
@@ -18,10 +19,11 @@
 namespace hstree::cpu {
 
 struct AdamRule {
+  double decay;      // 1 - lr weight_decay
   double step_size;  // lr sqrt(1 - beta2^step) / (1 - beta1^step)
   double beta1;
   double beta2;
-  double eps;
+  double eps;     // times sqrt(1 - beta2^step)
   bool maximize;  // the gradient is -g
 };
 

@@ -38,10 +38,13 @@ static inline V product(V a, V b) {
 // The rule of one element, constants in all lanes.
 template <typename A>
 struct AdamStep {
-  Vector<A> sign, rate1, rate2, eps, step_size;
+  Vector<A> sign, decay, beta1, beta2, rate1, rate2, eps, step_size;
 
   explicit AdamStep(const AdamRule& rule)
       : sign(splat<A>(rule.maximize ? -1 : 1)),
+        decay(splat(static_cast<A>(rule.decay))),
+        beta1(splat(static_cast<A>(rule.beta1))),
+        beta2(splat(static_cast<A>(rule.beta2))),
         rate1(splat(static_cast<A>(1 - rule.beta1))),
         rate2(splat(static_cast<A>(1 - rule.beta2))),
         eps(splat(static_cast<A>(rule.eps))),
@@ -49,9 +52,9 @@ struct AdamStep {
 
   void operator()(Vector<A> g, Vector<A>& w, Vector<A>& m, Vector<A>& v) const {
     g = g * sign;
-    m = m + product(g - m, rate1);
-    v = v + product(product(g, g) - v, rate2);
-    w = w - product(m / (square_root(v) + eps), step_size);
+    m = product(m, beta1) + product(g, rate1);
+    v = product(v, beta2) + product(product(g, g), rate2);
+    w = product(w, decay) - product(m / (square_root(v) + eps), step_size);
   }
 };
 

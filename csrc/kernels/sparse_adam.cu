@@ -11,11 +11,12 @@ struct alignas(Vector * sizeof(T)) Pack {
   T element[Vector];
 };
 
-// m <- m + (1 - beta1) (g - m),  v <- v + (1 - beta2) (g^2 - v),  w <- w - step_size m / (sqrt(v) + eps)
+// m <- beta1 m + (1 - beta1) g,  v <- beta2 v + (1 - beta2) g^2,
+// w <- decay w - step_size m / (sqrt(v) + eps)
 // Tensors as in SparseAdam, their rows aligned to packs of Vector elements. A row out of range is left out.
 // Computation in Sum<T>, w rounded once. Work O(nnz S); reads 4 and writes 3 elements for each of g. No
 // atomics; rows are independent: deterministic. threadIdx.x walks the packs of a row, threadIdx.y the rows.
-// Kingma and Ba (ICLR 2015), algorithm 1, in the lazy form of torch.optim.SparseAdam.
+// Kingma and Ba (ICLR 2015), algorithm 1; Loshchilov and Hutter (ICLR 2019).
 template <typename T, int Vector>
 __global__ void __launch_bounds__(threads) sparse_adam_kernel(SparseAdam a) {
   using S = Sum<T>;
@@ -28,9 +29,11 @@ __global__ void __launch_bounds__(threads) sparse_adam_kernel(SparseAdam a) {
   auto* weight = static_cast<Pack<T, Vector>*>(a.weight) + row * packs;
   auto* exp_avg = static_cast<Pack<S, Vector>*>(a.exp_avg) + row * packs;
   auto* exp_avg_sq = static_cast<Pack<S, Vector>*>(a.exp_avg_sq) + row * packs;
-  const S sign = a.maximize ? -1 : 1, rate1 = static_cast<S>(1 - a.beta1),
-          rate2 = static_cast<S>(1 - a.beta2);
-  const S eps = static_cast<S>(a.eps), step_size = static_cast<S>(a.step_size);
+  const S sign = a.maximize ? -1 : 1;
+  const S beta1 = static_cast<S>(a.beta1), rate1 = static_cast<S>(1 - a.beta1);
+  const S beta2 = static_cast<S>(a.beta2), rate2 = static_cast<S>(1 - a.beta2);
+  const S decay = static_cast<S>(a.decay), eps = static_cast<S>(a.eps);
+  const S step_size = static_cast<S>(a.step_size);
   for (int64_t p = threadIdx.x; p < packs; p += blockDim.x) {
     const Pack<T, Vector> g = values[p];
     Pack<T, Vector> w = weight[p];
@@ -38,10 +41,10 @@ __global__ void __launch_bounds__(threads) sparse_adam_kernel(SparseAdam a) {
 #pragma unroll
     for (int k = 0; k < Vector; ++k) {
       const S gradient = sign * to_sum(g.element[k]);
-      m.element[k] += rate1 * (gradient - m.element[k]);
-      v.element[k] += rate2 * (gradient * gradient - v.element[k]);
+      m.element[k] = beta1 * m.element[k] + rate1 * gradient;
+      v.element[k] = beta2 * v.element[k] + rate2 * (gradient * gradient);
       const S change = step_size * (m.element[k] / (sqrt(v.element[k]) + eps));
-      store(&w.element[k], to_sum(w.element[k]) - change);
+      store(&w.element[k], decay * to_sum(w.element[k]) - change);
     }
     weight[p] = w;
     exp_avg[p] = m;

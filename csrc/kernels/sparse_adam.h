@@ -1,5 +1,6 @@
 // Launcher of sparse_adam_, in place in the rows r that the gradient g visits:
-//   m <- m + (1 - beta1) (g - m),  v <- v + (1 - beta2) (g^2 - v),  w <- w - step_size m / (sqrt(v) + eps).
+//   m <- beta1 m + (1 - beta1) g,  v <- beta2 v + (1 - beta2) g^2,
+//   w <- decay w - step_size m / (sqrt(v) + eps).
 //
 // Plain C++: no CUDA and no torch include. All tensors are contiguous. Throws std::runtime_error when the
 // launch fails and launches nothing when there is no element to write.
@@ -24,10 +25,11 @@ struct SparseAdam {
   void* weight;        // w [outer_size, inner_size, S] of the type
   void* exp_avg;       // m, v like w, float32, or float64 for float64
   void* exp_avg_sq;
+  double decay;      // 1 - lr weight_decay
   double step_size;  // lr sqrt(1 - beta2^step) / (1 - beta1^step)
   double beta1;
   double beta2;
-  double eps;
+  double eps;     // times sqrt(1 - beta2^step)
   bool maximize;  // the gradient is -g
 };
 

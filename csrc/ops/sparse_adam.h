@@ -25,6 +25,6 @@ inline constexpr const char* sparse_adam_op = "hstree::sparse_adam_";
 SparseAdamArguments sparse_adam_arguments(const Tensor& weight, const Tensor& exp_avg,
                                           const Tensor& exp_avg_sq, const Tensor& index, const Tensor& values,
                                           int64_t step, double lr, double beta1, double beta2, double eps,
-                                          bool maximize);
+                                          double weight_decay, bool maximize);
 
 }  // namespace hstree

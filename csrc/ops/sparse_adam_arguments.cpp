@@ -26,7 +26,7 @@ void check_between(const char* name, double value, double lowest, double limit) 
 SparseAdamArguments sparse_adam_arguments(const Tensor& weight, const Tensor& exp_avg,
                                           const Tensor& exp_avg_sq, const Tensor& index, const Tensor& values,
                                           int64_t step, double lr, double beta1, double beta2, double eps,
-                                          bool maximize) {
+                                          double weight_decay, bool maximize) {
   const char* op = sparse_adam_op;
   const ScalarType type = element_type(op, "weight", weight);
   check(weight.is_contiguous(), op, ": weight: expected a contiguous tensor");
@@ -54,15 +54,18 @@ SparseAdamArguments sparse_adam_arguments(const Tensor& weight, const Tensor& ex
   check_between("beta1", beta1, 0, 1);
   check_between("beta2", beta2, 0, 1);
   check_between("eps", eps, 0, INFINITY);
+  check_between("weight_decay", weight_decay, 0, INFINITY);
   const double exponent = static_cast<double>(step);
-  const double step_size = lr * std::sqrt(1 - std::pow(beta2, exponent)) / (1 - std::pow(beta1, exponent));
+  // lr / (1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + eps), multiplied out.
+  const double root = std::sqrt(1 - std::pow(beta2, exponent));
+  const double step_size = lr * root / (1 - std::pow(beta1, exponent));
   return {type,
           torch::stable::contiguous(index),
           torch::stable::contiguous(values),
           sparse == 2 ? weight.size(0) : 1,
           weight.size(sparse - 1),
           features,
-          {step_size, beta1, beta2, eps, maximize}};
+          {1 - lr * weight_decay, step_size, beta1, beta2, eps * root, maximize}};
 }
 
 }  // namespace hstree

@@ -9,9 +9,9 @@ namespace {
 
 void sparse_adam_cuda(const Tensor& weight, const Tensor& exp_avg, const Tensor& exp_avg_sq,
                       const Tensor& index, const Tensor& values, int64_t step, double lr, double beta1,
-                      double beta2, double eps, bool maximize) {
+                      double beta2, double eps, double weight_decay, bool maximize) {
   const SparseAdamArguments a = sparse_adam_arguments(weight, exp_avg, exp_avg_sq, index, values, step, lr,
-                                                      beta1, beta2, eps, maximize);
+                                                      beta1, beta2, eps, weight_decay, maximize);
   const CudaCall call(weight);
   const SparseAdam tensors = {a.outer(),
                               a.inner(),
@@ -23,6 +23,7 @@ void sparse_adam_cuda(const Tensor& weight, const Tensor& exp_avg, const Tensor&
                               weight.mutable_data_ptr(),
                               exp_avg.mutable_data_ptr(),
                               exp_avg_sq.mutable_data_ptr(),
+                              a.rule.decay,
                               a.rule.step_size,
                               a.rule.beta1,
                               a.rule.beta2,

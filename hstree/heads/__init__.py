@@ -1,7 +1,7 @@
 """Output layers behind one interface, and a registry of them by name."""
 
 from hstree.heads.adaptive import AdaptiveSoftmax
-from hstree.heads.base import Head, HeadOutput, ParameterGroup
+from hstree.heads.base import Head, HeadOutput
 from hstree.heads.flat import (
     GSS,
     PLIF,
@@ -35,7 +35,6 @@ __all__ = [
     "MixtureOfSoftmaxesPLIF",
     "MonotonicNetwork",
     "PLIFFrozen",
-    "ParameterGroup",
     "SigSoftmax",
     "Softmax",
     "TreeEnsemble",

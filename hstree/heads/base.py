@@ -6,7 +6,6 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -18,6 +17,7 @@ from hstree._checks import check_choice, check_int, check_number, check_probabil
 from hstree._files import write_atomic
 from hstree.heads.buffers import Resettable
 from hstree.heads.losses import by_rows, check_class_weight
+from hstree.heads.parameters import HeadParameters
 from hstree.heads.sharding import register_forward_methods
 from hstree.ops import mark_targets
 
@@ -44,27 +44,7 @@ class HeadOutput(NamedTuple):
     loss: Tensor
 
 
-@dataclass
-class ParameterGroup:
-    """Parameters that are optimised alike.
-
-    Attributes:
-        params: the parameters.
-        learning_rate_factor: multiplies the learning rate of the rest of the model.
-        sparse: their gradients are row-sparse (``torch.sparse_coo``).
-        learning_rate: instead of the factor, a learning rate of their own at the top of the
-            schedule.
-        weight_decay: their own; None: that of the rest of the model.
-    """
-
-    params: list[nn.Parameter] = field(default_factory=list)
-    learning_rate_factor: float = 1.0
-    sparse: bool = False
-    learning_rate: float | None = None
-    weight_decay: float | None = None
-
-
-class Head(Resettable, ABC):
+class Head(HeadParameters, Resettable, ABC):
     r"""An output layer: a distribution over V classes for every context vector.
 
     ``forward(hidden, target)`` returns ``(output, loss)``; ``loss = head(hidden, target).loss``
@@ -300,15 +280,6 @@ class Head(Resettable, ABC):
             return torch.empty(0, dtype=torch.int64, device=hidden.device)
         prob = self.class_log_prob(hidden).exp()
         return torch.multinomial(prob, 1, generator=generator).squeeze(1)
-
-    def sparse_parameters(self) -> list[nn.Parameter]:
-        """Parameters whose gradients in training are row-sparse (``torch.sparse_coo``)."""
-        return []
-
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """The head's own parameters by how they are optimised; a tied embedding is not among
-        them."""
-        return [ParameterGroup(list(self.parameters()), self.learning_rate_factor)]
 
     def config(self) -> dict[str, Any]:
         """What :meth:`from_config` needs besides the tensors; JSON-able. ``label_smoothing`` and

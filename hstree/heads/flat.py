@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hstree._dtypes import sum_dtype
 from hstree.heads import functions
-from hstree.heads.base import Head, ParameterGroup
+from hstree.heads.base import Head
 from hstree.heads.buffers import fill
 from hstree.heads.functions import Function
 from hstree.heads.unigram import smoothed_frequencies
@@ -175,15 +175,16 @@ class FlatHead(Head):
         function: LogitFunction = self.function(logits.dtype)
         return function(logits).log_softmax(-1)
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        of_function = {id(parameter) for parameter in self.function.parameters()}
-        own = [
-            parameter
-            for parameter in self.parameters()
-            if not (self.tied and parameter is self.weight) and id(parameter) not in of_function
-        ]
-        groups = [ParameterGroup(own, self.learning_rate_factor)] if own else []
-        return groups + self.function.parameter_groups(self.learning_rate_factor)
+    def parameter_groups(
+        self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False
+    ) -> list[dict[str, Any]]:
+        groups = super().parameter_groups(lr, weight_decay, decay_biases=decay_biases)
+        return groups + self.function.parameter_groups(lr * self.learning_rate_factor)
+
+    def _apart(self) -> Iterator[Tensor]:
+        yield from self.function.parameters()
+        if self.tied:
+            yield self.weight
 
     def decoder_config(self) -> dict[str, Any]:
         """:meth:`config` without the options of f."""

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_number
-from hstree.heads.base import ParameterGroup
 from hstree.heads.buffers import fill
 from hstree.ops import LogitFunction, sigmoid_sums
 
@@ -26,10 +25,11 @@ class Function(nn.Module, ABC):
     def forward(self, dtype: torch.dtype) -> LogitFunction:
         """The function with its present parameters, for logits of ``dtype``."""
 
-    def parameter_groups(self, learning_rate_factor: float) -> list[ParameterGroup]:
-        """The parameters that are learned, by how they are optimised."""
+    def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
+        """The parameters that are learned, as an optimiser takes them: at the head's learning rate,
+        without weight decay."""
         own = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        return [ParameterGroup(own, learning_rate_factor, weight_decay=0.0)] if own else []
+        return [{"params": own, "lr": lr, "weight_decay": 0.0}] if own else []
 
     def reset(self) -> None:
         """Give the parameters their first values. Not ``reset_parameters``, for callers of that on
@@ -131,10 +131,8 @@ class PLIF(Function):
     def forward(self, dtype: torch.dtype) -> LogitFunction:
         return LogitFunction.plif(self.slopes().to(dtype), self.radius)
 
-    def parameter_groups(self, learning_rate_factor: float) -> list[ParameterGroup]:
-        return (
-            [] if self.frozen else [ParameterGroup([self.v], learning_rate=0.02, weight_decay=0.0)]
-        )
+    def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
+        return super().parameter_groups(0.02)
 
     def config(self) -> dict[str, Any]:
         return {"intervals": self.intervals, "radius": self.radius, "frozen": self.frozen}

@@ -206,6 +206,13 @@ def replace_lm_head(
     - Token embeddings are tied to the output only by a head that is built with
       ``embedding=model.get_input_embeddings()``, and can no longer be resized.
 
+    Row-sparse gradients (``TreeEnsemble(sparse=True)``) need an optimizer that takes them, and a
+    ``Trainer`` whose clipping does too::
+
+        adamw = hstree.optim.AdamW, {"lr": 1e-3}
+        trainer = Trainer(model, args, train_dataset=texts, optimizer_cls_and_kwargs=adamw)
+        trainer.accelerator.clip_grad_norm_ = hstree.optim.clip_grad_norm_
+
     :func:`from_pretrained` loads what ``model.save_pretrained`` wrote; transformers' own
     ``from_pretrained`` would make a new linear layer, and say that it is not initialised.
 
@@ -216,7 +223,8 @@ def replace_lm_head(
             or the name of one, see :func:`hstree.heads.head_names`; None: a
             :class:`hstree.heads.TreeEnsemble` that begins as an approximation of the ``lm_head``,
             by :meth:`~hstree.heads.TreeEnsemble.from_linear`.
-        options: of the head, where it is not given.
+        options: of the head, where it is not given; for an approximation ``at``, the mean of some
+            hidden vectors, and ``n_trees`` are worth a thought.
 
     Returns:
         The model.

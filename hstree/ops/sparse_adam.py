@@ -1,4 +1,4 @@
-"""Adam in the rows that a row-sparse gradient visits: ``torch.ops.hstree.sparse_adam_``."""
+"""AdamW in the rows that a row-sparse gradient visits: ``torch.ops.hstree.sparse_adam_``."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ def sparse_adam_(
     beta1: float,
     beta2: float,
     eps: float,
+    weight_decay: float = 0.0,
     maximize: bool = False,
 ) -> None:
-    """One step of lazy Adam, in place in the visited rows of the weight and its moments; every
+    """One step of lazy AdamW, in place in the visited rows of the weight and its moments; every
     other row stays as it is::
 
         m <- beta1 m + (1 - beta1) g
         v <- beta2 v + (1 - beta2) g^2
-        w <- w - lr sqrt(1 - beta2^step) / (1 - beta1^step) m / (sqrt(v) + eps)
+        w <- (1 - lr weight_decay) w
+             - lr / (1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + eps)
 
-    The rule of :class:`torch.optim.SparseAdam`, in one pass over the rows; see
+    The rule of :class:`torch.optim.AdamW` for these rows, in one pass over them; see
     :func:`hstree.reference.sparse_adam_reference` for an equivalent in PyTorch.
-    :class:`hstree.optim.SparseAdam` is the optimiser.
+    :class:`hstree.optim.AdamW` is the optimiser.
 
     Args:
         weight: w, contiguous: float32, float64, bfloat16 or float16. Its first one or two
@@ -43,6 +45,7 @@ def sparse_adam_(
         beta1: decay of m, in [0, 1).
         beta2: decay of v, in [0, 1).
         eps: added to the denominator.
+        weight_decay: decoupled weight decay.
         maximize: ascend instead.
 
     Raises:
@@ -63,10 +66,22 @@ def sparse_adam_(
                 [0.5000, 1.5000],
                 [1.0000, 1.0000]])
 
-    Kingma and Ba, Adam: A method for stochastic optimization (ICLR 2015), algorithm 1.
+    Kingma and Ba, Adam: A method for stochastic optimization (ICLR 2015), algorithm 1; Loshchilov
+    and Hutter, Decoupled weight decay regularization (ICLR 2019), algorithm 2.
     """
     torch.ops.hstree.sparse_adam_(
-        weight, exp_avg, exp_avg_sq, index, values, step, lr, beta1, beta2, eps, maximize
+        weight,
+        exp_avg,
+        exp_avg_sq,
+        index,
+        values,
+        step,
+        lr,
+        beta1,
+        beta2,
+        eps,
+        weight_decay,
+        maximize,
     )
     torch.autograd.graph.increment_version((weight, exp_avg, exp_avg_sq))
 

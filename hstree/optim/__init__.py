@@ -1,5 +1,6 @@
-"""Optimisers over the operators of the library."""
+"""An optimiser and gradient clipping for models with dense and row-sparse gradients."""
 
-from hstree.optim.sparse_adam import SparseAdam
+from hstree.optim.adamw import AdamW
+from hstree.optim.clip_grad import clip_grad_norm_
 
-__all__ = ["SparseAdam"]
+__all__ = ["AdamW", "clip_grad_norm_"]

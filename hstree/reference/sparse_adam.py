@@ -1,7 +1,5 @@
 """Reference of :mod:`hstree.ops.sparse_adam`: the visited rows gathered, updated and put back."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -18,6 +16,7 @@ def sparse_adam_reference(
     beta1: float,
     beta2: float,
     eps: float,
+    weight_decay: float = 0.0,
     maximize: bool = False,
 ) -> None:
     """In place in weight, exp_avg and exp_avg_sq; arguments as for
@@ -26,6 +25,7 @@ def sparse_adam_reference(
     g = values.to(exp_avg.dtype) * (-1 if maximize else 1)
     m = exp_avg[rows] * beta1 + g * (1 - beta1)
     v = exp_avg_sq[rows] * beta2 + g * g * (1 - beta2)
-    step_size = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
-    w = weight[rows].to(exp_avg.dtype) - step_size * m / (torch.sqrt(v) + eps)
+    denominator = torch.sqrt(v / (1 - beta2**step)) + eps
+    w = (1 - lr * weight_decay) * weight[rows].to(exp_avg.dtype)
+    w = w - lr / (1 - beta1**step) * m / denominator
     exp_avg[rows], exp_avg_sq[rows], weight[rows] = m, v, w.to(weight.dtype)

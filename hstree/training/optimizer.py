@@ -1,5 +1,5 @@
-"""Optimisers for dense and row-sparse parameters, averaging, the lengths of windows, gradient
-clipping and learning-rate schedules."""
+"""Optimisers for dense and row-sparse parameters, averaging, the lengths of windows and
+learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hstree._dtypes import sum_dtype
 from hstree.models import LanguageModel
-from hstree.optim import SparseAdam
+from hstree.optim import AdamW
 from hstree.runs import ConfigError, TrainConfig
 from hstree.runs.config import SHORTEST_WINDOW
 
@@ -25,12 +23,13 @@ def build_optimizers(
 ) -> list[Optimizer]:
     """Optimisers of the backbone's and the head's parameter groups.
 
-    ``adamw``: AdamW for the dense groups, SparseAdam for the row-sparse ones; ``sgd``: SGD for
-    both. Every parameter group holds ``factor``, by which :func:`set_learning_rate` multiplies the
-    backbone's learning rate. For a group with a learning rate of its own the factor is that rate
-    over ``config.learning_rate``: the top of the schedule gives the rate itself, and warm-up and
-    decay scale it as they scale the backbone's. A parameter that head and backbone share counts as
-    the backbone's. Row-sparse groups have no weight decay.
+    ``adamw``: :class:`hstree.optim.AdamW`; ``sgd``: SGD; one optimiser for the parameters with
+    dense gradients, one for those with row-sparse ones. Every parameter group holds ``factor``, by
+    which :func:`set_learning_rate` multiplies the backbone's learning rate. For a group with a
+    learning rate of its own that is this rate over ``config.learning_rate``: the top of the
+    schedule gives the rate itself, and warm-up and decay scale it as they scale the backbone's. A
+    parameter that head and backbone share counts as the backbone's. Biases have the weight decay of
+    the weights, row-sparse parameters have none.
 
     Args:
         model: the language model.
@@ -45,22 +44,23 @@ def build_optimizers(
             row.
         ValueError: the head's groups leave out a parameter.
     """
+    rate, decay = config.learning_rate, config.weight_decay
     backbone = list(model.backbone.parameters())
     taken = {id(parameter) for parameter in backbone}
+    row_sparse = {id(parameter) for parameter in model.head.sparse_parameters()}
+    # The order of the parameters is that of the optimisers' states in saved runs.
     dense: list[dict[str, Any]] = [{"params": backbone, "factor": 1.0}]
     sparse: list[dict[str, Any]] = []
-    for group in model.head.parameter_groups():
-        parameters = [p for p in group.params if p.requires_grad and id(p) not in taken]
-        taken |= {id(parameter) for parameter in parameters}
-        factor = group.learning_rate_factor
-        if group.learning_rate is not None:
-            factor = group.learning_rate / config.learning_rate
-        if parameters:
-            target = sparse if group.sparse else dense
-            settings: dict[str, Any] = {"params": parameters, "factor": factor}
-            if group.weight_decay is not None and not group.sparse:
-                settings["weight_decay"] = group.weight_decay
-            target.append(settings)
+    for group in model.head.parameter_groups(rate, decay, decay_biases=True):
+        own = [p for p in group["params"] if id(p) not in taken]
+        taken |= {id(parameter) for parameter in own}
+        settings = {"factor": group["lr"] / rate, "weight_decay": group["weight_decay"]}
+        for groups, changes, params in (
+            (dense, {}, [p for p in own if id(p) not in row_sparse]),
+            (sparse, {"weight_decay": 0.0}, [p for p in own if id(p) in row_sparse]),
+        ):
+            if params:
+                groups.append({"params": params} | settings | changes)
     forgotten = [
         name for name, p in model.named_parameters() if p.requires_grad and id(p) not in taken
     ]
@@ -73,18 +73,14 @@ def build_optimizers(
             f"--averaging, --finetune: averaged SGD cannot take the row-sparse gradients of the "
             f"head {model.head.name!r}; train it without --sparse from the start"
         )
-    rate, decay = config.learning_rate, config.weight_decay
     optimizers: list[Optimizer]
     if averaged:
         optimizers = [torch.optim.ASGD(dense, lr=rate, lambd=0.0, t0=0.0, weight_decay=decay)]
-    elif config.optimizer == "sgd":
-        optimizers = [torch.optim.SGD(dense, lr=rate, weight_decay=decay, fused=True)]
-        if sparse:
-            optimizers.append(torch.optim.SGD(sparse, lr=rate))
     else:
-        optimizers = [torch.optim.AdamW(dense, lr=rate, weight_decay=decay, fused=True)]
+        kind = torch.optim.SGD if config.optimizer == "sgd" else AdamW
+        optimizers = [kind(dense, lr=rate, weight_decay=decay, fused=True)]
         if sparse:
-            optimizers.append(SparseAdam(sparse, lr=rate))
+            optimizers.append(kind(sparse, lr=rate))
     set_learning_rate(optimizers, rate)
     return optimizers
 
@@ -165,33 +161,3 @@ def scheduled_learning_rate(config: TrainConfig, step: float, total: int) -> flo
     if config.schedule == "linear":
         return config.learning_rate * (1.0 - progress)
     return config.learning_rate
-
-
-@torch.no_grad()
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale all gradients so that their joint 2-norm is at most ``max_norm``; row-sparse gradients
-    are summed by row first.
-
-    Returns:
-        The norm before scaling, a scalar tensor.
-    """
-    values: list[Tensor] = []
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is None:
-            continue
-        if gradient.is_sparse:
-            if not gradient.is_coalesced():
-                gradient = parameter.grad = gradient.coalesce()
-            gradient = gradient.values()
-        values.append(gradient)
-    if not values:
-        return torch.zeros(())
-    norms = [torch.linalg.vector_norm(value, dtype=sum_dtype(value.dtype)) for value in values]
-    total: Tensor = torch.linalg.vector_norm(
-        torch.stack([norm.to(norms[0].device) for norm in norms])
-    )
-    scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    for value in values:
-        value.mul_(scale.to(value.device, value.dtype))
-    return total

@@ -23,13 +23,13 @@ from hstree.models import (
     detach,
     evaluate_loss,
 )
+from hstree.optim import clip_grad_norm_
 from hstree.runs import TrainConfig
 
 from .build import check_size
 from .distributed import Processes
 from .optimizer import (
     build_optimizers,
-    clip_gradients,
     non_monotone,
     scheduled_learning_rate,
     set_learning_rate,
@@ -265,7 +265,7 @@ class Trainer:
                 objective.backward()
             total += values
         if config.clip > 0:
-            clip_gradients(self.parameters, config.clip)
+            clip_grad_norm_(self.parameters, config.clip)
         objective_value, loss = (value / size for value in self.processes.sum(*total.tolist()))
         if not math.isfinite(objective_value):
             raise self._diverged(f"the loss became {objective_value}")

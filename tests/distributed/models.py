@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hstree.heads import TreeEnsemble
-from hstree.optim import SparseAdam
+from hstree.optim import AdamW
 from hstree.trees import build_ensemble
 
 D, V, N = 12, 40, 16
@@ -73,13 +73,6 @@ def my_part(tensor: Tensor) -> Tensor:
     return tensor.chunk(dist.get_world_size())[dist.get_rank()]
 
 
-def optimizers(module: nn.Module) -> list[torch.optim.Optimizer]:
-    sparse = [p for p in module.parameters() if p.grad is not None and p.grad.is_sparse]
-    dense = [p for p in module.parameters() if p.grad is None or not p.grad.is_sparse]
-    out: list[torch.optim.Optimizer] = [torch.optim.AdamW(dense, 0.1)]
-    return [*out, SparseAdam(sparse, 0.1)] if sparse else out
-
-
 def train(
     module: nn.Module,
     no_sync: NoSync = nullcontext,
@@ -87,7 +80,7 @@ def train(
     part: Callable[[Tensor], Tensor] = my_part,
 ) -> Tensor:
     """Losses of three steps, each accumulated over parts of the rank's part of the batch."""
-    losses, made = [], None
+    losses, optimizer = [], AdamW(module.parameters(), 0.1)
     for tokens, target in batches():
         tokens, target = part(tokens), part(target)
         loss = torch.zeros((), dtype=torch.float64)
@@ -97,10 +90,8 @@ def train(
                 of_piece = module(*piece)["loss"] / parts
                 of_piece.backward()
             loss += of_piece.detach()
-        made = made or optimizers(module)
-        for optimizer in made:
-            optimizer.step()
-            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         losses.append(loss)
     return torch.stack(losses)
 

@@ -19,7 +19,7 @@ from hstree.distributed import (
     shard_trees,
 )
 from hstree.heads import Softmax, TreeEnsemble
-from hstree.optim import SparseAdam
+from hstree.optim import AdamW
 
 HEADS: dict[str, Callable[[], TreeEnsemble]] = {
     "uniform": lambda: tree_head(4, gate="uniform"),
@@ -113,17 +113,12 @@ def trained() -> dict[str, Any]:
 
 def train_whole_batches(made: Model) -> Tensor:
     """Every rank reads all rows."""
-    sparse = [made.embedding.weight, *made.head.sparse_parameters()]
-    taken = {id(parameter) for parameter in sparse}
-    dense = [p for p in made.parameters() if id(p) not in taken]
-    optimizers = [torch.optim.AdamW(dense, 0.1), SparseAdam(sparse, 0.1)]
-    losses = []
+    losses, optimizer = [], AdamW(made.parameters(), 0.1)
     for tokens, target in batches():
         loss = made(tokens, target)["loss"]
         loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         losses.append(loss.detach())
     return torch.stack(losses)
 

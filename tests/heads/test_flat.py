@@ -222,14 +222,15 @@ def test_frozen_slopes(tmp_path: Path) -> None:
     head(draw(9, D), draw_targets(9)).loss.backward()
     assert head.function.v.grad is None
     assert head.weight.grad.any()
-    assert not any(p is head.function.v for g in head.parameter_groups() for p in g.params)
+    groups = head.parameter_groups(lr=0.1)
+    assert [[p.shape for p in g["params"]] for g in groups] == [[(V, D)], [(V,)]]
     head.save(tmp_path / "head")
     for other in (load_head(tmp_path / "head"), copy.deepcopy(head)):
         assert isinstance(other, PLIFFrozen)
         assert torch.equal(other.function.v, v)
         assert not other.function.v.requires_grad
     assert not PLIF(D, V, **PIECES, frozen=True).function.v.requires_grad
-    assert len(PLIF(D, V, **PIECES, frozen=True).parameter_groups()) == 1
+    assert len(PLIF(D, V, **PIECES, frozen=True).parameter_groups(lr=0.1)) == 2
 
 
 def test_state_dict_names() -> None:

@@ -235,11 +235,11 @@ def test_bad_options(name: str, options: dict[str, Any], match: str) -> None:
 def test_parameter_groups() -> None:
     """Only learned slopes have a rate of their own."""
 
-    def rates(function: Function) -> list[tuple[float, float | None, int]]:
+    def rates(function: Function) -> list[tuple[float, float, int]]:
         groups = function.parameter_groups(4.0)
-        return [(g.learning_rate_factor, g.learning_rate, len(g.params)) for g in groups]
+        return [(g["lr"], g["weight_decay"], len(g["params"])) for g in groups]
 
-    assert rates(PLIF(5)) == [(1.0, 0.02, 1)]
+    assert rates(PLIF(5)) == [(0.02, 0.0, 1)]
     assert rates(PLIF(5, frozen=True)) == []
-    assert rates(MonotonicNetwork(5)) == [(4.0, None, 3)]
+    assert rates(MonotonicNetwork(5)) == [(4.0, 0.0, 3)]
     assert rates(GSS()) == rates(SigSoftmax()) == []

@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make
 from hstree.data.statistics import CorpusStatistics
-from hstree.heads import Head, ParameterGroup, Softmax, TreeEnsemble, head_class, head_names
+from hstree.heads import Head, Softmax, TreeEnsemble, head_class, head_names
 from hstree.heads import load_head as load
 
 every_head = pytest.mark.parametrize("kind", HEADS)
@@ -329,8 +328,8 @@ def test_tied(kind: str) -> None:
     embedding = nn.Embedding(V, D)
     other = type(head).from_config(head.config(), head.state_dict(), embedding)
     assert any(p is embedding.weight for p in other.parameters())
-    groups = other.parameter_groups()
-    assert not any(p is embedding.weight for group in groups for p in group.params)
+    groups = other.parameter_groups(lr=0.1)
+    assert not any(p is embedding.weight for group in groups for p in group["params"])
     assert other.config()["tied"]
     wrong = nn.Embedding(V, D + 1)
     with pytest.raises(
@@ -341,32 +340,51 @@ def test_tied(kind: str) -> None:
 
 @every_head
 def test_parameter_groups(kind: str) -> None:
-    """Every parameter once, tied and frozen ones excepted; sparse where gradients are sparse.
-    Learned slopes have a learning rate of their own, all others the factor."""
+    """Every parameter once, tied and frozen ones excepted; weights alone decay. Learned slopes have
+    a learning rate of their own, all others the factor."""
     head = make(kind, learning_rate_factor=3.0)
-    groups = head.parameter_groups()
-    assert all(isinstance(group, ParameterGroup) for group in groups)
-    grouped = [p for group in groups for p in group.params]
-    assert len({id(p) for p in grouped}) == len(grouped)
     tied = {"weight", "output_embedding"} if "tied" in kind else set()
-    own = [p for name, p in head.named_parameters() if name not in tied and p.requires_grad]
-    assert {id(p) for p in own} == {id(p) for p in grouped}
-    slopes = {name: p for name, p in head.named_parameters() if name == "function.v"}
-    for group in groups:
-        # A monotonic network has a function.v too, learned as all its other parameters are.
-        if "plif" in kind and any(p is v for p in group.params for v in slopes.values()):
-            assert len(group.params) == 1
-            assert (group.learning_rate, group.learning_rate_factor) == (0.02, 1.0)
-        else:
-            assert (group.learning_rate, group.learning_rate_factor) == (None, 3.0)
-    assert sum(group.learning_rate is not None for group in groups) == (
-        "plif" in kind and "frozen" not in kind
-    )
-    assert len(own) > 0
+    own = {n: p for n, p in head.named_parameters() if n not in tied and p.requires_grad}
+    names = {id(p): name for name, p in own.items()}
+    for decay_biases in (False, True):
+        groups = head.parameter_groups(lr=0.1, weight_decay=0.5, decay_biases=decay_biases)
+        assert all(set(group) == {"params", "lr", "weight_decay"} for group in groups)
+        found = [(names[id(p)], group) for group in groups for p in group["params"]]
+        assert sorted(name for name, _ in found) == sorted(own)
+        for name, group in found:
+            slopes = name == "function.v" and "plif" in kind
+            assert group["lr"] == pytest.approx(0.02 if slopes else 0.3)
+            weight = name.endswith(("weight", "embedding")) or (
+                "head" in name and "bias" not in name
+            )
+            decays = "function" not in name and (weight or decay_biases)
+            assert group["weight_decay"] == (0.5 if decays else 0.0), name
+        torch.optim.AdamW(groups, lr=0.1)
+
+
+@every_head
+def test_sparse_parameters(kind: str) -> None:
+    head = make(kind)
+    sparse = {id(p) for p in head.sparse_parameters()}
+    assert bool(sparse) == ("sparse" in kind)
     head(draw(9, D), draw_targets(9)).loss.backward()
-    for group in groups:
-        assert all(p.grad.is_sparse == group.sparse for p in group.params if p.grad is not None)
-    assert any(group.sparse for group in groups) == ("sparse" in kind)
+    for parameter in head.parameters():
+        if parameter.grad is not None:
+            assert parameter.grad.is_sparse == (id(parameter) in sparse)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"lr": 0}, "lr: expected a finite positive number, got 0"),
+        ({"lr": "1"}, "lr: expected a finite positive number, got '1'"),
+        ({"weight_decay": -0.5}, r"weight_decay: expected a number of at least 0, got -0\.5"),
+        ({"weight_decay": float("nan")}, "weight_decay: expected a finite number, got nan"),
+    ],
+)
+def test_bad_parameter_groups(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make("softmax").parameter_groups(**{"lr": 0.1} | options)
 
 
 @every_head
@@ -596,10 +614,3 @@ def test_compile_sparse_raises() -> None:
     compiled = torch.compile(make("trees, sparse"), fullgraph=True, backend="aot_eager")
     with pytest.raises(torch._dynamo.exc.Unsupported, match="pass sparse=False"):
         compiled(draw(3, D), draw_targets(3))
-
-
-def test_parameter_group_defaults() -> None:
-    group = ParameterGroup()
-    assert (group.params, group.learning_rate_factor, group.sparse) == ([], 1.0, False)
-    assert group.learning_rate is None
-    assert replace(group, sparse=True).sparse

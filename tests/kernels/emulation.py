@@ -170,17 +170,15 @@ class Kernels:
         tensors: tuple[Array, Array, Array],
         index: Array,
         values: Array,
-        rule: tuple[float, float, float, float],
+        rule: tuple[float, float, float, float, float],
         maximize: bool = False,
     ) -> None:
-        """The first step, in place in weight, exp_avg and exp_avg_sq; the rule is step_size, beta1,
-        beta2, eps."""
-        step_size, beta1, beta2, eps = rule
-        lr = step_size * (1 - beta1) / (1 - beta2) ** 0.5
+        """The first step, in place in weight, exp_avg and exp_avg_sq; the rule is lr, beta1, beta2,
+        eps, weight_decay."""
         weight, exp_avg, exp_avg_sq = tensors
         state = (to_tensor(kind, weight), torch.from_numpy(exp_avg), torch.from_numpy(exp_avg_sq))
         gradient = (torch.from_numpy(index), to_tensor(kind, values))
-        call("sparse_adam_", *state, *gradient, 1, lr, beta1, beta2, eps, maximize)
+        call("sparse_adam_", *state, *gradient, 1, *rule, maximize)
 
     def monotone_log_prob(
         self, kind: ElementType, function: LogitFunction, logits: Array, target: Array

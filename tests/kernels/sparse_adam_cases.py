@@ -6,7 +6,7 @@ import numpy as np
 
 from kernels.emulation import Array, ElementType, Kernels
 
-RULE = (0.05, 0.9, 0.99, 1e-3)  # step_size, beta1, beta2, eps
+RULE = (0.05, 0.9, 0.99, 1e-3, 0.3)  # lr, beta1, beta2, eps, weight_decay
 
 SPARSE_ADAM_SHAPES = [  # trees (None: an index of one dimension), rows, visited rows, features
     (3, 7, 11, 8),
@@ -24,7 +24,7 @@ Shape = tuple[int | None, int, int, int]
 def check_sparse_adam(
     kernels: Kernels, shape: Shape, kind: ElementType, maximize: bool = False
 ) -> tuple[Array, ...]:
-    """Two steps; returns weight, exp_avg and exp_avg_sq."""
+    """Twice the first step; returns weight, exp_avg and exp_avg_sq."""
     trees, rows, visited, features = shape
     random = np.random.default_rng(4)
     sizes = (rows, features) if trees is None else (trees, rows, features)
@@ -32,7 +32,7 @@ def check_sparse_adam(
     exp_avg = random.standard_normal(sizes).astype(kind.sums)
     exp_avg_sq = random.random(sizes).astype(kind.sums)
     tensors = (weight, exp_avg, exp_avg_sq)
-    step_size, beta1, beta2, eps = RULE
+    lr, beta1, beta2, eps, weight_decay = RULE
     for _ in range(2):
         place = np.sort(random.choice(np.prod(sizes[:-1]), visited, replace=False))
         index = np.array(np.unravel_index(place, sizes[:-1]), np.int64)
@@ -42,7 +42,8 @@ def check_sparse_adam(
         at = tuple(index)
         m[at] = beta1 * m[at] + (1 - beta1) * g
         v[at] = beta2 * v[at] + (1 - beta2) * g * g
-        w[at] -= step_size * m[at] / (np.sqrt(v[at]) + eps)
+        w[at] *= 1 - lr * weight_decay
+        w[at] -= lr * m[at] / (1 - beta1) / (np.sqrt(v[at] / (1 - beta2)) + eps)
         before = [array.copy() for array in tensors]
         kernels.sparse_adam_(kind, tensors, index, values, RULE, maximize)
         sums = 1e-15 if kind.sums is np.float64 else 1e-6

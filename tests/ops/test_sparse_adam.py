@@ -19,7 +19,9 @@ from ops.cases import DTYPES, threads
 
 TESTS = Path(__file__).resolve().parents[1]
 CAPABILITIES = ("portable", "avx2", "avx512")
-RULE: dict[str, Any] = {"lr": 0.05, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6}
+RULE: dict[str, Any] = {
+    "lr": 0.05, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.3
+}  # fmt: skip
 SHAPES = [  # weight, dimensions of the index, visited rows
     ((3, 40, 19), 2, 70),
     ((2, 30, 200), 2, 13),
@@ -77,17 +79,19 @@ def test_equals_reference(
 
 
 def test_literal_values(device: torch.device) -> None:
-    """beta 1/2 and 3/4 at step 1: m = g / 2, v = g^2 / 4, step size lr."""
+    """beta 1/2 and 3/4 at step 1: m = g / 2, v = g^2 / 4, the corrected ones g and g^2."""
     weight = torch.ones(2, 2, 2, device=device)
     m, v = torch.zeros_like(weight), torch.zeros_like(weight)
     index = torch.tensor([[0, 1], [1, 0]], device=device)
     values = torch.tensor([[4.0, -2.0], [0.0, 8.0]], device=device)
-    rule = {"step": 1, "lr": 0.25, "beta1": 0.5, "beta2": 0.75, "eps": 0.0}
-    sparse_adam_(weight, m, v, index, values, **rule | {"eps": 1.0})
-    # lr sqrt(1/4) / (1/2) = 1/4; m / (sqrt(v) + 1) = 2/3, -1/2, 0, 4/5
+    rule = {"step": 1, "lr": 0.25, "beta1": 0.5, "beta2": 0.75, "eps": 1.0, "weight_decay": 0.5}
+    sparse_adam_(weight, m, v, index, values, **rule)
+    # 1 - lr weight_decay = 7/8; lr g / (|g| + 1) = 1/5, -1/6, 0, 2/9
     assert m.tolist() == [[[0, 0], [2, -1]], [[0, 4], [0, 0]]]
     assert v.tolist() == [[[0, 0], [4, 1]], [[0, 16], [0, 0]]]
-    expected = torch.tensor([[[1, 1], [1 - 1 / 6, 1.125]], [[1, 0.8], [1, 1]]], device=device)
+    expected = torch.tensor(
+        [[[1, 1], [7 / 8 - 1 / 5, 7 / 8 + 1 / 6]], [[7 / 8, 7 / 8 - 2 / 9], [1, 1]]], device=device
+    )
     torch.testing.assert_close(weight, expected)
 
 
@@ -225,6 +229,7 @@ def test_bad_tensor(name: str, change: Any, match: str, device: torch.device) ->
         ({"beta1": 1.0}, r"beta1: expected a value in \[0, 1\), got 1"),
         ({"beta2": -0.5}, r"beta2: expected a value in \[0, 1\), got -0.5"),
         ({"eps": torch.inf}, r"eps: expected a value in \[0, inf\), got inf"),
+        ({"weight_decay": -0.1}, r"weight_decay: expected a value in \[0, inf\), got -0.1"),
     ],
 )
 def test_bad_number(change: dict[str, float], match: str) -> None:

@@ -1,13 +1,13 @@
 """Runs that an earlier version wrote are read, evaluated and resumed.
 
-``saved/interrupted`` was stopped in the second of two epochs, ``saved/finished`` has ended; both
-learnt ``saved/text``. A change of the format that they cannot follow needs a migration.
+``saved/interrupted`` and ``saved/sparse``, whose row-sparse gradients went to a SparseAdam, were
+stopped in the second of two epochs, ``saved/finished`` has ended; all learnt ``saved/text``. A
+change of the format that they cannot follow needs a migration.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_finished_run_is_read() -> None:
     assert figures.settings == written
 
 
-@pytest.mark.parametrize("name", ["finished", "interrupted"])
+@pytest.mark.parametrize("name", ["finished", "interrupted", "sparse"])
 def test_best_weights_have_the_loss_that_was_written(name: str) -> None:
     run = load_run(SAVED / name)
     corpus = run_corpus(run, TEXT)
@@ -41,9 +41,16 @@ def test_best_weights_have_the_loss_that_was_written(name: str) -> None:
     assert evaluate(run.model, corpus.valid) == pytest.approx(best.valid_loss, rel=1e-5)
 
 
-def test_interrupted_run_goes_on_to_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "train_loss", "test_perplexity"),
+    [("interrupted", 2.483270916284, 13.09701723962), ("sparse", 2.483254708496, 13.09670221711)],
+)
+def test_interrupted_run_goes_on_to_its_end(
+    name: str, train_loss: float, test_perplexity: float, tmp_path: Path
+) -> None:
+    """With the losses that the version which saved it went on to."""
     run = tmp_path / "run"
-    shutil.copytree(SAVED / "interrupted", run)
+    shutil.copytree(SAVED / name, run)
     before = read_run(run)
     assert [record.epoch for record in before.epochs] == [1]
     _, _, values = load_state(run / "last.safetensors")
@@ -54,7 +61,8 @@ def test_interrupted_run_goes_on_to_its_end(tmp_path: Path) -> None:
     assert result.records[1].step == 2 * result.records[0].step
     after = read_run(run)
     assert after.final == result.summary
-    assert math.isfinite(result.summary.test_perplexity)
+    assert result.records[1].train_loss == pytest.approx(train_loss, rel=1e-5)
+    assert result.summary.test_perplexity == pytest.approx(test_perplexity, rel=1e-5)
     assert load_config(run).epochs == 2
 
 

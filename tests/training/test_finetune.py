@@ -37,7 +37,7 @@ def test_dropouts_and_learning_rates_may_differ(run: Path) -> None:
     assert model.backbone.dropout == 0.0
     assert model.backbone.dropout_input == 0.1
     assert model.backbone.weight_dropout == 0.3
-    assert [group.learning_rate_factor for group in model.head.parameter_groups()] == [2.0]
+    assert {group["lr"] for group in model.head.parameter_groups(lr=0.5)} == {1.0}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Parameter groups, clipping and schedules."""
+"""Parameter groups and schedules."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree.data import CorpusStatistics
-from hstree.heads import ParameterGroup, Softmax, head_names
+from hstree.heads import Softmax, head_names
 from hstree.models import AWDLSTM, LanguageModel
-from hstree.optim import SparseAdam
+from hstree.optim import AdamW
 from hstree.runs import ConfigError, TrainConfig
 from hstree.training import build_model
 from hstree.training.optimizer import (
     averaged_weights,
     build_optimizers,
-    clip_gradients,
     scheduled_learning_rate,
     set_learning_rate,
     window_lengths,
 )
 
 V, D = 9, 6
+
+
+def group(params: list[nn.Parameter], lr: float, weight_decay: float) -> dict[str, Any]:
+    return {"params": params, "lr": lr, "weight_decay": weight_decay}
 
 
 class SparseSoftmax(Softmax):
@@ -38,8 +41,13 @@ class SparseSoftmax(Softmax):
         output = -F.cross_entropy(F.linear(hidden, weight, self.bias), target, reduction="none")
         return output, self.reduced(-output, self.target_weight(target, output.dtype))
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        return [ParameterGroup([self.weight], 4.0, sparse=True), ParameterGroup([self.bias], 2.0)]
+    def parameter_groups(
+        self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False
+    ) -> list[dict[str, Any]]:
+        return [group([p], f * lr, weight_decay) for p, f in ((self.weight, 4), (self.bias, 2))]
+
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        return [self.weight]
 
 
 def make_model(head: type[Softmax] = Softmax, tied: bool = False, **options: Any) -> LanguageModel:
@@ -77,13 +85,12 @@ def test_tied_weight_learns_with_the_backbone() -> None:
     assert "head.weight" not in found
 
 
-def test_sparse_groups_go_to_sparse_adam() -> None:
+def test_sparse_groups_have_an_optimizer_without_weight_decay() -> None:
     model = make_model(SparseSoftmax)
     optimizers = build_optimizers(model, TrainConfig(learning_rate=0.5))
-    assert [type(optimizer) for optimizer in optimizers] == [
-        torch.optim.AdamW,
-        SparseAdam,
-    ]
+    assert [type(optimizer) for optimizer in optimizers] == [AdamW, AdamW]
+    decays = [[g["weight_decay"] for g in optimizer.param_groups] for optimizer in optimizers]
+    assert decays == [[0.01, 0.01], [0.0]]
     assert rates(model, TrainConfig(learning_rate=0.5))["head.weight"] == 2.0
     set_learning_rate(optimizers, 0.1)
     assert [group["lr"] for group in optimizers[0].param_groups] == [0.1, 0.2]
@@ -93,15 +100,14 @@ def test_sparse_groups_go_to_sparse_adam() -> None:
 class Groups(Softmax):
     """A softmax whose bias has a learning rate and a weight decay of its own."""
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        return [
-            ParameterGroup([self.weight], 4.0),
-            ParameterGroup([self.bias], learning_rate=0.02, weight_decay=0.0),
-        ]
+    def parameter_groups(
+        self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False
+    ) -> list[dict[str, Any]]:
+        return [group([self.weight], 4 * lr, weight_decay), group([self.bias], 0.02, 0.0)]
 
 
 RULES = {
-    "adamw": ("adamw", False, torch.optim.AdamW),
+    "adamw": ("adamw", False, AdamW),
     "sgd": ("sgd", False, torch.optim.SGD),
     "asgd": ("sgd", True, torch.optim.ASGD),
 }
@@ -129,8 +135,7 @@ def test_sgd_of_sparse_gradients_equals_that_of_dense_ones() -> None:
     tokens, targets = torch.randint(V, (5, 4)), torch.randint(V, (5, 4))
 
     class Dense(Softmax):
-        def parameter_groups(self) -> list[ParameterGroup]:
-            return [ParameterGroup([self.weight], 4.0), ParameterGroup([self.bias], 2.0)]
+        parameter_groups = SparseSoftmax.parameter_groups
 
     after = []
     for head in (Dense, SparseSoftmax):
@@ -197,19 +202,9 @@ def test_window_lengths() -> None:
     assert min(short) == 5
 
 
-class OwnRate(Softmax):
-    """A softmax whose bias has a learning rate of its own, as the slopes of a PLIF do."""
-
-    def parameter_groups(self) -> list[ParameterGroup]:
-        return [
-            ParameterGroup([self.weight], 4.0),
-            ParameterGroup([self.bias], 4.0, learning_rate=0.02),
-        ]
-
-
 def test_a_learning_rate_of_its_own_is_the_top_of_the_schedule() -> None:
     """It is absolute, whatever the learning rate of the backbone, and has its schedule."""
-    model = make_model(OwnRate)
+    model = make_model(Groups)
     for learning_rate in (0.5, 3e-4):
         found = rates(model, TrainConfig(learning_rate=learning_rate))
         assert found["head.bias"] == pytest.approx(0.02)
@@ -230,14 +225,26 @@ def test_a_learning_rate_of_its_own_is_the_top_of_the_schedule() -> None:
 
 def test_a_sparse_group_may_have_a_learning_rate_of_its_own() -> None:
     class Own(SparseSoftmax):
-        def parameter_groups(self) -> list[ParameterGroup]:
-            weight, bias = super().parameter_groups()
-            weight.learning_rate = 0.02
-            return [weight, bias]
+        def parameter_groups(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
+            weight, bias = super().parameter_groups(*args, **options)
+            return [weight | {"lr": 0.02}, bias]
 
     found = rates(make_model(Own), TrainConfig(learning_rate=0.5))
     assert found["head.weight"] == pytest.approx(0.02)
     assert found["head.bias"] == 1.0
+
+
+def test_biases_decay_as_in_published_language_models() -> None:
+    """And as in runs that were saved earlier; the slopes of a PLIF do not."""
+    config = TrainConfig(
+        head="plif", head_option=("intervals=30",), weight_decay=0.3, optimizer="sgd"
+    )
+    model = build_model(config, 20, CorpusStatistics.from_tokens(np.arange(40) % 20, 20))
+    (optimizer,) = build_optimizers(model, config)
+    _, head, function = optimizer.param_groups
+    assert [p.shape for p in head["params"]] == [model.head.weight.shape, model.head.bias.shape]
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.3, 0.3, 0.0]
+    assert function["params"] == [model.head.function.v]
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -273,41 +280,11 @@ def test_slopes_learn_at_the_published_rate() -> None:
 
 def test_forgotten_parameters_are_an_error() -> None:
     class Forgetful(Softmax):
-        def parameter_groups(self) -> list[ParameterGroup]:
-            return [ParameterGroup([self.weight], 1.0)]
+        def parameter_groups(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
+            return super().parameter_groups(*args, **options | {"decay_biases": False})[:1]
 
     with pytest.raises(ValueError, match=r"leaves out head\.bias"):
         build_optimizers(make_model(Forgetful), TrainConfig())
-
-
-@pytest.mark.parametrize("max_norm", [0.01, 1e6])
-def test_clipping_sparse_equals_dense(max_norm: float) -> None:
-    tokens, targets = torch.randint(V, (5, 4)), torch.randint(V, (5, 4))
-    norms, gradients = [], []
-    for head in (Softmax, SparseSoftmax):
-        model = make_model(head)
-        for _ in range(2):  # accumulated gradients make uncoalesced sparse ones
-            model(tokens, targets)[0].loss.backward()
-        assert model.head.weight.grad.is_sparse == (head is SparseSoftmax)
-        norms.append(clip_gradients(model.parameters(), max_norm))
-        gradients.append([parameter.grad.to_dense() for parameter in model.parameters()])
-    torch.testing.assert_close(norms[0], norms[1])
-    torch.testing.assert_close(gradients[0], gradients[1])
-    after = torch.cat([gradient.flatten() for gradient in gradients[0]]).norm()
-    assert float(after) == pytest.approx(min(max_norm, float(norms[0])), rel=1e-4)
-
-
-def test_clipping_against_torch() -> None:
-    ours, theirs = make_model(), make_model()
-    tokens, targets = torch.randint(V, (5, 4)), torch.randint(V, (5, 4))
-    for model in (ours, theirs):
-        model(tokens, targets)[0].loss.backward()
-    norm = clip_gradients(ours.parameters(), 0.1)
-    expected = nn.utils.clip_grad_norm_(theirs.parameters(), 0.1)
-    torch.testing.assert_close(norm, expected)
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad)
-    assert float(clip_gradients([nn.Parameter(torch.ones(2))], 1.0)) == 0.0
 
 
 def test_schedules() -> None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
-from hstree.heads.base import ParameterGroup
 from hstree.heads.buffers import fill
 from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
 from hstree.heads.trees.constructors import Constructors
@@ -64,7 +63,7 @@ class TreeEnsemble(Constructors):
         frequencies: counts [V], from which the biases start (log-odds); None: all equal.
         sparse: gradients of the vectors of binary and of wide nodes below the root are row-sparse,
             as with ``torch.nn.Embedding(sparse=True)``: a step then costs nothing that grows with
-            V. For :class:`hstree.optim.SparseAdam`, SGD or Adagrad; not for torch.compile.
+            V. For :class:`hstree.optim.AdamW`, SGD or Adagrad; not for torch.compile.
         seed: of the feature subsets.
         **options: those of :class:`Head`.
 
@@ -228,14 +227,8 @@ class TreeEnsemble(Constructors):
             if self.sparse and block.visits_rows
         ]
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        sparse_ids = {id(parameter) for parameter in self.sparse_parameters()}
-        sparse = ParameterGroup([], self.learning_rate_factor, sparse=True)
-        dense = ParameterGroup([], self.learning_rate_factor)
-        for name, parameter in self.named_parameters():
-            if not (self.tied and name == "output_embedding"):
-                (sparse if id(parameter) in sparse_ids else dense).params.append(parameter)
-        return [group for group in (sparse, dense) if group.params]
+    def _apart(self) -> list[Tensor]:
+        return [self.output_embedding] if self.tied else []
 
     def config(self) -> dict[str, Any]:
         return super().config() | {

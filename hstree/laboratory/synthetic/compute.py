@@ -230,9 +230,7 @@ def fit_head(
     head = choice.build(dimension, targets, seed).to(device)
     context = nn.Parameter(torch.randn(len(targets), dimension).to(device))
     groups: list[dict[str, Any]] = [{"params": [context], "lr": learning_rate}]
-    for group in head.parameter_groups():
-        own = group.learning_rate
-        groups.append({"params": group.params, "lr": learning_rate if own is None else own})
+    groups += head.parameter_groups(learning_rate, weight_decay=0.0)
     optimizer = torch.optim.Adam(groups, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     step = 0

@@ -22,7 +22,7 @@ from heads.support import (
 )
 from hstree.data.statistics import CorpusStatistics
 from hstree.heads import TreeEnsemble
-from hstree.optim import SparseAdam
+from hstree.optim import AdamW
 from hstree.trees import Tree, build_tree, huffman_tree, random_tree, tree_seed
 
 SHAPES = [(1, 1), (6, 1), (1, 5), (9, 4), (V, 1)]
@@ -268,24 +268,18 @@ def test_sparse_steps_are_dense_steps(optimizer: Any) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_sparse_adam() -> None:
+def test_adamw() -> None:
     head, _ = sparse_and_dense()
-    groups = head.parameter_groups()
-    optimizers: list[Any] = [
-        (SparseAdam if group.sparse else torch.optim.Adam)(group.params, lr=0.05)
-        for group in groups
-    ]
+    optimizer = AdamW(head.parameters(), lr=0.05)
     hidden, target = draw(30, D), draw_targets(30)
     before = [p.detach().clone() for p in head.parameters()]
     losses = []
     for _ in range(20):
         loss = head(hidden, target).loss
         losses.append(loss.item())
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
+        optimizer.step()
     assert losses[-1] < 0.6 * losses[0]
     assert all(not torch.equal(a, b) for a, b in zip(before, head.parameters(), strict=True))
 

@@ -1,0 +1,18 @@
+"""Row-sparse gradients in the form in which each row comes once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def summed_rows(gradient: Tensor) -> Tensor:
+    """The sparse gradient with strictly increasing rows: itself if they are, as those of
+    :class:`hstree.heads.TreeEnsemble`, else coalesced, as those of an embedding."""
+    if gradient.is_coalesced():
+        return gradient
+    index = gradient._indices()
+    row = index[0]
+    for size, inner in zip(gradient.shape[1:], index[1:], strict=False):
+        row = torch.add(inner, row, alpha=size)
+    return gradient if bool((row[1:] > row[:-1]).all()) else gradient.coalesce()
