@@ -387,7 +387,7 @@ def test_a_vocabulary_is_resized_before_the_head_is_made() -> None:
     assert model.resize_token_embeddings() is model.get_input_embeddings()
     assert model.resize_token_embeddings(V + 3) is model.get_input_embeddings()
     for options in ({"new_num_tokens": V}, {"pad_to_multiple_of": 64}):
-        with pytest.raises(ValueError, match=r"new_num_tokens: .*43 classes.* cannot be resized"):
+        with pytest.raises(ValueError, match=r"new_num_tokens: expected 43, .* cannot be resized"):
             model.resize_token_embeddings(**options)
     assert len(model.get_input_embeddings().weight) == V + 3 == model.config.vocab_size
 
@@ -570,7 +570,7 @@ def test_compiled_whole() -> None:
     torch.testing.assert_close(loss, model(ids, labels=ids).loss)
 
 
-def test_a_soft_cap_is_not_for_log_probabilities() -> None:
+def test_no_soft_cap_of_log_probabilities() -> None:
     options = _small(head_dim=8, final_logit_softcapping=0.5)
     model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**options)).eval()
     with_trees(model)
@@ -630,7 +630,7 @@ def test_models_it_cannot_change() -> None:
         (Softmax(D + 1, V), {}, f"head: expected in_features={D}, got {D + 1}"),
         (Softmax(D, V, ignore_index=0), {}, "head: expected ignore_index=-100, got 0"),
         (Softmax(D, V, embedding=nn.Embedding(V, D)), {}, "head: expected one tied to the model's"),
-        (Softmax(D, V), {"bias": False}, "bias: expected no options with a head"),
+        (Softmax(D, V), {"bias": False}, "bias: expected no options beside a head"),
         ("nothing", {}, "head: expected one of .*, got 'nothing'"),
     ],
 )
@@ -640,6 +640,11 @@ def test_heads_that_do_not_fit(head: Head | str, options: dict[str, Any], messag
         replace_lm_head(model, head, **options)
     assert type(model) is GPT2LMHeadModel
     assert isinstance(model.lm_head, nn.Linear)
+
+
+def test_another_layer_is_no_head() -> None:
+    with pytest.raises(TypeError, match="head: expected one of hstree, .* got Linear"):
+        replace_lm_head(gpt2(), nn.Linear(D, V))
 
 
 def test_no_logits_without_labels() -> None:
