@@ -643,7 +643,7 @@ def test_heads_that_do_not_fit(head: Head | str, options: dict[str, Any], messag
 
 
 def test_another_layer_is_no_head() -> None:
-    with pytest.raises(TypeError, match="head: expected one of hstree, .* got Linear"):
+    with pytest.raises(TypeError, match=r"head: expected one of hstree, .* got Linear"):
         replace_lm_head(gpt2(), nn.Linear(D, V))
 
 
