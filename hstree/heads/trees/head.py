@@ -63,7 +63,8 @@ class TreeEnsemble(Constructors):
         frequencies: counts [V], from which the biases start (log-odds); None: all equal.
         sparse: gradients of the vectors of binary and of wide nodes below the root are row-sparse,
             as with ``torch.nn.Embedding(sparse=True)``: a step then costs nothing that grows with
-            V. For :class:`hstree.optim.AdamW`, SGD or Adagrad; not for torch.compile.
+            V. For :class:`hstree.optim.AdamW`, SGD or Adagrad, on several ranks with
+            :mod:`hstree.distributed`; not for torch.compile.
         seed: of the feature subsets.
         **options: those of :class:`Head`.
 
