@@ -63,7 +63,8 @@ class TreeEnsemble(Constructors):
         frequencies: counts [V], from which the biases start (log-odds); None: all equal.
         sparse: gradients of the vectors of binary and of wide nodes below the root are row-sparse,
             as with ``torch.nn.Embedding(sparse=True)``: a step then costs nothing that grows with
-            V. For :class:`hstree.optim.AdamW`, SGD or Adagrad; not for torch.compile.
+            V. For :class:`hstree.optim.AdamW`, SGD or Adagrad, on several ranks with
+            :mod:`hstree.distributed`; not for torch.compile.
         seed: of the feature subsets.
         **options: those of :class:`Head`.
 
@@ -155,7 +156,7 @@ class TreeEnsemble(Constructors):
             order = leaf_order(target, self.layout.leaf_position)
         parts = [block.target_log_prob(hidden, target, order) for block in reversed(blocks)]
         if not parts:  # a single class
-            parts = [hidden.new_zeros(len(hidden), self.n_trees, dtype=sum_dtype(hidden.dtype))]
+            parts = [hidden.new_zeros(hidden.shape[0], self.n_trees, dtype=sum_dtype(hidden.dtype))]
         return sum(parts[1:], parts[0])
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
@@ -168,7 +169,7 @@ class TreeEnsemble(Constructors):
         x = tree_features(to_dtype_of(blocks, hidden), self.feature_index, self.n_trees)
         scores = [block.scores(x).to(dtype) for block in blocks]
         if not scores:  # a single class
-            scores = [hidden.new_zeros(self.n_trees, 0, len(hidden), dtype=dtype)]
+            scores = [hidden.new_zeros(self.n_trees, 0, hidden.shape[0], dtype=dtype)]
         n_binary, n_wide, _ = layout.n_rows
         return tree_log_prob(
             scores[0] if len(scores) == 1 else torch.cat(scores, 1),
