@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
@@ -14,9 +14,11 @@ from hstree.distributed.averaging import (
     head_buffers,
     row_sparse_parameters,
 )
+from hstree.heads import TreeEnsemble
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -100,10 +102,13 @@ def fully_shard(
     """:func:`torch.distributed.fsdp.fully_shard` for models with row-sparse gradients.
 
     Row-sparse parameters stay whole on every rank and in their dtype, begin as those of the first
-    rank, and their gradients are averaged as rows at the end of the backward pass; all other
-    parameters are sharded. As with torch's function, apply it to the layers first and to the model
-    last. A head to which it, or torch's, was applied itself works outside of ``forward`` too:
-    ``log_prob``, ``topk``, ``predict``, ``sample`` and ``entropy`` gather its parameters.
+    rank, and their gradients are averaged as rows at the end of the backward pass. All other
+    parameters are sharded; those of trees, [T, rows, S], in the first dimension that the ranks
+    divide, as there may be fewer trees than ranks.
+
+    As with torch's function, apply it to the layers first and to the model last. A head to which
+    it, or torch's, was applied itself works outside of ``forward`` too: ``log_prob``, ``topk``,
+    ``predict``, ``sample`` and ``entropy`` gather its parameters.
 
     Args:
         module: changed in place. Its heads have the same trees and feature subsets on all ranks.
@@ -134,7 +139,29 @@ def fully_shard(
     }
     groups = [dist.group.WORLD] if mesh is None else mesh.get_all_groups()
     averaging = RowAveraging([p for p in sparse if id(p) not in done], groups)
+    options.setdefault("shard_placement_fn", _placement(module, mesh))
     fsdp.fully_shard(module, mesh=mesh, ignored_params={*sparse, *ignored_params}, **options)
     check_same_tables(module, groups)
     averaging.broadcast()
     return module
+
+
+def _placement(
+    module: nn.Module, mesh: DeviceMesh | None
+) -> Callable[[nn.Parameter], Shard | None]:
+    """In which dimension to shard a parameter; None: the default."""
+    from torch.distributed.tensor import Shard
+
+    size = dist.get_world_size() if mesh is None else mesh.size(mesh.ndim - 1)
+    of_trees = {
+        id(parameter)
+        for part in module.modules()
+        if isinstance(part, TreeEnsemble)
+        for parameter in part.parameters(recurse=False)
+    }
+
+    def placement(parameter: nn.Parameter) -> Shard | None:
+        divided = [dim for dim, n in enumerate(parameter.shape) if n % size == 0]
+        return Shard(divided[0]) if id(parameter) in of_trees and divided else None
+
+    return placement

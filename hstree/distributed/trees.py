@@ -43,8 +43,8 @@ def shard_trees(head: TreeEnsemble, mesh: DeviceMesh) -> ShardedTreeEnsemble:
     those of one process. :func:`gather_trees` is the way back, and the way to save. For data
     parallelism on top, take a second dimension of the mesh, as in the example.
 
-    The norm of all gradients differs between ranks, as each has its own trees: clip head and model
-    separately, by value, or by a norm that is reduced over the mesh.
+    Clip gradients by :func:`hstree.distributed.clip_grad_norm_`: each rank has the gradients of its
+    own trees, so other functions would find another norm on each.
 
     Example:
         >>> mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "trees"))
@@ -82,14 +82,21 @@ def gather_trees(head: ShardedTreeEnsemble) -> TreeEnsemble:
         >>> if torch.distributed.get_rank() == 0:
         ...     whole.save("head.safetensors")
     """
-    own = {name: parameter.detach().cpu() for name, parameter in head.stacked_parameters()}
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    # Whole tensors, of a head to which fully_shard was applied too.
+    state: dict[str, Any] = get_model_state_dict(
+        head, options=StateDictOptions(full_state_dict=True)
+    )
+    own = {name: state[name].cpu() for name, _ in head.stacked_parameters()}
     shards: list[Any] = [None] * head.mesh.size()
     dist.all_gather_object(
         shards, ([tree.arrays() for tree in head.trees], own), group=head.mesh.get_group()
     )
     trees = [Tree(**arrays) for of_rank, _ in shards for arrays in of_rank]
     whole = _like(TreeEnsemble(trees=trees, **_options(head)), head)
-    whole.load_state_dict(head.whole_gate.state_dict(), strict=False)
+    gate = {name: state[f"whole_gate.{name}"] for name in head.whole_gate.state_dict()}
+    whole.load_state_dict(gate, strict=False)
     first = 0
     with torch.no_grad():
         for of_rank, parameters in shards:

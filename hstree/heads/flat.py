@@ -100,7 +100,7 @@ class FlatHead(Head):
 
     def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         smoothed = self.label_smoothing > 0
-        if self.z_loss or self.class_weight is not None or (smoothed and not self.linear_scores):
+        if self.z_loss or (smoothed and not (self.linear_scores and self.class_weight is None)):
             return super().target_loss(hidden, target)
         output, loss = self._log_prob_and_loss(hidden, target, self.reduction)
         if smoothed:
@@ -115,13 +115,15 @@ class FlatHead(Head):
         self, hidden: Tensor, target: Tensor, reduction: str
     ) -> tuple[Tensor, Tensor]:
         latent, log_prior = self.components(hidden)
+        dtype = sum_dtype(hidden.dtype)
         return mixture_log_prob(
             latent,
             log_prior,
             self.weight,
             self.bias,
             target,
-            self.function(sum_dtype(hidden.dtype)),
+            self.function(dtype),
+            row_weight=None if self.class_weight is None else self.target_weight(target, dtype),
             reduction=reduction,
         )
 

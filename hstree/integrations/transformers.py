@@ -75,7 +75,7 @@ class LMHead(nn.Module):
 
 
 class _CausalLM(_Base):  # type: ignore[misc]
-    """What a causal language model whose ``lm_head`` is a :class:`LMHead` does otherwise."""
+    """Overrides of a causal language model, for an ``lm_head`` that is a :class:`LMHead`."""
 
     _tied_weights_keys: dict[str, str]
     all_tied_weights_keys: dict[str, str]
@@ -93,7 +93,7 @@ class _CausalLM(_Base):  # type: ignore[misc]
     def forward(self, *args: Any, skip_logits: bool | None = None, **options: Any) -> Any:
         labelled = options.get("labels") is not None
         if skip_logits and not labelled:
-            raise ValueError("skip_logits: expected labels, as without logits the loss is all")
+            raise ValueError("skip_logits: expected labels, without which there is no loss")
         call = _Call(self.training and labelled if skip_logits is None else skip_logits)
         lm_head = self.get_output_embeddings()
         lm_head.call = call
@@ -106,7 +106,7 @@ class _CausalLM(_Base):  # type: ignore[misc]
                 f"model: expected one that takes its loss from loss_function, which "
                 f"{type(self).__name__} does not"
             )
-        # What a model does to its logits, such as a soft cap, is not for log-probabilities.
+        # Log-probabilities as the head gave them, without a model's soft cap or scale of logits.
         return type(output)(**{**output, "logits": call.log_prob})
 
     @property
@@ -146,9 +146,10 @@ class _CausalLM(_Base):  # type: ignore[misc]
         head = self.get_output_embeddings().head
         if new_num_tokens not in (None, head.n_classes) or pad_to_multiple_of is not None:
             raise ValueError(
-                f"new_num_tokens: expected the {head.n_classes} classes of the model's "
-                f"{type(head).__name__}, which cannot be resized, got {new_num_tokens}; resize the "
-                f"model before replace_lm_head, which then makes a head of the new size"
+                f"new_num_tokens: expected {head.n_classes}, the classes of the model's "
+                f"{type(head).__name__}, which cannot be resized, got {new_num_tokens} "
+                f"(pad_to_multiple_of {pad_to_multiple_of}); resize the model before "
+                f"replace_lm_head, which then makes a head of the new size"
             )
         return self.get_input_embeddings()
 
@@ -171,7 +172,7 @@ def _with_head(model_class: type[transformers.PreTrainedModel]) -> type[_CausalL
     """The subclass of a class of models whose ``lm_head`` is a head of hstree. It keeps its name,
     by which transformers knows what a model is."""
 
-    @functools.wraps(model_class.forward)  # its signature is looked at
+    @functools.wraps(model_class.forward)  # transformers reads its signature
     def forward(self: Any, *args: Any, **options: Any) -> Any:
         return _CausalLM.forward(self, *args, **options)
 
@@ -206,6 +207,13 @@ def replace_lm_head(
     - Token embeddings are tied to the output only by a head that is built with
       ``embedding=model.get_input_embeddings()``, and can no longer be resized.
 
+    Row-sparse gradients (``TreeEnsemble(sparse=True)``) need an optimizer that takes them, and a
+    ``Trainer`` whose clipping does too::
+
+        adamw = hstree.optim.AdamW, {"lr": 1e-3}
+        trainer = Trainer(model, args, train_dataset=texts, optimizer_cls_and_kwargs=adamw)
+        trainer.accelerator.clip_grad_norm_ = hstree.optim.clip_grad_norm_
+
     :func:`from_pretrained` loads what ``model.save_pretrained`` wrote; transformers' own
     ``from_pretrained`` would make a new linear layer, and say that it is not initialised.
 
@@ -216,13 +224,14 @@ def replace_lm_head(
             or the name of one, see :func:`hstree.heads.head_names`; None: a
             :class:`hstree.heads.TreeEnsemble` that begins as an approximation of the ``lm_head``,
             by :meth:`~hstree.heads.TreeEnsemble.from_linear`.
-        options: of the head, where it is not given.
+        options: of the head, where it is not given; for an approximation those of ``from_linear``,
+            such as ``at``, the mean of some hidden vectors, and ``n_trees``.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: ``model`` is not a causal language model of transformers.
+        TypeError: ``model`` is not a causal language model of transformers, ``head`` no head.
         ValueError: it has a head of hstree already, or ``head`` does not fit.
 
     Example:
@@ -246,8 +255,12 @@ def replace_lm_head(
         head = TreeEnsemble.from_linear(linear, **options)
     elif isinstance(head, str):
         head = head_class(head)(in_features, n_classes, **options)
+    elif not isinstance(head, Head):
+        raise TypeError(
+            f"head: expected one of hstree, its name or None, got {type(head).__name__}"
+        )
     elif options:
-        raise ValueError(f"{next(iter(options))}: expected no options with a head that is made")
+        raise ValueError(f"{next(iter(options))}: expected no options beside a head")
     for name, expected in (
         ("in_features", in_features),
         ("n_classes", n_classes),

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +22,7 @@ from hstree.ops._autograd import (
     register_autograd,
     unfold,
 )
+from hstree.ops._mixture_chunks import Problem, empty_gradients, run
 from hstree.ops.logit_function import IDENTITY, LogitFunction
 from hstree.ops.monotone_log_prob import formula as monotone_formula
 
@@ -38,6 +38,7 @@ def mixture_log_prob(
     target: Tensor,
     function: LogitFunction = IDENTITY,
     *,
+    row_weight: Tensor | None = None,
     reduction: str = "mean",
     chunk_rows: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -50,6 +51,8 @@ def mixture_log_prob(
         latent: [N, K, D].
         log_prior: [N, K]; None for K = 1.
         target: [N] int64 in [0, V), or -1 for a log-probability of 0 and no gradient.
+        row_weight: [N], factor of each row in the loss, whose mean divides by their sum; None: all
+            1. It gets no gradient.
         weight, bias, function, reduction, chunk_rows: as in :func:`monotone_cross_entropy`.
 
     Returns:
@@ -66,21 +69,24 @@ def mixture_log_prob(
     if torch.is_autocast_enabled(latent.device.type) and latent.dtype != torch.float64:
         low = torch.get_autocast_dtype(latent.device.type)
         latent, weight = latent.to(low), weight.to(low)
-    _check(latent, log_prior, weight, bias, target)
+    _check(latent, log_prior, weight, bias, target, row_weight)
     if chunk_rows is None:
         chunk_rows = default_chunk_rows(latent, latent.shape[1] * weight.shape[0])
     elif chunk_rows < 1:
         raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}")
     sums = sum_dtype(latent.dtype)
-    log_prior, bias, table = (
-        None if t is None else t.to(sums) for t in (log_prior, bias, function.table)
+    log_prior, bias, table, row_weight = (
+        None if t is None else t.to(sums) for t in (log_prior, bias, function.table, row_weight)
     )
+    row_weight = None if row_weight is None else row_weight.detach()
     c, k, radius = function.c, function.k, function.radius
     problem = Problem(latent, log_prior, weight, bias, table, target, c, k, radius, chunk_rows)
     with_loss = torch.is_grad_enabled() and reduction != "none" and not is_transformed()
     wanted = [with_loss and t is not None and t.requires_grad for t in problem[:5]]
-    log_prob, loss, *_ = _forward_op(*problem, reduction == "mean", wanted)
-    return log_prob, -log_prob if reduction == "none" else loss
+    log_prob, loss, *_ = _forward_op(*problem, row_weight, reduction == "mean", wanted)
+    if reduction == "none":
+        loss = -log_prob if row_weight is None else -_loss_weight(problem, row_weight) * log_prob
+    return log_prob, loss
 
 
 def default_chunk_rows(latent: Tensor, columns: int) -> int:
@@ -95,7 +101,12 @@ def default_chunk_rows(latent: Tensor, columns: int) -> int:
 
 
 def _check(
-    latent: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, target: Tensor
+    latent: Tensor,
+    log_prior: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    row_weight: Tensor | None,
 ) -> None:
     if latent.dim() != 3:
         raise ValueError(f"latent: expected shape [N, K, D], got {tuple(latent.shape)}")
@@ -122,29 +133,8 @@ def _check(
             f"target: expected shape [{rows}] and dtype torch.int64, "
             f"got {tuple(target.shape)} and {target.dtype}"
         )
-
-
-class Problem(NamedTuple):
-    """What the op and its backward op have in common, in their order: z, log pi, W, b and f; the
-    first five have gradients."""
-
-    latent: Tensor  # [N, K, D]
-    log_prior: Tensor | None  # [N, K]
-    weight: Tensor  # [V, D]
-    bias: Tensor | None  # [V]
-    table: Tensor | None  # [., 2] or [., 4]
-    target: Tensor  # [N], -1 for an ignored row
-    c: float
-    k: float
-    radius: float
-    chunk_rows: int
-
-    def rows(self, chunk: slice) -> Problem:
-        """The problem of some of the rows."""
-        log_prior = None if self.log_prior is None else self.log_prior[chunk]
-        return self._replace(
-            latent=self.latent[chunk], log_prior=log_prior, target=self.target[chunk]
-        )
+    if row_weight is not None and row_weight.shape != target.shape:
+        raise ValueError(f"row_weight: expected shape [{rows}], got {tuple(row_weight.shape)}")
 
 
 _PROBLEM = (
@@ -157,132 +147,32 @@ _GRADIENTS = (
 )
 
 
-def _empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
-    """Uninitialised, in the dtype of sums; of no elements where it is not wanted."""
-    latent, _, weight, _, table, *_ = problem
-    table_shape = () if table is None else table.shape
-    shapes = (latent.shape, latent.shape[:2], weight.shape, weight.shape[:1], table_shape)
-    return [
-        latent.new_empty(shape if want else (0,), dtype=sum_dtype(latent.dtype))
-        for want, shape in zip(wanted, shapes, strict=True)
-    ]
+def _loss_weight(problem: Problem, row_weight: Tensor | None) -> Tensor:
+    """Factor [N] of each row in the loss, 0 where it is ignored."""
+    kept = problem.target != -1
+    if row_weight is None:
+        return kept.to(sum_dtype(problem.latent.dtype))
+    return row_weight.masked_fill(~kept, 0)
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32 or wider."""
-    if a.dtype not in (torch.bfloat16, torch.float16):
-        return torch.mm(a, b)
-    if a.is_cuda:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return torch.mm(a, b).float()
-
-
-def _write_logits(logits: Tensor, latent: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """logits [R, V] of latent [R, D]."""
-    if latent.dtype == logits.dtype:
-        torch.mm(latent, weight.t(), out=logits)
-    else:
-        logits.copy_(_product(latent, weight.t()))
-    if bias is not None:
-        logits += bias
-
-
-def _log_prob(
-    chunk: Problem, logits: Tensor, upstream: Tensor | None, sum_table: bool
-) -> tuple[Tensor, Any, Any]:
-    """log_prob [N] from logits [N K, V]. Where its gradient ``upstream`` [N] is given, the gradient
-    of the logits is written over them, and the gradients of log_prior and, in float64, of the table
-    are returned too."""
-    components = chunk.latent.shape[1]
-    target = chunk.target.repeat_interleave(components)
-    ops, function = torch.ops.hstree, (chunk.c, chunk.k, chunk.table, chunk.radius)
-    if chunk.log_prior is None and upstream is not None:
-        log_prob, grad_table = ops.monotone_log_prob_gradient_(
-            logits, upstream, target, *function, sum_table
-        )
-        return log_prob, None, grad_table
-    log_prob, normalizer = ops.monotone_log_prob(logits, target, *function)
-    if chunk.log_prior is None:
-        return log_prob, None, None
-    ignored = chunk.target == -1
-    joint = chunk.log_prior + log_prob.view(-1, components)
-    log_prob = joint.logsumexp(1).masked_fill(ignored, 0)
-    if upstream is None:
-        return log_prob, None, None
-    responsibility = upstream[:, None] * joint.softmax(1)
-    grad_table = ops.monotone_log_prob_backward_(
-        logits, responsibility.reshape(-1), target, normalizer, *function, sum_table
-    )
-    return log_prob, responsibility.masked_fill(ignored[:, None], 0), grad_table
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """total += a @ b; the first time total = a @ b, whatever was in memory there."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b, beta=0 if first else 1)
-    elif first:
-        total.copy_(_product(a, b))
-    else:
-        total += _product(a, b)
-
-
-def _run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """log_prob [N], and the wanted gradients for ``upstream`` [N], its gradient."""
-    latent, _, weight, bias, *_ = problem
-    rows, components, features = latent.shape
-    gradients = _empty_gradients(problem, wanted)
-    grad_latent, grad_log_prior, grad_weight, grad_bias, grad_table = (
-        gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)
-    )
-    if grad_bias is not None:
-        grad_bias.zero_()
-    if grad_weight is not None and not rows:
-        grad_weight.zero_()
-    table_sum = None if grad_table is None else torch.zeros_like(grad_table, dtype=torch.float64)
-    log_prob = latent.new_empty(rows, dtype=sum_dtype(latent.dtype))
-    size = min(problem.chunk_rows, rows) * components
-    buffer = log_prob.new_empty((size, len(weight)))
-    for begin in range(0, rows, problem.chunk_rows):
-        chunk = slice(begin, begin + problem.chunk_rows)
-        part = problem.rows(chunk)
-        z = part.latent.reshape(-1, features)
-        logits = buffer[: len(z)]
-        _write_logits(logits, z, weight, bias)
-        log_prob[chunk], by_log_prior, by_table = _log_prob(
-            part, logits, upstream[chunk] if any(wanted) else None, table_sum is not None
-        )
-        if grad_log_prior is not None:
-            grad_log_prior[chunk] = by_log_prior
-        if table_sum is not None:
-            table_sum += by_table
-        if grad_bias is not None:
-            grad_bias += logits.sum(0)
-        if grad_latent is None and grad_weight is None:
-            continue
-        grad_logits = logits.to(latent.dtype)
-        if grad_latent is not None:
-            grad_latent[chunk] = _product(grad_logits, weight).view(part.latent.shape)
-        if grad_weight is not None:
-            _add_product(grad_weight, grad_logits.t(), z, first=begin == 0)
-    if grad_table is not None and table_sum is not None:
-        grad_table.copy_(table_sum)
-    return log_prob, gradients
+def _scale(weight: Tensor, mean: bool) -> Tensor:
+    """1 / sum of weights for a mean, and 1 where it is 0, as all gradients are 0 then."""
+    total = weight.sum() if mean else weight.new_ones(())
+    return total.masked_fill(total == 0, 1).reciprocal()
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     """log_prob [N], the loss and its wanted gradients, in the dtype of sums."""
-    *fields, mean, wanted = arguments
+    *fields, row_weight, mean, wanted = arguments
     problem = Problem(*fields)
-    latent, target = problem.latent, problem.target
-    count = (target != -1).sum().to(sum_dtype(latent.dtype))
-    scale = count.clamp(min=1).reciprocal() if mean else torch.ones_like(count)
+    weight = _loss_weight(problem, row_weight)
+    scale = _scale(weight, mean)
     # Products in half precision take gradients of order one; the scale comes after them.
-    low = latent.dtype in (torch.bfloat16, torch.float16)
-    upstream = (-torch.ones_like(scale) if low else -scale).expand(len(latent)).contiguous()
-    log_prob, gradients = _run(problem, wanted, upstream)
-    loss = -log_prob.sum()
+    low = problem.latent.dtype in (torch.bfloat16, torch.float16)
+    log_prob, gradients = run(problem, wanted, -weight if low else -scale * weight)
+    loss = -(weight * log_prob).sum()
     if mean:
-        loss = loss / count
+        loss = loss / weight.sum()
         if low:
             for gradient in gradients:
                 gradient *= scale
@@ -290,36 +180,37 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    *fields, _mean, wanted = arguments
+    *fields, _row_weight, _mean, wanted = arguments
     problem = Problem(*fields)
     latent = problem.latent
     log_prob = latent.new_empty(latent.shape[0], dtype=sum_dtype(latent.dtype))
-    return log_prob, log_prob.new_empty(()), *_empty_gradients(problem, wanted)
+    return log_prob, log_prob.new_empty(()), *empty_gradients(problem, wanted)
 
 
 def _backward(grad_log_prob: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     """The wanted gradients for ``grad_log_prob`` [N], in the dtype of sums."""
     *fields, wanted = arguments
-    return tuple(_run(Problem(*fields), wanted, grad_log_prob.contiguous())[1])
+    return tuple(run(Problem(*fields), wanted, grad_log_prob.contiguous())[1])
 
 
 def _backward_fake(grad_log_prob: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     *fields, wanted = arguments
-    return tuple(_empty_gradients(Problem(*fields), wanted))
+    return tuple(empty_gradients(Problem(*fields), wanted))
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *fields, ctx.mean, ctx.wanted = inputs
+    *fields, row_weight, ctx.mean, ctx.wanted = inputs
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*fields[:6])
+    ctx.save_for_backward(*fields[:6], row_weight)
     ctx.scalars = fields[6:]
     ctx.gradients = output[2:] if any(ctx.wanted) else None
 
 
 def _gradient(ctx: Any, grad_log_prob: Tensor | None, grad_loss: Tensor | None, *_: Any) -> Any:
     needed = ctx.needs_input_grad[:5]
-    problem = Problem(*ctx.saved_tensors, *ctx.scalars)
+    *tensors, row_weight = ctx.saved_tensors
+    problem = Problem(*tensors, *ctx.scalars)
     # Given away at the first backward pass; a second one computes them again.
     ready, ctx.gradients = ctx.gradients, None
     again = torch.is_grad_enabled()  # create_graph: what the recomputation refuses
@@ -330,26 +221,18 @@ def _gradient(ctx: Any, grad_log_prob: Tensor | None, grad_loss: Tensor | None, 
         one = readable and not is_batched(grad_loss) and grad_loss.item() == 1
         gradients = ready if one else [gradient * grad_loss for gradient in ready]
     else:
-        upstream = _upstream(problem, grad_log_prob, grad_loss, ctx.mean)
+        weight = _loss_weight(problem, row_weight)
+        upstream = torch.zeros_like(weight)
+        if grad_log_prob is not None:
+            upstream = upstream + grad_log_prob
+        if grad_loss is not None:
+            upstream = upstream - grad_loss * _scale(weight, ctx.mean) * weight
         gradients = _backward_op(upstream, *problem, needed)
     result = [
         gradient.to(tensor.dtype) if tensor is not None and need else None
         for gradient, tensor, need in zip(gradients, problem[:5], needed, strict=True)
     ]
-    return *result, *[None] * 7
-
-
-def _upstream(
-    problem: Problem, grad_log_prob: Tensor | None, grad_loss: Tensor | None, mean: bool
-) -> Tensor:
-    """Gradient [N] with respect to log_prob that comes through both outputs."""
-    target = problem.target
-    upstream = torch.zeros_like(target, dtype=sum_dtype(problem.latent.dtype))
-    if grad_log_prob is not None:
-        upstream = upstream + grad_log_prob
-    if grad_loss is not None:
-        upstream = upstream - (grad_loss / (target != -1).sum().clamp(min=1) if mean else grad_loss)
-    return upstream
+    return *result, *[None] * 8
 
 
 _ROWS = (0, 0, None, None, None, 0, None, None, None, None)  # as by_rows takes them
@@ -359,14 +242,15 @@ _NO_GRADIENTS = (None,) * 5
 def _vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
     """The losses of a batch come from the log-probabilities of all its rows."""
     *_, mean, wanted = arguments
-    rows = (*_ROWS, None, None)
+    rows = (*_ROWS, 0, None, None)
     if any(wanted) or is_shared_batched(in_dims, rows):
         return one_by_one(_forward_op)(info, in_dims, *arguments)
     flat = fold(arguments, in_dims, rows, info.batch_size)
     log_prob, _, *gradients = _forward_op(*flat)
-    log_prob, target = (unfold(x, 0, info.batch_size) for x in (log_prob, flat[5]))
-    loss = -log_prob.sum(1)
-    loss = loss / (target != -1).sum(1) if mean else loss
+    weight = _loss_weight(Problem(*flat[:10]), flat[10])
+    log_prob, weight = (unfold(x, 0, info.batch_size) for x in (log_prob, weight))
+    loss = -(weight * log_prob).sum(1)
+    loss = loss / weight.sum(1) if mean else loss
     return (log_prob, loss, *gradients), (0, 0, *_NO_GRADIENTS)
 
 
@@ -380,7 +264,7 @@ def _backward_vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
 
 def _formula(*arguments: Any) -> tuple[Any, ...]:
     """Without gradients: torch takes those of the formula itself."""
-    *fields, mean, _wanted = arguments
+    *fields, row_weight, mean, _wanted = arguments
     problem = Problem(*fields)
     latent, log_prior, weight, bias, table, target, c, k, radius, _ = problem
     components = latent.shape[1]
@@ -391,14 +275,16 @@ def _formula(*arguments: Any) -> tuple[Any, ...]:
     if log_prior is not None:
         joint = log_prior + log_prob.view(-1, components)
         log_prob = joint.logsumexp(1).masked_fill(target == -1, 0)
-    loss = -log_prob.sum()
-    loss = loss / (target != -1).sum() if mean else loss
-    return log_prob, loss, *_empty_gradients(problem, [False] * 5)
+    row_weight = _loss_weight(problem, row_weight)
+    loss = -(row_weight * log_prob).sum()
+    loss = loss / row_weight.sum() if mean else loss
+    return log_prob, loss, *empty_gradients(problem, [False] * 5)
 
 
 _forward_op = define(
     "mixture_log_prob",
-    f"({_PROBLEM}, bool mean, bool[] wanted) -> (Tensor log_prob, Tensor loss, {_GRADIENTS})",
+    f"({_PROBLEM}, Tensor? row_weight, bool mean, bool[] wanted) -> "
+    f"(Tensor log_prob, Tensor loss, {_GRADIENTS})",
     _forward,
     _forward_fake,
 )

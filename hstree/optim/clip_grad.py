@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -47,20 +47,36 @@ def clip_grad_norm_(
         1.0
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    dense, rows = [], []
+    total = total_norm(parameters, norm_type, error_if_nonfinite, foreach)
+    scale_gradients(parameters, max_norm, total, foreach)
+    return total
+
+
+def total_norm(
+    parameters: Sequence[Tensor],
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """The norm of all gradients together; the rows of sparse ones are added up on the way."""
+    gradients = []
     for parameter in parameters:
-        if parameter.grad is None:
-            continue
-        if not parameter.grad.is_sparse:
-            dense.append(parameter)
-            continue
-        parameter.grad = summed_rows(parameter.grad)
-        if parameter.grad._nnz():
-            rows.append(parameter.grad._values())
-    gradients = [p.grad for p in dense if p.grad is not None] + rows
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = summed_rows(parameter.grad)
+            gradients += [parameter.grad._values()] if parameter.grad._nnz() else []
+        elif parameter.grad is not None:
+            gradients.append(parameter.grad)
     total: Tensor = get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
+    return total
+
+
+def scale_gradients(
+    parameters: Sequence[Tensor], max_norm: float, total: Tensor, foreach: bool | None = None
+) -> None:
+    """Scale gradients of norm ``total``, with each row once, down to ``max_norm``."""
+    sparse = [p.grad for p in parameters if p.grad is not None and p.grad.is_sparse]
+    dense = [p for p in parameters if p.grad is not None and not p.grad.is_sparse]
     clip_grads_with_norm_(dense, max_norm, total, foreach)
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    for values in rows:
-        values.mul_(scale.to(values.device))
-    return total
+    for gradient in sparse:
+        gradient._values().mul_(scale.to(gradient.device))

@@ -17,5 +17,6 @@ def two() -> list[dict[str, Any]]:
             "distributed.test_distributed_data_parallel",
             "distributed.test_fully_shard",
             "distributed.test_shard_trees",
+            "distributed.test_clip_grad",
         ]
     )

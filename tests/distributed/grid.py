@@ -1,5 +1,5 @@
 """What four processes run: two dimensions of a mesh."""
 
-from distributed.test_shard_trees import with_data_parallel
+from distributed.test_shard_trees import GRID as SCENARIOS
 
-SCENARIOS = {"grid": with_data_parallel}
+__all__ = ["SCENARIOS"]

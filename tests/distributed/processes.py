@@ -41,7 +41,7 @@ def _process(rank: int, modules: list[str], size: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), size)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20)
+        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
     found: dict[str, Any] = {}
     scenarios = [

@@ -143,6 +143,15 @@ def on_a_mesh() -> dict[str, Tensor]:
     return full_gradients(made)
 
 
+def one_tree() -> dict[str, Any]:
+    """Of one tree torch would shard nothing."""
+    made = fully_shard(tree_head(1, gate="uniform").double())
+    sizes = {name: p.to_local().shape for name, p in made.named_parameters()}
+    made(contexts(), torch.arange(6)).loss.backward()
+    state = get_model_state_dict(made, options=FULL)
+    return {"sizes": sizes, "gradients": full_gradients(made), "state": state}
+
+
 def on_meta() -> str:
     with pytest.raises(ValueError, match="meta device") as error:
         fully_shard(tree_head(sparse=True).to("meta"))
@@ -157,6 +166,7 @@ SCENARIOS = {
     "fsdp methods": methods,
     "fsdp bfloat16": in_bfloat16,
     "fsdp mesh": on_a_mesh,
+    "fsdp one tree": one_tree,
     "fsdp meta": on_meta,
 }
 
@@ -233,6 +243,18 @@ def test_rows_are_averaged_over_all_dimensions_of_a_mesh(two: Found) -> None:
     expected = full_gradients(one_batch())
     for found in two:
         torch.testing.assert_close(found["fsdp mesh"], expected, rtol=0, atol=1e-12)
+
+
+def test_the_vectors_of_one_tree_are_sharded(two: Found) -> None:
+    alone = tree_head(1, gate="uniform").double()
+    alone(contexts(), torch.arange(6)).loss.backward()
+    for found in two:
+        mine = found["fsdp one tree"]
+        for name, parameter in alone.named_parameters():
+            if parameter.ndim == 3:
+                assert 2 * mine["sizes"][name].numel() == parameter.numel()
+        torch.testing.assert_close(mine["gradients"], full_gradients(alone), rtol=0, atol=1e-12)
+        torch.testing.assert_close(mine["state"], dict(alone.state_dict()), rtol=0, atol=0)
 
 
 def test_row_sparse_parameters_need_data(two: Found) -> None:

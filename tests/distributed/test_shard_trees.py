@@ -9,17 +9,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 
-from distributed.models import Model, batches, model, train, tree_head, weights
+from distributed.models import Model, model, train, tree_head, weights
 from distributed.processes import launch
 from hstree.distributed import (
     DistributedDataParallel,
+    fully_shard,
     gather_trees,
     shard_trees,
 )
 from hstree.heads import Softmax, TreeEnsemble
-from hstree.optim import AdamW
 
 HEADS: dict[str, Callable[[], TreeEnsemble]] = {
     "uniform": lambda: tree_head(4, gate="uniform"),
@@ -106,21 +107,9 @@ def drawn() -> Tensor:
 def trained() -> dict[str, Any]:
     made = model(sparse=True, n_trees=4)
     made.head = shard_trees(made.head, mesh())
-    losses = train_whole_batches(made)
+    losses = train(made, part=lambda tensor: tensor)  # all ranks read all rows
     made.head = gather_trees(made.head)
     return {"losses": losses, "weights": weights(made)}
-
-
-def train_whole_batches(made: Model) -> Tensor:
-    """Every rank reads all rows."""
-    losses, optimizer = [], AdamW(made.parameters(), 0.1)
-    for tokens, target in batches():
-        loss = made(tokens, target)["loss"]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return torch.stack(losses)
 
 
 def refused() -> list[str]:
@@ -152,19 +141,37 @@ def memory() -> list[int]:
     ]
 
 
-def with_data_parallel() -> dict[str, Any]:
+def with_data_parallel(wrap: Callable[[Model, Any], Any]) -> dict[str, Any]:
     """On four ranks: half of the trees by half of the rows."""
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "trees"))
     made = model(sparse=True, n_trees=4)
     made.head = shard_trees(made.head, grid["trees"])
-    wrapped = DistributedDataParallel(made, process_group=grid.get_group("data"))
+    wrapped = wrap(made, grid["data"])
     part = grid.get_local_rank("data")
     losses = train(wrapped, part=lambda tensor: tensor.chunk(2)[part])
     dist.all_reduce(losses, group=grid.get_group("data"))
-    made.head = gather_trees(made.head)
-    return {"losses": losses / 2, "weights": weights(made)}
+    head = gather_trees(made.head)
+    state = get_model_state_dict(made, options=StateDictOptions(full_state_dict=True))
+    return {
+        "losses": losses / 2,
+        "weights": {f"head.{name}": value for name, value in weights(head).items()}
+        | {name: value for name, value in state.items() if not name.startswith("head.")},
+    }
 
 
+def by_ddp(made: Model, mesh: Any) -> Any:
+    return DistributedDataParallel(made, process_group=mesh.get_group())
+
+
+def by_fsdp(made: Model, mesh: Any) -> Any:
+    fully_shard(made.head, mesh=mesh)
+    return fully_shard(made, mesh=mesh)
+
+
+GRID = {
+    "ddp": lambda: with_data_parallel(by_ddp),
+    "fsdp": lambda: with_data_parallel(by_fsdp),
+}
 SCENARIOS = {
     "trees values": sharded_values,
     "trees gathered": gathered,
@@ -227,7 +234,7 @@ def test_samples_follow_the_distribution(two: Found) -> None:
 
 def test_training_is_that_of_one_process(two: Found) -> None:
     alone = model(sparse=True, n_trees=4)
-    losses = train_whole_batches(alone)
+    losses = train(alone)
     for found in two:
         torch.testing.assert_close(found["trees trained"]["losses"], losses, rtol=0, atol=1e-10)
         equal_but_for_filling(found["trees trained"]["weights"], alone)
@@ -272,5 +279,6 @@ def test_trees_by_rows() -> None:
     alone = model(sparse=True, n_trees=4)
     losses = train(alone)
     for found in launch(["distributed.grid"], 4):
-        torch.testing.assert_close(found["grid"]["losses"], losses, rtol=0, atol=1e-10)
-        equal_but_for_filling(found["grid"]["weights"], alone)
+        for name in GRID:
+            torch.testing.assert_close(found[name]["losses"], losses, rtol=0, atol=1e-10)
+            equal_but_for_filling(found[name]["weights"], alone)

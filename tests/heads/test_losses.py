@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,21 @@ def test_entropy_of_certain_rows(kind: str) -> None:
     assert torch.allclose(entropy, torch.zeros(5), atol=0.1)
     entropy.sum().backward()
     assert hidden.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"), [("softmax", "weights"), ("mos", "weights"), ("softmax", "smoothing")]
+)
+def test_gradients_come_with_the_loss(
+    kind: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No logits are computed again in the backward pass."""
+    head = build(kind, **OPTIONS[option])
+    hidden, target = batch()
+    loss = head(hidden, target).loss
+    monkeypatch.setattr(sys.modules["hstree.ops.mixture_log_prob"], "_backward_op", None)
+    loss.backward()
+    assert hidden.grad.any()
 
 
 def test_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

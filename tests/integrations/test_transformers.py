@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hstree.heads import AdaptiveSoftmax, Head, MixtureOfSoftmaxes, Softmax, TreeEnsemble
+from hstree.optim import AdamW, clip_grad_norm_
 from hstree.trees import build_ensemble
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -386,7 +387,7 @@ def test_a_vocabulary_is_resized_before_the_head_is_made() -> None:
     assert model.resize_token_embeddings() is model.get_input_embeddings()
     assert model.resize_token_embeddings(V + 3) is model.get_input_embeddings()
     for options in ({"new_num_tokens": V}, {"pad_to_multiple_of": 64}):
-        with pytest.raises(ValueError, match=r"new_num_tokens: .*43 classes.* cannot be resized"):
+        with pytest.raises(ValueError, match=r"new_num_tokens: expected 43, .* cannot be resized"):
             model.resize_token_embeddings(**options)
     assert len(model.get_input_embeddings().weight) == V + 3 == model.config.vocab_size
 
@@ -457,19 +458,38 @@ def test_trainer_does_what_a_loop_does(make: Make, tmp_path: Path) -> None:
     assert result["eval_loss"] < expected[-1]
 
 
+def test_trainer_with_row_sparse_gradients(tmp_path: Path) -> None:
+    model = with_trees(gpt2(), sparse=True)
+    twin = copy.deepcopy(model)
+    options = {"lr": 1e-2, "weight_decay": 0.0}
+    trainer = Trainer(
+        model,
+        arguments(tmp_path),
+        train_dataset=examples(),
+        optimizer_cls_and_kwargs=(AdamW, options),
+    )
+    trainer.accelerator.clip_grad_norm_ = clip_grad_norm_
+    kinds = set()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda own: kinds.add(own.grad.is_sparse))
+    trainer.train()
+    assert kinds == {True, False}
+    expected = by_hand(twin, AdamW(twin.parameters(), **options), clip_grad_norm_, 5)
+    assert history(trainer) == pytest.approx(expected, rel=1e-3)
+    assert expected[-1] < expected[0] - 0.2
+
+
 def test_trainer_resumes_and_loads(tmp_path: Path) -> None:
     start = with_trees(gpt2())
-    whole = Trainer(copy.deepcopy(start), arguments(tmp_path / "whole"), train_dataset=examples())
-    whole.train()
-    options = {"save_strategy": "steps", "save_steps": 2}
+    options = {"save_strategy": "steps", "save_steps": 2, "num_train_epochs": 3}
     first = Trainer(copy.deepcopy(start), arguments(tmp_path, **options), train_dataset=examples())
     first.train()
     second = Trainer(with_trees(gpt2()), arguments(tmp_path, **options), train_dataset=examples())
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert history(second) == pytest.approx(history(whole), rel=1e-3)
+    assert history(second) == pytest.approx(history(first), rel=1e-3)
     ids = draw_ids(2, 6)
     torch.testing.assert_close(
-        from_pretrained(tmp_path / "checkpoint-5")(ids).logits, second.model.eval()(ids).logits
+        from_pretrained(tmp_path / "checkpoint-3")(ids).logits, second.model.eval()(ids).logits
     )
 
 
@@ -550,7 +570,7 @@ def test_compiled_whole() -> None:
     torch.testing.assert_close(loss, model(ids, labels=ids).loss)
 
 
-def test_a_soft_cap_is_not_for_log_probabilities() -> None:
+def test_no_soft_cap_of_log_probabilities() -> None:
     options = _small(head_dim=8, final_logit_softcapping=0.5)
     model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**options)).eval()
     with_trees(model)
@@ -610,7 +630,7 @@ def test_models_it_cannot_change() -> None:
         (Softmax(D + 1, V), {}, f"head: expected in_features={D}, got {D + 1}"),
         (Softmax(D, V, ignore_index=0), {}, "head: expected ignore_index=-100, got 0"),
         (Softmax(D, V, embedding=nn.Embedding(V, D)), {}, "head: expected one tied to the model's"),
-        (Softmax(D, V), {"bias": False}, "bias: expected no options with a head"),
+        (Softmax(D, V), {"bias": False}, "bias: expected no options beside a head"),
         ("nothing", {}, "head: expected one of .*, got 'nothing'"),
     ],
 )
@@ -620,6 +640,11 @@ def test_heads_that_do_not_fit(head: Head | str, options: dict[str, Any], messag
         replace_lm_head(model, head, **options)
     assert type(model) is GPT2LMHeadModel
     assert isinstance(model.lm_head, nn.Linear)
+
+
+def test_another_layer_is_no_head() -> None:
+    with pytest.raises(TypeError, match=r"head: expected one of hstree, .* got Linear"):
+        replace_lm_head(gpt2(), nn.Linear(D, V))
 
 
 def test_no_logits_without_labels() -> None:

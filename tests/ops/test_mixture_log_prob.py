@@ -116,6 +116,41 @@ def test_equals_the_reference(
             torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("components", [1, K])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_row_weight(
+    reduction: str, components: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Weights, one of them 0, of which those of ignored rows do not count."""
+    given, target = arguments(components, device), targets(device)
+    for name in ("latent", "weight"):
+        given[name] = given[name].detach().to(dtype).requires_grad_()
+    weight = torch.linspace(0, 2, N, dtype=torch.float64, device=device)
+    weight[5] = torch.nan  # an ignored row
+    inputs = list(given.values())
+    log_prob, loss = mixture_log_prob(
+        *inputs, target, row_weight=weight, reduction=reduction, chunk_rows=4
+    )
+    exact = [None if t is None else t.detach().double().requires_grad_() for t in inputs]
+    expected = mixture_log_prob_reference(*exact, target)
+    close = {} if dtype == torch.float64 else {"rtol": 0.03, "atol": 0.03, "check_dtype": False}
+    torch.testing.assert_close(log_prob, expected, **close)
+    kept = weight.masked_fill(target == -1, 0)
+    wanted = -kept * expected
+    if reduction != "none":
+        wanted = wanted.sum() / (kept.sum() if reduction == "mean" else 1)
+    torch.testing.assert_close(loss, wanted, **close)
+    loss, wanted = loss.sum(), wanted.sum()
+    for upstream in (1.0, 0.7):  # ready with the loss, and scaled
+        got, right = gradients(upstream * loss, inputs), gradients(upstream * wanted, exact)
+        for a, b in zip(got, right, strict=True):
+            torch.testing.assert_close(a, b, **close)
+    both = gradients(loss + log_prob.sum(), inputs)
+    for a, b in zip(both, gradients(wanted + expected.sum(), exact), strict=True):
+        torch.testing.assert_close(a, b, **close)
+
+
 def test_literal_values(device: torch.device) -> None:
     """Two classes whose logits differ by log 3; two components that say the opposite."""
     weight = torch.tensor([[1.0], [0.0]], device=device)
@@ -157,10 +192,11 @@ def test_opcheck(name: str, components: int, device: torch.device) -> None:
     scalars = (made.c, made.k, made.radius, 10)
     tensors = [*given.values(), made.table]
     present = [t is not None for t in tensors]
-    for wanted in (present, [False] * 5):
+    weight = torch.linspace(0, 2, N, dtype=torch.float64, device=device)
+    for wanted, row_weight in ((present, None), ([False] * 5, None), (present, weight)):
         torch.library.opcheck(
             torch.ops.hstree.mixture_log_prob.default,
-            (*tensors, targets(device), *scalars, True, wanted),
+            (*tensors, targets(device), *scalars, row_weight, True, wanted),
         )
     torch.library.opcheck(
         torch.ops.hstree.mixture_log_prob_backward.default,
@@ -362,6 +398,11 @@ def test_autocast(device: torch.device) -> None:
         ({"log_prior": (N, 2)}, ValueError, r"log_prior: expected shape \[23, 3\], got \(23, 2\)"),
         ({"log_prior": None}, ValueError, r"log_prior: expected shape \[23, 3\], got None"),
         ({"target": (N - 1,)}, ValueError, r"target: expected shape \[23\].*got \(22,\)"),
+        (
+            {"row_weight": torch.ones(N - 1)},
+            ValueError,
+            r"row_weight: expected shape \[23\], got \(22,\)",
+        ),
         ({"reduction": "avg"}, ValueError, "reduction: expected one of none, sum, mean, got 'avg'"),
         ({"chunk_rows": 0}, ValueError, "chunk_rows: expected at least 1, got 0"),
         ({"function": {"k": 0.0}}, ValueError, "k: expected a finite positive number, got 0.0"),

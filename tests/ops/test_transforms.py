@@ -122,7 +122,12 @@ def of_logits(table: Tensor | None = None, **function: float) -> Subject:
     return Subject(call, plain, target, leaves, (0, None)[: len(leaves)])
 
 
-def of_mixture(output: str, table: Tensor | None = None, components: int = 3) -> Subject:
+def of_mixture(
+    output: str,
+    table: Tensor | None = None,
+    components: int = 3,
+    row_weight: Tensor | None = None,
+) -> Subject:
     """``output``: log_prob, mean or sum."""
     leaves = [draw(ROWS, components, 3), draw(6, 3, seed=2), draw(6, seed=3)]
     rows: list[int | None] = [0, None, None]
@@ -142,7 +147,15 @@ def of_mixture(output: str, table: Tensor | None = None, components: int = 3) ->
         function = LogitFunction(c=-0.5, k=2.5) if of is None else LogitFunction(table=of, radius=2)
         reduction = "none" if output == "log_prob" else output
         log_prob, loss = mixture_log_prob(
-            z, prior, weight, bias, target, function, reduction=reduction, chunk_rows=3
+            z,
+            prior,
+            weight,
+            bias,
+            target,
+            function,
+            row_weight=row_weight,
+            reduction=reduction,
+            chunk_rows=3,
         )
         return log_prob if output == "log_prob" else loss.expand(1)
 
@@ -153,8 +166,10 @@ def of_mixture(output: str, table: Tensor | None = None, components: int = 3) ->
         )
         if output == "log_prob":
             return log_prob
-        count = int((target != -1).sum()) if output == "mean" else 1
-        return (-log_prob.sum() / count).expand(1)
+        factor = torch.ones(len(target)) if row_weight is None else row_weight
+        factor = factor.to(log_prob).masked_fill(target == -1, 0)
+        count = factor.sum() if output == "mean" else 1
+        return (-(factor * log_prob).sum() / count).expand(1)
 
     target = torch.tensor([2, -1, 0, 5])
     return Subject(call, plain, target, tuple(leaves), tuple(rows))
@@ -210,6 +225,9 @@ def subjects() -> dict[str, Subject]:
         "mixture_log_prob, mean": of_mixture("mean"),
         "mixture_log_prob, sum, table": of_mixture("sum", linear),
         "mixture_log_prob, one component": of_mixture("mean", components=1),
+        "mixture_log_prob, row_weight": of_mixture(
+            "mean", row_weight=torch.linspace(0.5, 2, ROWS, dtype=torch.float64)
+        ),
         "piecewise": Subject(
             lambda _, x, table: piecewise(x, table, 2.0),
             lambda _, x, table: reference.piecewise_reference(x, table, 2.0),

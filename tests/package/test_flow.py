@@ -19,7 +19,7 @@ ROOMS: dict[str, set[str]] = {
     "ops": {"trees"},
     "optim": {"ops"},
     "heads": {"trees", "data", "ops"},
-    "distributed": {"trees", "heads"},
+    "distributed": {"trees", "optim", "heads"},
     "models": {"trees", "data", "ops", "heads"},
     "runs": {"trees", "data", "heads", "models"},
     "training": {"trees", "data", "ops", "optim", "heads", "distributed", "models", "runs"},

@@ -1,0 +1,147 @@
+"""The log-probabilities and gradients of :mod:`hstree.ops.mixture_log_prob`, one chunk of rows
+after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hstree._dtypes import sum_dtype
+
+
+class Problem(NamedTuple):
+    """What the op and its backward op have in common, in their order: z, log pi, W, b and f; the
+    first five have gradients."""
+
+    latent: Tensor  # [N, K, D]
+    log_prior: Tensor | None  # [N, K]
+    weight: Tensor  # [V, D]
+    bias: Tensor | None  # [V]
+    table: Tensor | None  # [., 2] or [., 4]
+    target: Tensor  # [N], -1 for an ignored row
+    c: float
+    k: float
+    radius: float
+    chunk_rows: int
+
+    def rows(self, chunk: slice) -> Problem:
+        """The problem of some of the rows."""
+        log_prior = None if self.log_prior is None else self.log_prior[chunk]
+        return self._replace(
+            latent=self.latent[chunk], log_prior=log_prior, target=self.target[chunk]
+        )
+
+
+def empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
+    """Uninitialised, in the dtype of sums; of no elements where it is not wanted."""
+    latent, _, weight, _, table, *_ = problem
+    table_shape = () if table is None else table.shape
+    shapes = (latent.shape, latent.shape[:2], weight.shape, weight.shape[:1], table_shape)
+    return [
+        latent.new_empty(shape if want else (0,), dtype=sum_dtype(latent.dtype))
+        for want, shape in zip(wanted, shapes, strict=True)
+    ]
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in float32 or wider."""
+    if a.dtype not in (torch.bfloat16, torch.float16):
+        return torch.mm(a, b)
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.mm(a, b).float()
+
+
+def _write_logits(logits: Tensor, latent: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """logits [R, V] of latent [R, D]."""
+    if latent.dtype == logits.dtype:
+        torch.mm(latent, weight.t(), out=logits)
+    else:
+        logits.copy_(_product(latent, weight.t()))
+    if bias is not None:
+        logits += bias
+
+
+def _log_prob(
+    chunk: Problem, logits: Tensor, upstream: Tensor | None, sum_table: bool
+) -> tuple[Tensor, Any, Any]:
+    """log_prob [N] from logits [N K, V]. Where its gradient ``upstream`` [N] is given, the gradient
+    of the logits is written over them, and the gradients of log_prior and, in float64, of the table
+    are returned too."""
+    components = chunk.latent.shape[1]
+    target = chunk.target.repeat_interleave(components)
+    ops, function = torch.ops.hstree, (chunk.c, chunk.k, chunk.table, chunk.radius)
+    if chunk.log_prior is None and upstream is not None:
+        log_prob, grad_table = ops.monotone_log_prob_gradient_(
+            logits, upstream, target, *function, sum_table
+        )
+        return log_prob, None, grad_table
+    log_prob, normalizer = ops.monotone_log_prob(logits, target, *function)
+    if chunk.log_prior is None:
+        return log_prob, None, None
+    ignored = chunk.target == -1
+    joint = chunk.log_prior + log_prob.view(-1, components)
+    log_prob = joint.logsumexp(1).masked_fill(ignored, 0)
+    if upstream is None:
+        return log_prob, None, None
+    responsibility = upstream[:, None] * joint.softmax(1)
+    grad_table = ops.monotone_log_prob_backward_(
+        logits, responsibility.reshape(-1), target, normalizer, *function, sum_table
+    )
+    return log_prob, responsibility.masked_fill(ignored[:, None], 0), grad_table
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """total += a @ b; the first time total = a @ b, whatever was in memory there."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b, beta=0 if first else 1)
+    elif first:
+        total.copy_(_product(a, b))
+    else:
+        total += _product(a, b)
+
+
+def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """log_prob [N], and the wanted gradients for ``upstream`` [N], its gradient."""
+    latent, _, weight, bias, *_ = problem
+    rows, components, features = latent.shape
+    gradients = empty_gradients(problem, wanted)
+    grad_latent, grad_log_prior, grad_weight, grad_bias, grad_table = (
+        gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)
+    )
+    if grad_bias is not None:
+        grad_bias.zero_()
+    if grad_weight is not None and not rows:
+        grad_weight.zero_()
+    table_sum = None if grad_table is None else torch.zeros_like(grad_table, dtype=torch.float64)
+    log_prob = latent.new_empty(rows, dtype=sum_dtype(latent.dtype))
+    size = min(problem.chunk_rows, rows) * components
+    buffer = log_prob.new_empty((size, len(weight)))
+    for begin in range(0, rows, problem.chunk_rows):
+        chunk = slice(begin, begin + problem.chunk_rows)
+        part = problem.rows(chunk)
+        z = part.latent.reshape(-1, features)
+        logits = buffer[: len(z)]
+        _write_logits(logits, z, weight, bias)
+        log_prob[chunk], by_log_prior, by_table = _log_prob(
+            part, logits, upstream[chunk] if any(wanted) else None, table_sum is not None
+        )
+        if grad_log_prior is not None:
+            grad_log_prior[chunk] = by_log_prior
+        if table_sum is not None:
+            table_sum += by_table
+        if grad_bias is not None:
+            grad_bias += logits.sum(0)
+        if grad_latent is None and grad_weight is None:
+            continue
+        grad_logits = logits.to(latent.dtype)
+        if grad_latent is not None:
+            grad_latent[chunk] = _product(grad_logits, weight).view(part.latent.shape)
+        if grad_weight is not None:
+            _add_product(grad_weight, grad_logits.t(), z, first=begin == 0)
+    if grad_table is not None and table_sum is not None:
+        grad_table.copy_(table_sum)
+    return log_prob, gradients
