@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -75,6 +76,19 @@ class AllClasses(nn.Module):
         return self.head(hidden, target).loss
 
 
+def wrapped_again() -> dict[str, Any]:
+    """What the first wrapper has left with the parameters is over."""
+    made = model(sparse=True)
+    other = dist.new_group(list(range(dist.get_world_size())))
+    DistributedDataParallel(made, process_group=other)
+    dist.destroy_process_group(other)
+    gc.collect()
+    wrapped = DistributedDataParallel(made)
+    tokens, target = map(my_part, next(batches()))
+    wrapped(tokens, target)["loss"].backward()
+    return gradients(made)
+
+
 def head_batch() -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(2)
     hidden = torch.randn(16, 12, generator=random, dtype=torch.float64)
@@ -82,7 +96,7 @@ def head_batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def other_trees() -> str:
-    with pytest.raises(ValueError, match="same trees and feature subsets") as error:
+    with pytest.raises(ValueError, match="same trees") as error:
         DistributedDataParallel(model(sparse=True, seed=0, n_trees=2 + dist.get_rank()))
     return str(error.value)
 
@@ -111,6 +125,7 @@ SCENARIOS = {
     "ddp no_sync": not_synchronised,
     "ddp head": a_head_alone,
     "ddp layouts": dense_gradients_of_sparse_parameters,
+    "ddp again": wrapped_again,
     "ddp other trees": other_trees,
     "ddp raised": raised,
 }
@@ -168,6 +183,13 @@ def test_gradients_of_a_head(name: str, two: Found) -> None:
     head(*head_batch()).loss.backward()
     for found in two:
         torch.testing.assert_close(found[name], gradients(head), rtol=0, atol=1e-12)
+
+
+def test_a_model_is_wrapped_again(two: Found) -> None:
+    alone = model(sparse=True)
+    alone(*next(batches()))["loss"].backward()
+    for found in two:
+        torch.testing.assert_close(found["ddp again"], gradients(alone), rtol=0, atol=1e-12)
 
 
 def test_other_trees_on_another_rank_are_refused(two: Found) -> None:
