@@ -60,8 +60,8 @@ def test_trees(two: list[dict[str, Any]]) -> None:
 
 
 def test_softmax(two: list[dict[str, Any]]) -> None:
-    """The bias is that of one process, the weights are random (on a CPU torch draws the same numbers
-    for every part of them)."""
+    """The bias is that of one process. The weights are random; on a CPU torch draws the same ones
+    for every part of them."""
     alone = softmax()
     states = [found["deferred softmax"] for found in two]
     for state in states:
