@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from distributed.models import batches, gradients, model, my_part, train, tree_head, weights
 from hstree.distributed import DistributedDataParallel
@@ -120,6 +121,7 @@ SCENARIOS = {
     "ddp accumulated": lambda: trained(True, parts=2),
     "ddp find_unused_parameters": lambda: trained(True, find_unused_parameters=True),
     "ddp static_graph": lambda: trained(True, static_graph=True),
+    "ddp device_mesh": lambda: trained(True, device_mesh=init_device_mesh("cpu", (2,))),
     "ddp torch": trained_by_torch,
     "ddp unused": one_rank_reaches_no_row,
     "ddp no_sync": not_synchronised,
@@ -141,6 +143,7 @@ Found = list[dict[str, Any]]
         ("ddp accumulated", True, 2),
         ("ddp find_unused_parameters", True, 1),
         ("ddp static_graph", True, 1),
+        ("ddp device_mesh", True, 1),
         ("ddp torch", False, 1),
     ],
 )
