@@ -1,17 +1,20 @@
-"""Steps of optimisers with the row-sparse gradients of eight trees, and the forward and
-backward passes that make these."""
+"""Steps of optimisers with the row-sparse gradients of eight trees, and the forward and backward
+passes that make these; whole training steps of heads with dense and with row-sparse gradients."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from torch import nn
 from torch.optim import SGD, Adagrad, Optimizer
 
-from benchmarks.contest import Build, Contestant, Size, step
+from benchmarks.baselines import flat_loss
+from benchmarks.contest import Build, Contestant, Size, batch, step
 from benchmarks.paths import PATH_SIZES, draw_paths, mean_loss
+from hstree.heads import AdaptiveSoftmax, Head, TreeEnsemble
 from hstree.optim import AdamW
 
 OPTIMIZER_SIZES = PATH_SIZES[1:]
@@ -50,6 +53,44 @@ OPTIMIZERS: dict[str, Build] = {
     TORCH_ADAM: partial(_optimizer, make=torch.optim.SparseAdam),
     ADAM: partial(_optimizer, make=AdamW),
 }
+
+
+def _linear(size: Size, device: str) -> Contestant:
+    hidden, target, _ = batch(size.rows, size.features, size.classes)
+    linear = nn.Linear(size.features, size.classes)
+    optimizer = torch.optim.AdamW(linear.parameters(), fused=True)
+    backward = step(
+        lambda: flat_loss(hidden, linear.weight, linear.bias, target),
+        [hidden, *linear.parameters()],
+    )
+    return Contestant(lambda: (backward(), optimizer.step()))
+
+
+def _head(
+    size: Size, device: str, make: Callable[..., Head], optimizer: Callable[..., Optimizer]
+) -> Contestant:
+    hidden, target, frequencies = batch(size.rows, size.features, size.classes)
+    head = make(size.features, frequencies)
+    steps = optimizer(head.parameter_groups(lr=1e-3), fused=True)
+    backward = step(lambda: head(hidden, target).loss, [hidden, *head.parameters()])
+    return Contestant(lambda: (backward(), steps.step()))
+
+
+def _adaptive(features: int, frequencies: Sequence[float]) -> Head:
+    return AdaptiveSoftmax(features, len(frequencies))  # the classes are in order
+
+
+TRAINING_SIZES = [Size(512, 256, classes, 256) for classes in (10_000, 33_278, 100_000)]
+TRAINING: dict[str, Build] = {
+    "linear, torch.optim.AdamW": _linear,
+    "adaptive, torch.optim.AdamW": partial(_head, make=_adaptive, optimizer=torch.optim.AdamW),
+    "trees, torch.optim.AdamW": partial(
+        _head, make=TreeEnsemble.from_counts, optimizer=torch.optim.AdamW
+    ),
+    "trees, sparse, hstree.optim.AdamW": partial(
+        _head, make=partial(TreeEnsemble.from_counts, sparse=True), optimizer=AdamW
+    ),
+}
 OPTIMIZER_CONTESTS: dict[str, dict[str, Build]] = {
     f"optimizers, V = {size.classes}": OPTIMIZERS for size in OPTIMIZER_SIZES
-}
+} | {f"training steps, V = {size.classes}": TRAINING for size in TRAINING_SIZES}

@@ -1,4 +1,4 @@
-"""Steps of optimisers with row-sparse gradients, one core.
+"""Steps of optimisers with row-sparse gradients, and whole training steps, one core.
 
 pytest benchmarks/test_optimizers.py --benchmark-only --benchmark-json=run.json
 python -m benchmarks.table run.json
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.contest import TINY, Size, contest
-from benchmarks.optimizers import OPTIMIZER_SIZES
+from benchmarks.optimizers import OPTIMIZER_SIZES, TRAINING_SIZES
 from benchmarks.registry import CONTESTS
 
 
@@ -19,5 +19,13 @@ from benchmarks.registry import CONTESTS
 def test_optimizers(benchmark: Any, short: bool, size: Size) -> None:
     name = f"optimizers, V = {size.classes}"
     size, rounds = (TINY, 1) if short else (size, 7)
+    benchmark.group = f"{name} (cpu)"
+    contest(benchmark, CONTESTS[name], size, "cpu", rounds)
+
+
+@pytest.mark.parametrize("size", TRAINING_SIZES, ids=str)
+def test_training_steps(benchmark: Any, short: bool, size: Size) -> None:
+    name = f"training steps, V = {size.classes}"
+    size, rounds = (TINY, 1) if short else (size, 5)
     benchmark.group = f"{name} (cpu)"
     contest(benchmark, CONTESTS[name], size, "cpu", rounds)

@@ -9,7 +9,7 @@ from hstree._extension import BuildInfo, build_info, interruptible_imports, load
 
 with interruptible_imports():
     load()  # registers the operators that the others need
-    from hstree import heads, ops, optim, trees
+    from hstree import distributed, heads, ops, optim, trees
     from hstree.heads import (
         DOC,
         GSS,
@@ -50,6 +50,7 @@ __all__ = [
     "TreeEnsemble",
     "__version__",
     "build_info",
+    "distributed",
     "heads",
     "load_head",
     "ops",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from hstree.heads import Head
+from hstree.optim.rows import summed_rows
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,8 +62,14 @@ class RowAveraging:
             )
         self.parameters, self.groups = list(parameters), list(groups)
         self.enabled, self._reached = True, False
+        queue = weakref.WeakMethod(self._queue)  # the parameters may outlive this object
+
+        def hook(parameter: Tensor) -> None:
+            if (method := queue()) is not None:
+                method(parameter)
+
         for parameter in self.parameters:
-            parameter.register_post_accumulate_grad_hook(self._queue)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def broadcast(self) -> None:
@@ -98,6 +106,9 @@ def average_gradients(parameters: Sequence[nn.Parameter], group: ProcessGroup | 
     """
     if not parameters or dist.get_world_size(group) == 1:
         return
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = summed_rows(parameter.grad)
     device = parameters[0].device
     layouts = torch.tensor([_layout(p.grad) for p in parameters], device=device)
     by_rank = torch.stack(_gather(layouts, group)).tolist()
@@ -160,7 +171,7 @@ def head_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def check_same_tables(module: nn.Module, groups: Sequence[ProcessGroup | None]) -> None:
-    """Raises ValueError on all ranks unless their heads have the same trees and feature subsets."""
+    """Raises ValueError on all ranks unless their heads have the same tables."""
     buffers = {name: b for name, b in head_buffers(module).items() if not b.is_meta}
     if not buffers:
         return
@@ -175,6 +186,7 @@ def check_same_tables(module: nn.Module, groups: Sequence[ProcessGroup | None]) 
         others = [rank for rank, one in enumerate(every) if not torch.equal(one, every[0])]
         if others:
             raise ValueError(
-                "module: expected heads with the same trees and feature subsets on all ranks, got "
-                f"others on {others} than on rank 0; build them from the same data and seed"
+                "module: expected heads with the same trees, feature subsets and class weights on "
+                f"all ranks, got others on {others} than on rank 0; build them from the same data "
+                "and seed"
             )

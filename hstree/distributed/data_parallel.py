@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from hstree.distributed.averaging import (
 from hstree.heads import TreeEnsemble
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Shard
 
@@ -137,12 +138,13 @@ def fully_shard(
         if part is not module and isinstance(part, fsdp.FSDPModule)
         for parameter in part.parameters()
     }
-    groups = [dist.group.WORLD] if mesh is None else mesh.get_all_groups()
+    groups: Sequence[ProcessGroup | None] = [None] if mesh is None else mesh.get_all_groups()
     averaging = RowAveraging([p for p in sparse if id(p) not in done], groups)
     options.setdefault("shard_placement_fn", _placement(module, mesh))
     fsdp.fully_shard(module, mesh=mesh, ignored_params={*sparse, *ignored_params}, **options)
     check_same_tables(module, groups)
     averaging.broadcast()
+    module._row_averaging = averaging  # type: ignore[assignment]  # lives as long as the module
     return module
 
 

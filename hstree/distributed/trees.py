@@ -177,6 +177,10 @@ class ShardedTreeEnsemble(TreeEnsemble):
         dist.broadcast(rank, group=group, group_src=0)
         return torch.stack(drawn, 1).gather(1, rank).squeeze(1)
 
+    def extra_repr(self) -> str:
+        whole = f"trees {self.own.start}:{self.own.stop} of {self.whole_gate.n_trees}"
+        return f"{super().extra_repr()}, {whole}"
+
     def config(self) -> NoReturn:
         raise NotImplementedError(
             "save: a ShardedTreeEnsemble holds the trees of one rank; save "

@@ -26,7 +26,8 @@ class AdaptiveSoftmax(Head):
 
     The most frequent classes form a head of ``cutoffs[0]`` classes, the others clusters with
     projections that shrink by ``div_value``. Grave et al., Efficient softmax approximation for
-    GPUs, 2017.
+    GPUs, 2017. The sizes of the loss depend on the targets, so that torch.compile breaks its graph
+    and torch.export refuses it; the other methods are one graph.
 
     Args:
         in_features: D.

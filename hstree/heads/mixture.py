@@ -110,7 +110,7 @@ class _SoftmaxMixture(_Mixture):
     def components(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         width = self.n_components * self.latent_features
         latent, prior = hidden[:, :width], hidden[:, width:]
-        shape = (len(hidden), self.n_components, self.latent_features)
+        shape = (hidden.shape[0], self.n_components, self.latent_features)
         return latent.reshape(shape), wide(prior).log_softmax(1)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:

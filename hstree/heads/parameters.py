@@ -27,7 +27,7 @@ class HeadParameters(nn.Module):
         Args:
             lr: learning rate of the model. The head's is ``learning_rate_factor`` times that, but
                 for the slopes of a PLIF: 0.02.
-            weight_decay: of the weights.
+            weight_decay: of the weights; 0 for SGD and Adagrad if gradients are row-sparse.
             decay_biases: biases and scales too, as in training for published perplexities; the
                 parameters of a function of the logits never decay.
 

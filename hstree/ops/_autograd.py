@@ -93,6 +93,17 @@ def register_autograd(
     LIBRARY.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
 
 
+def refuse_transforms(name: str) -> None:
+    """Of an op that writes into its arguments, which torch.func would not see."""
+
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError(
+            f"hstree::{name}: writes into its arguments, which torch.func does not transform"
+        )
+
+    LIBRARY.impl(name, refuse, "FuncTorchDynamicLayerFrontMode")
+
+
 def _has_tangent(value: Any) -> bool:
     if not isinstance(value, Tensor):
         return False
@@ -103,7 +114,8 @@ def no_second_derivative(name: str) -> Callable[..., Any]:
     def gradient(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(
             f"hstree::{name}: expected to be differentiated once, got a second derivative "
-            "(create_graph=True), which is not implemented"
+            "(create_graph=True), which is not implemented in reverse mode; torch.func.jacfwd and "
+            "torch.func.hessian take it in forward mode"
         )
 
     return gradient

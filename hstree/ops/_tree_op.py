@@ -142,7 +142,7 @@ class TreeOp:
             return score if bias is None else score + bias[tree, row]
 
         known = target.clamp(0, classes - 1)
-        begin, end = offset[:, known].t(), offset[:, known + 1].t()
+        begin, end = (offset[:, y].t().contiguous() for y in (known, known + 1))
         end = torch.where((target == known).unsqueeze(1), end, begin)
         log_prob, score = self.on_paths(score_of, begin, end, path, longest)
         log_prob = log_prob.masked_fill((target >= classes).unsqueeze(1), torch.nan)

@@ -45,10 +45,11 @@ def monotone_cross_entropy(
         ValueError, RuntimeError: for shapes, dtypes or, on the CPU, targets that do not fit. On a
             GPU a row with a bad target gives NaN.
 
-    Memory beyond the arguments and the gradients: O(chunk_rows V). The gradients of a sum or mean
-    are computed with the loss, three matrix products in all; with ``"none"`` the logits are
-    computed again in the backward pass. Logits of bfloat16 and float16 products are float32 on a
-    GPU; on a CPU the product itself rounds them. Deterministic as far as the matrix products are.
+    Memory beyond the arguments and the gradients: O(chunk_rows V), in forward mode O(N V). The
+    gradients of a sum or mean are computed with the loss, three matrix products in all; with
+    ``"none"`` the logits are computed again in the backward pass. Logits of bfloat16 and float16
+    products are float32 on a GPU; on a CPU the product itself rounds them. Deterministic as far as
+    the matrix products are.
 
     Example:
         >>> h, w = torch.randn(5, 8), torch.randn(100, 8)

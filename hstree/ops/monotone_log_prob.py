@@ -14,6 +14,7 @@ from hstree.ops._autograd import (
     define,
     no_second_derivative,
     one_by_one,
+    refuse_transforms,
     register_autograd,
 )
 from hstree.ops.logit_function import LogitFunction
@@ -55,12 +56,12 @@ def monotone_log_prob(
 
     Raises:
         RuntimeError: for a shape, dtype, device or number that does not fit, naming the argument,
-            and, on the CPU, for a target out of range; for a second derivative. On CUDA a target
-            out of range makes its row NaN.
+            and, on the CPU, for a target out of range; for a second derivative in reverse mode. On
+            CUDA a target out of range makes its row NaN.
 
     The backward pass recomputes the probabilities, in a copy of ``logits`` that becomes their
-    gradient; no other tensor of size R V is held. The gradient of ``table`` is summed as in
-    :func:`hstree.ops.piecewise`: the same bits on every run.
+    gradient; no other tensor of size R V is held, but in forward mode. The gradient of ``table`` is
+    summed as in :func:`hstree.ops.piecewise`: the same bits on every run.
 
     Example:
         >>> logits = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
@@ -161,6 +162,8 @@ register_autograd(
     vmap=by_rows(torch.ops.hstree.monotone_log_prob, (0, 0, *[None] * 4), (0, 0)),
     formula=formula,
 )
+for _name in ("monotone_log_prob_backward_", "monotone_log_prob_gradient_"):
+    refuse_transforms(_name)
 register_autograd(
     "monotone_log_prob_backward", no_second_derivative("monotone_log_prob"), vmap=_backward_vmap
 )

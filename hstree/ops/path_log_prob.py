@@ -71,7 +71,8 @@ def path_log_prob(
             D.
         max_depth: most nodes of any path, at most 64.
         sparse: gradients of weight and bias are sparse COO tensors of the visited rows alone, each
-            row once, as with ``torch.nn.Embedding(sparse=True)``. Eager mode only.
+            row once, as with ``torch.nn.Embedding(sparse=True)``. Eager mode only, and not under
+            torch.func or in forward mode.
         order: what :func:`hstree.ops.leaf_order` returns for ``target`` and ``leaf_position``,
             where several ops on the same trees share it; None: it is worked out here. On CUDA its
             values are not checked.
@@ -86,6 +87,7 @@ def path_log_prob(
             tree in all rows, without gradient.
 
     Sums are taken in float32 (float64 for float64), in a fixed order: the same bits on every run.
+    In forward mode the vectors of all nodes on the paths are held, [N, T, max_depth, S].
     On the CPU the memory of freed gradients and workspaces, in up to four blocks, is kept for those
     of later steps.
 

@@ -40,13 +40,13 @@ def piecewise(input: Tensor, table: Tensor, radius: float) -> Tensor:
 
     Raises:
         RuntimeError: for a shape, dtype, device or radius that does not fit, naming the argument;
-            for a second derivative.
+            for a second derivative in reverse mode.
 
     Computed in float32 (float64 for float64) and rounded once. The gradient of ``table`` is summed
     in 64-bit integers, beyond [-R, R] in float64 in a fixed order: the same bits on every run and
     for every number of threads. A NaN or infinite gradient makes all of it NaN; a NaN in ``input``
     the first interval's, an infinity that of its end. The backward pass holds no more than the
-    gradients and O(K) sums.
+    gradients and O(K) sums; in forward mode the coefficients of every element are held.
 
     Example:
         >>> table = torch.tensor([[0.0, 3.0], [3.0, 1.0]])  # slope 3 below 0, slope 1 above

@@ -25,7 +25,7 @@ def sigmoid_sums(
         value, derivative = s @ v, (s * (1 - s)) @ (u * v)
 
     Args:
-        x: [P]: float32 or float64. Constants: they have no gradient.
+        x: [P]: float32 or float64; constants.
         u, v, b: [K], dtype of ``x``.
         gradient_dtype: in which the gradients are computed, from sigmoids computed again.
 
@@ -33,6 +33,7 @@ def sigmoid_sums(
         f(x) [P] and f'(x) [P], dtype of ``x``.
 
     Raises:
+        ValueError: for a shape or dtype that does not fit, or an x that requires a gradient.
         RuntimeError: for a second derivative in reverse mode.
 
     Never holds more than 64 K sigmoids, but in forward mode, which holds P K.
@@ -44,14 +45,16 @@ def sigmoid_sums(
     """
     if x.dim() != 1:
         raise ValueError(f"x: expected shape [P], got {tuple(x.shape)}")
+    if x.requires_grad:
+        raise ValueError("x: expected constants, got a tensor that requires a gradient")
     for name, value in (("u", u), ("v", v), ("b", b)):
         if value.dim() != 1 or value.shape != u.shape or value.dtype != x.dtype:
             raise ValueError(
                 f"{name}: expected shape [{len(u)}] and dtype {x.dtype}, got "
                 f"{tuple(value.shape)} and {value.dtype}"
             )
-    value, derivative, *_ = _op(x, u, v, b, gradient_dtype)
-    return value, derivative
+    values: tuple[Tensor, Tensor] = _op(x, u, v, b, gradient_dtype)
+    return values
 
 
 def _forward(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hstree.ops._autograd import refuse_transforms
+
 
 def sparse_adam_(
     weight: Tensor,
@@ -87,3 +89,4 @@ def sparse_adam_(
 
 
 torch.library.register_fake("hstree::sparse_adam_", lambda *_: None)
+refuse_transforms("sparse_adam_")

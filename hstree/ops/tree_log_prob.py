@@ -53,7 +53,8 @@ def tree_log_prob(
             tables that are not those of trees. Elsewhere they are believed.
 
     On the CPU contexts are the lanes of vectors, so that a few take about as long as a vector full;
-    deterministic, for any number of threads; differentiable once.
+    deterministic, for any number of threads; differentiable once in reverse mode. Forward mode
+    holds log-probabilities of all edges, a few times over.
 
     Example:
         >>> node = torch.tensor([[[0, 0, 0, 2, -1], [0, 1, 2, 2, 0]]], dtype=torch.int32)

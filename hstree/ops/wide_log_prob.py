@@ -90,7 +90,8 @@ def wide_log_prob(
     Raises:
         RuntimeError: as :func:`hstree.ops.path_log_prob`.
 
-    Deterministic; never holds more than the scores [N, T, max_width].
+    Deterministic; never holds more than the scores [N, T, max_width], but in forward mode, which
+    holds the rows of all of them.
 
     Example:
         >>> t = hstree.trees.Tree.from_nested(((0, 1, 2), (3, 4, 5))).tables()

@@ -111,7 +111,8 @@ class AdamW(torch.optim.AdamW):
                 gradient = parameter.grad
                 if gradient is None:
                     continue
-                self._set_moments(parameter, gradient.is_sparse)
+                if parameter.dtype != sum_dtype(parameter.dtype):
+                    self._cast_moments(parameter, gradient.is_sparse)
                 if gradient.is_sparse:
                     sparse.append((parameter, gradient, group))
                     parameter.grad = None
@@ -124,8 +125,8 @@ class AdamW(torch.optim.AdamW):
             self._step_rows(parameter, summed_rows(gradient), group)
         return loss
 
-    def _set_moments(self, parameter: Tensor, sparse: bool) -> None:
-        """Moments, if there are some, of the dtype that the step takes."""
+    def _cast_moments(self, parameter: Tensor, sparse: bool) -> None:
+        """Moments in low precision, if there are some, to the dtype that the step takes."""
         state = self.state[parameter]
         dtype = sum_dtype(parameter.dtype) if sparse else parameter.dtype
         for name in MOMENTS if state else ():
@@ -185,12 +186,13 @@ class AdamW(torch.optim.AdamW):
                 ``capturable`` or ``differentiable``.
         """
         super().load_state_dict(state_dict)
-        # The base class has cast the moments to the parameters' dtype.
+        # The base class has cast the moments to the parameters' dtype: float32 ones of bfloat16.
         saved = [key for group in state_dict["param_groups"] for key in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
         for key, parameter in zip(saved, own, strict=True):
-            for name, value in state_dict["state"].get(key, {}).items():
-                if name in MOMENTS and value.dtype != parameter.dtype:
+            for name in MOMENTS:
+                value = state_dict["state"].get(key, {}).get(name, parameter)
+                if value.dtype == sum_dtype(parameter.dtype) != parameter.dtype:
                     self.state[parameter][name] = value.to(parameter.device, copy=True)
 
 

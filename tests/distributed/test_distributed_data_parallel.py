@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from distributed.models import batches, gradients, model, my_part, train, tree_head, weights
 from hstree.distributed import DistributedDataParallel
@@ -75,6 +77,19 @@ class AllClasses(nn.Module):
         return self.head(hidden, target).loss
 
 
+def wrapped_again() -> dict[str, Any]:
+    """What the first wrapper has left with the parameters is over."""
+    made = model(sparse=True)
+    other = dist.new_group(list(range(dist.get_world_size())))
+    DistributedDataParallel(made, process_group=other)
+    dist.destroy_process_group(other)
+    gc.collect()
+    wrapped = DistributedDataParallel(made)
+    tokens, target = map(my_part, next(batches()))
+    wrapped(tokens, target)["loss"].backward()
+    return gradients(made)
+
+
 def head_batch() -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(2)
     hidden = torch.randn(16, 12, generator=random, dtype=torch.float64)
@@ -82,7 +97,7 @@ def head_batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def other_trees() -> str:
-    with pytest.raises(ValueError, match="same trees and feature subsets") as error:
+    with pytest.raises(ValueError, match="same trees") as error:
         DistributedDataParallel(model(sparse=True, seed=0, n_trees=2 + dist.get_rank()))
     return str(error.value)
 
@@ -106,11 +121,13 @@ SCENARIOS = {
     "ddp accumulated": lambda: trained(True, parts=2),
     "ddp find_unused_parameters": lambda: trained(True, find_unused_parameters=True),
     "ddp static_graph": lambda: trained(True, static_graph=True),
+    "ddp device_mesh": lambda: trained(True, device_mesh=init_device_mesh("cpu", (2,))),
     "ddp torch": trained_by_torch,
     "ddp unused": one_rank_reaches_no_row,
     "ddp no_sync": not_synchronised,
     "ddp head": a_head_alone,
     "ddp layouts": dense_gradients_of_sparse_parameters,
+    "ddp again": wrapped_again,
     "ddp other trees": other_trees,
     "ddp raised": raised,
 }
@@ -126,6 +143,7 @@ Found = list[dict[str, Any]]
         ("ddp accumulated", True, 2),
         ("ddp find_unused_parameters", True, 1),
         ("ddp static_graph", True, 1),
+        ("ddp device_mesh", True, 1),
         ("ddp torch", False, 1),
     ],
 )
@@ -168,6 +186,13 @@ def test_gradients_of_a_head(name: str, two: Found) -> None:
     head(*head_batch()).loss.backward()
     for found in two:
         torch.testing.assert_close(found[name], gradients(head), rtol=0, atol=1e-12)
+
+
+def test_a_model_is_wrapped_again(two: Found) -> None:
+    alone = model(sparse=True)
+    alone(*next(batches()))["loss"].backward()
+    for found in two:
+        torch.testing.assert_close(found["ddp again"], gradients(alone), rtol=0, atol=1e-12)
 
 
 def test_other_trees_on_another_rank_are_refused(two: Found) -> None:

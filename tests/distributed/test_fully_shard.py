@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from distributed.models import Model, batches, model, my_part, train, tree_head
+from distributed.models import FREQUENCIES, Model, batches, model, my_part, train, tree_head
 from hstree.distributed import fully_shard
 from hstree.heads import Head, Mixtape, MixtureOfSoftmaxes, Softmax, TreeEnsemble
 
@@ -152,6 +152,15 @@ def one_tree() -> dict[str, Any]:
     return {"sizes": sizes, "gradients": full_gradients(made), "state": state}
 
 
+def deferred() -> Tensor:
+    """Made without data, sharded, then set to first values."""
+    with torch.device("meta"):
+        made = TreeEnsemble(12, 40, tree_head().trees, frequencies=FREQUENCIES, subset_size=8)
+    fully_shard(made)
+    made.to_empty(device="cpu").reset_parameters()
+    return made.log_prob(contexts().float()).detach()
+
+
 def on_meta() -> str:
     with pytest.raises(ValueError, match="meta device") as error:
         fully_shard(tree_head(sparse=True).to("meta"))
@@ -167,6 +176,7 @@ SCENARIOS = {
     "fsdp bfloat16": in_bfloat16,
     "fsdp mesh": on_a_mesh,
     "fsdp one tree": one_tree,
+    "fsdp deferred": deferred,
     "fsdp meta": on_meta,
 }
 
@@ -255,6 +265,12 @@ def test_the_vectors_of_one_tree_are_sharded(two: Found) -> None:
                 assert 2 * mine["sizes"][name].numel() == parameter.numel()
         torch.testing.assert_close(mine["gradients"], full_gradients(alone), rtol=0, atol=1e-12)
         torch.testing.assert_close(mine["state"], dict(alone.state_dict()), rtol=0, atol=0)
+
+
+def test_deferred_initialisation(two: Found) -> None:
+    plain = TreeEnsemble(12, 40, tree_head().trees, frequencies=FREQUENCIES, subset_size=8)
+    for found in two:
+        torch.testing.assert_close(found["fsdp deferred"], plain.log_prob(contexts().float()))
 
 
 def test_row_sparse_parameters_need_data(two: Found) -> None:

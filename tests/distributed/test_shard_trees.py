@@ -87,6 +87,25 @@ def sharded_values() -> dict[str, Any]:
     return found
 
 
+def in_other_modes() -> dict[str, Tensor]:
+    """Losses of hidden vectors and heads in half precision, and after inference mode."""
+    head, hidden = shard_trees(tree_head(4), mesh()), contexts().float()
+    with torch.inference_mode():
+        head.log_prob(hidden)
+        head.topk(hidden, 2)
+    return losses_in_other_modes(head, hidden)
+
+
+def losses_in_other_modes(head: TreeEnsemble, hidden: Tensor) -> dict[str, Tensor]:
+    found = {"after inference": head(hidden, targets()).loss}
+    found["after inference"].backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        found["autocast"] = head(hidden, targets()).loss
+    found["bfloat16 hidden"] = head(hidden.bfloat16(), targets()).loss
+    found["bfloat16"] = head.bfloat16()(hidden.bfloat16(), targets()).loss
+    return {name: loss.detach() for name, loss in found.items()}
+
+
 def gathered() -> dict[str, Any]:
     return {name: gather_trees(shard_trees(whole(name), mesh())).state_dict() for name in HEADS}
 
@@ -174,12 +193,14 @@ GRID = {
 }
 SCENARIOS = {
     "trees values": sharded_values,
+    "trees modes": in_other_modes,
     "trees gathered": gathered,
     "trees reset": reset,
     "trees drawn": drawn,
     "trees trained": trained,
     "trees refused": refused,
     "trees memory": memory,
+    "trees shown": lambda: repr(shard_trees(tree_head(4), mesh())),
 }
 
 Found = list[dict[str, Any]]
@@ -197,6 +218,12 @@ def test_values_and_gradients(name: str, two: Found) -> None:
             if len(parts) == 2 and parts[1] in whole(name).state_dict() and "gate" not in key:
                 wanted = wanted[rank * len(value) : (rank + 1) * len(value), : value.shape[1]]
             torch.testing.assert_close(value, wanted, **CLOSE)
+
+
+def test_inference_mode_and_half_precision(two: Found) -> None:
+    expected = losses_in_other_modes(tree_head(4), contexts().float())
+    for found in two:
+        torch.testing.assert_close(found["trees modes"], expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -268,7 +295,8 @@ def test_errors_say_what_was_expected(two: Found) -> None:
 
 
 def test_a_rank_holds_its_share(two: Found) -> None:
-    for found in two:
+    for rank, found in enumerate(two):
+        assert f"trees {2 * rank}:{2 * rank + 2} of 4" in found["trees shown"]
         parameters, tables, all_parameters, all_tables = found["trees memory"]
         assert parameters <= 0.55 * all_parameters
         assert tables <= 0.55 * all_tables

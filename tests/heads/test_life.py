@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_type_hints
 
+import accelerate
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from heads.support import HEADS, D, V, draw, draw_targets, make, randomise
@@ -38,8 +44,9 @@ def emptied(head: Head) -> Head:
 
 def check_equal(got: Head, wanted: Head) -> None:
     hidden, target = draw(5, D), draw_targets(5)
-    assert torch.equal(got.log_prob(hidden), wanted.log_prob(hidden))
-    assert torch.equal(got(hidden, target).output, wanted(hidden, target).output)
+    # Kernels add in another order where tensors are aligned otherwise.
+    torch.testing.assert_close(got.log_prob(hidden), wanted.log_prob(hidden))
+    torch.testing.assert_close(got(hidden, target).output, wanted(hidden, target).output)
     assert torch.equal(got.topk(hidden, 3)[1], wanted.topk(hidden, 3)[1])
     seeds = [torch.Generator().manual_seed(0) for _ in range(2)]
     assert torch.equal(got.sample(hidden, seeds[0]), wanted.sample(hidden, seeds[1]))
@@ -115,6 +122,44 @@ def test_from_pretrained_of_transformers(kind: str) -> None:
         module = head.get_submodule(path)
         is_parameter = last in module._parameters
         setattr(module, last, nn.Parameter(value.clone()) if is_parameter else value.clone())
+    check_equal(head, wanted)
+
+
+class Config(transformers.PreTrainedConfig):  # type: ignore[misc]
+    model_type = "head"
+    kind = ""
+
+
+class Model(transformers.PreTrainedModel):  # type: ignore[misc]
+    """A user's model with a head, and nothing done for it."""
+
+    config_class = Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.norm = nn.LayerNorm(D)
+        self.head = HEADS[config.kind]()
+        self.post_init()
+
+
+@every_head
+def test_from_pretrained(kind: str, tmp_path: Path) -> None:
+    model = Model(Config(kind=kind))
+    randomise(model.head)
+    model.save_pretrained(tmp_path)
+    loaded, report = Model.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
+    check_equal(loaded.head, model.head)
+
+
+@every_head
+def test_init_empty_weights_of_accelerate(kind: str) -> None:
+    wanted = make(kind)
+    with accelerate.init_empty_weights(include_buffers=True):
+        head = HEADS[kind]()
+    assert all(tensor.is_meta for tensor in head.parameters())
+    head = emptied(head)
+    head.load_state_dict(wanted.state_dict())
     check_equal(head, wanted)
 
 
@@ -217,3 +262,122 @@ def test_a_call_is_typed() -> None:
     assert "def __call__(self, hidden: Tensor, target: Tensor) -> HeadOutput: ..." in source
     assert get_type_hints(Softmax.forward)["return"] is HeadOutput
     assert get_type_hints(HeadOutput) == {"output": Tensor, "loss": Tensor}
+
+
+class Uses(nn.Module):
+    """One use of a head, for torch.export."""
+
+    def __init__(self, head: Head, name: str) -> None:
+        super().__init__()
+        self.head, self.name = head, name
+
+    def forward(self, hidden: Tensor, target: Tensor) -> Any:
+        match self.name:
+            case "loss":
+                return self.head(hidden, target).loss
+            case "topk":
+                return self.head.topk(hidden, 3)
+            case "every":
+                names = USES[self.head.name == "adaptive" :]
+                return [Uses(self.head, name)(hidden, target) for name in names]
+        return getattr(self.head, self.name)(hidden)
+
+
+USES = ("loss", "log_prob", "topk", "predict")
+QUICK = ("softmax", "mos", "trees", "trees, wide, subset, context", "trees, shared")
+
+
+def exported(module: Uses) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    example = draw(7, D), draw_targets(7)
+    return torch.export.export(module, example, dynamic_shapes=({0: batch}, {0: batch}))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in HEADS],
+)
+def test_export(kind: str) -> None:
+    """One program for any number of rows, of a head that has not been called before."""
+    module = Uses(make(kind), "every")
+    program = exported(module).module()
+    for rows in (1, 2, 7, 20):
+        batch = draw(rows, D), draw_targets(rows)
+        torch.testing.assert_close(program(*batch), module(*batch))
+
+
+def test_export_of_the_adaptive_loss() -> None:
+    """torch's module gathers the rows of each cluster: their number depends on the targets."""
+    with pytest.raises(Exception, match="data-dependent"):
+        exported(Uses(make("adaptive"), "loss"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["trees, wide, subset, context", "trees, shared", "softmax"])
+def test_ahead_of_time(kind: str, tmp_path: Any) -> None:
+    module = Uses(make(kind).requires_grad_(False), "every")
+    path = str(tmp_path / "head.pt2")
+    torch._inductor.aoti_compile_and_package(exported(module), package_path=path)
+    run = torch._inductor.aoti_load_package(path)
+    for rows in (1, 2, 7):
+        batch = draw(rows, D), draw_targets(rows)
+        torch.testing.assert_close(run(*batch), module(*batch))
+
+
+COLD = """
+import sys, torch
+from heads.support import D, draw, draw_targets, make
+from heads.test_life import Uses
+kind, use, backend = sys.argv[1:]
+head = make(kind)
+module = Uses(head, use)
+compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
+leaves = [parameter for parameter in head.parameters() if parameter.requires_grad]
+for rows in (7, 12):
+    results = []
+    for some in (compiled, module):  # the compiled one first: nothing is warm
+        hidden, target = draw(rows, D).requires_grad_(), draw_targets(rows)
+        result = some(hidden, target)
+        results.append([result])
+        if use != "predict":
+            value = result[0] if use == "topk" else result
+            grads = torch.autograd.grad(value.sum(), [hidden, *leaves], materialize_grads=True)
+            results[-1] += grads
+    torch.testing.assert_close(*results)
+"""
+
+
+def run_cold(kind: str, use: str, backend: str) -> None:
+    folder = Path(__file__).resolve().parents[1]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    arguments = [sys.executable, "-W", "ignore", "-c", COLD, kind, use, backend]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_cold_compile() -> None:
+    """The first call of a process is a compiled one."""
+    run_cold("trees, wide, subset, context", "log_prob", "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "use"),
+    [
+        (kind, use)
+        for kind in HEADS
+        for use in USES
+        if (kind, use) != ("adaptive", "loss") and kind != "trees, sparse"
+    ],
+)
+def test_cold_compile_of_every_head(kind: str, use: str) -> None:
+    run_cold(kind, use, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["trees, wide, subset, context", "trees, shared", "softmax"])
+def test_cold_inductor(kind: str) -> None:
+    """Loss and gradients of generated code."""
+    run_cold(kind, "loss", "inductor")

@@ -164,3 +164,27 @@ def test_a_bad_target(kind: str) -> None:
     output = of_batch(hidden, target)
     assert output[2].isnan()
     assert output[[0, 1, 3]].isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
+@pytest.mark.parametrize(
+    "kind", ["softmax", "mos-plif", "monotonic", "mixtape", "trees, wide, subset, context"]
+)
+def test_compile(kind: str) -> None:
+    """Per-sample gradients and a derivative in forward mode, each in one graph."""
+    torch._dynamo.reset()
+    head, hidden, target = problem(kind)
+    state = parameters(head)
+
+    def loss(state: dict[str, Tensor], hidden: Tensor, target: Tensor) -> Tensor:
+        return functional_call(head, state, (hidden[None], target[None])).loss
+
+    def forward_mode(hidden: Tensor) -> Tensor:
+        tangent: Tensor = jvp(lambda x: head(x, target).loss, (hidden,), (hidden,))[1]
+        return tangent
+
+    per_sample = vmap(grad(loss), in_dims=(None, 0, 0))
+    for function, given in ((per_sample, (state, hidden, target)), (forward_mode, (hidden,))):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        assert_close(compiled(*given), function(*given), **close)

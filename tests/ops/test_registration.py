@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 SCRIPT = """
-import torch, hstree
+import sys, torch, hstree
+assert "torch._dynamo" not in sys.modules
 has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 assert has_kernel("hstree::forward", "CompositeImplicitAutograd")
 for name in ("path_log_prob", "wide_log_prob", "leaf_order", "feature_gather", "piecewise",

@@ -24,6 +24,8 @@ from hstree.ops import (
     monotone_log_prob,
     piecewise,
     plif_table,
+    sigmoid_sums,
+    sparse_adam_,
     tree_log_prob,
     tree_topk,
 )
@@ -193,13 +195,21 @@ def of_all_classes(**shape: Any) -> Subject:
     return Subject(call, plain, torch.zeros(ROWS), (batch.score, batch.log_gate), (2, 0))
 
 
+def sums_of_sigmoids(x: Tensor, u: Tensor, v: Tensor, b: Tensor) -> list[Tensor]:
+    """A unit at a time: v sigma(z), and u v sigma(z) sigma(-z)."""
+    z = [x * u[i] + b[i] for i in range(len(u))]
+    value = [v[i] * z[i].sigmoid() for i in range(len(u))]
+    slope = [u[i] * v[i] * z[i].sigmoid() * (-z[i]).sigmoid() for i in range(len(u))]
+    return [sum(value[1:], value[0]), sum(slope[1:], slope[0])]
+
+
 def subjects() -> dict[str, Subject]:
     index = torch.tensor([[0, 2], [1, 2]], dtype=torch.int32)
     slopes = draw(5, seed=4).exp()
     linear = LogitFunction.plif(slopes, 2.0).table
     assert linear is not None
     cubic = torch.cat([linear, 0.1 * draw(5, 2, seed=6)], 1)
-    nothing = torch.zeros(ROWS)
+    nothing, knots = torch.zeros(ROWS), torch.linspace(-3, 3, 70, dtype=torch.float64)
     return {
         "path_log_prob": on_paths(PATH),
         "path_log_prob, all features, no bias": on_paths(
@@ -249,6 +259,13 @@ def subjects() -> dict[str, Subject]:
             (slopes,),
             (None,),
             twice=True,
+        ),
+        "sigmoid_sums": Subject(
+            lambda _, *uvb: torch.stack(sigmoid_sums(knots, *uvb, gradient_dtype=torch.float64)),
+            lambda _, *uvb: torch.stack(sums_of_sigmoids(knots, *uvb)),
+            nothing,
+            (draw(3).exp(), draw(3, seed=1), draw(3, seed=2)),
+            (None, None, None),
         ),
         "tree_log_prob": of_all_classes(),
         "tree_log_prob, binary": of_all_classes(shapes=("chain", "random")),
@@ -458,7 +475,7 @@ def test_batched_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in SUBJECTS if not n.startswith(("piecewise", "plif_table"))]
+    "name", [n for n in SUBJECTS if not n.startswith(("piecewise", "plif", "sigmoid"))]
 )
 def test_a_batch_of_rows_is_one_call(name: str) -> None:
     """Also where the gradient of what the rows own is asked for."""
@@ -558,6 +575,37 @@ def test_what_has_no_formula_says_so() -> None:
         jvp(lambda upstream: backward(upstream, x, table, 2.0), (x,), (x,))
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=message):
         backward(forward_ad.make_dual(x, x), x, table, 2.0)
+
+
+@pytest.mark.parametrize("name", ["monotone_log_prob_backward_", "monotone_log_prob_gradient_"])
+def test_what_writes_into_its_arguments_says_so(name: str) -> None:
+    logits, row = draw(2, 3), draw(2)
+    op = getattr(torch.ops.hstree, name)
+    rest = (row,) if name == "monotone_log_prob_backward_" else ()
+    arguments = (row, torch.tensor([0, 1]), *rest, 0.0, 1.0, None, 1.0)
+    for transform in (grad, lambda function: vmap(function, in_dims=0)):
+        with pytest.raises(NotImplementedError, match=f"hstree::{name}: writes into"):
+            transform(lambda x: op(x, *arguments)[0].sum())(logits)
+
+
+def test_sparse_adam_is_not_transformed() -> None:
+    weight, index, values = draw(3, 2), torch.tensor([[1]]), draw(1, 2)
+    moments = torch.zeros_like(weight), torch.zeros_like(weight)
+    rule = {"step": 1, "lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
+    with pytest.raises(NotImplementedError, match="hstree::sparse_adam_: writes into"):
+        vmap(lambda weight: sparse_adam_(weight, *moments, index, values, **rule))(weight[None])
+
+
+def test_constants_of_sigmoid_sums() -> None:
+    x, one = draw(3), draw(2)
+    for wrong, message in (
+        ((x.requires_grad_(), one, one, one), "x: expected constants"),
+        ((x.detach()[None], one, one, one), r"x: expected shape \[P\], got \(1, 3\)"),
+        ((x.detach(), one, one[:1], one), r"v: expected shape \[2\] .*, got \(1,\)"),
+        ((x.detach(), one, one, one.float()), "b: expected .*float64, got .*float32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sigmoid_sums(*wrong, gradient_dtype=torch.float64)
 
 
 def topk_arguments() -> tuple[Any, ...]:

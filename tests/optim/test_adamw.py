@@ -419,6 +419,10 @@ def test_float32_moments_survive_state_dict() -> None:
             moment = other.state[parameter][name]
             assert moment.dtype == torch.float32
             assert torch.equal(moment, optimizer.state[parameter][name])
+    _, theirs = run(torch.optim.SparseAdam, 3, torch.bfloat16, {})
+    other.load_state_dict(theirs.state_dict())
+    more_steps(own, other, range(3, 4), torch.bfloat16)
+    assert other.state[own[0]]["exp_avg"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -40,7 +40,9 @@ class UniformGate(Gate):
 
     def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
         dtype = sum_dtype(hidden.dtype)
-        return hidden.new_full((len(hidden), head.n_trees), -math.log(head.n_trees), dtype=dtype)
+        return hidden.new_full(
+            (hidden.shape[0], head.n_trees), -math.log(head.n_trees), dtype=dtype
+        )
 
 
 class ConstantGate(Gate):
@@ -54,7 +56,7 @@ class ConstantGate(Gate):
 
     def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
         logits = head.gate_logits.to(sum_dtype(hidden.dtype))
-        return logits.log_softmax(0).expand(len(hidden), -1)
+        return logits.log_softmax(0).expand(hidden.shape[0], -1)
 
 
 class ZeroLinear(nn.Linear):
