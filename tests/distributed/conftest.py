@@ -18,5 +18,6 @@ def two() -> list[dict[str, Any]]:
             "distributed.test_fully_shard",
             "distributed.test_shard_trees",
             "distributed.test_clip_grad",
+            "distributed.test_deferred",
         ]
     )
