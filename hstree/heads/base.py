@@ -138,8 +138,9 @@ class Head(HeadParameters, Resettable, ABC):
         Args:
             hidden: [..., D], floating point.
             target: [...], int64, in [0, V) or ``ignore_index``. Anything else raises ValueError on
-                the CPU. On a GPU, where looking would cost a synchronisation, the row becomes NaN;
-                :class:`AdaptiveSoftmax`, which is torch's own, fails a device-side assertion.
+                the CPU, RuntimeError under torch.func or torch.compile. On a GPU, where looking
+                would cost a synchronisation, the row becomes NaN; :class:`AdaptiveSoftmax`, which
+                is torch's own, fails a device-side assertion.
         """
         if hidden.shape[:-1] != target.shape:
             raise ValueError(

@@ -25,6 +25,9 @@ def clip_grad_norm_(
     Rows that come more than once in a sparse gradient are added up first; the gradient then counts
     as its dense form would.
 
+    Lightning clips by torch's function: a module with row-sparse gradients calls this one in its
+    ``configure_gradient_clipping``.
+
     Args:
         parameters: parameters, or one; those without a gradient do not count.
         max_norm: largest norm.

@@ -26,7 +26,7 @@ def build_optimizers(
     ``adamw``: :class:`hstree.optim.AdamW`; ``sgd``: SGD; one optimiser for the parameters with
     dense gradients, one for those with row-sparse ones. Every parameter group holds ``factor``, by
     which :func:`set_learning_rate` multiplies the backbone's learning rate. For a group with a
-    learning rate of its own that is this rate over ``config.learning_rate``: the top of the
+    learning rate of its own it is this rate over ``config.learning_rate``: the top of the
     schedule gives the rate itself, and warm-up and decay scale it as they scale the backbone's. A
     parameter that head and backbone share counts as the backbone's. Biases have the weight decay of
     the weights, row-sparse parameters have none.
@@ -54,13 +54,13 @@ def build_optimizers(
     for group in model.head.parameter_groups(rate, decay, decay_biases=True):
         own = [p for p in group["params"] if id(p) not in taken]
         taken |= {id(parameter) for parameter in own}
-        settings = {"factor": group["lr"] / rate, "weight_decay": group["weight_decay"]}
-        for groups, changes, params in (
-            (dense, {}, [p for p in own if id(p) not in row_sparse]),
-            (sparse, {"weight_decay": 0.0}, [p for p in own if id(p) in row_sparse]),
+        factor = group["lr"] / rate
+        for groups, parameters, its_decay in (
+            (dense, [p for p in own if id(p) not in row_sparse], group["weight_decay"]),
+            (sparse, [p for p in own if id(p) in row_sparse], 0.0),
         ):
-            if params:
-                groups.append({"params": params} | settings | changes)
+            if parameters:
+                groups.append({"params": parameters, "factor": factor, "weight_decay": its_decay})
     forgotten = [
         name for name, p in model.named_parameters() if p.requires_grad and id(p) not in taken
     ]
