@@ -25,7 +25,7 @@ def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
     if weight.shape != (n_classes,) or weight.is_complex() or weight.dtype == torch.bool:
         raise ValueError(
             f"class_weight: expected {n_classes} numbers, one for each class, got "
-            f"{tuple(weight.shape)} of {weight.dtype}"
+            f"shape {tuple(weight.shape)} and dtype {weight.dtype}"
         )
     if not weight.is_floating_point() or weight.dtype == torch.float64:
         weight = weight.to(torch.get_default_dtype())

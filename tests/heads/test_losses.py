@@ -169,9 +169,9 @@ def test_smoothing_of_sparse_gradients_is_refused() -> None:
         ({"z_loss": "big"}, "z_loss: expected a finite number, got 'big'"),
         (
             {"class_weight": torch.ones(V - 1)},
-            rf"class_weight: expected {V} numbers, .* got \(36,\)",
+            rf"class_weight: expected {V} numbers, .* got shape \(36,\)",
         ),
-        ({"class_weight": 2.0}, rf"class_weight: expected {V} numbers, .* got \(\)"),
+        ({"class_weight": 2.0}, rf"class_weight: expected {V} numbers, .* got shape \(\)"),
         ({"class_weight": "balanced"}, f"class_weight: expected {V} numbers, got"),
         ({"class_weight": [True] * V}, "class_weight: .* torch.bool"),
         ({"class_weight": [1.0] * (V - 1) + [-2.0]}, r"class_weight\[36\]: .*at least 0, got -2.0"),
