@@ -77,7 +77,8 @@ class Resettable(nn.Module):
         self.register_buffer(name, value)
 
     def reset_parameters(self) -> None:
-        """Everything in the state as the constructor sets it; random numbers are drawn anew.
+        """Everything in the state as the constructor sets it; random numbers are drawn anew. A head
+        with parameters adds them to what this method of its base sets.
 
         After ``to_empty``, for a head that was made on the meta device. Sharded parameters
         (DTensor) are set too. A tied embedding is left as it is. A loaded head begins without the

@@ -18,7 +18,7 @@ import transformers
 from torch import Tensor, nn
 
 from heads.support import HEADS, D, V, draw, draw_targets, make, randomise
-from hstree.heads import Head, HeadOutput, Softmax, load_head
+from hstree.heads import Head, HeadOutput, Softmax, TreeEnsemble, load_head
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 
@@ -207,6 +207,17 @@ def test_inference_mode_leaves_no_trace(kind: str, use: Callable[..., Any]) -> N
     assert grads[0]
 
 
+@pytest.mark.parametrize("kind", ["trees", "trees, wide, subset, context", "softmax"])
+def test_made_in_inference_mode(kind: str) -> None:
+    """It computes there; in training torch says what is wrong."""
+    hidden, target = draw(6, D), draw_targets(6)
+    with torch.inference_mode():
+        head = make(kind)
+        assert torch.equal(head.topk(hidden, 3)[1], make(kind).topk(hidden, 3)[1])
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        head(hidden, target).loss.backward()
+
+
 @pytest.fixture
 def float64_by_default() -> Any:
     torch.set_default_dtype(torch.float64)
@@ -231,9 +242,32 @@ def test_default_dtype_float64(kind: str, tmp_path: Any, float64_by_default: Non
     assert torch.equal(load_head(tmp_path / "head").log_prob(hidden), log_prob)
 
 
+def test_constructors_in_float64(float64_by_default: None) -> None:
+    linear = nn.Linear(D, 5)
+    for head in (
+        TreeEnsemble.from_counts(D, [5, 3, 2, 1, 1]),
+        TreeEnsemble.from_tokens(D, 5, [0, 1, 2, 3, 4, 0, 1], node_vectors="shared"),
+        TreeEnsemble.from_linear(linear, gate="context", n_trees=2),
+    ):
+        assert all(parameter.dtype == torch.float64 for parameter in head.parameters())
+    flat = TreeEnsemble.from_linear(linear)
+    hidden = torch.randn(3, D)
+    expected = linear(hidden).log_softmax(1)
+    torch.testing.assert_close(flat.log_prob(hidden), expected, rtol=1e-12, atol=1e-12)
+
+
 @every_head
-@pytest.mark.parametrize("weights", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("weights", "dtype"),
+    [
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float16),
+        (torch.float32, torch.float64),
+        (torch.float64, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+    ],
+    ids=str,
+)
 def test_hidden_of_any_dtype(kind: str, weights: torch.dtype, dtype: torch.dtype) -> None:
     """It is cast to the dtype of the weights, by every method; its gradient has its own dtype."""
     head = make(kind, reduction="none").to(weights)
