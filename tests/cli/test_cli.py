@@ -381,11 +381,9 @@ def test_interrupt_before_an_epoch_keeps_the_state(tmp_path: Path, elsewhere: Pa
     large = write_corpus(tmp_path / "large", sentences=20_000)
     arguments = ["train", "--data", str(large), *SMALL, "--head", "softmax", "--batch-size", "1"]
     with start([*arguments, "--bptt", "1", "--run", "run"], elsewhere) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("LSTM with"):
-                break
-        time.sleep(0.5)
+        deadline = time.monotonic() + 60
+        while not (elsewhere / "run").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
         error = interrupt(process)
     assert error == (
         "hstree: interrupted before the first epoch ended; go on with hstree train --resume run\n"
