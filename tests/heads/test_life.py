@@ -349,6 +349,7 @@ def test_export_of_the_adaptive_loss() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # in torch's own code, both
 @pytest.mark.parametrize("kind", ["trees, wide, subset, context", "trees, shared", "softmax"])
 def test_ahead_of_time(kind: str, tmp_path: Any) -> None:
     module = Uses(make(kind).requires_grad_(False), "every")
