@@ -592,7 +592,7 @@ def test_from_corpus_tied() -> None:
     "kind",
     [
         *("softmax", "gss", "plif", "monotonic", "mos"),
-        *("trees", "trees, wide, subset, context"),
+        *("trees", "trees, wide, subset, context", "trees, shared"),
     ],
 )
 def test_compile(kind: str) -> None:
