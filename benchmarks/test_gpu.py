@@ -95,6 +95,7 @@ def test_subsets_are_aligned_blocks(block: int) -> None:
 # ---- one contestant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTESTANTS)
 def test_contestant_is_right_and_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function: function)

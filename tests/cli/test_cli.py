@@ -116,6 +116,7 @@ def test_train_prints_progress_and_summary(
 TINY = [*SMALL, "--layers", "2", "--context-size", "10", "--epochs", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", head_names())
 def test_every_head_trains_evaluates_and_generates(
     head: str, data: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]

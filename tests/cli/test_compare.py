@@ -85,6 +85,7 @@ def test_markdown_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("curves.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_real_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two seeds of a trained model are one group with the figures of their own files; a copy of one
     without its summary is an unfinished run of the same group."""

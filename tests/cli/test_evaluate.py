@@ -60,6 +60,7 @@ def test_agrees_with_training(head: str, runs: Path, capsys: pytest.CaptureFixtu
     assert "stream" not in out
 
 
+@pytest.mark.slow
 def test_a_changed_text_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_corpus(tmp_path / "data")
     train(small_config(data, tmp_path / "run", epochs=1))
@@ -85,6 +86,7 @@ def test_other_text(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert result["test"]["loss"] == evaluate(run.model, np.array(tokens))
 
 
+@pytest.mark.slow
 def test_text_is_split_by_the_tokenizer_of_the_run(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +142,7 @@ def test_cache(
     assert tuple(used[name] for name in ("window", "lambda", "theta")) == settings
 
 
+@pytest.mark.slow
 def test_dynamic(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path.name: path.read_bytes() for path in (runs / "trees").iterdir()}
     stream = evaluated(capsys, runs / "trees", "--dynamic")["stream"]
@@ -162,6 +165,7 @@ def test_dynamic(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {path.name: path.read_bytes() for path in (runs / "trees").iterdir()} == before
 
 
+@pytest.mark.slow
 def test_dynamic_with_options(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = (
         "--dynamic --dynamic-learning-rate 0.001 --dynamic-decay 0.01 --dynamic-epsilon 0.001 "

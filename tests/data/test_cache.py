@@ -338,6 +338,7 @@ print(tokens, after - before, *(name in sys.modules for name in ("tokenizers", "
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="asks Linux for the memory")
 def test_memory_of_a_large_text(cache: Path, text: Path, tmp_path: Path) -> None:
     """22 MB, of which the words in memory would take some 200 MB, and the ids 17 MB."""

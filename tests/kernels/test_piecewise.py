@@ -242,6 +242,7 @@ def late_case(name: str) -> LargeCase:
     return LargeCase(usual * 2.0**-1060, intervals=1, scale=2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -335,6 +336,7 @@ def test_extreme_elements_and_tables(kernels: Kernels, kind: ElementType, width:
     check_extreme_elements(kernels, kind, width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("intervals", "width"), [(3057, 2), (3072, 2), (1529, 4), (1536, 4)])
 def test_sums_that_leave_no_room_for_static_shared_memory(
     kernels: Kernels, intervals: int, width: int

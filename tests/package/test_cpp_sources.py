@@ -48,6 +48,7 @@ def test_operators(setup: dict[str, Any], cuda: bool) -> None:
     assert not printed, printed
 
 
+@pytest.mark.slow
 def test_host_module(setup: dict[str, Any]) -> None:
     files = sources("host")
     assert len(files) > 3

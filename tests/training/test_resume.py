@@ -304,6 +304,7 @@ class Faults:
         return failing
 
 
+@pytest.mark.slow
 def test_any_file_operation_may_fail(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,6 +228,7 @@ def test_best_epoch_is_kept(data: Path, tmp_path: Path) -> None:
     assert evaluate(load_run(result.run).model, corpus.valid) == best.valid_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", head_names())
 def test_a_seed_gives_the_same_losses(head: str, data: Path, tmp_path: Path) -> None:
     losses = []
