@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,15 @@ def readme_commands(*arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+def test_the_first_snippet_runs_as_pasted() -> None:
+    snippet = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    assert snippet is not None
+    names: dict[str, Any] = {}
+    exec(snippet[1], names)
+    assert names["loss"].isfinite()
+    assert names["classes"].shape == (32, 10)
 
 
 @pytest.mark.parametrize(
