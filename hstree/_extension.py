@@ -117,8 +117,9 @@ def _import_installed(here: Path) -> bool:
     package has been imported instead."""
     if (here / "_build_info.py").exists():
         return False
-    elsewhere = [place for place in sys.path if Path(place, "hstree").resolve() != here]
-    spec = PathFinder.find_spec("hstree", elsewhere)
+    folders = ((place, Path(place, "hstree").resolve()) for place in sys.path)
+    built = [place for place, folder in folders if (folder / "_build_info.py").exists()]
+    spec = PathFinder.find_spec("hstree", built)
     if spec is None or spec.loader is None:
         return False
     sys.modules["hstree"] = installed = importlib.util.module_from_spec(spec)
