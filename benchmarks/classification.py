@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--save", type=Path)
     parser.add_argument("--scale", type=float, default=1.0)
     options = parser.parse_args(arguments)
+    scale = "" if options.scale == 1 else f" --scale {options.scale:g}"
     seconds, steps = f"{options.scale * SECONDS:g}", str(round(options.scale * STEPS))
     settings = {
         f"100,000 labels, one a row: {seconds} s of training, 512 rows a step": (
@@ -78,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     page = "\n".join([
         INTRODUCTION.format(before=", ".join(memory[:-1]) + f" and {memory[-1]}"),
         *parts,
-        "    python -m benchmarks.classification --save benchmarks/results/classification.md",
+        f"    python -m benchmarks.classification{scale} "
+        "--save benchmarks/results/classification.md",
         "",
         f"{cpu_name()}, one thread, torch {torch.__version__}, Python "
         f"{platform.python_version()}, {date.today()}.",

@@ -40,10 +40,8 @@ def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
 def by_rows(function: Callable[..., Tensor], columns: int, *tensors: Tensor) -> Tensor:
     """``function(*tensors)`` [N] of tensors [N, ...], for so many rows at a time that a chunk of
     ``columns`` numbers in each is small; computed again in the backward pass. All at once under
-    torch.func, which has no checkpoints."""
-    if is_transformed():
-        return function(*tensors)
-    if torch.compiler.is_exporting():  # for any number of rows
+    torch.func, which has no checkpoints, and in an exported program, for any number of rows."""
+    if is_transformed() or torch.compiler.is_exporting():
         return function(*tensors)
     size = default_chunk_rows(tensors[0], columns)
     chunks = zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
