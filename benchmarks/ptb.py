@@ -69,7 +69,7 @@ HEADS: dict[str, dict[str, Any]] = {
         "head_option": ("components=5",),
         "head_learning_rate_factor": 1.0,
     },
-    "adaptive": {"head": "adaptive", "head_learning_rate_factor": 4.0},
+    "adaptive": {"head": "adaptive", "head_learning_rate_factor": 8.0},
     "tree": TREES | {"n_trees": 1, "gate": "uniform"},
     "trees": TREES | {"n_trees": 4, "gate": "context"},
 }
@@ -90,7 +90,7 @@ TRIED: dict[str, list[tuple[float, float]]] = {
     "softmax": [(0.002, 1.0), (0.004, 1.0), (0.008, 1.0)],
     "plif": [(0.002, 1.0), (0.004, 1.0), (0.008, 1.0)],
     "mos": [(0.004, 0.5), (0.004, 1.0), (0.004, 2.0)],
-    "adaptive": [(0.004, 1.0), (0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
+    "adaptive": [(0.004, 1.0), (0.004, 2.0), (0.004, 4.0), (0.004, 8.0), (0.004, 16.0)],
     "tree": [(0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
     "trees": [(0.004, 1.0), (0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
 }
@@ -353,6 +353,7 @@ def page(runs: dict[str, RunFigures], tries: Sequence[str], name: Path) -> str:
     first = next(iter(runs.values())).path
     summary = json.loads((first / "summary.json").read_text())
     found = speeds(first.parent, runs)
+    heads = " ".join(runs)
     settings = ", ".join(
         f"{name.replace('_', ' ')} {value:g}"
         if isinstance(value, float)
@@ -403,14 +404,14 @@ def page(runs: dict[str, RunFigures], tries: Sequence[str], name: Path) -> str:
     lines += [
         "## Published, at convergence",
         "",
-        f"Validation / test perplexity of the full models: {published_text(runs)}. These are means of "
-        "ten seeds after hundreds of epochs of the settings of the presets `ptb-*`: another model, "
+        f"Validation / test perplexity of the full models: {published_text(runs)}. These are means "
+        "of ten seeds after hundreds of epochs of the settings of the presets `ptb-*`: another model, "
         "another optimiser, no comparison with the figures above.",
         "",
         "## Made by",
         "",
         *(
-            f"    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --heads {' '.join(runs)} {do}"
+            f"    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --heads {heads} {do}"
             for do in ("--tries", "--speed", f"--save benchmarks/results/{name.name}")
         ),
         "",
