@@ -6,10 +6,10 @@
 
 The first command tries learning rates on the beginning of the text. The second times steps with
 one thread and with two, alternating, on an idle machine. The third trains every head with the
-settings below and writes the page NAME.md, the validation curves NAME.png and, where the speeds are
-known, validation perplexity against time, NAME-time.png. Finished runs are not repeated. Every run
-has one thread; its cost is the CPU time of its process, so that other load on the machine counts
-less.
+settings below. It writes the page NAME.md, the perplexities NAME.json, the validation curves
+NAME.png and, where the speeds are known, validation perplexity against time, NAME-time.png.
+Finished runs are not repeated. Every run has one thread; its cost is the CPU time of its process,
+so that other load on the machine counts less.
 """
 
 from __future__ import annotations
@@ -405,8 +405,8 @@ def page(runs: dict[str, RunFigures], tries: Sequence[str], name: Path) -> str:
         "## Published, at convergence",
         "",
         f"Validation / test perplexity of the full models: {published_text(runs)}. These are means "
-        "of ten seeds after hundreds of epochs of the settings of the presets `ptb-*`: another model, "
-        "another optimiser, no comparison with the figures above.",
+        "of ten seeds after hundreds of epochs with the settings of the presets `ptb-*`: another "
+        "model and another optimizer, so they do not compare with the figures above.",
         "",
         "## Made by",
         "",
@@ -450,6 +450,11 @@ def main() -> None:
         name.with_suffix(".png").write_bytes(rendered(validation_curves(comparison)))
         if found := speeds(arguments.runs, arguments.heads):
             name.with_name(f"{name.name}-time.png").write_bytes(time_curves(runs, found))
+        figures = {
+            head: {"valid": run.valid_perplexity, "test": run.test_perplexity}
+            for head, run in runs.items()
+        }
+        name.with_suffix(".json").write_text(json.dumps(figures, indent=2) + "\n")
         text = page(runs, tries_table(arguments.runs, arguments.heads), name)
         name.with_suffix(".md").write_text(text, encoding="utf-8")
 
