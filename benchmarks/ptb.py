@@ -69,7 +69,7 @@ HEADS: dict[str, dict[str, Any]] = {
         "head_option": ("components=5",),
         "head_learning_rate_factor": 1.0,
     },
-    "adaptive": {"head": "adaptive", "head_learning_rate_factor": 8.0},
+    "adaptive": {"head": "adaptive", "head_learning_rate_factor": 16.0},
     "tree": TREES | {"n_trees": 1, "gate": "uniform"},
     "trees": TREES | {"n_trees": 4, "gate": "context"},
 }
@@ -90,7 +90,14 @@ TRIED: dict[str, list[tuple[float, float]]] = {
     "softmax": [(0.002, 1.0), (0.004, 1.0), (0.008, 1.0)],
     "plif": [(0.002, 1.0), (0.004, 1.0), (0.008, 1.0)],
     "mos": [(0.004, 0.5), (0.004, 1.0), (0.004, 2.0)],
-    "adaptive": [(0.004, 1.0), (0.004, 2.0), (0.004, 4.0), (0.004, 8.0), (0.004, 16.0)],
+    "adaptive": [
+        (0.004, 1.0),
+        (0.004, 2.0),
+        (0.004, 4.0),
+        (0.004, 8.0),
+        (0.004, 16.0),
+        (0.004, 32.0),
+    ],
     "tree": [(0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
     "trees": [(0.004, 1.0), (0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
 }
