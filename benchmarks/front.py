@@ -8,13 +8,13 @@ replaces the lines between ``<!-- summary: begin -->`` and ``<!-- summary: end -
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.optimizers import TRAINING_SIZES
 from benchmarks.table import ratio, sources
-from benchmarks.targets import number
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- summary: begin -->", "<!-- summary: end -->"
@@ -43,11 +43,11 @@ def front_table(speed: dict[str, Any], perplexity: dict[str, dict[str, float]]) 
     columns = " | ".join(f"V = {size.classes:,}" for size in TRAINING_SIZES)
     last = TRAINING_SIZES[-1]
     lines = [
-        f"| output layer | {columns} | memory, V = {last.classes:,} | test perplexity |",
+        f"| output layer: speed at | {columns} | memory, V = {last.classes:,} | test perplexity |",
         "| --- |" + " ---: |" * (len(there) + 2),
     ]
     for name, (title, run) in ROWS.items():
-        times = [number(ratio(contest["contestants"], name, UNIT)) for contest in there]
+        times = [_times(ratio(contest["contestants"], UNIT, name)) for contest in there]
         memory = there[-1]["contestants"][name]["peak_bytes"] / 2**20
         test = perplexity[run]["test"]
         lines.append(f"| {title} | {' | '.join(times)} | {memory:,.0f} MiB | {test:.1f} |")
@@ -55,13 +55,17 @@ def front_table(speed: dict[str, Any], perplexity: dict[str, dict[str, float]]) 
     unit = ", ".join(f"{1000 * s:,.0f} ms" for s in seconds)
     lines += [
         "",
-        f"Time of a training step of the layer (forward, backward, AdamW) with {last.rows} rows of "
-        f"{last.features} features on one core, as a multiple of the first row ({unit}); what the "
-        "first step adds to memory, gradients and optimizer state included; test perplexity on "
-        "Penn Treebank (V = 10,000) after three epochs of a small LSTM, one seed, not converged. "
-        f"{sources(there)}",
+        f"Speed: training steps of the layer per second (forward, backward, AdamW; {last.rows} rows "
+        f"of {last.features} features, one core) as a multiple of the first row's, whose steps take "
+        f"{unit}. Memory: what the first step adds to the process, gradients and optimizer state "
+        "included, parameters not. Test perplexity: Penn Treebank, V = 10,000, three epochs of a "
+        f"small LSTM, one seed, not converged. {sources(there)}",
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines[:-1], *textwrap.wrap(lines[-1], 120, break_on_hyphens=False)])
+
+
+def _times(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1f}x" if value < 10 else f"{value:.0f}x"
 
 
 def replaced(text: str, table: str) -> str:
@@ -81,7 +85,7 @@ def readme() -> str:
     results = ROOT / "benchmarks" / "results"
     table = front_table(
         json.loads((results / "cpu.json").read_text()),
-        json.loads((results / "ptb-time.json").read_text()),
+        json.loads((results / "ptb-heads.json").read_text()),
     )
     return replaced((ROOT / "README.md").read_text(), table)
 
