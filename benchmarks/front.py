@@ -55,11 +55,12 @@ def front_table(speed: dict[str, Any], perplexity: dict[str, dict[str, float]]) 
     unit = ", ".join(f"{1000 * s:,.0f} ms" for s in seconds)
     lines += [
         "",
-        f"Speed: training steps of the layer per second (forward, backward, AdamW; {last.rows} rows "
-        f"of {last.features} features, one core) as a multiple of the first row's, whose steps take "
-        f"{unit}. Memory: what the first step adds to the process, gradients and optimizer state "
-        "included, parameters not. Test perplexity: Penn Treebank, V = 10,000, three epochs of a "
-        f"small LSTM, one seed, not converged. {sources(there)}",
+        "Speed: training steps of the layer per second (forward, backward, AdamW; "
+        f"{last.rows} rows of {last.features} features, one core) as a multiple of the first "
+        f"row's, whose steps take {unit}. Memory: what the first step adds to the process, "
+        "gradients and optimizer state included, parameters not. Test perplexity: Penn Treebank, "
+        "V = 10,000, three epochs of a small LSTM, one seed, not converged. "
+        f"{sources(there)}",
     ]
     return "\n".join([*lines[:-1], *textwrap.wrap(lines[-1], 120, break_on_hyphens=False)])
 
