@@ -28,7 +28,7 @@ extensions = [
 exclude_patterns = ["requirements.txt", "_extensions", "_templates"]
 templates_path = ["_templates"]
 nitpicky = True
-# There is no network at build time to look up other libraries, and the records that functions of the
+# There is no network at build time to look up other libraries. Records that functions of the
 # laboratory only return are not exported.
 nitpick_ignore_regex = [
     (
@@ -36,11 +36,13 @@ nitpick_ignore_regex = [
         r"(torch|numpy|np|npt|nn|abc|collections|multiprocessing|os|pathlib|typing|matplotlib"
         r"|safetensors|tokenizers|transformers)(\..*)?",
     ),
-    ("py:class", "Tensor|Module|DeviceMesh|_Module"),
+    ("py:class", "Tensor|Module|DeviceMesh|ParamsT|_Module"),
     ("py:(class|exc)", r"hstree\.laboratory\.\w+\.\w+\.\w+|StudyError|StudyInterrupted"),
-    ("py:class", r"hstree\.heads\.trees\.blocks\.Block|Function"),
+    (
+        "py:class",
+        r"hstree\.heads\.trees\.blocks\.Block|Function|hstree\.training\.(distributed\._Value|trainer\.Step)",
+    ),
 ]
-suppress_warnings = ["misc.highlighting_failure"]  # mermaid, for now
 
 # Where the files outside of docs/ can be read. Empty: the site carries them as downloads.
 repository_url = ""

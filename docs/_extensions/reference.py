@@ -13,11 +13,15 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 
-def is_public(base: type) -> bool:
-    if not base.__module__.startswith("hstree."):
-        return not base.__name__.startswith("_")
-    package = ".".join(base.__module__.split(".")[:2])
-    return base.__name__ in sys.modules[package].__all__
+def package_of(cls: type) -> str:
+    """The package that exports a class of hstree: hstree.heads for hstree.heads.base.Head."""
+    return ".".join(cls.__module__.split(".")[:2])
+
+
+def is_public(cls: type) -> bool:
+    if not cls.__module__.startswith("hstree."):
+        return not cls.__name__.startswith("_")
+    return cls.__name__ in sys.modules[package_of(cls)].__all__
 
 
 def show_public_bases(app: Sphinx, name: str, obj: type, options: Any, bases: list[Any]) -> None:
@@ -52,8 +56,9 @@ def find_inherited(
     if node["reftype"] != "meth" or not module or not name or "." in target:
         return None
     for base in getattr(importlib.import_module(module), name).__mro__:
+        full_name = f"{package_of(base)}.{base.__name__}.{target}"
         found = env.get_domain("py").resolve_xref(
-            env, node["refdoc"], app.builder, "meth", f"{base.__name__}.{target}", node, text
+            env, node["refdoc"], app.builder, "meth", full_name, node, text
         )
         if found is not None:
             return found

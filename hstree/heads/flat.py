@@ -37,7 +37,7 @@ class FlatHead(Head):
         embedding: weight-tied embedding: its weight [V, E] serves as W.
         frequencies: counts [V]; b starts where W = 0 would give the unigram distribution. Without
             them b starts at 0.
-        function: f; None: the identity. See :mod:`hstree.heads.functions`.
+        function: f; None: the identity. See ``hstree.heads.functions``.
         weight_features: E, size of an encoding; None: D.
         **options: those of :class:`Head`.
 
@@ -354,7 +354,7 @@ class MonotonicNetwork(FlatHead):
 
     f(x) = sum_i v_i sigmoid(u_i x + b_i) with v and u positive. Ganea et al., 2019. Not N V K
     sigmoids, but K at each of a few thousand knots: see
-    :class:`hstree.heads.functions.MonotonicNetwork`.
+    ``hstree.heads.functions.MonotonicNetwork``.
 
     Args:
         in_features: D.

@@ -33,7 +33,7 @@ class _Mixture(FlatHead):
         latent_dropout: probability of dropping an element of z_k, the same ones in all time steps
             of ``hidden`` [time, batch, D].
         function, function_options: of every component's softmax; see
-            :func:`hstree.heads.functions.build_function`.
+            ``hstree.heads.functions.build_function``.
         **options: bias, embedding and frequencies of :class:`FlatHead`, and those of
             :class:`Head`.
     """
@@ -145,7 +145,7 @@ class MixtureOfSoftmaxes(_SoftmaxMixture):
         latent_dropout: probability of dropping an element of tanh(U_k h), the same ones in all
             steps of ``hidden`` [time, batch, D].
         function, function_options: of every component, "softmax" (f the identity), "plif" or
-            another name of :func:`hstree.heads.functions.build_function`, and its arguments.
+            another name of ``hstree.heads.functions.build_function``, and its arguments.
         **options: bias, embedding and frequencies of :class:`FlatHead`, and those of
             :class:`Head`.
 

@@ -212,8 +212,8 @@ def activation_penalty(output: BackboneOutput, alpha: float = 0.0, beta: float =
     r"""Activation regularisation, large activations and large steps in time:
 
     .. math::
-        \alpha \, \mathrm{mean}\big((m \odot h_t)^2\big) +
-        \beta \, \mathrm{mean}\big((h_t - h_{t-1})^2\big)
+        \alpha \, \mathrm{mean}\bigl((m \odot h_t)^2\bigr) +
+        \beta \, \mathrm{mean}\bigl((h_t - h_{t-1})^2\bigr)
 
     over all elements of the last layer's output h, with its dropout mask m in the first term and
     without in the second, which is 0 for a window of one step.

@@ -33,7 +33,7 @@ def generate(
 
     Words are drawn by the head's own sampler (of trees: a path from the root down), unless
     ``temperature``, ``top_k`` or ``top_p`` is given: then from the log-probabilities of all
-    classes, or of the ``top_k`` best (of trees: by best-first search), as :func:`sample_log_prob`
+    classes, or of the ``top_k`` best (of trees: by best-first search), as ``sample_log_prob``
     says. All work for every head.
 
     Args:

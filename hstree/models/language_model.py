@@ -27,7 +27,7 @@ class LanguageModelOutput(NamedTuple):
 
 
 class LanguageModel(nn.Module):
-    """A backbone and any head: ``P(word_{t+1} | word_1 .. word_t)``.
+    """A backbone and any head: ``P(word_{t+1} | word_1, ..., word_t)``.
 
     Args:
         backbone: turns words into hidden vectors.

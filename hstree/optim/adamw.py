@@ -33,7 +33,7 @@ class AdamW(torch.optim.AdamW):
     that a step costs nothing that grows with the number of rows. If each gradient visits every row,
     the result is that of torch.
 
-    Groups, state (``step``, ``exp_avg``, ``exp_avg_sq``) and :meth:`state_dict` are those of
+    Groups, state (``step``, ``exp_avg``, ``exp_avg_sq``) and ``state_dict()`` are those of
     :class:`torch.optim.AdamW`, and either loads the other's; a parameter may have dense gradients
     in some steps and sparse ones in others. The state of :class:`torch.optim.SparseAdam` loads
     here, without weight decay. The moments of bfloat16 and float16 parameters with sparse gradients
@@ -175,7 +175,7 @@ class AdamW(torch.optim.AdamW):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, here, of :class:`torch.optim.AdamW` or of
+        """Load what ``state_dict()`` returned, here, of :class:`torch.optim.AdamW` or of
         :class:`torch.optim.SparseAdam`.
 
         Args:

@@ -275,10 +275,9 @@ class Tree:
 
         Args:
             parent: int [M + V], the parent of each node, -1 for the one root.
-            leaf_class: int [M + V], the class of each leaf, -1 for inner nodes. None numbers the
-                leaves: the class of a leaf is its rank among the leaves, so that where nodes 0 .. V
-                    - 1 are the leaves, node c is
-                class c.
+            leaf_class: int [M + V], the class of each leaf, -1 for inner nodes. None: the
+                class of a leaf is its rank among the leaves, so that node c is class c where the
+                nodes 0 to V - 1 are the leaves.
 
         Raises:
             ValueError: no root or several, a cycle, an only child, classes that are no permutation,
