@@ -20,17 +20,6 @@ def module_of(text: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def public_names(module: ModuleType) -> set[str]:
-    if hasattr(module, "__all__"):
-        return set(module.__all__)
-    return {
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and (name.isupper() or getattr(value, "__module__", None) == module.__name__)
-    }
-
-
 def listed_names(text: str) -> set[str]:
     return set(re.findall(r"^(?:   |\.\. py:data:: )(\w+)$", text, re.MULTILINE))
 
@@ -39,7 +28,7 @@ def listed_names(text: str) -> set[str]:
 def test_page_lists_what_its_package_exports(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     module = module_of(text)
-    names = public_names(module) - ELSEWHERE.get(module.__name__, set())
+    names = set(module.__all__) - ELSEWHERE.get(module.__name__, set())
     if module.__name__ == "hstree":  # gathers packages and heads, which have pages of their own
         heads = importlib.import_module("hstree.heads")
         names = {
