@@ -1,4 +1,4 @@
-"""Pictures: colours that colour-blind readers can tell apart, figures without a display, bytes."""
+"""Pictures: colors that color-blind readers can tell apart, figures without a display, bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def new_figure(width: float, height: float, *, constrained: bool = True) -> Any:
 
 
 def line_style(number: int) -> dict[str, str]:
-    """Colour and line of the number-th curve of a picture: all colours once, then dashed, ..."""
+    """Color and line of the number-th curve of a picture: all colors once, then dashed, ..."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": LINES[number // len(COLOURS) % len(LINES)],

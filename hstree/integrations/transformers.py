@@ -215,7 +215,7 @@ def replace_lm_head(
         trainer.accelerator.clip_grad_norm_ = hstree.optim.clip_grad_norm_
 
     :func:`from_pretrained` loads what ``model.save_pretrained`` wrote; transformers' own
-    ``from_pretrained`` would make a new linear layer, and say that it is not initialised.
+    ``from_pretrained`` would make a new linear layer, and say that it is not initialized.
 
     Args:
         model: with an ``lm_head`` (``get_output_embeddings()``) and a loss from ``loss_function``,

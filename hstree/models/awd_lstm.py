@@ -1,4 +1,4 @@
-"""AWD-LSTM: word embeddings and LSTM layers, regularised by dropout on everything they multiply."""
+"""AWD-LSTM: word embeddings and LSTM layers, regularized by dropout on everything they multiply."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class AWDLSTM(nn.Module):
 
 
 def activation_penalty(output: BackboneOutput, alpha: float = 0.0, beta: float = 0.0) -> Tensor:
-    r"""Activation regularisation, large activations and large steps in time:
+    r"""Activation regularization, large activations and large steps in time:
 
     .. math::
         \alpha \, \mathrm{mean}\big((m \odot h_t)^2\big) +

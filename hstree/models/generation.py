@@ -110,13 +110,13 @@ def sample_log_prob(
 ) -> Tensor:
     """One class of each row, drawn from a sharpened or truncated distribution.
 
-    In this order: p^(1 / temperature), normalised; of that only the ``top_k`` most probable
-    classes, normalised; of those only the shortest run of the most probable classes whose sum is
-    at least ``top_p``, normalised. Of classes with the same probability the first counts as the
+    In this order: p^(1 / temperature), normalized; of that only the ``top_k`` most probable
+    classes, normalized; of those only the shortest run of the most probable classes whose sum is
+    at least ``top_p``, normalized. Of classes with the same probability the first counts as the
     more probable.
 
     Args:
-        log_prob: [N, V], in nats; need not be normalised; -inf for classes that are not drawn.
+        log_prob: [N, V], in nats; need not be normalized; -inf for classes that are not drawn.
         generator: on the device of ``log_prob``.
         temperature: positive.
         top_k: in [1, V].

@@ -38,7 +38,7 @@ class AdamW(torch.optim.AdamW):
     in some steps and sparse ones in others. The state of :class:`torch.optim.SparseAdam` loads
     here, without weight decay. The moments of bfloat16 and float16 parameters with sparse gradients
     are float32. Learning-rate schedulers, ``torch.amp.GradScaler`` and hooks work as on any
-    optimiser. ``fused=True`` keeps the steps of parameters on their device, where reading them
+    optimizer. ``fused=True`` keeps the steps of parameters on their device, where reading them
     waits for a GPU.
 
     Args:
@@ -160,7 +160,7 @@ class AdamW(torch.optim.AdamW):
         """Add a group of parameters.
 
         Args:
-            param_group: ``params``, and options that differ from the optimiser's.
+            param_group: ``params``, and options that differ from the optimizer's.
 
         Raises:
             ValueError: for ``amsgrad``, ``capturable`` or ``differentiable``.
@@ -182,7 +182,7 @@ class AdamW(torch.optim.AdamW):
             state_dict: the state.
 
         Raises:
-            ValueError: its groups are not those of this optimiser, or ask for ``amsgrad``,
+            ValueError: its groups are not those of this optimizer, or ask for ``amsgrad``,
                 ``capturable`` or ``differentiable``.
         """
         super().load_state_dict(state_dict)
@@ -196,7 +196,7 @@ class AdamW(torch.optim.AdamW):
                     self.state[parameter][name] = value.to(parameter.device, copy=True)
 
 
-# Without the hooks of an optimiser's step, which ours has run.
+# Without the hooks of an optimizer's step, which ours has run.
 _step_of_torch = inspect.unwrap(torch.optim.AdamW.step)
 
 

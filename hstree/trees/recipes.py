@@ -97,7 +97,7 @@ def cluster_tree(
     class by its frequency. A class of half of a node's mass is a half by itself. Where
     ``max_depth`` comes near, cuts are moved towards equal counts, so that every class fits.
 
-    The vectors are randomised once per tree: first a subset of the features, then a projection,
+    The vectors are randomized once per tree: first a subset of the features, then a projection,
     then noise.
 
     Args:

@@ -28,9 +28,9 @@ def word_vectors(
     normalize: bool = True,
     seed: int = 0,
 ) -> npt.NDArray[np.float32]:
-    r"""Vectors of the classes of a text: PPMI with neighbouring classes, then a truncated SVD.
+    r"""Vectors of the classes of a text: PPMI with neighboring classes, then a truncated SVD.
 
-    With n(w, c) the number of times that class w has class c as its neighbour,
+    With n(w, c) the number of times that class w has class c as its neighbor,
 
         A[w, c] = max(0, log(p(w, c) / (p(w) q(c)))),  q(c) proportional to (sum_w n(w, c))^alpha,
         diag(f)^frequency_power A = U S V',            of which the largest singular values,

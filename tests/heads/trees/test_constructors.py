@@ -153,7 +153,7 @@ def test_from_linear_clusters_alike_rows() -> None:
     ("trees", "match"),
     [
         ([3, 2, 1], r"trees: expected a list of hstree.trees.Tree, got a list with a int; "
-                    r"for trees from the counts of the classes call TreeEnsemble.from_counts"),
+                    r"to build trees from class counts call TreeEnsemble.from_counts"),
         (np.ones(3), r"trees: .* got a ndarray; .*from_counts\(in_features, counts\)"),
         (torch.ones(3), "trees: .* got a Tensor; .*from_counts"),
         (random_tree(3), r"trees: expected a list of trees, got one Tree; pass \[tree\]"),
