@@ -182,7 +182,7 @@ def test_bad_arguments() -> None:
         TreeEnsemble.from_counts(D, ["a"])
     with pytest.raises(ValueError, match="counts: expected a 1-D array of at least one class"):
         TreeEnsemble.from_counts(D, [])
-    with pytest.raises(ValueError, match="vectors: the recipe 'cluster' needs them"):
+    with pytest.raises(ValueError, match="vectors: expected an array for the recipe 'cluster'"):
         TreeEnsemble.from_counts(D, [2, 1], recipe="cluster")
     with pytest.raises(TypeError, match="tokens: expected integers, got dtype float64"):
         TreeEnsemble.from_tokens(D, 3, [0.5, 1.0])
