@@ -34,7 +34,7 @@ def parents_of_nested(nested: Any) -> tuple[list[int], list[int]]:
             raise ValueError(f"{name}: expected two entries or more, got {item!r}")
         if depth >= MAX_DEPTH:
             raise ValueError(
-                f"{name}: expected at most MAX_DEPTH = {MAX_DEPTH} levels of tuples, got more"
+                f"{name}: expected at most MAX_DEPTH = {MAX_DEPTH} nested tuples, got more"
             )
         for i, child in enumerate(item):
             add(child, number, f"{name}[{i}]", depth + 1)
