@@ -136,6 +136,13 @@ def sample_log_prob(
 
     Raises:
         ValueError: for an option out of range.
+
+    Example:
+        >>> import torch
+        >>> from hstree.models import sample_log_prob
+        >>> log_prob = torch.tensor([[0.1, 0.6, 0.3]]).log()
+        >>> sample_log_prob(log_prob, top_p=0.5)  # class 1 alone reaches 0.5
+        tensor([1])
     """
     _check_options(temperature, top_k, top_p, log_prob.shape[1])
     if not len(log_prob):
