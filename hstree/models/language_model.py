@@ -61,12 +61,12 @@ class LanguageModel(nn.Module):
         super().__init__()
         if head.in_features != backbone.out_features:
             raise ValueError(
-                f"head: expected in_features = {backbone.out_features}, the out_features of the "
-                f"backbone, got {head.in_features}"
+                f"head: expected in_features = {backbone.out_features} (backbone.out_features), "
+                f"got {head.in_features}"
             )
         if head.n_classes != backbone.n_classes:
             raise ValueError(
-                f"head: expected n_classes = {backbone.n_classes}, the n_classes of the backbone, "
+                f"head: expected n_classes = {backbone.n_classes} (backbone.n_classes), "
                 f"got {head.n_classes}"
             )
         self.backbone = backbone

@@ -45,7 +45,7 @@ def monotone_cross_entropy(
             on a CPU or 512 MiB on a GPU, at least one.
 
     Returns:
-        The loss in nats, float32 (float64 for float64): [] or, for ``"none"``, [N].
+        The loss in nats, [] or, for ``"none"``, [N], float32 (float64 for float64).
 
     Raises:
         ValueError: for a wrong shape, dtype or reduction and, on the CPU, a bad target. On a GPU a
@@ -103,7 +103,7 @@ def mixture_cross_entropy(
             :func:`monotone_cross_entropy`.
 
     Returns:
-        The loss in nats, float32 (float64 for float64): [] or, for ``"none"``, [N].
+        The loss in nats, [] or, for ``"none"``, [N], float32 (float64 for float64).
 
     Raises:
         ValueError: as in :func:`monotone_cross_entropy`.

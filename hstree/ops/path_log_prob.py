@@ -82,7 +82,7 @@ def path_log_prob(
             checked on CUDA.
 
     Returns:
-        Log-probabilities, [N, T], in nats: float32, or float64 for float64 hidden.
+        Log-probabilities, [N, T], in nats, float32 (float64 for float64 hidden).
 
     Raises:
         RuntimeError: for a wrong shape, dtype or device and, on the CPU, an index out of range. On

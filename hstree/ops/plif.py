@@ -73,7 +73,7 @@ def plif_table(slopes: Tensor, radius: float = 20.0) -> Tensor:
         radius: half width of the range of the intervals, R > 0.
 
     Returns:
-        The table, [K, 2]: float64 for float64 slopes, else float32. Differentiable.
+        The table, [K, 2], float64 for float64 slopes, else float32. Differentiable.
 
     Raises:
         RuntimeError: for a wrong shape, dtype or radius.

@@ -88,7 +88,7 @@ def wide_log_prob(
         order: as in :func:`hstree.ops.path_log_prob`.
 
     Returns:
-        Log-probabilities, [N, T], in nats: float32, or float64 for float64 hidden.
+        Log-probabilities, [N, T], in nats, float32 (float64 for float64 hidden).
 
     Raises:
         RuntimeError: as in :func:`hstree.ops.path_log_prob`.
