@@ -1,4 +1,4 @@
-"""Heads with one row of weights for each class: the softmax, and softmaxes of deformed logits."""
+"""The base of heads with one row of weights for each class."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 class FlatHead(Head):
     r"""P(y | h) = softmax(f(W e(h) + b))[y] for an increasing function f and an encoding e.
 
-    The loss and its gradients are computed in chunks of rows: no tensor of all N x V logits.
+    The loss and its gradients are computed in chunks of rows: the N x V logits are never held all
+    at once. W starts uniform in [-0.1, 0.1], as in AWD-LSTM, unless it is tied.
 
     Args:
+<<<<<<< HEAD
         in_features: D.
         n_classes: V.
         bias: whether there is a b.
@@ -40,8 +42,24 @@ class FlatHead(Head):
         function: f; None: the identity. See ``hstree.heads.functions``.
         weight_features: E, size of an encoding; None: D.
         **options: those of :class:`Head`.
+=======
+        in_features: number of input features, D.
+        n_classes: number of classes, V.
+        bias: whether there is a bias b.
+        embedding: embedding to tie to: its weight [V, E] is used as W.
+        frequencies: class counts [V]. The bias starts so that W = 0 gives the unigram distribution;
+            None: it starts at 0.
+        function: increasing function f; None: the identity. See :mod:`hstree.heads.functions`.
+        weight_features: size of an encoding, E; None: D.
+        **options: further arguments of :class:`Head`.
+>>>>>>> main
 
-    W, unless tied, starts uniform in [-0.1, 0.1], as in AWD-LSTM.
+    Example:
+        >>> import torch, hstree
+        >>> from hstree.heads.functions import GSS
+        >>> head = hstree.heads.FlatHead(16, 100, function=GSS(c=0.0, k=2.0))
+        >>> head(torch.randn(4, 16), torch.arange(4)).output.shape
+        torch.Size([4])
     """
 
     no_z_loss: ClassVar[str | None] = None
@@ -163,7 +181,7 @@ class FlatHead(Head):
             return mean if bias is None else mean + bias
 
     def components(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Vectors [N, K, E] in what :meth:`encode` returns, and log-priors [N, K] if K > 1."""
+        """Vectors [N, K, E] in the result of :meth:`encode`, and log-priors [N, K] if K > 1."""
         return hidden[:, None], None
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
@@ -220,8 +238,20 @@ class FlatHead(Head):
         tied: bool = False,
         **options: Any,
     ) -> Self:
-        """A head whose bias starts at the unigram distribution; ``tied=True`` ties it to the
-        embedding."""
+        """A head whose bias starts at the unigram distribution of the corpus.
+
+        Args:
+            in_features: number of input features, D.
+            n_classes: number of classes, V.
+            statistics: class frequencies of the corpus.
+            embedding: the model's input embedding.
+            seed: not used.
+            tied: whether to tie the weight to ``embedding``.
+            **options: further arguments of the head.
+
+        Raises:
+            ValueError: if ``tied`` is set without an embedding.
+        """
         if tied and embedding is None:
             raise ValueError("tied: expected an embedding to tie to, got None")
         return cls(
@@ -234,8 +264,9 @@ class FlatHead(Head):
 
 
 def wide(logits: Tensor) -> Tensor:
-    """The logits in float32, or in float64 if they are."""
+    """The logits in float32, or in float64 if they are float64."""
     return logits.to(sum_dtype(logits.dtype))
+<<<<<<< HEAD
 
 
 class Softmax(FlatHead):
@@ -377,3 +408,5 @@ class MonotonicNetwork(FlatHead):
     ) -> None:
         function = functions.MonotonicNetwork(units, intervals)
         super().__init__(in_features, n_classes, function=function, **options)
+=======
+>>>>>>> main
