@@ -32,17 +32,6 @@ class FlatHead(Head):
     at once. W starts uniform in [-0.1, 0.1], as in AWD-LSTM, unless it is tied.
 
     Args:
-<<<<<<< HEAD
-        in_features: D.
-        n_classes: V.
-        bias: whether there is a b.
-        embedding: weight-tied embedding: its weight [V, E] serves as W.
-        frequencies: counts [V]; b starts where W = 0 would give the unigram distribution. Without
-            them b starts at 0.
-        function: f; None: the identity. See ``hstree.heads.functions``.
-        weight_features: E, size of an encoding; None: D.
-        **options: those of :class:`Head`.
-=======
         in_features: number of input features, D.
         n_classes: number of classes, V.
         bias: whether there is a bias b.
@@ -52,7 +41,6 @@ class FlatHead(Head):
         function: increasing function f; None: the identity. See :mod:`hstree.heads.functions`.
         weight_features: size of an encoding, E; None: D.
         **options: further arguments of :class:`Head`.
->>>>>>> main
 
     Example:
         >>> import torch, hstree
@@ -266,147 +254,3 @@ class FlatHead(Head):
 def wide(logits: Tensor) -> Tensor:
     """The logits in float32, or in float64 if they are float64."""
     return logits.to(sum_dtype(logits.dtype))
-<<<<<<< HEAD
-
-
-class Softmax(FlatHead):
-    """P(y | h) = softmax(W h + b)[y].
-
-    Equivalent to::
-
-        logits = F.linear(hidden, weight, bias)
-        output = -F.cross_entropy(logits, target, reduction="none")
-
-    Args:
-        in_features: D.
-        n_classes: V.
-        **options: bias, embedding and frequencies of :class:`FlatHead`, and those of
-            :class:`Head`.
-
-    Example:
-        >>> head = Softmax(400, 10000)
-        >>> output, loss = head(torch.randn(32, 400), torch.randint(10000, (32,)))
-    """
-
-    name = "softmax"
-
-    def __init__(self, in_features: int, n_classes: int, **options: Any) -> None:
-        super().__init__(in_features, n_classes, **options)
-
-
-class SigSoftmax(FlatHead):
-    """Softmax of l + log sigmoid(l), l = W h + b: exp(l) sigmoid(l), normalised.
-
-    Kanai et al., Sigsoftmax: Reanalysis of the Softmax Bottleneck, 2018.
-
-    Args:
-        in_features: D.
-        n_classes: V.
-        **options: as for :class:`Softmax`.
-
-    Equivalent to::
-
-        logits = F.linear(hidden, weight, bias)
-        output = -F.cross_entropy(logits + F.logsigmoid(logits), target, reduction="none")
-    """
-
-    name = "sigsoftmax"
-
-    def __init__(self, in_features: int, n_classes: int, **options: Any) -> None:
-        super().__init__(in_features, n_classes, function=functions.SigSoftmax(), **options)
-
-
-class GSS(FlatHead):
-    """Generalised sigsoftmax: softmax(f(W h + b)).
-
-    f(x) = k (x - c) + c - (k - 1) log(1 + exp(x - c)), of slope k far below c and 1 far above.
-    c = 0, k = 2 is :class:`SigSoftmax`; k = 1 is :class:`Softmax`. Fixed before training: (-1.5,
-    2.5) for Penn Treebank, (-1.5, 3) for WikiText-2.
-
-    Args:
-        in_features: D.
-        n_classes: V.
-        c, k: of f; k positive.
-        **options: as for :class:`Softmax`.
-    """
-
-    name = "gss"
-
-    def __init__(
-        self, in_features: int, n_classes: int, *, c: float = -1.5, k: float = 2.5, **options: Any
-    ) -> None:
-        super().__init__(in_features, n_classes, function=functions.GSS(c, k), **options)
-
-
-class PLIF(FlatHead):
-    """Softmax of a learned piecewise linear increasing function of the logits (LMS-PLIF).
-
-    Ganea et al., Breaking the Softmax Bottleneck via Learnable Monotonic Pointwise
-    Non-linearities, 2019.
-
-    Args:
-        in_features: D.
-        n_classes: V.
-        intervals: K, equal intervals of [-R, R], each with a slope softplus(v_j).
-        radius: R.
-        frozen: keep v at its random initial values.
-        **options: as for :class:`Softmax`.
-    """
-
-    name = "plif"
-
-    def __init__(
-        self,
-        in_features: int,
-        n_classes: int,
-        *,
-        intervals: int = 100_000,
-        radius: float = 20.0,
-        frozen: bool = False,
-        **options: Any,
-    ) -> None:
-        function = functions.PLIF(intervals, radius, frozen)
-        super().__init__(in_features, n_classes, function=function, **options)
-
-
-class PLIFFrozen(PLIF):
-    """:class:`PLIF` with slopes that keep their random initial values."""
-
-    name = "plif-frozen"
-
-    def __init__(
-        self, in_features: int, n_classes: int, *, frozen: bool = True, **options: Any
-    ) -> None:
-        super().__init__(in_features, n_classes, frozen=frozen, **options)
-
-
-class MonotonicNetwork(FlatHead):
-    """Softmax of a learned monotonic network of the logits (LMS-NN).
-
-    f(x) = sum_i v_i sigmoid(u_i x + b_i) with v and u positive. Ganea et al., 2019. Not N V K
-    sigmoids, but K at each of a few thousand knots: see
-    ``hstree.heads.functions.MonotonicNetwork``.
-
-    Args:
-        in_features: D.
-        n_classes: V.
-        units: K hidden units.
-        intervals: between the knots at which f is computed.
-        **options: as for :class:`Softmax`.
-    """
-
-    name = "monotonic"
-
-    def __init__(
-        self,
-        in_features: int,
-        n_classes: int,
-        *,
-        units: int = 1000,
-        intervals: int = 4096,
-        **options: Any,
-    ) -> None:
-        function = functions.MonotonicNetwork(units, intervals)
-        super().__init__(in_features, n_classes, function=function, **options)
-=======
->>>>>>> main

@@ -26,18 +26,6 @@ class _Mixture(FlatHead):
     """A head over K vectors z_k = tanh(U_k h + a_k) of each context, with priors pi = softmax(G h).
 
     Args:
-<<<<<<< HEAD
-        layers: size and number of components of each part of ``hidden``, the last of which gives
-            the priors.
-        n_classes: V.
-        latent_features: E, size of z_k; None: the size of ``embedding``, or D.
-        latent_dropout: probability of dropping an element of z_k, the same ones in all time steps
-            of ``hidden`` [time, batch, D].
-        function, function_options: of every component's softmax; see
-            ``hstree.heads.functions.build_function``.
-        **options: bias, embedding and frequencies of :class:`FlatHead`, and those of
-            :class:`Head`.
-=======
         layers: size and number of components of each part of ``hidden``; the last part gives the
             priors.
         n_classes: number of classes, V.
@@ -49,7 +37,6 @@ class _Mixture(FlatHead):
         function_options: arguments of f.
         **options: ``bias``, ``embedding`` and ``frequencies`` of :class:`FlatHead`, and the
             arguments of :class:`Head`.
->>>>>>> main
     """
 
     def __init__(
@@ -153,24 +140,11 @@ class MixtureOfSoftmaxes(_SoftmaxMixture):
     sample computes one component.
 
     Args:
-<<<<<<< HEAD
-        in_features: D.
-        n_classes: V.
-        components: K.
-        latent_features: E, size of tanh(U_k h); None: the size of ``embedding``, or D.
-        latent_dropout: probability of dropping an element of tanh(U_k h), the same ones in all
-            steps of ``hidden`` [time, batch, D].
-        function, function_options: of every component, "softmax" (f the identity), "plif" or
-            another name of ``hstree.heads.functions.build_function``, and its arguments.
-        **options: bias, embedding and frequencies of :class:`FlatHead`, and those of
-            :class:`Head`.
-=======
         in_features: number of input features, D.
         n_classes: number of classes, V.
         components: number of components, K.
         **options: arguments of the latent vectors, below; ``bias``, ``embedding`` and
             ``frequencies`` of :class:`FlatHead`; and the arguments of :class:`Head`.
->>>>>>> main
 
             - ``latent_features``: size of tanh(U_k h), E; None: the size of ``embedding``, or D.
             - ``latent_dropout``: probability of dropping an element of tanh(U_k h); the same

@@ -31,17 +31,10 @@ def generate(
 ) -> list[list[int]]:
     """Continue a prompt.
 
-<<<<<<< HEAD
-    Words are drawn by the head's own sampler (of trees: a path from the root down), unless
-    ``temperature``, ``top_k`` or ``top_p`` is given: then from the log-probabilities of all
-    classes, or of the ``top_k`` best (of trees: by best-first search), as ``sample_log_prob``
-    says. All work for every head.
-=======
     By default the head's own sampler draws the words; that of trees draws a path from the root
     down. With ``temperature``, ``top_k`` or ``top_p`` the words are drawn from the
     log-probabilities of all classes, or of the ``top_k`` best, which trees find by best-first
     search. All options work for every head.
->>>>>>> main
 
     Args:
         model: language model, set to evaluation mode.

@@ -33,15 +33,6 @@ class AdamW(torch.optim.AdamW):
     and does not decay. The cost of a step is independent of the number of rows. If every gradient
     visits every row, the result is that of torch.
 
-<<<<<<< HEAD
-    Groups, state (``step``, ``exp_avg``, ``exp_avg_sq``) and ``state_dict()`` are those of
-    :class:`torch.optim.AdamW`, and either loads the other's; a parameter may have dense gradients
-    in some steps and sparse ones in others. The state of :class:`torch.optim.SparseAdam` loads
-    here, without weight decay. The moments of bfloat16 and float16 parameters with sparse gradients
-    are float32. Learning-rate schedulers, ``torch.amp.GradScaler`` and hooks work as on any
-    optimiser. ``fused=True`` keeps the steps of parameters on their device, where reading them
-    waits for a GPU.
-=======
     Groups, state (``step``, ``exp_avg``, ``exp_avg_sq``) and :meth:`state_dict` are those of
     :class:`torch.optim.AdamW`, and each class loads the state of the other. A parameter may have
     dense gradients in some steps and sparse ones in others. The state of
@@ -50,7 +41,6 @@ class AdamW(torch.optim.AdamW):
     ``torch.amp.GradScaler`` and hooks work as with any optimizer. ``fused=True`` keeps the step
     counts on the device of the parameters; reading them waits for a GPU. Sparse steps are
     deterministic for any number of threads.
->>>>>>> main
 
     Args:
         params: parameters, or groups of them, such as those of
@@ -190,11 +180,7 @@ class AdamW(torch.optim.AdamW):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-<<<<<<< HEAD
-        """Load what ``state_dict()`` returned, here, of :class:`torch.optim.AdamW` or of
-=======
         """Load the state of this class, of :class:`torch.optim.AdamW` or of
->>>>>>> main
         :class:`torch.optim.SparseAdam`.
 
         Args:
