@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import pydoc_data.topics
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import hstree.data
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = {
     "custom_tree": ["--steps", "30"],
     "decoding": ["--classes", "1500"],
-    "replace_a_softmax": ["--steps", "3", "--classes", "1500"],
+    "replace_a_softmax": ["--steps", "3"],
     "transformers_model": ["--steps", "2"],
 }
 
@@ -52,6 +57,11 @@ def test_small(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
+    library = tmp_path / "library" / "pydoc_data"  # of one file: quickly read
+    library.mkdir(parents=True)
+    shutil.copy(pydoc_data.topics.__file__, library)
+    corpus = functools.partial(hstree.data.embedded_corpus, library=library.parent)
+    monkeypatch.setattr(hstree.data, "embedded_corpus", corpus)
     picture = ["--picture", str(tmp_path / "tree.png")] if name == "custom_tree" else []
     monkeypatch.setattr(sys, "argv", [name, *SMALL[name], *picture])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
