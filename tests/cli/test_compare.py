@@ -55,7 +55,7 @@ def test_tables_are_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
     assert row.split() in lines
     assert ["C", "gss,", "dropout=0.25", "0", "of", "1", "-", "-", "-", "-"] in lines
     assert "whether groups differ by more than chance: hstree analyze significance" in captured.out
-    assert f"note: {long} has not finished: 1 of 3 epochs ended" in captured.out
+    assert f"note: {long} has not finished: 1 of 3 epochs completed" in captured.out
     assert "\x1b" not in captured.out
 
 

@@ -301,7 +301,7 @@ def test_runs(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "softmax - mos" in out
     assert "note: mos: mos, dropout=0.4" in out
-    assert "note: unfinished has not finished: 1 of 3 epochs ended" in out
+    assert "note: unfinished has not finished: 1 of 3 epochs completed" in out
     folder = Path("made/here")
     data = json.loads((folder / "significance.json").read_text())
     assert [sample["values"] for sample in data["samples"]] == [list(SOFTMAX), list(MOS[:3])]

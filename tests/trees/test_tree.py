@@ -269,7 +269,12 @@ def test_collapse_errors(arguments, error, message):
             [0, 1, 2, 0, 1, 2],
             "node_offset: expected 1 inner nodes, which reach all 2 leaves, got 2",
         ),
-        ([0], [0, 3], [0, 1, 2], "node_offset: expected 0 inner nodes, which reach all 1 leaves, got 1"),
+        (
+            [0],
+            [0, 3],
+            [0, 1, 2],
+            "node_offset: expected 0 inner nodes, which reach all 1 leaves, got 1",
+        ),
     ],
 )
 def test_invalid_arrays(order, node_offset, boundary, message):
