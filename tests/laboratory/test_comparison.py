@@ -247,7 +247,7 @@ def test_picture_of_awkward_runs(tmp_path: Path) -> None:
 
 def test_picture_needs_an_epoch_and_a_format(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", (), None)
-    with pytest.raises(ValueError, match="at least one ended epoch"):
+    with pytest.raises(ValueError, match="at least one completed epoch"):
         validation_curves(compare([folder]))
     with pytest.raises(ValueError, match="expected one of png, pdf, svg, got 'gif'"):
         picture(validation_curves(compare([write_run(tmp_path / "other")])), "gif")

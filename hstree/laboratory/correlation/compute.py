@@ -76,6 +76,11 @@ def correlate(x: Sequence[float], y: Sequence[float]) -> Correlation:
     Raises:
         ValueError: different lengths, fewer than three points, a number that is not finite, or a
             constant x or y.
+
+    Example:
+        >>> from hstree.laboratory import correlate
+        >>> round(correlate([1, 2, 3, 4], [2, 1, 4, 3]).overall.pearson, 6)
+        0.6
     """
     if len(x) != len(y):
         raise ValueError(f"y: expected {len(x)} values, one for each of x, got {len(y)}")

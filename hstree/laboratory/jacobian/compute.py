@@ -41,6 +41,12 @@ def jacobian_singular_values(
     Raises:
         ValueError: the inputs are not a batch with at least one element each, are not floating
             point, or the chunk size is below 1.
+
+    Example:
+        >>> import torch
+        >>> from hstree.laboratory import jacobian_singular_values
+        >>> jacobian_singular_values(torch.nn.Linear(3, 2), torch.randn(4, 3)).shape
+        torch.Size([4, 2])
     """
     if inputs.dim() < 2 or not inputs.numel():
         raise ValueError(f"inputs: expected shape [N, ...] without a 0, got {list(inputs.shape)}")

@@ -146,9 +146,16 @@ def log_prob_rank(
     arguments and errors, see :func:`model_log_prob`, :func:`plan_rank` and :func:`matrix_rank`.
 
     Example:
-        >>> result = log_prob_rank(run.model, corpus.test)
-        >>> result.press_rank, result.effective_ranks[1e-3]
-        (202, 47)
+        >>> import torch
+        >>> from hstree.heads import Softmax
+        >>> from hstree.laboratory import log_prob_rank, softmax_rank_bound
+        >>> from hstree.models import AWDLSTM, LanguageModel
+        >>> backbone = AWDLSTM(n_classes=100, embedding_size=8, hidden_size=8)
+        >>> model = LanguageModel(backbone, Softmax(8, 100))
+        >>> text = torch.randint(100, (500,)).numpy()
+        >>> result = log_prob_rank(model, text, dtype=torch.float64)
+        >>> result.press_rank <= softmax_rank_bound(model.head)
+        True
     """
     matrix = model_log_prob(model, tokens, rows, dtype)
     return matrix_rank(plan_rank(matrix, method, max_memory), epsilons)

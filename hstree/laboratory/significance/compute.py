@@ -80,6 +80,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     The i-th smallest becomes max_{j <= i} min(1, (m - j + 1) p_j). If hypotheses with values below
     alpha are rejected, the probability of any false rejection among all m is at most alpha. nan
     stays nan and is not counted in m.
+
+    Example:
+        >>> from hstree.laboratory import holm
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
     """
     order = sorted(
         (i for i, p in enumerate(p_values) if not math.isnan(p)), key=p_values.__getitem__

@@ -84,6 +84,7 @@ def choose_head(text: str) -> HeadChoice:
             KEY=VALUE.
 
     Example:
+        >>> from hstree.laboratory import choose_head
         >>> choose_head("mos:components=15").options
         {'components': 15}
     """

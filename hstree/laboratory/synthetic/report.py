@@ -103,9 +103,9 @@ def _notes(result: SyntheticResult) -> Iterator[str]:
     if len(setting.learning_rates) > 1:
         chosen = [cell.learning_rate for cell in result.cells]
         yield (
-            f"Of {len(chosen)} choices of a learning rate "
-            f"{chosen.count(min(setting.learning_rates))} are the smallest and "
-            f"{chosen.count(max(setting.learning_rates))} the largest."
+            f"Chosen learning rates: {len(chosen)} in total, "
+            f"{chosen.count(min(setting.learning_rates))} of them the smallest and "
+            f"{chosen.count(max(setting.learning_rates))} the largest of the grid."
         )
     options = [
         f"{choice.label} ({', '.join(f'{key}={value}' for key, value in choice.options.items())})"
