@@ -135,5 +135,7 @@ def test_unusable_arguments(capsys: pytest.CaptureFixture[str], elsewhere: Path)
     (elsewhere / "run" / "metrics.jsonl").write_text(json.dumps([1]))
     assert "metrics.jsonl, line 1: expected a JSON object" in fails(capsys, run)
     young = str(write_run(Path("young"), (), None))
-    assert "--plot: none of these runs has a completed epoch" in fails(capsys, young, "--plot", "x.png")
+    assert "--plot: none of these runs has a completed epoch" in fails(
+        capsys, young, "--plot", "x.png"
+    )
     assert not (elsewhere / "x.png").exists()

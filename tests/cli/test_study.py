@@ -108,7 +108,8 @@ def test_a_study_that_is_stopped_twice(
             error = fails(capsys, "toy.toml", status=128 + number)
         done = NAMES.index(name)
         assert error == (
-            f"hstree: interrupted: {done} of 6 runs are finished; run the same command to continue\n"
+            f"hstree: interrupted: {done} of 6 runs are finished; "
+            "run the same command to continue\n"
         )
         assert [row["state"] for row in rows()][done] == "interrupted"
         assert main(["study", "toy.toml", "--dry-run"]) == 0

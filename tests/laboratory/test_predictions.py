@@ -98,7 +98,9 @@ def test_random_positions() -> None:
     assert 0 not in random_positions([first], [3], 29)
     with pytest.raises(ValueError, match=r"n: expected 1 to 24 \(positions with a known word\)"):
         random_positions([first, second], [3, 0], 25)
-    with pytest.raises(ValueError, match=r"one text with the same tokens for all models, got \[39, 40\]"):
+    with pytest.raises(
+        ValueError, match=r"one text with the same tokens for all models, got \[39, 40\]"
+    ):
         random_positions([first, second[:-1]], [3, 0], 5)
 
 

@@ -225,7 +225,9 @@ def test_a_changed_file_is_noticed(workshop: Workshop, tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=message):
         run_study(changed, tmp_path)
     other_text = parse_study(TEXT.replace('"ptb"', '"wt2"'))
-    with pytest.raises(StudyError, match=r"made with data = \".*ptb\", and .* says \".*wt2\""):
+    with pytest.raises(
+        StudyError, match=r"made with data = \".*ptb\", but the file now has \".*wt2\""
+    ):
         study_runs(other_text, tmp_path)
     # What makes no other model may change; so may the rest of the file.
     more = TEXT.replace("seeds = [1, 2, 3]", "seeds = [1, 7]").replace(

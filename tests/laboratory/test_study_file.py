@@ -149,7 +149,10 @@ MODEL = '[[models]]\nhead = "gss"\n'
         (f"rank = {{ rows = 0 }}\n{MODEL}", "rank.rows: expected a number of contexts, got 0"),
         (f"rank = {{ split = 'x' }}\n{MODEL}", "rank.split: expected one of train, valid, test"),
         (f"settings = 3\n{MODEL}", "settings: expected a table, got 3"),
-        (f"[settings]\nepoch = 3\n{MODEL}", r"\[settings\]: unknown key 'epoch', expected one of data"),
+        (
+            f"[settings]\nepoch = 3\n{MODEL}",
+            r"\[settings\]: unknown key 'epoch', expected one of data",
+        ),
         (f"[settings]\nseed = 3\n{MODEL}", r"\[settings\]: seed: cannot be set in a study: set"),
         (f"[settings]\nepochs = 0\n{MODEL}", "model 'gss': epochs: expected at least 1, got 0"),
         ("[[models]]\nname = 'a'", "number 1: expected the name of a head or of a preset"),
@@ -159,7 +162,10 @@ MODEL = '[[models]]\nhead = "gss"\n'
         ("[[models]]\npreset = 'gss'", "model 'gss': preset: expected one of ptb-softmax"),
         (f"{MODEL}name = 'a/b'", "number 1: name: expected a valid name for a folder"),
         (f"{MODEL}run = 'x'", "model 'gss': run: cannot be set in a study"),
-        (f"{MODEL}head_option = 'k=1'", "head_option: cannot be set in a study: .* in head_options"),
+        (
+            f"{MODEL}head_option = 'k=1'",
+            "head_option: cannot be set in a study: .* in head_options",
+        ),
         (f"{MODEL}n_tree = 3", "model 'gss': unknown key 'n_tree'"),
         (f"{MODEL}layers = []", r"model 'gss': layers: expected at least one value, got \[\]"),
         (f"{MODEL}layers = 'two'", "model 'gss': layers: expected int, got 'two'"),
