@@ -158,7 +158,7 @@ def view_function(model: LanguageModel, tokens: Any) -> FunctionView:
     computed at the middles of the bins.
 
     Args:
-        model: model with a head that :func:`check_function_head` accepts.
+        model: model with a head that ``check_function_head`` accepts.
         tokens: numpy array of class ids, [n], n >= 2.
 
     Raises:

@@ -108,7 +108,7 @@ class Study:
 
 
 def read_study(path: str | os.PathLike[str]) -> Study:
-    """Read the study of a TOML file such as :data:`EXAMPLE`.
+    """Read the study of a TOML file such as ``EXAMPLE``.
 
     In addition to the keys there, ``name`` names the study (default: the file's name). ``seeds``
     may be a single number (default: 1). The name of a model defaults to that of its head or preset.

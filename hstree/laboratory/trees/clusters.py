@@ -146,7 +146,7 @@ def tree_agreement(
 
     Args:
         trees: the T trees.
-        frequencies: see :func:`root_partition`.
+        frequencies: see ``root_partition``.
         pairs: number of pairs of different classes to draw uniformly, at least 2.
         seed: seed of the draw.
 
