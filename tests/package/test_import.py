@@ -91,7 +91,7 @@ def test_source_checkout_that_was_not_built(environment: Environment) -> None:
         problem="its extension modules have not been built.",
         found=f"a source checkout without compiled modules, {environment.package}",
         expected="an installed hstree",
-        command=f"pip install {environment.folder}; to work on the code, with -e",
+        command=f"pip install {environment.folder} (with -e to work on the code)",
     )
 
 
@@ -207,7 +207,7 @@ def test_built_for_another_cuda(
     environment.torch("2.13.0", torch_cuda)
     check(
         environment.error(),
-        problem="it was built for another CUDA than this torch has.",
+        problem="it was built for another CUDA version than this torch.",
         found=f"torch 2.13.0 {brought}, hstree built with CUDA 13.0",
         expected="a torch with CUDA 13, or hstree built in this environment",
         command="pip install --force-reinstall --no-deps ",
