@@ -159,7 +159,7 @@ def corpus_of(source: Source, settings: Settings, folder: Path | None = None) ->
     Args:
         source: the text.
         settings: its tokenizer and the limits of its vocabulary.
-        folder: the cache; None: :func:`hstree.data.cache.user_cache`. Where there is none, or it
+        folder: the cache; None: ``hstree.data.cache.user_cache``. Where there is none, or it
             cannot be written, the ids lie in a temporary file without a name.
 
     Raises:

@@ -29,7 +29,7 @@ def load_corpus(
     (``hf:NAME[:CONFIG[:COLUMN]]``, or a folder that its ``save_to_disk`` wrote), or, for None, the
     embedded corpus (:func:`hstree.data.embedded_corpus`).
 
-    The ids lie in a file that is mapped into memory: in the cache (:mod:`hstree.data.cache`), where
+    The ids lie in a file that is mapped into memory: in the cache (``hstree.data.cache``), where
     the same text, tokenizer and settings are found again, or else in a temporary file.
 
     Args:

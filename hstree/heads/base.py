@@ -106,7 +106,7 @@ class Head(HeadParameters, Resettable, ABC):
     """Whether a batch may leave some parameters without a gradient."""
 
     no_z_loss: ClassVar[str | None] = "it has no target_score"
-    """Why the head cannot have a z-loss; None: it can, and has :meth:`target_score`."""
+    """Why the head cannot have a z-loss. None if it can, which needs :meth:`target_score`."""
 
     class_weight: Tensor | None
 

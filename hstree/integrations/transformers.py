@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+__all__ = ["CONFIG_KEY", "LMHead", "from_pretrained", "replace_lm_head"]
+
 CONFIG_KEY = "hstree_head"
 """Key of the head's name and configuration in a model's config."""
 

@@ -225,8 +225,8 @@ def activation_penalty(output: BackboneOutput, alpha: float = 0.0, beta: float =
     r"""Activation regularization: a penalty for large activations and large changes in time.
 
     .. math::
-        \alpha \, \mathrm{mean}\big((m \odot h_t)^2\big) +
-        \beta \, \mathrm{mean}\big((h_t - h_{t-1})^2\big)
+        \alpha \, \mathrm{mean}\bigl((m \odot h_t)^2\bigr) +
+        \beta \, \mathrm{mean}\bigl((h_t - h_{t-1})^2\bigr)
 
     The means are over all elements of the last layer's output h. The first term has the dropout
     mask m. The second term has no mask, and is 0 for a window of one step.

@@ -99,7 +99,7 @@ class Summary:
 
     @property
     def text(self) -> tuple[int, int, str]:
-        """What tells one corpus from another: number of classes, of training tokens, and the
+        """Identifies the corpus by the number of classes, the number of training tokens, and the
         unigram model's perplexity on the test text (six digits). Perplexities of different texts
         cannot be compared."""
         return self.classes, self.train_tokens, f"{self.unigram_test_perplexity:.6g}"

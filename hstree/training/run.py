@@ -51,8 +51,8 @@ def resume(
     Args:
         run: the folder.
         reporter: told of every step from there.
-        **changes: of :data:`RESUMABLE`. With more ``epochs`` a falling learning rate goes on as if
-            it had been planned for that many.
+        **changes: of :data:`~hstree.runs.RESUMABLE`. With more ``epochs`` a falling learning rate
+            goes on as if it had been planned for that many.
 
     Raises:
         CheckpointError: the folder has no readable state, its text has changed, or another process

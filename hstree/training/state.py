@@ -162,7 +162,7 @@ def load(folder: Path, config: TrainConfig, processes: Processes) -> Training:
 
     Args:
         folder: of the run.
-        config: its settings, :data:`RESUMABLE` ones perhaps changed.
+        config: its settings, :data:`~hstree.runs.RESUMABLE` ones perhaps changed.
         processes: as many as there were.
 
     Raises:
