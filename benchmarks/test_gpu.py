@@ -321,6 +321,7 @@ def test_what_crashes_and_hangs_takes_nothing_along(
 
 
 MEASURED = """import json, sys, time
+print("begun")
 time.sleep({sleep})
 open({file!r}, "w").write(json.dumps({{"outcome": "measured", "seconds": {{"both": [1.0]}}}}))
 """
@@ -354,7 +355,8 @@ def test_an_interrupt_leaves_what_was_measured(
     begin = time.monotonic()
 
     def interrupt() -> None:
-        while "slow" not in quick:
+        log = tmp_path / "benchmarks.log"
+        while "slow" not in quick or log.read_text().count("begun\n") < len(quick):
             time.sleep(0.02)
         time.sleep(0.2)
         os.kill(os.getpid(), how)
