@@ -146,7 +146,7 @@ def fully_shard(
         torch.Size([4])
         >>> dist.destroy_process_group()
     """
-    from torch.distributed import fsdp  # a second of imports
+    from torch.distributed import fsdp  # takes a second to import
 
     sparse = row_sparse_parameters(module)
     done = {

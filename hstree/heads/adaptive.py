@@ -53,8 +53,8 @@ class AdaptiveSoftmax(Head):
     """
 
     name = "adaptive"
-    may_skip_parameters = True  # of clusters without a target
-    no_z_loss = "every cluster has a normalizer of its own"
+    may_skip_parameters = True  # those of clusters without a target
+    no_z_loss = "every cluster has its own normalizer"
 
     order: Tensor
 
@@ -87,9 +87,9 @@ class AdaptiveSoftmax(Head):
         smallest = int(in_features // div_value ** len(cutoffs))
         if smallest < 1:
             raise ValueError(
-                f"div_value: the last of {len(cutoffs)} clusters would have {in_features} // "
-                f"{div_value}**{len(cutoffs)} = 0 features; "
-                "expected fewer cutoffs or a smaller div_value"
+                f"div_value: expected at least 1 feature in the last of {len(cutoffs)} clusters, "
+                f"got {in_features} // {div_value}**{len(cutoffs)} = 0; pass fewer cutoffs or a "
+                "smaller div_value"
             )
         self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(in_features, n_classes, cutoffs, div_value)
         self.register_constant("order", order)

@@ -98,7 +98,7 @@ class _Mixture(FlatHead):
 class _SoftmaxMixture(_Mixture):
     """sum_k pi_k softmax(f(W z_k + b))."""
 
-    no_z_loss = "every component has a normalizer of its own"
+    no_z_loss = "every component has its own normalizer"
 
     @property
     def linear_scores(self) -> bool:

@@ -47,7 +47,10 @@ def register_head(head: type[Head]) -> type[Head]:
     """
     known = _HEADS.setdefault(head.name, head)
     if known is not head:
-        raise ValueError(f"name: {head.name!r} is taken by {known.__module__}.{known.__qualname__}")
+        raise ValueError(
+            f"name: expected a name that is not registered, got {head.name!r}, the name of "
+            f"{known.__module__}.{known.__qualname__}"
+        )
     return head
 
 
@@ -122,13 +125,15 @@ def load_head(path: str | os.PathLike[str]) -> Head:
         tensors, metadata = read_tensors(path)
     except SafetensorError as error:
         raise ValueError(
-            f"path: {os.fspath(path)} is not a safetensors file, or is damaged: {error}"
+            f"path: expected a safetensors file, got {os.fspath(path)}, which is another file or "
+            f"damaged: {error}"
         ) from error
     if METADATA_KEY not in metadata:
         raise ValueError(
-            f"path: {os.fspath(path)} holds tensors, but no {METADATA_KEY} metadata of a saved head"
+            f"path: expected a saved head, got {os.fspath(path)}, a safetensors file without "
+            f"{METADATA_KEY} metadata"
         )
     saved: dict[str, Any] = json.loads(metadata[METADATA_KEY])
     head = head_class(saved["name"]).from_config(saved["config"], tensors)
-    head.load_state_dict(tensors, assign=True)  # keeps their dtype
+    head.load_state_dict(tensors, assign=True)  # keeps the dtype of the tensors
     return head

@@ -329,7 +329,7 @@ def _attach(model: transformers.PreTrainedModel, head: Head) -> None:
     source = f"{_name_of(model, embedding)}.weight"
     model._tied_weights_keys = {f"{prefix}{name}": source for name in tied}
     model.all_tied_weights_keys = dict(model._tied_weights_keys)
-    model.loss_type = "ForCausalLM"  # Trainer then counts the labels that are targets
+    model.loss_type = "ForCausalLM"  # makes Trainer count the labels that are targets
     setattr(model.config, CONFIG_KEY, {"name": head.name, "config": head.config()})
 
 

@@ -176,7 +176,7 @@ class AdamW(torch.optim.AdamW):
     def __setstate__(self, state: dict[str, Any]) -> None:
         for group in state["param_groups"]:
             _refuse(group)
-            group.setdefault("weight_decay", 0.0)  # of SparseAdam
+            group.setdefault("weight_decay", 0.0)  # SparseAdam has none
         super().__setstate__(state)  # type: ignore[no-untyped-call]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

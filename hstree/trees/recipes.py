@@ -171,7 +171,10 @@ def cluster_tree(
     subset = None
     if feature_subset is not None:
         if fraction < 1:
-            raise ValueError("feature_subset: expected None together with feature_fraction")
+            raise ValueError(
+                f"feature_subset: expected None together with feature_fraction={fraction}, got "
+                f"{feature_subset!r}"
+            )
         subset = check_int_array("feature_subset", feature_subset, np.int32)
         if len(subset) == 0:
             raise ValueError("feature_subset: expected at least one feature, got none")

@@ -150,7 +150,7 @@ def test_z_loss(kind: str, option: str | None, reduction: str) -> None:
 def test_z_loss_is_refused(kind: str) -> None:
     name = kind.split(",")[0]
     what = {"trees": "node of a tree", "adaptive": "cluster"}.get(name, "component")
-    match = f"z_loss: expected 0 for the head '{name}', as every {what} has a normalizer of its own"
+    match = f"z_loss: expected 0 for the head '{name}', as every {what} has its own normalizer"
     with pytest.raises(ValueError, match=match):
         make(kind, z_loss=0.1)
 

@@ -661,7 +661,7 @@ def test_a_model_with_a_loss_of_its_own_is_refused() -> None:
 
     model = OwnLoss(gpt2().config)
     with_trees(model)
-    with pytest.raises(TypeError, match="loss from loss_function, which OwnLoss does not"):
+    with pytest.raises(TypeError, match="loss by loss_function, got OwnLoss"):
         model(draw_ids(1, 3), labels=draw_ids(1, 3))
 
 

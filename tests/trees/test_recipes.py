@@ -440,7 +440,7 @@ def test_errors(arguments, error, message):
         (
             {"feature_subset": [0], "feature_fraction": 0.5},
             ValueError,
-            "feature_subset: expected None together with feature_fraction",
+            "feature_subset: expected None together with feature_fraction=",
         ),
         ({"projection": -1}, ValueError, "projection: expected a whole number from 0"),
         ({"noise": -0.5}, ValueError, "noise: expected a finite number of at least 0"),

@@ -228,7 +228,10 @@ class Constructors(EnsembleState):
         """
         for name in ("node_vectors", "embedding"):
             if name in options:
-                raise ValueError(f"{name}: expected none, as every node gets a vector of its own")
+                raise ValueError(
+                    f"{name}: expected no such option, because every node gets its own vectors, "
+                    f"got {options[name]!r}"
+                )
         n_classes, in_features = linear.weight.shape
         if at is not None and at.shape != (in_features,):
             raise ValueError(f"at: expected shape [{in_features}], got {list(at.shape)}")

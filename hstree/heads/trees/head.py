@@ -90,7 +90,7 @@ class TreeEnsemble(Constructors):
     """
 
     name = "trees"
-    no_z_loss = "every node of a tree has a normalizer of its own"
+    no_z_loss = "every node of a tree has its own normalizer"
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class TreeEnsemble(Constructors):
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         super()._load_from_state_dict(*arguments, **options)
         parameter = next(self.parameters(recurse=False), None)
-        if parameter is not None and not parameter.is_meta:  # assigned, perhaps on another device
+        if parameter is not None and not parameter.is_meta:  # may be on another device now
             self.layout.to(parameter.device)
             self.tree_arrays.to(parameter.device)
 

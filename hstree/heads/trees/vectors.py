@@ -50,7 +50,8 @@ class FreeVectors(NodeVectors):
     def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
         if embedding is not None:
             raise ValueError(
-                "embedding: expected None with node_vectors='free', which are not derived from it"
+                "embedding: expected None with node_vectors='free', got an embedding; pass "
+                "node_vectors='shared' to use it"
             )
         for block in BLOCKS:
             rows = head.layout.n_rows[block.kind]
@@ -81,7 +82,8 @@ class SharedVectors(NodeVectors):
     def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
         if head.sparse:
             raise ValueError(
-                "sparse: expected False with node_vectors='shared', whose gradients are dense"
+                "sparse: expected False with node_vectors='shared', whose gradients are dense, got "
+                "True"
             )
         shape = (head.n_classes, head.in_features)
         if embedding is None:
