@@ -1,4 +1,4 @@
-"""A measurement as a command: its flags, and what becomes of its report."""
+"""A measurement as a command: its flags, and the output of its report."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .terminal import print_tables
 
 
 class Argument:
-    """An argument of a command, as :meth:`argparse.ArgumentParser.add_argument` takes it; its
-    default, if it has one, is told in the help."""
+    """An argument of a command, as for :meth:`argparse.ArgumentParser.add_argument`. The help text
+    includes the default, if there is one."""
 
     def __init__(self, *flags: str, **options: Any) -> None:
         default = options.get("default")
@@ -36,16 +36,16 @@ class Measurement:
     """A measurement as a command.
 
     Attributes:
-        name: of the command, and stem of the files that it leaves.
+        name: name of the command, and stem of the files that it writes.
         help: a few words for the list of commands.
-        description: what it measures.
-        measure: from the parsed arguments to the report. ValueError says that something about them
-            is not usable. With ``settings`` the arguments have ``settings``, a
+        description: help text: what it measures.
+        measure: computes the report from the parsed arguments; raises ValueError for invalid ones.
+            With ``settings``, the arguments include ``settings``, a
             :class:`hstree.runs.TrainConfig`, and ``device``, a :class:`torch.device`.
-        arguments: flags beside these.
-        runs: number of positional run folders as argparse writes it, ``directories`` of the
-            arguments; None: none are taken.
-        settings: settings of ``hstree train`` that the command takes.
+        arguments: additional flags.
+        runs: number of positional run folders (``nargs`` of argparse), stored in ``directories``;
+            None: no run folders.
+        settings: settings of ``hstree train`` that the command accepts.
         output: default of ``--output``.
     """
 
@@ -72,7 +72,7 @@ class Measurement:
             "--output",
             metavar="FOLDER",
             default=self.output,
-            help="folder for the page, pictures and figures, made if it is not there; files of the "
+            help="folder for the page, pictures and data, created if needed; files of the "
             f"same name are replaced (default: {self.output})",
         )
         parser.set_defaults(handler=self._run)
@@ -94,11 +94,11 @@ class Measurement:
 
 @contextmanager
 def output_folder(output: str) -> Iterator[Path]:
-    """The folder of ``--output``, made before the work, so that nothing is computed in vain, and
-    removed again if the work fails and leaves it empty.
+    """Create the folder of ``--output`` before the work, so that a bad path fails early, and remove
+    it if the work fails and leaves it empty.
 
     Raises:
-        ValueError: it is not a folder, or cannot be made.
+        ValueError: it is not a folder, or cannot be created.
     """
     folder = Path(output)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -106,7 +106,7 @@ def output_folder(output: str) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
-            f"--output: expected a folder that exists or can be made, got {folder}: "
+            f"--output: expected a folder that exists or can be created, got {folder}: "
             f"{error.strerror}"
         ) from None
     try:
@@ -119,7 +119,7 @@ def output_folder(output: str) -> Iterator[Path]:
 
 
 def load_runs(arguments: argparse.Namespace) -> dict[str, Run]:
-    """The runs of a command by name, on its device."""
+    """Load the runs of a command by name, on its device."""
     names = run_names(arguments.directories)
     return {
         name: load_run(path, arguments.device)

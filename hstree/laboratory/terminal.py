@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from .table import Table
 
-_NARROW, _BROAD = 16, 48  # characters to which a column of text may shrink and grow
+_NARROW, _BROAD = 16, 48  # least and greatest width of a column of text, in characters
 
 
 def print_tables(tables: Iterable[Table], notes: Iterable[str] = ()) -> None:
-    """Print tables and notes: as wide as the terminal, wider where numbers would not stay whole,
-    and at full width where there is no terminal."""
+    """Print tables and notes at the width of the terminal, wider only if numbers would break, and
+    at full width if there is no terminal."""
     from rich import box, table
     from rich.console import Console
     from rich.measure import Measurement
