@@ -295,7 +295,7 @@ def extension_arguments() -> dict[str, Any]:
     }
 
     class BuildExtensions(BuildExtension):  # type: ignore[misc]
-        """Compiles with ninja and writes hstree/_build_info.py beside the modules."""
+        """Compiles with ninja and writes hstree/_build_info.py next to the modules."""
 
         def finalize_options(self) -> None:
             super().finalize_options()
