@@ -20,6 +20,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
@@ -222,6 +224,44 @@ def write_build_info(path: Path, fields: dict[str, Any]) -> None:
         path.write_text(text)
 
 
+class BuildProgress:
+    """A context in which what ninja prints becomes a line for each file it has compiled, with the
+    time left; error messages stay whole. `pip install` shows these lines with -v only."""
+
+    STATUS = re.compile(r"\[(\d+)/(\d+)\] .*?([^\s/]+\.(?:cpp|cu)) -o ")
+
+    def __enter__(self) -> None:
+        sys.stdout.flush()
+        self.begin = time.monotonic()
+        self.stdout = os.dup(1)
+        reading, writing = os.pipe()
+        os.dup2(writing, 1)
+        os.close(writing)
+        self.thread = threading.Thread(target=self.copy, args=(reading,))
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        sys.stdout.flush()
+        os.dup2(self.stdout, 1)  # closes the pipe, which ends the thread
+        self.thread.join()
+        os.close(self.stdout)
+
+    def copy(self, reading: int) -> None:
+        """Copies lines until the pipe is closed."""
+        with os.fdopen(reading, errors="replace") as lines:
+            for line in lines:
+                os.write(self.stdout, self.shown(line).encode())
+
+    def shown(self, line: str) -> str:
+        """Returns what is printed for a line of ninja's."""
+        match = self.STATUS.match(line)
+        if match is None:
+            return line
+        done, total = int(match[1]), int(match[2])
+        seconds = (time.monotonic() - self.begin) / done * (total - done)
+        return f"[{done}/{total}] {match[3]}, about {seconds:.0f} s left\n"
+
+
 def extension_arguments() -> dict[str, Any]:
     """Returns the arguments of setup() that describe the extension modules."""
     torch = check_torch()
@@ -311,7 +351,8 @@ def extension_arguments() -> dict[str, Any]:
             # The modules are built again when torch, CUDA or the compiler has changed.
             for extension in self.extensions:
                 extension.depends.append(str(build_info))
-            super().build_extensions()
+            with BuildProgress():
+                super().build_extensions()
 
         def copy_extensions_to_source(self) -> None:
             super().copy_extensions_to_source()

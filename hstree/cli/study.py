@@ -17,7 +17,7 @@ from hstree.laboratory.study.report import study_report
 from hstree.laboratory.study.runs import StudyRun, run_study, seconds_left, study_runs
 from hstree.laboratory.table import table
 from hstree.laboratory.terminal import print_tables
-from hstree.training import default_reporter
+from hstree.training import ConsoleReporter
 
 _DESCRIPTION = """\
 Train a grid of models, heads by seeds by settings, that one small TOML file describes, and put them
@@ -67,7 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 write_atomic(folder / name, content)
 
         runs = run_study(
-            study, folder, limit=arguments.limit, reporter=default_reporter, changed=write
+            study, folder, limit=arguments.limit, reporter=ConsoleReporter, changed=write
         )
     report = study_report(study, runs)
     print()

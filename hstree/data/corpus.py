@@ -14,6 +14,8 @@ from typing import BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
+from hstree._progress import Task
+
 from . import cache
 from .source import (
     SPLITS,
@@ -214,7 +216,9 @@ def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
     """Tokenises a text into a folder. No more than its different words are held in memory."""
     tokenizer = settings.tokenizer
     if isinstance(tokenizer, str):
-        tokenizer = learn_bpe(source.training(), settings.max_vocabulary)
+        size = next(iter(source.parts.values())).size  # train, or the whole text
+        pieces = _followed(source.training(), "learning byte-pair encoding", size)
+        tokenizer = learn_bpe(pieces, settings.max_vocabulary)
     vocabulary = settings.vocabulary
     with (folder / cache.TOKENS).open("wb+") as file:
         index, sizes = _write_ids(source, tokenizer, file)
@@ -269,7 +273,7 @@ def _write_part(part: Part, tokenizer: Tokenizer, index: dict[str, int], file: B
     size = 0
     any_text = any_words = False
     line_has_words, line_is_open = False, False
-    for pieces in _batches(part.pieces()):
+    for pieces in _batches(_followed(part.pieces(), "tokenizing", part.size)):
         any_text = True
         ids = array("i")
         for piece, words in zip(pieces, tokenizer.split_batch(pieces), strict=True):
@@ -304,6 +308,17 @@ def _batches(pieces: Iterable[str]) -> Iterator[Sequence[str]]:
             batch, characters = [], 0
     if batch:
         yield batch
+
+
+def _followed(pieces: Iterable[str], description: str, size: int) -> Iterator[str]:
+    """The pieces of a text, with progress by their characters."""
+    task = Task(description, size)
+    try:
+        for piece in pieces:
+            yield piece
+            task.advance(len(piece))
+    finally:
+        task.close()
 
 
 def _blocks(file: BinaryIO, n_tokens: int | None = None) -> Iterator[npt.NDArray[np.int32]]:

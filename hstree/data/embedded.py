@@ -23,6 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from hstree._progress import track
+
 from .cache import publish, unfinished_folder, user_cache
 from .corpus import Corpus, Settings, corpus_of
 from .source import SPLITS, Part, Source
@@ -93,7 +95,7 @@ def embedded_source(
             _store(folder, text)
     name = "docstrings and help topics of Python " + ".".join(map(str, sys.version_info[:3]))
     parts = {
-        split: Part(f"{name}: the part {split}", partial(_lines, data))
+        split: Part(f"{name}: the part {split}", partial(_lines, data), len(data))
         for split, data in text.items()
     }
     return Source(name, parts, parts["train"].pieces, partial(_fingerprint, text))
@@ -233,7 +235,8 @@ def _part(name: str) -> str:
 def _build(root: Path, files: list[Path]) -> dict[str, list[list[str]]]:
     lines: dict[str, list[list[str]]] = {split: [] for split in SPLITS}
     seen: set[str] = set()
-    for name, texts in _documents(root, files):
+    documents = track(_documents(root, files), "reading the docstrings of Python", len(files))
+    for name, texts in documents:
         part = lines[_part(name)]
         for text in texts:
             for paragraph in prose(text):

@@ -60,7 +60,9 @@ def dataset_source(name: str, config: str | None = None, column: str = "text") -
     _check(found, name, column)
     splits = {split: found[theirs].select_columns([column]) for split, theirs in _SPLITS.items()}
     parts = {
-        split: Part(f"{name}: the split {_SPLITS[split]}", partial(_lines, rows, column))
+        split: Part(
+            f"{name}: the split {_SPLITS[split]}", partial(_lines, rows, column), rows.data.nbytes
+        )
         for split, rows in splits.items()
     }
     if saved:

@@ -26,11 +26,13 @@ class Part:
     Attributes:
         label: how errors name it.
         pieces: its text from the start, in order. A piece holds at most one line; one that does
-            not end in a newline goes on in the next.
+            not end in a newline continues in the next.
+        size: about the number of its characters, for progress.
     """
 
     label: str
     pieces: Pieces
+    size: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def folder_source(path: str | os.PathLike[str]) -> Source:
             f"missing {', '.join(missing)}"
         )
     parts = {
-        split: Part(f"{file}: the file", partial(read_pieces, file))
+        split: Part(f"{file}: the file", partial(read_pieces, file), file.stat().st_size)
         for split, file in files.items()
     }
     return Source(
@@ -79,8 +81,9 @@ def file_source(path: str | os.PathLike[str]) -> Source:
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"{file}: no such file")
-    part = Part(f"{file}: the file", partial(read_pieces, file))
-    training = partial(read_pieces, file, int(file.stat().st_size * TRAIN_SHARE))
+    size = file.stat().st_size
+    part = Part(f"{file}: the file", partial(read_pieces, file), size)
+    training = partial(read_pieces, file, int(size * TRAIN_SHARE))
     return Source(file.name, {WHOLE: part}, training, partial(hash_files, [file]))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hstree._checks import check_int
+from hstree._progress import track
 from hstree.data import Streams
 from hstree.models import LanguageModel, State, detach
 
@@ -52,7 +53,7 @@ def gradient_rms(
     model = copy.deepcopy(model).eval()
     squares = {name: torch.zeros_like(p) for name, p in _trained(model).items()}
     count = 0
-    for _, _, gradients in _segments(model, tokens, segment, batch_size):
+    for _, _, gradients in _segments(model, tokens, segment, batch_size, "gradient RMS"):
         for name, gradient in gradients.items():
             squares[name].addcmul_(gradient, gradient)
         count += 1
@@ -115,7 +116,7 @@ def evaluate_dynamic(
     scale, pull = _scale_and_pull(start, rms, decay, epsilon)
     theta = _trained(learner)
     total, count = 0.0, 0
-    for loss, n_targets, gradients in _segments(learner, tokens, segment, 1):
+    for loss, n_targets, gradients in _segments(learner, tokens, segment, 1, "dynamic"):
         if not math.isfinite(loss):
             raise ValueError(
                 f"learning_rate: the loss became {loss} after {count} tokens; "
@@ -161,7 +162,7 @@ def _scale_and_pull(
 
 
 def _segments(
-    model: LanguageModel, tokens: Any, length: int, batch_size: int
+    model: LanguageModel, tokens: Any, length: int, batch_size: int, description: str
 ) -> Iterator[tuple[float, int, Gradients]]:
     """For each segment of a text its mean negative log-likelihood, its number of targets, and dense
     gradients of the head's loss; the state runs on. Parameters may be changed between segments."""
@@ -170,7 +171,8 @@ def _segments(
     device = model.backbone.embedding.weight.device
     parameters = _trained(model)
     state: State | None = None
-    for window, target in streams.windows(length):
+    windows = track(streams.windows(length), description, -(-len(streams) // length))
+    for window, target in windows:
         n_targets = int((target != ignore).sum())
         with torch.enable_grad(), _differentiable_lstm(device):
             hidden, state = model.hidden(window.to(device), state)

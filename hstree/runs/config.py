@@ -333,3 +333,9 @@ def _absolute(path: str | None) -> str | None:
         return None if path is None else str(Path(path).resolve())
     name, colon, rest = path.removeprefix("hf:").partition(":")
     return f"hf:{Path(name).resolve()}{colon}{rest}" if Path(name).is_dir() else path
+
+
+HEAD_SETTINGS = frozenset(
+    field.name for field in dataclasses.fields(TrainConfig) if field.metadata["group"] == "head"
+)
+"""The settings of the output layer."""

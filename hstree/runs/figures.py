@@ -9,12 +9,14 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .config import TrainConfig
+from .config import HEAD_SETTINGS, TrainConfig
 from .names import METRICS, SUMMARY, CheckpointError
 from .reader import load_config
 from .records import EpochRecord, Summary
@@ -113,6 +115,26 @@ def read_run(path: str | os.PathLike[str]) -> RunFigures:
     folder = Path(path)
     config = load_config(folder)
     return RunFigures(folder, config, read_epochs(folder), _read_final(folder), _origin(config))
+
+
+def counterpart(run: RunFigures, head: str) -> RunFigures | None:
+    """The newest finished run next to ``run``, in the same folder, that has another head and
+    otherwise the same settings (those of the head and :data:`UNGROUPED` ones but the seed aside) on
+    the same text. None if there is no such run."""
+    found: list[tuple[float, RunFigures]] = []
+    for file in run.path.absolute().parent.glob(f"*/{SUMMARY}"):
+        with suppress(CheckpointError, OSError):
+            other = read_run(run.path.parent / file.parent.name)
+            fits = other.head == head and _comparable(other) == _comparable(run)
+            if fits and run.final and other.final and other.final.text == run.final.text:
+                found.append((file.stat().st_mtime, other))
+    return max(found, key=itemgetter(0))[1] if found else None
+
+
+def _comparable(run: RunFigures) -> dict[str, Any]:
+    """The settings in which a run and its counterpart agree."""
+    settings = {k: v for k, v in run.compared_settings().items() if k not in HEAD_SETTINGS}
+    return settings | {"seed": run.seed}
 
 
 def read_epochs(folder: Path) -> tuple[EpochRecord, ...]:

@@ -124,7 +124,10 @@ def begin(
             vocabulary=None if origin is None else origin.vocabulary,
             tokenizer=config.tokenizer if origin is None else origin.tokenizer,
         )
-    reporter.message(str(corpus))
+    reporter.message(
+        f"corpus: {corpus.name}\n        {len(corpus.train):,} training, {len(corpus.valid):,} "
+        f"validation, {len(corpus.test):,} test tokens; {len(corpus.vocabulary):,} classes"
+    )
     check_size(corpus, config, processes.size)
     statistics = corpus.statistics()
     if config.averaging == "et" and config.averaging_epoch >= config.epochs:
@@ -133,7 +136,6 @@ def begin(
             f"--epochs {config.epochs}"
         )
     if origin is None:
-        reporter.message(f"building the model with the head {config.head!r} ...")
         started = time.perf_counter()
         model = build_model(config, len(corpus.vocabulary), statistics).to(processes.device)
         reporter.message(_describe(model, time.perf_counter() - started))
@@ -225,6 +227,6 @@ def _describe(model: LanguageModel, seconds: float) -> str:
     backbone = sum(parameter.numel() for parameter in model.backbone.parameters())
     head = own_parameter_count(model.head, model.backbone)
     return (
-        f"LSTM with {backbone:,} parameters, head {model.head.name!r} with {head:,} parameters, "
-        f"built in {seconds:.1f} s"
+        f"model:  LSTM with {backbone:,} parameters\n"
+        f"        head {model.head.name!r} with {head:,} parameters, built in {seconds:.1f} s"
     )

@@ -136,29 +136,43 @@ def _seconds(step: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - begin
 
 
-def format_summary(summary: Summary) -> str:
-    """The summary as a table of plain text."""
+def format_summary(summary: Summary, other: Summary | None = None) -> str:
+    """The summary as a table of plain text, at most 80 columns wide.
+
+    Args:
+        summary: of the run.
+        other: of a run with another head and otherwise the same settings, to be shown next to it.
+    """
     cost = summary.cost
     faster = (
         f"{cost.ratio:.1f} times faster"
         if cost.ratio >= 1
         else f"{1 / cost.ratio:.1f} times slower"
     )
-    rows = [
-        ("", "valid", "test"),
-        ("perplexity", f"{summary.valid_perplexity:,.1f}", f"{summary.test_perplexity:,.1f}"),
-        (
-            "perplexity of the unigram model",
-            f"{summary.unigram_valid_perplexity:,.1f}",
-            f"{summary.unigram_test_perplexity:,.1f}",
-        ),
+    lines = [
+        f"{'perplexity':<34}{'valid':>12}{'test':>12}{'seconds':>10}",
+        f"{f'head {summary.head}':<34}{_perplexities(summary)}{summary.seconds:>10,.0f}",
     ]
-    table = [f"{name:<34}{valid:>12}{test:>12}" for name, valid, test in rows]
-    table += [
-        f"{'parameters of the backbone':<34}{summary.backbone_parameters:>12,}",
-        f"{'parameters of the head':<34}{summary.head_parameters:>12,}",
-        f"{f'head step, {cost.rows:,} rows':<34}{1e3 * cost.head_seconds:>9.2f} ms",
-        f"{'flat softmax of the same size':<34}{1e3 * cost.flat_seconds:>9.2f} ms   "
-        f"the head is {faster}",
-    ]
-    return "\n".join(table)
+    if other is not None:
+        label = f"head {other.head}, same settings"
+        lines.append(
+            f"{label:<34}{_perplexities(other)}{other.seconds:>10,.0f}   "
+            f"x {other.seconds / summary.seconds:.1f}"
+        )
+    return "\n".join(
+        [
+            *lines,
+            f"{'unigram model':<34}{summary.unigram_valid_perplexity:>12,.1f}"
+            f"{summary.unigram_test_perplexity:>12,.1f}",
+            "",
+            f"{'parameters of the backbone':<34}{summary.backbone_parameters:>12,}",
+            f"{'parameters of the head':<34}{summary.head_parameters:>12,}",
+            f"{f'head, one step of {cost.rows:,} rows':<34}{1e3 * cost.head_seconds:>9.2f} ms",
+            f"{'flat softmax of the same size':<34}{1e3 * cost.flat_seconds:>9.2f} ms   "
+            f"the head is {faster}",
+        ]
+    )
+
+
+def _perplexities(summary: Summary) -> str:
+    return f"{summary.valid_perplexity:>12,.1f}{summary.test_perplexity:>12,.1f}"

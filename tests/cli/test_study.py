@@ -102,7 +102,7 @@ def test_a_study_that_is_stopped_twice(
         with monkeypatch.context() as patch:
             patch.setattr(
                 hstree.cli.study,
-                "default_reporter",
+                "ConsoleReporter",
                 lambda name=name, number=number: Stopper(name, number),
             )
             error = fails(capsys, "toy.toml", status=128 + number)
