@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from hstree.training import TrainResult
 
 _DESCRIPTION = """\
-Train an LSTM language model and leave a run folder with its settings, vocabulary, metrics, learning
-curve and best weights. Without arguments: the docstrings and help topics of this Python
-installation, four clustered trees, about 3 minutes on two CPU cores. --preset takes the published
-settings of an AWD-LSTM, which need a GPU and hours; --finetune starts from the best weights of
-another run. Ctrl-C and SIGTERM save the state and stop; --resume goes on from the last state that
-was saved, whatever stopped the run. Several processes: torchrun -m -- hstree.cli train.
+Train an LSTM language model and write a run folder with its settings, vocabulary, metrics,
+learning curve and best weights. Without arguments it trains on the docstrings and help topics of
+this Python installation, with four clustered trees, in about 3 minutes on two CPU cores. --preset
+uses the published settings of an AWD-LSTM, which need a GPU and hours; --finetune starts from the
+best weights of another run. Ctrl-C and SIGTERM save the state and stop; --resume continues from the
+last saved state. To train in several processes: torchrun -m -- hstree.cli train.
 """
 
 
@@ -35,14 +35,14 @@ def add_command(commands: Any) -> None:
         "--preset",
         choices=tuple(PRESETS),
         metavar="NAME",
-        help="published settings, each of which a flag replaces: " + ", ".join(PRESETS),
+        help="published settings, which flags override: " + ", ".join(PRESETS),
     )
     parser.add_argument(
         "--resume",
         metavar="RUN",
-        help="go on with this run from where it stopped; of the other settings only "
+        help="resume this run where it stopped; only "
         + ", ".join(f"--{flag_name(name)}" for name in RESUMABLE)
-        + " can change",
+        + " can be changed",
     )
     parser.add_argument(
         "--print-config", action="store_true", help="print the settings as JSON and exit"

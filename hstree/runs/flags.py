@@ -16,8 +16,8 @@ from .settings import field_types, flag_name
 def add_config_arguments(
     parser: argparse.ArgumentParser, *, only: tuple[str, ...] | None = None
 ) -> None:
-    """One flag for each field of :class:`TrainConfig` (of ``only`` these); an absent flag leaves no
-    attribute."""
+    """Add a flag for each field of :class:`TrainConfig`, or for those of ``only``; a flag that is
+    not given sets no attribute."""
     groups: dict[str, Any] = {}
     types = field_types(TrainConfig)
     for field in dataclasses.fields(TrainConfig):

@@ -110,5 +110,5 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
         read_run(tmp_path / "empty")
     write_run(tmp_path / "runs" / "a")
     write_run(tmp_path / "runs" / "b")
-    with pytest.raises(CheckpointError, match="its subfolders are runs: name these"):
+    with pytest.raises(CheckpointError, match="its subfolders are runs: name one of them"):
         read_run(tmp_path / "runs")
