@@ -14,7 +14,7 @@ from torch.optim import SGD, Adagrad, Optimizer
 from benchmarks.baselines import flat_loss
 from benchmarks.contest import Build, Contestant, Size, batch, step
 from benchmarks.paths import PATH_SIZES, draw_paths, mean_loss
-from hstree.heads import AdaptiveSoftmax, Head, TreeEnsemble
+from hstree.heads import AdaptiveSoftmax, Head, Softmax, TreeEnsemble
 from hstree.optim import AdamW
 
 OPTIMIZER_SIZES = PATH_SIZES[1:]
@@ -76,6 +76,10 @@ def _head(
     return Contestant(lambda: (backward(), steps.step()))
 
 
+def _softmax(features: int, frequencies: Sequence[float]) -> Head:
+    return Softmax(features, len(frequencies))
+
+
 def _adaptive(features: int, frequencies: Sequence[float]) -> Head:
     return AdaptiveSoftmax(features, len(frequencies))  # the classes are in order
 
@@ -83,9 +87,13 @@ def _adaptive(features: int, frequencies: Sequence[float]) -> Head:
 TRAINING_SIZES = [Size(512, 256, classes, 256) for classes in (10_000, 33_278, 100_000)]
 TRAINING: dict[str, Build] = {
     "linear, torch.optim.AdamW": _linear,
+    "softmax, torch.optim.AdamW": partial(_head, make=_softmax, optimizer=torch.optim.AdamW),
     "adaptive, torch.optim.AdamW": partial(_head, make=_adaptive, optimizer=torch.optim.AdamW),
     "trees, torch.optim.AdamW": partial(
         _head, make=TreeEnsemble.from_counts, optimizer=torch.optim.AdamW
+    ),
+    "one tree, sparse, hstree.optim.AdamW": partial(
+        _head, make=partial(TreeEnsemble.from_counts, n_trees=1, sparse=True), optimizer=AdamW
     ),
     "trees, sparse, hstree.optim.AdamW": partial(
         _head, make=partial(TreeEnsemble.from_counts, sparse=True), optimizer=AdamW

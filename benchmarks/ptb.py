@@ -1,14 +1,15 @@
-"""Four heads on Penn Treebank at the same backbone, text and epochs; small, quick, not converged.
+"""Heads on Penn Treebank with the same backbone, text and epochs; small, quick, not converged.
 
     python -m benchmarks.ptb --data ptb/ --runs runs/ptb --tries
-    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --threads
+    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --speed
     python -m benchmarks.ptb --data ptb/ --runs runs/ptb --save benchmarks/results/ptb-reduced
 
-The first command tries learning rates on the beginning of the text, the second times steps with one
-thread and with two, in turns; the third trains every head with the settings below and writes a
-page, NAME.md, and the validation curves, NAME.png. A run that
-has finished is not made again. Every run has one thread; its cost is its process's CPU time, so
-that other load on the machine counts less.
+The first command tries learning rates on the beginning of the text. The second times steps with
+one thread and with two, alternating, on an idle machine. The third trains every head with the
+settings below. It writes the page NAME.md, the perplexities NAME.json, the validation curves
+NAME.png and, where the speeds are known, validation perplexity against time, NAME-time.png.
+Finished runs are not repeated. Every run has one thread; its cost is the CPU time of its process,
+so that other load on the machine counts less.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from statistics import median
 from typing import Any
 
 import torch
+from matplotlib.ticker import FixedLocator, NullLocator
 
+from hstree._figures import line_style, new_figure
 from hstree._figures import picture as rendered
 from hstree.data import load_corpus
 from hstree.laboratory import compare, to_markdown, validation_curves
@@ -55,12 +58,29 @@ COMMON: dict[str, Any] = {
 }
 
 # The flat heads and the mixture are tied to the word embeddings, as in their published settings;
-# the trees have node vectors of their own.
+# the adaptive softmax and the trees have vectors of their own.
+TREES: dict[str, Any] = {"head": "trees", "root": 256, "head_learning_rate_factor": 4.0}
 HEADS: dict[str, dict[str, Any]] = {
-    "softmax": {"tied": True, "head_learning_rate_factor": 1.0},
-    "plif": {"tied": True, "head_learning_rate_factor": 1.0},
-    "mos": {"tied": True, "head_option": ("components=5",), "head_learning_rate_factor": 1.0},
-    "trees": {"n_trees": 4, "root": 256, "gate": "context", "head_learning_rate_factor": 4.0},
+    "softmax": {"head": "softmax", "tied": True, "head_learning_rate_factor": 1.0},
+    "plif": {"head": "plif", "tied": True, "head_learning_rate_factor": 1.0},
+    "mos": {
+        "head": "mos",
+        "tied": True,
+        "head_option": ("components=5",),
+        "head_learning_rate_factor": 1.0,
+    },
+    "adaptive": {"head": "adaptive", "head_learning_rate_factor": 16.0},
+    "tree": TREES | {"n_trees": 1, "gate": "uniform"},
+    "trees": TREES | {"n_trees": 4, "gate": "context"},
+}
+
+TITLES = {
+    "softmax": "softmax, tied to the word embeddings",
+    "plif": "PLIF, tied",
+    "mos": "mixture of 5 softmaxes, tied",
+    "adaptive": "adaptive softmax",
+    "tree": "one tree, C = 256",
+    "trees": "four trees, C = 256",
 }
 
 # Short runs: the beginning of the text, learning rates of the backbone, factors of the head.
@@ -70,17 +90,29 @@ TRIED: dict[str, list[tuple[float, float]]] = {
     "softmax": [(0.002, 1.0), (0.004, 1.0), (0.008, 1.0)],
     "plif": [(0.002, 1.0), (0.004, 1.0), (0.008, 1.0)],
     "mos": [(0.004, 0.5), (0.004, 1.0), (0.004, 2.0)],
+    "adaptive": [
+        (0.004, 1.0),
+        (0.004, 2.0),
+        (0.004, 4.0),
+        (0.004, 8.0),
+        (0.004, 16.0),
+        (0.004, 32.0),
+    ],
+    "tree": [(0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
     "trees": [(0.004, 1.0), (0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
 }
 
 CHOICE = (
-    "Runs this short favour high rates, so the runs above, which take 14 times as many steps, have "
-    "a rate below the best one here, the same for all heads, and the trees a factor below their "
-    "best; neither was tried at full length. Of a tied flat head the factor moves the bias alone. "
-    "The slopes of `plif` have a rate of their own, 0.02 at the top of the schedule. Beside the "
-    "260.7 at 0.008, slope rates of 0.002 and 0.0002 gave 259.9 and 264.2, and slopes that stay at "
-    "their random initial values (`plif-frozen`) 269.2: what costs so early in training seems to "
-    "be the random slopes rather than their rate."
+    "Runs this short favour high rates. The runs above take 14 times as many steps, so the rate of "
+    "their backbone is below the best one tried, the same for all heads, and the factors of "
+    "`adaptive` and `trees` are half the best ones tried. No other rate was tried at full length. "
+    "The factor of a tied flat head concerns its bias alone."
+)
+PLIF_CHOICE = (
+    " The slopes of `plif` have a learning rate of their own, 0.02 at the top of the schedule. "
+    "With a learning rate of 0.008, slope rates of 0.02, 0.002 and 0.0002 gave 260.7, 259.9 and "
+    "264.2, and slopes that stay at their random initial values (`plif-frozen`) 269.2. So the "
+    "random slopes rather than their rate seem to cost perplexity so early in training."
 )
 
 # Validation and test perplexity at convergence, hundreds of epochs of the presets ptb-*.
@@ -161,7 +193,7 @@ def make_tries(data: Path, runs: Path, heads: Iterable[str]) -> None:
             settings = COMMON | HEADS[head] | {"epochs": TRIED_EPOCHS, "learning_rate": rate}
             settings["head_learning_rate_factor"] = factor
             run = try_folder(runs, head, rate, factor)
-            train_once(TrainConfig(data=str(text), run=str(run), head=head, **settings))
+            train_once(TrainConfig(data=str(text), run=str(run), **settings))
 
 
 def tries_table(runs: Path, heads: Iterable[str]) -> list[str]:
@@ -178,52 +210,91 @@ def tries_table(runs: Path, heads: Iterable[str]) -> list[str]:
     return [header, "| --- | ---: | ---: | ---: |", *rows]
 
 
-# Threads
+# Speed
 
 
-def threads_file(runs: Path) -> Path:
-    return runs / "threads.json"
+def speed_file(runs: Path) -> Path:
+    return runs / "speed.json"
 
 
-def time_threads(data: Path, runs: Path, heads: Iterable[str]) -> dict[str, float]:
-    """How many times as fast two threads make a step of each head; written to threads_file."""
+def measure_speed(data: Path, runs: Path, heads: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Training tokens per second of each head by number of threads; written to speed_file."""
     corpus = load_corpus(data)
-    ratios = {}
+    trainers = {}
     for head in heads:
-        config = TrainConfig(head=head, **COMMON | HEADS[head])
+        config = TrainConfig(**COMMON | HEADS[head])
         model = build_model(config, len(corpus.vocabulary), corpus.statistics())
         part = replace(corpus, train=corpus.train[: 7 * config.batch_size * config.bptt + 1])
-        trainer = Trainer(model, part, config)
-        seconds: dict[int, list[float]] = {1: [], 2: []}
-        for _ in range(4):  # the first round warms up
-            for threads, found in seconds.items():
-                torch.set_num_threads(threads)
+        trainers[head] = Trainer(model, part, config)
+    found: dict[str, dict[str, list[float]]] = {head: {"1": [], "2": []} for head in trainers}
+    for _ in range(6):  # the first round warms up
+        for head, trainer in trainers.items():
+            for threads, speeds in found[head].items():
+                torch.set_num_threads(int(threads))
                 for _ in trainer.steps():
                     pass
                 trainer.note_validation(0.0)
-                found.append(1 / trainer.position.tokens_per_second)
-        ratios[head] = median(seconds[1][1:]) / median(seconds[2][1:])
+                speeds.append(trainer.position.tokens_per_second)
     runs.mkdir(parents=True, exist_ok=True)
-    threads_file(runs).write_text(json.dumps(ratios) + "\n")
-    return ratios
+    speeds_by_head = {
+        head: {threads: median(speeds[1:]) for threads, speeds in by_threads.items()}
+        for head, by_threads in found.items()
+    }
+    speed_file(runs).write_text(json.dumps(speeds_by_head, indent=2) + "\n")
+    return speeds_by_head
 
 
-def threads_text(runs: Path) -> list[str]:
-    if not threads_file(runs).is_file():
-        return []
-    ratios = json.loads(threads_file(runs).read_text())
-    listed = ", ".join(f"`{head}` {ratio:.2f}" for head, ratio in ratios.items())
+def speeds(runs: Path, heads: Iterable[str]) -> dict[str, dict[str, float]] | None:
+    """What --speed found, if it has measured all of the heads."""
+    if not speed_file(runs).is_file():
+        return None
+    found: dict[str, dict[str, float]] = json.loads(speed_file(runs).read_text())
+    return found if found.keys() >= set(heads) else None
+
+
+def speed_text(found: dict[str, dict[str, float]], heads: Iterable[str], picture: str) -> list[str]:
+    unit = found["softmax"]["1"]
+    one = ", ".join(f"`{head}` {found[head]['1'] / unit:.2f}" for head in heads)
+    two = ", ".join(f"`{head}` {found[head]['2'] / found[head]['1']:.2f}" for head in heads)
     return [
-        f"Speed of a step with two threads over one, in turns on an idle machine: {listed}.",
+        "## Speed",
+        "",
+        f"Training tokens per second of the whole model, one thread, as multiples of {unit:,.0f}, "
+        f"those of `softmax`: {one}. With two threads instead of one: {two}. Medians of five "
+        "rounds, the heads alternating, on an idle machine.",
+        "",
+        f"![Validation perplexity against time]({picture})",
+        "",
+        "Time is the number of training tokens divided by the speed; validation is not counted.",
         "",
     ]
+
+
+def time_curves(runs: dict[str, RunFigures], found: dict[str, dict[str, float]]) -> bytes:
+    """A PNG of validation perplexity against minutes of training with one thread."""
+    figure = new_figure(7, 3.6)
+    axes = figure.subplots()
+    for number, (head, run) in enumerate(runs.items()):
+        seconds = COMMON["batch_size"] * COMMON["bptt"] / found[head]["1"]
+        minutes = [epoch.step * seconds / 60 for epoch in run.epochs]
+        perplexities = [epoch.valid_perplexity for epoch in run.epochs]
+        axes.plot(minutes, perplexities, marker="o", label=TITLES[head], **line_style(number))
+    axes.set(yscale="log", xlim=(0, None), xlabel="minutes of training, one CPU thread")
+    axes.set_ylabel("validation perplexity (log scale)")
+    axes.yaxis.set_major_locator(FixedLocator([100, 110, 120, 130, 140, 150, 160, 180, 200]))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    return rendered(figure)
 
 
 # The page
 
 
-def published_text() -> str:
-    return ", ".join(f"`{head}` {v:.2f} / {t:.2f}" for head, (v, t) in PUBLISHED.items())
+def published_text(heads: Iterable[str]) -> str:
+    known = {head: PUBLISHED[head] for head in heads if head in PUBLISHED}
+    return ", ".join(f"`{head}` {v:.2f} / {t:.2f}" for head, (v, t) in known.items())
 
 
 def cpu_seconds(run: RunFigures) -> tuple[float, float] | None:
@@ -242,13 +313,13 @@ def head_text(run: RunFigures) -> str:
     return ", ".join(["tied" if settings["tied"] else "not tied", *parts])
 
 
-def head_rows(runs: Sequence[RunFigures]) -> list[str]:
-    flat = next((cpu_seconds(run) for run in runs if run.head == "softmax"), None)
+def head_rows(runs: dict[str, RunFigures]) -> list[str]:
+    flat = cpu_seconds(runs["softmax"]) if "softmax" in runs else None
     rows = []
-    for run in runs:
+    for name, run in runs.items():
         assert run.final is not None
         cells = [
-            f"`{run.head}`",
+            f"`{name}`",
             head_text(run),
             f"{run.settings['learning_rate']:g}",
             f"{run.settings['head_learning_rate_factor']:g}",
@@ -269,15 +340,15 @@ def head_rows(runs: Sequence[RunFigures]) -> list[str]:
     return rows
 
 
-def epoch_rows(runs: Sequence[RunFigures]) -> list[str]:
-    count = max(len(run.epochs) for run in runs)
+def epoch_rows(runs: dict[str, RunFigures]) -> list[str]:
+    count = max(len(run.epochs) for run in runs.values())
     lines = [
         f"| head | {' | '.join(f'epoch {n}' for n in range(1, count + 1))} |",
         f"| --- |{' ---: |' * count}",
     ]
-    for run in runs:
+    for name, run in runs.items():
         values = [f"{epoch.valid_perplexity:.2f}" for epoch in run.epochs]
-        lines.append(f"| `{run.head}` | {' | '.join(values)} |")
+        lines.append(f"| `{name}` | {' | '.join(values)} |")
     return lines
 
 
@@ -287,9 +358,12 @@ def cpu_name() -> str:
     return str(get_cpu_info().get("brand_raw", platform.processor()))
 
 
-def page(runs: Sequence[RunFigures], tries: Sequence[str], picture: str) -> str:
-    """The results in Markdown."""
-    summary = json.loads((runs[0].path / "summary.json").read_text())
+def page(runs: dict[str, RunFigures], tries: Sequence[str], name: Path) -> str:
+    """The results in Markdown, with the pictures NAME.png and NAME-time.png."""
+    first = next(iter(runs.values())).path
+    summary = json.loads((first / "summary.json").read_text())
+    found = speeds(first.parent, runs)
+    heads = " ".join(runs)
     settings = ", ".join(
         f"{name.replace('_', ' ')} {value:g}"
         if isinstance(value, float)
@@ -298,7 +372,7 @@ def page(runs: Sequence[RunFigures], tries: Sequence[str], picture: str) -> str:
         if name not in ("learning_rate", "device", "threads")
     )
     lines = [
-        "# Four heads on Penn Treebank, reduced",
+        "# Heads on Penn Treebank, reduced",
         "",
         f"A small backbone, {COMMON['epochs']} epochs, one seed: **not converged**. The order of "
         "the heads here says nothing about their order at convergence.",
@@ -317,13 +391,13 @@ def page(runs: Sequence[RunFigures], tries: Sequence[str], picture: str) -> str:
         "CPU time is that of the process, which has one thread, with other load on the machine; an "
         "epoch includes its validation, tokens per second are those of the training alone.",
         "",
-        *threads_text(runs[0].path.parent),
         "## Validation perplexity by epoch",
         "",
         *epoch_rows(runs),
         "",
-        f"![Validation perplexity by epoch]({picture})",
+        f"![Validation perplexity by epoch]({name.name}.png)",
         "",
+        *(speed_text(found, runs, f"{name.name}-time.png") if found else []),
     ]
     if tries:
         lines += [
@@ -334,22 +408,22 @@ def page(runs: Sequence[RunFigures], tries: Sequence[str], picture: str) -> str:
             "",
             *tries,
             "",
-            CHOICE,
+            CHOICE + (PLIF_CHOICE if "plif" in runs else ""),
             "",
         ]
     lines += [
         "## Published, at convergence",
         "",
-        f"Validation / test perplexity of the full models: {published_text()}. These are means of "
-        "ten seeds after hundreds of epochs of the settings of the presets `ptb-*`: another model, "
-        "another optimiser, no comparison with the figures above.",
+        f"Validation / test perplexity of the full models: {published_text(runs)}. These are means "
+        "of ten seeds after hundreds of epochs with the settings of the presets `ptb-*`: another "
+        "model and another optimizer, so they do not compare with the figures above.",
         "",
         "## Made by",
         "",
-        "    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --tries",
-        "    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --threads",
-        "    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --save "
-        "benchmarks/results/ptb-reduced",
+        *(
+            f"    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --heads {heads} {do}"
+            for do in ("--tries", "--speed", f"--save benchmarks/results/{name.name}")
+        ),
         "",
         f"{cpu_name()}, one thread, torch {torch.__version__}, Python "
         f"{platform.python_version()}, {date.today()}.",
@@ -365,28 +439,34 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True, help="folder for the runs")
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--tries", action="store_true", help="try learning rates, then end")
-    parser.add_argument("--threads", action="store_true", help="time one thread and two, then end")
-    parser.add_argument("--save", type=Path, help="write NAME.md and NAME.png", metavar="NAME")
+    parser.add_argument("--speed", action="store_true", help="time training steps, then end")
+    parser.add_argument("--save", type=Path, help="write NAME.md and pictures", metavar="NAME")
     arguments = parser.parse_args()
     if arguments.tries:
         make_tries(arguments.data, arguments.runs, arguments.heads)
         print("\n".join(tries_table(arguments.runs, arguments.heads)))
         return
-    if arguments.threads:
-        print(time_threads(arguments.data, arguments.runs, arguments.heads))
+    if arguments.speed:
+        print(measure_speed(arguments.data, arguments.runs, arguments.heads))
         return
     for head in arguments.heads:
         run = arguments.runs / head
-        train_once(
-            TrainConfig(data=str(arguments.data), run=str(run), head=head, **COMMON | HEADS[head])
-        )
+        train_once(TrainConfig(data=str(arguments.data), run=str(run), **COMMON | HEADS[head]))
     comparison = compare(arguments.runs / head for head in arguments.heads)
     print(to_markdown(comparison))
     if arguments.save:
-        picture = arguments.save.with_suffix(".png")
-        picture.write_bytes(rendered(validation_curves(comparison)))
-        text = page(comparison.runs, tries_table(arguments.runs, arguments.heads), picture.name)
-        arguments.save.with_suffix(".md").write_text(text, encoding="utf-8")
+        name = arguments.save
+        runs = dict(zip(arguments.heads, comparison.runs, strict=True))
+        name.with_suffix(".png").write_bytes(rendered(validation_curves(comparison)))
+        if found := speeds(arguments.runs, arguments.heads):
+            name.with_name(f"{name.name}-time.png").write_bytes(time_curves(runs, found))
+        figures = {
+            head: {"valid": run.valid_perplexity, "test": run.test_perplexity}
+            for head, run in runs.items()
+        }
+        name.with_suffix(".json").write_text(json.dumps(figures, indent=2) + "\n")
+        text = page(runs, tries_table(arguments.runs, arguments.heads), name)
+        name.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

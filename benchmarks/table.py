@@ -1,14 +1,13 @@
-"""The tables of a benchmark run, as Markdown, from the JSON of pytest-benchmark.
+"""The page of a benchmark run, as Markdown, from the JSON of pytest-benchmark.
 
     pytest benchmarks --benchmark-only --benchmark-json=run.json
-    python -m benchmarks.table run.json [--save benchmarks/results/NAME.json] [--readme README.md]
-        [--plot benchmarks/results/time-per-row.png]
+    python -m benchmarks.table run.json [--save benchmarks/results/cpu]
 
-Times stand as multiples of a baseline's in the same run: a CPU's milliseconds say little elsewhere.
-``--save`` keeps the figures with machine, versions and date; ``--readme`` replaces what stands
-between the markers of each table, ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``: benchmarks,
-decoding and tree-targets (trees), heads, targets. A table of which the run has nothing stays as it
-is. ``--plot`` draws how the time of a row grows with the classes.
+Times are multiples of a baseline's in the same run: a CPU's milliseconds say little about another
+CPU. ``--save NAME`` writes the figures to NAME.json, the page to NAME.md, and the growth of the
+time of a row with the number of classes to NAME.png. Where NAME.json exists, contests that the run
+has not measured keep their figures; without a run, the page is made again from NAME.json. Every
+contest keeps the machine, the versions and the date of its own run.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import argparse
 import json
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -29,12 +28,78 @@ import hstree
 from benchmarks.decoding import DECODED_ROWS, QUESTIONS, SOFTMAX, TREES
 from benchmarks.ensembles import ADAPTIVE, KERNELS, MODULE
 from benchmarks.heads import FLAT, FORMULAS, LARGE_CHUNKS, OWN_CHUNKS, SMALL_CHUNKS
-from benchmarks.optimizers import ADAM, LOSS, OPTIMIZER_SIZES, OPTIMIZERS, TORCH_ADAM
+from benchmarks.optimizers import (
+    ADAM,
+    LOSS,
+    OPTIMIZER_SIZES,
+    OPTIMIZERS,
+    TORCH_ADAM,
+    TRAINING_SIZES,
+)
 from benchmarks.paths import CLASSES, PATH_SIZES
 from benchmarks.plot import plot_growth
 from benchmarks.targets import Target, number, target_table
 
 Contest = dict[str, dict[str, Any]]
+
+INTRODUCTION = """\
+# Speed and memory on a CPU
+
+Ratios within one run, so that they compare on any machine; absolute times only say what 1 is.
+Forward and backward passes, gradients included; float32; one thread, except where threads are
+compared. V is the number of classes, N the rows of a step, D the features."""
+
+TRAINING = """\
+Forward, backward and optimizer of an output layer, as multiples of the last row. Trees:
+`from_counts`, that is Huffman trees with a root of C = 256 children, or 512 from V = 65,537.
+Classes are drawn from Zipf's law. Adaptive softmax: default cutoffs, 2,000 and 10,000. Peak
+extra memory is that of a first step: gradients and the optimizer's state included, parameters
+and inputs not."""
+
+HEADS = """\
+Time and memory are those of one training step without the optimizer, as multiples of those of
+torch's own layer and loss. Peak extra memory is what one step adds to the resident memory of a
+fresh process, gradients included, with every block of 64 KiB or more mapped by itself;
+parameters, inputs and code are not counted."""
+
+PATHS = """\
+Binary Huffman trees, T = 1 over all features, T = 8 over half of them each. Peak extra memory
+includes the gradients, row-sparse for trees. `torch tree` is the same trees in torch's own
+operators: the paths of the batch packed in one list, with sparse `F.embedding` gradients.
+`bags` is the same without copying any vector, as weighted `F.embedding_bag`s, the fastest that
+we could find.
+
+![Time of a row against the number of classes]({picture})"""
+
+DECODING = """\
+A trained head computes the log-probabilities of all classes, the ten most probable, the most
+probable one, or a draw, as multiples of all classes of a softmax. Untrained vectors that move
+the scores by about one, over Zipf's law. All classes cost T S / D times the softmax's products
+and more. The fewer classes share the probability, the less of a tree the search for the most
+probable opens."""
+
+WIDE = """\
+A wide `TreeEnsemble` is T = 4 Huffman trees over all features with a root of C = 256 children
+and groups of G = 32 leaves at (N, D, V) = (1400, 400, 33278). A binary one is T = 8 over half
+of the features. A node visit is one node on the path of one word: its score, gradients and
+update, in skip-gram over the same text."""
+
+METHOD = """\
+## How it was measured
+
+```bash
+pip install -r tools/extra-benchmarks.txt  # optional: gensim and fastText
+pytest benchmarks --benchmark-only --benchmark-json=run.json
+python -m benchmarks.table run.json --save benchmarks/results/cpu
+```
+
+In each round every contestant has its turn, in order and back in the next round. A turn is as
+many steps as fit into 0.1 s, at least one and at most twenty, after one that does not count
+unless it takes longer than 1 s; its figure is their median. Times are CPU time of a process
+with one thread, or wall time where threads are compared. Ratios are taken within a round, and
+the tables show their medians. The `.json` file beside this page holds the seconds of every
+round, the parameters, the bytes that a step adds at its peak, as `benchmarks/memory.py` counts
+them, the bytes of row-sparse gradients, and the nodes that the paths of a step visit."""
 
 FLAT_LOSSES = (FLAT, OWN_CHUNKS, SMALL_CHUNKS, LARGE_CHUNKS)
 
@@ -195,34 +260,42 @@ TREE_TARGETS = [
 
 
 def summary(run: dict[str, Any]) -> dict[str, Any]:
-    """Medians in seconds by group and test, and the contests by device, with what they were
+    """Medians in seconds by group and test, and the contests by device, each with what it was
     measured on."""
-    groups: dict[str, dict[str, float]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     contests: dict[str, dict[str, Any]] = {}
+    cpu = run["machine_info"]["cpu"].get("brand_raw", platform.processor())
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    date = run["datetime"][:10]
     for entry in run["benchmarks"]:
         extra = entry.get("extra_info", {})
         if "contest" in extra:
-            name = entry["group"].split(" (")[0]
-            contests.setdefault(extra["device"], {})[name] = {
+            name, device = entry["group"].split(" (")[0], extra["device"]
+            machine = cpu if device == "cpu" else torch.cuda.get_device_name()
+            contests.setdefault(device, {})[name] = {
+                "measured": f"{machine}, {versions}, {date}",
                 "size": extra["size"],
                 "contestants": extra["contest"],
             }
             continue
         name = entry["name"].removeprefix("test_").split("[")[0]
         variant = re.sub(r"-?\(.*\)", "", entry.get("param") or "")
-        groups.setdefault(entry["group"], {})[f"{name} {variant}".strip()] = entry["stats"][
-            "median"
-        ]
+        group = groups.setdefault(
+            entry["group"], {"measured": f"{cpu}, {versions}, {date}", "median_seconds": {}}
+        )
+        group["median_seconds"][f"{name} {variant}".strip()] = entry["stats"]["median"]
+    return {"groups": groups, "contests": contests}
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The results of two runs; of what both have measured, the new."""
+    devices = [*old["contests"], *(new["contests"].keys() - old["contests"].keys())]
     return {
-        "date": run["datetime"][:10],
-        "cpu": run["machine_info"]["cpu"].get("brand_raw", platform.processor()),
-        "gpu": torch.cuda.get_device_name() if "cuda" in contests else None,
-        "threads": 1,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "hstree": hstree.__version__,
-        "median_seconds": groups,
-        "contests": contests,
+        "groups": old["groups"] | new["groups"],
+        "contests": {
+            device: old["contests"].get(device, {}) | new["contests"].get(device, {})
+            for device in devices
+        },
     }
 
 
@@ -254,6 +327,11 @@ def _figures(contestants: Contest, names: str | tuple[str, ...], figure: str) ->
     return [min(values) for values in zip(*found, strict=True)]
 
 
+def sources(contests: Iterable[dict[str, Any]]) -> str:
+    """What the contests were measured on, each machine, version and date once."""
+    return "; ".join(dict.fromkeys(contest["measured"] for contest in contests)) + "."
+
+
 def path_table(results: dict[str, Any]) -> list[str]:
     """The path kernel and what it is measured against, by number of classes."""
     contests = results["contests"].get("cpu", {})
@@ -275,7 +353,7 @@ def path_table(results: dict[str, Any]) -> list[str]:
         times.append("not measured" if peak is None else f"{peak / 2**20:,.0f} MiB")
         lines.append(f"| {name} | {' | '.join(times)} |")
     seconds = (median(contest["contestants"][unit]["seconds"]) for contest in there)
-    lines += ["", f"1 = {', '.join(f'{1000 * s:.2g} ms' for s in seconds)}."]
+    lines += ["", f"1 = {', '.join(f'{1000 * s:.2g} ms' for s in seconds)}. {sources(there)}"]
     return lines
 
 
@@ -283,14 +361,15 @@ def head_tables(results: dict[str, Any]) -> list[str]:
     """For each device the steps of all heads as multiples of torch's flat one."""
     lines: list[str] = []
     for device, contests in results["contests"].items():
-        seen: set[str] = set()
-        rows = []
-        for name in ("heads", "mixtures"):
-            contestants = contests.get(name, {}).get("contestants", {})
+        there = [contests[name] for name in ("heads", "mixtures") if name in contests]
+        if not there:
+            continue
+        rows: dict[str, str] = {}
+        for contest in there:
+            contestants = contest["contestants"]
             for head, figures in contestants.items():
-                if head in seen:
+                if head in rows:
                     continue
-                seen.add(head)
                 cells = [
                     f"`{head}`" if head in hstree.heads.head_names() else head,
                     FORMULAS[head],
@@ -298,41 +377,62 @@ def head_tables(results: dict[str, Any]) -> list[str]:
                     number(ratio(contestants, head, FLAT, "peak_bytes")),
                     f"{figures['parameters'] / 1e6:,.2f} M",
                 ]
-                rows.append(f"| {' | '.join(cells)} |")
-        if not rows:
-            continue
-        title = "head, one core" if device == "cpu" else f"head, {results['gpu']}"
-        if lines:
-            lines.append("")
-        lines += [
-            f"| {title} | P(y given h) | time | peak extra memory | parameters |",
-            "| --- | --- | ---: | ---: | ---: |",
-            *rows,
-        ]
-        contest = next(contests[name] for name in ("heads", "mixtures") if name in contests)
-        flat = contest["contestants"][FLAT]
+                rows[head] = f"| {' | '.join(cells)} |"
+        flat = there[0]["contestants"][FLAT]
         unit = f"{median(flat['seconds']):.3g} s"
         if flat.get("peak_bytes"):
             unit += f" and {flat['peak_bytes'] / 2**20:,.0f} MiB"
         lines += [
+            *([""] if lines else []),
+            f"| head, {_device(device)} | P(y given h) | time | peak extra memory | parameters |",
+            "| --- | --- | ---: | ---: | ---: |",
+            *rows.values(),
             "",
-            f"One training step, {contest['size']}, float32, gradients included; 1 = {unit}.",
+            f"{there[0]['size']}, float32; 1 = {unit}. {sources(there)}",
         ]
     if lines and "cuda" not in results["contests"]:
         lines += ["", "On a GPU: not measured."]
     return lines
 
 
-def decoding_table(results: dict[str, Any]) -> list[str]:
-    """What is asked of a trained head, as multiples of all classes of a softmax."""
+def training_table(results: dict[str, Any]) -> list[str]:
+    """Steps with the optimizer's, as multiples of the last contestant's."""
     contests = results["contests"].get("cpu", {})
-    there = [n for n in DECODED_ROWS if f"decoding, N = {n}" in contests]
+    names = [f"training steps, V = {size.classes}" for size in TRAINING_SIZES]
+    there = [contests[name] for name in names if name in contests]
     if not there:
         return []
-    columns = [f"{question}, N = {n}" for n in there for question in QUESTIONS]
+    memory = there[-1]["size"].split(", ")[-1]
+    columns = [f"V = {size.classes:,}" for size in TRAINING_SIZES[: len(there)]]
+    lines = [
+        f"| one core | {' | '.join(columns)} | peak extra memory, {memory} |",
+        f"| --- |{' ---: |' * (len(there) + 1)}",
+    ]
+    for name in there[-1]["contestants"]:
+        cells = []
+        for contest in there:
+            contestants = contest["contestants"]
+            milliseconds = 1000 * median(contestants[name]["seconds"])
+            times = number(ratio(contestants, name, next(reversed(contestants))))
+            cells.append(f"{times} ({milliseconds:,.0f} ms)")
+        peak = there[-1]["contestants"][name].get("peak_bytes")
+        cells.append("not measured" if peak is None else f"{peak / 2**20:,.0f} MiB")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    rows_and_features = there[0]["size"].rsplit(", ", 1)[0]
+    return [*lines, "", f"{rows_and_features}. {sources(there)}"]
+
+
+def decoding_table(results: dict[str, Any]) -> list[str]:
+    """Decoding with a trained head, as multiples of all classes of a softmax."""
+    contests = results["contests"].get("cpu", {})
+    rows = [n for n in DECODED_ROWS if f"decoding, N = {n}" in contests]
+    if not rows:
+        return []
+    there = [contests[f"decoding, N = {n}"] for n in rows]
+    columns = [f"{question}, N = {n}" for n in rows for question in QUESTIONS]
     lines = [f"| one core | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
     unit = f"{SOFTMAX}: {next(iter(QUESTIONS))}"
-    of = [contests[f"decoding, N = {n}"]["contestants"] for n in there]
+    of = [contest["contestants"] for contest in there]
     for head in (SOFTMAX, *TREES):
         times = [
             number(ratio(contestants, f"{head}: {question}", unit))
@@ -340,81 +440,69 @@ def decoding_table(results: dict[str, Any]) -> list[str]:
             for question in QUESTIONS
         ]
         lines.append(f"| {head} | {' | '.join(times)} |")
-    size = contests[f"decoding, N = {there[0]}"]["size"].split(", ", 1)[1]
-    seconds = (median(contestants[unit]["seconds"]) for contestants in of)
-    return [*lines, "", f"{size}; 1 = {', '.join(f'{1000 * s:.2g} ms' for s in seconds)}."]
+    size = there[0]["size"].split(", ", 1)[1]
+    seconds = ", ".join(f"{1000 * median(c[unit]['seconds']):.2g} ms" for c in of)
+    return [*lines, "", f"{size}; 1 = {seconds}. {sources(there)}"]
 
 
 def target_tables(results: dict[str, Any], targets: Sequence[Ratio]) -> list[str]:
-    """For each device what was to be reached, and what was, as far as there are figures."""
+    """For each device the targets that have a figure, with it."""
     lines: list[str] = []
     for device, contests in results["contests"].items():
-        reached = [(target, target.reached(contests)) for target in targets]
-        title = "one core" if device == "cpu" else results["gpu"]
-        made = target_table(title, [row for row in reached if row[1] is not None])
-        if not made:
+        rows = [(target, target.reached(contests)) for target in targets]
+        rows = [row for row in rows if row[1] is not None]
+        if not rows:
             continue
         if lines:
             lines.append("")
-        lines += made
-        if targets is TARGETS and "mos" in contests:
-            lines += ["", f"`mos` here with {contests['mos']['size']}, K = 15."]
+        lines += target_table(_device(device), rows)
+        lines += ["", sources(contests[target.contest] for target, _ in rows)]
+        if "mos" in {target.contest for target, _ in rows}:
+            lines[-1] += f" `mos` here with {contests['mos']['size']}, K = 15."
     return lines
 
 
-def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Markdown by the names of the markers, as far as there are figures."""
-    made = {
-        "benchmarks": path_table(results),
-        "decoding": decoding_table(results),
-        "tree-targets": target_tables(results, TREE_TARGETS),
-        "heads": head_tables(results),
-        "targets": target_tables(results, TARGETS),
-    }
-    source = (
-        f"{results['cpu']}, one thread, torch {results['torch']}, Python {results['python']}, "
-        f"{results['date']}."
-    )
-    return {name: "\n".join([*lines, "", source]) for name, lines in made.items() if lines}
+def _device(device: str) -> str:
+    return "one core" if device == "cpu" else "one GPU"
 
 
-def replace(text: str, made: dict[str, str]) -> str:
-    """The text with the tables between their markers.
-
-    Raises:
-        ValueError: for a table whose markers the text does not have once, in order.
-    """
-    for name, table in made.items():
-        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
-            raise ValueError(f"expected one {begin} and one {end} after it")
-        head, _, rest = text.partition(begin)
-        text = f"{head}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
-    return text
+def page(results: dict[str, Any], picture: str) -> str:
+    """The results in Markdown, of what was measured."""
+    parts = [INTRODUCTION]
+    for title, text, lines in (
+        ("A training step by number of classes", TRAINING, training_table(results)),
+        ("A loss of every head, with its gradients", HEADS, head_tables(results)),
+        ("The tree operators", PATHS.format(picture=picture), path_table(results)),
+        ("Decoding", DECODING, decoding_table(results)),
+        ("Targets: heads", "", target_tables(results, TARGETS)),
+        ("Targets: trees", WIDE, target_tables(results, TREE_TARGETS)),
+    ):
+        if lines:
+            parts += [f"## {title}", *([text] if text else []), "\n".join(lines)]
+    return "\n\n".join([*parts, METHOD]) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--save", type=Path)
-    parser.add_argument("--readme", type=Path)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("run", type=Path, nargs="?")
+    parser.add_argument("--save", type=Path, metavar="NAME")
     arguments = parser.parse_args()
-    results = summary(json.loads(arguments.run.read_text()))
-    made = tables(results)
-    print("\n\n".join(made.values()))
+    if arguments.run is None and arguments.save is None:
+        parser.error("expected the JSON of a run, --save NAME or both, got neither")
+    results: dict[str, Any] = {"groups": {}, "contests": {}}
+    if arguments.run:
+        results = summary(json.loads(arguments.run.read_text()))
     if arguments.save:
-        arguments.save.write_text(json.dumps(results, indent=2) + "\n")
-    if arguments.plot:
-        plot_growth(results["contests"].get("cpu", {}), arguments.plot)
-    if arguments.readme:
-        try:
-            text = replace(arguments.readme.read_text(), made)
-        except ValueError as error:
-            parser.error(f"{arguments.readme}: {error}")
-        arguments.readme.write_text(text)
+        figures = arguments.save.with_suffix(".json")
+        if figures.exists():
+            results = merged(json.loads(figures.read_text()), results)
+        figures.write_text(json.dumps(results, indent=2) + "\n")
+        picture = arguments.save.with_suffix(".png")
+        plot_growth(results["contests"].get("cpu", {}), picture)
+        arguments.save.with_suffix(".md").write_text(page(results, picture.name))
+    print(page(results, "growth.png"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,19 @@ import pytest
 from benchmarks.heads import FLAT
 from benchmarks.plot import plot_growth
 from benchmarks.registry import CONTESTS
-from benchmarks.table import TARGETS, TREE_TARGETS, ratio, replace, summary, tables
+from benchmarks.table import (
+    TARGETS,
+    TREE_TARGETS,
+    decoding_table,
+    head_tables,
+    merged,
+    page,
+    path_table,
+    ratio,
+    summary,
+    target_tables,
+    training_table,
+)
 
 
 def run(device: str = "cpu") -> dict[str, Any]:
@@ -60,31 +73,75 @@ def test_fastest_of_several_counts_in_each_round() -> None:
     assert ratio(contest, ("missing", "other"), "c") is None
 
 
-def test_tables_of_heads_and_targets() -> None:
-    made = tables(summary(run()))
-    assert set(made) == {"benchmarks", "decoding", "tree-targets", "heads", "targets"}
-    row = next(line for line in made["heads"].splitlines() if line.startswith("| `plif` |"))
+def test_table_of_heads() -> None:
+    lines = head_tables(summary(run()))
+    row = next(line for line in lines if line.startswith("| `plif` |"))
     assert row.endswith("| 2.00 | 2.00 | 1.00 M |")
-    assert "On a GPU: not measured." in made["heads"]
-    assert made["heads"].count(f"| {FLAT} |") == 1
-    there = [target for target in TARGETS if target.to in CONTESTS[target.contest]]
-    assert all(target.title in made["targets"] for target in there)
+    assert lines[-1] == "On a GPU: not measured."
+    assert sum(line.startswith(f"| {FLAT} |") for line in lines) == 1
 
 
-def test_tables_of_trees() -> None:
-    made = tables(summary(run()))
-    rows = made["benchmarks"].splitlines()
+def test_table_of_paths() -> None:
+    rows = path_table(summary(run()))
     assert rows[0].count("V = ") == 4  # three sizes, and that of the memory
     assert f"| {FLAT} | 0.50 | 0.50 | 0.50 | 2 MiB |" in rows
     assert "| F.linear_cross_entropy, its own chunks | 1.00 | 1.00 | not measured | 3 MiB |" in rows
+
+
+def test_table_of_training_steps() -> None:
+    rows = training_table(summary(run()))
+    names = list(CONTESTS["training steps, V = 10000"])
+    same = "1.00 (2,000 ms)"
+    assert rows[2 : 2 + len(names)] == [
+        f"| {n} | {same} | {same} | {same} | 3 MiB |" for n in names
+    ]
+
+
+def test_table_of_decoding() -> None:
+    assert "\n".join(decoding_table(summary(run()))).count("| 1.00 " * 8 + "|") == 5
+
+
+def test_targets() -> None:
+    results = summary(run())
+    there = [target for target in TARGETS if target.to in CONTESTS[target.contest]]
+    heads = "\n".join(target_tables(results, TARGETS))
+    assert all(target.title in heads for target in there)
+    trees = target_tables(results, TREE_TARGETS)
     assert all(
-        f"| {target.title} | {target.wanted} |" in made["tree-targets"] for target in TREE_TARGETS
+        any(line.startswith(f"| {target.title} | {target.wanted} |") for line in trees)
+        for target in TREE_TARGETS
     )
-    assert made["decoding"].count("| 1.00 " * 8 + "|") == 5
-    error = next(line for line in made["tree-targets"].splitlines() if line.startswith("| error"))
+    error = next(line for line in trees if line.startswith("| error"))
     assert error.endswith("| at most 1 | 0.25 |")
-    memory = next(line for line in made["tree-targets"].splitlines() if "peak" in line)
+    memory = next(line for line in trees if "peak" in line)
     assert memory.endswith("| at most 1 | 0.50 |")
+
+
+def test_page_leaves_out_what_was_not_measured() -> None:
+    results = summary(run())
+    whole = page(results, "x.png")
+    assert whole.count("\n## ") == 7
+    assert "![Time of a row against the number of classes](x.png)" in whole
+    del results["contests"]["cpu"]["heads"], results["contests"]["cpu"]["mixtures"]
+    assert "## A loss of every head" not in page(results, "x.png")
+
+
+def test_merged_results_keep_their_sources() -> None:
+    old, new = summary(run()), summary(run() | {"datetime": "2027-01-02T03:04:05"})
+    contests = new["contests"]["cpu"]
+    new["contests"]["cpu"] = {
+        name: contest for name, contest in contests.items() if name.startswith("decoding")
+    }
+    both = merged(old, new)
+    assert both["contests"]["cpu"].keys() == old["contests"]["cpu"].keys()
+    assert "2027-01-02." in decoding_table(both)[-1]
+    assert "2026-01-02." in path_table(both)[-1]
+
+
+def test_committed_page_is_made_from_the_committed_figures() -> None:
+    results = Path(__file__).parent / "results"
+    figures = json.loads((results / "cpu.json").read_text())
+    assert (results / "cpu.md").read_text() == page(figures, "cpu.png")
 
 
 def test_plot_needs_its_contests(tmp_path: Path) -> None:
@@ -105,18 +162,3 @@ def test_every_target_compares_what_there_is() -> None:
             if "linear_cross_entropy" not in name  # not in every release of torch
         }
         assert names - made_by_errors <= set(CONTESTS[target.contest])
-
-
-def test_replace_keeps_the_rest() -> None:
-    text = "a\n<!-- heads: begin -->\nold\n<!-- heads: end -->\nb\n"
-    once = replace(text, {"heads": "new"})
-    assert once == "a\n<!-- heads: begin -->\nnew\n<!-- heads: end -->\nb\n"
-    assert replace(once, {"heads": "new"}) == once
-
-
-@pytest.mark.parametrize(
-    "text", ["", "<!-- heads: begin -->", "<!-- heads: end --><!-- heads: begin -->"]
-)
-def test_replace_names_missing_markers(text: str) -> None:
-    with pytest.raises(ValueError, match="expected one <!-- heads: begin -->"):
-        replace(text, {"heads": "new"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections import Counter
@@ -11,12 +12,19 @@ import hypothesis
 import pytest
 import torch
 from cuda_emu.library import EmulatedLibrary, compile_operators
+from filelock import FileLock
 
 import hstree
 
 # The same examples in every run; no deadline, since machines are shared.
 hypothesis.settings.register_profile("hstree", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("hstree")
+
+DURATION = (
+    "time: on two cores about 4 minutes with -n 2, 8 without;"
+    ' everything, also the slow tests, -m "slow or not slow", about 12 with -n 2'
+)
+WORKER = "PYTEST_XDIST_WORKER" in os.environ  # one of the processes of pytest -n
 
 
 def cuda_obstacle() -> str | None:
@@ -44,10 +52,17 @@ def compiler() -> str:
 
 @pytest.fixture(scope="session")
 def emulated(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> EmulatedLibrary:
-    """The operators of a CUDA build, compiled for the CPU."""
+    """The operators of a CUDA build, compiled for the CPU once for all processes of pytest -n."""
     if hstree.build_info().cuda is not None:
         pytest.skip("hstree has its CUDA operators, which run on a GPU: pytest -m cuda")
-    return EmulatedLibrary(compile_operators(tmp_path_factory.mktemp("emulated")))
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if WORKER else base) / "emulated"
+    library = folder / "emulated.so"
+    with FileLock(f"{folder}.lock"):
+        if not library.exists():
+            folder.mkdir(exist_ok=True)
+            assert compile_operators(folder) == library
+    return EmulatedLibrary(library)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -68,15 +83,18 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts background jobs with SIGINT ignored; tests and their processes must receive it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if WORKER:  # threads of several processes would wait for each other
+        torch.set_num_threads(1)
+        os.environ["OMP_NUM_THREADS"] = "1"
     # Plain `pytest` collects benchmarks too but measures nothing; `pytest --benchmark-only` does.
     if hasattr(config.option, "benchmark_skip") and not config.option.benchmark_only:
         config.option.benchmark_skip = True
 
 
-def pytest_report_header() -> str:
+def pytest_report_header() -> list[str]:
     built = hstree.build_info()
     cuda = f"CUDA {built.cuda} ({built.cuda_arch_list})" if built.cuda else "CPU only"
-    return f"hstree: {built.version}, {cuda}, built with torch {built.torch}"
+    return [f"hstree: {built.version}, {cuda}, built with torch {built.torch}", DURATION]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,7 +2,7 @@
 text."""
 
 from .awd_lstm import AWDLSTM, BackboneOutput, State, activation_penalty, cpu_has_lstm, detach
-from .generation import generate
+from .generation import generate, sample_log_prob
 from .language_model import LanguageModel, LanguageModelOutput
 from .loss import evaluate_loss
 from .stream import read_contexts, read_stream
@@ -20,4 +20,5 @@ __all__ = [
     "generate",
     "read_contexts",
     "read_stream",
+    "sample_log_prob",
 ]

@@ -1,0 +1,99 @@
+"""The table of README.md, made of the figures in benchmarks/results.
+
+    python -m benchmarks.front
+
+replaces the lines between ``<!-- summary: begin -->`` and ``<!-- summary: end -->``.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.optimizers import TRAINING_SIZES
+from benchmarks.table import ratio, sources
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- summary: begin -->", "<!-- summary: end -->"
+UNIT = "linear, torch.optim.AdamW"
+
+# Contestants of the training steps, as README calls them, with the runs of benchmarks.ptb.
+ROWS = {
+    UNIT: ("`nn.Linear` + `F.cross_entropy`", "softmax"),
+    "softmax, torch.optim.AdamW": ("`hstree.Softmax`", "softmax"),
+    "adaptive, torch.optim.AdamW": ("`nn.AdaptiveLogSoftmaxWithLoss`", "adaptive"),
+    "trees, torch.optim.AdamW": ("`hstree.TreeEnsemble`, 4 trees", "trees"),
+    "trees, sparse, hstree.optim.AdamW": ("4 trees, `sparse=True`", "trees"),
+    "one tree, sparse, hstree.optim.AdamW": ("1 tree, `sparse=True`", "tree"),
+}
+
+
+def front_table(speed: dict[str, Any], perplexity: dict[str, dict[str, float]]) -> str:
+    """Time, memory and perplexity of a softmax, the adaptive softmax and trees.
+
+    Args:
+        speed: the results of benchmarks.table.
+        perplexity: those of benchmarks.ptb by head.
+    """
+    contests = speed["contests"]["cpu"]
+    there = [contests[f"training steps, V = {size.classes}"] for size in TRAINING_SIZES]
+    columns = " | ".join(f"V = {size.classes:,}" for size in TRAINING_SIZES)
+    last = TRAINING_SIZES[-1]
+    lines = [
+        f"| output layer: speed at | {columns} | memory, V = {last.classes:,} | test perplexity |",
+        "| --- |" + " ---: |" * (len(there) + 2),
+    ]
+    for name, (title, run) in ROWS.items():
+        times = [_times(ratio(contest["contestants"], UNIT, name)) for contest in there]
+        memory = there[-1]["contestants"][name]["peak_bytes"] / 2**20
+        test = perplexity[run]["test"]
+        lines.append(f"| {title} | {' | '.join(times)} | {memory:,.0f} MiB | {test:.1f} |")
+    seconds = (median(contest["contestants"][UNIT]["seconds"]) for contest in there)
+    unit = ", ".join(f"{1000 * s:,.0f} ms" for s in seconds)
+    lines += [
+        "",
+        "Speed: training steps of the layer per second (forward, backward, AdamW; "
+        f"{last.rows} rows of {last.features} features, one core) as a multiple of the first "
+        f"row's, whose steps take {unit}. Memory: what the first step adds to the process, "
+        "gradients and optimizer state included, parameters not. Test perplexity: Penn Treebank, "
+        "V = 10,000, three epochs of a small LSTM, one seed, not converged. "
+        f"{sources(there)}",
+    ]
+    return "\n".join([*lines[:-1], *textwrap.wrap(lines[-1], 120, break_on_hyphens=False)])
+
+
+def _times(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1f}x" if value < 10 else f"{value:.0f}x"
+
+
+def replaced(text: str, table: str) -> str:
+    """The text with the table between its markers.
+
+    Raises:
+        ValueError: if the text does not have both markers once, in order.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
+        raise ValueError(f"expected one {BEGIN} and one {END} after it")
+    head, _, rest = text.partition(BEGIN)
+    return f"{head}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
+
+
+def readme() -> str:
+    """README.md with the table that the committed figures make."""
+    results = ROOT / "benchmarks" / "results"
+    table = front_table(
+        json.loads((results / "cpu.json").read_text()),
+        json.loads((results / "ptb-heads.json").read_text()),
+    )
+    return replaced((ROOT / "README.md").read_text(), table)
+
+
+def main() -> None:
+    (ROOT / "README.md").write_text(readme())
+
+
+if __name__ == "__main__":
+    main()

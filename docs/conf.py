@@ -1,0 +1,51 @@
+"""Sphinx's settings. The site is built, without network, by
+
+sphinx-build -W --keep-going -b html docs build/docs
+"""
+
+import sys
+from pathlib import Path
+
+import hstree
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS / "_extensions"))
+
+project = "hstree"
+copyright = "the authors of hstree"
+version = release = hstree.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "links",
+    "mathml",
+]
+exclude_patterns = ["requirements.txt", "_extensions", "_templates"]
+templates_path = ["_templates"]
+nitpicky = True
+suppress_warnings = ["misc.highlighting_failure"]  # mermaid, for now
+
+# Where the files outside of docs/ can be read. Empty: the site carries them as downloads.
+repository_url = ""
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "groupwise"
+autodoc_typehints = "none"
+autosummary_ignore_module_all = False
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = f"hstree {release}"
+html_static_path = ["_static"]
+html_show_sphinx = False
+html_css_files = ["hstree.css"]
+html_math_renderer = "mathml"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
