@@ -228,7 +228,7 @@ class BuildProgress:
     """A context in which what ninja prints becomes a line for each file it has compiled, with the
     time left; error messages stay whole. `pip install` shows these lines with -v only."""
 
-    STATUS = re.compile(r"\[(\d+)/(\d+)\] .*?([^\s/]+\.(?:cpp|cu)) -o ")
+    STATUS = re.compile(r"\[(\d+)/(\d+)\] .*?([^\s/]+/[^\s/]+\.(?:cpp|cu)) -o ")
 
     def __enter__(self) -> None:
         sys.stdout.flush()
@@ -258,6 +258,8 @@ class BuildProgress:
         if match is None:
             return line
         done, total = int(match[1]), int(match[2])
+        if done == total:
+            return f"[{done}/{total}] {match[3]}\n"
         seconds = (time.monotonic() - self.begin) / done * (total - done)
         left = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
         return f"[{done}/{total}] {match[3]}, about {left} left\n"
@@ -345,6 +347,10 @@ def extension_arguments() -> dict[str, Any]:
                 tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
                 self.build_temp = str(ROOT / "build" / f"temp.{tag}-editable")
 
+        def build_extension(self, extension: Extension) -> None:
+            with BuildProgress():
+                super().build_extension(extension)
+
         def build_extensions(self) -> None:
             fields["version"] = self.distribution.get_version()
             build_info = Path(self.get_ext_fullpath("hstree._C")).with_name("_build_info.py")
@@ -352,8 +358,7 @@ def extension_arguments() -> dict[str, Any]:
             # Build the modules again when torch, CUDA or the compiler has changed.
             for extension in self.extensions:
                 extension.depends.append(str(build_info))
-            with BuildProgress():
-                super().build_extensions()
+            super().build_extensions()
 
         def copy_extensions_to_source(self) -> None:
             super().copy_extensions_to_source()

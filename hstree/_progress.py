@@ -109,10 +109,10 @@ def shown() -> Iterator[None]:
 
 
 def duration(seconds: float) -> str:
-    """A time in words, rounded up: ``40 s``, ``7 min``, ``2 h 5 min``."""
+    """A time in words: ``40 s``, ``7 min``, ``2 h 5 min``."""
     if seconds < 60:
         return f"{math.ceil(seconds)} s"
-    hours, minutes = divmod(math.ceil(seconds / 60), 60)
+    hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 

@@ -45,8 +45,8 @@ class Streams:
         n_targets = len(array) - 1
         if n_targets < batch_size:
             raise ValueError(
-                f"batch_size: expected at least {batch_size + 1} tokens for a batch size of {batch_size}, "
-                f"got {len(array)}"
+                f"batch_size: expected at least {batch_size + 1} tokens for a batch size of "
+                f"{batch_size}, got {len(array)}"
             )
         self.batch_size = batch_size
         self.ignore_index = ignore_index

@@ -28,7 +28,7 @@ class Argument:
 
     def __init__(self, *flags: str, **options: Any) -> None:
         choices = ", ".join(options.get("choices", ()))
-        if len(choices) > _LONG:
+        if len(choices) * (2 if "nargs" in options else 1) > _LONG:
             options["metavar"] = "NAME"
             options["help"] += f"; one of {choices}"
         default = options.get("default")

@@ -20,7 +20,7 @@ def print_tables(tables: Iterable[Table], notes: Iterable[str] = ()) -> None:
     """Print tables and notes no wider than the terminal, at full width where there is none.
 
     Columns of text shrink, numbers stay whole. Columns that do not fit follow in further tables,
-    which repeat the first column.
+    which repeat the columns that tell the rows apart.
     """
     from rich.console import Console
 
@@ -36,22 +36,33 @@ def print_tables(tables: Iterable[Table], notes: Iterable[str] = ()) -> None:
 
 
 def _parts(content: Table, width: int | None) -> Iterator[Table]:
-    """The table in parts that fit the width, as far as two columns do."""
-    shown = [0]
-    for column in range(1, len(content.header)):
-        least, _ = _widths(_drawn(_part(content, [*shown, column])))
-        if len(shown) > 1 and width is not None and least > width:
-            yield _part(content, shown)
-            shown = [0]
+    """The table in parts that fit the width, if each column fits next to the repeated ones."""
+    repeated = _repeated(content)
+    shown, title = list(repeated), content.title
+    for column in range(len(repeated), len(content.header)):
+        least, _ = _widths(_drawn(_part(content, [*shown, column], title)))
+        if len(shown) > len(repeated) and width is not None and least > width:
+            yield _part(content, shown, title)
+            shown, title = list(repeated), ""
         shown.append(column)
-    yield _part(content, shown)
+    yield _part(content, shown, title)
 
 
-def _part(content: Table, columns: Sequence[int]) -> Table:
-    """Some columns of a table; its title goes with the second."""
+def _repeated(content: Table) -> range:
+    """The first columns, up to one in which no two rows agree; the first if there is none."""
+    for column, right in enumerate(content.right):
+        if right:
+            break
+        if len({row[column] for row in content.rows}) == len(content.rows):
+            return range(column + 1)
+    return range(1)
+
+
+def _part(content: Table, columns: Sequence[int], title: str) -> Table:
+    """Some columns of a table."""
     rows = tuple(tuple(row[i] for i in columns) for row in content.rows)
     return Table(
-        content.title if columns[1:2] in ([], [1]) else "",
+        title,
         tuple(content.header[i] for i in columns),
         rows,
         tuple(content.right[i] for i in columns),

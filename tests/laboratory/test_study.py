@@ -164,7 +164,7 @@ def test_an_interrupted_study_goes_on(
     study = parse_study(TEXT)
     workshop.errors[names()[2]] = TrainingInterrupted(None, None, number)
     seen: list[list[str]] = []
-    with pytest.raises(StudyInterrupted, match="2 of 9 runs are finished; the same") as caught:
+    with pytest.raises(StudyInterrupted, match="2 of 9 runs are finished; repeat") as caught:
         run_study(study, tmp_path, changed=lambda runs: seen.append(states(runs)))
     assert caught.value.signal == number
     assert seen[-1] == ["finished"] * 2 + ["interrupted"] + ["waiting"] * 6
