@@ -15,14 +15,19 @@ WRAPPED = "model = hstree.distributed.DistributedDataParallel(Model())\n"
 
 
 @pytest.mark.slow
-def test_two_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(0, "DistributedDataParallel"), (1, "fully_shard"), (2, "shard_trees")],
+    ids=str,
+)
+def test_two_processes(number: int, name: str, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "training-loops.md").read_text(encoding="utf-8")
     script, *wrappers = BLOCK.findall(page)
     assert script.count(WRAPPED) == 1
-    assert len(wrappers) == 2
-    scripts = [script.replace(WRAPPED, wrapper) for wrapper in (WRAPPED, *wrappers)]
+    wrapper = [WRAPPED, *wrappers][number]
+    assert f".{name}(" in wrapper
     file = tmp_path / "train.py"
-    file.write_text("".join(scripts), encoding="utf-8")  # torch is imported once
+    file.write_text(script.replace(WRAPPED, wrapper), encoding="utf-8")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*torchrun, "--nproc-per-node", "2", str(file)],
