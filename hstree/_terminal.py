@@ -36,11 +36,17 @@ def command_line(arguments: Sequence[str], stream: TextIO, indent: str = "") -> 
     """A command to paste into a shell, continued on further lines where it is wider than the
     terminal of ``stream``."""
     width = terminal_width(stream)
-    lines = [indent]
-    for number, argument in enumerate(map(shlex.quote, arguments)):
-        if number and width is not None and len(f"{lines[-1]} {argument} \\") > width:
-            lines[-1] += " \\"
-            lines.append(f"{indent}  {argument}")
+    words: list[str] = []
+    for argument in map(shlex.quote, arguments):
+        if words and words[-1].startswith("--") and not argument.startswith("--"):
+            words[-1] += f" {argument}"  # a flag and its value share a line
         else:
-            lines[-1] += f" {argument}" if number else argument
+            words.append(argument)
+    lines = [indent + words[0]]
+    for word in words[1:]:
+        if width is None or len(f"{lines[-1]} {word} \\") <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"{indent}  {word}")
     return "\n".join(lines)

@@ -167,7 +167,7 @@ def describe(
     def show(item: _Item, branch: str, below: str) -> None:
         count = "" if item.n_hidden or item.node < 0 else f"  {item.end - item.begin:,} classes:"
         line = f"{branch}{_percent(item.share)}{count}  "
-        lines.append(line + outline.label(item, 76 - len(line), ", "))
+        lines.append(line + outline.label(item, max(80 - len(line), 20), ", "))
         if item.node < 0 or item.level >= outline.levels:
             return
         outline.unfold(item, _TEXT_CHILDREN)

@@ -152,7 +152,8 @@ def test_a_table_that_does_not_fit_goes_on_below(
         out = capsys.readouterr().out
         assert_narrow(out, columns)
         assert out.count("tokens/s") == 1
-        assert out.count("runs/long-name-of-a-run-1") == {60: 4, 80: 2, 200: 1}[columns]
+        parts = out.count("runs/long-name-of-a-run-1")
+        assert parts == 1 if columns == 200 else parts > 1
 
 
 def test_a_pipe_has_no_control_sequences(folder: Path) -> None:
