@@ -23,11 +23,26 @@ extensions = [
     "sphinx_copybutton",
     "links",
     "mathml",
+    "reference",
 ]
 exclude_patterns = ["requirements.txt", "_extensions", "_templates"]
 templates_path = ["_templates"]
 nitpicky = True
-suppress_warnings = ["misc.highlighting_failure"]  # mermaid, for now
+# There is no network at build time to look up other libraries. Records that functions of the
+# laboratory only return are not exported.
+nitpick_ignore_regex = [
+    (
+        "py:.*",
+        r"(torch|numpy|np|npt|nn|abc|collections|multiprocessing|os|pathlib|typing|matplotlib"
+        r"|safetensors|tokenizers|transformers)(\..*)?",
+    ),
+    ("py:class", "Tensor|Module|DeviceMesh|ParamsT|_Module"),
+    ("py:(class|exc)", r"hstree\.laboratory\.\w+\.\w+\.\w+|StudyError|StudyInterrupted"),
+    (
+        "py:class",
+        r"hstree\.heads\.trees\.blocks\.Block|Function|hstree\.training\.(distributed\._Value|trainer\.Step)",
+    ),
+]
 
 # Where the files outside of docs/ can be read. Empty: the site carries them as downloads.
 repository_url = ""
@@ -36,9 +51,12 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "groupwise"
-autodoc_typehints = "none"
-autosummary_ignore_module_all = False
+autodoc_inherit_docstrings = False
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 napoleon_use_rtype = False
 
 html_theme = "furo"

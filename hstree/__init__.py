@@ -1,7 +1,6 @@
 """Output layers for language models from ensembles of randomized hierarchical softmaxes.
 
-    loss = F.cross_entropy(linear(hidden), target)    becomes    loss = head(hidden, target).loss
-
+``loss = F.cross_entropy(linear(hidden), target)`` becomes ``loss = head(hidden, target).loss``.
 Importing the package registers the operators ``torch.ops.hstree.*`` with their autograd formulas.
 """
 

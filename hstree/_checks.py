@@ -1,5 +1,4 @@
-"""Checks of arguments that several files share. Each error names the argument, what was expected
-and what came."""
+"""Checks of arguments. Each error names the argument, what was expected and what it got."""
 
 from __future__ import annotations
 
@@ -17,26 +16,26 @@ _NO_NUMBER = (bool, np.bool_, str, bytes, type(None))
 
 
 def check_int(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
-    """The value as an int, if it is a whole number of [low, high]; else raises ValueError."""
+    """The value as an int; raises ValueError unless it is a whole number in [low, high]."""
     try:
         number = None if isinstance(value, _NO_NUMBER) else operator.index(value)
     except TypeError:
         number = None
     if number is None or number < low or (high is not None and number > high):
-        wanted = f"of at least {low}" if high is None else f"from {low} to {high}"
-        came = repr(value) if number is None else number
-        raise ValueError(f"{name}: expected a whole number {wanted}, got {came}")
+        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+        got = repr(value) if number is None else number
+        raise ValueError(f"{name}: expected a whole number {limits}, got {got}")
     return number
 
 
 def check_seed(seed: Any) -> int:
-    """The seed as an int that fits an unsigned 64-bit number; else raises ValueError."""
+    """The seed as an int; raises ValueError unless it fits into an unsigned 64-bit integer."""
     return check_int("seed", seed, 0, 2**64 - 1)
 
 
 def check_number(name: str, value: Any, *, positive: bool = False) -> float:
-    """The value as a float, if it is a finite number, and positive if need be; else raises
-    ValueError."""
+    """The value as a float; raises ValueError unless it is finite and, with ``positive``, above
+    0."""
     number = _float(value)
     if not math.isfinite(number) or (positive and number <= 0):
         kind = "finite positive number" if positive else "finite number"
@@ -45,7 +44,7 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> float:
 
 
 def check_probability(name: str, value: Any) -> float:
-    """The value as a float, if it is in [0, 1); else raises ValueError."""
+    """The value as a float; raises ValueError unless it is in [0, 1)."""
     number = _float(value)
     if not 0 <= number < 1:
         raise ValueError(f"{name}: expected a probability in [0, 1), got {value!r}")
@@ -53,21 +52,21 @@ def check_probability(name: str, value: Any) -> float:
 
 
 def _float(value: Any) -> float:
-    """NaN for what is not a number."""
+    """The value as a float, or NaN if it is not a number."""
     if isinstance(value, _NO_NUMBER) or not hasattr(value, "__float__"):
         return math.nan
     return float(value)
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
-    """The value, if it is one of the choices; else raises ValueError."""
+    """The value; raises ValueError unless it is one of the choices."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
     return value
 
 
 def check_order(order: Tensor | None, n_classes: int) -> Tensor:
-    """An order of the classes, int64 [V], by default 0, 1, 2, ...; raises ValueError for what is no
+    """The order of the classes, int64 [V], 0, 1, 2, ... for None; raises ValueError unless it is a
     permutation."""
     if order is None:
         return torch.arange(n_classes, device="cpu")
@@ -76,14 +75,15 @@ def check_order(order: Tensor | None, n_classes: int) -> Tensor:
         order.sort().values, torch.arange(n_classes, device=order.device)
     ):
         raise ValueError(
-            f"order: expected a permutation of 0..{n_classes - 1}, int64 [{n_classes}]"
+            f"order: expected a permutation of 0..{n_classes - 1}, int64 [{n_classes}], got "
+            f"{'no permutation' if right else f'shape {tuple(order.shape)} and {order.dtype}'}"
         )
     return order
 
 
 def check_int_array(name: str, values: Any, dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
     """The values as a new contiguous 1-D array of ``dtype``; raises TypeError unless they are
-    integers, ValueError for another shape or an integer that does not fit."""
+    integers, and ValueError for a wrong shape or an integer out of range of ``dtype``."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"{name}: expected a 1-D array, got shape {array.shape}")
@@ -106,7 +106,7 @@ def check_frequencies(
     frequencies: Any, n_classes: int | None = None, name: str = "frequencies"
 ) -> npt.NDArray[np.float64]:
     """Frequencies as a contiguous float64 [V] array; raises TypeError unless they are real numbers,
-    ValueError unless they are finite, none negative, with a finite sum."""
+    and ValueError unless they are finite, none negative, with a finite sum."""
     array = np.asarray(frequencies)
     if array.dtype.kind not in "iuf":
         raise TypeError(f"{name}: expected real numbers, got dtype {array.dtype}")

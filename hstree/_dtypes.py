@@ -11,5 +11,5 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for torch.float32."""
+    """The name without the module: ``float32`` for torch.float32."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Loads the two extension modules and says in one error what is wrong where that fails."""
+"""Loads the two extension modules, or raises one error that explains why that failed."""
 
 from __future__ import annotations
 
@@ -18,27 +18,33 @@ from typing import Any, NoReturn
 
 MINIMUM_TORCH = (2, 11)
 
-# Operators without a CUDA kernel in any build, and what does their work on a GPU.
+# Operators without a CUDA kernel in any build, and what replaces them on a GPU.
 CPU_OPERATORS = {
     "tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
-    "tree_log_prob": "tree_log_prob is composed of torch's operators",
+    "tree_log_prob": "hstree.ops.tree_log_prob is composed of torch's operators",
     "tree_log_prob_backward": "autograd of torch's operators",
 }
 
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """What the installed binary was built with.
+    """Versions and options with which the installed binary was built.
 
     Attributes:
         version: version of hstree.
-        torch: version of the torch it was compiled against; any from ``torch_target`` on loads it.
-        torch_target: oldest torch whose stable ABI the binary uses.
-        cuda: CUDA version of that torch, None for a CPU-only build.
-        cuda_arch_list: GPU architectures of the kernels as in ``TORCH_CUDA_ARCH_LIST``, or None.
-        cpu_only: why there are no CUDA kernels, None for a build with CUDA.
+        torch: version of torch that the binary was compiled against.
+        torch_target: oldest version of torch that can load the binary (stable ABI).
+        cuda: CUDA version of that torch; None for a CPU-only build.
+        cuda_arch_list: GPU architectures of the kernels, as in ``TORCH_CUDA_ARCH_LIST``; None for
+            a CPU-only build.
+        cpu_only: reason why there are no CUDA kernels; None for a build with CUDA.
         compiler: first line of the C++ compiler's ``--version``.
         python: version of the Python that ran the build.
+
+    Example:
+        >>> import hstree
+        >>> isinstance(hstree.build_info(), hstree.BuildInfo)
+        True
     """
 
     version: str
@@ -53,10 +59,10 @@ class BuildInfo:
 
 @functools.cache
 def build_info() -> BuildInfo:
-    """Returns what the installed binary was built with.
+    """Versions and options with which the installed binary was built.
 
     Raises:
-        ImportError: the package has not been built.
+        ImportError: if the package has not been built.
 
     Example:
         >>> import hstree
@@ -73,7 +79,7 @@ def build_info() -> BuildInfo:
             "its extension modules have not been built.",
             found=f"a source checkout without compiled modules, {folder}",
             expected="an installed hstree, or a checkout installed in place",
-            command=f"pip install {folder.parent}; to work on the code, with -e",
+            command=f"pip install {folder.parent} (with -e to work on the code)",
         )
     return BuildInfo(
         version=written.version,
@@ -90,13 +96,13 @@ def build_info() -> BuildInfo:
 def load() -> None:
     """Imports ``hstree._C``, which registers ``torch.ops.hstree.*``, and ``hstree._host``.
 
-    In a source checkout that has not been built, the hstree that is installed, if there is one,
-    takes its place in ``sys.modules``.
+    In a source checkout that has not been built, an installed hstree replaces it in
+    ``sys.modules``.
 
     Raises:
-        ImportError: with what was found, what was expected and the command that mends it, where
-            torch is missing or older than 2.11, the package was not built, was built for another
-            CUDA or another Python, or its binary does not load.
+        ImportError: if torch is missing or older than 2.11, or the package was not built, was built
+            for another CUDA or another Python, or its binary does not load. The message names what
+            was found, what was expected and the command that fixes it.
     """
     if _import_installed(Path(__file__).resolve().parent):
         return
@@ -113,8 +119,8 @@ def load() -> None:
 
 
 def _import_installed(here: Path) -> bool:
-    """Whether this is an unbuilt checkout, which Python finds first in a clone, and the installed
-    package has been imported instead."""
+    """Imports the installed package if this is an unbuilt checkout, which Python finds first in a
+    clone; returns whether it did."""
     if (here / "_build_info.py").exists():
         return False
     folders = ((place, Path(place, "hstree").resolve()) for place in sys.path)
@@ -130,8 +136,8 @@ def _import_installed(here: Path) -> bool:
 
 @contextmanager
 def interruptible_imports() -> Iterator[None]:
-    """A context in which Ctrl-C ends the command ``hstree`` at once and in one line; what a module
-    that is half imported makes of the exception would be anything. Other programs: no change."""
+    """A context in which Ctrl-C ends the command ``hstree`` at once, with one line: a partly
+    imported module could handle KeyboardInterrupt in any way. Does nothing in other programs."""
     command = Path(sys.argv[0]).stem == "hstree" or "hstree.cli" in sys.orig_argv
     if not command or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -149,8 +155,7 @@ def interruptible_imports() -> Iterator[None]:
 
 
 def describe_cuda() -> str:
-    """Returns in one line which CUDA kernels there are, or why there are none and how to get
-    them."""
+    """Describes the CUDA kernels in one line, or why there are none and how to get them."""
     built = build_info()
     if built.cuda is not None:
         return f"CUDA {built.cuda} kernels for {built.cuda_arch_list}"
@@ -167,7 +172,7 @@ def describe_cuda() -> str:
 
 
 def _gpu_support() -> str | None:
-    """Returns what the torch at hand can run on, such as "CUDA 13.0" or "ROCm", or None."""
+    """The GPU platform of the installed torch, such as "CUDA 13.0" or "ROCm", or None."""
     import torch
 
     if torch.version.cuda is not None:
@@ -175,11 +180,12 @@ def _gpu_support() -> str | None:
     return "ROCm" if torch.version.hip is not None else None
 
 
-_refusals: list[Any] = []  # a torch.library.Library undoes its registrations when it is collected
+_refusals: list[Any] = []  # a torch.library.Library that is freed undoes its registrations
 
 
 def _refuse_cuda() -> None:
-    """Gives each operator that other builds have a CUDA kernel for one that raises RuntimeError."""
+    """Registers a CUDA kernel that raises RuntimeError for each operator that has a CUDA kernel in
+    other builds."""
     import torch
 
     def refuse(*_: Any) -> NoReturn:
@@ -221,12 +227,12 @@ def _torch_versions() -> tuple[str, str | None]:
 
 
 def _compare_cuda(built: BuildInfo, torch_version: str, torch_cuda: str | None) -> None:
-    """Raises ImportError where the binary needs a CUDA runtime that this torch does not bring."""
+    """Raises ImportError if the binary needs another CUDA runtime than that of this torch."""
     if built.cuda is None or _major(built.cuda) == _major(torch_cuda):
         return
     brought = f"with CUDA {torch_cuda}" if torch_cuda else "for the CPU only"
     _fail(
-        "it was built for another CUDA than this torch has.",
+        "it was built for another CUDA version than this torch.",
         found=f"torch {torch_version} {brought}, hstree built with CUDA {built.cuda}",
         expected=f"a torch with CUDA {_major(built.cuda)}, or hstree built in this environment",
         command=_rebuild_command(),
@@ -260,7 +266,7 @@ def _explain(module: str, error: ImportError, built: BuildInfo, torch_version: s
 
 
 def _rebuild_command() -> str:
-    """Returns the pip command that builds this package again, from where it was installed."""
+    """The pip command that builds this package again, from the source of its installation."""
     import json
     from importlib import metadata
     from urllib.parse import urlsplit

@@ -1,4 +1,4 @@
-"""Pictures: colours that colour-blind readers can tell apart, figures without a display, bytes."""
+"""Figures without a display, in colors that color-blind readers can distinguish, as files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import io
 import logging
 from typing import Any
 
-# Okabe and Ito, Color Universal Design (2008), without the yellow, which is faint on white.
+# Okabe and Ito, Color Universal Design (2008), without yellow, which is too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", "-.", ":")
 FORMATS = ("png", "pdf", "svg")
 
 
 def new_figure(width: float, height: float, *, constrained: bool = True) -> Any:
-    """A :class:`matplotlib.figure.Figure` of this size in inches, which no window shows."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports the building of its cache
+    """A :class:`matplotlib.figure.Figure` of this size in inches, without a window."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no message when it builds its cache
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -24,7 +24,7 @@ def new_figure(width: float, height: float, *, constrained: bool = True) -> Any:
 
 
 def line_style(number: int) -> dict[str, str]:
-    """Colour and line of the number-th curve of a picture: all colours once, then dashed, ..."""
+    """Color and line style of curve ``number`` of a picture: all colors solid, then dashed, ..."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": LINES[number // len(COLOURS) % len(LINES)],
@@ -32,8 +32,8 @@ def line_style(number: int) -> dict[str, str]:
 
 
 def plain(text: str) -> str:
-    """The text as matplotlib shows it letter by letter: a dollar would begin a formula, and an
-    underscore in front hide a label."""
+    """The text changed so that matplotlib shows it literally: a dollar would start a formula, and a
+    leading underscore would hide a label."""
     return " " * text.startswith("_") + text.replace("$", r"\$")
 
 
@@ -41,12 +41,12 @@ def picture(figure: Any, file_format: str = "png", **options: Any) -> bytes:
     """The figure as the content of a file.
 
     Args:
-        figure: of :func:`new_figure`.
+        figure: a figure from :func:`new_figure`.
         file_format: one of :data:`FORMATS`.
-        **options: of ``savefig``.
+        **options: further arguments of ``savefig``.
 
     Raises:
-        ValueError: another format.
+        ValueError: for another format.
     """
     if file_format not in FORMATS:
         raise ValueError(f"file_format: expected one of {', '.join(FORMATS)}, got {file_format!r}")

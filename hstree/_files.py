@@ -1,5 +1,4 @@
-"""Files: written in one step, so that no reader sees a part, and tensors read into memory of their
-own."""
+"""Atomic writing of files, and reading of tensors into their own memory."""
 
 from __future__ import annotations
 
@@ -14,18 +13,17 @@ from safetensors import safe_open
 from torch import Tensor
 
 Content: TypeAlias = bytes | Callable[[Path], None]
-"""Bytes of a file, or a function that writes them to the path it is given."""
+"""Content of a file: bytes, or a function that writes them to a given path."""
 
 
 def write_atomic(path: Path, content: Content) -> None:
-    """Put a file in place in one step: whoever looks sees the old content or the new, and never a
-    part of either.
+    """Write a file atomically: readers see either the old content or the new.
 
     Args:
         path: the file.
         content: its bytes, or a function that writes them to the path it is given.
     """
-    # A folder, because who fills the file may make temporary files of their own beside it.
+    # A folder, because the function may create temporary files next to the file.
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent))
     temporary = folder / path.name
     try:
@@ -37,7 +35,7 @@ def write_atomic(path: Path, content: Content) -> None:
 
 
 def write_synced(path: Path, content: Content) -> None:
-    """Write a file, to the disk itself, with the permissions of a new one."""
+    """Write a file with the permissions of a new file, and flush it to the disk."""
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
@@ -47,7 +45,7 @@ def write_synced(path: Path, content: Content) -> None:
 
 
 def set_mode(path: Path, mode: int) -> None:
-    """The permissions that a new file or folder would have; temporary ones have fewer."""
+    """Set the permissions of a new file or folder; temporary ones have fewer."""
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(mode & ~mask)
@@ -64,18 +62,20 @@ def _sync(path: Path) -> None:
 def read_tensors(
     path: str | os.PathLike[str], prefix: str = ""
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file, on the CPU; of the tensors those whose names
-    begin with a prefix, named without it.
+    """Tensors and metadata of a safetensors file, on the CPU.
 
-    Every tensor is a copy in memory of its own, aligned as torch aligns what it allocates (64
-    bytes). The tensors that safetensors returns begin at any address. With those, matrix products
-    can be slower, and on some CPUs differ in the last bits from the same products before the file
-    was saved.
+    Every tensor is copied to its own memory with the alignment of torch (64 bytes). The tensors
+    that safetensors returns can start at any address. Matrix products with those can be slower, and
+    on some CPUs their last bits differ from the same products before the file was saved.
+
+    Args:
+        path: the file.
+        prefix: prefix of the names of the tensors to read; removed from the names.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        OSError, safetensors.SafetensorError: it cannot be read, is truncated, or is no safetensors
-            file.
+        FileNotFoundError: if the file does not exist.
+        OSError: if it cannot be read.
+        safetensors.SafetensorError: if it is truncated or not a safetensors file.
     """
     with safe_open(path, framework="pt") as file:
         tensors: dict[str, Tensor] = {

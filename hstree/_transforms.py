@@ -1,4 +1,4 @@
-"""Whether torch.func, or forward mode, is at work."""
+"""Whether a transform of torch.func, or forward mode, is active."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.autograd import forward_ad
 
 
 def is_transformed() -> bool:
-    """Whether a transform of torch.func or forward mode is at work: values may then not be looked
-    at, and derivatives may be asked for that ``requires_grad`` does not tell of."""
+    """Whether a transform of torch.func or forward mode is active. Values must then not be read,
+    and derivatives may be needed where ``requires_grad`` is False."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_batched(tensor: Tensor) -> bool:
-    """Whether it is one of :func:`torch.func.vmap`, or of gradients that are a batch."""
+    """Whether it is a tensor of :func:`torch.func.vmap` or of batched gradients."""
     return is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor)

@@ -20,10 +20,6 @@ import hstree
 hypothesis.settings.register_profile("hstree", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("hstree")
 
-DURATION = (
-    "time: on two cores about 4 minutes with -n 2, 8 without;"
-    ' everything, also the slow tests, -m "slow or not slow", about 12 with -n 2'
-)
 WORKER = "PYTEST_XDIST_WORKER" in os.environ  # one of the processes of pytest -n
 
 
@@ -91,10 +87,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.benchmark_skip = True
 
 
-def pytest_report_header() -> list[str]:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     built = hstree.build_info()
     cuda = f"CUDA {built.cuda} ({built.cuda_arch_list})" if built.cuda else "CPU only"
-    return [f"hstree: {built.version}, {cuda}, built with torch {built.torch}", DURATION]
+    header = [f"hstree: {built.version}, {cuda}, built with torch {built.torch}"]
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        header += [
+            "time: on two cores about 4 minutes with -n 2, 8 minutes without",
+            'everything: -n 2 -m "slow or not slow", about 12 minutes',
+        ]
+    return header
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

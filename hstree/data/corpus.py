@@ -161,7 +161,7 @@ def corpus_of(source: Source, settings: Settings, folder: Path | None = None) ->
     Args:
         source: the text.
         settings: tokenizer and limits of the vocabulary.
-        folder: the cache; None: :func:`hstree.data.cache.user_cache`. If there is none, or it
+        folder: the cache; None: ``hstree.data.cache.user_cache``. If there is none, or it
             cannot be written, the ids are in an unnamed temporary file.
 
     Raises:

@@ -62,7 +62,7 @@ def embedded_corpus(
     frequent of the training part, and words that occur only once in it, become ``<unk>``. The
     result is the same for the same installation.
 
-    The text is kept in the cache (:func:`hstree.data.cache.user_cache`) as a folder of train.txt,
+    The text is kept in the cache (``hstree.data.cache.user_cache``) as a folder of train.txt,
     valid.txt and test.txt, so that only the first call takes seconds. A cache that cannot be
     written is ignored.
 

@@ -29,7 +29,7 @@ def load_corpus(
     (``hf:NAME[:CONFIG[:COLUMN]]``, or a folder that its ``save_to_disk`` wrote), or, for None, the
     embedded corpus (:func:`hstree.data.embedded_corpus`).
 
-    The ids are in a memory-mapped file: in the cache (:mod:`hstree.data.cache`), which is used
+    The ids are in a memory-mapped file: in the cache (``hstree.data.cache``), which is used
     again for the same text, tokenizer and settings, or in a temporary file.
 
     Args:

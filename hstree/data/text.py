@@ -36,8 +36,10 @@ _NO_SPACE_AFTER = frozenset("([{$#@")
 def tokenize(text: str) -> list[str]:
     """Lower-cased words and punctuation marks of ``text``, in order.
 
-    >>> tokenize("Don't call os.path.join() twice (see 3.11).")
-    ["don't", 'call', 'os.path.join()', 'twice', '(', 'see', '3.11', ')', '.']
+    Example:
+        >>> from hstree.data.text import tokenize
+        >>> tokenize("Don't call os.path.join() twice (see 3.11).")
+        ["don't", 'call', 'os.path.join()', 'twice', '(', 'see', '3.11', ')', '.']
     """
     return _TOKEN.findall(text.translate(_STRAIGHT).lower())
 
@@ -46,8 +48,10 @@ def sentences(tokens: Iterable[str]) -> Iterator[list[str]]:
     """Split a token stream after full stops, question marks and exclamation marks (and the quotes
     that close them).
 
-    >>> [len(s) for s in sentences(tokenize("It works. Does it? Yes"))]
-    [3, 3, 1]
+    Example:
+        >>> from hstree.data.text import sentences, tokenize
+        >>> [len(s) for s in sentences(tokenize("It works. Does it? Yes"))]
+        [3, 3, 1]
     """
     current: list[str] = []
     ended = False
@@ -68,8 +72,10 @@ def detokenize(words: Iterable[str], end_of_sentence: str = "<eos>") -> str:
     Handles the conventions of :func:`tokenize` and of the Penn Treebank (``do n't``, ``company
     's``).
 
-    >>> detokenize(["it", "does", "n't", "(", "yet", ")", "work", ".", "<eos>", "why", "?"])
-    "it doesn't (yet) work.\\nwhy?"
+    Example:
+        >>> from hstree.data.text import detokenize
+        >>> detokenize(["it", "does", "n't", "(", "yet", ")", "work", ".", "<eos>", "why", "?"])
+        "it doesn't (yet) work.\\nwhy?"
     """
     pieces: list[str] = []
     glue = True

@@ -1,4 +1,4 @@
-"""Heads on several processes, by torch.distributed."""
+"""Training of heads on several processes with torch.distributed."""
 
 from hstree.distributed.clip_grad import clip_grad_norm_
 from hstree.distributed.data_parallel import DistributedDataParallel, fully_shard

@@ -1,4 +1,4 @@
-"""Row-sparse gradients, averaged over processes."""
+"""Averaging of row-sparse gradients over processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def row_sparse_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Trainable parameters with row-sparse gradients: those of heads and of embeddings with
-    ``sparse=True``, each once."""
+    """Trainable parameters with row-sparse gradients, each once: those of heads and embeddings with
+    ``sparse=True``."""
     found: dict[int, nn.Parameter] = {}
     for part in module.modules():
         own: list[nn.Parameter] = []
@@ -35,17 +35,18 @@ def row_sparse_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 class RowAveraging:
-    """Averages the gradients of some parameters over processes at the end of each backward pass
+    """Averages the gradients of some parameters over processes, at the end of each backward pass
     that reaches one of them.
 
-    All communication happens in that one place and in the order of the parameters, so it is the
-    same on all ranks, whatever the order of their backward passes, and comes after that of
-    DistributedDataParallel. The mean of gradients that were averaged before is what they are, so
-    that gradients may be accumulated.
+    All communication happens there and in the order of the parameters. It is therefore the same on
+    all ranks for any order of their backward passes, and follows that of DistributedDataParallel.
+    Averaging gradients that are equal on all ranks does not change them, so gradients can be
+    accumulated.
 
     Args:
-        parameters: on one device, alike on all ranks.
-        groups: the mean is taken over each in turn; one for each dimension of a device mesh.
+        parameters: the parameters, on one device, the same on all ranks.
+        groups: process groups over which the mean is taken, one after the other: one for each
+            dimension of a device mesh.
 
     Attributes:
         enabled: whether backward passes average.
@@ -73,14 +74,14 @@ class RowAveraging:
 
     @torch.no_grad()
     def broadcast(self) -> None:
-        """Overwrite the parameters by those of the first rank."""
+        """Overwrite the parameters with those of the first rank."""
         for group in self.groups:
             for parameter in self.parameters:
                 dist.broadcast(parameter, group=group, group_src=0)
 
     def watch(self, output: Any) -> None:
-        """Average after backward passes through this output of a model too: some ranks may reach
-        none of the parameters."""
+        """Average also after backward passes through this output of a model, because some ranks may
+        reach none of the parameters."""
         if self.parameters and torch.is_grad_enabled():
             for tensor in tree_leaves(output):
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -92,7 +93,7 @@ class RowAveraging:
             Variable._execution_engine.queue_callback(self._average)
 
     def _average(self) -> None:
-        """Called once for each parameter at the end of a backward pass: the first call averages."""
+        """Called once per parameter at the end of a backward pass: the first call averages."""
         if self._reached:
             self._reached = False
             for group in self.groups:
@@ -101,9 +102,9 @@ class RowAveraging:
 
 @torch.no_grad()
 def average_gradients(parameters: Sequence[nn.Parameter], group: ProcessGroup | None) -> None:
-    """Replace gradients by their means over a group: row-sparse, dense or None, which counts as
-    zero. Every rank gathers the rows of all: NCCL cannot sum sparse tensors.
-    """
+    """Replace gradients by their means over a group. They are row-sparse, dense, or None, which
+    counts as zero. Every rank gathers the rows of all ranks, because NCCL cannot sum sparse
+    tensors."""
     if not parameters or dist.get_world_size(group) == 1:
         return
     for parameter in parameters:
@@ -121,7 +122,7 @@ def average_gradients(parameters: Sequence[nn.Parameter], group: ProcessGroup | 
 
 
 def _layout(gradient: Tensor | None) -> tuple[int, int]:
-    """Sparse dimensions and rows; (0, 0) without a gradient, (-1, 0) for a dense one."""
+    """Numbers of sparse dimensions and rows; (0, 0) for None, (-1, 0) for a dense gradient."""
     if gradient is None:
         return 0, 0
     return (gradient.sparse_dim(), gradient._nnz()) if gradient.is_sparse else (-1, 0)
@@ -137,7 +138,7 @@ def _dense_mean(parameter: nn.Parameter, group: ProcessGroup | None) -> Tensor:
 def _row_mean(
     parameter: nn.Parameter, dims: int, rows: list[int], group: ProcessGroup | None
 ) -> Tensor:
-    """The mean of row-sparse gradients with this many rows on each rank."""
+    """The mean of row-sparse gradients with ``rows[r]`` rows on rank r."""
     index = torch.zeros(dims, max(rows), dtype=torch.int64, device=parameter.device)
     values = parameter.new_zeros(max(rows), *parameter.shape[dims:])
     gradient = parameter.grad
@@ -161,7 +162,7 @@ def _gather(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
 
 
 def head_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The tables of the heads in a module, by name: they never change."""
+    """The tables of the heads in a module by name; they never change."""
     return {
         f"{name}.{own}".lstrip("."): buffer
         for name, part in module.named_modules()
@@ -172,7 +173,7 @@ def head_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 def check_same_tables(module: nn.Module, groups: Sequence[ProcessGroup | None]) -> None:
     """Raises ValueError on all ranks unless their heads have the same tables."""
-    buffers = {name: b for name, b in head_buffers(module).items() if not b.is_meta}
+    buffers = {name: b for name, b in head_buffers(module).items() if b.numel() and not b.is_meta}
     if not buffers:
         return
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Clipping of gradients whose parts lie on several ranks."""
+"""Clipping of gradients that are distributed over several ranks."""
 
 from __future__ import annotations
 
@@ -24,25 +24,33 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
 ) -> Tensor:
     """:func:`hstree.optim.clip_grad_norm_` for a module to which :func:`fully_shard` or
-    :func:`shard_trees` was applied: the norm counts the gradients on all ranks, and all ranks scale
-    alike. All of them must call it.
+    :func:`shard_trees` was applied.
+
+    The norm is that of the gradients on all ranks, and all ranks scale by the same factor. All
+    ranks must call it.
 
     Args:
-        module: its parameters count.
+        module: module whose gradients are clipped.
         max_norm: largest norm.
         norm_type: p of the p-norm, or ``inf``.
-        error_if_nonfinite: raise for a norm that is not finite, before anything is scaled.
+        error_if_nonfinite: whether to raise for a norm that is not finite, before scaling.
 
     Returns:
         The norm before scaling, a scalar tensor.
 
     Raises:
-        RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set.
+        RuntimeError: if the norm is not finite and ``error_if_nonfinite`` is set.
 
     Example:
-        >>> model(hidden, target).loss.backward()
-        >>> hstree.distributed.clip_grad_norm_(model, 1.0)
-        >>> optimizer.step()
+        >>> import torch, hstree
+        >>> head = hstree.Softmax(2, 3, bias=False, reduction="sum")
+        >>> hidden = torch.tensor([[30.0, 40.0]])
+        >>> _ = torch.nn.init.zeros_(head.weight)
+        >>> head(hidden, torch.tensor([0])).loss.backward()
+        >>> hstree.distributed.clip_grad_norm_(head, 1.0)
+        tensor(40.8248)
+        >>> round(float(head.weight.grad.norm()), 4)
+        1.0
     """
     parts = _parts(module)
     norms = [_whole(total_norm(own, norm_type), norm_type, trees) for (_, trees), own in parts]
@@ -60,8 +68,8 @@ Place: TypeAlias = tuple["DeviceMesh | None", "DeviceMesh | None"]
 
 
 def _parts(module: nn.Module) -> list[tuple[Place, list[nn.Parameter]]]:
-    """Parameters by the mesh over which FSDP shards them and the one whose ranks have other
-    trees."""
+    """Parameters grouped by the mesh over which FSDP shards them and the mesh over which the trees
+    are distributed."""
     of_trees = {
         id(parameter): head.mesh
         for head in module.modules()
@@ -76,7 +84,7 @@ def _parts(module: nn.Module) -> list[tuple[Place, list[nn.Parameter]]]:
 
 
 def _whole(norm: Tensor, norm_type: float, trees: DeviceMesh | None) -> Tensor:
-    """The norm over all ranks: of DTensors, and of what differs over a mesh."""
+    """The norm over all ranks, from the norm of DTensors or of different trees on each rank."""
     if hasattr(norm, "full_tensor"):
         norm = norm.full_tensor()
     if trees is not None and math.isinf(norm_type):

@@ -28,25 +28,30 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
     """:class:`torch.nn.parallel.DistributedDataParallel` for models with row-sparse gradients.
 
     The gradients of heads and embeddings with ``sparse=True`` are averaged as rows, at the end of
-    the backward pass and in one order on all ranks; everything else is torch's. ``no_sync``,
-    ``find_unused_parameters`` and ``init_sync`` hold for both. The tables of heads, which never
-    change, are compared once and not broadcast in each step.
+    the backward pass and in the same order on all ranks. Torch's class handles all other
+    parameters. ``no_sync``, ``find_unused_parameters`` and ``init_sync`` apply to both. The tables
+    of heads never change: they are compared once, and not broadcast in each step. Torch's class is
+    sufficient for a model without row-sparse gradients.
 
     Args:
-        module: its heads have the same trees and feature subsets on all ranks.
-        options: of torch's class.
+        module: the model. Its heads have the same trees and feature subsets on all ranks.
+        **options: arguments of torch's class.
 
     Raises:
-        ValueError: the ranks have different trees, or all parameters are row-sparse.
-
-    A model without row-sparse gradients may as well be wrapped by torch's class.
+        ValueError: if the ranks have different trees, or all parameters are row-sparse.
 
     Example:
-        >>> head = hstree.heads.TreeEnsemble(64, 1000, trees, sparse=True)
-        >>> model = hstree.distributed.DistributedDataParallel(Model(head))
+        In a script that ``torchrun`` starts, leave out the arguments after ``"gloo"``:
+
+        >>> import torch, hstree
+        >>> from torch import distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> head = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1), sparse=True)
+        >>> model = hstree.distributed.DistributedDataParallel(head)
         >>> optimizer = hstree.optim.AdamW(model.parameters())
-        >>> model(hidden, target).loss.backward()  # as in one process with all batches
+        >>> model(torch.randn(4, 16), torch.arange(4)).loss.backward()
         >>> optimizer.step()
+        >>> dist.destroy_process_group()
     """
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
@@ -54,8 +59,8 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
         left_out = {id(parameter) for parameter in sparse}
         if left_out and all(id(p) in left_out for p in module.parameters() if p.requires_grad):
             raise ValueError(
-                "module: expected a parameter with dense gradients beside the row-sparse ones, "
-                "got none; wrap the whole model, or use hstree.distributed.fully_shard"
+                "module: expected at least one parameter with dense gradients, got only row-sparse "
+                "ones; wrap the whole model, or use hstree.distributed.fully_shard"
             )
         names = [
             name
@@ -64,7 +69,7 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
         ]
         names += head_buffers(module)
         names += getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-        # In one place torch puts a dot before the names of the module's own parameters.
+        # Torch prepends a dot to the names of the module's own parameters in one place.
         names += [f".{name}" for name in names if "." not in name]
         self._set_params_and_buffers_to_ignore_for_model(module, names)  # type: ignore[no-untyped-call]
         mesh = options.get("device_mesh")
@@ -84,11 +89,12 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
         return output
 
     def join(self, *arguments: Any, **options: Any) -> Any:
-        """As torch's; refused for row-sparse gradients, which a rank that has joined lacks."""
+        """Same as torch's method. Not implemented for row-sparse gradients, which a rank that has
+        joined does not have."""
         if self._averaging.parameters:
             raise NotImplementedError(
-                "join: expected a model without row-sparse gradients; give every rank as many "
-                "batches, or build the head with sparse=False"
+                "join: expected a model without row-sparse gradients; give every rank the same "
+                "number of batches, or build the head with sparse=False"
             )
         return super().join(*arguments, **options)
 
@@ -102,34 +108,45 @@ def fully_shard(
 ) -> _Module:
     """:func:`torch.distributed.fsdp.fully_shard` for models with row-sparse gradients.
 
-    Row-sparse parameters stay whole on every rank and in their dtype, begin as those of the first
-    rank, and their gradients are averaged as rows at the end of the backward pass. All other
-    parameters are sharded; those of trees, [T, rows, S], in the first dimension that the ranks
-    divide, as there may be fewer trees than ranks.
+    Row-sparse parameters are not sharded and keep their dtype. They start with the values of the
+    first rank, and their gradients are averaged as rows at the end of the backward pass. All other
+    parameters are sharded. Those of trees, [T, rows, S], are sharded in the first dimension that is
+    divisible by the number of ranks, because there may be fewer trees than ranks.
 
-    As with torch's function, apply it to the layers first and to the model last. A head to which
-    it, or torch's, was applied itself works outside of ``forward`` too: ``log_prob``, ``topk``,
-    ``predict``, ``sample`` and ``entropy`` gather its parameters.
+    As with torch's function, apply it to the layers first and to the model last. If it was applied
+    to a head itself, the head also works outside of ``forward``: ``log_prob``, ``topk``,
+    ``predict``, ``sample`` and ``entropy`` gather its parameters. The same holds for torch's
+    function, which is sufficient for a head with dense gradients.
 
     Args:
-        module: changed in place. Its heads have the same trees and feature subsets on all ranks.
+        module: module to shard in place. Its heads have the same trees and feature subsets on all
+            ranks.
         mesh: ranks that share the batch; None: all.
-        ignored_params: further parameters to leave alone.
-        options: of torch's function.
+        ignored_params: further parameters that are not sharded.
+        **options: arguments of torch's function.
 
     Returns:
         The module.
 
     Raises:
-        ValueError: the ranks have different trees, or row-sparse parameters have no data yet.
-
-    A head with dense gradients may as well be sharded by torch's function.
+        ValueError: if the ranks have different trees, or row-sparse parameters have no data yet.
 
     Example:
-        >>> hstree.distributed.fully_shard(model.head)
-        >>> hstree.distributed.fully_shard(model)
+        In a script that ``torchrun`` starts, leave out the arguments after ``"gloo"``:
+
+        >>> import torch, hstree
+        >>> from torch import distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> mesh = dist.init_device_mesh("cpu", (1,))
+        >>> head = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1), sparse=True)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), head)
+        >>> for part in (head, model):
+        ...     _ = hstree.distributed.fully_shard(part, mesh=mesh)
+        >>> head.predict(torch.randn(4, 16)).shape
+        torch.Size([4])
+        >>> dist.destroy_process_group()
     """
-    from torch.distributed import fsdp  # a second of imports
+    from torch.distributed import fsdp  # takes a second to import
 
     sparse = row_sparse_parameters(module)
     done = {
@@ -151,7 +168,7 @@ def fully_shard(
 def _placement(
     module: nn.Module, mesh: DeviceMesh | None
 ) -> Callable[[nn.Parameter], Shard | None]:
-    """In which dimension to shard a parameter; None: the default."""
+    """Function for the dimension in which to shard a parameter; None: the default."""
     from torch.distributed.tensor import Shard
 
     size = dist.get_world_size() if mesh is None else mesh.size(mesh.ndim - 1)

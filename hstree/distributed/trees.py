@@ -1,4 +1,4 @@
-"""The trees of an ensemble, shared out to the ranks of a device mesh."""
+"""Distribution of the trees of an ensemble over the ranks of a device mesh."""
 
 from __future__ import annotations
 
@@ -20,43 +20,54 @@ _Ensemble = TypeVar("_Ensemble", bound=TreeEnsemble)
 
 
 def shard_trees(head: TreeEnsemble, mesh: DeviceMesh) -> ShardedTreeEnsemble:
-    r"""Share T trees out to the R ranks of a mesh: each keeps the vectors and tables of T / R.
+    r"""Distribute T trees over the R ranks of a mesh: each rank keeps the vectors and tables of
+    T / R trees.
 
     .. math::
         \log P(y \mid h) = \log \sum_r \exp\Bigl(\log \sum_{t \in r} \pi_t P_t(y \mid h)\Bigr)
 
-    Each rank computes its inner sum; the outer one is two reductions (a maximum and a sum) of N
-    numbers for the loss, of N V for ``log_prob``.
+    Each rank computes its inner sum. The outer sum takes two reductions (a maximum and a sum), of N
+    numbers for the loss and of N V for ``log_prob``.
+
+    All ranks of the mesh must process the same rows in the same order, with a model of the same
+    weights and random numbers: each rank computes the layers below the head, and their gradients
+    are those of one process. :func:`gather_trees` returns the whole ensemble, also for saving. For
+    additional data parallelism use a second dimension of the mesh, as in the example.
+
+    Clip gradients with :func:`hstree.distributed.clip_grad_norm_`. Each rank has only the gradients
+    of its own trees, so other functions would compute a different norm on each rank.
 
     Args:
-        head: the whole ensemble, alike on all ranks, with ``node_vectors="free"``. Not changed.
-        mesh: of one dimension, whose size divides T.
+        head: the whole ensemble, the same on all ranks, with ``node_vectors="free"``. It is not
+            changed.
+        mesh: device mesh with one dimension, whose size divides T.
 
     Returns:
         A head with the same distribution, loss and gradients.
 
     Raises:
-        ValueError: for a head or mesh that does not fit.
-
-    On all ranks of the mesh the same rows must come in the same order, from a model with the same
-    weights and random numbers: what lies below the head is computed R times, and its gradients are
-    those of one process. :func:`gather_trees` is the way back, and the way to save. For data
-    parallelism on top, take a second dimension of the mesh, as in the example.
-
-    Clip gradients by :func:`hstree.distributed.clip_grad_norm_`: each rank has the gradients of its
-    own trees, so other functions would find another norm on each.
+        ValueError: for another kind of head, a mesh with several dimensions, or a number of trees
+            that is not a multiple of the size of the mesh.
 
     Example:
-        >>> mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "trees"))
-        >>> model.head = hstree.distributed.shard_trees(model.head, mesh["trees"])
+        With ``torchrun --nproc-per-node 4``, leave out the arguments after ``"gloo"`` and use a
+        mesh of the shape (2, 2):
+
+        >>> import hstree
+        >>> from torch import distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "trees"))
+        >>> head = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1))
+        >>> head = hstree.distributed.shard_trees(head, mesh["trees"])
         >>> model = hstree.distributed.DistributedDataParallel(
-        ...     model, process_group=mesh.get_group("data")
+        ...     head, process_group=mesh.get_group("data")
         ... )
+        >>> dist.destroy_process_group()
     """
     if mesh.ndim != 1:
         raise ValueError(
-            f"mesh: expected one dimension, got {mesh.ndim}, {mesh.mesh_dim_names}; mesh[name] is "
-            "one of them"
+            f"mesh: expected one dimension, got {mesh.ndim}, {mesh.mesh_dim_names}; select one by "
+            "mesh[name]"
         )
     if not isinstance(head, TreeEnsemble) or isinstance(head, ShardedTreeEnsemble):
         raise ValueError(f"head: expected a whole TreeEnsemble, got {type(head).__name__}")
@@ -74,17 +85,33 @@ def shard_trees(head: TreeEnsemble, mesh: DeviceMesh) -> ShardedTreeEnsemble:
 
 
 def gather_trees(head: ShardedTreeEnsemble) -> TreeEnsemble:
-    """The whole ensemble of :func:`shard_trees` as it is now, on every rank of the mesh. All ranks
-    must call it.
+    """Gather the trees of all ranks: the whole ensemble with its current parameters.
+
+    All ranks of the mesh must call it, and all get the ensemble.
+
+    Args:
+        head: result of :func:`shard_trees`.
+
+    Returns:
+        The ensemble.
 
     Example:
-        >>> whole = hstree.distributed.gather_trees(model.head)
-        >>> if torch.distributed.get_rank() == 0:
+        In a script that ``torchrun`` starts, leave out the arguments after ``"gloo"``:
+
+        >>> import hstree
+        >>> from torch import distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+        >>> whole = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1))
+        >>> head = hstree.distributed.shard_trees(whole, mesh)
+        >>> whole = hstree.distributed.gather_trees(head)
+        >>> if dist.get_rank() == 0:
         ...     whole.save("head.safetensors")
+        >>> dist.destroy_process_group()
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    # Whole tensors, of a head to which fully_shard was applied too.
+    # Whole tensors, also for a head to which fully_shard was applied.
     state: dict[str, Any] = get_model_state_dict(
         head, options=StateDictOptions(full_state_dict=True)
     )
@@ -108,14 +135,14 @@ def gather_trees(head: ShardedTreeEnsemble) -> TreeEnsemble:
 
 
 class ShardedTreeEnsemble(TreeEnsemble):
-    """The trees of one rank, and the gate of all; made by :func:`shard_trees`.
+    """The trees of one rank and the gate of all trees; made by :func:`shard_trees`.
 
     Attributes:
-        mesh: the ranks.
-        n_trees: T / R, of this rank.
-        trees: those of this rank.
-        own: which of the T trees they are.
-        whole_gate: log pi [N, T] of all trees: hidden [N, D].
+        mesh: device mesh of the ranks.
+        n_trees: number of trees of this rank, T / R.
+        trees: trees of this rank.
+        own: slice of these trees among all T trees.
+        whole_gate: module that computes log pi [N, T] of all trees from hidden [N, D].
     """
 
     def __init__(self, head: TreeEnsemble, mesh: DeviceMesh) -> None:
@@ -160,12 +187,12 @@ class ShardedTreeEnsemble(TreeEnsemble):
         return _log_sum_exp(own, self.mesh)
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """From the log-probabilities of all classes."""
+        """Computed from the log-probabilities of all classes."""
         return Head.topk_rows(self, hidden, k)
 
     def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Every rank draws from its trees; of the draws of a row the first rank chooses one, for
-        all, by the gate."""
+        """Every rank draws from its trees. The first rank chooses one of these draws for each row
+        by the gate, and broadcasts its choice."""
         group = self.mesh.get_group()
         own = super().sample_rows(hidden, generator)
         drawn = [torch.empty_like(own) for _ in range(self.mesh.size())]
@@ -189,7 +216,8 @@ class ShardedTreeEnsemble(TreeEnsemble):
 
 
 class WholeGate(nn.Module):
-    """The gate of all trees of an ensemble. Its parameters have the names that they have there."""
+    """The gate of all trees of an ensemble. Its parameters have the same names as in the
+    ensemble."""
 
     def __init__(self, head: TreeEnsemble) -> None:
         super().__init__()
@@ -205,20 +233,20 @@ class WholeGate(nn.Module):
 
 
 def _options(head: TreeEnsemble) -> dict[str, Any]:
-    """Keyword arguments of the ensemble, without trees."""
+    """Keyword arguments of the ensemble, without the trees."""
     options = TreeEnsemble.config(head)
     del options["n_trees"], options["tied"]
     return options | {"class_weight": head.class_weight, "frequencies": head.frequencies}
 
 
 def _like(head: _Ensemble, other: TreeEnsemble) -> _Ensemble:
-    """The head, with the device, dtype and mode of the other."""
+    """Move the head to the device and dtype of the other, and set the same mode."""
     parameter = next(other.parameters())
     return head.to(parameter.device, parameter.dtype).train(other.training)
 
 
 def _sum_gradient(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The tensor, which is the same on all ranks; its gradient is the sum of theirs."""
+    """The tensor, which is the same on all ranks; its gradient is summed over the ranks."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     same = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
@@ -226,7 +254,7 @@ def _sum_gradient(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def _log_sum_exp(own: Tensor, mesh: DeviceMesh) -> Tensor:
-    """log sum exp over the ranks; every rank gets it, and uses it alike."""
+    """log sum exp over the ranks, the same result on every rank."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     largest = DTensor.from_local(own.detach(), mesh, [Partial("max")], run_check=False)

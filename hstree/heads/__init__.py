@@ -1,16 +1,8 @@
-"""Output layers behind one interface, and a registry of them by name."""
+"""Output layers with one interface, and a registry of them by name."""
 
 from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import Head, HeadOutput
-from hstree.heads.flat import (
-    GSS,
-    PLIF,
-    FlatHead,
-    MonotonicNetwork,
-    PLIFFrozen,
-    SigSoftmax,
-    Softmax,
-)
+from hstree.heads.flat import FlatHead
 from hstree.heads.mixtape import Mixtape
 from hstree.heads.mixture import (
     DOC,
@@ -19,6 +11,7 @@ from hstree.heads.mixture import (
     MixtureOfSoftmaxesPLIF,
 )
 from hstree.heads.registry import head_class, head_names, load_head, register_head
+from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
 from hstree.heads.trees import TreeEnsemble
 
 __all__ = [

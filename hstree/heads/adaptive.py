@@ -1,4 +1,4 @@
-"""torch's adaptive softmax, wrapped for comparison."""
+"""The adaptive softmax of torch as a head, for comparison."""
 
 from __future__ import annotations
 
@@ -21,34 +21,40 @@ if TYPE_CHECKING:
 
 
 class AdaptiveSoftmax(Head):
-    """:class:`torch.nn.AdaptiveLogSoftmaxWithLoss`, which lacks ignore_index, reduction and a class
-    order.
+    """The adaptive softmax: :class:`torch.nn.AdaptiveLogSoftmaxWithLoss` with ``ignore_index``,
+    ``reduction`` and an order of the classes.
 
-    The most frequent classes form a head of ``cutoffs[0]`` classes, the others clusters with
-    projections that shrink by ``div_value``. Grave et al., Efficient softmax approximation for
-    GPUs, 2017. The sizes of the loss depend on the targets, so that torch.compile breaks its graph
-    and torch.export refuses it; the other methods are one graph.
+    The ``cutoffs[0]`` most frequent classes have a softmax of full size. The other classes form
+    clusters with projections that shrink by ``div_value`` from cluster to cluster. The shapes in
+    the loss depend on the targets: torch.compile breaks the graph there and torch.export fails. The
+    other methods compile to one graph.
 
     Args:
-        in_features: D.
-        n_classes: V, at least 3.
-        cutoffs: sizes at which clusters of classes ordered by frequency end, increasing, below V.
-            Default: 2,000 and 10,000, as far as they are below V / 2, or V // 4 where V is smaller.
-        div_value: reduction of the projection from cluster to cluster.
-        order: int64 [V], classes from the most to the least frequent; default 0, 1, 2, ...
-        **options: those of :class:`Head`.
+        in_features: number of input features, D.
+        n_classes: number of classes, V, at least 3.
+        cutoffs: ranks at which the clusters of classes ordered by frequency end: increasing and
+            below V. Default: those of 2,000 and 10,000 that are below V / 2, or V // 4 if none is.
+        div_value: factor by which the projections shrink from cluster to cluster.
+        order: classes from the most to the least frequent, int64 [V]; default 0, 1, 2, ...
+        **options: further arguments of :class:`Head`.
 
     Raises:
-        ValueError: if ``order`` is not a permutation or the cutoffs do not increase within [1, V -
-            1].
+        ValueError: if ``order`` is not a permutation, or the cutoffs do not increase within
+            [1, V - 1].
 
     Example:
-        >>> head = AdaptiveSoftmax(400, 33278, cutoffs=(2000, 10000))
+        >>> import torch, hstree
+        >>> head = hstree.AdaptiveSoftmax(16, 1000, cutoffs=(100, 500))
+        >>> head(torch.randn(4, 16), torch.tensor([0, 99, 100, 999])).output.shape
+        torch.Size([4])
+
+    Source: Grave, Joulin, Cissé, Grangier and Jégou, Efficient softmax approximation for GPUs,
+    ICML 2017.
     """
 
     name = "adaptive"
-    may_skip_parameters = True  # of clusters without a target
-    no_z_loss = "every cluster has a normaliser of its own"
+    may_skip_parameters = True  # those of clusters without a target
+    no_z_loss = "every cluster has its own normalizer"
 
     order: Tensor
 
@@ -81,9 +87,9 @@ class AdaptiveSoftmax(Head):
         smallest = int(in_features // div_value ** len(cutoffs))
         if smallest < 1:
             raise ValueError(
-                f"div_value: the last of {len(cutoffs)} clusters would have {in_features} // "
-                f"{div_value}**{len(cutoffs)} = 0 features; "
-                "expected fewer cutoffs or a smaller div_value"
+                f"div_value: expected at least 1 feature in the last of {len(cutoffs)} clusters, "
+                f"got {in_features} // {div_value}**{len(cutoffs)} = 0; pass fewer cutoffs or a "
+                "smaller div_value"
             )
         self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(in_features, n_classes, cutoffs, div_value)
         self.register_constant("order", order)
@@ -94,15 +100,15 @@ class AdaptiveSoftmax(Head):
 
     @property
     def rank(self) -> Tensor:
-        """int64 [V], place of each class in ``order``."""
+        """Position of each class in ``order``, int64 [V]."""
         order = self.order
         return torch.empty_like(order).scatter_(
             0, order, torch.arange(self.n_classes, device=order.device)
         )
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
-        # torch's module gathers by mask and does not support autocast: float32, and only rows that
-        # count.
+        # torch's module gathers by mask and does not support autocast: it gets the dtype of its
+        # weights, and only the rows that are not ignored.
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.to(self.adaptive.head.weight.dtype)
             if is_transformed():
@@ -115,7 +121,7 @@ class AdaptiveSoftmax(Head):
             return wide(output.masked_scatter(kept, log_prob))
 
     def _chosen(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """Out of the log-probabilities of all classes, without a look at the targets."""
+        """Gathers from the log-probabilities of all classes, without reading target values."""
         known = target.clamp(0, self.n_classes - 1)
         log_prob = self.class_log_prob(hidden).gather(1, known.unsqueeze(1)).squeeze(1)
         log_prob = log_prob.masked_fill(target >= self.n_classes, torch.nan)

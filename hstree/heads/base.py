@@ -31,13 +31,20 @@ METADATA_KEY = "hstree.head"
 
 
 class HeadOutput(NamedTuple):
-    """What a head returns, as :class:`torch.nn.AdaptiveLogSoftmaxWithLoss` does.
+    """Result of a head, with the fields of :class:`torch.nn.AdaptiveLogSoftmaxWithLoss`.
 
     Attributes:
         output: log-probability of each row's target, in nats, shape of ``target``; 0 for ignored
-            rows. No option of the loss changes it: perplexities come from here.
-        loss: what is minimised, after the head's ``reduction``: the negative log-likelihood, with
+            rows. Options of the loss do not change it: compute perplexities from it.
+        loss: the training loss after the head's ``reduction``: the negative log-likelihood, with
             class weights, label smoothing and z-loss where the head has them.
+
+    Example:
+        >>> import torch, hstree
+        >>> head = hstree.Softmax(8, 100, reduction="sum")
+        >>> output, loss = head(torch.randn(5, 8), torch.arange(5))
+        >>> torch.allclose(loss, -output.sum())
+        True
     """
 
     output: Tensor
@@ -47,37 +54,47 @@ class HeadOutput(NamedTuple):
 class Head(HeadParameters, Resettable, ABC):
     r"""An output layer: a distribution over V classes for every context vector.
 
-    ``forward(hidden, target)`` returns ``(output, loss)``; ``loss = head(hidden, target).loss``
-    stands where ``F.cross_entropy(linear(hidden), target)`` stood, with its class weights
-    :math:`c` (there ``weight``) and its label smoothing :math:`\epsilon`:
+    ``forward(hidden, target)`` returns ``(output, loss)``. ``head(hidden, target).loss`` replaces
+    ``F.cross_entropy(linear(hidden), target)``. The class weights :math:`c` (``weight`` there) and
+    the label smoothing :math:`\epsilon` enter as in :func:`torch.nn.functional.cross_entropy`:
 
     .. math::
         \ell_n = -(1 - \epsilon)\, c_{y_n} \log p_{n y_n}
         - \frac{\epsilon}{V} \sum_v c_v \log p_{nv}
 
-    Leading dimensions of ``hidden`` are free, and so is its floating-point dtype: it is cast to
-    that of the weights, but under autocast, which decides itself. Losses and log-probabilities are
-    float32, or float64 for weights in float64.
+    ``hidden`` may have any leading dimensions and any floating-point dtype. It is cast to the dtype
+    of the weights; under autocast, autocast decides. Losses and log-probabilities are float32, or
+    float64 for weights in float64.
 
     Args:
-        in_features: D, size of a context vector.
-        n_classes: V, number of classes.
+        in_features: number of input features, D: the size of a context vector.
+        n_classes: number of classes, V.
         ignore_index: targets of this value contribute neither loss nor gradient.
         reduction: ``"mean"`` over the rows that are not ignored (NaN if there are none, as in
             :func:`torch.nn.functional.cross_entropy`), ``"sum"`` or ``"none"``. With class weights
             the mean is weighted: it divides by the sum of the targets' weights.
         learning_rate_factor: factor on the model's learning rate for the head's own parameters.
-        class_weight: c [V], at least 0; None: all 1. A buffer, saved with the head.
-        label_smoothing: epsilon in [0, 1). Heads whose scores are W e + b (softmax, moc) know the
-            mean over the classes without logits; others compute the log-probabilities of all
-            classes, in chunks of rows: O(N V) time, for trees too.
-        z_loss: coefficient of (log Z)^2, Z the normaliser of the row's softmax, added to each row
-            that is not ignored; not weighted by class. Only for heads with one normaliser: not for
-            mixtures of softmaxes, trees and the adaptive softmax. Chowdhery et al., PaLM, 2022.
+        class_weight: class weights, c [V], at least 0; None: all 1. A buffer, saved with the head.
+        label_smoothing: label smoothing, epsilon in [0, 1). Heads whose scores are W e + b
+            (softmax, moc) compute the mean over the classes without logits. Other heads, trees
+            included, compute the log-probabilities of all classes in chunks of rows: O(N V) time.
+        z_loss: coefficient of (log Z)^2, where Z is the normalizer of the row's softmax (Chowdhery
+            et al., PaLM, 2022). It is added to each row that is not ignored, without class weight.
+            Only for heads with one normalizer: not for mixtures of softmaxes, trees or the
+            adaptive softmax.
 
     Raises:
-        ValueError: for sizes below 1, an unknown reduction, an option out of range or one that the
-            head does not have.
+        ValueError: for a size below 1, an unknown reduction, an option out of range, or an option
+            that the head does not have.
+
+    Example:
+        >>> import torch, hstree
+        >>> head: hstree.Head = hstree.TreeEnsemble.from_counts(16, [8, 4, 2, 1], gate="context")
+        >>> output, loss = head(torch.randn(2, 3, 16), torch.randint(4, (2, 3)))
+        >>> output.shape, loss.shape
+        (torch.Size([2, 3]), torch.Size([]))
+        >>> head.log_prob(torch.randn(2, 3, 16)).shape, head.predict(torch.randn(5, 16)).shape
+        (torch.Size([2, 3, 4]), torch.Size([5]))
     """
 
     name: ClassVar[str]
@@ -89,7 +106,7 @@ class Head(HeadParameters, Resettable, ABC):
     """Whether a batch may leave some parameters without a gradient."""
 
     no_z_loss: ClassVar[str | None] = "it has no target_score"
-    """Why the head cannot have a z-loss; None: it can, and has :meth:`target_score`."""
+    """Why the head cannot have a z-loss. None if it can, which needs :meth:`target_score`."""
 
     class_weight: Tensor | None
 
@@ -125,7 +142,7 @@ class Head(HeadParameters, Resettable, ABC):
         if self.z_loss and self.no_z_loss:
             raise ValueError(
                 f"z_loss: expected 0 for the head {self.name!r}, as {self.no_z_loss}, got "
-                f"{z_loss}; heads with one normaliser take it, such as 'softmax'"
+                f"{z_loss}; heads with one normalizer take it, such as 'softmax'"
             )
 
     if TYPE_CHECKING:
@@ -133,14 +150,14 @@ class Head(HeadParameters, Resettable, ABC):
         def __call__(self, hidden: Tensor, target: Tensor) -> HeadOutput: ...
 
     def forward(self, hidden: Tensor, target: Tensor) -> HeadOutput:
-        """Log-probability of the targets and the loss.
+        """Log-probability of the targets, and the loss.
 
         Args:
-            hidden: [..., D], floating point.
-            target: [...], int64, in [0, V) or ``ignore_index``. Anything else raises ValueError on
-                the CPU, RuntimeError under torch.func or torch.compile. On a GPU, where looking
-                would cost a synchronisation, the row becomes NaN; :class:`AdaptiveSoftmax`, which
-                is torch's own, fails a device-side assertion.
+            hidden: context vectors, [..., D], floating point.
+            target: classes, [...], int64, in [0, V) or ``ignore_index``. Any other value raises
+                ValueError on the CPU, and RuntimeError under torch.func or torch.compile. On a GPU
+                values are not read, which would cost a synchronization: the row becomes NaN, and
+                :class:`AdaptiveSoftmax` fails a device-side assertion of torch.
         """
         if hidden.shape[:-1] != target.shape:
             raise ValueError(
@@ -155,8 +172,8 @@ class Head(HeadParameters, Resettable, ABC):
         return HeadOutput(output.view(target.shape), loss)
 
     def encode(self, hidden: Tensor) -> Tensor:
-        """What :meth:`target_loss` and the methods beside it read, [..., F]: hidden [..., D]. By
-        default ``hidden`` itself."""
+        """Input [..., F] of :meth:`target_loss` and the other row methods, computed from hidden
+        [..., D]. By default ``hidden`` itself."""
         return hidden
 
     @abstractmethod
@@ -164,9 +181,9 @@ class Head(HeadParameters, Resettable, ABC):
         """Log-probability [N] of the targets.
 
         Args:
-            hidden: what :meth:`encode` returns, [N, F].
-            target: int64 [N], as :func:`hstree.ops.mark_targets` returns it: a class, -1 for a
-                log-probability of 0 and no gradient, or V, on a GPU alone, for a row of NaN.
+            hidden: result of :meth:`encode`, [N, F].
+            target: int64 [N], from :func:`hstree.ops.mark_targets`: a class; -1 for a
+                log-probability of 0 without gradient; or, on a GPU only, V for a row of NaN.
         """
 
     def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,7 +203,7 @@ class Head(HeadParameters, Resettable, ABC):
         return output, loss
 
     def target_weight(self, target: Tensor, dtype: torch.dtype) -> Tensor:
-        """Class weight [N] of each target, 0 for those that are ignored."""
+        """Class weight [N] of each target, 0 for ignored ones."""
         if self.class_weight is None:
             return (target != -1).to(dtype)
         weight = self.class_weight.to(dtype)[target.clamp(0, self.n_classes - 1)]
@@ -205,8 +222,8 @@ class Head(HeadParameters, Resettable, ABC):
         return by_rows(mean, self.n_classes, hidden)
 
     def target_score(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """log p_y + log Z [N] of the targets: arguments of :meth:`target_log_prob`, whatever for
-        ignored ones."""
+        """log p_y + log Z [N] of the targets, undefined for ignored ones: arguments of
+        :meth:`target_log_prob`."""
         raise NotImplementedError(f"{type(self).__name__}: {self.no_z_loss}")
 
     def reduced(self, loss: Tensor, weight: Tensor) -> Tensor:
@@ -219,7 +236,7 @@ class Head(HeadParameters, Resettable, ABC):
 
     @abstractmethod
     def class_log_prob(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities [N, V] of all classes: hidden [N, F], what :meth:`encode` returns."""
+        """Log-probabilities [N, V] of all classes: hidden [N, F], from :meth:`encode`."""
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities [..., V] of all classes, in nats: hidden [..., D]. Differentiable."""
@@ -228,10 +245,11 @@ class Head(HeadParameters, Resettable, ABC):
     def entropy(self, hidden: Tensor) -> Tensor:
         """Entropy [...] of each row's distribution, in nats: hidden [..., D]. Differentiable.
 
-        Exact, from the log-probabilities of all classes, in chunks of rows.
+        Exact: computed from the log-probabilities of all classes, in chunks of rows.
 
         Example:
-            >>> head = hstree.heads.Softmax(8, 4, bias=False)
+            >>> import torch, hstree
+            >>> head = hstree.Softmax(8, 4, bias=False)
             >>> head.entropy(torch.zeros(2, 8))
             tensor([1.3863, 1.3863], grad_fn=<ViewBackward0>)
         """
@@ -253,7 +271,7 @@ class Head(HeadParameters, Resettable, ABC):
         """The k most probable classes of each row, most probable first.
 
         Returns:
-            log-probabilities [..., k], in nats and differentiable, and classes [..., k].
+            Log-probabilities [..., k], in nats and differentiable, and classes [..., k].
 
         Raises:
             ValueError: unless 1 <= k <= V.
@@ -265,7 +283,7 @@ class Head(HeadParameters, Resettable, ABC):
         return values.view(shape), classes.view(shape)
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """As :meth:`topk`, [N, k] each: hidden [N, F], what :meth:`encode` returns."""
+        """Both results of :meth:`topk`, [N, k] each: hidden [N, F], from :meth:`encode`."""
         values, classes = self.class_log_prob(hidden).topk(k, dim=-1)
         return values, classes
 
@@ -275,16 +293,15 @@ class Head(HeadParameters, Resettable, ABC):
         return self.sample_rows(self._encoded(hidden), generator).view(hidden.shape[:-1])
 
     def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
-        """One class [N] drawn from each row's distribution: hidden [N, F], what :meth:`encode`
-        returns."""
+        """One class [N] drawn from each row's distribution: hidden [N, F], from :meth:`encode`."""
         if not len(hidden):
             return torch.empty(0, dtype=torch.int64, device=hidden.device)
         prob = self.class_log_prob(hidden).exp()
         return torch.multinomial(prob, 1, generator=generator).squeeze(1)
 
     def config(self) -> dict[str, Any]:
-        """What :meth:`from_config` needs besides the tensors; JSON-able. ``label_smoothing`` and
-        ``z_loss`` only where they are set."""
+        """Arguments of :meth:`from_config`, serializable as JSON; ``label_smoothing`` and
+        ``z_loss`` only if they are not 0."""
         config = {
             "in_features": self.in_features,
             "n_classes": self.n_classes,
@@ -306,12 +323,12 @@ class Head(HeadParameters, Resettable, ABC):
         tensors: Mapping[str, Tensor],
         embedding: nn.Embedding | None = None,
     ) -> Self:
-        """A head that ``load_state_dict(tensors)`` fits.
+        """A head into which ``load_state_dict(tensors)`` loads the state.
 
         Args:
-            config: from :meth:`config`.
+            config: result of :meth:`config`.
             tensors: state dict of the saved head.
-            embedding: what a tied head is tied to; without it the head gets a weight of its own.
+            embedding: embedding to which a tied head is tied; None: the head gets its own weight.
         """
 
     @classmethod
@@ -329,18 +346,18 @@ class Head(HeadParameters, Resettable, ABC):
         """A head for a training corpus.
 
         Args:
-            in_features: D.
-            n_classes: V.
+            in_features: number of input features, D.
+            n_classes: number of classes, V.
             statistics: class frequencies and word vectors of the corpus.
-            embedding: the model's input embedding, for heads that are asked to tie to it.
-            seed: of whatever is random beside the parameters, such as trees.
-            options: keyword arguments of the head.
+            embedding: the model's input embedding, for heads that are tied to it.
+            seed: seed of everything random other than the parameters, such as trees.
+            **options: further arguments of the head.
         """
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the head to one safetensors file, its configuration in the metadata; atomic.
+        """Write the head to one safetensors file, with its configuration in the metadata.
 
-        :func:`hstree.heads.load_head` reads it.
+        The file is replaced atomically. :func:`hstree.heads.load_head` reads it.
         """
         tensors = {
             key: value.detach().contiguous().cpu() for key, value in self.state_dict().items()

@@ -1,4 +1,4 @@
-"""Values that a head gets from its arguments and not from training: kept on the host, so that they
+"""Values that a head gets from its arguments, not from training: kept on the host, so that they
 survive the meta device and ``to_empty``."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def fill(tensor: Tensor, values: Tensor | npt.NDArray[Any]) -> None:
-    """Copy values into a parameter or buffer of any device and dtype; of a DTensor each process
-    fills its part."""
+    """Copy values into a parameter or buffer of any device and dtype. Each process fills its part
+    of a DTensor."""
     if not isinstance(values, Tensor):
         values = torch.from_numpy(np.require(values, requirements="W"))
     values = values.to(tensor.device, tensor.dtype)
@@ -32,10 +32,10 @@ def fill(tensor: Tensor, values: Tensor | npt.NDArray[Any]) -> None:
 
 
 class Tables(nn.Module, ABC):
-    """Buffers that can be made at any time from what the module keeps on the host.
+    """Buffers that can be rebuilt at any time from arrays that the module keeps on the host.
 
-    They are made when the module is, on the default device or, where that is the meta device, on
-    the CPU; and again whenever ``to``, ``to_empty`` and the like put new tensors in their place.
+    They are built with the module, on the default device, or on the CPU if that is the meta device.
+    They are rebuilt whenever ``to``, ``to_empty`` or a similar method replaces them.
     """
 
     @abstractmethod
@@ -49,7 +49,7 @@ class Tables(nn.Module, ABC):
             self.register_buffer(name, torch.tensor(table, device=device), persistent=persistent)
 
     def rebuild(self) -> None:
-        """Make all tables again, on the device where they are."""
+        """Rebuild all tables on their present device."""
         for name, table in self.tables().items():
             fill(self.get_buffer(name), table)
 
@@ -62,32 +62,35 @@ class Tables(nn.Module, ABC):
 
 
 class Resettable(nn.Module):
-    """A module that can be set back to what its constructor made."""
+    """A module that can be reset to the state its constructor made."""
 
     def __init__(self) -> None:
         super().__init__()
         self._constants: dict[str, Tensor] = {}
 
     def register_constant(self, name: str, value: Tensor | None) -> None:
-        """A buffer that an argument of the constructor decides about, saved with the head:
-        :meth:`reset_parameters` restores it."""
+        """Register a buffer whose value comes from an argument of the constructor. It is saved with
+        the head, and :meth:`reset_parameters` restores it."""
         if value is not None:
             self._constants[name] = value.detach().cpu().clone()
             value = value.to(torch.get_default_device())
         self.register_buffer(name, value)
 
     def reset_parameters(self) -> None:
-        """Everything in the state as the constructor sets it; random numbers are drawn anew. A head
-        with parameters adds them to what this method of its base sets.
+        """Reset the whole state to what the constructor sets; random values are drawn again.
 
-        After ``to_empty``, for a head that was made on the meta device. Sharded parameters
-        (DTensor) are set too. A tied embedding is left as it is. A loaded head begins without the
-        class frequencies that it was made with, which are not saved.
+        Call it after ``to_empty`` on a head that was made on the meta device. Sharded parameters
+        (DTensor) are reset too. A tied embedding is not changed. A loaded head is reset without
+        the class frequencies it was built with, because they are not saved.
 
         Example:
+            >>> import torch, hstree
             >>> with torch.device("meta"):
             ...     head = hstree.Softmax(400, 10000)
-            >>> head.to_empty(device="cuda").reset_parameters()
+            >>> _ = head.to_empty(device="cpu")  # or "cuda"
+            >>> head.reset_parameters()
+            >>> head.bias.abs().max()
+            tensor(0., grad_fn=<MaxBackward1>)
         """
         for name, value in self._constants.items():
             fill(self.get_buffer(name), value)

@@ -1,4 +1,4 @@
-"""Heads with one row of weights for each class: the softmax, and softmaxes of deformed logits."""
+"""The base of heads with one row of weights for each class."""
 
 from __future__ import annotations
 
@@ -28,20 +28,26 @@ if TYPE_CHECKING:
 class FlatHead(Head):
     r"""P(y | h) = softmax(f(W e(h) + b))[y] for an increasing function f and an encoding e.
 
-    The loss and its gradients are computed in chunks of rows: no tensor of all N x V logits.
+    The loss and its gradients are computed in chunks of rows: the N x V logits are never held all
+    at once. W starts uniform in [-0.1, 0.1], as in AWD-LSTM, unless it is tied.
 
     Args:
-        in_features: D.
-        n_classes: V.
-        bias: whether there is a b.
-        embedding: weight-tied embedding: its weight [V, E] serves as W.
-        frequencies: counts [V]; b starts where W = 0 would give the unigram distribution. Without
-            them b starts at 0.
-        function: f; None: the identity. See :mod:`hstree.heads.functions`.
-        weight_features: E, size of an encoding; None: D.
-        **options: those of :class:`Head`.
+        in_features: number of input features, D.
+        n_classes: number of classes, V.
+        bias: whether there is a bias b.
+        embedding: embedding to tie to: its weight [V, E] is used as W.
+        frequencies: class counts [V]. The bias starts so that W = 0 gives the unigram distribution;
+            None: it starts at 0.
+        function: increasing function f; None: the identity. See :mod:`hstree.heads.functions`.
+        weight_features: size of an encoding, E; None: D.
+        **options: further arguments of :class:`Head`.
 
-    W, unless tied, starts uniform in [-0.1, 0.1], as in AWD-LSTM.
+    Example:
+        >>> import torch, hstree
+        >>> from hstree.heads.functions import GSS
+        >>> head = hstree.heads.FlatHead(16, 100, function=GSS(c=0.0, k=2.0))
+        >>> head(torch.randn(4, 16), torch.arange(4)).output.shape
+        torch.Size([4])
     """
 
     no_z_loss: ClassVar[str | None] = None
@@ -163,7 +169,7 @@ class FlatHead(Head):
             return mean if bias is None else mean + bias
 
     def components(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Vectors [N, K, E] in what :meth:`encode` returns, and log-priors [N, K] if K > 1."""
+        """Vectors [N, K, E] in the result of :meth:`encode`, and log-priors [N, K] if K > 1."""
         return hidden[:, None], None
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
@@ -220,8 +226,20 @@ class FlatHead(Head):
         tied: bool = False,
         **options: Any,
     ) -> Self:
-        """A head whose bias starts at the unigram distribution; ``tied=True`` ties it to the
-        embedding."""
+        """A head whose bias starts at the unigram distribution of the corpus.
+
+        Args:
+            in_features: number of input features, D.
+            n_classes: number of classes, V.
+            statistics: class frequencies of the corpus.
+            embedding: the model's input embedding.
+            seed: not used.
+            tied: whether to tie the weight to ``embedding``.
+            **options: further arguments of the head.
+
+        Raises:
+            ValueError: if ``tied`` is set without an embedding.
+        """
         if tied and embedding is None:
             raise ValueError("tied: expected an embedding to tie to, got None")
         return cls(
@@ -234,146 +252,5 @@ class FlatHead(Head):
 
 
 def wide(logits: Tensor) -> Tensor:
-    """The logits in float32, or in float64 if they are."""
+    """The logits in float32, or in float64 if they are float64."""
     return logits.to(sum_dtype(logits.dtype))
-
-
-class Softmax(FlatHead):
-    """P(y | h) = softmax(W h + b)[y].
-
-    Equivalent to::
-
-        logits = F.linear(hidden, weight, bias)
-        output = -F.cross_entropy(logits, target, reduction="none")
-
-    Args:
-        in_features: D.
-        n_classes: V.
-        **options: bias, embedding and frequencies of :class:`FlatHead`, and those of
-            :class:`Head`.
-
-    Example:
-        >>> head = Softmax(400, 10000)
-        >>> output, loss = head(torch.randn(32, 400), torch.randint(10000, (32,)))
-    """
-
-    name = "softmax"
-
-    def __init__(self, in_features: int, n_classes: int, **options: Any) -> None:
-        super().__init__(in_features, n_classes, **options)
-
-
-class SigSoftmax(FlatHead):
-    """Softmax of l + log sigmoid(l), l = W h + b: exp(l) sigmoid(l), normalised.
-
-    Kanai et al., Sigsoftmax: Reanalysis of the Softmax Bottleneck, 2018.
-
-    Args:
-        in_features: D.
-        n_classes: V.
-        **options: as for :class:`Softmax`.
-
-    Equivalent to::
-
-        logits = F.linear(hidden, weight, bias)
-        output = -F.cross_entropy(logits + F.logsigmoid(logits), target, reduction="none")
-    """
-
-    name = "sigsoftmax"
-
-    def __init__(self, in_features: int, n_classes: int, **options: Any) -> None:
-        super().__init__(in_features, n_classes, function=functions.SigSoftmax(), **options)
-
-
-class GSS(FlatHead):
-    """Generalised sigsoftmax: softmax(f(W h + b)).
-
-    f(x) = k (x - c) + c - (k - 1) log(1 + exp(x - c)), of slope k far below c and 1 far above.
-    c = 0, k = 2 is :class:`SigSoftmax`; k = 1 is :class:`Softmax`. Fixed before training: (-1.5,
-    2.5) for Penn Treebank, (-1.5, 3) for WikiText-2.
-
-    Args:
-        in_features: D.
-        n_classes: V.
-        c, k: of f; k positive.
-        **options: as for :class:`Softmax`.
-    """
-
-    name = "gss"
-
-    def __init__(
-        self, in_features: int, n_classes: int, *, c: float = -1.5, k: float = 2.5, **options: Any
-    ) -> None:
-        super().__init__(in_features, n_classes, function=functions.GSS(c, k), **options)
-
-
-class PLIF(FlatHead):
-    """Softmax of a learned piecewise linear increasing function of the logits (LMS-PLIF).
-
-    Ganea et al., Breaking the Softmax Bottleneck via Learnable Monotonic Pointwise
-    Non-linearities, 2019.
-
-    Args:
-        in_features: D.
-        n_classes: V.
-        intervals: K, equal intervals of [-R, R], each with a slope softplus(v_j).
-        radius: R.
-        frozen: keep v at its random initial values.
-        **options: as for :class:`Softmax`.
-    """
-
-    name = "plif"
-
-    def __init__(
-        self,
-        in_features: int,
-        n_classes: int,
-        *,
-        intervals: int = 100_000,
-        radius: float = 20.0,
-        frozen: bool = False,
-        **options: Any,
-    ) -> None:
-        function = functions.PLIF(intervals, radius, frozen)
-        super().__init__(in_features, n_classes, function=function, **options)
-
-
-class PLIFFrozen(PLIF):
-    """:class:`PLIF` with slopes that keep their random initial values."""
-
-    name = "plif-frozen"
-
-    def __init__(
-        self, in_features: int, n_classes: int, *, frozen: bool = True, **options: Any
-    ) -> None:
-        super().__init__(in_features, n_classes, frozen=frozen, **options)
-
-
-class MonotonicNetwork(FlatHead):
-    """Softmax of a learned monotonic network of the logits (LMS-NN).
-
-    f(x) = sum_i v_i sigmoid(u_i x + b_i) with v and u positive. Ganea et al., 2019. Not N V K
-    sigmoids, but K at each of a few thousand knots: see
-    :class:`hstree.heads.functions.MonotonicNetwork`.
-
-    Args:
-        in_features: D.
-        n_classes: V.
-        units: K hidden units.
-        intervals: between the knots at which f is computed.
-        **options: as for :class:`Softmax`.
-    """
-
-    name = "monotonic"
-
-    def __init__(
-        self,
-        in_features: int,
-        n_classes: int,
-        *,
-        units: int = 1000,
-        intervals: int = 4096,
-        **options: Any,
-    ) -> None:
-        function = functions.MonotonicNetwork(units, intervals)
-        super().__init__(in_features, n_classes, function=function, **options)

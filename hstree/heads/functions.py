@@ -1,4 +1,4 @@
-"""Increasing functions of the logits, with their parameters, by name."""
+"""Increasing functions of the logits with their parameters, by name."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from hstree.ops import LogitFunction, sigmoid_sums
 
 
 class Function(nn.Module, ABC):
-    """f of softmax(f(logits)): increasing, with or without parameters."""
+    """An increasing function f for softmax(f(logits)), with or without parameters."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def forward(self, dtype: torch.dtype) -> LogitFunction:
-        """The function with its present parameters, for logits of ``dtype``."""
+        """The function with its current parameters, for logits of ``dtype``."""
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
-        """The parameters that are learned, as an optimiser takes them: at the head's learning rate,
-        without weight decay."""
+        """Parameter groups of an optimizer: the trainable parameters, at the head's learning rate
+        and without weight decay."""
         own = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": own, "lr": lr, "weight_decay": 0.0}] if own else []
 
     def reset(self) -> None:
-        """Give the parameters their first values. Not ``reset_parameters``, for callers of that on
-        every module of a model: the bias of a head depends on these values."""
+        """Set the parameters to their initial values. Not called ``reset_parameters``, because the
+        bias of a head depends on these values: callers that reset every module would break it."""
 
     def config(self) -> dict[str, Any]:
-        """Arguments that build this function again; JSON-able."""
+        """Arguments that build this function again, serializable as JSON."""
         return {}
 
     @torch.no_grad()
     def inverse(self, value: Tensor) -> Tensor:
-        """Logits [V] whose differences f maps to those of ``value`` [V], keeping the greatest;
-        float64, by bisection, within the range of f."""
+        """Logits x [V], float64, such that f(x) has the same differences as ``value`` [V]; the
+        greatest logit equals the greatest value. By bisection, within the range of f."""
         function = self(torch.float64)
         top = value.max().reshape(1)
         wanted = value + (function(top) - top)
@@ -56,7 +56,7 @@ class Function(nn.Module, ABC):
 
 
 class Identity(Function):
-    """f(x) = x: the softmax."""
+    """f(x) = x, for the softmax."""
 
     name = "softmax"
 
@@ -71,7 +71,8 @@ class Identity(Function):
 class GSS(Function):
     """f(x) = k (x - c) + c - (k - 1) log(1 + exp(x - c)): slope k far below c, 1 far above.
 
-    Raises ValueError unless c is finite and k finite and positive.
+    Raises:
+        ValueError: unless c is finite and k finite and positive.
     """
 
     name = "gss"
@@ -99,14 +100,16 @@ class SigSoftmax(Function):
 class PLIF(Function):
     """Piecewise linear increasing function with slopes softplus(v) in K equal intervals of [-R, R].
 
-    Args:
-        intervals: K.
-        radius: R.
-        frozen: keep v at its random initial values, normal with mean log(e - 1), which is slope 1,
-            and deviation 1.
+    The initial v is normal with mean log(e - 1), which is slope 1, and standard deviation 1. Its
+    learning rate is always 0.02.
 
-    v has a learning rate of its own, 0.02. Raises ValueError for K below 1 or an R that is not
-    finite and positive.
+    Args:
+        intervals: number of intervals, K.
+        radius: half width of the range of the intervals, R.
+        frozen: keep v at its random initial values.
+
+    Raises:
+        ValueError: for K below 1, or R that is not finite and positive.
     """
 
     name = "plif"
@@ -125,7 +128,7 @@ class PLIF(Function):
         nn.init.normal_(self.v, math.log(math.e - 1), 1.0)
 
     def slopes(self) -> Tensor:
-        """[K], positive; float32 or wider."""
+        """The slopes [K], positive; float32 or float64."""
         return F.softplus(self.v if self.v.dtype == torch.float64 else self.v.float())
 
     def forward(self, dtype: torch.dtype) -> LogitFunction:
@@ -139,22 +142,25 @@ class PLIF(Function):
 
 
 class MonotonicNetwork(Function):
-    """f(x) = sum_i v_i sigmoid(u_i x + b_i), v and u positive: the softplus of parameters.
+    """f(x) = sum_i v_i sigmoid(u_i x + b_i); v and u are positive, the softplus of parameters.
 
-    The constant of the paper's formula cancels in the softmax and is left out.
+    The constant of the paper's formula cancels in the softmax and is omitted.
 
-    A function of one variable: instead of ``units`` sigmoids for every logit, f and f' are taken at
+    f has one variable. Instead of K sigmoids for every logit, f and f' are computed at
     ``intervals`` + 1 knots in [-64, 64] and interpolated by cubics. The error of f is at most
     h^4 / 384 max |f''''| <= 3.3e-4 h^4 sum_i v_i u_i^4 for knots h = 128 / intervals apart: 1.3e-8
-    for v and u as they begin. Beyond +-64 the function goes on straight. Parameters get the exact
-    gradient of the interpolated function.
+    for the initial v and u. Beyond +-64 the function is continued linearly. Parameters get the
+    exact gradient of the interpolated function.
+
+    Initially u = 1, v = 40 / K, and the inflections are spaced evenly in [-20, 20], where f is
+    nearly the identity.
 
     Args:
-        units: K hidden units. They begin with u = 1, v = 40 / K and inflections evenly in
-            [-20, 20], where f is nearly the identity.
-        intervals: of the interpolation.
+        units: number of hidden units, K.
+        intervals: number of intervals of the interpolation.
 
-    Raises ValueError for sizes below 1.
+    Raises:
+        ValueError: for sizes below 1.
     """
 
     name = "monotonic"
@@ -189,10 +195,14 @@ FUNCTIONS: dict[str, type[Function]] = {
 
 
 def build_function(name: str, options: dict[str, Any] | None = None) -> Function:
-    """The function of a name: softmax, sigsoftmax, gss, plif or monotonic.
+    """Build a function by name: "softmax", "sigsoftmax", "gss", "plif" or "monotonic".
+
+    Args:
+        name: name of the function.
+        options: arguments of the function; None: its defaults.
 
     Raises:
-        ValueError: for an unknown name, or options that the function does not take.
+        ValueError: for an unknown name, or options that the function does not have.
     """
     if name not in FUNCTIONS:
         raise ValueError(f"function: expected one of {', '.join(FUNCTIONS)}, got {name!r}")

@@ -1,4 +1,4 @@
-"""What the options of a loss need: class weights, and sums over all classes in chunks of rows."""
+"""Class weights, and sums over all classes in chunks of rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from hstree.ops import default_chunk_rows
 
 
 def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
-    """Class weights as a floating-point tensor [V]; None stays None. Raises ValueError unless they
-    are V finite numbers of at least 0."""
+    """Class weights as a floating-point tensor [V], or None for None.
+
+    Raises:
+        ValueError: unless they are V finite numbers of at least 0.
+    """
     if class_weight is None:
         return None
     try:
@@ -24,7 +27,7 @@ def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
         raise ValueError(f"class_weight: expected {n_classes} numbers, got {error}") from error
     if weight.shape != (n_classes,) or weight.is_complex() or weight.dtype == torch.bool:
         raise ValueError(
-            f"class_weight: expected {n_classes} numbers, one for each class, got "
+            f"class_weight: expected {n_classes} numbers, one per class, got "
             f"shape {tuple(weight.shape)} and dtype {weight.dtype}"
         )
     if not weight.is_floating_point() or weight.dtype == torch.float64:
@@ -38,9 +41,9 @@ def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
 
 
 def by_rows(function: Callable[..., Tensor], columns: int, *tensors: Tensor) -> Tensor:
-    """``function(*tensors)`` [N] of tensors [N, ...], for so many rows at a time that a chunk of
-    ``columns`` numbers in each is small; computed again in the backward pass. All at once under
-    torch.func, which has no checkpoints, and in an exported program, for any number of rows."""
+    """``function(*tensors)`` [N] of tensors [N, ...], in chunks of rows with ``columns`` numbers in
+    each row. The backward pass computes each chunk again. Not chunked under torch.func, which has
+    no checkpoints, and in an exported program, which must take any number of rows."""
     if is_transformed() or torch.compiler.is_exporting():
         return function(*tensors)
     size = default_chunk_rows(tensors[0], columns)

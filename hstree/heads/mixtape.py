@@ -1,4 +1,4 @@
-"""Mixtape: one softmax over logits that are mixed class by class."""
+"""Mixtape: one softmax over logits that are mixed separately for each class."""
 
 from __future__ import annotations
 
@@ -29,24 +29,32 @@ class Mixtape(FlatHead):
 
     The priors of a class come from three sigmoids, g_j = sigmoid(v_x . tanh(Q_j h + q_j) + u_j . h
     + c_xj), as (g1 g2, g1 (1 - g2), (1 - g1) g3, (1 - g1) (1 - g3)). Infrequent classes share one v
-    and c, hence one context vector sum_k pi_k tanh(U_k h + a_k), and cost what a softmax costs.
-
-    Yang et al., Mixtape: Breaking the Softmax Bottleneck Efficiently, 2019.
+    and c, and so one context vector sum_k pi_k tanh(U_k h + a_k): they cost as much as in a
+    softmax.
 
     Args:
-        in_features: D.
-        n_classes: V.
-        own_gates: number of classes that have gates of their own, the first ones of ``order``;
-            None: V / 10, rounded up.
-        order: int64 [V], classes from the most to the least frequent; default 0, 1, 2, ...
+        in_features: number of input features, D.
+        n_classes: number of classes, V.
+        own_gates: number of classes with their own gates, the first ones of ``order``; None:
+            V / 10, rounded up.
+        order: classes from the most to the least frequent, int64 [V]; default 0, 1, 2, ...
         gate_features: size of tanh(Q_j h).
-        latent_features: E, size of tanh(U_k h); None: the size of ``embedding``, or D.
-        **options: bias, embedding and frequencies of :class:`FlatHead`, and those of
-            :class:`Head`.
+        latent_features: size of tanh(U_k h), E; None: the size of ``embedding``, or D.
+        **options: ``bias``, ``embedding`` and ``frequencies`` of :class:`FlatHead`, and the
+            arguments of :class:`Head`.
 
     Raises:
-        ValueError: for an ``own_gates`` outside [0, V], an ``order`` that is no permutation, a size
-            below 1.
+        ValueError: for ``own_gates`` outside [0, V], an ``order`` that is not a permutation, or a
+            size below 1.
+
+    Example:
+        >>> import torch, hstree
+        >>> head = hstree.Mixtape(16, 100, own_gates=10)
+        >>> head(torch.randn(4, 16), torch.arange(4)).output.shape
+        torch.Size([4])
+
+    Source: Yang, Luong, Salakhutdinov and Le, Mixtape: breaking the softmax bottleneck efficiently,
+    NeurIPS 2019.
     """
 
     name = "mixtape"
@@ -100,13 +108,12 @@ class Mixtape(FlatHead):
         nn.init.zeros_(self.gate_bias)
 
     def encode(self, hidden: Tensor) -> Tensor:
-        """tanh(U_k h) [..., K E], tanh(Q_j h) [..., 3 G] and u_j . h [..., 3], one after the
-        other."""
+        """Concatenation of tanh(U_k h) [..., K E], tanh(Q_j h) [..., 3 G] and u_j . h [..., 3]."""
         parts = [torch.tanh(self.latent(hidden)), torch.tanh(self.gate_hidden(hidden))]
         return torch.cat([*parts, self.gate_context(hidden)], -1)
 
     def _gates(self, encoded: Tensor) -> list[Tensor]:
-        """g1, g2, g3, each [N, own_gates + 1], the last for all other classes."""
+        """g1, g2 and g3, each [N, own_gates + 1]; the last column is that of all other classes."""
         hidden, context = torch.split(encoded, [GATES * self.gate_features, GATES], 1)
         hidden = hidden.reshape(-1, GATES, self.gate_features)
         scores = wide(F.linear(hidden, self.gate_weight))
@@ -114,7 +121,8 @@ class Mixtape(FlatHead):
         return list(torch.sigmoid(scores).unbind(1))
 
     def priors(self, hidden: Tensor) -> Tensor:
-        """pi [..., own_gates + 1, 4] of the classes ``own`` and of all others: hidden [..., D]."""
+        """Priors pi [..., own_gates + 1, 4] of the classes ``own``, and of all other classes in the
+        last row: hidden [..., D]."""
         encoded = self._encoded(hidden)
         g1, g2, g3 = self._gates(encoded[:, COMPONENTS * self.latent_features :])
         priors = torch.stack([g1 * g2, g1 * (1 - g2), (1 - g1) * g3, (1 - g1) * (1 - g3)], -1)
@@ -149,7 +157,7 @@ class Mixtape(FlatHead):
         return self._logits(hidden).log_softmax(-1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """[N, V], in float32 or wider."""
+        """Logits [N, V], float32 or float64."""
         size = COMPONENTS * self.latent_features
         latent = hidden[:, :size].reshape(-1, COMPONENTS, self.latent_features)
         g1, g2, g3 = (gate.unsqueeze(-1) for gate in self._gates(hidden[:, size:]))
@@ -176,7 +184,8 @@ class Mixtape(FlatHead):
         statistics: CorpusStatistics,
         **options: Any,
     ) -> Self:
-        """A Mixtape whose most frequent classes have gates of their own."""
+        """A Mixtape whose most frequent classes in the corpus have their own gates; arguments of
+        :meth:`FlatHead.from_corpus`."""
         order = np.argsort(-statistics.frequencies, kind="stable")
         return super().from_corpus(
             in_features, n_classes, statistics, order=torch.from_numpy(order), **options

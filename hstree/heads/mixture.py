@@ -1,4 +1,4 @@
-"""Mixtures: of softmaxes, of contexts, and of softmaxes that read several layers."""
+"""Mixtures of softmaxes, of contexts, and of softmaxes that read several layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hstree.heads.functions import build_function
 
 
 class ZeroBiasLinear(nn.Linear):
-    """A linear layer whose bias is zero at first, whoever resets it."""
+    """A linear layer whose bias starts at zero, also after ``reset_parameters``."""
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -26,16 +26,17 @@ class _Mixture(FlatHead):
     """A head over K vectors z_k = tanh(U_k h + a_k) of each context, with priors pi = softmax(G h).
 
     Args:
-        layers: size and number of components of each part of ``hidden``, the last of which gives
-            the priors.
-        n_classes: V.
-        latent_features: E, size of z_k; None: the size of ``embedding``, or D.
-        latent_dropout: probability of dropping an element of z_k, the same ones in all time steps
-            of ``hidden`` [time, batch, D].
-        function, function_options: of every component's softmax; see
+        layers: size and number of components of each part of ``hidden``; the last part gives the
+            priors.
+        n_classes: number of classes, V.
+        latent_features: size of z_k, E; None: the size of ``embedding``, or D.
+        latent_dropout: probability of dropping an element of z_k; the same elements in all time
+            steps of ``hidden`` [time, batch, D].
+        function: name of the function f of every component; see
             :func:`hstree.heads.functions.build_function`.
-        **options: bias, embedding and frequencies of :class:`FlatHead`, and those of
-            :class:`Head`.
+        function_options: arguments of f.
+        **options: ``bias``, ``embedding`` and ``frequencies`` of :class:`FlatHead`, and the
+            arguments of :class:`Head`.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class _Mixture(FlatHead):
             linear.reset_parameters()
 
     def latents(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """z [..., K E] and the prior logits G h [..., K]: hidden [..., D]."""
+        """Vectors z [..., K E] and prior logits G h [..., K]: hidden [..., D]."""
         parts = torch.split(hidden, [features for features, _ in self.layers], dim=-1)
         read = [part for part, (_, experts) in zip(parts, self.layers, strict=True) if experts]
         latents = [linear(part) for linear, part in zip(self.latent, read, strict=True)]
@@ -97,14 +98,14 @@ class _Mixture(FlatHead):
 class _SoftmaxMixture(_Mixture):
     """sum_k pi_k softmax(f(W z_k + b))."""
 
-    no_z_loss = "every component has a normaliser of its own"
+    no_z_loss = "every component has its own normalizer"
 
     @property
     def linear_scores(self) -> bool:
         return False
 
     def encode(self, hidden: Tensor) -> Tensor:
-        """z [..., K E] and the prior logits [..., K], one after the other."""
+        """Concatenation of z [..., K E] and the prior logits [..., K]."""
         return torch.cat(self.latents(hidden), -1)
 
     def components(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +123,7 @@ class _SoftmaxMixture(_Mixture):
         return mixture
 
     def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
-        """A component by its prior, then a class of that component alone: one dense product."""
+        """Draws a component by its prior, then a class from that component: one dense product."""
         if not len(hidden):
             return torch.empty(0, dtype=torch.int64, device=hidden.device)
         latent, log_prior = self.components(hidden)
@@ -135,22 +136,31 @@ class _SoftmaxMixture(_Mixture):
 class MixtureOfSoftmaxes(_SoftmaxMixture):
     r"""P(y | h) = sum_k pi_k softmax(f(W tanh(U_k h + a_k) + b))[y], pi = softmax(G h).
 
-    Yang et al., Breaking the Softmax Bottleneck: A High-Rank RNN Language Model, 2018.
+    A training step computes 3 K dense products and needs the memory of one softmax's logits. A
+    sample computes one component.
 
     Args:
-        in_features: D.
-        n_classes: V.
-        components: K.
-        latent_features: E, size of tanh(U_k h); None: the size of ``embedding``, or D.
-        latent_dropout: probability of dropping an element of tanh(U_k h), the same ones in all
-            steps of ``hidden`` [time, batch, D].
-        function, function_options: of every component, "softmax" (f the identity), "plif" or
-            another name of :func:`hstree.heads.functions.build_function`, and its arguments.
-        **options: bias, embedding and frequencies of :class:`FlatHead`, and those of
-            :class:`Head`.
+        in_features: number of input features, D.
+        n_classes: number of classes, V.
+        components: number of components, K.
+        **options: arguments of the latent vectors, below; ``bias``, ``embedding`` and
+            ``frequencies`` of :class:`FlatHead`; and the arguments of :class:`Head`.
 
-    A training step costs 3 K dense products and the memory of one softmax's logits; a sample costs
-    one component.
+            - ``latent_features``: size of tanh(U_k h), E; None: the size of ``embedding``, or D.
+            - ``latent_dropout``: probability of dropping an element of tanh(U_k h); the same
+              elements in all steps of ``hidden`` [time, batch, D].
+            - ``function``: name of f, ``"softmax"`` (the identity), ``"plif"`` or another name of
+              :func:`hstree.heads.functions.build_function`.
+            - ``function_options``: arguments of f.
+
+    Example:
+        >>> import torch, hstree
+        >>> head = hstree.MixtureOfSoftmaxes(16, 100, components=3, latent_features=8)
+        >>> head(torch.randn(4, 16), torch.arange(4)).output.shape
+        torch.Size([4])
+
+    Source: Yang, Dai, Salakhutdinov and Cohen, Breaking the softmax bottleneck: a high-rank RNN
+    language model, ICLR 2018.
     """
 
     name = "mos"
@@ -166,8 +176,25 @@ class MixtureOfSoftmaxes(_SoftmaxMixture):
 
 
 class MixtureOfSoftmaxesPLIF(MixtureOfSoftmaxes):
-    """:class:`MixtureOfSoftmaxes` with one learned piecewise linear increasing function of all
-    components' logits. Ganea et al., 2019."""
+    """:class:`MixtureOfSoftmaxes` with a learned piecewise linear increasing function of the
+    logits, shared by all components.
+
+    Args:
+        in_features: number of input features, D.
+        n_classes: number of classes, V.
+        function: name of the function.
+        **options: further arguments of :class:`MixtureOfSoftmaxes`.
+
+    Example:
+        >>> import torch, hstree
+        >>> options = {"components": 3, "function_options": {"intervals": 1000}}
+        >>> head = hstree.MixtureOfSoftmaxesPLIF(16, 100, **options)
+        >>> head(torch.randn(4, 16), torch.arange(4)).output.shape
+        torch.Size([4])
+
+    Source: Ganea, Gelly, Bécigneul and Severyn, Breaking the softmax bottleneck via learnable
+    monotonic pointwise non-linearities, ICML 2019.
+    """
 
     name = "mos-plif"
 
@@ -180,10 +207,23 @@ class MixtureOfSoftmaxesPLIF(MixtureOfSoftmaxes):
 class MixtureOfContexts(_Mixture):
     """P(y | h) = softmax(f(W sum_k pi_k tanh(U_k h + a_k) + b))[y], pi = softmax(G h).
 
-    The parameters of :class:`MixtureOfSoftmaxes` at the cost, and with the low rank, of one
-    softmax. Yang et al., 2018.
+    It has the parameters of :class:`MixtureOfSoftmaxes`, but the cost and the low rank of one
+    softmax.
 
-    Args: as for :class:`MixtureOfSoftmaxes`.
+    Args:
+        in_features: number of input features, D.
+        n_classes: number of classes, V.
+        components: number of components, K.
+        **options: further arguments of :class:`MixtureOfSoftmaxes`.
+
+    Example:
+        >>> import torch, hstree
+        >>> head = hstree.MixtureOfContexts(16, 100, components=3)
+        >>> head(torch.randn(4, 16), torch.arange(4)).output.shape
+        torch.Size([4])
+
+    Source: Yang, Dai, Salakhutdinov and Cohen, Breaking the softmax bottleneck: a high-rank RNN
+    language model, ICLR 2018.
     """
 
     name = "moc"
@@ -195,7 +235,7 @@ class MixtureOfContexts(_Mixture):
         super().__init__([layer], n_classes, **options)
 
     def encode(self, hidden: Tensor) -> Tensor:
-        """sum_k pi_k z_k [..., E]."""
+        """The mixed vector sum_k pi_k z_k [..., E]."""
         latent, prior = self.latents(hidden)
         weight = wide(prior).softmax(-1).to(latent.dtype)
         shape = (*hidden.shape[:-1], self.n_components, self.latent_features)
@@ -206,18 +246,28 @@ class MixtureOfContexts(_Mixture):
 
 
 class DOC(_SoftmaxMixture):
-    r"""Mixture of softmaxes whose components read different layers, the embedding included:
-    P(y | h) = sum_j pi_j softmax(W tanh(U_j h^{(layer_j)} + a_j) + b)[y], pi from the last layer.
+    r"""Direct output connection: a mixture of softmaxes whose components read different layers.
 
-    Takase et al., Direct Output Connection for a High-Rank Language Model, 2018.
+    P(y | h) = sum_j pi_j softmax(W tanh(U_j h^(layer_j) + a_j) + b)[y]. The word embedding counts
+    as a layer. The priors pi are computed from the last layer.
 
     Args:
         in_features: sum of ``layer_sizes``; ``hidden`` is the concatenation of the layers.
-        n_classes: V.
+        n_classes: number of classes, V.
         layer_sizes: size of each layer's output, first to last.
-        experts: number of components that read each layer; None: 15 for the last, 5 for the one
-            before.
-        **options: as for :class:`MixtureOfSoftmaxes`.
+        experts: number of components that read each layer; None: 15 for the last layer, 5 for the
+            one before it.
+        **options: further arguments of :class:`MixtureOfSoftmaxes`.
+
+    Example:
+        >>> import torch, hstree
+        >>> head = hstree.DOC(24, 100, layer_sizes=[8, 16], experts=[1, 3])
+        >>> layers = [torch.randn(4, 8), torch.randn(4, 16)]
+        >>> head(torch.cat(layers, dim=-1), torch.arange(4)).output.shape
+        torch.Size([4])
+
+    Source: Takase, Suzuki and Nagata, Direct output connection for a high-rank language model,
+    EMNLP 2018.
     """
 
     name = "doc"

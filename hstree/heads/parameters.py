@@ -1,4 +1,4 @@
-"""What an optimiser has to know of a head."""
+"""Parameter groups of a head for optimizers."""
 
 from __future__ import annotations
 
@@ -11,35 +11,39 @@ from hstree._checks import check_number
 
 
 class HeadParameters(nn.Module):
-    """The parameters of a head, by how they are optimised."""
+    """The parameters of a head, grouped by how they are optimized."""
 
     learning_rate_factor: float
 
     def parameter_groups(
         self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False
     ) -> list[dict[str, Any]]:
-        """The head's parameters as the optimisers of torch and :class:`hstree.optim.AdamW` take
-        them.
+        """Parameter groups for the optimizers of torch and :class:`hstree.optim.AdamW`.
 
-        Biases, scales and every other parameter of one dimension have no weight decay. A tied
-        embedding is the model's, and left out as frozen parameters are.
+        Biases, scales and all other one-dimensional parameters have no weight decay. Frozen
+        parameters are omitted, and so is a tied embedding, which belongs to the model.
 
         Args:
-            lr: learning rate of the model. The head's is ``learning_rate_factor`` times that, but
-                for the slopes of a PLIF: 0.02.
-            weight_decay: of the weights; 0 for SGD and Adagrad if gradients are row-sparse.
-            decay_biases: biases and scales too, as in training for published perplexities; the
-                parameters of a function of the logits never decay.
+            lr: learning rate of the model. The head's learning rate is ``learning_rate_factor``
+                times that, except for the slopes of a PLIF: 0.02.
+            weight_decay: weight decay of the weights; 0 for SGD and Adagrad with row-sparse
+                gradients.
+            decay_biases: whether biases and scales decay too, as in the training of published
+                perplexities. The parameters of a function of the logits never decay.
 
         Returns:
             Dicts of ``params``, ``lr`` and ``weight_decay``.
 
         Raises:
-            ValueError: ``lr`` is not positive and finite, or ``weight_decay`` negative.
+            ValueError: if ``lr`` is not positive and finite, or ``weight_decay`` is negative.
 
         Example:
+            >>> import torch, hstree
+            >>> backbone, head = torch.nn.Linear(8, 16), hstree.Softmax(16, 100)
             >>> groups = [{"params": backbone.parameters()}, *head.parameter_groups(lr=1e-3)]
             >>> optimizer = torch.optim.AdamW(groups, lr=1e-3)
+            >>> [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+            [(0.001, 0.01), (0.008, 0.01), (0.008, 0.0)]
         """
         lr = check_number("lr", lr, positive=True) * self.learning_rate_factor
         weight_decay = check_number("weight_decay", weight_decay)
@@ -55,9 +59,9 @@ class HeadParameters(nn.Module):
         return [{"params": p, "lr": lr, "weight_decay": decay} for decay, p in groups.items()]
 
     def _apart(self) -> Iterable[Tensor]:
-        """Parameters whose settings are not those of the head's own."""
+        """Parameters that are not in the head's own groups."""
         return ()
 
     def sparse_parameters(self) -> list[nn.Parameter]:
-        """Parameters whose gradients in training are row-sparse (``torch.sparse_coo``)."""
+        """Parameters with row-sparse gradients (``torch.sparse_coo``) in training."""
         return []

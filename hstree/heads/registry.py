@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from hstree._files import read_tensors
 from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import METADATA_KEY, Head
-from hstree.heads.flat import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
 from hstree.heads.mixtape import Mixtape
 from hstree.heads.mixture import (
     DOC,
@@ -20,20 +19,38 @@ from hstree.heads.mixture import (
     MixtureOfSoftmaxes,
     MixtureOfSoftmaxesPLIF,
 )
+from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
 from hstree.heads.trees import TreeEnsemble
 
 _HEADS: dict[str, type[Head]] = {}
 
 
 def register_head(head: type[Head]) -> type[Head]:
-    """Make a subclass of :class:`Head` known by its ``name``; usable as a decorator.
+    """Register a subclass of :class:`Head` under its ``name``; usable as a decorator.
+
+    Args:
+        head: the class.
+
+    Returns:
+        The class itself.
 
     Raises:
-        ValueError: if another class has that name.
+        ValueError: if another class is registered under that name.
+
+    Example:
+        >>> import hstree
+        >>> @hstree.heads.register_head
+        ... class SmallSoftmax(hstree.Softmax):
+        ...     name = "small-softmax"
+        >>> hstree.heads.head_class("small-softmax") is SmallSoftmax
+        True
     """
     known = _HEADS.setdefault(head.name, head)
     if known is not head:
-        raise ValueError(f"name: {head.name!r} is taken by {known.__module__}.{known.__qualname__}")
+        raise ValueError(
+            f"name: expected a name that is not registered, got {head.name!r}, the name of "
+            f"{known.__module__}.{known.__qualname__}"
+        )
     return head
 
 
@@ -56,15 +73,29 @@ for _head in (
 
 
 def head_names() -> list[str]:
-    """Names that :func:`head_class` knows."""
+    """Names of the registered heads, sorted.
+
+    Example:
+        >>> import hstree
+        >>> hstree.heads.head_names()[:4]
+        ['adaptive', 'doc', 'gss', 'mixtape']
+    """
     return sorted(_HEADS)
 
 
 def head_class(name: str) -> type[Head]:
     """The class registered under a name.
 
+    Args:
+        name: one of :func:`head_names`.
+
     Raises:
-        ValueError: for an unknown name, with the known ones.
+        ValueError: for an unknown name.
+
+    Example:
+        >>> import hstree
+        >>> hstree.heads.head_class("trees").__name__
+        'TreeEnsemble'
     """
     if name not in _HEADS:
         raise ValueError(f"head: expected one of {', '.join(head_names())}, got {name!r}")
@@ -74,15 +105,19 @@ def head_class(name: str) -> type[Head]:
 def load_head(path: str | os.PathLike[str]) -> Head:
     """Read a head that :meth:`Head.save` wrote, on the CPU.
 
+    Args:
+        path: the safetensors file.
+
     Raises:
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if the file does not exist.
         ValueError: if it is a folder or not a saved head.
 
     Example:
-        >>> head = hstree.heads.Softmax(16, 100)
+        >>> import hstree
+        >>> head = hstree.Softmax(16, 100)
         >>> head.save("head.safetensors")
-        >>> hstree.heads.load_head("head.safetensors")
-        Softmax(in_features=16, n_classes=100, reduction='mean')
+        >>> type(hstree.load_head("head.safetensors"))
+        <class 'hstree.heads.softmax.Softmax'>
     """
     if Path(path).is_dir():
         raise ValueError(f"path: expected a file, got the folder {os.fspath(path)}")
@@ -90,13 +125,15 @@ def load_head(path: str | os.PathLike[str]) -> Head:
         tensors, metadata = read_tensors(path)
     except SafetensorError as error:
         raise ValueError(
-            f"path: {os.fspath(path)} is not a safetensors file, or is damaged: {error}"
+            f"path: expected a safetensors file, got {os.fspath(path)}, which is another file or "
+            f"damaged: {error}"
         ) from error
     if METADATA_KEY not in metadata:
         raise ValueError(
-            f"path: {os.fspath(path)} holds tensors, but no {METADATA_KEY} metadata of a saved head"
+            f"path: expected a saved head, got {os.fspath(path)}, a safetensors file without "
+            f"{METADATA_KEY} metadata"
         )
     saved: dict[str, Any] = json.loads(metadata[METADATA_KEY])
     head = head_class(saved["name"]).from_config(saved["config"], tensors)
-    head.load_state_dict(tensors, assign=True)  # keeps their dtype
+    head.load_state_dict(tensors, assign=True)  # keeps the dtype of the tensors
     return head

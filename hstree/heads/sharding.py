@@ -1,4 +1,4 @@
-"""Methods of a head that torch's FSDP treats as it treats ``forward``."""
+"""Methods of a head that FSDP treats like ``forward``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 class ForwardMethod:
-    """A method of a sharded head: registers itself with FSDP, which then gathers the parameters for
-    it, when it is first looked up."""
+    """A method of a sharded head. Registers itself with FSDP when it is first looked up, so that
+    FSDP gathers the parameters for it."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name, self.function = name, function
@@ -18,14 +18,14 @@ class ForwardMethod:
             return self.function
         from torch.distributed.fsdp import register_fsdp_forward_method
 
-        # Attributes of the object itself are found before this one.
+        # An attribute of the instance takes precedence over this descriptor.
         setattr(head, self.name, self.function.__get__(head))
         register_fsdp_forward_method(head, self.name)
         return getattr(head, self.name)
 
 
 def register_forward_methods(cls: type, names: Iterable[str]) -> None:
-    """Make the methods of a class forward methods, if it is the one that FSDP derives from the
+    """Make the named methods forward methods if ``cls`` is the class that FSDP derives from the
     class of a head."""
     if any(base.__name__ == "FSDPModule" for base in cls.__mro__):
         for name in names:

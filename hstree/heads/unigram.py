@@ -1,4 +1,4 @@
-"""Class frequencies as probabilities that every class has."""
+"""Class frequencies, all positive."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hstree._checks import check_frequencies
 
 
 def smoothed_frequencies(frequencies: npt.ArrayLike, n_classes: int) -> npt.NDArray[np.float64]:
-    """Frequencies [V] as float64, a zero counted as half the smallest positive one.
+    """Frequencies [V] as float64; zeros are replaced by half of the smallest positive frequency.
 
-    All zero: all ones. Where every class has been seen they are left as they are.
+    If all frequencies are zero, all become one.
 
     Raises:
-        TypeError: they are not real numbers.
+        TypeError: if they are not real numbers.
         ValueError: for a wrong shape, or a negative, infinite or NaN entry.
     """
     mass = check_frequencies(frequencies, n_classes)

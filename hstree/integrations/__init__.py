@@ -1,1 +1,1 @@
-"""Heads in the libraries of others: a module each, which alone imports that library."""
+"""Heads in other libraries: one module for each, the only one that imports that library."""

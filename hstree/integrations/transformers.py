@@ -1,4 +1,4 @@
-"""Heads of hstree as the ``lm_head`` of causal language models of Hugging Face transformers."""
+"""Heads of hstree as the ``lm_head`` of Hugging Face transformers' causal language models."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-CONFIG_KEY = "hstree_head"
-"""Under which a model's config holds the name and the configuration of its head."""
+__all__ = ["CONFIG_KEY", "LMHead", "from_pretrained", "replace_lm_head"]
 
-_IGNORED = -100  # transformers' own
+CONFIG_KEY = "hstree_head"
+"""Key of the head's name and configuration in a model's config."""
+
+_IGNORED = -100  # the value of transformers
 _HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
 
 @dataclass
 class _Call:
-    """One forward call of a model, as its :class:`LMHead` and its loss see it."""
+    """One forward call of a model, shared by its :class:`LMHead` and its loss."""
 
     skip_logits: bool
     hidden: Tensor | None = None
@@ -50,11 +52,11 @@ class _Call:
 
 
 class LMHead(nn.Module):
-    """The module in the place of a model's ``lm_head``.
+    """The module that replaces a model's ``lm_head``.
 
-    Its output, where the model has its logits, is log P(v | h) of all classes, [..., V]: logits
-    whose softmax is the head's distribution. In a call of the model that skips the logits it hands
-    ``hidden`` on to the loss.
+    Its output, the logits of the model, is log P(v | h) of all classes, [..., V]: the softmax of
+    these logits is the head's distribution. In a call of the model that skips the logits it passes
+    ``hidden`` to the loss.
     """
 
     head: Head
@@ -75,7 +77,7 @@ class LMHead(nn.Module):
 
 
 class _CausalLM(_Base):  # type: ignore[misc]
-    """Overrides of a causal language model, for an ``lm_head`` that is a :class:`LMHead`."""
+    """Overrides of a causal language model whose ``lm_head`` is a :class:`LMHead`."""
 
     _tied_weights_keys: dict[str, str]
     all_tied_weights_keys: dict[str, str]
@@ -85,7 +87,7 @@ class _CausalLM(_Base):  # type: ignore[misc]
         super().__init__(config, *args, **options)
         self.set_output_embeddings(LMHead())
         self._tied_weights_keys, self.all_tied_weights_keys = {}, {}
-        # from_pretrained reads them: a head is built from its tensors.
+        # from_pretrained reads these tensors itself and builds the head from them.
         ignored = self._keys_to_ignore_on_load_unexpected or ()
         self._keys_to_ignore_on_load_unexpected = {*ignored, f"^{re.escape(_head_prefix(self))}"}
 
@@ -93,7 +95,7 @@ class _CausalLM(_Base):  # type: ignore[misc]
     def forward(self, *args: Any, skip_logits: bool | None = None, **options: Any) -> Any:
         labelled = options.get("labels") is not None
         if skip_logits and not labelled:
-            raise ValueError("skip_logits: expected labels, without which there is no loss")
+            raise ValueError("skip_logits: expected labels for the loss, got labels=None")
         call = _Call(self.training and labelled if skip_logits is None else skip_logits)
         lm_head = self.get_output_embeddings()
         lm_head.call = call
@@ -103,10 +105,10 @@ class _CausalLM(_Base):  # type: ignore[misc]
             lm_head.call = None
         if labelled and call.loss is None:
             raise TypeError(
-                f"model: expected one that takes its loss from loss_function, which "
-                f"{type(self).__name__} does not"
+                "model: expected a model that computes its loss by loss_function, got "
+                f"{type(self).__name__}"
             )
-        # Log-probabilities as the head gave them, without a model's soft cap or scale of logits.
+        # The log-probabilities of the head, without a model's soft cap or scale of the logits.
         return type(output)(**{**output, "logits": call.log_prob})
 
     @property
@@ -123,7 +125,7 @@ class _CausalLM(_Base):  # type: ignore[misc]
         shift_labels: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """As transformers' ``ForCausalLMLoss``, of the hidden vectors instead of the logits."""
+        """``ForCausalLMLoss`` of transformers, computed from the hidden vectors, not the logits."""
         lm_head = self.get_output_embeddings()
         hidden = lm_head.call.hidden
         if shift_labels is None:
@@ -146,10 +148,10 @@ class _CausalLM(_Base):  # type: ignore[misc]
         head = self.get_output_embeddings().head
         if new_num_tokens not in (None, head.n_classes) or pad_to_multiple_of is not None:
             raise ValueError(
-                f"new_num_tokens: expected {head.n_classes}, the classes of the model's "
+                f"new_num_tokens: expected {head.n_classes}, the number of classes of the model's "
                 f"{type(head).__name__}, which cannot be resized, got {new_num_tokens} "
                 f"(pad_to_multiple_of {pad_to_multiple_of}); resize the model before "
-                f"replace_lm_head, which then makes a head of the new size"
+                f"replace_lm_head, which then builds a head of the new size"
             )
         return self.get_input_embeddings()
 
@@ -169,8 +171,8 @@ class _CausalLM(_Base):  # type: ignore[misc]
 
 @functools.cache
 def _with_head(model_class: type[transformers.PreTrainedModel]) -> type[_CausalLM]:
-    """The subclass of a class of models whose ``lm_head`` is a head of hstree. It keeps its name,
-    by which transformers knows what a model is."""
+    """The subclass of a model class whose ``lm_head`` is a head of hstree. It has the same name,
+    because transformers identifies models by it."""
 
     @functools.wraps(model_class.forward)  # transformers reads its signature
     def forward(self: Any, *args: Any, **options: Any) -> Any:
@@ -181,7 +183,7 @@ def _with_head(model_class: type[transformers.PreTrainedModel]) -> type[_CausalL
 
 
 def __getattr__(name: str) -> Any:
-    """The classes that pickle and torch.save name, such as GPT2LMHeadModel."""
+    """The classes that pickle and torch.save look up by name, such as GPT2LMHeadModel."""
     model_class = getattr(transformers, name, None) if name[:1].isupper() else None
     if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
         return _with_head(model_class)
@@ -191,58 +193,64 @@ def __getattr__(name: str) -> Any:
 def replace_lm_head(
     model: transformers.PreTrainedModel, head: Head | str | None = None, **options: Any
 ) -> transformers.PreTrainedModel:
-    r"""Make a head of hstree the ``lm_head`` of a causal language model, in place.
+    r"""Replace the ``lm_head`` of a causal language model by a head of hstree, in place.
 
-    The model is used as before: ``Trainer``, ``generate``, ``save_pretrained``. What changes:
+    ``Trainer``, ``generate`` and ``save_pretrained`` work as before. The differences:
 
-    - ``model(input_ids, labels=labels).loss`` comes from the head. With ``labels`` in training no
-      logits are computed, and ``logits`` is None: a step makes no tensor of [batch, time, V].
-      ``skip_logits=True`` or ``False`` among the inputs chooses otherwise, for example in an
-      evaluation that wants the loss alone.
-    - ``logits`` are log-probabilities, [batch, time, V], of the head's distribution. Soft caps and
-      scales with which a model changes its logits do not apply.
-    - The loss is a mean over the labels that are not -100, or with ``num_items_in_batch`` the sum
-      over them divided by that number, as in transformers. The head's ``reduction`` becomes
-      ``"sum"`` for it.
-    - Token embeddings are tied to the output only by a head that is built with
-      ``embedding=model.get_input_embeddings()``, and can no longer be resized.
+    - ``model(input_ids, labels=labels).loss`` is computed by the head. With ``labels`` in training
+      no logits are computed and ``logits`` is None: a step holds no tensor of [batch, time, V].
+      The input ``skip_logits=True`` or ``False`` overrides this, for example in an evaluation that
+      needs only the loss.
+    - ``logits`` are log-probabilities of the head's distribution, [batch, time, V]. Soft caps and
+      scales that a model applies to its logits are ignored.
+    - The loss is the mean over the labels that are not -100 or, with ``num_items_in_batch``, their
+      sum divided by that number, as in transformers. The head's ``reduction`` is set to ``"sum"``.
+    - The token embeddings can no longer be resized. They are tied to the output only if the head
+      was built with ``embedding=model.get_input_embeddings()``.
 
-    Row-sparse gradients (``TreeEnsemble(sparse=True)``) need an optimizer that takes them, and a
-    ``Trainer`` whose clipping does too::
+    Row-sparse gradients (``TreeEnsemble(sparse=True)``) need an optimizer and a clipping function
+    that support them::
 
         adamw = hstree.optim.AdamW, {"lr": 1e-3}
         trainer = Trainer(model, args, train_dataset=texts, optimizer_cls_and_kwargs=adamw)
         trainer.accelerator.clip_grad_norm_ = hstree.optim.clip_grad_norm_
 
-    :func:`from_pretrained` loads what ``model.save_pretrained`` wrote; transformers' own
-    ``from_pretrained`` would make a new linear layer, and say that it is not initialised.
+    Load a model that ``model.save_pretrained`` wrote with :func:`from_pretrained`. The
+    ``from_pretrained`` of transformers would create a new linear layer and warn that it is not
+    initialized.
 
     Args:
-        model: with an ``lm_head`` (``get_output_embeddings()``) and a loss from ``loss_function``,
-            such as ``GPT2LMHeadModel`` and ``LlamaForCausalLM``.
-        head: of D features and V classes, those of the ``lm_head``, whose device and dtype it gets;
-            or the name of one, see :func:`hstree.heads.head_names`; None: a
-            :class:`hstree.heads.TreeEnsemble` that begins as an approximation of the ``lm_head``,
+        model: a model with an ``lm_head`` (``get_output_embeddings()``) that computes its loss by
+            ``loss_function``, such as ``GPT2LMHeadModel`` and ``LlamaForCausalLM``.
+        head: a head with the features D and classes V of the ``lm_head``, which is moved to its
+            device and dtype; or the name of a head, see :func:`hstree.heads.head_names`; None: a
+            :class:`hstree.heads.TreeEnsemble` that starts as an approximation of the ``lm_head``,
             by :meth:`~hstree.heads.TreeEnsemble.from_linear`.
-        options: of the head, where it is not given; for an approximation those of ``from_linear``,
-            such as ``at``, the mean of some hidden vectors, and ``n_trees``.
+        **options: arguments of the head, if ``head`` is a name; of ``from_linear``, if it is None,
+            such as ``n_trees``, or ``at``, the mean of some hidden vectors.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: ``model`` is not a causal language model of transformers, ``head`` no head.
-        ValueError: it has a head of hstree already, or ``head`` does not fit.
+        TypeError: if ``model`` is not a causal language model of transformers, or ``head`` is not a
+            head.
+        ValueError: if the model has a head of hstree already, or ``head`` has other sizes.
 
     Example:
-        >>> model = AutoModelForCausalLM.from_pretrained("gpt2")
-        >>> replace_lm_head(model)
-        >>> Trainer(model, TrainingArguments(), train_dataset=texts).train()
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from hstree.integrations.transformers import from_pretrained, replace_lm_head
+        >>> config = GPT2Config(vocab_size=200, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+        >>> model = replace_lm_head(GPT2LMHeadModel(config))
+        >>> tokens = torch.randint(200, (2, 8))
+        >>> model(tokens, labels=tokens).loss.backward()
         >>> model.save_pretrained("gpt2-trees")
-        >>> model = hstree.integrations.transformers.from_pretrained("gpt2-trees")
+        >>> type(from_pretrained("gpt2-trees").lm_head.head).__name__
+        'TreeEnsemble'
     """
     if not isinstance(model, transformers.PreTrainedModel):
-        raise TypeError(f"model: expected one of transformers, got {type(model).__name__}")
+        raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
     linear = model.get_output_embeddings()
     if isinstance(linear, LMHead):
         raise ValueError(f"model: expected a linear lm_head, got {type(linear.head).__name__}")
@@ -257,10 +265,11 @@ def replace_lm_head(
         head = head_class(head)(in_features, n_classes, **options)
     elif not isinstance(head, Head):
         raise TypeError(
-            f"head: expected one of hstree, its name or None, got {type(head).__name__}"
+            f"head: expected a head of hstree, its name or None, got {type(head).__name__}"
         )
     elif options:
-        raise ValueError(f"{next(iter(options))}: expected no options beside a head")
+        name = next(iter(options))
+        raise ValueError(f"{name}: expected no options together with a head, got {options[name]!r}")
     for name, expected in (
         ("in_features", in_features),
         ("n_classes", n_classes),
@@ -280,11 +289,23 @@ def from_pretrained(path: str | os.PathLike[str], **options: Any) -> transformer
 
     Args:
         path: folder, or repository on the hub.
-        options: those of ``transformers.AutoModelForCausalLM.from_pretrained``.
+        **options: arguments of ``transformers.AutoModelForCausalLM.from_pretrained``.
+
+    Returns:
+        The model, in evaluation mode.
 
     Raises:
-        ValueError: the model has no head of hstree.
-        OSError: there are no such files.
+        ValueError: if the model has no head of hstree.
+        OSError: if the files do not exist.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from hstree.integrations.transformers import from_pretrained, replace_lm_head
+        >>> config = GPT2Config(vocab_size=200, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+        >>> model = replace_lm_head(GPT2LMHeadModel(config), "mos", components=3)
+        >>> model.save_pretrained("gpt2-mos")
+        >>> from_pretrained("gpt2-mos").lm_head.head.n_components
+        3
     """
     hub = {name: options[name] for name in _HUB_OPTIONS if name in options}
     config = options.get("config") or transformers.AutoConfig.from_pretrained(path, **hub)
@@ -308,7 +329,7 @@ def _attach(model: transformers.PreTrainedModel, head: Head) -> None:
     source = f"{_name_of(model, embedding)}.weight"
     model._tied_weights_keys = {f"{prefix}{name}": source for name in tied}
     model.all_tied_weights_keys = dict(model._tied_weights_keys)
-    model.loss_type = "ForCausalLM"  # Trainer then counts the labels that are targets
+    model.loss_type = "ForCausalLM"  # makes Trainer count the labels that are targets
     setattr(model.config, CONFIG_KEY, {"name": head.name, "config": head.config()})
 
 
@@ -316,8 +337,8 @@ def _check_tied(head: Head, model: transformers.PreTrainedModel) -> None:
     tied = head.config().get("tied", False)
     if tied and not _tied_names(head, model.get_input_embeddings()):
         raise ValueError(
-            "head: expected one tied to the model's embedding, "
-            "embedding=model.get_input_embeddings(), got one tied to another"
+            "head: expected a head tied to the model's embedding "
+            "(embedding=model.get_input_embeddings()), got one tied to another embedding"
         )
 
 
@@ -331,14 +352,14 @@ def _name_of(model: nn.Module, module: nn.Module) -> str:
 
 
 def _head_prefix(model: transformers.PreTrainedModel) -> str:
-    """With which the names of the head's tensors begin in the state dict of the model."""
+    """Prefix of the names of the head's tensors in the state dict of the model."""
     return f"{_name_of(model, model.get_output_embeddings())}.head."
 
 
 def _head_tensors(
     path: str | os.PathLike[str], prefix: str, hub: dict[str, Any]
 ) -> dict[str, Tensor]:
-    """The tensors of a saved model whose names begin with a prefix, without it."""
+    """The tensors of a saved model whose names start with ``prefix``, named without it."""
     try:
         index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, **hub)
     except OSError:

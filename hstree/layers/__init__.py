@@ -1,4 +1,4 @@
-"""Layers of the literature beside output layers: mixtures of experts, and the non-local block."""
+"""Layers that are not output layers: mixtures of experts and the non-local block."""
 
 from .mixture_of_experts import (
     ACTIVATIONS,

@@ -1,7 +1,7 @@
-"""Mixtures of experts in place of dense and convolutional layers.
+"""Mixtures of experts that replace dense and convolutional layers.
 
-y = sum_k g_k(x) f(W_k * x + c_k), where * is a matrix product or a convolution: one for all
-experts, with K times the output features.
+y = sum_k g_k(x) f(W_k * x + c_k), where * is a matrix product or a convolution. One product or
+convolution with K times the output features computes all experts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hstree._checks import check_int
 
 Size = int | tuple[int, ...]
-"""One number for every dimension, or one for each."""
+"""One number for all dimensions, or one number per dimension."""
 
 
 def _identity(input: Tensor) -> Tensor:
@@ -37,14 +37,14 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
         "identity": _identity,
     }
 )
-"""Activations that have a name."""
+"""Activations by name."""
 
 GATES = ("softmax", "sigmoid", "constant", "none")
 
 
 def has_batch(input: Tensor, channels: int, dimensions: int) -> bool:
-    """Whether the input is [N, channels, ...] with so many lengths, or [channels, ...]; raises
-    ValueError if it is neither."""
+    """Whether the input is [N, channels, ...] rather than [channels, ...], with ``dimensions``
+    lengths; raises ValueError if it is neither."""
     batched = input.dim() == dimensions + 2
     if (batched or input.dim() == dimensions + 1) and input.shape[-dimensions - 1] == channels:
         return batched
@@ -53,15 +53,22 @@ def has_batch(input: Tensor, channels: int, dimensions: int) -> bool:
 
 
 def mixture(gate: Tensor, experts: Tensor) -> Tensor:
-    """y[n, c, ...] = sum_k gate[n, k, ...] experts[n, k, c, ...]; ... are positions.
+    """y[n, c, ...] = sum_k gate[n, k, ...] experts[n, k, c, ...], where ... are positions.
 
     Args:
-        gate: [N, K, ...].
-        experts: [N, K, C, ...] at the same positions, or [N, K, C], shared by all positions: then
-            one matrix product, without a tensor of K C values for every position.
+        gate: weights of the experts, [N, K, ...].
+        experts: outputs of the experts, [N, K, C, ...] at the same positions, or [N, K, C] shared
+            by all positions. The latter takes one matrix product and does not hold K C values for
+            every position.
 
     Returns:
-        y [N, C, ...].
+        The mixture y, [N, C, ...].
+
+    Example:
+        >>> import torch
+        >>> from hstree.layers import mixture
+        >>> mixture(torch.tensor([[0.25, 0.75]]), torch.tensor([[[4.0, 0.0], [0.0, 8.0]]]))
+        tensor([[1., 6.]])
     """
     if experts.dim() == 3:
         return torch.einsum("nkc,nk...->nc...", experts, gate)
@@ -69,10 +76,10 @@ def mixture(gate: Tensor, experts: Tensor) -> Tensor:
 
 
 class _MixtureOfExperts(nn.Module):
-    """What dense and convolutional mixtures share; subclasses set ``experts`` and ``gate``.
+    """Base of dense and convolutional mixtures; subclasses set ``experts`` and ``gate``.
 
-    Weight and bias of ``experts`` hold K * out features (channels): those of an expert one after
-    the other, expert by expert; with G groups, group by group, in each expert by expert.
+    Weight and bias of ``experts`` have K * out features (channels): expert by expert or, with G
+    groups, group by group and expert by expert in each group.
     """
 
     experts: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -115,10 +122,10 @@ class _MixtureOfExperts(nn.Module):
         self._unit, self._in, self._out, self._groups = unit, in_size, out_size, groups
 
     def reset_parameters(self) -> None:
-        """Glorot uniform weights, each expert's as if it were a layer by itself; biases 0."""
+        """Glorot uniform weights, for each expert as for a separate layer; biases 0."""
         weight = self.experts.weight
         kernel = weight[0, 0].numel()
-        fans = weight.shape[1] * kernel + self._out * kernel  # as nn.init counts them
+        fans = weight.shape[1] * kernel + self._out * kernel  # fan-in and fan-out of nn.init
         bound = (6 / fans) ** 0.5
         nn.init.uniform_(weight, -bound, bound)
         if self.gate is not None:
@@ -128,7 +135,7 @@ class _MixtureOfExperts(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def _mix(self, input: Tensor) -> Tensor:
-        """y [N, out, ...] of input [N, in, ...]."""
+        """The mixture y [N, out, ...] of input [N, in, ...]."""
         score: Tensor = self.experts(input)
         rows, _, *positions = score.shape
         parts = (self._groups, self.n_experts, self._out // self._groups)
@@ -151,37 +158,43 @@ class _MixtureOfExperts(nn.Module):
 
 
 class MoEDense(_MixtureOfExperts):
-    r"""In place of :class:`torch.nn.Linear` and its activation: a mixture of K dense layers.
+    r"""A mixture of K dense layers that replaces :class:`torch.nn.Linear` and its activation.
 
-        y = sum_k g_k(x) f(W_k x + c_k)
+    y = sum_k g_k(x) f(W_k x + c_k). The gate g_k is softmax_k(v_k . x + b_k),
+    sigmoid(v_k . x + b_k), constant (1 / K), or none (1, a plain sum). There are K (in + 1) out'
+    parameters, or K in out' without biases, where out' is out + 1 with a softmax or sigmoid gate
+    and out with the others.
 
-    g is softmax_k(v_k . x + b_k), sigmoid(v_k . x + b_k), constant (1 / K) or none (1, the plain
-    sum). It has K (in + 1) out' parameters, out' = out + 1 with softmax and sigmoid gates, out
-    without; without biases K in out'.
+    Shape: input [..., in_features], output [..., out_features]. The backward pass needs
+    N K out_features values for N rows.
 
-    Args:
-        in_features, out_features: as for :class:`torch.nn.Linear`.
-        n_experts: K.
-        bias: whether there are c_k and b_k.
-        gate: "softmax", "sigmoid", "constant" or "none".
-        activation: f, elementwise: a function, a module or a name of :data:`ACTIVATIONS`.
-        device, dtype: of the parameters.
-
-    Shape: input [..., in_features], output [..., out_features]; N rows hold N K out_features values
-    for the backward pass.
-
-    Parameters: ``experts.weight`` [K * out, in], W_k in rows k * out to (k + 1) * out;
+    Parameters: ``experts.weight`` [K * out, in], with W_k in rows k * out to (k + 1) * out - 1;
     ``experts.bias`` [K * out]; ``gate.weight`` [K, in]; ``gate.bias`` [K].
 
+    Args:
+        in_features: number of input features.
+        out_features: number of output features.
+        n_experts: number of experts, K.
+        bias: whether there are biases c_k and b_k.
+        gate: ``"softmax"``, ``"sigmoid"``, ``"constant"`` or ``"none"``.
+        activation: elementwise function f: a function, a module or a name of
+            :data:`hstree.layers.ACTIVATIONS`.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+
     Raises:
-        ValueError: an argument is none of these, or the input has another number of features.
+        ValueError: for an argument out of range, or an input with another number of features.
 
-    Jacobs et al., Adaptive Mixtures of Local Experts, 1991; initial weights: Glorot and Bengio,
-    Understanding the Difficulty of Training Deep Feedforward Neural Networks, 2010.
+    Example:
+        >>> import torch
+        >>> from hstree.layers import MoEDense
+        >>> layer = MoEDense(20, 30, n_experts=4)
+        >>> layer(torch.randn(7, 20)).shape
+        torch.Size([7, 30])
 
-    >>> layer = MoEDense(20, 30, n_experts=4)
-    >>> layer(torch.randn(7, 20)).shape
-    torch.Size([7, 30])
+    Source: Jacobs, Jordan, Nowlan and Hinton, Adaptive mixtures of local experts, 1991; initial
+    weights: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural
+    networks, AISTATS 2010.
     """
 
     def __init__(
@@ -205,7 +218,7 @@ class MoEDense(_MixtureOfExperts):
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
-        """y [..., out_features] of input [..., in_features]."""
+        """The output y [..., out_features] of input [..., in_features]."""
         if input.dim() < 1 or input.shape[-1] != self.in_features:
             raise ValueError(
                 f"input: expected shape [..., {self.in_features}], got {tuple(input.shape)}"
@@ -215,36 +228,7 @@ class MoEDense(_MixtureOfExperts):
 
 
 class _MoEConv(_MixtureOfExperts):
-    """In place of a convolution and its activation: a mixture of K convolutions,
-
-        y_p = sum_k g_k(x)_p f((W_k * x + c_k)_p)   at every output position p.
-
-    The gate is a convolution over all input channels with kernel, stride, padding and dilation of
-    the experts, so that every output position has gates of its own: softmax over k or sigmoid of
-    (v_k * x + b_k)_p, constant (1 / K) or none (1, the plain sum). Let w be the number of elements
-    of a kernel: there are K (in w / groups + 1) out parameters, and K (in w + 1) more with softmax
-    and sigmoid gates; without biases the + 1 in brackets are missing.
-
-    Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode: as
-            for the convolution of torch.nn.
-        n_experts: K.
-        bias: whether there are c_k and b_k.
-        gate: "softmax", "sigmoid", "constant" or "none".
-        activation: f, elementwise: a function, a module or a name of :data:`ACTIVATIONS`.
-        device, dtype: of the parameters.
-
-    Shape: input [N, in_channels, ...] or [in_channels, ...], output as of the convolution; K values
-    for each element of the output are kept for the backward pass.
-
-    Parameters: ``experts.weight`` [K * out, in / groups, kernel...], with one group W_k in rows
-    k * out to (k + 1) * out, with G groups [G, K, out / G, ...] flattened; ``experts.bias``
-    [K * out] in the same order; ``gate.weight`` [K, in, kernel...]; ``gate.bias`` [K].
-
-    Raises:
-        ValueError: an argument is none of these, or the input has another number of channels or
-            dimensions.
-    """
+    """Base of the convolutional mixtures, which :class:`MoEConv2d` documents."""
 
     _dimensions: ClassVar[int]
     _convolution: ClassVar[type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]]
@@ -286,21 +270,91 @@ class _MoEConv(_MixtureOfExperts):
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
-        """y [N, out_channels, ...] of input [N, in_channels, ...], or both without N."""
+        """The output y [N, out_channels, ...] of input [N, in_channels, ...]; N is optional."""
         batched = has_batch(input, self.in_channels, self._dimensions)
         return self._mix(input) if batched else self._mix(input.unsqueeze(0)).squeeze(0)
 
 
 class MoEConv1d(_MoEConv):
+    """A mixture of K convolutions that replaces :class:`torch.nn.Conv1d` and its activation.
+
+    The formula, the arguments and the parameters are those of :class:`MoEConv2d`.
+
+    Example:
+        >>> import torch
+        >>> from hstree.layers import MoEConv1d
+        >>> layer = MoEConv1d(3, 8, 3, n_experts=4, padding=1)
+        >>> layer(torch.randn(2, 3, 16)).shape
+        torch.Size([2, 8, 16])
+    """
+
     _dimensions = 1
     _convolution = nn.Conv1d
 
 
 class MoEConv2d(_MoEConv):
+    """A mixture of K convolutions that replaces :class:`torch.nn.Conv2d` and its activation.
+
+    At every output position p, y_p = sum_k g_k(x)_p f((W_k * x + c_k)_p). Every output position has
+    its own gate: the softmax over k or the sigmoid of (v_k * x + b_k)_p, constant (1 / K), or none
+    (1, a plain sum). v_k is a convolution over all input channels with the kernel size, stride,
+    padding and dilation of the experts. With w elements in a kernel there are
+    K (in w / groups + 1) out parameters, and K (in w + 1) more with a softmax or sigmoid gate. Each
+    + 1 is for the biases.
+
+    Shape: input [N, in_channels, ...] or [in_channels, ...], output as for the convolution. The
+    backward pass needs K values for each element of the output.
+
+    Parameters: ``experts.weight`` [K * out, in / groups, kernel...], with W_k in rows k * out to
+    (k + 1) * out - 1 for one group, or [G, K, out / G, ...] flattened for G groups;
+    ``experts.bias`` [K * out] in the same order; ``gate.weight`` [K, in, kernel...];
+    ``gate.bias`` [K].
+
+    Args:
+        in_channels: number of input channels.
+        out_channels: number of output channels.
+        kernel_size: as for the convolution of torch.nn.
+        n_experts: number of experts, K.
+        stride: as for the convolution of torch.nn.
+        padding: as for the convolution of torch.nn.
+        dilation: as for the convolution of torch.nn.
+        groups: as for the convolution of torch.nn.
+        bias: whether there are biases c_k and b_k.
+        padding_mode: as for the convolution of torch.nn.
+        gate: ``"softmax"``, ``"sigmoid"``, ``"constant"`` or ``"none"``.
+        activation: elementwise function f: a function, a module or a name of
+            :data:`hstree.layers.ACTIVATIONS`.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+
+    Raises:
+        ValueError: for an argument out of range, or an input with another number of channels or
+            dimensions.
+
+    Example:
+        >>> import torch
+        >>> from hstree.layers import MoEConv2d
+        >>> layer = MoEConv2d(3, 8, 3, n_experts=4, padding=1)
+        >>> layer(torch.randn(2, 3, 16, 16)).shape
+        torch.Size([2, 8, 16, 16])
+    """
+
     _dimensions = 2
     _convolution = nn.Conv2d
 
 
 class MoEConv3d(_MoEConv):
+    """A mixture of K convolutions that replaces :class:`torch.nn.Conv3d` and its activation.
+
+    The formula, the arguments and the parameters are those of :class:`MoEConv2d`.
+
+    Example:
+        >>> import torch
+        >>> from hstree.layers import MoEConv3d
+        >>> layer = MoEConv3d(3, 8, 3, n_experts=4, padding=1)
+        >>> layer(torch.randn(2, 3, 4, 8, 8)).shape
+        torch.Size([2, 8, 4, 8, 8])
+    """
+
     _dimensions = 3
     _convolution = nn.Conv3d

@@ -17,35 +17,44 @@ _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 class NonLocalBlock(nn.Module):
     r"""The non-local block with embedded Gaussian gates, for inputs with 1, 2 or 3 dimensions.
 
+    It is a mixture of experts over the positions k of the input::
+
         y_i = sum_k g_k(x_i, x) f_k(x),   z_i = x_i + W_z y_i + b_z
 
-    A mixture of experts over the positions k of the input: g_k(x_i, x) = softmax over k of
-    theta(x_i) . phi(x_k), and f_k(x) = W_g x_k + b_g, shared by all positions i. theta and phi are
-    linear maps of a position too. y is dot-product attention without scaling; equivalent to
+    The gate g_k(x_i, x) is the softmax over k of theta(x_i) . phi(x_k). The expert
+    f_k(x) = W_g x_k + b_g is shared by all positions i. theta and phi are linear maps of a
+    position.
+
+    Equivalent to dot-product attention without scaling::
 
         theta, phi, g = (layer(x).flatten(2).mT for layer in (block.theta, block.phi, block.g))
         y = F.scaled_dot_product_attention(theta, phi, g, scale=1.0)
 
-    Args:
-        dimensions: 1, 2 or 3: of a position.
-        channels: C.
-        inner_channels: E, of theta, phi, g and y; None: half of C, at least 1.
-        bias: whether the four linear maps have one.
-        device, dtype: of the parameters.
+    Shape: input and output [N, C, ...] or [C, ...] with ``dimensions`` lengths. The gates of all
+    pairs of P positions, N P P values, are held. W_z and b_z start at 0, so the block starts as the
+    identity. There are 4 C E + 3 E + C parameters, or 4 C E without biases.
 
-    Shape: input and output [N, C, ...] or [C, ...] with ``dimensions`` lengths; the gates of all
-    pairs of P positions, N P P values, are held. W_z and b_z start at 0, so that the block starts
-    as the identity. There are 4 C E + 3 E + C parameters, without biases 4 C E.
+    Args:
+        dimensions: number of dimensions of a position: 1, 2 or 3.
+        channels: number of channels, C.
+        inner_channels: number of channels of theta, phi, g and y, E; None: half of C, at least 1.
+        bias: whether the four linear maps have biases.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Raises:
-        ValueError: an argument is none of these, or the input has another number of channels or
+        ValueError: for an argument out of range, or an input with another number of channels or
             dimensions.
 
-    Wang et al., Non-local Neural Networks, 2018, equations 1, 5 (softmax) and 6.
+    Example:
+        >>> import torch
+        >>> from hstree.layers import NonLocalBlock
+        >>> block = NonLocalBlock(2, channels=16)
+        >>> block(torch.randn(4, 16, 7, 7)).shape
+        torch.Size([4, 16, 7, 7])
 
-    >>> block = NonLocalBlock(2, channels=16)
-    >>> block(torch.randn(4, 16, 7, 7)).shape
-    torch.Size([4, 16, 7, 7])
+    Source: Wang, Girshick, Gupta and He, Non-local neural networks, CVPR 2018, equations 1, 5
+    (softmax) and 6.
     """
 
     def __init__(
@@ -83,7 +92,7 @@ class NonLocalBlock(nn.Module):
         nn.init.zeros_(self.output.weight)
 
     def forward(self, input: Tensor) -> Tensor:
-        """z of input, of the same shape."""
+        """The output z, of the shape of the input."""
         batched = has_batch(input, self.channels, self.dimensions)
         x = input if batched else input.unsqueeze(0)
         theta, phi, g = (layer(x).flatten(2) for layer in (self.theta, self.phi, self.g))

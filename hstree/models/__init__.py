@@ -1,5 +1,4 @@
-"""Language models: the AWD-LSTM, the module that joins it to a head, their loss, and sampling of
-text."""
+"""Language models: the AWD-LSTM, its combination with a head, their loss, and text generation."""
 
 from .awd_lstm import AWDLSTM, BackboneOutput, State, activation_penalty, cpu_has_lstm, detach
 from .generation import generate, sample_log_prob

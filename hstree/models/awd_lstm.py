@@ -1,4 +1,4 @@
-"""AWD-LSTM: word embeddings and LSTM layers, regularised by dropout on everything they multiply."""
+"""AWD-LSTM: word embeddings and LSTM layers, regularized by dropout."""
 
 from __future__ import annotations
 
@@ -18,13 +18,20 @@ State: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 
 
 class BackboneOutput(NamedTuple):
-    """What a backbone makes of a window of words.
+    """Result of a backbone for a window of words.
 
     Attributes:
-        hidden: [time, B, D], what the head reads.
-        state: after the last word, still attached to the graph; see :func:`detach`.
-        raw: [time, B, context_size], the last layer's output before dropout.
-        dropped: [time, B, context_size], the same after dropout.
+        hidden: input of the head, [time, B, D].
+        state: state after the last word, attached to the graph; see :func:`detach`.
+        raw: output of the last layer before dropout, [time, B, context_size].
+        dropped: output of the last layer after dropout, [time, B, context_size].
+
+    Example:
+        >>> import torch
+        >>> from hstree.models import AWDLSTM
+        >>> output = AWDLSTM(100, 8, 16)(torch.randint(100, (5, 2)))
+        >>> output.hidden.shape, output.state[0][0].shape
+        (torch.Size([5, 2, 16]), torch.Size([1, 2, 16]))
     """
 
     hidden: Tensor
@@ -34,8 +41,7 @@ class BackboneOutput(NamedTuple):
 
 
 class AWDLSTM(nn.Module):
-    r"""Embedding and LSTM layers, each of its own size, with dropout between them and DropConnect
-    within them.
+    r"""Embedding and LSTM layers with dropout between them and DropConnect within them.
 
     .. math::
         x_0 = m_{\mathrm{input}} \odot E'[\mathrm{words}], \quad
@@ -44,39 +50,43 @@ class AWDLSTM(nn.Module):
 
     E' is E without the rows of dropped words, and the hidden-to-hidden matrix of every layer is
     :math:`M_l \odot W_{hh}`. The masks m are [1, B, size], the same at all time steps ("locked").
-    Every mask is drawn anew at each call in training mode, keeps an element with probability
-    1 - p, and is then 1 / (1 - p), so that nothing need be scaled in evaluation, where there are no
-    masks.
+    In training mode every call draws new masks. An element of a mask is 1 / (1 - p) with
+    probability 1 - p, else 0. In evaluation mode there are no masks and no scaling.
 
     Under autocast on a CPU without LSTM layers of that precision (:func:`cpu_has_lstm`) the LSTM
     layers compute in the dtype of their weights.
 
-    Merity et al., Regularizing and Optimizing LSTM Language Models, 2018.
-
     Args:
-        n_classes: V, number of words.
+        n_classes: number of words, V.
         embedding_size: size of a word's vector.
-        hidden_size: size of the state of every layer but the last.
+        hidden_size: size of every layer except the last.
         layers: number of LSTM layers.
-        context_size: size of the last layer; default ``hidden_size``.
-        all_layers: h is the concatenation of x_0 .. x_layers instead, for heads that read several
+        context_size: size of the last layer; None: ``hidden_size``.
+        all_layers: whether h is the concatenation of x_0 .. x_layers, for heads that read several
             layers (``Head.reads_layers``).
         dropout: probability of dropping an element of the last layer's output, locked.
-        dropout_input: of the embedded words, locked.
-        dropout_hidden: of the output of every layer but the last, locked.
-        dropout_embedding: of a word, everywhere in the window.
-        weight_dropout: of a hidden-to-hidden weight, for the whole window. The parameters stay
-            those of :class:`torch.nn.LSTM`; a dropped weight gets no gradient.
+        dropout_input: probability of dropping an element of the embedded words, locked.
+        dropout_hidden: probability of dropping an element of the output of the other layers,
+            locked.
+        dropout_embedding: probability of dropping a word, in the whole window.
+        weight_dropout: probability of dropping a hidden-to-hidden weight, for the whole window. The
+            parameters are those of :class:`torch.nn.LSTM`; a dropped weight gets no gradient.
 
     Raises:
-        ValueError: a size below 1, or a probability outside [0, 1).
+        ValueError: for a size below 1, or a probability outside [0, 1).
 
-    Example, the model of the paper on Penn Treebank::
+    Example:
+        The model of the paper on Penn Treebank:
 
-        backbone = AWDLSTM(
-            10_000, 400, 1150, layers=3, context_size=400, dropout=0.4, dropout_input=0.4,
-            dropout_hidden=0.25, dropout_embedding=0.1, weight_dropout=0.5,
-        )
+        >>> from hstree.models import AWDLSTM
+        >>> backbone = AWDLSTM(
+        ...     10_000, 400, 1150, layers=3, context_size=400, dropout=0.4, dropout_input=0.4,
+        ...     dropout_hidden=0.25, dropout_embedding=0.1, weight_dropout=0.5,
+        ... )
+        >>> backbone.layer_sizes
+        (400, 1150, 1150, 400)
+
+    Source: Merity, Keskar and Socher, Regularizing and optimizing LSTM language models, ICLR 2018.
     """
 
     def __init__(
@@ -122,11 +132,11 @@ class AWDLSTM(nn.Module):
 
     @property
     def out_features(self) -> int:
-        """D, size of the hidden vectors."""
+        """Size of the hidden vectors, D."""
         return sum(self.layer_sizes) if self.all_layers else self.context_size
 
     def initial_state(self, batch_size: int) -> State:
-        """Zero state for ``batch_size`` streams: for each layer two tensors [1, B, size]."""
+        """Zero state of ``batch_size`` streams: for each layer two tensors [1, B, size]."""
         zeros = self.embedding.weight.new_zeros
         return tuple(
             (zeros(1, batch_size, size), zeros(1, batch_size, size))
@@ -137,11 +147,11 @@ class AWDLSTM(nn.Module):
         """Read a window of words.
 
         Args:
-            tokens: int64 [time, B].
-            state: state before the first word; None is zero.
+            tokens: words, int64 [time, B].
+            state: state before the first word; None: zero.
 
         Raises:
-            ValueError: the state is not one (h, c) [1, B, size] for each layer.
+            ValueError: if the state is not a pair (h, c) of [1, B, size] for each layer.
         """
         if state is None:
             state = self.initial_state(tokens.shape[1])
@@ -178,7 +188,7 @@ class AWDLSTM(nn.Module):
                 )
 
     def config(self) -> dict[str, Any]:
-        """Arguments that build this backbone again; JSON-able."""
+        """Arguments that build this backbone again, serializable as JSON."""
         return {
             "kind": "awd-lstm",
             "n_classes": self.n_classes,
@@ -196,8 +206,11 @@ class AWDLSTM(nn.Module):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> AWDLSTM:
-        """Build the backbone of a :meth:`config`, with fresh weights. Raises ValueError for another
-        kind."""
+        """Build the backbone of a :meth:`config`, with new weights.
+
+        Raises:
+            ValueError: for another kind of backbone.
+        """
         arguments = dict(config)
         kind = arguments.pop("kind", None)
         if kind != "awd-lstm":
@@ -209,27 +222,34 @@ class AWDLSTM(nn.Module):
 
 
 def activation_penalty(output: BackboneOutput, alpha: float = 0.0, beta: float = 0.0) -> Tensor:
-    r"""Activation regularisation, large activations and large steps in time:
+    r"""Activation regularization: a penalty for large activations and large changes in time.
 
     .. math::
-        \alpha \, \mathrm{mean}\big((m \odot h_t)^2\big) +
-        \beta \, \mathrm{mean}\big((h_t - h_{t-1})^2\big)
+        \alpha \, \mathrm{mean}\bigl((m \odot h_t)^2\bigr) +
+        \beta \, \mathrm{mean}\bigl((h_t - h_{t-1})^2\bigr)
 
-    over all elements of the last layer's output h, with its dropout mask m in the first term and
-    without in the second, which is 0 for a window of one step.
-
-    Merity et al., Revisiting Activation Regularization for Language RNNs, 2017.
+    The means are over all elements of the last layer's output h. The first term has the dropout
+    mask m. The second term has no mask, and is 0 for a window of one step.
 
     Args:
-        output: of :class:`AWDLSTM`.
+        output: result of :class:`AWDLSTM`.
         alpha: weight of the activations.
-        beta: weight of the steps in time.
+        beta: weight of the changes in time.
 
     Returns:
-        A scalar tensor, in float32 for outputs of lower precision.
+        The penalty, a scalar tensor, float32 for outputs of lower precision.
 
     Raises:
-        ValueError: alpha or beta is negative or not finite.
+        ValueError: if alpha or beta is negative or not finite.
+
+    Example:
+        >>> import torch
+        >>> from hstree.models import AWDLSTM, activation_penalty
+        >>> output = AWDLSTM(100, 8, 16)(torch.randint(100, (5, 2)))
+        >>> activation_penalty(output, alpha=2.0, beta=1.0).shape
+        torch.Size([])
+
+    Source: Merity, McCann and Socher, Revisiting activation regularization for language RNNs, 2017.
     """
     weights = {"alpha": alpha, "beta": beta}
     for name, weight in weights.items():
@@ -245,7 +265,15 @@ def activation_penalty(output: BackboneOutput, alpha: float = 0.0, beta: float =
 
 
 def detach(state: State) -> State:
-    """The state without its history: where backpropagation through time is truncated."""
+    """The state detached from the graph, to truncate backpropagation through time.
+
+    Example:
+        >>> import torch
+        >>> from hstree.models import AWDLSTM, detach
+        >>> state = AWDLSTM(100, 8, 16)(torch.randint(100, (5, 2))).state
+        >>> state[0][0].requires_grad, detach(state)[0][0].requires_grad
+        (True, False)
+    """
     return tuple((h.detach(), c.detach()) for h, c in state)
 
 
@@ -253,11 +281,17 @@ def detach(state: State) -> State:
 def cpu_has_lstm(dtype: torch.dtype) -> bool:
     """Whether an LSTM layer of torch can be trained on this CPU under autocast to a dtype.
 
-    oneDNN, which computes the layer then, has no bfloat16 LSTM for x86 processors without AVX-512,
-    and fails. Found by trying a layer of one unit, once in a process; no random number is drawn.
+    oneDNN computes the layer under autocast. It has no bfloat16 LSTM for x86 processors without
+    AVX-512. The function tries a layer of one unit, once per process, without random numbers.
 
     Args:
         dtype: torch.bfloat16 or torch.float16.
+
+    Example:
+        >>> import torch
+        >>> from hstree.models import cpu_has_lstm
+        >>> cpu_has_lstm(torch.bfloat16) in (True, False)
+        True
     """
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", dtype):
         x, state = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1)
@@ -287,7 +321,7 @@ def _run(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Output and last state of a :class:`torch.nn.LSTM` of one layer, with DropConnect in training.
 
-    The weights are arguments of the call, so that no module holds a dropped copy.
+    The weights are passed as arguments, so that no module holds a dropped copy.
     """
     weight_ih, weight_hh, bias_ih, bias_hh = lstm.parameters()
     lowered = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
@@ -307,7 +341,7 @@ def _run(
         has_biases=True,
         num_layers=1,
         dropout=0.0,
-        train=torch.is_grad_enabled(),  # for cuDNN: keep what the backward pass needs
+        train=torch.is_grad_enabled(),  # cuDNN then keeps its workspace for the backward pass
         bidirectional=False,
         batch_first=False,
     )
@@ -315,8 +349,7 @@ def _run(
 
 
 def _one_block(weights: list[Tensor]) -> list[Tensor]:
-    """The weights one after the other in one block of memory, as cuDNN wants them; otherwise it
-    warns, and copies them itself."""
+    """The weights in one contiguous block of memory. Without it cuDNN warns and copies them."""
     block = torch.cat([weight.reshape(-1) for weight in weights])
     parts = torch.split(block, [weight.numel() for weight in weights])
     return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]

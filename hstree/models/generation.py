@@ -1,4 +1,4 @@
-"""Text word by word: each is drawn given all words before it."""
+"""Text generation, word by word."""
 
 from __future__ import annotations
 
@@ -32,29 +32,38 @@ def generate(
 ) -> list[list[int]]:
     """Continue a prompt.
 
-    Words are drawn by the head's own sampler (of trees: a path from the root down), unless
-    ``temperature``, ``top_k`` or ``top_p`` is given: then from the log-probabilities of all
-    classes, or of the ``top_k`` best (of trees: by best-first search), as :func:`sample_log_prob`
-    says. All work for every head.
+    By default the head's own sampler draws the words; that of trees draws a path from the root
+    down. With ``temperature``, ``top_k`` or ``top_p`` the words are drawn from the
+    log-probabilities of all classes, or of the ``top_k`` best, which trees find by best-first
+    search. All options work for every head.
 
     Args:
-        model: put in evaluation mode.
-        prompt: class ids, at least one.
-        n_words: words to draw for each sample.
-        n_samples: independent continuations.
-        seed: of the draws; the same seed gives the same words on the same device.
-        avoid: a class that is never drawn; words come from the distribution given that they are
-            not this one.
-        temperature: divides log-probabilities: below 1 sharper, above 1 flatter.
-        top_k: draw from the k most probable classes only.
-        top_p: draw from the most probable classes that together reach this probability only.
+        model: language model, set to evaluation mode.
+        prompt: classes of the prompt, at least one.
+        n_words: number of words to draw for each sample.
+        n_samples: number of independent continuations.
+        seed: seed of the draws; the same seed gives the same words on the same device.
+        avoid: class that is never drawn; words are drawn from the distribution conditioned on the
+            other classes.
+        temperature: divisor of the log-probabilities: below 1 sharper, above 1 flatter.
+        top_k: draw only from the k most probable classes.
+        top_p: draw only from the most probable classes that together reach this probability.
 
     Returns:
-        ``n_samples`` lists of ``n_words`` class ids.
+        ``n_samples`` lists of ``n_words`` classes.
 
     Raises:
-        ValueError: an empty prompt, a prompt out of range, or a temperature, ``top_k`` or ``top_p``
-            out of range.
+        ValueError: for an empty prompt, a class out of range, or a ``temperature``, ``top_k`` or
+            ``top_p`` out of range.
+
+    Example:
+        >>> import hstree
+        >>> from hstree.models import AWDLSTM, LanguageModel, generate
+        >>> head = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1))
+        >>> model = LanguageModel(AWDLSTM(2000, 8, 16), head)
+        >>> samples = generate(model, prompt=[3, 14], n_words=5, n_samples=2, top_k=10)
+        >>> [len(sample) for sample in samples]
+        [5, 5]
     """
     n_classes = model.head.n_classes
     if not prompt or min(prompt) < 0 or max(prompt) >= n_classes:
@@ -66,7 +75,7 @@ def generate(
         if top_k is None:
             log_prob = model.head.log_prob(hidden)
             classes = torch.arange(n_classes, device=device).expand_as(log_prob)
-        else:  # one more, as the avoided one may be among them
+        else:  # one more, because the avoided class may be among them
             most = min(n_classes, top_k + (avoid is not None))
             log_prob, classes = model.head.topk(hidden, most)
         if avoid is not None:
@@ -111,23 +120,30 @@ def sample_log_prob(
 ) -> Tensor:
     """One class of each row, drawn from a sharpened or truncated distribution.
 
-    In this order: p^(1 / temperature), normalised; of that only the ``top_k`` most probable
-    classes, normalised; of those only the shortest run of the most probable classes whose sum is
-    at least ``top_p``, normalised. Of classes with the same probability the first counts as the
-    more probable.
+    Three steps, each followed by normalization: take p^(1 / temperature); keep the ``top_k`` most
+    probable classes; keep the shortest run of the most probable classes whose sum is at least
+    ``top_p``. Of classes with the same probability the first counts as more probable.
 
     Args:
-        log_prob: [N, V], in nats; need not be normalised; -inf for classes that are not drawn.
-        generator: on the device of ``log_prob``.
-        temperature: positive.
-        top_k: in [1, V].
-        top_p: in (0, 1].
+        log_prob: log-probabilities, [N, V], in nats, not necessarily normalized; -inf for classes
+            that are never drawn.
+        generator: random generator on the device of ``log_prob``; None: the default generator.
+        temperature: divisor of the log-probabilities, positive.
+        top_k: number of classes to keep, in [1, V]; None: all.
+        top_p: probability to keep, in (0, 1]; None: 1.
 
     Returns:
-        int64 [N].
+        The classes, int64 [N].
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: for an option out of range.
+
+    Example:
+        >>> import torch
+        >>> from hstree.models import sample_log_prob
+        >>> log_prob = torch.tensor([[0.1, 0.6, 0.3]]).log()
+        >>> sample_log_prob(log_prob, top_p=0.5)  # class 1 alone reaches 0.5
+        tensor([1])
     """
     _check_options(temperature, top_k, top_p, log_prob.shape[1])
     if not len(log_prob):
@@ -147,7 +163,7 @@ def _sample_but(
     sample: Callable[[Tensor], Tensor],
     otherwise: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Draws by ``sample``; where it is ``avoid`` again and again, by ``otherwise``."""
+    """Draws by ``sample`` until the word is not ``avoid``; after many attempts by ``otherwise``."""
     word = sample(hidden)
     if avoid is None:
         return word

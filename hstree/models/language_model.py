@@ -1,5 +1,5 @@
-"""A language model: a backbone that turns words into hidden vectors, and a head that turns those
-into probabilities of the next word."""
+"""A language model: a backbone that maps words to hidden vectors, and a head that maps hidden
+vectors to probabilities of the next word."""
 
 from __future__ import annotations
 
@@ -13,12 +13,20 @@ from .awd_lstm import AWDLSTM, BackboneOutput, State
 
 
 class LanguageModelOutput(NamedTuple):
-    """What a language model makes of a window of words and the words after them.
+    """Result of a language model for a window of words and the words after them.
 
     Attributes:
-        head: ``output``, log P of each target [time, B], and ``loss``.
-        state: after the last word, still attached to the graph; see :func:`detach`.
-        backbone: what the head has read, and what :func:`activation_penalty` needs.
+        head: result of the head: ``output``, log P of each target [time, B], and ``loss``.
+        state: state after the last word, attached to the graph; see :func:`detach`.
+        backbone: result of the backbone: the input of the head and of :func:`activation_penalty`.
+
+    Example:
+        >>> import torch, hstree
+        >>> from hstree.models import AWDLSTM, LanguageModel
+        >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
+        >>> output = model(torch.randint(100, (5, 2)), torch.randint(100, (5, 2)))
+        >>> output.head.output.shape, output.head.loss.shape
+        (torch.Size([5, 2]), torch.Size([]))
     """
 
     head: HeadOutput
@@ -27,35 +35,38 @@ class LanguageModelOutput(NamedTuple):
 
 
 class LanguageModel(nn.Module):
-    """A backbone and any head: ``P(word_{t+1} | word_1 .. word_t)``.
+    """A backbone and a head: ``P(word_{t+1} | word_1 .. word_t)``.
 
     Args:
-        backbone: turns words into hidden vectors.
-        head: turns hidden vectors into probabilities; ``head.in_features`` is
+        backbone: model that maps words to hidden vectors.
+        head: head that maps hidden vectors to probabilities; ``head.in_features`` is
             ``backbone.out_features``.
 
     Raises:
-        ValueError: the head's sizes do not fit the backbone's.
+        ValueError: if the sizes of the head differ from those of the backbone.
 
-    Example::
-
-        backbone = AWDLSTM(n_classes=10_000, embedding_size=200, hidden_size=200)
-        model = LanguageModel(backbone, Softmax(200, 10_000))
-        (log_prob, loss), state, read = model(tokens, target)
-        (loss + activation_penalty(read, alpha=2.0, beta=1.0)).backward()
-        (log_prob, loss), state, read = model(next_tokens, next_target, detach(state))
+    Example:
+        >>> import torch, hstree
+        >>> from hstree.models import AWDLSTM, LanguageModel, activation_penalty, detach
+        >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
+        >>> text = torch.randint(100, (11, 2))  # two streams of words
+        >>> (log_prob, loss), state, read = model(text[0:5], text[1:6])
+        >>> (loss + activation_penalty(read, alpha=2.0, beta=1.0)).backward()
+        >>> (log_prob, loss), state, read = model(text[5:10], text[6:11], detach(state))
+        >>> log_prob.shape
+        torch.Size([5, 2])
     """
 
     def __init__(self, backbone: AWDLSTM, head: Head) -> None:
         super().__init__()
         if head.in_features != backbone.out_features:
             raise ValueError(
-                f"head: expected in_features = {backbone.out_features} as the backbone gives, "
+                f"head: expected in_features = {backbone.out_features} (backbone.out_features), "
                 f"got {head.in_features}"
             )
         if head.n_classes != backbone.n_classes:
             raise ValueError(
-                f"head: expected n_classes = {backbone.n_classes} as the backbone has, "
+                f"head: expected n_classes = {backbone.n_classes} (backbone.n_classes), "
                 f"got {head.n_classes}"
             )
         self.backbone = backbone
@@ -63,7 +74,7 @@ class LanguageModel(nn.Module):
 
     def hidden(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Hidden vectors [time, B, D] of ``tokens`` int64 [time, B], and the state after the last
-        of them."""
+        token."""
         output: BackboneOutput = self.backbone(tokens, state)
         return output.hidden, output.state
 
@@ -73,10 +84,10 @@ class LanguageModel(nn.Module):
         """Log-probabilities of the targets, their loss, and the state.
 
         Args:
-            tokens: int64 [time, B].
-            target: int64 [time, B], the word after each token; ``head.ignore_index`` where there
-                is none.
-            state: state before the first token; None is zero.
+            tokens: words, int64 [time, B].
+            target: the word after each token, int64 [time, B]; ``head.ignore_index`` where there is
+                none.
+            state: state before the first token; None: zero.
         """
         read: BackboneOutput = self.backbone(tokens, state)
         return LanguageModelOutput(self.head(read.hidden, target), read.state, read)

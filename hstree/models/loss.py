@@ -16,12 +16,24 @@ def evaluate_loss(model: LanguageModel, streams: Streams, length: int = 128) -> 
     """Mean negative log-probability (nats per token) of all targets that are not ignored.
 
     Args:
-        model: put in evaluation mode for the while.
-        streams: the text; places without a target hold the head's ``ignore_index``.
-        length: steps that are computed together; the state runs on over them.
+        model: language model, temporarily set to evaluation mode.
+        streams: the text; positions without a target have the head's ``ignore_index``.
+        length: number of steps that are computed together; the state is kept between windows.
+
+    Returns:
+        The mean; its exponential is the perplexity.
 
     Raises:
-        ValueError: ``length`` < 1.
+        ValueError: for a length below 1.
+
+    Example:
+        >>> import math, hstree
+        >>> from hstree.data import Streams
+        >>> from hstree.models import AWDLSTM, LanguageModel, evaluate_loss
+        >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
+        >>> loss = evaluate_loss(model, Streams(range(50), batch_size=2))
+        >>> round(math.exp(loss)) in range(90, 110)  # perplexity of an untrained model
+        True
     """
     device = model.backbone.embedding.weight.device
     training = model.training

@@ -1,4 +1,4 @@
-"""A text read as one stream, from its first word to its last."""
+"""Context vectors of a text that is read as one stream."""
 
 from __future__ import annotations
 
@@ -20,12 +20,20 @@ def read_stream(model: LanguageModel, tokens: Any, *, length: int = 128) -> Iter
     """Context vectors after each of the n tokens of a text, in windows [t, D] with t <= ``length``.
 
     Args:
-        model: in evaluation mode until the last window has been taken; its state begins at zero.
-        tokens: class ids [n] of any integer type; may be a memory map.
-        length: steps that are computed together; the vectors do not depend on it.
+        model: language model, in evaluation mode until the last window was read; its state starts
+            at zero.
+        tokens: classes of the text, [n], of any integer type; may be a memory map.
+        length: number of steps that are computed together; the vectors do not depend on it.
 
     Raises:
-        ValueError: ``tokens`` are not integers in one dimension, or a length below 1.
+        ValueError: if ``tokens`` are not integers in one dimension, or the length is below 1.
+
+    Example:
+        >>> import hstree
+        >>> from hstree.models import AWDLSTM, LanguageModel, read_stream
+        >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
+        >>> [tuple(window.shape) for window in read_stream(model, range(10), length=4)]
+        [(4, 16), (4, 16), (2, 16)]
     """
     array = np.asarray(tokens)
     if array.ndim != 1 or (len(array) and not np.issubdtype(array.dtype, np.integer)):
@@ -51,16 +59,25 @@ def read_stream(model: LanguageModel, tokens: Any, *, length: int = 128) -> Iter
 def read_contexts(
     model: LanguageModel, tokens: Any, *, length: int = 128
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The windows [t, D] of :func:`read_stream` with the words that follow [t], int64: every token
-    of a text but the first is a target once.
+    """The windows [t, D] of :func:`read_stream` with the words that follow, int64 [t].
+
+    Every token of the text except the first is a target once.
 
     Args:
-        model: in evaluation mode until the last window has been taken.
-        tokens: class ids [n], n >= 2.
-        length: steps that are computed together.
+        model: language model, in evaluation mode until the last window was read.
+        tokens: classes of the text, [n], n >= 2.
+        length: number of steps that are computed together.
 
     Raises:
-        ValueError: fewer than 2 tokens, or what :func:`read_stream` raises.
+        ValueError: for fewer than 2 tokens, and the errors of :func:`read_stream`.
+
+    Example:
+        >>> import hstree
+        >>> from hstree.models import AWDLSTM, LanguageModel, read_contexts
+        >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
+        >>> for hidden, target in read_contexts(model, range(4)):
+        ...     print(tuple(hidden.shape), target.tolist())
+        (3, 16) [1, 2, 3]
     """
     if len(tokens) < 2:
         raise ValueError(f"tokens: expected at least 2, got {len(tokens)}")

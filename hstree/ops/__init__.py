@@ -1,4 +1,4 @@
-"""Operators: public functions over ``torch.ops.hstree.*`` with their fake kernels and autograd
+"""Operators: public functions around ``torch.ops.hstree.*``, with their fake kernels and autograd
 formulas."""
 
 from hstree.ops.cross_entropy import mixture_cross_entropy, monotone_cross_entropy

@@ -1,8 +1,8 @@
-"""How the operators are differentiated and batched.
+"""Differentiation and batching of the operators.
 
-Gradients come from an op's backward kernel. In forward mode its formula in torch's own operators
-stands for the op, so that torch differentiates it, as often as asked. Under :func:`torch.func.vmap`
-an op takes the batch as further rows, or one element at a time.
+Gradients come from an op's backward kernel. In forward mode the op is replaced by its formula in
+torch's own operators, which torch differentiates any number of times. Under
+:func:`torch.func.vmap` an op processes the batch as additional rows, or one element at a time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Vmap = Callable[..., tuple[Any, Any]]
 
 
 def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """The op hstree::name, written in Python. Not torch.library.custom_op, which reads the schema
-    from a signature: the arguments would stand in every function."""
+    """Define the op hstree::name, written in Python. torch.library.custom_op would read the schema
+    from a signature, and every function would have to list the arguments."""
     LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"hstree::{name}", fake)
@@ -38,13 +38,15 @@ def register_autograd(
     vmap: Vmap | None = None,
     formula: Callable[..., Any] | None = None,
 ) -> None:
-    """Gives hstree::name its derivatives, as :func:`torch.library.register_autograd` does, and
-    those of torch.func.
+    """Register the derivatives of hstree::name, like :func:`torch.library.register_autograd`, and
+    its rules for torch.func.
 
     Args:
-        backward, setup_context: as there.
+        name: name of the op.
+        backward: as in :func:`torch.library.register_autograd`.
+        setup_context: as in :func:`torch.library.register_autograd`.
         vmap: see :class:`torch.autograd.Function`; None: one element of the batch at a time.
-        formula: the op in torch's own operators; without it forward mode is an error.
+        formula: the op in torch's own operators; None: forward mode raises an error.
     """
     op = getattr(torch.ops.hstree, name).default
     defaults = [argument.default_value for argument in op._schema.arguments]
@@ -71,10 +73,10 @@ def register_autograd(
         (torch.autograd.Function,),
         {key: staticmethod(method) for key, method in methods.items()},
     )
-    # Without what Function.apply does for calls that do not come through the dispatcher.
+    # Skips the work of Function.apply for calls that do not come from the dispatcher.
     apply = super(torch.autograd.Function, function).apply
 
-    def with_defaults(inputs: Sequence[Any]) -> Sequence[Any]:  # the dispatcher takes them away
+    def with_defaults(inputs: Sequence[Any]) -> Sequence[Any]:  # the dispatcher removes them
         return (*inputs, *defaults[len(inputs) :])
 
     def autograd(*inputs: Any) -> Any:
@@ -94,7 +96,7 @@ def register_autograd(
 
 
 def refuse_transforms(name: str) -> None:
-    """Of an op that writes into its arguments, which torch.func would not see."""
+    """Make torch.func raise an error for an op that writes into its arguments."""
 
     def refuse(*_: Any) -> Any:
         raise NotImplementedError(
@@ -114,15 +116,15 @@ def no_second_derivative(name: str) -> Callable[..., Any]:
     def gradient(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(
             f"hstree::{name}: expected to be differentiated once, got a second derivative "
-            "(create_graph=True), which is not implemented in reverse mode; torch.func.jacfwd and "
-            "torch.func.hessian take it in forward mode"
+            "(create_graph=True), which is not implemented in reverse mode; use torch.func.jacfwd "
+            "or torch.func.hessian, which take it in forward mode"
         )
 
     return gradient
 
 
 def one_by_one(op: Callable[..., Any]) -> Vmap:
-    """One element of the batch at a time."""
+    """A vmap rule that processes one element of the batch at a time."""
 
     def vmap(info: Any, in_dims: Sequence[Any], *inputs: Any) -> tuple[Any, Any]:
         def of_element(i: int) -> list[Any]:
@@ -138,11 +140,13 @@ def one_by_one(op: Callable[..., Any]) -> Vmap:
 
 
 def by_rows(op: Callable[..., Any], inputs: Sequence[int | None], outputs: Any) -> Vmap:
-    """The batch as further rows, unless it is one of what all rows share.
+    """A vmap rule that processes the batch as additional rows. If an argument that all rows share
+    is batched, it processes one element at a time.
 
     Args:
-        inputs: the dimension of each argument that counts the rows; None: all rows share it.
-        outputs: likewise of the output, or of each of them; None: it has no batch.
+        op: the op.
+        inputs: for each argument the dimension of its rows; None: all rows share the argument.
+        outputs: the dimension of the rows of the output, or of each output; None: no batch.
     """
 
     def vmap(info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
@@ -159,7 +163,7 @@ def by_rows(op: Callable[..., Any], inputs: Sequence[int | None], outputs: Any) 
 
 
 def is_shared_batched(in_dims: Sequence[Any], rows: Sequence[int | None]) -> bool:
-    """Whether the batch is one of what all rows share."""
+    """Whether an argument that all rows share is batched."""
     dims = zip(in_dims, rows, strict=True)
     return any(isinstance(dim, int) and row is None for dim, row in dims)
 
@@ -167,7 +171,7 @@ def is_shared_batched(in_dims: Sequence[Any], rows: Sequence[int | None]) -> boo
 def fold(
     inputs: Sequence[Any], in_dims: Sequence[Any], rows: Sequence[int | None], size: int
 ) -> list[Any]:
-    """Arguments with the rows of the whole batch."""
+    """The arguments with the rows of all elements of the batch."""
 
     def one(x: Any, dim: int | None, row: int | None) -> Any:
         if x is None or row is None:
@@ -179,6 +183,6 @@ def fold(
 
 
 def unfold(output: Tensor, row: int, size: int) -> Tensor:
-    """The rows of each element of the batch, which is dimension ``row`` then."""
+    """The output with the rows of each element of the batch; the batch is dimension ``row``."""
     shape = output.shape
     return output.reshape(*shape[:row], size, shape[row] // size, *shape[row + 1 :])

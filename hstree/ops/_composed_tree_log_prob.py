@@ -19,8 +19,8 @@ def composed_log_prob(
     wide_begin: int,
     root_begin: int,
 ) -> Tensor:
-    """log P [N, V]; arguments as for :func:`hstree.ops.tree_log_prob`, but the tables are not
-    checked. Where two trees have -inf the gradient is NaN."""
+    """log P [N, V]; arguments of :func:`hstree.ops.tree_log_prob`. The tables are not checked. The
+    gradient is NaN where two trees have -inf."""
     mixture: Tensor | None = None
     for t in range(len(score)):
         path = _path_log_prob(score[t], node[t], edge[t], n_classes, wide_begin, root_begin)
@@ -35,8 +35,8 @@ def _path_log_prob(
 ) -> Tensor:
     """log P_t [V, N] of one tree with the scores [R, N].
 
-    Every node adds up the edges above it by pointer jumping: of one, then 2, 4, 8 ... of its
-    ancestors, so that six steps make paths of 64 nodes, whatever the shape of the tree.
+    Every node sums the edges above it by pointer jumping: over 1, then 2, 4, 8 ... of its
+    ancestors. Six steps are enough for paths of 64 nodes in a tree of any shape.
     """
     if n_classes == 1:
         return score.new_zeros(1, score.shape[1])
@@ -66,13 +66,13 @@ def _path_log_prob(
 
 
 def _wide_log_softmax(score: Tensor, node: Tensor, n_wide_rows: int) -> Tensor:
-    """Within the rows of each wide node, those of a wide root last: score [., N]."""
+    """Log-softmax within the rows of each wide node, those of a wide root last: score [., N]."""
     if not len(score):
         return score
     block, row, _, width, _ = node.long().unbind(1)
     begin = row + torch.where(block == 2, n_wide_rows, 0)
     bounds = torch.where(block > 0, torch.stack([begin, begin + width]), 0).flatten()
-    # For each row where its node begins; rows that fill the block up are like one more node.
+    # The first row of each row's node; padding rows act as one more node.
     segment = bounds.new_zeros(len(score) + 1).scatter(0, bounds, bounds).cummax(0).values[:-1]
     fixed, index = score.detach(), segment.unsqueeze(1).expand_as(score)
     largest = torch.full_like(fixed, -torch.inf).scatter_reduce(0, index, fixed, "amax")

@@ -1,5 +1,4 @@
-"""The log-probabilities and gradients of :mod:`hstree.ops.mixture_log_prob`, one chunk of rows
-after the other."""
+"""The log-probabilities and gradients of :mod:`hstree.ops.mixture_log_prob`, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from hstree._dtypes import sum_dtype
 
 
 class Problem(NamedTuple):
-    """What the op and its backward op have in common, in their order: z, log pi, W, b and f; the
-    first five have gradients."""
+    """The common arguments of the op and its backward op, in order. The first five have
+    gradients."""
 
     latent: Tensor  # [N, K, D]
     log_prior: Tensor | None  # [N, K]
@@ -28,7 +27,7 @@ class Problem(NamedTuple):
     chunk_rows: int
 
     def rows(self, chunk: slice) -> Problem:
-        """The problem of some of the rows."""
+        """The problem restricted to a chunk of rows."""
         log_prior = None if self.log_prior is None else self.log_prior[chunk]
         return self._replace(
             latent=self.latent[chunk], log_prior=log_prior, target=self.target[chunk]
@@ -36,7 +35,7 @@ class Problem(NamedTuple):
 
 
 def empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
-    """Uninitialised, in the dtype of sums; of no elements where it is not wanted."""
+    """Uninitialized gradients in the dtype of sums; unwanted ones have no elements."""
     latent, _, weight, _, table, *_ = problem
     table_shape = () if table is None else table.shape
     shapes = (latent.shape, latent.shape[:2], weight.shape, weight.shape[:1], table_shape)
@@ -47,7 +46,7 @@ def empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32 or wider."""
+    """a @ b in float32 or float64."""
     if a.dtype not in (torch.bfloat16, torch.float16):
         return torch.mm(a, b)
     if a.is_cuda:
@@ -56,7 +55,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _write_logits(logits: Tensor, latent: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """logits [R, V] of latent [R, D]."""
+    """Write the logits [R, V] of latent [R, D]."""
     if latent.dtype == logits.dtype:
         torch.mm(latent, weight.t(), out=logits)
     else:
@@ -68,9 +67,9 @@ def _write_logits(logits: Tensor, latent: Tensor, weight: Tensor, bias: Tensor |
 def _log_prob(
     chunk: Problem, logits: Tensor, upstream: Tensor | None, sum_table: bool
 ) -> tuple[Tensor, Any, Any]:
-    """log_prob [N] from logits [N K, V]. Where its gradient ``upstream`` [N] is given, the gradient
-    of the logits is written over them, and the gradients of log_prior and, in float64, of the table
-    are returned too."""
+    """log_prob [N] from logits [N K, V]. If its gradient ``upstream`` [N] is given, the logits are
+    overwritten by their gradient, and the gradients of log_prior and (in float64) of the table are
+    returned too."""
     components = chunk.latent.shape[1]
     target = chunk.target.repeat_interleave(components)
     ops, function = torch.ops.hstree, (chunk.c, chunk.k, chunk.table, chunk.radius)
@@ -95,7 +94,7 @@ def _log_prob(
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """total += a @ b; the first time total = a @ b, whatever was in memory there."""
+    """total += a @ b, or total = a @ b the first time, when total is uninitialized."""
     if a.dtype == total.dtype:
         total.addmm_(a, b, beta=0 if first else 1)
     elif first:
@@ -105,7 +104,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
 
 
 def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """log_prob [N], and the wanted gradients for ``upstream`` [N], its gradient."""
+    """log_prob [N], and the wanted gradients for ``upstream`` [N], the gradient of log_prob."""
     latent, _, weight, bias, *_ = problem
     rows, components, features = latent.shape
     gradients = empty_gradients(problem, wanted)

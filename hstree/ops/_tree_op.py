@@ -1,10 +1,10 @@
-"""What the path op and the wide op share in Python: fake kernels, autograd formula, row-sparse
-gradients.
+"""The Python part that the path op and the wide op share: fake kernels, autograd formula and
+row-sparse gradients.
 
 Both have the signature ``op(hidden, weight, bias, target, offset, path, leaf_position,
-feature_index, longest, order) -> (log_prob, score, order, plan)``, with ``score`` [N, T, longest],
-``order`` (of :func:`hstree.ops.leaf_order`; empty where it was given) and ``plan``, which is the
-kernels' own, kept for the backward pass.
+feature_index, longest, order) -> (log_prob, score, order, plan)``. ``score`` is [N, T, longest].
+``order`` comes from :func:`hstree.ops.leaf_order` and is empty if it was given. ``plan`` is
+internal to the kernels and kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from hstree.ops.leaf_order import leaf_order, split_order
 
 Operator = Callable[..., Any]
 OnPaths = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""log_prob [N, T] and scores [N, T, longest] of paths that begin and end at places [N, T] of a
-table, given how rows of the weight [N, T, longest] are scored."""
+"""Function for log_prob [N, T] and scores [N, T, longest]. Its arguments: a function that scores
+rows [N, T, longest] of the weight, begin and end [N, T] of the paths in the table, the table, and
+longest."""
 
-_ROWS = (0, None, None, 0, *[None] * 5)  # of hidden to longest, as by_rows takes them
+_ROWS = (0, None, None, 0, *[None] * 5)  # row dimensions of hidden to longest, for by_rows
 
 
 class TreeOp:
-    """An op of the library ``hstree`` by name, with its fake kernels and its gradients
-    registered."""
+    """An op of the library ``hstree`` by name; registers its fake kernels and gradients."""
 
     def __init__(self, forward: str, on_paths: OnPaths) -> None:
         self.on_paths = on_paths
@@ -51,7 +51,7 @@ class TreeOp:
         torch.library.register_fake(f"hstree::{forward}", _forward_fake)
         torch.library.register_fake(f"hstree::{backward}", _backward_fake)
         torch.library.register_fake(f"hstree::{backward}_sparse", _backward_sparse_fake)
-        # The gradient of hidden alone costs nothing of the size of the weight.
+        # The gradient of hidden alone needs no memory of the size of the weight.
         hidden = f"{backward}_hidden"
         schema = str(self.backward_sparse._schema)
         arguments = schema[schema.index("(") : schema.index(" ->")]
@@ -73,13 +73,13 @@ class TreeOp:
             register_autograd(name, no_second_derivative(name))
 
     def __call__(self, sparse: bool, hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        """log_prob [N, T]; under autocast hidden takes the weight's dtype, as a cast weight
-        would cost O(V)."""
+        """log_prob [N, T]. Under autocast hidden is cast to the weight's dtype, because casting the
+        weight would cost O(V)."""
         if torch.is_autocast_enabled(hidden.device.type) and hidden.is_floating_point():
             hidden = hidden.to(weight.dtype)
         if sparse and torch.is_grad_enabled():
             if torch.compiler.is_compiling():
-                # Imported by need: it takes torch._dynamo, which takes seconds.
+                # Imported when needed: it imports torch._dynamo, which takes seconds.
                 from hstree.ops._uncompiled import apply_sparse as apply
             else:
                 apply = apply_sparse
@@ -106,7 +106,7 @@ class TreeOp:
         return (*outputs, split_order(order, info.batch_size), plan[:0]), (0, 0, 1, None)
 
     def _hidden_vmap(self, info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        """Without order and plan, which belong to one element of the batch."""
+        """Does not pass order and plan, which are those of one element of the batch."""
         rows = (0, 0, None, 0, *[None] * 4, 0)
         dims, inputs = in_dims[:-2], inputs[:-2]
         if is_shared_batched(dims, rows):
@@ -127,8 +127,8 @@ class TreeOp:
         longest: int,
         order: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The op in torch's own operators; holds the vectors of all nodes on the paths [N, T,
-        longest, S]."""
+        """The op in torch's own operators. It holds the vectors of all nodes on the paths
+        [N, T, longest, S]."""
         trees, classes = leaf_position.shape
         dtype = sum_dtype(hidden.dtype)
         if feature_index is None:
@@ -158,8 +158,8 @@ def _hidden_gradients(
 
 
 def _save(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-    """Keeps what the backward op takes after the gradient: hidden, weight, target and tables,
-    score, order and plan."""
+    """Save the arguments of the backward op other than the gradient: hidden, weight, target and
+    tables, score, order and plan."""
     hidden, weight, bias, *tables, _longest, given = inputs
     _log_prob, score, order, plan = outputs
     ctx.has_bias = bias is not None
@@ -169,7 +169,7 @@ def _save(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
 
 
 def _has_plan(hidden: Tensor) -> bool:
-    """Whether the kernels of the device of hidden keep a plan."""
+    """Whether the kernels for the device of hidden keep a plan."""
     return hidden.device.type == "cuda"
 
 
@@ -183,7 +183,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _without_autograd() -> AbstractContextManager[Any]:
-    """Where no graph is recorded: spares the op's autograd kernel, a pass through Python."""
+    """Skips the op's autograd kernel, a detour through Python, where no graph is recorded."""
     return nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd()
 
 
@@ -212,7 +212,7 @@ class _SparseGradient(torch.autograd.Function):
 
 
 def apply_sparse(op: TreeOp, *inputs: Any) -> Tensor:
-    """log_prob [N, T], whose gradients are row-sparse but under a transform."""
+    """log_prob [N, T] with row-sparse gradients, or dense ones under a transform."""
     if is_transformed():
         dense: Tensor = op.forward(*inputs)[0]
         return dense
@@ -235,7 +235,7 @@ def _forward_fake(
     if hidden.dim() != 2:
         raise RuntimeError(f"hidden: expected shape [N, D], got {tuple(hidden.shape)}")
     if weight.dim() != 3:
-        raise RuntimeError(f"weight: expected three dimensions, got {tuple(weight.shape)}")
+        raise RuntimeError(f"weight: expected three dimensions, got shape {tuple(weight.shape)}")
     if hidden.dtype != weight.dtype:
         raise RuntimeError(f"weight: expected dtype {hidden.dtype}, got {weight.dtype}")
     rows, trees = hidden.shape[0], weight.shape[0]

@@ -1,4 +1,4 @@
-"""What torch.compile leaves out of its graphs."""
+"""Functions that torch.compile leaves out of its graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cross-entropy of linear + pointwise f + softmax, and of mixtures of it, in chunks of rows."""
+"""Cross-entropy of linear + pointwise f + softmax, and of mixtures of these, in chunks of rows."""
 
 from __future__ import annotations
 
@@ -20,41 +20,45 @@ def monotone_cross_entropy(
     reduction: str = "mean",
     chunk_rows: int | None = None,
 ) -> Tensor:
-    r"""Cross-entropy of softmax(f(W h + b)) without the logits of all rows.
+    r"""Cross-entropy of softmax(f(W h + b)), without holding the logits of all rows.
 
     Equivalent to::
 
         logits = function(F.linear(hidden, weight, bias).float())
         F.cross_entropy(logits, target, ignore_index=ignore_index, reduction=reduction)
 
-    Args:
-        hidden: [N, D]: float32, float64, bfloat16 or float16.
-        weight: [V, D], dtype of ``hidden``.
-        bias: [V] or None.
-        target: [N] int64, in [0, V) or ``ignore_index``.
-        function: increasing f, by default the identity.
-        ignore_index: targets of this value contribute neither loss nor gradient.
-        reduction: ``"none"``, ``"sum"`` or ``"mean"`` over the rows that are not ignored.
-        chunk_rows: rows whose logits are held at a time; None: as many as fit 16 MiB on a CPU, 512
-            MiB on a GPU, at least one.
-
-    Returns:
-        The loss in nats, float32 (float64 for float64): [] or, for ``"none"``, [N].
-
-    Raises:
-        ValueError, RuntimeError: for shapes, dtypes or, on the CPU, targets that do not fit. On a
-            GPU a row with a bad target gives NaN.
-
-    Memory beyond the arguments and the gradients: O(chunk_rows V), in forward mode O(N V). The
-    gradients of a sum or mean are computed with the loss, three matrix products in all; with
-    ``"none"`` the logits are computed again in the backward pass. Logits of bfloat16 and float16
-    products are float32 on a GPU; on a CPU the product itself rounds them. Deterministic as far as
+    Memory in addition to the arguments and the gradients: O(chunk_rows V), or O(N V) in forward
+    mode. The gradients of a sum or mean are computed with the loss, with three matrix products in
+    total. With ``"none"`` the backward pass computes the logits again. Logits of bfloat16 and
+    float16 products are float32 on a GPU; on a CPU the product itself rounds them. Deterministic if
     the matrix products are.
 
+    Args:
+        hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.
+        weight: class vectors, W [V, D], dtype of ``hidden``.
+        bias: class biases, b [V], or None.
+        target: classes, [N] int64, in [0, V) or ``ignore_index``.
+        function: increasing function f; default: the identity.
+        ignore_index: targets of this value contribute neither loss nor gradient.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"`` over the rows that are not ignored.
+        chunk_rows: number of rows whose logits are held at a time; None: as many as fit into 16 MiB
+            on a CPU or 512 MiB on a GPU, at least one.
+
+    Returns:
+        The loss in nats, [] or, for ``"none"``, [N], float32 (float64 for float64).
+
+    Raises:
+        ValueError: for a wrong shape, dtype or reduction and, on the CPU, a bad target. On a GPU a
+            row with a bad target gives NaN.
+        RuntimeError: for a bad table of ``function``, or tensors on different devices.
+
     Example:
-        >>> h, w = torch.randn(5, 8), torch.randn(100, 8)
-        >>> y = torch.randint(100, (5,))
-        >>> loss = monotone_cross_entropy(h, w, None, y, LogitFunction(c=0.0, k=2.0))
+        >>> import torch
+        >>> from hstree.ops import LogitFunction, monotone_cross_entropy
+        >>> hidden, weight = torch.zeros(5, 8), torch.randn(100, 8)
+        >>> target, sigsoftmax = torch.arange(5), LogitFunction(c=0.0, k=2.0)
+        >>> monotone_cross_entropy(hidden, weight, None, target, sigsoftmax)
+        tensor(4.6052)
     """
     if hidden.dim() != 2:
         raise ValueError(f"hidden: expected shape [N, D], got {tuple(hidden.shape)}")
@@ -83,21 +87,37 @@ def mixture_cross_entropy(
         log_prob = (log_prior[:, :, None] + logits.log_softmax(-1)).logsumexp(1)
         F.nll_loss(log_prob, target, ignore_index=ignore_index, reduction=reduction)
 
-    Args:
-        latent: z [N, K, D].
-        log_prior: log pi [N, K], float32 (float64 for float64).
-        weight, bias, target, function, ignore_index, reduction: as in
-            :func:`monotone_cross_entropy`.
-        chunk_rows: rows, each with its K components, whose logits are held at a time.
+    Memory is as in :func:`monotone_cross_entropy`. A chunk holds all components of its rows, so
+    that their responsibilities are known before the gradients and no product is computed twice.
 
-    Returns, raises and memory as in :func:`monotone_cross_entropy`: components of a row stay
-    together, so that its responsibilities are known before any gradient, and no product is computed
-    twice. Yang et al., Breaking the Softmax Bottleneck: A High-Rank RNN Language Model, 2018.
+    Args:
+        latent: component vectors, z [N, K, D].
+        log_prior: log-priors of the components, log pi [N, K], float32 (float64 for float64).
+        weight: class vectors, W [V, D], dtype of ``latent``.
+        bias: class biases, b [V], or None.
+        target: classes, [N] int64, in [0, V) or ``ignore_index``.
+        function: increasing function f; default: the identity.
+        ignore_index: targets of this value contribute neither loss nor gradient.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"`` over the rows that are not ignored.
+        chunk_rows: number of rows whose K V logits are held at a time; None: as in
+            :func:`monotone_cross_entropy`.
+
+    Returns:
+        The loss in nats, [] or, for ``"none"``, [N], float32 (float64 for float64).
+
+    Raises:
+        ValueError: as in :func:`monotone_cross_entropy`.
+        RuntimeError: for a bad table of ``function``, or tensors on different devices.
 
     Example:
-        >>> z, prior = torch.randn(5, 3, 8), torch.full((5, 3), 1 / 3)
-        >>> w, y = torch.randn(100, 8), torch.randint(100, (5,))
-        >>> loss = mixture_cross_entropy(z, prior.log(), w, None, y)
+        >>> import torch
+        >>> from hstree.ops import mixture_cross_entropy
+        >>> latent, prior = torch.zeros(5, 3, 8), torch.full((5, 3), 1 / 3)
+        >>> mixture_cross_entropy(latent, prior.log(), torch.randn(100, 8), None, torch.arange(5))
+        tensor(4.6052)
+
+    Source: Yang, Dai, Salakhutdinov and Cohen, Breaking the softmax bottleneck: a high-rank RNN
+    language model, ICLR 2018.
     """
     return _loss(
         latent, log_prior, weight, bias, target, function, ignore_index, reduction, chunk_rows

@@ -1,4 +1,4 @@
-"""Each tree's subset of the features: ``torch.ops.hstree.feature_gather``."""
+"""The subset of the features of each tree: ``torch.ops.hstree.feature_gather``."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from hstree.ops._autograd import by_rows, register_autograd
 
 
 def feature_gather(hidden: Tensor, feature_index: Tensor) -> Tensor:
-    """output[n, t, s] = hidden[n, feature_index[t, s]]; the gradient adds the trees of a row in
-    order.
+    """The features that each of T trees reads: output[n, t, s] = hidden[n, feature_index[t, s]].
 
     Equivalent to::
 
         hidden[:, feature_index.long()]
 
+    Deterministic: the gradient is summed over the trees in order, in float32 (float64 for float64).
+
     Args:
-        hidden: [N, D]: float32, float64, bfloat16 or float16.
-        feature_index: [T, S] int32, each row increasing within [0, D).
+        hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.
+        feature_index: features of each tree, [T, S] int32, each row increasing within [0, D).
 
     Returns:
-        [N, T, S], dtype of ``hidden``.
+        The features, [N, T, S], dtype of ``hidden``.
 
     Raises:
-        RuntimeError: for a shape, dtype, device or, on the CPU, an index that does not fit. On CUDA
-            an index out of range gives NaN.
-
-    Deterministic; the gradient is summed in float32 (float64 for float64).
+        RuntimeError: for a wrong shape, dtype or device and, on the CPU, an index out of range. On
+            CUDA an index out of range gives NaN.
 
     Example:
+        >>> import torch
+        >>> from hstree.ops import feature_gather
         >>> index = torch.tensor([[0, 2]], dtype=torch.int32)
         >>> feature_gather(torch.tensor([[1.0, 2.0, 3.0]]), index)
         tensor([[[1., 3.]]])

@@ -1,4 +1,4 @@
-"""The rows of a batch in the order of their leaves: ``torch.ops.hstree.leaf_order``."""
+"""The rows of a batch sorted by leaf: ``torch.ops.hstree.leaf_order``."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from hstree.ops._autograd import fold, no_second_derivative, one_by_one, registe
 
 
 def leaf_order(target: Tensor, leaf_position: Tensor) -> Tensor:
-    """Sorts the rows of a batch by the leaf of their target, in each of T trees.
+    """Sort the rows of a batch by the leaf of their target, in each of T trees.
 
-    Rows below any node of a tree are then neighbours. :func:`hstree.ops.path_log_prob` and
-    :func:`hstree.ops.wide_log_prob` on the same trees and targets can share the result.
+    The rows below any node of a tree are then contiguous. :func:`hstree.ops.path_log_prob` and
+    :func:`hstree.ops.wide_log_prob` with the same trees and targets can share the result. Not
+    differentiable. Deterministic.
 
     Equivalent to, for tree t, with every target in [0, V)::
 
         order[t] = leaf_position[t, target].argsort(stable=True)
 
     Args:
-        target: [N] int64 classes; rows with a negative one come last.
-        leaf_position: [T, V] int32, rank of each class's leaf from the left, at least 0.
+        target: classes, [N] int64; rows with a negative target come last.
+        leaf_position: rank of each class's leaf from the left, [T, V] int32, at least 0.
 
     Returns:
-        order [T, N] int64, rows of the batch. Not differentiable; deterministic.
+        The rows of the batch in order, [T, N] int64.
 
     Raises:
-        RuntimeError: for a shape, dtype, device or, on the CPU, a target that does not fit, naming
-            the argument. On CUDA rows with a target out of range come last.
+        RuntimeError: for a wrong shape, dtype or device and, on the CPU, a target out of range. On
+            CUDA rows with a target out of range come last.
 
     Example:
+        >>> import torch
+        >>> from hstree.ops import leaf_order
         >>> leaf_order(torch.tensor([2, 0, -1, 1]), torch.tensor([[1, 2, 0]], dtype=torch.int32))
         tensor([[0, 1, 3, 2]])
     """

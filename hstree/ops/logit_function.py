@@ -1,4 +1,4 @@
-"""Pointwise increasing functions of the logits, as the kernels take them."""
+"""Pointwise increasing functions of the logits, in the form that the kernels read."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from hstree.ops.plif import plif_table
 
 @dataclass(frozen=True)
 class LogitFunction:
-    r"""f of softmax(f(logits)), increasing.
+    r"""An increasing function f for softmax(f(logits)).
 
-    Without a table the generalised sigsoftmax
+    Without a table it is the generalized sigsoftmax, which is the identity for k = 1:
 
-    .. math:: f(x) = k (x - c) + c - (k - 1) \log(1 + e^{x - c}) = x + (k - 1) \log\sigma(x - c),
+    .. math:: f(x) = k (x - c) + c - (k - 1) \log(1 + e^{x - c}) = x + (k - 1) \log\sigma(x - c)
 
-    which is the identity for k = 1; with a table the function of :func:`hstree.ops.piecewise`.
+    With a table it is the function of :func:`hstree.ops.piecewise`.
 
-    Attributes:
-        c, k: of the generalised sigsoftmax; k positive.
-        table: [K, 2] or [K, 4], float32 (float64 for float64 logits).
-        radius: R of the table, which spans [-R, R].
+    Args:
+        c: point at which the generalized sigsoftmax bends.
+        k: slope of the generalized sigsoftmax far below c, positive.
+        table: coefficients, [K, 2] or [K, 4], float32 (float64 for float64 logits); None: no table.
+        radius: half width of the range of the table, R: it spans [-R, R].
 
     Raises:
-        ValueError: if c is not finite, or k or the radius not finite and positive.
+        ValueError: if c is not finite, or k or the radius is not finite and positive.
 
     Example:
+        >>> import torch
+        >>> from hstree.ops import LogitFunction
         >>> LogitFunction(c=0.0, k=2.0)(torch.tensor([-3.0, 0.0, 3.0]))  # sigsoftmax
         tensor([-6.0486, -0.6931,  2.9514])
     """
@@ -51,13 +54,13 @@ class LogitFunction:
 
     @classmethod
     def plif(cls, slopes: Tensor, radius: float = 20.0) -> LogitFunction:
-        """The function of :func:`hstree.ops.plif` with slopes [K]."""
+        """The function of :func:`hstree.ops.plif` with the given slopes [K]."""
         return cls(table=plif_table(slopes, radius), radius=radius)
 
     @classmethod
     def cubic(cls, value: Tensor, derivative: Tensor, radius: float) -> LogitFunction:
-        """The piecewise cubic with the given values and derivatives [K + 1] at the knots, which
-        divide [-R, R] evenly (Hermite interpolation)."""
+        """The piecewise cubic with the given values and derivatives [K + 1] at evenly spaced knots
+        in [-R, R] (Hermite interpolation)."""
         rise = value[1:] - value[:-1]
         slope = (2 * radius / len(rise)) * derivative
         begin, end = slope[:-1], slope[1:]

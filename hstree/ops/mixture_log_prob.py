@@ -1,5 +1,5 @@
 """Log-probabilities of a mixture of softmaxes in chunks of rows:
-``torch.ops.hstree.mixture_log_prob``, which is written in Python over
+``torch.ops.hstree.mixture_log_prob``, written in Python with
 ``torch.ops.hstree.monotone_log_prob``."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hstree.ops.logit_function import IDENTITY, LogitFunction
 from hstree.ops.monotone_log_prob import formula as monotone_formula
 
 CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**29}
-"""Size of a chunk of logits where the caller does not choose."""
+"""Default size of a chunk of logits, by device."""
 
 
 def mixture_log_prob(
@@ -47,21 +47,40 @@ def mixture_log_prob(
     .. math::
         \log p_n = \log \sum_k \pi_{nk}\, \mathrm{softmax}(f(W z_{nk} + b))_{y_n}
 
+    Equivalent to, for targets in [0, V) and a mean::
+
+        logits = function(F.linear(latent, weight, bias).float())        # [N, K, V]
+        log_prob = (log_prior[:, :, None] + logits.log_softmax(-1)).logsumexp(1)
+        log_prob = log_prob.gather(1, target[:, None]).squeeze(1)
+        loss = -(row_weight * log_prob).sum() / row_weight.sum()
+
+    Memory and dtypes are as in :func:`monotone_cross_entropy`.
+
     Args:
-        latent: [N, K, D].
-        log_prior: [N, K]; None for K = 1.
-        target: [N] int64 in [0, V), or -1 for a log-probability of 0 and no gradient.
-        row_weight: [N], factor of each row in the loss, whose mean divides by their sum; None: all
-            1. It gets no gradient.
-        weight, bias, function, reduction, chunk_rows: as in :func:`monotone_cross_entropy`.
+        latent: component vectors, z [N, K, D].
+        log_prior: log-priors of the components, log pi [N, K]; None for K = 1.
+        weight: class vectors, W [V, D], dtype of ``latent``.
+        bias: class biases, b [V], or None.
+        target: classes, [N] int64 in [0, V), or -1 for a log-probability of 0 without gradient.
+        function: increasing function f; default: the identity.
+        row_weight: factor of each row in the loss, [N], without gradient; the mean divides by the
+            sum of the factors. None: all 1.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"``.
+        chunk_rows: number of rows whose K V logits are held at a time; None: as in
+            :func:`monotone_cross_entropy`.
 
     Returns:
-        log_prob [N] and the reduced loss. A gradient through the loss costs no further product
-        unless ``reduction`` is ``"none"``; one through log_prob computes the logits again.
+        log_prob [N] and the reduced loss. A gradient through the loss needs no further product
+        unless ``reduction`` is ``"none"``. A gradient through log_prob computes the logits again.
+
+    Raises:
+        ValueError: for a wrong shape, dtype or reduction, or ``chunk_rows`` below 1.
 
     Example:
-        >>> z, w = torch.zeros(2, 1, 8), torch.randn(4, 8)
-        >>> mixture_log_prob(z, None, w, None, torch.tensor([3, -1]))
+        >>> import torch
+        >>> from hstree.ops import mixture_log_prob
+        >>> latent, weight = torch.zeros(2, 1, 8), torch.randn(4, 8)
+        >>> mixture_log_prob(latent, None, weight, None, torch.tensor([3, -1]))
         (tensor([-1.3863,  0.0000]), tensor(1.3863))
     """
     if reduction not in ("none", "sum", "mean"):
@@ -90,9 +109,15 @@ def mixture_log_prob(
 
 
 def default_chunk_rows(latent: Tensor, columns: int) -> int:
-    """Rows of ``columns`` logits that fit a chunk on the device of ``latent``, at least 1.
+    """Number of rows of ``columns`` logits in a chunk on the device of ``latent``, at least 1.
+
+    Args:
+        latent: a tensor of the device and dtype in question.
+        columns: number of logits in a row.
 
     Example:
+        >>> import torch
+        >>> from hstree.ops import default_chunk_rows
         >>> default_chunk_rows(torch.empty(1400, 400), columns=10_000)
         419
     """
@@ -156,7 +181,7 @@ def _loss_weight(problem: Problem, row_weight: Tensor | None) -> Tensor:
 
 
 def _scale(weight: Tensor, mean: bool) -> Tensor:
-    """1 / sum of weights for a mean, and 1 where it is 0, as all gradients are 0 then."""
+    """1 / sum of the weights for a mean, or 1 if the sum is 0, where all gradients are 0."""
     total = weight.sum() if mean else weight.new_ones(())
     return total.masked_fill(total == 0, 1).reciprocal()
 
@@ -167,7 +192,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     problem = Problem(*fields)
     weight = _loss_weight(problem, row_weight)
     scale = _scale(weight, mean)
-    # Products in half precision take gradients of order one; the scale comes after them.
+    # Half-precision products need gradients of order one, so the scale is applied after them.
     low = problem.latent.dtype in (torch.bfloat16, torch.float16)
     log_prob, gradients = run(problem, wanted, -weight if low else -scale * weight)
     loss = -(weight * log_prob).sum()
@@ -211,9 +236,9 @@ def _gradient(ctx: Any, grad_log_prob: Tensor | None, grad_loss: Tensor | None, 
     needed = ctx.needs_input_grad[:5]
     *tensors, row_weight = ctx.saved_tensors
     problem = Problem(*tensors, *ctx.scalars)
-    # Given away at the first backward pass; a second one computes them again.
+    # Released in the first backward pass; a second one computes them again.
     ready, ctx.gradients = ctx.gradients, None
-    again = torch.is_grad_enabled()  # create_graph: what the recomputation refuses
+    again = torch.is_grad_enabled()  # create_graph: the recomputation raises the error
     if again or any(need and not want for want, need in zip(ctx.wanted, needed, strict=True)):
         ready = None
     if ready is not None and grad_log_prob is None and grad_loss is not None:
@@ -235,12 +260,12 @@ def _gradient(ctx: Any, grad_log_prob: Tensor | None, grad_loss: Tensor | None, 
     return *result, *[None] * 8
 
 
-_ROWS = (0, 0, None, None, None, 0, None, None, None, None)  # as by_rows takes them
+_ROWS = (0, 0, None, None, None, 0, None, None, None, None)  # row dimensions, for by_rows
 _NO_GRADIENTS = (None,) * 5
 
 
 def _vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
-    """The losses of a batch come from the log-probabilities of all its rows."""
+    """Computes the log-probabilities of all rows of the batch, and from them the losses."""
     *_, mean, wanted = arguments
     rows = (*_ROWS, 0, None, None)
     if any(wanted) or is_shared_batched(in_dims, rows):
@@ -263,7 +288,7 @@ def _backward_vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
 
 
 def _formula(*arguments: Any) -> tuple[Any, ...]:
-    """Without gradients: torch takes those of the formula itself."""
+    """The op in torch's own operators, without gradients: torch differentiates it."""
     *fields, row_weight, mean, _wanted = arguments
     problem = Problem(*fields)
     latent, log_prior, weight, bias, table, target, c, k, radius, _ = problem

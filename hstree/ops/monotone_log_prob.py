@@ -34,36 +34,39 @@ def monotone_log_prob(
         \log p_r = f(x_{r y_r}) - \log \sum_v \exp f(x_{rv}), \qquad
         f(x) = x + (k - 1) \log \sigma(x - c)
 
-    k = 1 is the softmax, c = 0 with k = 2 SigSoftmax. With a ``table``, f is the function of
-    :func:`hstree.ops.piecewise` instead, and ``c`` and ``k`` are not looked at.
+    k = 1 is the softmax, and c = 0 with k = 2 is sigsoftmax. With a ``table``, f is the function of
+    :func:`hstree.ops.piecewise`, and ``c`` and ``k`` are ignored.
 
     Equivalent to, with a table::
 
         log_prob = piecewise(logits, table, radius).log_softmax(1)
         log_prob = log_prob.gather(1, target[:, None]).squeeze(1)
 
+    The backward pass computes the probabilities again, in a copy of ``logits`` that becomes their
+    gradient. No other tensor of size R V is held, except in forward mode. The gradient of ``table``
+    is summed as in :func:`hstree.ops.piecewise`: bitwise identical on every run.
+
     Args:
-        logits: [R, V], V at least 1: float32 or float64. A class at -inf has probability 0 and
-            gradient 0; NaN or inf make the row NaN, as does -inf for all classes.
-        target: [R] int64 classes; -1 marks an ignored row: log-probability 0 and no gradient.
-        c: where f bends, finite.
-        k: slope of f far below c; far above c it is 1. Greater than 0.
-        table: [K, 2] or [K, 4], dtype of ``logits``: increasing, which is not checked.
-        radius: R > 0 of the table.
+        logits: logits, [R, V], V at least 1: float32 or float64. A class at -inf has probability 0
+            and gradient 0. NaN or inf make the row NaN, and so does -inf for all classes.
+        target: classes, [R] int64; -1 marks an ignored row: log-probability 0 and no gradient.
+        c: point at which f bends, finite.
+        k: slope of f far below c, greater than 0; far above c the slope is 1.
+        table: coefficients, [K, 2] or [K, 4], dtype of ``logits``. f must be increasing, which is
+            not checked.
+        radius: half width of the range of the table, R > 0.
 
     Returns:
-        log_prob [R] in nats, dtype of ``logits``.
+        Log-probabilities, [R], in nats, dtype of ``logits``.
 
     Raises:
-        RuntimeError: for a shape, dtype, device or number that does not fit, naming the argument,
-            and, on the CPU, for a target out of range; for a second derivative in reverse mode. On
-            CUDA a target out of range makes its row NaN.
-
-    The backward pass recomputes the probabilities, in a copy of ``logits`` that becomes their
-    gradient; no other tensor of size R V is held, but in forward mode. The gradient of ``table`` is
-    summed as in :func:`hstree.ops.piecewise`: the same bits on every run.
+        RuntimeError: for a wrong shape, dtype, device or number and, on the CPU, a target out of
+            range; for a second derivative in reverse mode. On CUDA a target out of range makes its
+            row NaN.
 
     Example:
+        >>> import torch
+        >>> from hstree.ops import monotone_log_prob
         >>> logits = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
         >>> monotone_log_prob(logits, torch.tensor([1, -1]))
         tensor([-0.6931,  0.0000])
@@ -77,7 +80,7 @@ def monotone_log_prob(
 
 
 def _backward(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """The gradients of logits and table: the in-place op on a copy."""
+    """The gradients of logits and table, by the in-place op on a copy."""
     grad = logits.clone(memory_format=torch.contiguous_format)
     return grad, torch.ops.hstree.monotone_log_prob_backward_(grad, *rest)
 
@@ -135,7 +138,7 @@ def formula(
 ) -> tuple[Tensor, Tensor]:
     """The op in torch's own operators."""
     function = LogitFunction(c, k, table, radius)
-    never = logits == -math.inf  # probability 0, whatever f does there
+    never = logits == -math.inf  # probability 0 for any f
     value = function(logits.masked_fill(never, 0.0)).masked_fill(never, -math.inf)
     normalizer = value.logsumexp(1)
     classes = logits.shape[1]

@@ -1,6 +1,6 @@
 """Log-probability of a class as a sum of log-sigmoids along its path:
-``torch.ops.hstree.path_log_prob``, and ``torch.ops.hstree.forward``, which is the same without what
-that keeps for the backward pass."""
+``torch.ops.hstree.path_log_prob``, and ``torch.ops.hstree.forward``, which returns only its first
+two results."""
 
 from __future__ import annotations
 
@@ -55,43 +55,44 @@ def path_log_prob(
         z = weight[t, entry >> 1] @ hidden[i, feature_index[t]] + bias[t, entry >> 1]
         log_prob[i, t] = F.logsigmoid(torch.where(entry & 1 == 1, z, -z)).sum()
 
+    Sums are computed in float32 (float64 for float64) in a fixed order: the result is bitwise
+    identical on every run. Forward mode holds the vectors of all nodes on the paths,
+    [N, T, max_depth, S]. On the CPU, up to four blocks of memory of freed gradients and workspaces
+    are kept and reused in later steps.
+
     Args:
-        hidden: [N, D] context vectors: float32, float64, bfloat16 or float16.
-        weight: [T, M, S] vectors of the inner nodes, dtype of ``hidden``. Under autocast ``hidden``
-            is cast to the dtype of ``weight``; the weights themselves are never cast, which would
+        hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.
+        weight: vectors of the inner nodes, [T, M, S], dtype of ``hidden``. Under autocast
+            ``hidden`` is cast to the dtype of ``weight``; the weights are not cast, which would
             cost O(V).
-        bias: [T, M], dtype of ``weight``, or None.
-        target: [N] int64 classes; a negative one marks an ignored row: log-probability 0 and no
+        bias: biases of the inner nodes, [T, M], dtype of ``weight``, or None.
+        target: classes, [N] int64; a negative value marks an ignored row: log-probability 0 and no
             gradient.
-        path_offset: [T, V + 1] int64, where the path of each class begins and ends in ``path``.
-        path: [P] int32, ``node << 1 | goes_left``, root first.
-        leaf_position: [T, V] int32, rank of each class's leaf from the left: the order in which
+        path_offset: begin and end of the path of each class in ``path``, [T, V + 1] int64.
+        path: nodes of the paths, root first, as ``node << 1 | goes_left``, [P] int32.
+        leaf_position: rank of each class's leaf from the left, [T, V] int32: the order in which
             rows are processed. Ranks that do not belong to the paths may give wrong gradients.
-        feature_index: [T, S] int32, increasing: the features that each tree reads; None: all D, S =
-            D.
-        max_depth: most nodes of any path, at most 64.
-        sparse: gradients of weight and bias are sparse COO tensors of the visited rows alone, each
-            row once, as with ``torch.nn.Embedding(sparse=True)``. Eager mode only, and not under
-            torch.func or in forward mode.
-        order: what :func:`hstree.ops.leaf_order` returns for ``target`` and ``leaf_position``,
-            where several ops on the same trees share it; None: it is worked out here. On CUDA its
-            values are not checked.
+        feature_index: features that each tree reads, [T, S] int32, increasing; None: all, S = D.
+        max_depth: largest number of nodes on a path, at most 64.
+        sparse: whether the gradients of weight and bias are sparse COO tensors with each visited
+            row once, as with ``torch.nn.Embedding(sparse=True)``. Only in eager mode, and neither
+            under torch.func nor in forward mode.
+        order: result of :func:`hstree.ops.leaf_order` for ``target`` and ``leaf_position``, which
+            several ops on the same trees can share; None: it is computed. Its values are not
+            checked on CUDA.
 
     Returns:
-        log_prob [N, T] in nats: float32, float64 for float64 hidden.
+        Log-probabilities, [N, T], in nats, float32 (float64 for float64 hidden).
 
     Raises:
-        RuntimeError: for a shape, dtype, device or, on the CPU, an index that does not fit, naming
-            the argument. On CUDA, where a check would have to wait for the device, a target out of
-            range makes the log-probabilities of its row NaN, and a table out of range those of its
-            tree in all rows, without gradient.
-
-    Sums are taken in float32 (float64 for float64), in a fixed order: the same bits on every run.
-    In forward mode the vectors of all nodes on the paths are held, [N, T, max_depth, S].
-    On the CPU the memory of freed gradients and workspaces, in up to four blocks, is kept for those
-    of later steps.
+        RuntimeError: for a wrong shape, dtype or device and, on the CPU, an index out of range. On
+            CUDA, where a check would have to wait for the device, a target out of range makes the
+            log-probabilities of its row NaN, and a table out of range makes those of its tree NaN
+            in all rows, without gradient.
 
     Example:
+        >>> import torch, hstree
+        >>> from hstree.ops import path_log_prob
         >>> t = hstree.trees.random_tree(6, seed=0).tables()
         >>> offset, path = torch.tensor(t.path_offset)[None], torch.tensor(t.path)
         >>> leaf_position = torch.tensor(t.leaf_position)[None]

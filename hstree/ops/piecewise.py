@@ -18,8 +18,8 @@ def piecewise(input: Tensor, table: Tensor, radius: float) -> Tensor:
         f(x) = \sum_m a_{jm} u^m, \qquad u = \frac{K (x + R)}{2 R} - j, \quad
         j = \lfloor K (x + R) / (2 R) \rfloor
 
-    A knot belongs to the interval on its right. Beyond [-R, R] the function goes on straight, with
-    its slope at -R or R.
+    A knot belongs to the interval on its right. Beyond [-R, R] the function is continued linearly
+    with its slope at -R or R.
 
     Equivalent to, for width 2::
 
@@ -27,28 +27,31 @@ def piecewise(input: Tensor, table: Tensor, radius: float) -> Tensor:
         j = t.floor().clamp(0, len(table) - 1).long()
         output = table[j, 0] + table[j, 1] * (t - j)
 
+    Computed in float32 (float64 for float64) and rounded once. The gradient of ``table`` is summed
+    in 64-bit integers, and beyond [-R, R] in float64 in a fixed order: it is bitwise identical on
+    every run and for every number of threads. A NaN or infinite upstream gradient makes it NaN for
+    all intervals, a NaN in ``input`` for the first interval, an infinity in ``input`` for the
+    interval at its end. The backward pass holds the gradients and O(K) sums. Forward mode holds the
+    coefficients of every element.
+
     Args:
-        input: any shape: float32, float64, bfloat16 or float16.
-        table: [K, 2] or [K, 4], K from 1 to 2**23: the coefficients a of each interval, constant
-            first. With two they are the value at the interval's left knot and the rise over the
-            interval. float32, float64 for float64 input.
-        radius: R > 0.
+        input: arguments of f, any shape: float32, float64, bfloat16 or float16.
+        table: coefficients a of each interval, constant first, [K, 2] or [K, 4], K from 1 to 2**23.
+            Two coefficients are the value at the interval's left knot and the rise over the
+            interval. float32, or float64 for float64 input.
+        radius: half width of the range of the table, R > 0.
 
     Returns:
-        f(input), shape and dtype of ``input``. NaN gives NaN; an infinity gives an infinity, NaN
+        f(input), shape and dtype of ``input``. NaN gives NaN. An infinity gives an infinity, or NaN
         where the slope is 0.
 
     Raises:
-        RuntimeError: for a shape, dtype, device or radius that does not fit, naming the argument;
-            for a second derivative in reverse mode.
-
-    Computed in float32 (float64 for float64) and rounded once. The gradient of ``table`` is summed
-    in 64-bit integers, beyond [-R, R] in float64 in a fixed order: the same bits on every run and
-    for every number of threads. A NaN or infinite gradient makes all of it NaN; a NaN in ``input``
-    the first interval's, an infinity that of its end. The backward pass holds no more than the
-    gradients and O(K) sums; in forward mode the coefficients of every element are held.
+        RuntimeError: for a wrong shape, dtype, device or radius; for a second derivative in reverse
+            mode.
 
     Example:
+        >>> import torch
+        >>> from hstree.ops import piecewise
         >>> table = torch.tensor([[0.0, 3.0], [3.0, 1.0]])  # slope 3 below 0, slope 1 above
         >>> piecewise(torch.tensor([-2.0, -1.0, 0.0, 0.5, 2.0]), table, 1.0)
         tensor([-3.0000,  0.0000,  3.0000,  3.5000,  5.0000])

@@ -1,4 +1,4 @@
-"""The piecewise linear increasing function (PLIF) of learned slopes."""
+"""The piecewise linear increasing function (PLIF) with learned slopes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,29 @@ def plif(input: Tensor, slopes: Tensor, radius: float = 20.0) -> Tensor:
         f(x) = s_j (x - x_j) + \delta \sum_{i < j} s_i, \qquad \delta = 2 R / K, \quad
         x_j = -R + j \delta, \quad j = \lfloor (x + R) / \delta \rfloor
 
-    with j kept within [0, K - 1]: the first and the last slope go on beyond [-R, R]. f(-R) = 0.
+    with j clamped to [0, K - 1]: the first and the last slope continue beyond [-R, R]. f(-R) = 0.
 
     Equivalent to::
 
         piecewise(input, plif_table(slopes, radius), radius)
 
+    Deterministic, like :func:`piecewise`.
+
     Args:
-        input: any shape: float32, float64, bfloat16 or float16.
-        slopes: [K], each greater than 0, which is not checked: float32, float64 for float64 input.
-        radius: R > 0.
+        input: arguments of f, any shape: float32, float64, bfloat16 or float16.
+        slopes: slopes of the intervals, s [K], float32, or float64 for float64 input. They must be
+            greater than 0, which is not checked.
+        radius: half width of the range of the intervals, R > 0.
 
     Returns:
         f(input), shape and dtype of ``input``.
 
     Raises:
-        RuntimeError: for a shape, dtype, device or radius that does not fit, naming the argument.
-
-    Deterministic, as :func:`piecewise`.
+        RuntimeError: for a wrong shape, dtype, device or radius.
 
     Example:
+        >>> import torch
+        >>> from hstree.ops import plif
         >>> slopes = torch.tensor([1.0, 3.0], requires_grad=True)
         >>> plif(torch.tensor([-2.0, -1.0, 0.0, 0.5]), slopes, radius=1.0).tolist()
         [-1.0, 0.0, 1.0, 2.5]
@@ -61,20 +64,23 @@ def plif_table(slopes: Tensor, radius: float = 20.0) -> Tensor:
         rise = slopes.double() * (2 * radius / len(slopes))
         table = torch.stack([rise.cumsum(0) - rise, rise], dim=1).to(slopes.dtype)
 
+    The knots and the gradients are sums of integers in units of at most max(slopes) R 2**-60: they
+    are bitwise identical on every run, also on a GPU. A slope that is not finite makes every knot
+    NaN.
+
     Args:
-        slopes: [K], K at least 1, a floating-point dtype.
-        radius: R > 0.
+        slopes: slopes of the intervals, s [K], K at least 1, a floating-point dtype.
+        radius: half width of the range of the intervals, R > 0.
 
     Returns:
-        [K, 2]: float64 for float64 slopes, else float32. Differentiable.
+        The table, [K, 2], float64 for float64 slopes, else float32. Differentiable.
 
     Raises:
-        RuntimeError: for a shape, dtype or radius that does not fit, naming the argument.
-
-    Knots are sums of integers, multiples of max(slopes) R 2**-60 at most, and so are the gradients:
-    the same bits on every run, on a GPU too. A slope that is not finite makes every knot NaN.
+        RuntimeError: for a wrong shape, dtype or radius.
 
     Example:
+        >>> import torch
+        >>> from hstree.ops import plif_table
         >>> plif_table(torch.tensor([1.0, 3.0]), radius=1.0)
         tensor([[0., 1.],
                 [1., 3.]])
@@ -91,9 +97,9 @@ def plif_table(slopes: Tensor, radius: float = 20.0) -> Tensor:
 
 
 def _exclusive_sums(terms: Tensor) -> Tensor:
-    """The sums of the terms [..., K] before each, in float64. NaN all over if a term is not finite.
+    """Exclusive prefix sums of the terms [..., K], in float64; all NaN if a term is not finite.
 
-    Integers, because on a GPU a floating-point cumsum is not the same on every run.
+    Summed as integers, because a floating-point cumsum on a GPU differs between runs.
     """
     bound = terms.abs().amax(-1, keepdim=True) * terms.shape[-1]
     exponent = torch.frexp(bound).exponent.clamp(min=-961)

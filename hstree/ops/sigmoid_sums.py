@@ -24,21 +24,26 @@ def sigmoid_sums(
         s = (x[:, None] * u + b).sigmoid()
         value, derivative = s @ v, (s * (1 - s)) @ (u * v)
 
+    Holds at most 64 K sigmoids, or P K in forward mode. The backward pass computes the sigmoids
+    again.
+
     Args:
-        x: [P]: float32 or float64; constants.
-        u, v, b: [K], dtype of ``x``.
-        gradient_dtype: in which the gradients are computed, from sigmoids computed again.
+        x: inputs of the network, [P], float32 or float64, without gradient.
+        u: input weights, [K], dtype of ``x``.
+        v: output weights, [K], dtype of ``x``.
+        b: biases, [K], dtype of ``x``.
+        gradient_dtype: dtype in which the gradients are computed.
 
     Returns:
         f(x) [P] and f'(x) [P], dtype of ``x``.
 
     Raises:
-        ValueError: for a shape or dtype that does not fit, or an x that requires a gradient.
+        ValueError: for a wrong shape or dtype, or an x that requires a gradient.
         RuntimeError: for a second derivative in reverse mode.
 
-    Never holds more than 64 K sigmoids, but in forward mode, which holds P K.
-
     Example:
+        >>> import torch
+        >>> from hstree.ops import sigmoid_sums
         >>> x, one = torch.tensor([0.0]), torch.ones(1)
         >>> sigmoid_sums(x, one, one, torch.zeros(1), gradient_dtype=torch.float32)
         (tensor([0.5000]), tensor([0.2500]))

@@ -23,42 +23,45 @@ def sparse_adam_(
     weight_decay: float = 0.0,
     maximize: bool = False,
 ) -> None:
-    """One step of lazy AdamW, in place in the visited rows of the weight and its moments; every
-    other row stays as it is::
+    """One step of lazy AdamW, in place in the visited rows of the weight and its moments.
+
+    Rows that are not visited do not change. For the visited rows::
 
         m <- beta1 m + (1 - beta1) g
         v <- beta2 v + (1 - beta2) g^2
         w <- (1 - lr weight_decay) w
              - lr / (1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + eps)
 
-    The rule of :class:`torch.optim.AdamW` for these rows, in one pass over them; see
-    :func:`hstree.reference.sparse_adam_reference` for an equivalent in PyTorch.
-    :class:`hstree.optim.AdamW` is the optimiser.
+    This is the rule of :class:`torch.optim.AdamW`, in one pass over the rows;
+    :func:`hstree.reference.sparse_adam_reference` is an equivalent in PyTorch.
+    :class:`hstree.optim.AdamW` is the optimizer that calls this function.
+
+    Deterministic. Computed in float32 (float64 for float64); the weight is rounded once. Not
+    differentiable.
 
     Args:
-        weight: w, contiguous: float32, float64, bfloat16 or float16. Its first one or two
-            dimensions count the rows.
-        exp_avg: m, contiguous, shape of ``weight``: float32, or float64 for float64.
-        exp_avg_sq: v, likewise.
-        index: [1, nnz] or [2, nnz] int64, places of the visited rows, strictly increasing.
-        values: g [nnz, ...], the gradient of each visited row, dtype of ``weight``.
+        weight: parameter, w, contiguous: float32, float64, bfloat16 or float16. Its first one or
+            two dimensions index the rows.
+        exp_avg: first moment, m, contiguous, shape of ``weight``: float32, or float64 for float64.
+        exp_avg_sq: second moment, v, shape and dtype of ``exp_avg``.
+        index: indices of the visited rows, strictly increasing, [1, nnz] or [2, nnz] int64.
+        values: gradient of each visited row, g [nnz, ...], dtype of ``weight``.
         step: number of this step, counted from 1.
         lr: learning rate.
         beta1: decay of m, in [0, 1).
         beta2: decay of v, in [0, 1).
-        eps: added to the denominator.
+        eps: number added to the denominator.
         weight_decay: decoupled weight decay.
-        maximize: ascend instead.
+        maximize: whether to maximize instead of minimizing.
 
     Raises:
-        RuntimeError: for a shape, dtype, device or number that does not fit; on the CPU also for an
-            index that is out of range or does not increase, before anything is written. On CUDA a
-            row out of range is left out, and the result of rows that come twice is undefined.
-
-    Deterministic. Computed in float32 (float64 for float64); the weight is rounded once.
-    Not differentiable.
+        RuntimeError: for a wrong shape, dtype, device or number. On the CPU also for an index that
+            is out of range or does not increase, before anything is written. On CUDA a row out of
+            range is ignored, and the result for repeated rows is undefined.
 
     Example:
+        >>> import torch
+        >>> from hstree.ops import sparse_adam_
         >>> weight, m, v = torch.ones(3, 2), torch.zeros(3, 2), torch.zeros(3, 2)
         >>> index, values = torch.tensor([[1]]), torch.tensor([[4.0, -4.0]])
         >>> rule = dict(step=1, lr=0.5, beta1=0.9, beta2=0.999, eps=1e-8)
@@ -68,8 +71,8 @@ def sparse_adam_(
                 [0.5000, 1.5000],
                 [1.0000, 1.0000]])
 
-    Kingma and Ba, Adam: A method for stochastic optimization (ICLR 2015), algorithm 1; Loshchilov
-    and Hutter, Decoupled weight decay regularization (ICLR 2019), algorithm 2.
+    Source: Kingma and Ba, Adam: a method for stochastic optimization, ICLR 2015, algorithm 1;
+    Loshchilov and Hutter, Decoupled weight decay regularization, ICLR 2019, algorithm 2.
     """
     torch.ops.hstree.sparse_adam_(
         weight,

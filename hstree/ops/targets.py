@@ -1,4 +1,4 @@
-"""Targets as the operators take them."""
+"""Checked targets for the operators."""
 
 from __future__ import annotations
 
@@ -9,15 +9,26 @@ from hstree._transforms import is_transformed
 
 
 def mark_targets(target: Tensor, n_classes: int, ignore_index: int) -> Tensor:
-    """Targets int64 with -1 in place of ``ignore_index``. Every other value is then a class in [0,
-    V), or V, which no class has, in place of what is none: the operators make its row NaN.
+    """Replace ``ignore_index`` by -1 and bad targets by V; other targets are classes in [0, V).
+
+    The operators ignore rows with target -1 and make rows with target V NaN.
+
+    Args:
+        target: classes, int64, of any shape.
+        n_classes: number of classes, V.
+        ignore_index: value of the targets to ignore.
+
+    Returns:
+        The targets, int64, shape of ``target``.
 
     Raises:
-        ValueError: on the CPU, for a target that is neither in [0, V) nor ``ignore_index``. On a
-            GPU, where looking would cost a synchronisation, under torch.compile and under
-            torch.func it becomes V.
+        ValueError: on the CPU, for a target that is neither in [0, V) nor ``ignore_index``. Under
+            torch.compile, under torch.func, and on a GPU, where reading the values would cost a
+            synchronization, it becomes V.
 
     Example:
+        >>> import torch
+        >>> from hstree.ops import mark_targets
         >>> mark_targets(torch.tensor([3, -100, 0]), n_classes=5, ignore_index=-100)
         tensor([ 3, -1,  0])
     """

@@ -28,35 +28,38 @@ def tree_log_prob(
         P_t(e)\Bigr)
 
     A binary node with score z has log sigmoid(z) for its left edge and log sigmoid(-z) for its
-    right one, a wide node the log-softmax of its rows. Each tree is walked once from the root down,
-    and back in the backward pass; see :func:`hstree.reference.tree_log_prob_reference` for an
-    equivalent in PyTorch. Where there is no kernel, torch's own operators take all nodes at once.
+    right edge. A wide node has the log-softmax of its rows. The CPU kernel visits each tree once
+    from the root down, and back in the backward pass. Other devices use torch's own operators on
+    all nodes at once. :func:`hstree.reference.tree_log_prob_reference` is an equivalent in PyTorch.
+
+    On the CPU the contexts are the lanes of vector instructions: a few contexts take about as long
+    as a full vector. Deterministic for any number of threads. Differentiable once in reverse mode.
+    Forward mode holds the log-probabilities of all edges several times.
 
     Args:
-        score: [T, R, N], float32 or float64: R rows of scores in each tree, for N contexts. First
-            the binary nodes, one row each, then the children of wide nodes, then the children of a
-            wide root.
-        log_gate: gamma [N, T], dtype of ``score``.
-        node: int32 [T, m, 5], nodes in preorder: block (0 binary, 1 wide, 2 wide root), first row
-            in it, first edge, number of edges, edge above (-1 for the root). Filled up with zeros.
-        edge: int32 [T, E, 2]: node above, and below it the node or ``~class`` of a leaf; no more
-            than 64 nodes on a path. :func:`hstree.ops.tree_topk` takes the same tables.
-        n_classes: V. A single class has no nodes.
+        score: scores of the nodes, [T, R, N], float32 or float64: R rows for each tree, N contexts.
+            First the binary nodes, one row each, then the children of wide nodes, then the children
+            of a wide root.
+        log_gate: log-weights of the trees, gamma [N, T], dtype of ``score``.
+        node: nodes in preorder, int32 [T, m, 5], padded with zeros: block (0 binary, 1 wide, 2 wide
+            root), first row in the block, first edge, number of edges, edge above (-1 for the
+            root).
+        edge: edges, int32 [T, E, 2]: the node above, and the node below or ``~class`` for a leaf.
+            At most 64 nodes on a path. :func:`hstree.ops.tree_topk` has the same tables.
+        n_classes: number of classes, V. A tree of a single class has no nodes.
         wide_begin: first row of the second block.
         root_begin: first row of the third block.
 
     Returns:
-        log P [N, V] in nats, dtype of ``score``.
+        Log-probabilities, [N, V], in nats, dtype of ``score``.
 
     Raises:
-        RuntimeError: for a shape, dtype, device or number that does not fit; on the CPU also for
-            tables that are not those of trees. Elsewhere they are believed.
-
-    On the CPU contexts are the lanes of vectors, so that a few take about as long as a vector full;
-    deterministic, for any number of threads; differentiable once in reverse mode. Forward mode
-    holds log-probabilities of all edges, a few times over.
+        RuntimeError: for a wrong shape, dtype, device or number. On the CPU also for tables that
+            are not those of trees; other devices do not check them.
 
     Example:
+        >>> import torch
+        >>> from hstree.ops import tree_log_prob
         >>> node = torch.tensor([[[0, 0, 0, 2, -1], [0, 1, 2, 2, 0]]], dtype=torch.int32)
         >>> edge = torch.tensor([[[0, 1], [0, ~2], [1, ~0], [1, ~1]]], dtype=torch.int32)
         >>> score = torch.tensor([[[1.0], [3.0]]])

@@ -30,41 +30,45 @@ def tree_topk(
         \log P(y \mid x) = \log \sum_t \exp\Bigl(\gamma_t + \sum_{e \in \mathrm{path}_t(y)} \log
         P_t(e \mid x)\Bigr)
 
-    A path's log-probability only falls on the way down, so the leaves of a tree come out of a heap
-    of its open edges in falling order, and the best open edges of all trees bound every class not
-    yet met; see :func:`hstree.reference.tree_topk_reference` for an equivalent in PyTorch. Exact
-    but for rounding. Where the k-th class has probability p, at most T / p classes come out of the
-    trees, each looked up by T paths of L nodes: O(T^2 L / p) nodes, at worst all. The flatter the
-    distribution, the longer it takes.
+    The log-probability of a path can only decrease on the way down. A heap of the open edges of a
+    tree therefore yields its leaves in decreasing order, and the best open edges of all trees bound
+    every class that was not found yet. Exact except for rounding. If the k-th class has probability
+    p, the trees yield at most T / p classes, and each is looked up on T paths of L nodes:
+    O(T^2 L / p) nodes, at most all. The flatter the distribution, the longer the search.
+    :func:`hstree.reference.tree_topk_reference` is an equivalent in PyTorch.
+
+    Only on the CPU. Not differentiable. Deterministic for any number of threads.
 
     Args:
-        hidden: [N, D]: float32, float64, bfloat16 or float16.
-        weight: [T, M, S] of the binary nodes, dtype of ``hidden``, or None: an edge to the left has
-            log-probability log sigmoid(z), to the right log sigmoid(-z), z = dot(w, x) + b.
-        bias: [T, M] or None.
-        wide_weight: [T, R, S] of the children of wide nodes, a row each, or None: log-softmax over
-            the rows of a node.
-        wide_bias: [T, R] or None.
-        root_log_prob: [T, N, C], log-probabilities of the children of a wide root, or None.
-        log_gate: gamma [N, T]; like ``root_log_prob`` float32, float64 for float64 hidden.
-        feature_index: [T, S] int32, increasing, or None: S = D.
-        node: int32 [T, m, 5], nodes in preorder: block (0 ``weight``, 1 ``wide_weight``, 2
-            ``root_log_prob``), first row in it, first edge, number of edges, edge above (-1 for
-            the root).
-        edge: int32 [T, E, 2]: node above, and below it the node or ``~class`` of a leaf.
-        leaf_edge: int32 [T, V], edge above each class.
-        k: in [1, V].
+        hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.
+        weight: vectors of the binary nodes, w [T, M, S], dtype of ``hidden``, or None. The left
+            edge has log-probability log sigmoid(z), the right edge log sigmoid(-z), with
+            z = dot(w, x) + b.
+        bias: biases of the binary nodes, b [T, M], or None.
+        wide_weight: vectors of the children of wide nodes, [T, R, S], or None. The edges of a node
+            have the log-softmax over its rows.
+        wide_bias: biases of the children of wide nodes, [T, R], or None.
+        root_log_prob: log-probabilities of the children of a wide root, [T, N, C], or None; dtype
+            of ``log_gate``.
+        log_gate: log-weights of the trees, gamma [N, T]: float32, or float64 for float64 hidden.
+        feature_index: features that each tree reads, [T, S] int32, increasing; None: all, S = D.
+        node: nodes in preorder, int32 [T, m, 5]: block (0 ``weight``, 1 ``wide_weight``, 2
+            ``root_log_prob``), first row in the block, first edge, number of edges, edge above (-1
+            for the root).
+        edge: edges, int32 [T, E, 2]: the node above, and the node below or ``~class`` for a leaf.
+        leaf_edge: edge above the leaf of each class, int32 [T, V].
+        k: number of classes to return, in [1, V].
 
     Returns:
-        log-probabilities [N, k], most probable first, and classes [N, k] int64. Of equally probable
-        classes the lower comes first; which of them are among the k is not defined.
+        Log-probabilities [N, k], most probable first, and classes [N, k] int64. Equally probable
+        classes are sorted by number; which of them are among the k is undefined.
 
     Raises:
-        RuntimeError: for a shape, dtype, device, number or table that does not fit.
-
-    On the CPU only. Not differentiable. Deterministic, for any number of threads.
+        RuntimeError: for a wrong shape, dtype, device, number or table.
 
     Example:
+        >>> import torch
+        >>> from hstree.ops import tree_topk
         >>> node = torch.tensor([[[0, 0, 0, 2, -1], [0, 1, 2, 2, 0]]], dtype=torch.int32)
         >>> edge = torch.tensor([[[0, 1], [0, ~2], [1, ~0], [1, ~1]]], dtype=torch.int32)
         >>> leaf_edge = torch.tensor([[2, 3, 1]], dtype=torch.int32)
@@ -74,7 +78,7 @@ def tree_topk(
         >>> log_prob.exp(), classes
         (tensor([[0.6964, 0.2689]]), tensor([[0, 2]]))
 
-    Fagin, Lotem and Naor, Optimal aggregation algorithms for middleware (JCSS 2003).
+    Source: Fagin, Lotem and Naor, Optimal aggregation algorithms for middleware, JCSS 2003.
     """
     log_prob, classes = torch.ops.hstree.tree_topk(
         hidden,
@@ -101,8 +105,8 @@ def _fake(hidden: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 def _no_derivative(ctx: Any, *grads: Any) -> Any:
     raise RuntimeError(
-        "hstree::tree_topk: not differentiable; take the log-probabilities of its classes by "
-        "path_log_prob and wide_log_prob, or by TreeEnsemble.topk"
+        "hstree::tree_topk: not differentiable; compute the log-probabilities of its classes with "
+        "path_log_prob and wide_log_prob, or with TreeEnsemble.topk"
     )
 
 

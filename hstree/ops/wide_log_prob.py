@@ -23,7 +23,7 @@ def _on_paths(
     node = torch.searchsorted(starts[1:], place, right=True)
     ordinal = place - starts[node]
     score = score_of(first_row[node] + ordinal)
-    # Log-softmax among the scores of each node; the last place is for what is none.
+    # Log-softmax over the scores of each node; the last place is for padding.
     of_node = torch.where(real, node - begin.unsqueeze(-1), longest)
     shape = (*score.shape[:-1], longest + 1)
     largest = score.new_full(shape, -torch.inf)
@@ -58,7 +58,8 @@ def wide_log_prob(
         \log p_{it} = \sum_{n \in \mathrm{wide}_t(y_i)} \log \mathrm{softmax}(W_{tn}\,
         h_i[\mathrm{subset}_t] + b_{tn})_c
 
-    with c the child of n that holds the target and :math:`W_{tn}` the rows of n, one a child.
+    where c is the child of n that holds the target and :math:`W_{tn}` are the rows of n, one for
+    each child.
 
     Equivalent to, for row i and tree t::
 
@@ -68,32 +69,33 @@ def wide_log_prob(
             z = weight[t, rows] @ hidden[i, feature_index[t]] + bias[t, rows]
             log_prob[i, t] += z.log_softmax(0)[child]
 
+    Deterministic. Holds at most the scores [N, T, max_width]; forward mode also holds their rows.
+
     Args:
-        hidden: [N, D] context vectors: float32, float64, bfloat16 or float16.
-        weight: [T, R, S], one row for each child of a wide node, dtype of ``hidden``; see
+        hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.
+        weight: vectors of the children of wide nodes, [T, R, S], dtype of ``hidden``; see
             :func:`hstree.ops.path_log_prob` for autocast.
-        bias: [T, R], dtype of ``weight``, or None.
-        target: [N] int64 classes; a negative one marks an ignored row: log-probability 0 and no
+        bias: biases of the children of wide nodes, [T, R], dtype of ``weight``, or None.
+        target: classes, [N] int64; a negative value marks an ignored row: log-probability 0 and no
             gradient.
-        wide_offset: [T, V + 1] int64, where the wide nodes of each class begin and end in
-            ``wide_path``.
-        wide_path: [P, 3] int32, (first_row, width, child), root first.
-        leaf_position: [T, V] int32, rank of each class's leaf from the left.
-        feature_index: [T, S] int32, increasing: the features that each tree reads; None: all D, S =
-            D.
-        max_width: largest sum of the widths on any path, at most 2**20.
-        sparse, order: as in :func:`hstree.ops.path_log_prob`.
+        wide_offset: begin and end of the wide nodes of each class in ``wide_path``,
+            [T, V + 1] int64.
+        wide_path: wide nodes of the paths, root first, as (first_row, width, child), [P, 3] int32.
+        leaf_position: rank of each class's leaf from the left, [T, V] int32.
+        feature_index: features that each tree reads, [T, S] int32, increasing; None: all, S = D.
+        max_width: largest sum of the widths on a path, at most 2**20.
+        sparse: as in :func:`hstree.ops.path_log_prob`.
+        order: as in :func:`hstree.ops.path_log_prob`.
 
     Returns:
-        log_prob [N, T] in nats: float32, float64 for float64 hidden.
+        Log-probabilities, [N, T], in nats, float32 (float64 for float64 hidden).
 
     Raises:
-        RuntimeError: as :func:`hstree.ops.path_log_prob`.
-
-    Deterministic; never holds more than the scores [N, T, max_width], but in forward mode, which
-    holds the rows of all of them.
+        RuntimeError: as in :func:`hstree.ops.path_log_prob`.
 
     Example:
+        >>> import torch, hstree
+        >>> from hstree.ops import wide_log_prob
         >>> t = hstree.trees.Tree.from_nested(((0, 1, 2), (3, 4, 5))).tables()
         >>> offset, path = torch.tensor(t.wide_offset)[None], torch.tensor(t.wide_path)
         >>> leaf_position = torch.tensor(t.leaf_position)[None]

@@ -1,4 +1,4 @@
-"""An optimiser and gradient clipping for models with dense and row-sparse gradients."""
+"""An optimizer and gradient clipping for models with dense and row-sparse gradients."""
 
 from hstree.optim.adamw import AdamW
 from hstree.optim.clip_grad import clip_grad_norm_

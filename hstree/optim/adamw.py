@@ -19,55 +19,59 @@ REFUSED = ("amsgrad", "capturable", "differentiable")
 
 
 class AdamW(torch.optim.AdamW):
-    """:class:`torch.optim.AdamW` for models that also have row-sparse gradients, as those of
+    """:class:`torch.optim.AdamW` for models that also have row-sparse gradients, such as those of
     ``TreeEnsemble(sparse=True)`` and ``torch.nn.Embedding(sparse=True)``.
 
-    Parameters with a dense gradient are torch's own: same code, same numbers. A row w of a
-    parameter that a row-sparse gradient g visits, at step k of the parameter, takes the same step::
+    Parameters with a dense gradient are updated by torch's own code. A row w of a parameter that a
+    row-sparse gradient g visits, at step k of the parameter, is updated by the same rule::
 
         m <- beta1 m + (1 - beta1) g
         v <- beta2 v + (1 - beta2) g^2
         w <- (1 - lr weight_decay) w - lr / (1 - beta1^k) m / (sqrt(v / (1 - beta2^k)) + eps)
 
-    Lazy: a row that the gradient does not visit keeps its weight, its moments and its decay, so
-    that a step costs nothing that grows with the number of rows. If each gradient visits every row,
-    the result is that of torch.
+    The updates are lazy: a row that the gradient does not visit keeps its weight and its moments,
+    and does not decay. The cost of a step is independent of the number of rows. If every gradient
+    visits every row, the result is that of torch.
 
     Groups, state (``step``, ``exp_avg``, ``exp_avg_sq``) and :meth:`state_dict` are those of
-    :class:`torch.optim.AdamW`, and either loads the other's; a parameter may have dense gradients
-    in some steps and sparse ones in others. The state of :class:`torch.optim.SparseAdam` loads
-    here, without weight decay. The moments of bfloat16 and float16 parameters with sparse gradients
-    are float32. Learning-rate schedulers, ``torch.amp.GradScaler`` and hooks work as on any
-    optimiser. ``fused=True`` keeps the steps of parameters on their device, where reading them
-    waits for a GPU.
+    :class:`torch.optim.AdamW`, and each class loads the state of the other. A parameter may have
+    dense gradients in some steps and sparse ones in others. The state of
+    :class:`torch.optim.SparseAdam` can be loaded too, without weight decay. The moments of bfloat16
+    and float16 parameters with sparse gradients are float32. Learning-rate schedulers,
+    ``torch.amp.GradScaler`` and hooks work as with any optimizer. ``fused=True`` keeps the step
+    counts on the device of the parameters; reading them waits for a GPU. Sparse steps are
+    deterministic for any number of threads.
 
     Args:
         params: parameters, or groups of them, such as those of
-            :meth:`hstree.heads.Head.parameter_groups`. Those with sparse gradients are contiguous,
-            float32, float64, bfloat16 or float16, sparse in the first one or two dimensions.
+            :meth:`hstree.heads.Head.parameter_groups`. Parameters with sparse gradients are
+            contiguous, float32, float64, bfloat16 or float16, and their gradients are sparse in the
+            first one or two dimensions.
         lr: learning rate.
         betas: decay of m and of v, each in [0, 1).
-        eps: added to the denominator.
-        weight_decay: decoupled weight decay, of sparse gradients in the rows that they visit.
-        maximize: ascend instead.
-        foreach, fused: of the dense gradients, as in torch.
+        eps: number added to the denominator.
+        weight_decay: decoupled weight decay; for sparse gradients only in the visited rows.
+        maximize: whether to maximize instead of minimizing.
+        foreach: as in torch, for dense gradients.
+        fused: as in torch, for dense gradients.
 
     Raises:
-        ValueError: for a number out of its range, and for a group that asks for ``amsgrad``,
-            ``capturable`` or ``differentiable``, which the sparse step does not have.
-        RuntimeError: from :meth:`step`, for a parameter or gradient that does not fit.
-
-    Deterministic in its sparse steps, for any number of threads.
+        ValueError: for a number out of range, or a group with ``amsgrad``, ``capturable`` or
+            ``differentiable``, which the sparse step does not support.
+        RuntimeError: from :meth:`step`, for an unsupported parameter or gradient.
 
     Example:
-        >>> head = TreeEnsemble(8, 100, [hstree.trees.random_tree(100)], sparse=True)
+        >>> import torch, hstree
+        >>> head = hstree.TreeEnsemble(8, 100, [hstree.trees.random_tree(100)], sparse=True)
         >>> backbone = torch.nn.Linear(4, 8)
         >>> groups = [{"params": backbone.parameters()}, *head.parameter_groups(lr=1e-3)]
-        >>> optimizer = AdamW(groups, lr=1e-3)
+        >>> optimizer = hstree.optim.AdamW(groups, lr=1e-3)
         >>> head(backbone(torch.randn(5, 4)), torch.arange(5)).loss.backward()
         >>> optimizer.step()
+        >>> head.weight.grad.is_sparse
+        True
 
-    Loshchilov and Hutter, Decoupled weight decay regularization (ICLR 2019), algorithm 2.
+    Source: Loshchilov and Hutter, Decoupled weight decay regularization, ICLR 2019, algorithm 2.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class AdamW(torch.optim.AdamW):
         super().__init__(
             params, lr, betas, eps, weight_decay, maximize=maximize, foreach=foreach, fused=fused
         )
-        # GradScaler is to unscale the gradients itself: fused code would do it for dense ones only.
+        # Makes GradScaler unscale the gradients: the fused code would unscale only dense ones.
         self._step_supports_amp_scaling = False
 
     @torch.no_grad()
@@ -99,7 +103,7 @@ class AdamW(torch.optim.AdamW):
             The loss of the closure, if there is one.
 
         Raises:
-            RuntimeError: a parameter or gradient does not fit.
+            RuntimeError: for an unsupported parameter or gradient.
         """
         loss = None
         if closure is not None:
@@ -126,7 +130,8 @@ class AdamW(torch.optim.AdamW):
         return loss
 
     def _cast_moments(self, parameter: Tensor, sparse: bool) -> None:
-        """Moments in low precision, if there are some, to the dtype that the step takes."""
+        """Cast the moments of a low-precision parameter, if it has some, to the dtype that the
+        step needs."""
         state = self.state[parameter]
         dtype = sum_dtype(parameter.dtype) if sparse else parameter.dtype
         for name in MOMENTS if state else ():
@@ -160,7 +165,7 @@ class AdamW(torch.optim.AdamW):
         """Add a group of parameters.
 
         Args:
-            param_group: ``params``, and options that differ from the optimiser's.
+            param_group: ``params``, and options that differ from those of the optimizer.
 
         Raises:
             ValueError: for ``amsgrad``, ``capturable`` or ``differentiable``.
@@ -171,22 +176,22 @@ class AdamW(torch.optim.AdamW):
     def __setstate__(self, state: dict[str, Any]) -> None:
         for group in state["param_groups"]:
             _refuse(group)
-            group.setdefault("weight_decay", 0.0)  # of SparseAdam
+            group.setdefault("weight_decay", 0.0)  # SparseAdam has none
         super().__setstate__(state)  # type: ignore[no-untyped-call]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, here, of :class:`torch.optim.AdamW` or of
+        """Load the state of this class, of :class:`torch.optim.AdamW` or of
         :class:`torch.optim.SparseAdam`.
 
         Args:
-            state_dict: the state.
+            state_dict: result of ``state_dict()``.
 
         Raises:
-            ValueError: its groups are not those of this optimiser, or ask for ``amsgrad``,
+            ValueError: if its groups do not match those of this optimizer, or have ``amsgrad``,
                 ``capturable`` or ``differentiable``.
         """
         super().load_state_dict(state_dict)
-        # The base class has cast the moments to the parameters' dtype: float32 ones of bfloat16.
+        # The base class has cast the moments to the dtype of the parameters: restore float32 ones.
         saved = [key for group in state_dict["param_groups"] for key in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
         for key, parameter in zip(saved, own, strict=True):
@@ -196,7 +201,7 @@ class AdamW(torch.optim.AdamW):
                     self.state[parameter][name] = value.to(parameter.device, copy=True)
 
 
-# Without the hooks of an optimiser's step, which ours has run.
+# Without the step hooks, which our own step has run already.
 _step_of_torch = inspect.unwrap(torch.optim.AdamW.step)
 
 

@@ -19,32 +19,32 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """:func:`torch.nn.utils.clip_grad_norm_` that takes row-sparse gradients too: scales all
-    gradients, in place, so that the norm of all of them together is at most ``max_norm``.
+    """:func:`torch.nn.utils.clip_grad_norm_` for dense and row-sparse gradients.
 
-    Rows that come more than once in a sparse gradient are added up first; the gradient then counts
-    as its dense form would.
+    Scales all gradients in place so that their joint norm is at most ``max_norm``. Repeated rows of
+    a sparse gradient are summed first, so it has the norm of its dense form.
 
-    Lightning clips by torch's function: a module with row-sparse gradients calls this one in its
-    ``configure_gradient_clipping``.
+    Lightning clips with torch's function: call this one in the ``configure_gradient_clipping`` of a
+    module with row-sparse gradients.
 
     Args:
-        parameters: parameters, or one; those without a gradient do not count.
+        parameters: parameters, or one parameter; those without a gradient are ignored.
         max_norm: largest norm.
         norm_type: p of the p-norm, or ``inf``.
-        error_if_nonfinite: raise for a norm that is not finite, before anything is scaled.
-        foreach: as in torch, for the dense gradients.
+        error_if_nonfinite: whether to raise for a norm that is not finite, before scaling.
+        foreach: as in torch, for dense gradients.
 
     Returns:
         The norm before scaling, a scalar tensor.
 
     Raises:
-        RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set.
+        RuntimeError: if the norm is not finite and ``error_if_nonfinite`` is set.
 
     Example:
+        >>> import torch, hstree
         >>> embedding = torch.nn.Embedding(5, 2, sparse=True)
-        >>> embedding(torch.tensor([1, 3, 1])).sum().backward()
-        >>> clip_grad_norm_(embedding.parameters(), 1.0)  # of the gradients (2, 2) and (1, 1)
+        >>> embedding(torch.tensor([1, 3, 1])).sum().backward()  # gradients (2, 2) and (1, 1)
+        >>> hstree.optim.clip_grad_norm_(embedding.parameters(), 1.0)
         tensor(3.1623)
         >>> round(float(embedding.weight.grad.to_dense().norm()), 4)
         1.0
@@ -61,7 +61,7 @@ def total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """The norm of all gradients together; the rows of sparse ones are added up on the way."""
+    """The joint norm of all gradients; sums repeated rows of sparse gradients in place."""
     gradients = []
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
@@ -76,7 +76,7 @@ def total_norm(
 def scale_gradients(
     parameters: Sequence[Tensor], max_norm: float, total: Tensor, foreach: bool | None = None
 ) -> None:
-    """Scale gradients of norm ``total``, with each row once, down to ``max_norm``."""
+    """Scale gradients of norm ``total``, without repeated rows, down to ``max_norm``."""
     sparse = [p.grad for p in parameters if p.grad is not None and p.grad.is_sparse]
     dense = [p for p in parameters if p.grad is not None and not p.grad.is_sparse]
     clip_grads_with_norm_(dense, max_norm, total, foreach)

@@ -1,4 +1,4 @@
-"""Row-sparse gradients in the form in which each row comes once."""
+"""Row-sparse gradients without repeated rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def summed_rows(gradient: Tensor) -> Tensor:
-    """The sparse gradient with strictly increasing rows: itself if they are, as those of
-    :class:`hstree.heads.TreeEnsemble`, else coalesced, as those of an embedding."""
+    """The sparse gradient with strictly increasing rows. Gradients of
+    :class:`hstree.heads.TreeEnsemble` have them; those of an embedding are coalesced."""
     if gradient.is_coalesced():
         return gradient
     index = gradient._indices()

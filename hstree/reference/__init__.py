@@ -1,5 +1,5 @@
-"""A readable PyTorch twin of every op: the specification that the tests hold the kernels
-against."""
+"""A readable PyTorch implementation of every op: the specification that the tests compare the
+kernels with."""
 
 from hstree.reference.feature_gather import feature_gather_reference
 from hstree.reference.leaf_order import leaf_order_reference

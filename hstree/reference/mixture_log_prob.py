@@ -21,9 +21,10 @@ def mixture_log_prob_reference(
     table: Tensor | None = None,
     radius: float = 20.0,
 ) -> Tensor:
-    """[N]: logsumexp over the components of log_prior [N, K] + their log-probabilities, from latent
-    [N, K, D], weight [V, D] and bias [V]; target [N], -1 for a row without one. Without log_prior
-    the components are alike."""
+    """log_prob [N]: logsumexp over the components of log_prior [N, K] + their log-probabilities.
+
+    The latter are computed from latent [N, K, D], weight [V, D] and bias [V]. target is [N], -1 for
+    an ignored row. Without log_prior all components have the same prior."""
     rows = (target >= 0).nonzero().squeeze(1)
     components = latent.shape[1]
     logits = F.linear(latent[rows], weight, bias).flatten(0, 1)

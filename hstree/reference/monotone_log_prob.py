@@ -1,5 +1,5 @@
-"""Reference of :mod:`hstree.ops.monotone_log_prob`: all log-probabilities, then the one asked
-for."""
+"""Reference of :mod:`hstree.ops.monotone_log_prob`: all log-probabilities, then that of the
+target."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def monotone_log_prob_reference(
     table: Tensor | None = None,
     radius: float = 20.0,
 ) -> Tensor:
-    """[R] from logits [R, V] and target [R], -1 for a row without one: 0 and no gradient."""
+    """log_prob [R] from logits [R, V] and target [R], -1 for an ignored row: 0 and no gradient."""
     rows = (target >= 0).nonzero().squeeze(1)
     x = logits[rows]
-    never = x == -math.inf  # probability 0, whatever f does there
+    never = x == -math.inf  # probability 0 for any f
     x = x.masked_fill(never, 0.0)
     f = (
         x + (k - 1) * F.logsigmoid(x - c)

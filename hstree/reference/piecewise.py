@@ -7,8 +7,8 @@ from hstree._dtypes import sum_dtype
 
 
 def piecewise_reference(input: Tensor, table: Tensor, radius: float) -> Tensor:
-    """f(input), shape and dtype of input; table [K, 2] or [K, 4]. Computed in float32, float64 for
-    float64 input; differentiable in both."""
+    """f(input), shape and dtype of input; table [K, 2] or [K, 4]. Computed in float32 (float64 for
+    float64 input); differentiable in input and table."""
     dtype = sum_dtype(input.dtype)
     intervals, width = table.shape
     scaled = input.to(dtype) * (intervals / (2 * radius))

@@ -1,4 +1,4 @@
-"""Reference of :mod:`hstree.ops.sparse_adam`: the visited rows gathered, updated and put back."""
+"""Reference of :mod:`hstree.ops.sparse_adam`: gathers, updates and writes the visited rows."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ def sparse_adam_reference(
     weight_decay: float = 0.0,
     maximize: bool = False,
 ) -> None:
-    """In place in weight, exp_avg and exp_avg_sq; arguments as for
+    """Updates weight, exp_avg and exp_avg_sq in place; arguments of
     :func:`hstree.ops.sparse_adam_`."""
     rows = tuple(index)
     g = values.to(exp_avg.dtype) * (-1 if maximize else 1)

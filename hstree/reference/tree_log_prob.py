@@ -16,7 +16,7 @@ def tree_log_prob_reference(
     wide_begin: int,
     root_begin: int,
 ) -> Tensor:
-    """log P [N, V]; differentiable, twice too. Arguments as for
+    """log P [N, V], differentiable any number of times; arguments of
     :func:`hstree.ops.tree_log_prob`."""
     trees = []
     for t in range(len(score)):
@@ -24,7 +24,7 @@ def tree_log_prob_reference(
         leaf = {} if n_classes > 1 else {0: log_gate[:, t]}
         for block, row, first_edge, width, above in node[t].tolist():
             if not width:
-                continue  # where the table is filled up
+                continue  # padding of the table
             first = row + (0, wide_begin, root_begin)[block]
             z = score[t, first : first + (1 if block == 0 else width)]
             children = F.logsigmoid(torch.cat([z, -z])) if block == 0 else z.log_softmax(0)

@@ -20,8 +20,8 @@ def tree_topk_reference(
     leaf_edge: Tensor,
     k: int,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [N, k] and classes [N, k]; arguments as for
-    :func:`hstree.ops.tree_topk`. Of equally probable classes those of lower numbers are taken."""
+    """Log-probabilities [N, k] and classes [N, k]; arguments of :func:`hstree.ops.tree_topk`. Of
+    equally probable classes it takes those with lower numbers."""
     dtype = log_gate.dtype
     trees = log_gate.shape[1]
     x = hidden.to(dtype).expand(trees, -1, -1)

@@ -116,7 +116,7 @@ _INCONSISTENT = (KeyError, IndexError, TypeError, ValueError, RuntimeError, Attr
 
 
 def load_model(path: str | os.PathLike[str]) -> LanguageModel:
-    """The model of a file that :func:`model_writer` wrote, on the CPU, in evaluation mode.
+    """The model of a file that ``model_writer`` wrote, on the CPU, in evaluation mode.
 
     Raises:
         CheckpointError: the file is missing, truncated, or not a model of hstree.

@@ -98,8 +98,8 @@ class RunFigures:
         return statistics.median(e.tokens_per_second for e in self.epochs) if self.epochs else None
 
     def compared_settings(self) -> dict[str, Any]:
-        """The settings that two runs of a group must share: all but :data:`UNGROUPED`; instead of
-        the run from which this one was fine-tuned, that run's settings."""
+        """The settings that two runs of a group must share: all but :data:`~hstree.runs.UNGROUPED`;
+        instead of the run from which this one was fine-tuned, that run's settings."""
         settings = {k: v for k, v in self.settings.items() if k not in UNGROUPED}
         if self.origin is not None:
             settings["finetune"] = self.origin
@@ -121,8 +121,8 @@ def read_run(path: str | os.PathLike[str]) -> RunFigures:
 
 def counterpart(run: RunFigures, head: str) -> RunFigures | None:
     """The newest finished run next to ``run``, in the same folder, that has another head and
-    otherwise the same settings (those of the head and :data:`UNGROUPED` ones but the seed aside) on
-    the same text. None if there is no such run."""
+    otherwise the same settings (those of the head and :data:`~hstree.runs.UNGROUPED` ones but the
+    seed aside) on the same text. None if there is no such run."""
     found: list[tuple[float, RunFigures]] = []
     for file in run.path.absolute().parent.glob(f"*/{SUMMARY}"):
         with suppress(CheckpointError, OSError):

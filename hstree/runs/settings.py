@@ -111,6 +111,7 @@ def parse_options(texts: Iterable[str], name: str = "--head-option") -> dict[str
         ConfigError: not ``KEY=VALUE``; the message begins with ``name``.
 
     Example:
+        >>> from hstree.runs.settings import parse_options
         >>> parse_options(["components=15", "activation=relu"])
         {'components': 15, 'activation': 'relu'}
     """

@@ -102,6 +102,7 @@ def preset(name: str, **changes: Any) -> TrainConfig:
         ConfigError: an unknown name, or a value that is not valid.
 
     Example:
+        >>> from hstree.training.presets import preset
         >>> preset("ptb-mos", data="ptb/", head_option=("components=5",)).learning_rate
         20.0
     """

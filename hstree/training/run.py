@@ -51,7 +51,8 @@ def resume(
     Args:
         run: the folder.
         reporter: receives every further step.
-        **changes: new values of settings in :data:`RESUMABLE`. With more ``epochs`` the rest of the
+        **changes: new values of settings in :data:`~hstree.runs.RESUMABLE`. With more ``epochs``
+        the rest of the
             learning rate schedule is that of a run planned for that many.
 
     Raises:

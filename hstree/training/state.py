@@ -164,7 +164,7 @@ def load(folder: Path, config: TrainConfig, processes: Processes) -> Training:
 
     Args:
         folder: of the run.
-        config: its settings; those of :data:`RESUMABLE` may have changed.
+        config: its settings; those of :data:`~hstree.runs.RESUMABLE` may have changed.
         processes: as many as before.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Trees over classes: representation, recipes, word vectors, pictures."""
+"""Trees over classes: representation, recipes, word vectors and drawings."""
 
 from hstree.trees.draw import describe, draw
 from hstree.trees.nested import Nested

@@ -1,4 +1,4 @@
-"""The top of a tree as text and as a picture."""
+"""The top levels of a tree as text and as a picture."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hstree._files import write_atomic
 from hstree.trees.tree import Tree
 
 _TEXT_CHILDREN = 6  # children of a node that `describe` shows
-_ROWS = 32  # rows of a picture that unfolding a node may not exceed
-_LEVELS = 10  # levels below the root of a picture, at most
+_ROWS = 32  # most rows of a picture
+_LEVELS = 10  # most levels below the root of a picture
 _CHILDREN = 20  # children of a node that a picture shows
 _INNER_CHARACTERS = 22  # width of a node that has children, in characters
 _OUTER_CHARACTERS = 64  # width of a node that has none
@@ -27,7 +27,7 @@ _OUTER_CHARACTERS = 64  # width of a node that has none
 
 @dataclass
 class _Item:
-    """A node of the outline, or what is left of its siblings (``n_hidden`` > 0)."""
+    """A node of the outline, or the rest of its siblings (``n_hidden`` > 0)."""
 
     node: int  # inner node, -1 for a leaf
     begin: int
@@ -49,7 +49,7 @@ class _Outline:
         levels: int,
     ) -> None:
         if words is not None and len(words) != tree.n_classes:
-            raise ValueError(f"words: expected {tree.n_classes} of them, got {len(words)}")
+            raise ValueError(f"words: expected {tree.n_classes} words, got {len(words)}")
         self.tree = tree
         self.words = words
         self.levels = check_int("levels", levels, 1)
@@ -66,8 +66,8 @@ class _Outline:
     def unfold(self, item: _Item, most: int) -> None:
         """Adds the children of a node.
 
-        Where there are more than ``most``, only the heaviest single classes and the heaviest inner
-        nodes, half of each if there are enough.
+        If there are more than ``most``, adds only the heaviest single classes and the heaviest
+        inner nodes, half of each if there are enough.
         """
         tree, edges = self.tree, self.tree.edges()
         first = int(tree.node_offset[item.node]) - item.node
@@ -98,7 +98,7 @@ class _Outline:
             )
 
     def label(self, item: _Item, width: int, separator: str) -> str:
-        """The most frequent words of a node, as many as fit ``width`` characters."""
+        """The most frequent words of a node, as many as fit into ``width`` characters."""
         if item.n_hidden:
             return f"… {item.n_hidden:,} more"
         classes = self.tree.order[item.begin : item.end]
@@ -138,12 +138,32 @@ def describe(
     words: Sequence[str] | None = None,
     levels: int = 3,
 ) -> str:
-    """A tree in words: size, depth, and the top levels with their masses and frequent words.
+    """Describe a tree as text: size, depth, and the top levels with their masses and frequent
+    words.
 
     Args:
-        frequencies: real [V], finite, none negative; None (or all zero) counts every class once.
-        words: the names of the V classes; None shows their numbers.
-        levels: levels below the root to show, at least 1.
+        tree: the tree.
+        frequencies: class frequencies, real [V], finite, none negative; None (or all zero): every
+            class counts once.
+        words: names of the V classes; None: their numbers.
+        levels: number of levels below the root to show, at least 1.
+
+    Raises:
+        TypeError: if the frequencies are not real numbers.
+        ValueError: for a wrong number of words or frequencies, or ``levels`` below 1.
+
+    Example:
+        >>> import hstree
+        >>> tree = hstree.trees.huffman_tree([5, 3, 2])
+        >>> print(hstree.trees.describe(tree, words=["the", "of", "cat"]))
+        3 classes under 2 inner nodes (2 binary), 1 to 2 on a path
+        inner nodes visited: 1.67 on average over the classes
+        <BLANKLINE>
+        100.0%  3 classes:  the, of, cat
+        ├─ 33.3%  the
+        └─ 66.7%  2 classes:  of, cat
+           ├─ 33.3%  cat
+           └─ 33.3%  of
     """
     outline = _Outline(tree, words, frequencies, levels)
     n_wide = tree.n_wide
@@ -186,21 +206,34 @@ def draw(
     levels: int = 4,
     frequencies: npt.ArrayLike | None = None,
 ) -> None:
-    """Draws the top levels of a tree, root at the left, each node with its mass and frequent words.
+    """Draw the top levels of a tree to a PNG file, each node with its mass and frequent words.
 
-    Of a wide node the heaviest children are shown and the rest counted. Nodes are unfolded level by
-    level, the heaviest first, as long as the picture stays readable.
+    The root is at the left. Only the heaviest children of a wide node are shown. Nodes are unfolded
+    level by level, heaviest first, until the picture has 32 rows.
 
     Args:
-        words: the names of the V classes; None shows their numbers.
-        path: the PNG file to write; an existing file is replaced in one step.
-        levels: levels below the root to show, at least 1; more than 10 show 10.
-        frequencies: real [V], finite, none negative; None (or all zero) counts every class once.
+        tree: the tree.
+        words: names of the V classes; None: their numbers.
+        path: PNG file to write; an existing file is replaced atomically.
+        levels: number of levels below the root to show, at least 1; at most 10 are shown.
+        frequencies: class frequencies, real [V], finite, none negative; None (or all zero): every
+            class counts once.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        TypeError: if the frequencies are not real numbers.
+        ValueError: for a wrong number of words or frequencies, or ``levels`` below 1.
+
+    Example:
+        >>> import hstree
+        >>> counts = range(100, 0, -1)
+        >>> tree = hstree.trees.huffman_tree(counts, root=8)
+        >>> hstree.trees.draw(tree, None, "tree.png", frequencies=counts)
     """
     outline = _Outline(tree, words, frequencies, levels)
     n_rows = _unfold_to_rows(outline)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a font need not know every word
+        warnings.filterwarnings("ignore", message="Glyph")  # the font may lack a character
         figure, area = _figure(outline, n_rows)
         write_atomic(
             Path(path),
@@ -209,7 +242,7 @@ def draw(
 
 
 def _unfold_to_rows(outline: _Outline) -> int:
-    """Unfolds the outline level by level; returns its number of rows."""
+    """Unfolds the outline level by level and returns its number of rows."""
     n_rows = 1
     level = [outline.root]
     for _ in range(min(outline.levels, _LEVELS)):
@@ -229,12 +262,12 @@ def _unfold_to_rows(outline: _Outline) -> int:
 
 
 def _figure(outline: _Outline, n_rows: int) -> tuple[Any, Any]:
-    """The picture, and the part of it that is not empty, in inches."""
+    """The picture, and the bounding box of its content in inches."""
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path as Curve
     from matplotlib.transforms import Bbox
 
-    # Units are inches; a character of the fonts below is at most this wide.
+    # Units are inches; `character` is the largest width of a character.
     character, row, gap, margin, title = 0.072, 0.4, 0.45, 0.25, 0.45
     inner_width = _INNER_CHARACTERS * character + 0.2
     outer_width = _OUTER_CHARACTERS * character + 0.9
@@ -252,7 +285,7 @@ def _figure(outline: _Outline, n_rows: int) -> tuple[Any, Any]:
         axes.text(x, y, text, va="center_baseline", color=ink, parse_math=False, zorder=3, **style)
 
     def place(item: _Item, top: float) -> tuple[float, float]:
-        """Draws a node and what is below it; returns where its middle and its end are."""
+        """Draws a node and its subtree; returns the y-coordinates of its middle and its end."""
         left = margin + item.level * (inner_width + gap)
         if not item.children:
             middle, bottom = top + row / 2, top + row

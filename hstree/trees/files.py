@@ -1,4 +1,4 @@
-"""Files of trees."""
+"""Tree files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _DTYPES = {"order": np.int32, "node_offset": np.int64, "boundary": np.int32}
 
 
 def write_tree(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write the arrays of a tree to a safetensors file, in one step."""
+    """Write the arrays of a tree to a safetensors file, atomically."""
     metadata = {"format": _FORMAT, "version": _VERSION}
     write_atomic(path, safetensors_bytes(dict(arrays), metadata=metadata))
 
 
 def read_tree(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a saved tree, whose content is not checked; raises as
-    :meth:`hstree.trees.Tree.load` does."""
+    """The arrays of a saved tree. Their content is not checked. Raises the errors of
+    :meth:`hstree.trees.Tree.load`."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     if not path.is_file():
@@ -37,7 +37,7 @@ def read_tree(path: Path) -> dict[str, npt.NDArray[Any]]:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(
-            f"{path}: expected a tree saved by hstree, got a file that is cut off or is not "
+            f"{path}: expected a tree saved by hstree, got a file that is truncated or is not "
             f"safetensors ({error})"
         ) from None
     if metadata.get("format") != _FORMAT:

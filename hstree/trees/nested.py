@@ -15,7 +15,7 @@ Nested: TypeAlias = Union[int, "tuple[Nested, ...]"]
 
 
 def parents_of_nested(nested: Any) -> tuple[list[int], list[int]]:
-    """Parent and class of every node, as :meth:`hstree.trees.Tree.from_parents` takes them."""
+    """Parent and class of every node, the arguments of :meth:`hstree.trees.Tree.from_parents`."""
     parent: list[int] = []
     leaf_class: list[int] = []
     where: list[str] = []
@@ -34,7 +34,7 @@ def parents_of_nested(nested: Any) -> tuple[list[int], list[int]]:
             raise ValueError(f"{name}: expected two entries or more, got {item!r}")
         if depth >= MAX_DEPTH:
             raise ValueError(
-                f"{name}: expected at most MAX_DEPTH = {MAX_DEPTH} tuples in each other"
+                f"{name}: expected at most MAX_DEPTH = {MAX_DEPTH} nested tuples, got more"
             )
         for i, child in enumerate(item):
             add(child, number, f"{name}[{i}]", depth + 1)
@@ -53,7 +53,7 @@ def parents_of_nested(nested: Any) -> tuple[list[int], list[int]]:
 
 
 def nested_of(order: IntArray, node_offset: IntArray, edges: TreeEdges) -> Nested:
-    """The nested tuples of the arrays of a tree."""
+    """The nested tuples of a tree given by its arrays."""
     child_node, begin = edges.child_node.tolist(), edges.begin.tolist()
     classes, offset = order.tolist(), node_offset.tolist()
     if len(offset) == 1:

@@ -1,4 +1,4 @@
-"""Paths of many classes at once, and where they part."""
+"""Paths of many classes at once, and their lowest common ancestors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ def edge_paths(tree: Tree, classes: npt.ArrayLike) -> Int32Array:
     """The edges on the paths of classes, root first: int32 [n, ``tree.height``], -1 below the leaf.
 
     Args:
-        classes: int [n], in [0, V).
+        tree: the tree.
+        classes: classes, int [n], in [0, V).
 
     Example:
+        >>> from hstree.trees import Tree
+        >>> from hstree.trees.paths import edge_paths
         >>> tree = Tree.from_nested((2, (0, 1)))
         >>> edge_paths(tree, [2, 1]).tolist()  # edges 0, 1 of the root; 2, 3 of the node below
         [[0, -1], [1, 3]]
@@ -38,12 +41,15 @@ def edge_paths(tree: Tree, classes: npt.ArrayLike) -> Int32Array:
 
 
 def common_depth(tree: Tree, first: npt.ArrayLike, second: npt.ArrayLike) -> Int64Array:
-    """Depth of the lowest common ancestor of pairs of classes, int64 [n]: 0 where they part at the
-    root; of a class and itself the inner nodes on its path.
+    """Depth of the lowest common ancestor of pairs of classes, int64 [n].
+
+    0 if the ancestor is the root. For a class and itself, the number of inner nodes on its path.
 
     Args:
-        first, second: int [n], in [0, V).
+        tree: the tree.
+        first: first classes of the pairs, int [n], in [0, V).
+        second: second classes of the pairs, int [n], in [0, V).
     """
     a, b = edge_paths(tree, first), edge_paths(tree, second)
-    # Where an edge differs, so do all below it.
+    # Once an edge differs, so do all edges below it.
     return np.asarray(((a == b) & (a >= 0)).sum(axis=1), dtype=np.int64)

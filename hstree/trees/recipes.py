@@ -1,8 +1,9 @@
-"""Recipes for trees: random, Huffman, clustered; each seeded and the same on every machine.
+"""Recipes for trees: random, Huffman and clustered. Each is seeded and gives the same tree on every
+machine.
 
-The trees are built by ``hstree._host`` with integer random numbers, sums in a fixed order and sorts
-by a total order, so that the arguments alone decide about the tree. (Word vectors that come from an
-SVD may themselves differ in the last bits from one linear-algebra library to another.)
+``hstree._host`` builds the trees with integer random numbers, sums in a fixed order and sorts by a
+total order: a tree depends on the arguments alone. (Word vectors from an SVD may differ in the last
+bits between linear-algebra libraries.)
 """
 
 from __future__ import annotations
@@ -32,17 +33,26 @@ def random_tree(
     leaf: int = 1,
     frequencies: npt.ArrayLike | None = None,
 ) -> Tree:
-    """A uniform random permutation of the classes under a balanced binary tree, then collapsed.
+    """A balanced binary tree over a uniform random permutation of the classes, then collapsed.
 
-    Every inner node splits n leaves into ceil(n / 2) and floor(n / 2), so that the depth is at most
+    Every inner node splits n leaves into ceil(n / 2) and floor(n / 2), so the depth is at most
     ceil(log2 V).
 
     Args:
-        n_classes: V >= 1.
-        seed: 0 to 2^64 - 1.
-        root: C of `Tree.collapse`.
-        leaf: G of `Tree.collapse`.
-        frequencies: real [V], only used by `Tree.collapse`.
+        n_classes: number of classes, V >= 1.
+        seed: seed, 0 to 2^64 - 1.
+        root: width of the root, C of :meth:`Tree.collapse`.
+        leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
+        frequencies: class frequencies, real [V], for :meth:`Tree.collapse` only.
+
+    Raises:
+        TypeError: if the frequencies are not real numbers.
+        ValueError: for a value out of range.
+
+    Example:
+        >>> import hstree
+        >>> hstree.trees.random_tree(8, seed=0).depth.tolist()
+        [3, 3, 3, 3, 3, 3, 3, 3]
     """
     n_classes = check_int("n_classes", n_classes, 1, MAX_CLASSES)
     weight = None if frequencies is None else check_frequencies(frequencies, n_classes)
@@ -53,20 +63,29 @@ def random_tree(
 def huffman_tree(
     frequencies: npt.ArrayLike, seed: int = 0, *, root: int = 1, leaf: int = 1
 ) -> Tree:
-    """Huffman's tree, of least sum_c f_c depth_c among all binary trees, then collapsed.
+    """The Huffman tree, which minimizes sum_c f_c depth_c among all binary trees, then collapsed.
 
-    Frequencies below 2^-32 of their sum count as that much, which bounds the depth by 46 for any V
-    up to 2^30. Classes and nodes of equal frequency are taken in random order, and left and right
-    are random.
+    Frequencies below 2^-32 of their sum count as that much. This bounds the depth by 46 for any V
+    up to 2^30. The order of classes and nodes of equal frequency is random, and so are left and
+    right.
 
     Args:
-        frequencies: real [V], finite, none negative; all zero counts as all equal.
-        seed: 0 to 2^64 - 1.
-        root: C of `Tree.collapse`.
-        leaf: G of `Tree.collapse`.
+        frequencies: class frequencies, real [V], finite, none negative; all zero counts as all
+            equal.
+        seed: seed, 0 to 2^64 - 1.
+        root: width of the root, C of :meth:`Tree.collapse`.
+        leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
 
-    Reference:
-        D. A. Huffman, A method for the construction of minimum-redundancy codes, 1952.
+    Raises:
+        TypeError: if the frequencies are not real numbers.
+        ValueError: for a value out of range.
+
+    Example:
+        >>> import hstree
+        >>> hstree.trees.huffman_tree([8, 4, 2, 1]).depth.tolist()
+        [1, 2, 3, 3]
+
+    Source: Huffman, A method for the construction of minimum-redundancy codes, 1952.
     """
     weight = check_frequencies(frequencies)
     tree = Tree._adopt(_host.huffman_tree(weight, check_seed(seed)))
@@ -89,33 +108,47 @@ def cluster_tree(
     noise: float = 0.0,
     bootstrap: bool = False,
 ) -> Tree:
-    """Recursive two-way splits of class vectors by balanced 2-means, then collapsed.
+    """A tree that splits class vectors recursively by balanced 2-means, then collapsed.
 
-    At each node the axis begins as the difference of two random vectors; then, until nothing
-    changes, the classes are ordered by their projection on the axis (which is the order of the
-    difference of their distances to the two centroids), cut where both halves weigh the same, and
-    the axis becomes the difference of the halves' centroids. Both the cut and the centroids weigh a
-    class by its frequency. A class of half of a node's mass is a half by itself. Where
-    ``max_depth`` comes near, cuts are moved towards equal counts, so that every class fits.
+    At each node the axis starts as the difference of two random vectors. Then three steps repeat
+    until nothing changes. The classes are sorted by their projection on the axis, which is the
+    order of the difference of their distances to the two centroids. They are cut where both halves
+    have the same weight. The axis becomes the difference of the centroids of the halves. The weight
+    of a class, in the cut and in the centroids, is its frequency. A class with half of a node's
+    mass forms a half on its own. Near ``max_depth`` the cuts move towards equal counts, so that all
+    classes fit.
 
-    The vectors are randomised once per tree: first a subset of the features, then a projection,
+    The vectors are randomized once per tree: first a subset of the features, then a projection,
     then noise.
 
     Args:
-        vectors: real [V, F], finite.
-        frequencies: real [V], finite, none negative; None or all zero counts as all equal.
-        seed: 0 to 2^64 - 1.
-        root: C of `Tree.collapse`.
-        leaf: G of `Tree.collapse`.
-        balance: halves of equal frequency "mass" or of equal "count" (then frequencies only guide
-            `Tree.collapse`).
-        max_depth: most inner nodes on a path before collapsing, ceil(log2 V) to MAX_DEPTH.
-        iterations: most iterations of 2-means at a node, >= 1.
-        feature_subset: int [S], the features to use.
-        feature_fraction: share of the features to use, drawn by the seed, in (0, 1].
-        projection: dimensions of a random projection with entries +-1; 0 for none.
+        vectors: class vectors, real [V, F], finite.
+        frequencies: class frequencies, real [V], finite, none negative; None or all zero counts as
+            all equal.
+        seed: seed, 0 to 2^64 - 1.
+        root: width of the root, C of :meth:`Tree.collapse`.
+        leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
+        balance: whether the halves have equal frequency, ``"mass"``, or equal numbers of classes,
+            ``"count"``; with the latter only :meth:`Tree.collapse` uses the frequencies.
+        max_depth: largest number of inner nodes on a path before collapsing, ceil(log2 V) to
+            MAX_DEPTH.
+        iterations: largest number of iterations of 2-means at a node, at least 1.
+        feature_subset: features to use, int [S]; None: all.
+        feature_fraction: share of the features to use, drawn with the seed, in (0, 1].
+        projection: number of dimensions of a random projection with entries +-1; 0: none.
         noise: standard deviation of added noise, relative to the root mean square of the entries.
-        bootstrap: weight a class in the centroids by how often V draws with replacement hit it.
+        bootstrap: whether to weight a class in the centroids by its number of hits in V draws with
+            replacement.
+
+    Raises:
+        TypeError: if the vectors or frequencies are not real numbers.
+        ValueError: for a wrong shape, a number that is not finite, or an option out of range.
+
+    Example:
+        >>> import hstree
+        >>> tree = hstree.trees.cluster_tree([[0.0], [5.0], [0.1], [5.1]])
+        >>> sorted(sorted(pair) for pair in tree.to_nested())
+        [[0, 2], [1, 3]]
     """
     points = np.asarray(vectors)
     if points.dtype.kind not in "iuf":
@@ -139,7 +172,10 @@ def cluster_tree(
     subset = None
     if feature_subset is not None:
         if fraction < 1:
-            raise ValueError("feature_subset: expected None together with feature_fraction")
+            raise ValueError(
+                f"feature_subset: expected None together with feature_fraction={fraction}, got "
+                f"{feature_subset!r}"
+            )
         subset = check_int_array("feature_subset", feature_subset, np.int32)
         if len(subset) == 0:
             raise ValueError("feature_subset: expected at least one feature, got none")
@@ -181,7 +217,7 @@ def _build_huffman(
     n_classes: int, frequencies: Any, vectors: Any, seed: int, root: int, leaf: int
 ) -> Tree:
     if frequencies is None:
-        raise ValueError("frequencies: the recipe 'huffman' needs them, got None")
+        raise ValueError("frequencies: expected an array for the recipe 'huffman', got None")
     return huffman_tree(frequencies, seed, root=root, leaf=leaf)
 
 
@@ -195,7 +231,7 @@ def _build_cluster(
     **options: Any,
 ) -> Tree:
     if vectors is None:
-        raise ValueError("vectors: the recipe 'cluster' needs them, got None")
+        raise ValueError("vectors: expected an array for the recipe 'cluster', got None")
     if np.ndim(vectors) != 2 or len(vectors) != n_classes:
         raise ValueError(f"vectors: expected shape ({n_classes}, F), got {np.shape(vectors)}")
     return cluster_tree(vectors, frequencies, seed, root=root, leaf=leaf, **options)
@@ -204,7 +240,7 @@ def _build_cluster(
 RECIPES: MappingProxyType[str, Callable[..., Tree]] = MappingProxyType(
     {"random": _build_random, "huffman": _build_huffman, "cluster": _build_cluster}
 )
-"""The recipes of `build_tree` by name."""
+"""The recipes of :func:`build_tree` by name."""
 
 _CLUSTER_OPTIONS = tuple(
     name
@@ -215,7 +251,13 @@ _OPTIONS = {"random": (), "huffman": (), "cluster": _CLUSTER_OPTIONS}
 
 
 def recipe_names() -> list[str]:
-    """The names that `build_tree` knows."""
+    """Names of the recipes of :func:`build_tree`.
+
+    Example:
+        >>> import hstree
+        >>> hstree.trees.recipe_names()
+        ['random', 'huffman', 'cluster']
+    """
     return list(RECIPES)
 
 
@@ -229,23 +271,25 @@ def build_tree(
     leaf: int = 1,
     **options: Any,
 ) -> Tree:
-    """A tree by the name of its recipe.
+    """Build a tree by the name of its recipe.
 
     Args:
-        recipe: "random", "huffman" (needs ``frequencies``) or "cluster" (needs ``vectors``).
-        n_classes: V >= 1.
-        frequencies: real [V], finite, none negative.
-        vectors: real [V, F].
-        seed: 0 to 2^64 - 1.
-        root: C of `Tree.collapse`.
-        leaf: G of `Tree.collapse`.
-        options: further keywords of `cluster_tree`.
+        recipe: ``"random"``, ``"huffman"`` (requires ``frequencies``) or ``"cluster"`` (requires
+            ``vectors``).
+        n_classes: number of classes, V >= 1.
+        frequencies: class frequencies, real [V], finite, none negative.
+        vectors: class vectors, real [V, F].
+        seed: seed, 0 to 2^64 - 1.
+        root: width of the root, C of :meth:`Tree.collapse`.
+        leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
+        **options: further arguments of :func:`cluster_tree`.
 
     Raises:
-        ValueError: an unknown recipe, something it needs is missing, or a wrong value.
-        TypeError: an option that the recipe does not have.
+        TypeError: for an option that the recipe does not have.
+        ValueError: for an unknown recipe, missing frequencies or vectors, or a value out of range.
 
     Example:
+        >>> from hstree.trees import build_tree
         >>> build_tree("huffman", 4, frequencies=[8, 4, 2, 1]).depth.tolist()
         [1, 2, 3, 3]
     """
@@ -262,9 +306,17 @@ def build_tree(
 
 
 def tree_seed(seed: int, index: int) -> int:
-    """The seed of tree ``index`` of an ensemble: number ``index`` of SplitMix64 begun at ``seed``.
+    """The seed of tree ``index`` of an ensemble: output ``index`` of SplitMix64 started at
+    ``seed``. No two trees of an ensemble have the same seed.
 
-    No two trees of an ensemble have the same seed.
+    Args:
+        seed: seed of the ensemble, 0 to 2^64 - 1.
+        index: number of the tree, at least 0.
+
+    Example:
+        >>> import hstree
+        >>> hstree.trees.tree_seed(0, 0), hstree.trees.tree_seed(0, 1)
+        (16294208416658607535, 7960286522194355700)
     """
     state = (check_seed(seed) + 0x9E3779B97F4A7C15 * (check_int("index", index, 0) + 1)) % 2**64
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
@@ -283,12 +335,29 @@ def build_ensemble(
     leaf: int = 1,
     **options: Any,
 ) -> list[Tree]:
-    """``n_trees`` trees of one recipe; tree t has the seed ``tree_seed(seed, t)``.
+    """Build several trees by one recipe; tree t has the seed ``tree_seed(seed, t)``.
 
     Args:
-        n_trees: T >= 1.
-        vectors: real [V, F] for all trees, or a list of such arrays that the trees take in turn.
-        recipe, n_classes, frequencies, seed, root, leaf, options: as for `build_tree`.
+        recipe: as in :func:`build_tree`.
+        n_classes: number of classes, V >= 1.
+        n_trees: number of trees, T >= 1.
+        frequencies: as in :func:`build_tree`.
+        vectors: class vectors, real [V, F], for all trees, or a list of such arrays, which the
+            trees use cyclically.
+        seed: seed, 0 to 2^64 - 1.
+        root: as in :func:`build_tree`.
+        leaf: as in :func:`build_tree`.
+        **options: further arguments of :func:`cluster_tree`.
+
+    Raises:
+        TypeError: as in :func:`build_tree`.
+        ValueError: as in :func:`build_tree`.
+
+    Example:
+        >>> import hstree
+        >>> trees = hstree.trees.build_ensemble("random", 1000, 3, root=16)
+        >>> [tree.root_width for tree in trees]
+        [16, 16, 16]
     """
     n_trees = check_int("n_trees", n_trees, 1)
     choices: list[Any] = [vectors]

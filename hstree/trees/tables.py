@@ -1,5 +1,4 @@
-"""What is derived from a tree: the tables of the kernels, and the edges; and how large both may
-be."""
+"""The tables and edges derived from a tree, and their largest sizes."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ import numpy.typing as npt
 from hstree import _host
 
 MAX_DEPTH: int = _host.MAX_DEPTH
-"""Inner nodes on the longest path that a tree may have."""
+"""Largest number of inner nodes on a path."""
 MAX_CLASSES: int = _host.MAX_CLASSES
-"""Classes that a tree may have."""
+"""Largest number of classes of a tree."""
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -22,27 +21,34 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class TreeTables:
-    """What the kernels read of a tree of V classes; arrays are read-only.
+    """The tables of a tree over V classes that the kernels read; all arrays are read-only.
 
-    Binary nodes are renumbered 0 .. n_binary - 1 in preorder, and the rows of all wide nodes other
-    than a wide root 0 .. n_wide_rows - 1, nodes in preorder and children from left to right. A wide
-    root's rows are its children.
+    Binary nodes are numbered 0 .. n_binary - 1 in preorder. The rows of wide nodes are numbered
+    0 .. n_wide_rows - 1, with the nodes in preorder and the children from left to right. A wide
+    root is not counted among them: its rows are its children.
 
     Attributes:
-        leaf_position: int32 [V], position of each class among the leaves from the left.
-        path_offset: int64 [V + 1], class c's binary nodes are
-            ``path[path_offset[c]:path_offset[c + 1]]``.
-        path: int32 [P], ``node << 1 | goes_left``, root first.
-        wide_offset: int64 [V + 1], class c's wide nodes are
-            ``wide_path[wide_offset[c]:wide_offset[c + 1]]``.
-        wide_path: int32 [Pw, 3], (first_row, width, child) of the wide nodes other than the root,
-            root first.
-        root_child: int32 [V], child of the root that holds the class; None unless the root is wide.
+        leaf_position: position of each class among the leaves from the left, int32 [V].
+        path_offset: the binary nodes on the path of class c are
+            ``path[path_offset[c]:path_offset[c + 1]]``, int64 [V + 1].
+        path: binary nodes on the paths, root first, as ``node << 1 | goes_left``, int32 [P].
+        wide_offset: the wide nodes on the path of class c are
+            ``wide_path[wide_offset[c]:wide_offset[c + 1]]``, int64 [V + 1].
+        wide_path: wide nodes on the paths other than the root, top first, as
+            (first_row, width, child), int32 [Pw, 3].
+        root_child: child of the root that holds each class, int32 [V]; None unless the root is
+            wide.
         root_width: number of children of a wide root, else 0.
         n_binary: number of binary nodes.
         n_wide_rows: number of rows of the wide nodes other than the root.
-        max_depth: binary nodes on the path of the class that has most of them.
-        max_width: largest sum of widths over the ``wide_path`` of a class.
+        max_depth: largest number of binary nodes on a path.
+        max_width: largest sum of the widths in ``wide_path`` for a class.
+
+    Example:
+        >>> from hstree.trees import Tree
+        >>> tables = Tree.from_nested((2, (0, 1))).tables()
+        >>> tables.leaf_position.tolist(), tables.n_binary, tables.max_depth
+        ([1, 2, 0], 2, 2)
     """
 
     leaf_position: Int32Array
@@ -65,12 +71,19 @@ class TreeEdges:
     Edge (m, k) has index ``tree.node_offset[m] - m + k``.
 
     Attributes:
-        node: int32 [E], inner node above.
-        ordinal: int32 [E], which child of it.
-        child_node: int32 [E], inner node below, or -1 for a leaf.
-        begin, end: int32 [E], the leaf positions [begin, end) below.
-        parent_edge: int32 [E], edge above ``node``, or -1 at the root.
-        depth: int32 [E], edges above; 0 for the root's children.
+        node: inner node above, int32 [E].
+        ordinal: number of the child, counted from the left, int32 [E].
+        child_node: inner node below, or -1 for a leaf, int32 [E].
+        begin: first leaf position below, int32 [E].
+        end: last leaf position below plus one, int32 [E].
+        parent_edge: edge above ``node``, or -1 at the root, int32 [E].
+        depth: number of edges above, 0 for the root's children, int32 [E].
+
+    Example:
+        >>> from hstree.trees import Tree
+        >>> edges = Tree.from_nested((2, (0, 1))).edges()
+        >>> edges.node.tolist(), edges.child_node.tolist()
+        ([0, 0, 1, 1], [-1, 1, -1, -1])
     """
 
     node: Int32Array

@@ -1,4 +1,4 @@
-"""The tree over classes: one order of the leaves, and the intervals that its inner nodes own."""
+"""The tree over classes: the order of its leaves and the intervals of its inner nodes."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 class Tree:
-    """A tree over V classes with M inner nodes of two children or more; immutable, hashable.
+    """A tree over V classes with M inner nodes; immutable and hashable.
 
-    Inner nodes are numbered in preorder, the root is 0 (V = 1 has none). A child that owns one leaf
-    position is a leaf; otherwise it is the inner node with exactly that interval. A node of two
-    children is *binary*, with more children it is *wide*.
+    Every inner node has at least two children: with two it is *binary*, with more it is *wide*.
+    Inner nodes are numbered in preorder; the root is 0. A tree of one class has no inner node. A
+    child with one leaf position is a leaf. Any other child is the inner node with the same interval
+    of leaf positions.
 
     Args:
-        order: int [V], the class at each leaf position: a permutation of 0 .. V - 1.
-        node_offset: int [M + 1], node m's boundaries are ``boundary[node_offset[m]:node_offset[m +
-            1]]``.
-        boundary: int [node_offset[M]], per node b_0 < b_1 < ... < b_c; child k owns the leaf
-            positions [b_k, b_{k + 1}).
+        order: class at each leaf position, int [V]: a permutation of 0 .. V - 1.
+        node_offset: the boundaries of node m are
+            ``boundary[node_offset[m]:node_offset[m + 1]]``, int [M + 1].
+        boundary: boundaries b_0 < b_1 < ... < b_c of each node, int [node_offset[M]]: child k has
+            the leaf positions b_k to b_{k + 1} - 1.
 
     Raises:
-        ValueError: naming the first entry that is wrong, found in O(V): ``order`` no permutation,
-            boundaries not increasing, nodes that are not the preorder of a tree, more than
-            MAX_DEPTH inner nodes on a path.
-        TypeError: an array is not of integers.
+        TypeError: if an array does not consist of integers.
+        ValueError: if ``order`` is not a permutation, boundaries do not increase, the nodes are not
+            the preorder of a tree, or a path has more than MAX_DEPTH inner nodes.
 
     Example:
+        >>> from hstree.trees import Tree
         >>> tree = Tree(order=[2, 0, 1], node_offset=[0, 3, 6], boundary=[0, 1, 3, 1, 2, 3])
         >>> tree.to_nested()
         (2, (0, 1))
@@ -81,7 +82,7 @@ class Tree:
 
     @classmethod
     def _adopt(cls, arrays: tuple[Int32Array, Int64Array, Int32Array]) -> Tree:
-        """Takes over arrays that nobody else holds."""
+        """A tree that uses the given arrays without copying them."""
         tree = cls.__new__(cls)
         tree._set(*arrays)
         return tree
@@ -90,17 +91,17 @@ class Tree:
 
     @property
     def order(self) -> Int32Array:
-        """int32 [V], the class at each leaf position; read-only."""
+        """The class at each leaf position, int32 [V]; read-only."""
         return self._order
 
     @property
     def node_offset(self) -> Int64Array:
-        """int64 [M + 1], where each node's boundaries begin; read-only."""
+        """Begin of each node's boundaries, int64 [M + 1]; read-only."""
         return self._node_offset
 
     @property
     def boundary(self) -> Int32Array:
-        """int32, boundaries of all nodes; read-only."""
+        """Boundaries of all nodes, int32; read-only."""
         return self._boundary
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -113,27 +114,27 @@ class Tree:
 
     @property
     def n_classes(self) -> int:
-        """V, the number of classes, which is the number of leaves."""
+        """The number of classes, V, equal to the number of leaves."""
         return len(self._order)
 
     @property
     def n_leaves(self) -> int:
-        """V, the number of leaves."""
+        """The number of leaves, V."""
         return len(self._order)
 
     @property
     def n_nodes(self) -> int:
-        """M, the number of inner nodes."""
+        """The number of inner nodes, M."""
         return len(self._node_offset) - 1
 
     @property
     def n_edges(self) -> int:
-        """E = M + V - 1, the number of pairs (inner node, child)."""
+        """The number of pairs (inner node, child), E = M + V - 1."""
         return self.n_nodes + self.n_classes - 1
 
     @property
     def n_children(self) -> Int64Array:
-        """int64 [M], the number of children of each inner node."""
+        """The number of children of each inner node, int64 [M]."""
         return np.diff(self._node_offset) - 1
 
     @property
@@ -148,7 +149,7 @@ class Tree:
 
     @property
     def is_binary(self) -> bool:
-        """Whether every inner node has two children (so it is for V = 1)."""
+        """Whether every inner node has two children (true for V = 1)."""
         return self.n_nodes == self.n_classes - 1
 
     @property
@@ -158,14 +159,14 @@ class Tree:
 
     @property
     def depth(self) -> Int32Array:
-        """int32 [V], inner nodes on the path of each class; read-only."""
+        """The number of inner nodes on the path of each class, int32 [V]; read-only."""
         if self._depth is None:
             self._depth = _frozen(_host.class_depth(*self._raw()))
         return self._depth
 
     @property
     def height(self) -> int:
-        """Inner nodes on the longest path, at most MAX_DEPTH."""
+        """The number of inner nodes on the longest path, at most MAX_DEPTH."""
         return int(self.depth.max())
 
     def _raw(self) -> tuple[Int32Array, Int64Array, Int32Array]:
@@ -174,7 +175,7 @@ class Tree:
     # Tables
 
     def tables(self) -> TreeTables:
-        """What the kernels read; computed once and kept."""
+        """The tables that the kernels read; computed once and kept."""
         if self._tables is None:
             values = _host.tables(*self._raw())
             self._tables = TreeTables(
@@ -191,13 +192,13 @@ class Tree:
     def edge_masses(self, frequencies: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The mass below every edge, float64 [E]: the sum of the frequencies of its classes.
 
-        Summed from the leaves upwards, children from left to right, so that no mass suffers from
-        cancellation and a node's mass is exactly the sum of its children's. The log-odds of a
-        binary node m are the log of the ratio of the masses of its edges ``e = tree.node_offset[m]
-        - m`` and ``e + 1``.
+        Summed from the leaves upwards, children from left to right: there is no cancellation, and a
+        node's mass is exactly the sum of its children's. The log-odds of a binary node m are the
+        logarithm of the ratio of the masses of its edges ``e = tree.node_offset[m] - m`` and
+        ``e + 1``.
 
         Args:
-            frequencies: real [V], finite, none negative.
+            frequencies: class frequencies, real [V], finite, none negative.
         """
         return _host.edge_masses(*self._raw(), check_frequencies(frequencies, self.n_classes))
 
@@ -222,11 +223,11 @@ class Tree:
         return tuple(child for _, child in self.path(class_id))
 
     def average_depth(self, frequencies: npt.ArrayLike | None = None) -> float:
-        """Inner nodes visited on average: sum_c f_c depth_c / sum_c f_c.
+        """Average number of inner nodes on a path: sum_c f_c depth_c / sum_c f_c.
 
         Args:
-            frequencies: real [V], finite, none negative, not all zero; None counts every class
-                once.
+            frequencies: class frequencies, real [V], finite, none negative, not all zero; None:
+                every class counts once.
         """
         if frequencies is None:
             return float(self.depth.mean())
@@ -241,21 +242,27 @@ class Tree:
     def collapse(
         self, root: int = 1, leaf: int = 1, frequencies: npt.ArrayLike | None = None
     ) -> Tree:
-        """A tree of the same leaf order whose top and whose small subtrees are single softmaxes.
+        """A tree with the same order of leaves, whose top and small subtrees are single softmaxes.
 
-        The root becomes one softmax over at most C = ``root`` clusters: beginning with the root's
-        own children, the heaviest inner node among them is replaced by its children as long as
-        there are at most C of them. Heaviest is by frequency mass, or by number of leaves without
-        frequencies; ties go to more leaves, then to the left. A node with too many children stays
-        as it is, and so does a root with more than C. Then every topmost subtree of at most G =
-        ``leaf`` leaves becomes one softmax over its leaves.
+        The root becomes one softmax over at most C = ``root`` clusters. They start as the children
+        of the root. The heaviest inner node among them is replaced by its children, repeatedly,
+        while there are at most C clusters. The weight of a node is its frequency mass, or its
+        number of leaves without frequencies; ties go to more leaves, then to the left. A node with
+        too many children is not replaced, and a root with more than C children does not change.
+        Then every maximal subtree of at most G = ``leaf`` leaves becomes one softmax.
 
-        C = 1, G = 1 leaves the tree as it is; max(C, G) >= V gives the flat softmax.
+        C = 1 and G = 1 do not change the tree; max(C, G) >= V gives the flat softmax.
 
         Args:
-            root: C >= 1.
-            leaf: G >= 1.
-            frequencies: real [V], finite, none negative.
+            root: largest width of the root, C >= 1.
+            leaf: largest size of a leaf group, G >= 1.
+            frequencies: class frequencies, real [V], finite, none negative.
+
+        Example:
+            >>> import hstree
+            >>> tree = hstree.trees.random_tree(1000)
+            >>> tree.collapse(root=16, leaf=8)
+            Tree(n_classes=1000, n_binary=112, n_wide=129, root_width=16, height=5)
         """
         root = min(check_int("root", root, 1), self.n_classes)
         leaf = min(check_int("leaf", leaf, 1), self.n_classes)
@@ -268,21 +275,25 @@ class Tree:
 
     @classmethod
     def from_parents(cls, parent: npt.ArrayLike, leaf_class: npt.ArrayLike | None = None) -> Tree:
-        """A tree given by the parent of every node, inner nodes and leaves alike.
+        """A tree given by the parent of every node, inner nodes and leaves.
 
-        Nodes may be numbered in any way. A node that is nobody's parent is a leaf; any other needs
-        two children or more, which stand from left to right in the order of their numbers.
+        Nodes may have any numbers. A node without children is a leaf. Any other node needs at least
+        two children; their order from left to right is that of their numbers.
 
         Args:
-            parent: int [M + V], the parent of each node, -1 for the one root.
-            leaf_class: int [M + V], the class of each leaf, -1 for inner nodes. None numbers the
-                leaves: the class of a leaf is its rank among the leaves, so that where nodes 0 .. V
-                    - 1 are the leaves, node c is
-                class c.
+            parent: parent of each node, -1 for the root, int [M + V].
+            leaf_class: class of each leaf, -1 for inner nodes, int [M + V]; None: the class of a
+                leaf is its rank among the leaves. If the nodes 0 .. V - 1 are the leaves, node c
+                is then class c.
 
         Raises:
-            ValueError: no root or several, a cycle, an only child, classes that are no permutation,
-                too deep.
+            ValueError: for no root or several, a cycle, an only child, classes that are not a
+                permutation, or a tree that is too deep.
+
+        Example:
+            >>> from hstree.trees import Tree
+            >>> Tree.from_parents([3, 4, 4, -1, 3])
+            Tree.from_nested((0, (1, 2)))
         """
         parents = check_int_array("parent", parent, np.int64)
         if leaf_class is None:
@@ -296,43 +307,48 @@ class Tree:
         return cls._adopt(_host.from_parents(parents, classes))
 
     def to_parents(self) -> tuple[Int64Array, Int64Array]:
-        """(parent, leaf_class) as `from_parents` takes them, all nodes numbered in preorder."""
+        """Arguments (parent, leaf_class) of :meth:`from_parents`; nodes numbered in preorder."""
         return _host.to_parents(*self._raw())
 
     @classmethod
     def from_nested(cls, nested: Any) -> Tree:
-        """A tree given as nested tuples (or lists) of class ids, such as ``((0, 1), (2, 3, 4))``.
+        """A tree given as nested tuples (or lists) of classes, such as ``((0, 1), (2, 3, 4))``.
 
-        A tree of one class is the int 0.
+        The tree of one class is 0.
 
         Raises:
-            ValueError: a tuple of fewer than two entries, classes that are no permutation of 0 .. V
-                - 1, too deep.
-            TypeError: an entry that is neither an integer nor a tuple.
+            TypeError: for an entry that is neither an integer nor a tuple.
+            ValueError: for a tuple with fewer than two entries, classes that are not a permutation
+                of 0 .. V - 1, or a tree that is too deep.
+
+        Example:
+            >>> from hstree.trees import Tree
+            >>> Tree.from_nested(((0, 1), (2, 3, 4))).n_wide
+            1
         """
         return cls.from_parents(*parents_of_nested(nested))
 
     def to_nested(self) -> Nested:
-        """The tree as nested tuples of class ids; an int for V = 1."""
+        """The tree as nested tuples of classes; 0 for V = 1."""
         return nested_of(self.order, self.node_offset, self.edges())
 
     # Files
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the tree to a safetensors file.
+        """Write the tree to a safetensors file.
 
-        An existing file is replaced in one step or, on an error, left as it was.
+        An existing file is replaced atomically, and not changed on an error.
         """
         write_tree(Path(path), self.arrays())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tree:
-        """Reads a tree that `save` wrote.
+        """Read a tree that :meth:`save` wrote.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: the file is cut off, is no safetensors file, holds something else or an
-                invalid tree.
+            FileNotFoundError: if the file does not exist.
+            ValueError: if the file is truncated, is not a safetensors file, or does not contain a
+                valid tree.
         """
         arrays = read_tree(Path(path))
         try:
@@ -344,7 +360,7 @@ class Tree:
 
     @property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits that depend on the three arrays alone, on every machine."""
+        """32 hexadecimal digits computed from the three arrays, the same on every machine."""
         if self._fingerprint is None:
             digest = hashlib.blake2b(digest_size=16)
             for name, array in self.arrays().items():

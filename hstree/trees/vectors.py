@@ -28,44 +28,49 @@ def word_vectors(
     normalize: bool = True,
     seed: int = 0,
 ) -> npt.NDArray[np.float32]:
-    r"""Vectors of the classes of a text: PPMI with neighbouring classes, then a truncated SVD.
+    r"""Vectors of the classes of a text: PPMI with neighboring classes, then a truncated SVD.
 
-    With n(w, c) the number of times that class w has class c as its neighbour,
+    n(w, c) is the number of times that class w has class c as its neighbor::
 
-        A[w, c] = max(0, log(p(w, c) / (p(w) q(c)))),  q(c) proportional to (sum_w n(w, c))^alpha,
-        diag(f)^frequency_power A = U S V',            of which the largest singular values,
-        x[w] = A[w] V (S / S_1)^(singular_power - 1),  divided by its length if ``normalize``.
+        A[w, c] = max(0, log(p(w, c) / (p(w) q(c)))),  q(c) proportional to (sum_w n(w, c))^alpha
+        diag(f)^frequency_power A = U S V',            truncated to the largest singular values
+        x[w] = A[w] V (S / S_1)^(singular_power - 1),  divided by its length if ``normalize``
 
-    With ``frequency_power`` 0 this is x = U S^singular_power up to a factor; with 1/2 the axes fit
-    frequent classes best, while the length of a vector still does not depend on its frequency.
+    With ``frequency_power`` 0 this is x = U S^singular_power up to a factor. With 1/2 the axes fit
+    frequent classes best; the length of a vector still does not depend on its frequency.
 
     Args:
-        tokens: int [n], n >= 1, class ids of the text in order.
-        n_classes: V >= 1.
-        context: "left": c directly precedes w; "both": c precedes w and c follows w, as separate
-            columns; "window": c stands at most ``window`` positions before or after w.
-        window: positions on either side, for "window".
-        n_features: F, at least 1; at most V is possible, and more is reduced to V.
-        alpha: smoothing of the context frequencies, in [0, 1]; 1 for none.
+        tokens: classes of the text in order, int [n], n >= 1.
+        n_classes: number of classes, V >= 1.
+        context: ``"left"``: c directly precedes w. ``"both"``: c directly precedes or follows w, in
+            separate columns. ``"window"``: c is at most ``window`` positions before or after w.
+        window: number of positions on either side, for ``"window"``.
+        n_features: number of features, F, at least 1; values above V are reduced to V.
+        alpha: smoothing of the context frequencies, in [0, 1]; 1: none.
         frequency_power: weight of frequent classes in the SVD, in [0, 1].
         singular_power: weight of large singular values, in [0, 2].
         normalize: whether all vectors have length 1.
-        seed: start of the iterative SVD.
+        seed: seed of the start vector of the iterative SVD.
 
     Returns:
-        float32 [V, min(F, V)]. Classes with no association, such as those that never occur, have
-        zero vectors. The largest entry of each axis is positive. The same on every call on one
-        machine; between linear-algebra libraries the last bits may differ.
+        The vectors, float32 [V, min(F, V)]. Classes without association, such as those that never
+        occur, have zero vectors. The largest entry of each axis is positive. Every call on one
+        machine gives the same vectors; between linear-algebra libraries the last bits may differ.
 
     Raises:
-        ValueError: an empty text, a token outside 0 .. V - 1, an option out of range.
-        TypeError: tokens are not integers.
+        TypeError: if the tokens are not integers.
+        ValueError: for an empty text, a token outside 0 .. V - 1, or an option out of range.
 
-    Reference:
-        O. Levy, Y. Goldberg, I. Dagan, Improving distributional similarity with lessons learned
-        from word embeddings, 2015.
+    Example:
+        >>> import hstree
+        >>> vectors = hstree.trees.word_vectors([0, 1, 2, 3, 0, 2, 1, 3], 4, n_features=2)
+        >>> vectors.shape
+        (4, 2)
+
+    Source: Levy, Goldberg and Dagan, Improving distributional similarity with lessons learned from
+    word embeddings, TACL 2015.
     """
-    import scipy.sparse  # here and below: it takes longer to import than the rest of hstree
+    import scipy.sparse  # not at the top: its import takes longer than the rest of hstree
 
     n_classes = check_int("n_classes", n_classes, 1, MAX_CLASSES)
     ids = check_int_array("tokens", tokens, np.int64)
@@ -103,7 +108,7 @@ def word_vectors(
         vectors[:, : len(singular)] = (association @ axes.T) * scale
     if normalize:
         length = np.linalg.norm(vectors, axis=1, keepdims=True)
-        # Rounding alone must not become a direction.
+        # Vectors that are only rounding errors become zero.
         vectors = np.where(length > 1e-9 * length.max(initial=0), vectors, 0)
         vectors /= np.where(length > 0, length, 1)
     return vectors.astype(np.float32)
@@ -117,7 +122,7 @@ def _check_power(name: str, value: Any, high: float) -> float:
 
 
 def _neighbours(ids: npt.NDArray[np.int64], n_classes: int, window: int) -> Any:
-    """Sparse [V, V]: how often class w (row) stands 1 to ``window`` after class c (column)."""
+    """Sparse [V, V]: how often class w (row) is 1 to ``window`` positions after c (column)."""
     import scipy.sparse
 
     pairs = [

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from distributed.models import batches, gradients, model, my_part, train, tree_head, weights
 from hstree.distributed import DistributedDataParallel
+from hstree.heads import TreeEnsemble
 
 
 def trained(sparse: bool, parts: int = 1, **options: Any) -> dict[str, Any]:
@@ -56,6 +57,18 @@ def a_head_alone() -> dict[str, Any]:
     hidden, target = head_batch()
     head(my_part(hidden), my_part(target)).loss.backward()
     return gradients(head.module)
+
+
+def a_head_of_one_node() -> dict[str, Any]:
+    """Its trees have no paths: tables of no elements."""
+    head = DistributedDataParallel(one_node())
+    hidden, target = head_batch()
+    head(my_part(hidden), my_part(target)).loss.backward()
+    return gradients(head.module)
+
+
+def one_node() -> TreeEnsemble:
+    return TreeEnsemble.from_counts(12, range(40, 0, -1)).double()
 
 
 def dense_gradients_of_sparse_parameters() -> dict[str, Any]:
@@ -126,6 +139,7 @@ SCENARIOS = {
     "ddp unused": one_rank_reaches_no_row,
     "ddp no_sync": not_synchronised,
     "ddp head": a_head_alone,
+    "ddp one node": a_head_of_one_node,
     "ddp layouts": dense_gradients_of_sparse_parameters,
     "ddp again": wrapped_again,
     "ddp other trees": other_trees,
@@ -188,6 +202,13 @@ def test_gradients_of_a_head(name: str, two: Found) -> None:
         torch.testing.assert_close(found[name], gradients(head), rtol=0, atol=1e-12)
 
 
+def test_gradients_of_a_head_of_one_node(two: Found) -> None:
+    head = one_node()
+    head(*head_batch()).loss.backward()
+    for found in two:
+        torch.testing.assert_close(found["ddp one node"], gradients(head), rtol=0, atol=1e-12)
+
+
 def test_a_model_is_wrapped_again(two: Found) -> None:
     alone = model(sparse=True)
     alone(*next(batches()))["loss"].backward()
@@ -202,6 +223,6 @@ def test_other_trees_on_another_rank_are_refused(two: Found) -> None:
 
 def test_errors_say_what_was_expected(two: Found) -> None:
     all_sparse, join, meta = two[0]["ddp raised"]
-    assert "module: expected a parameter with dense gradients" in all_sparse
+    assert "module: expected at least one parameter with dense gradients" in all_sparse
     assert "join: expected a model without row-sparse gradients" in join
     assert "module: expected row-sparse parameters with data" in meta

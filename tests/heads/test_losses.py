@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "both": {"class_weight": WEIGHT, "label_smoothing": 0.2},
 }
 NORMALISED = ("softmax", "sigsoftmax", "gss", "plif", "plif-frozen", "monotonic", "moc", "mixtape")
-"""Names of the heads that have one normaliser."""
+"""Names of the heads that have one normalizer."""
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
 
 
@@ -150,7 +150,7 @@ def test_z_loss(kind: str, option: str | None, reduction: str) -> None:
 def test_z_loss_is_refused(kind: str) -> None:
     name = kind.split(",")[0]
     what = {"trees": "node of a tree", "adaptive": "cluster"}.get(name, "component")
-    match = f"z_loss: expected 0 for the head '{name}', as every {what} has a normaliser of its own"
+    match = f"z_loss: expected 0 for the head '{name}', as every {what} has its own normalizer"
     with pytest.raises(ValueError, match=match):
         make(kind, z_loss=0.1)
 

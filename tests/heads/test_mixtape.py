@@ -135,7 +135,7 @@ def test_order_decides_who_has_gates() -> None:
         before = head.log_prob(draw(1, D))[0]
         head.gate_bias[2].add_(5.0)
         difference = head.log_prob(draw(1, D))[0] - before
-    # Through the normaliser all change by the same; class 2 by itself.
+    # Through the normalizer all change by the same; class 2 by itself.
     others = difference[torch.arange(V) != 2]
     torch.testing.assert_close(others, others[:1].expand(V - 1))
     assert abs(difference[2] - others[0]) > 0.05

@@ -518,8 +518,10 @@ def test_sampling_costs_one_component() -> None:
     assert most < everything
 
 
-@pytest.mark.parametrize("kind", ["mos", "mos-plif", "moc", "doc"])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(
+    ("kind", "reduction"),
+    [("mos", "mean"), ("mos", "none"), ("mos-plif", "mean"), ("moc", "none"), ("doc", "mean")],
+)
 def test_a_step_holds_no_tensor_of_all_logits(
     kind: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

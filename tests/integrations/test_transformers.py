@@ -609,7 +609,7 @@ def test_an_lm_head_of_another_name(tmp_path: Path) -> None:
 
 
 def test_models_it_cannot_change() -> None:
-    with pytest.raises(TypeError, match="model: expected one of transformers, got Linear"):
+    with pytest.raises(TypeError, match="model: expected a model of transformers, got Linear"):
         replace_lm_head(nn.Linear(2, 3))
     sizes = {"vocab_size": V, "d_model": D, "d_ff": 8, "num_layers": 1, "num_heads": 2, "d_kv": 8}
     t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))
@@ -629,8 +629,8 @@ def test_models_it_cannot_change() -> None:
         (Softmax(D, V + 1), {}, f"head: expected n_classes={V}, got {V + 1}"),
         (Softmax(D + 1, V), {}, f"head: expected in_features={D}, got {D + 1}"),
         (Softmax(D, V, ignore_index=0), {}, "head: expected ignore_index=-100, got 0"),
-        (Softmax(D, V, embedding=nn.Embedding(V, D)), {}, "head: expected one tied to the model's"),
-        (Softmax(D, V), {"bias": False}, "bias: expected no options beside a head"),
+        (Softmax(D, V, embedding=nn.Embedding(V, D)), {}, "head: expected a head tied"),
+        (Softmax(D, V), {"bias": False}, "bias: expected no options together"),
         ("nothing", {}, "head: expected one of .*, got 'nothing'"),
     ],
 )
@@ -643,7 +643,7 @@ def test_heads_that_do_not_fit(head: Head | str, options: dict[str, Any], messag
 
 
 def test_another_layer_is_no_head() -> None:
-    with pytest.raises(TypeError, match=r"head: expected one of hstree, .* got Linear"):
+    with pytest.raises(TypeError, match=r"head: expected a head of hstree, .* got Linear"):
         replace_lm_head(gpt2(), nn.Linear(D, V))
 
 
@@ -661,7 +661,7 @@ def test_a_model_with_a_loss_of_its_own_is_refused() -> None:
 
     model = OwnLoss(gpt2().config)
     with_trees(model)
-    with pytest.raises(TypeError, match="loss from loss_function, which OwnLoss does not"):
+    with pytest.raises(TypeError, match="loss by loss_function, got OwnLoss"):
         model(draw_ids(1, 3), labels=draw_ids(1, 3))
 
 

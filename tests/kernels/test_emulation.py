@@ -15,6 +15,8 @@ from cuda_emu.library import HERE, ORDERS, ROOT, SANITIZE, compile_library, comp
 
 from kernels.emulation import BFLOAT16
 
+pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
+
 
 class Faults:
     def __init__(self, library: Path) -> None:
@@ -230,7 +232,6 @@ def run_sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "finding"),
     [
@@ -257,7 +258,6 @@ def sanitized_faults(compiler: str, tmp_path_factory: pytest.TempPathFactory) ->
     return compile_library(folder, [HERE / "faults.cu"], SANITIZE)
 
 
-@pytest.mark.slow
 def test_kernels_are_clean_under_sanitizers(compiler: str, tmp_path: Path) -> None:
     library = compile_operators(tmp_path, SANITIZE)
     parts = 2

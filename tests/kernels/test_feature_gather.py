@@ -8,6 +8,8 @@ from cuda_emu.library import ORDERS
 
 from kernels.emulation import ELEMENT_TYPES, FLOAT32, ElementType, Kernels
 
+pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
+
 SHAPES = [  # rows, trees, features of a subset, features of hidden
     (5, 3, 4, 11),
     (1, 1, 1, 1),

@@ -30,6 +30,8 @@ from kernels.logit_cases import (
     table_function,
 )
 
+pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
+
 INF, NAN = np.inf, np.nan
 KINDS = (FLOAT32, FLOAT64)
 FUNCTIONS = (

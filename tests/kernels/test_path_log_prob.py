@@ -35,6 +35,8 @@ from kernels.emulation import (
     TreeOp,
 )
 
+pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
+
 WIDE = False
 
 

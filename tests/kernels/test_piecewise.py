@@ -32,6 +32,8 @@ from kernels.logit_cases import (
     table_function,
 )
 
+pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
+
 INF, NAN = np.inf, np.nan
 # Knots at -2, -1, 0, 1, 2; the last interval is flat.
 LINEAR = LogitFunction(table=np.array([[0.0, 1], [1, 2], [3, 0.5], [3.5, 0]]), radius=2.0)
@@ -242,7 +244,6 @@ def late_case(name: str) -> LargeCase:
     return LargeCase(usual * 2.0**-1060, intervals=1, scale=2.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -336,7 +337,6 @@ def test_extreme_elements_and_tables(kernels: Kernels, kind: ElementType, width:
     check_extreme_elements(kernels, kind, width)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("intervals", "width"), [(3057, 2), (3072, 2), (1529, 4), (1536, 4)])
 def test_sums_that_leave_no_room_for_static_shared_memory(
     kernels: Kernels, intervals: int, width: int

@@ -9,6 +9,8 @@ from cuda_emu.library import ORDERS
 from kernels.emulation import ELEMENT_TYPES, FLOAT32, ElementType, Kernels
 from kernels.sparse_adam_cases import RULE, SPARSE_ADAM_SHAPES, Shape, check_sparse_adam
 
+pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
+
 
 @pytest.mark.parametrize("kind", ELEMENT_TYPES, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("shape", SPARSE_ADAM_SHAPES, ids=str)

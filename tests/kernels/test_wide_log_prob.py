@@ -18,6 +18,8 @@ from kernels.corruption import (
 )
 from kernels.emulation import FLOAT64, ElementType, Kernels
 
+pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
+
 WIDE = True
 
 
@@ -30,11 +32,7 @@ def test_equals_reference(kernels: Kernels, case: Case, kind: ElementType) -> No
     check(kernels, case, kind)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=[pytest.mark.slow] if c.classes >= 500 else []) for c in WIDE_CASES],
-    ids=str,
-)
+@pytest.mark.parametrize("case", WIDE_CASES, ids=str)
 def test_same_bits_in_every_scheduling_order(kernels: Kernels, case: Case) -> None:
     batch = make_batch(case, case.kinds[-1])
     results = []

@@ -5,7 +5,7 @@ Tables are built here from nested tuples, apart from hstree.trees, so that the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +18,21 @@ from hstree.ops import path_log_prob, wide_log_prob
 from hstree.reference import path_log_prob_reference, wide_log_prob_reference
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def with_dtypes(cases: Iterable[Any]) -> list[tuple[Any, torch.dtype]]:
+    """Each case in float32 and in one other dtype, the others in turn. The slow tests of every
+    instruction set run each case in every dtype."""
+    return [
+        (case, dtype)
+        for i, case in enumerate(cases)
+        for dtype in (DTYPES[0], DTYPES[1 + i % (len(DTYPES) - 1)])
+    ]
+
+
+def name_of(value: Any) -> str:
+    """For the ids of parameters."""
+    return str(value).removeprefix("torch.")
 
 
 @dataclass(frozen=True)

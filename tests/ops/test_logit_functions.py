@@ -64,9 +64,8 @@ def test_memory() -> None:
     assert max(*head_steps, linear, cubic) < 16
 
 
-# The tests in this process run the code of the last instruction set that the processor has.
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", CAPABILITIES[:-1])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
     """All cases again, and the same results but for roundings."""
     has = {"AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)

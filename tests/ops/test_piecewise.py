@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hstree.ops import piecewise
 from hstree.reference import piecewise_reference
-from ops.cases import threads
+from ops.cases import name_of, threads, with_dtypes
 from ops.logit_function_cases import (
     DTYPES,
     MANY_ELEMENTS,
@@ -38,9 +38,8 @@ backward = torch.ops.hstree.piecewise_backward
 widths = pytest.mark.parametrize("width", [2, 4], ids=["linear", "cubic"])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 @widths
-@pytest.mark.parametrize("case", PIECEWISE_CASES, ids=str)
+@pytest.mark.parametrize(("case", "dtype"), with_dtypes(PIECEWISE_CASES), ids=name_of)
 def test_equals_reference(
     case: PiecewiseCase, width: int, dtype: torch.dtype, device: torch.device
 ) -> None:

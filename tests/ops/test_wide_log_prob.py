@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from hstree.ops import wide_log_prob
-from ops.cases import DTYPES, WIDE, Batch, Case, check, judge, threads
+from ops.cases import WIDE, Batch, Case, check, judge, name_of, threads, with_dtypes
 from ops.tree_op_suite import USUAL, TreeOpSuite, same_bits
 
 # The CPU kernels take 4 or 2 rows with 4 children at a time, a run of rows in blocks of 32 rows and
@@ -115,8 +115,7 @@ class TestWide(TreeOpSuite):
         bad = replace(batch, path=batch.path[:, :2])
         self.raises(bad, r"wide_path: expected size 3 \(first_row, width, child\) in dimension 1")
 
-    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-    @pytest.mark.parametrize("case", BLOCKS, ids=str)
+    @pytest.mark.parametrize(("case", "dtype"), with_dtypes(BLOCKS), ids=name_of)
     def test_blocks(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
         check(WIDE, case, dtype, device)
 

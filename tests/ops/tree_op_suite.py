@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ops.cases import CASES, DTYPES, Batch, Case, TreeOpUnderTest, threads
+from ops.cases import CASES, Batch, Case, TreeOpUnderTest, name_of, threads, with_dtypes
 from ops.cases import check as check_case
 
 USUAL = Case("ragged paths, odd subset", subset=7)
@@ -59,8 +59,7 @@ def broken(batch: Batch, name: str, value: Any) -> Batch:
 class TreeOpSuite:
     op: ClassVar[TreeOpUnderTest]
 
-    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-    @pytest.mark.parametrize("case", CASES, ids=str)
+    @pytest.mark.parametrize(("case", "dtype"), with_dtypes(CASES), ids=name_of)
     def test_equals_reference(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
         check_case(self.op, case, dtype, device)
 
@@ -100,11 +99,11 @@ class TreeOpSuite:
         assert expanded.grad.stride() == (0, 0)
         same_bits(self.op.gradients(expanded), self.op.gradients(ones))
 
-    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
     @pytest.mark.parametrize(
-        "case",
-        [c for c in CASES if c.in_features],  # a sparse tensor without features has no elements
-        ids=str,
+        ("case", "dtype"),
+        # A sparse tensor without features has no elements.
+        with_dtypes(case for case in CASES if case.in_features),
+        ids=name_of,
     )
     def test_sparse_is_dense(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
         """Bit for bit, each visited row once and no other."""

@@ -13,6 +13,8 @@ import pybind11
 import pytest
 from torch.utils.cpp_extension import include_paths
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -38,7 +40,7 @@ def errors(files: list[str], flags: list[str], headers: list[str]) -> str:
         return "".join(pool.map(compile_half, (files[::2], files[1::2])))
 
 
-@pytest.mark.parametrize("cuda", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("cuda", [False, True])
 def test_operators(setup: dict[str, Any], cuda: bool) -> None:
     """In the standard of torch 2.11; later ones pass c++20, as a build with them shows."""
     files = sources("ops") if cuda else sources("ops", "cpu")  # csrc/cpu knows nothing of CUDA
@@ -48,7 +50,6 @@ def test_operators(setup: dict[str, Any], cuda: bool) -> None:
     assert not printed, printed
 
 
-@pytest.mark.slow
 def test_host_module(setup: dict[str, Any]) -> None:
     files = sources("host")
     assert len(files) > 3

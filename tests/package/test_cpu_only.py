@@ -46,11 +46,12 @@ print([name for name in names if name.startswith("hstree::")])
 """
 VERSION = """
 from hstree.cli import main
-raise SystemExit(main(["--version"]))
+assert main(["--version"]) == 0
 """
 
 
-def run(code: str, folder: Path, *, cuda: str | None = None, hip: str | None = None) -> str:
+def run(code: str, folder: Path, *, cuda: str | None = None, hip: str | None = None) -> list[str]:
+    """The lines that the code prints."""
     shown = subprocess.run(
         [sys.executable, "-c", PRETEND.format(cuda=cuda, hip=hip) + code],
         cwd=folder,
@@ -59,32 +60,29 @@ def run(code: str, folder: Path, *, cuda: str | None = None, hip: str | None = N
         check=False,
     )
     assert shown.returncode == 0, shown.stderr
-    return shown.stdout
+    return shown.stdout.splitlines()
 
 
 REASON = f"CPU only: {hstree.build_info().cpu_only}"
 FIX = "; fix: with the CUDA 14.1 toolkit on PATH or in CUDA_HOME, run HSTREE_CUDA=1 pip install "
 
 
-def test_operators_refuse_cuda_tensors(tmp_path: Path) -> None:
-    error, result = run(OPERATORS, tmp_path, cuda="14.1").splitlines()
+def test_torch_with_cuda(tmp_path: Path) -> None:
+    error, result, version = run(OPERATORS + VERSION, tmp_path, cuda="14.1")
     expected = f"RuntimeError hstree: expected CPU tensors, got CUDA; this build is {REASON}{FIX}"
     assert error.startswith(expected)
     assert result == "[[[1.0, 1.0]]]"
+    assert version.startswith(f"hstree {hstree.__version__} (torch ")
+    assert f"), {REASON}{FIX}" in version
 
 
 def test_rocm(tmp_path: Path) -> None:
-    error, _ = run(OPERATORS, tmp_path, hip="6.4").splitlines()
+    error, _ = run(OPERATORS, tmp_path, hip="6.4")
     assert error.endswith(f"{REASON}; hstree has no kernels for ROCm")
 
 
-def test_nothing_is_registered_where_torch_has_no_cuda(tmp_path: Path) -> None:
-    assert run(WITHOUT, tmp_path) == "[]\n"
-
-
-def test_version(tmp_path: Path) -> None:
-    shown = run(VERSION, tmp_path, cuda="14.1")
-    assert shown.startswith(f"hstree {hstree.__version__} (torch ")
-    assert f"), {REASON}{FIX}" in shown
-    assert shown.count("\n") == 1
-    assert run(VERSION, tmp_path).endswith(f"), {REASON}\n")
+def test_torch_without_cuda(tmp_path: Path) -> None:
+    """Nothing is registered for CUDA, and nothing is to be fixed."""
+    names, version = run(WITHOUT + VERSION, tmp_path)
+    assert names == "[]"
+    assert version.endswith(f"), {REASON}")

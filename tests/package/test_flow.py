@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +132,17 @@ def test_the_page_on_architecture_says_the_same() -> None:
     rooms = {("hstree", room): allowed for room, allowed in ROOMS.items()}
     rooms |= {("csrc", room): allowed for room, allowed in NATIVE_ROOMS.items()}
     assert told == rooms
+
+
+def test_the_picture_is_drawn_from_the_table() -> None:
+    spec = importlib.util.spec_from_file_location("draw", ROOT / "tools" / "draw_architecture.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    picture = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    assert picture == tool.draw(page), "run: python tools/draw_architecture.py"
 
 
 def test_every_path_on_the_page_on_architecture_exists() -> None:

@@ -136,9 +136,9 @@ def test_more_levels_make_a_larger_picture(tmp_path):
 
 def test_errors(tmp_path):
     tree = Tree.from_nested(NESTED)
-    with pytest.raises(ValueError, match="words: expected 5 of them, got 2"):
+    with pytest.raises(ValueError, match="words: expected 5 words, got 2"):
         draw(tree, ["a", "b"], tmp_path / "t.png")
-    with pytest.raises(ValueError, match="words: expected 5 of them, got 0"):
+    with pytest.raises(ValueError, match="words: expected 5 words, got 0"):
         describe(tree, words=[])
     with pytest.raises(ValueError, match="levels: expected a whole number of at least 1, got 0"):
         draw(tree, None, tmp_path / "t.png", levels=0)

@@ -295,7 +295,7 @@ def test_depth_limit():
     deepest = Tree.from_nested(chain(MAX_DEPTH))
     assert deepest.height == MAX_DEPTH == 64
     assert Tree(**deepest.arrays()).tables().max_depth == MAX_DEPTH
-    with pytest.raises(ValueError, match=r"nested\[0\].*at most MAX_DEPTH = 64 tuples"):
+    with pytest.raises(ValueError, match=r"nested\[0\].*at most MAX_DEPTH = 64 nested tuples"):
         Tree.from_nested(chain(MAX_DEPTH + 1))
     order, node_offset, boundary = support.arrays(chain(MAX_DEPTH + 1))
     with pytest.raises(ValueError, match=r"boundary\[192\]: node 64 is the 65th inner node"):

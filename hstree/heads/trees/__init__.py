@@ -1,4 +1,4 @@
-"""The ensemble of trees: an output layer of hierarchical softmaxes."""
+"""An output layer of hierarchical softmaxes: the ensemble of trees."""
 
 from hstree.heads.trees.head import TreeEnsemble
 from hstree.heads.trees.levels import LevelLogProbs, level_log_probs

@@ -25,12 +25,12 @@ Values = TypeVar("Values", FloatArray, Tensor)
 
 @dataclass
 class Block:
-    """The nodes of one kind in T trees, as they are at one step.
+    """The nodes of one kind in T trees, with their parameters at one step.
 
     Attributes:
-        weight: vectors [T, R, S], R of them in the largest tree; see
+        weight: vectors of the nodes [T, R, S], R in the largest tree; see
             :class:`hstree.heads.trees.layout.TreeLayout`.
-        bias: [T, R].
+        bias: biases of the nodes [T, R].
         layout: tables of the trees.
         feature_index: features that each tree reads, int32 [T, S]; None: all.
         sparse: whether the gradients of the target's log-probability are row-sparse.
@@ -44,42 +44,42 @@ class Block:
 
     kind: ClassVar[int]
     prefix: ClassVar[str]
-    """With which the names of its parameters begin."""
+    """Prefix of the names of its parameters."""
     visits_rows: ClassVar[bool]
-    """Whether a step computes with the vectors on the targets' paths alone, for contexts in the
-    order of their leaves."""
+    """Whether a step reads only the vectors on the paths of the targets, with the contexts sorted
+    by leaf."""
 
     @staticmethod
     def of_edges(values: Values, edge: npt.NDArray[np.int64]) -> Values:
-        """What belongs to each vector, of numbers [E, ...] that belong to the edges of a tree."""
+        """Values of the vectors, from values [E, ...] of the edges of a tree."""
         return values[edge]
 
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
         """Sum of log P(child that holds the target) over these nodes of its path, [N, T].
 
         Args:
-            hidden: [N, D].
-            target: int64 [N], as :func:`hstree.ops.mark_targets` returns it.
-            order: from :func:`hstree.ops.leaf_order`, where several blocks share it.
+            hidden: context vectors [N, D].
+            target: int64 [N], from :func:`hstree.ops.mark_targets`.
+            order: result of :func:`hstree.ops.leaf_order` if several blocks share it, else None.
         """
         raise NotImplementedError
 
     def scores(self, x: Tensor) -> Tensor:
-        """w . x + b of all vectors, [T, R, N]: x [T, N, S], what each tree reads."""
-        if torch.compiler.is_exporting() or x.shape[1] > 2:  # exported: for any number
+        """w . x + b of all vectors, [T, R, N]: x [T, N, S], the features of each tree."""
+        if torch.compiler.is_exporting() or x.shape[1] > 2:  # exported: any number of contexts
             return torch.baddbmm(self.bias.unsqueeze(2), self.weight, x.mT)
-        # Few contexts are read from memory faster as rows of a product than as its columns.
+        # With one or two contexts, the product is faster with them as its rows.
         return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT).mT
 
 
 class BinaryBlock(Block):
-    """log sigmoid(z) for the left child, log sigmoid(-z) for the right one, z = w . x + b."""
+    """log sigmoid(z) for the left child and log sigmoid(-z) for the right, z = w . x + b."""
 
     kind, prefix, visits_rows = BINARY, "", True
 
     @staticmethod
     def of_edges(values: Values, edge: npt.NDArray[np.int64]) -> Values:
-        """That of the left child less that of the right one."""
+        """Value of the left child minus value of the right child."""
         return values[edge] - values[edge + 1]
 
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
@@ -120,14 +120,14 @@ class WideBlock(Block):
 
 
 class RootBlock(Block):
-    """As :class:`WideBlock`, for nodes that all targets pass: one dense product."""
+    """A :class:`WideBlock` of wide roots, which all targets visit: one dense product."""
 
     kind, prefix, visits_rows = ROOT, "root_", False
 
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
         child = self.layout.root_child[:, target].long()
         logits = self.logits(hidden)
-        by_tree = self.feature_index is not None  # how they lie in memory
+        by_tree = self.feature_index is not None  # the memory layout of the logits
         if not by_tree:
             logits, child = logits.transpose(0, 1), child.t()
         rows = logits.flatten(0, 1).to(sum_dtype(hidden.dtype))
@@ -146,27 +146,27 @@ class RootBlock(Block):
 
 
 BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, RootBlock)
-"""By kind."""
+"""The block types, indexed by kind."""
 
 
 def to_dtype_of(blocks: Sequence[Block], hidden: Tensor) -> Tensor:
-    """The same numbers in the dtype of the blocks' vectors."""
+    """``hidden`` in the dtype of the blocks' vectors."""
     return hidden.to(blocks[0].weight.dtype) if blocks else hidden
 
 
 def tree_features(hidden: Tensor, feature_index: Tensor | None, n_trees: int) -> Tensor:
-    """What each tree reads of hidden [N, D], [T, N, S]."""
+    """Features [T, N, S] that each tree reads of hidden [N, D]."""
     if feature_index is None:
         return hidden.expand(n_trees, -1, -1)
     return feature_gather(hidden, feature_index).transpose(0, 1)
 
 
 def log_odds(layout: Layout, frequencies: FloatArray) -> list[FloatArray]:
-    """Biases [T, R] of each kind of node with which zero vectors give the distribution of the
+    """Biases [T, R] of each kind of node: with zero vectors they give the distribution of the
     frequencies [V].
 
-    log(mass of the left subtree / mass of the right one) for a binary node, log(mass of the child /
-    mass of the node) for a child of a wide one.
+    log(mass of the left subtree / mass of the right subtree) for a binary node, log(mass of the
+    child / mass of the node) for a child of a wide node.
     """
     biases = [np.zeros((len(layout.trees), rows)) for rows in layout.n_rows]
     for t, of_tree in enumerate(layout.trees):
@@ -175,7 +175,7 @@ def log_odds(layout: Layout, frequencies: FloatArray) -> list[FloatArray]:
         share = mass - np.log(np.bincount(node, np.exp(mass), tree.n_nodes))[node]
         for block, bias in zip(BLOCKS, biases, strict=True):
             edge = of_tree.edge[block.kind]
-            # A binary node needs no share: its mass cancels out.
+            # The mass of a binary node cancels.
             values = mass if block is BinaryBlock else share
             bias[t, : len(edge)] = block.of_edges(values, edge)
     return biases

@@ -1,4 +1,4 @@
-"""Trees for a head: how many, of which shape, from what."""
+"""Number, shape and recipe of the trees of a head."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def ensemble_shape(
     usual_trees: int = 4,
     usual_root: int = 256,
 ) -> tuple[int, int]:
-    """T and C where they are not given.
+    """Number of trees T and width of the root C, with defaults for None.
 
-    Up to FLAT_CLASSES classes one node over all of them. Beyond that ``usual_trees`` with
-    ``usual_root`` children of the root, or the power of two that is at least the square root of V;
-    at most V / 4, for trees over few classes that are alike would stay alike.
+    Up to FLAT_CLASSES classes the default is one node over all classes. Beyond that it is
+    ``usual_trees`` trees. Their root has ``usual_root`` children or, if that is more, the smallest
+    power of two that is at least the square root of V. It has at most V / 4 children, because trees
+    with too wide a root would hardly differ.
     """
     flat = n_classes <= FLAT_CLASSES
     if n_trees is None:
@@ -52,8 +53,8 @@ def several_trees(
     leaf: int,
     options: Mapping[str, Any] | None = None,
 ) -> list[Tree]:
-    """:func:`hstree.trees.build_ensemble`, with noise in several clustered trees, so that they
-    differ."""
+    """:func:`hstree.trees.build_ensemble`; several clustered trees get noise by default, so that
+    they differ."""
     if options is None:
         options = {"noise": 0.3} if recipe == "cluster" and n_trees > 1 else {}
     return build_ensemble(
@@ -72,7 +73,7 @@ def corpus_trees(
     contexts: Sequence[str],
     tree_options: Mapping[str, Any] | None,
 ) -> list[Tree]:
-    """Trees from the frequencies and the word vectors of a corpus; arguments as for
+    """Trees from the frequencies and word vectors of a corpus; arguments of
     :meth:`hstree.heads.TreeEnsemble.from_corpus`."""
     vectors = None
     if recipe == "cluster":

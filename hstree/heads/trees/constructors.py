@@ -1,4 +1,4 @@
-"""Ensembles from counts, from a text, from a trained softmax."""
+"""Ensembles from class counts, from a text, and from a trained softmax."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 
 class Constructors(EnsembleState):
-    """The ways to a :class:`hstree.heads.TreeEnsemble` that build its trees.
+    """Constructors of :class:`hstree.heads.TreeEnsemble` that also build its trees.
 
-    Where T (``n_trees``) and C (``root``) are not given, up to V = 1,024 classes are one node, a
-    softmax, which costs no more than four roots of 256 children. Beyond that there are four trees,
-    with 256 children of the root or, from V = 65,537, the power of two that is at least the square
-    root of V: `what was measured <benchmarks/results/ptb-reduced.md>`_.
+    Defaults of the number of trees T (``n_trees``) and the width of the root C (``root``): up to
+    V = 1,024 classes, one node over all classes. It is a softmax, and costs no more than four roots
+    of 256 children. Beyond that, four trees with 256 children of the root or, from V = 65,537, the
+    smallest power of two that is at least the square root of V. The measurements are in
+    ``ptb-reduced.md`` of the benchmark results.
     """
 
     if TYPE_CHECKING:
@@ -48,28 +49,34 @@ class Constructors(EnsembleState):
         seed: int = 0,
         **options: Any,
     ) -> Self:
-        """An ensemble over as many classes as there are counts, which untrained is their
-        distribution.
+        """An ensemble built from class counts; before training it gives their distribution.
 
         Args:
-            in_features: D.
-            counts: how often each class occurs, real [V], none negative. A tensor on the CPU, an
-                array or a list.
-            n_trees: T; None: 4, or 1 up to V = 1,024.
-            recipe: ``"huffman"`` or ``"random"``. Trees that cluster alike classes need more than
-                counts: :meth:`from_tokens`, :meth:`from_linear`.
-            root: C of :meth:`hstree.trees.Tree.collapse`; None: 256, or the power of two that is at
-                least the square root of V; V for one tree of at most 1,024 classes.
-            leaf: G of :meth:`hstree.trees.Tree.collapse`.
-            seed: of the trees and of the feature subsets.
-            options: of the head.
+            in_features: number of input features, D.
+            counts: number of occurrences of each class, real [V], none negative: a tensor on the
+                CPU, an array or a list.
+            n_trees: number of trees, T; None: 4, or 1 for at most 1,024 classes.
+            recipe: ``"huffman"`` or ``"random"``. For trees that group similar classes use
+                :meth:`from_tokens` or :meth:`from_linear`.
+            root: width of the root, C of :meth:`hstree.trees.Tree.collapse`; None: 256, or the
+                smallest power of two that is at least the square root of V if that is more; V for
+                one tree over at most 1,024 classes.
+            leaf: size of the leaf groups, G of :meth:`hstree.trees.Tree.collapse`.
+            seed: seed of the trees and of the feature subsets.
+            **options: further arguments of the head.
 
         Raises:
-            TypeError: counts that are not real numbers.
-            ValueError: counts that are not a 1-D array, or one of them negative or not finite.
+            TypeError: if the counts are not real numbers.
+            ValueError: if the counts are not a 1-D array, or one is negative or not finite.
 
         Example:
-            >>> head = TreeEnsemble.from_counts(400, counts, gate="context")
+            >>> import torch, hstree
+            >>> counts = torch.arange(5000, 0, -1)
+            >>> head = hstree.TreeEnsemble.from_counts(16, counts, gate="context")
+            >>> head.n_trees, head.trees[0].root_width
+            (4, 256)
+            >>> head(torch.randn(3, 16), torch.tensor([0, 1, 4999])).loss.shape
+            torch.Size([])
         """
         frequencies = check_frequencies(counts, name="counts")
         n_classes = len(frequencies)
@@ -81,21 +88,25 @@ class Constructors(EnsembleState):
     def from_tokens(
         cls, in_features: int, n_classes: int, tokens: npt.ArrayLike, **options: Any
     ) -> Self:
-        """An ensemble whose trees cluster the classes of a text by the company they keep.
+        """An ensemble whose trees cluster the classes of a text by their contexts.
 
         Args:
-            in_features: D.
-            n_classes: V.
+            in_features: number of input features, D.
+            n_classes: number of classes, V.
             tokens: classes of the training text in order, int [...] in [0, V): a tensor on the CPU,
                 an array, a memory map or a list.
-            options: those of :meth:`from_corpus`, and of the head.
+            **options: arguments of :meth:`from_corpus` and of the head.
 
         Raises:
-            TypeError: tokens that are not integers.
-            ValueError: no token, or one outside [0, V).
+            TypeError: if the tokens are not integers.
+            ValueError: if there is no token, or one is outside [0, V).
 
         Example:
-            >>> head = TreeEnsemble.from_tokens(400, 10000, tokens, gate="context")
+            >>> import torch, hstree
+            >>> tokens = torch.randint(1500, (20000,))
+            >>> head = hstree.TreeEnsemble.from_tokens(16, 1500, tokens, n_trees=2, root=64)
+            >>> head.log_prob(torch.randn(3, 16)).shape
+            torch.Size([3, 1500])
         """
         from hstree.data.statistics import CorpusStatistics
 
@@ -120,19 +131,28 @@ class Constructors(EnsembleState):
         tree_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Self:
-        """An ensemble whose trees are built from the corpus.
+        """An ensemble whose trees are built from a corpus.
 
         Args:
-            n_trees, root, leaf: T, C and G as for :meth:`from_counts`.
+            in_features: number of input features, D.
+            n_classes: number of classes, V.
+            statistics: class frequencies and word vectors of the corpus.
+            embedding: the model's input embedding, for ``tied``.
+            seed: seed of the trees and of the feature subsets.
+            n_trees: number of trees, T; see :meth:`from_counts`.
             recipe: ``"cluster"``, ``"huffman"`` or ``"random"``.
-            tied: derive the node vectors from the model's input embedding
-                (``node_vectors="shared"``).
-            contexts: neighbours from which the word vectors of the clustered trees derive, taken in
-                turn; see :func:`hstree.trees.word_vectors`. They have 100 features, and 32 from
-                V = 65,537, where the decomposition of 100 takes minutes.
-            tree_options: further options of the recipe; by default ``noise=0.3`` for several
-                clustered trees, so that they differ.
-            options: of the head.
+            root: width of the root, C; see :meth:`from_counts`.
+            leaf: size of the leaf groups, G; see :meth:`from_counts`.
+            tied: derive the node vectors from ``embedding`` (``node_vectors="shared"``).
+            contexts: contexts of the word vectors for clustered trees, used alternately; see
+                :func:`hstree.trees.word_vectors`. The vectors have 100 features, or 32 from
+                V = 65,537, where the decomposition for 100 takes minutes.
+            tree_options: further options of the recipe; None: ``noise=0.3`` for several clustered
+                trees, so that they differ.
+            **options: further arguments of the head.
+
+        Raises:
+            ValueError: if ``tied`` is set without an embedding, or a value is out of range.
         """
         if tied and embedding is None:
             raise ValueError("tied: expected an embedding to tie to, got None")
@@ -166,40 +186,52 @@ class Constructors(EnsembleState):
         seed: int = 0,
         **options: Any,
     ) -> Self:
-        r"""An ensemble that begins as an approximation of a trained softmax.
+        r"""An ensemble that starts as an approximation of a trained softmax.
 
-        A node chooses among its children as the softmax does to first order about a hidden vector
-        :math:`h_0`: the score of a child with the classes :math:`Y` below it is
+        The scores at each node are those of the softmax to first order about a hidden vector
+        :math:`h_0`. The score of a child with the classes :math:`Y` below it is
 
         .. math::
             \log \sum_{y \in Y} e^{w_y \cdot h + b_y} \approx \log \sum_{y \in Y} e^{z_y}
             + \frac{\sum_y e^{z_y} w_y}{\sum_y e^{z_y}} \cdot (h - h_0), \qquad
             z_y = w_y \cdot h_0 + b_y
 
-        exact for a child that is a class, and the closer the more the classes below a node are
-        alike. A root over all classes is the softmax itself.
+        This is exact for a child that is a single class. The more similar the classes below a node
+        are, the closer is the approximation. A root over all classes is the softmax itself.
 
         Args:
-            linear: weight [V, D] and perhaps a bias.
-            trees: over its V classes; None: clustered by the rows of the weight.
-            at: h_0 [D]; None: 0, which suits a softmax with a bias; without one take the mean of
-                some hidden vectors.
-            n_trees: T of the clustered trees; None: 1, as many parameters as the softmax. Four give
-                a perplexity 3% lower (benchmarks/results/conversion.md).
-            root: their C; None: 1,024, or the power of two that is at least the square root of V;
-                so that up to 1,024 classes are the softmax itself.
-            leaf: their G; None: 64.
-            frequencies: counts [V] by which the clusters are balanced; None: all equal.
-            seed: of the trees and of the feature subsets.
-            options: of the head; not ``node_vectors`` and ``embedding``.
+            linear: the softmax: weight [V, D], with or without a bias.
+            trees: trees over the V classes; None: clustered by the rows of the weight.
+            at: the hidden vector h_0 [D]; None: 0, which suits a softmax with a bias. Without a
+                bias use the mean of some hidden vectors.
+            n_trees: number of clustered trees, T; None: 1, which has as many parameters as the
+                softmax. Four trees give a perplexity 3% lower (``conversion.md`` of the benchmark
+                results).
+            root: width of the root, C; None: 1,024, or the smallest power of two that is at least
+                the square root of V if that is more. Up to 1,024 classes this is the softmax
+                itself.
+            leaf: size of the leaf groups, G; None: 64.
+            frequencies: class counts [V] that balance the clusters; None: all equal.
+            seed: seed of the trees and of the feature subsets.
+            **options: further arguments of the head, except ``node_vectors`` and ``embedding``.
+
+        Raises:
+            ValueError: for ``node_vectors`` or ``embedding``, ``at`` of a wrong shape, or
+                ``n_trees``, ``root`` or ``leaf`` together with ``trees``.
 
         Example:
-            >>> linear = torch.nn.Linear(400, 10000)
-            >>> head = TreeEnsemble.from_linear(linear, frequencies=counts)
+            >>> import torch, hstree
+            >>> linear, hidden = torch.nn.Linear(16, 1000), torch.randn(3, 16)
+            >>> head = hstree.TreeEnsemble.from_linear(linear)
+            >>> torch.allclose(head.log_prob(hidden), linear(hidden).log_softmax(-1), atol=1e-5)
+            True
         """
         for name in ("node_vectors", "embedding"):
             if name in options:
-                raise ValueError(f"{name}: expected none, as every node gets a vector of its own")
+                raise ValueError(
+                    f"{name}: expected no such option, because every node gets its own vectors, "
+                    f"got {options[name]!r}"
+                )
         n_classes, in_features = linear.weight.shape
         if at is not None and at.shape != (in_features,):
             raise ValueError(f"at: expected shape [{in_features}], got {list(at.shape)}")

@@ -1,4 +1,4 @@
-"""From a softmax to an ensemble of trees."""
+"""Conversion of a softmax to an ensemble of trees."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hstree.heads.trees.state import EnsembleState
 
 @torch.no_grad()
 def copy_softmax(head: EnsembleState, linear: nn.Linear, at: Tensor | None) -> None:
-    """Make every node of a head with free vectors choose as the softmax does to first order about
-    ``at`` [D]; None: 0. See :meth:`hstree.heads.TreeEnsemble.from_linear`."""
+    """Set the nodes of a head with free vectors to the first-order approximation of the softmax
+    about ``at`` [D]; None: 0. See :meth:`hstree.heads.TreeEnsemble.from_linear`."""
     weight = linear.weight.detach().double().cpu()
     bias = None if linear.bias is None else linear.bias.detach().double().cpu()
     origin = weight.new_zeros(weight.shape[1]) if at is None else at.detach().double().cpu()
@@ -33,14 +33,14 @@ def copy_softmax(head: EnsembleState, linear: nn.Linear, at: Tensor | None) -> N
 def _expansion(
     layout: TreeLayout, vectors: Tensor, log_mass: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    """Vectors [R, S] and biases [R] of each kind of node, with which it decides as a softmax over
-    the classes does to first order in x: score of a child = log sum_y m_y exp(v_y . x) over the
-    classes y below it ~ log sum_y m_y + (sum_y m_y v_y / sum_y m_y) . x.
+    """Vectors [R, S] and biases [R] of each kind of node for the first-order approximation of a
+    softmax over the classes: score of a child = log sum_y m_y exp(v_y . x) over the classes y below
+    it ~ log sum_y m_y + (sum_y m_y v_y / sum_y m_y) . x.
 
     Args:
-        layout: of the tree.
-        vectors: v [V, S], float64.
-        log_mass: log m [V], float64.
+        layout: layout of the tree.
+        vectors: class vectors v [V, S], float64.
+        log_mass: logarithms of the class masses m [V], float64.
     """
     tree, edges = layout.tree, layout.tree.edges()
     mass = (log_mass - log_mass.max()).clamp(min=-600.0).exp()  # none is zero

@@ -1,4 +1,4 @@
-"""The gate: how the trees of an ensemble are weighed."""
+"""The gate: weights of the trees of an ensemble."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hstree.heads.trees.state import EnsembleState
 
 
 class Gate(ABC):
-    """Weights pi of T trees. Its parameters are the head's own, so that saved heads name them
-    alike whatever the gate."""
+    """Weights pi of T trees. The gate registers its parameters on the head itself: their names in
+    saved heads have no prefix."""
 
     @abstractmethod
     def register(self, head: EnsembleState) -> None:
-        """Give the head the parameters of the gate."""
+        """Register the parameters of the gate on the head."""
 
     @abstractmethod
     def reset(self, head: EnsembleState) -> None:
-        """Give them their first values: all trees weigh the same."""
+        """Set the parameters to their initial values, which give all trees the same weight."""
 
     @abstractmethod
     def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class UniformGate(Gate):
 
 
 class ConstantGate(Gate):
-    """pi = softmax(a), a [T] learned."""
+    """pi = softmax(a) with a learned a [T]."""
 
     def register(self, head: EnsembleState) -> None:
         head.gate_logits = nn.Parameter(torch.zeros(head.n_trees))
@@ -60,16 +60,16 @@ class ConstantGate(Gate):
 
 
 class ZeroLinear(nn.Linear):
-    """A linear layer that is zero at first, whoever resets it."""
+    """A linear layer that starts at zero, also after ``reset_parameters``."""
 
     def reset_parameters(self) -> None:
-        super().reset_parameters()  # the random numbers that saved runs drew
+        super().reset_parameters()  # draws the same random numbers as earlier versions
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
 
 class ContextGate(Gate):
-    """pi = softmax(G h + a), G [T, D] and a [T] learned."""
+    """pi = softmax(G h + a) with learned G [T, D] and a [T]."""
 
     def register(self, head: EnsembleState) -> None:
         head.gate_linear = ZeroLinear(head.in_features, head.n_trees)

@@ -39,50 +39,58 @@ class TreeEnsemble(Constructors):
         \log P(y \mid h) = \log \sum_t \pi_t \exp \sum_{n \in \mathrm{path}_t(y)} \log
         P_t(\text{child} \mid n, h)
 
-    where a binary node decides by a sigmoid and a wide node by a softmax over its children. A
-    training step costs O(T (C + L) S) a row, for C children of the root and L nodes on a path,
-    whatever the number of classes.
+    A binary node decides by a sigmoid, and a wide node by a softmax over its children. A training
+    step costs O(T (C + L) S) per row, for C children of the root and L nodes on a path,
+    independently of the number of classes. :meth:`from_counts`, :meth:`from_tokens` and
+    :meth:`from_linear` also build the trees.
+
+    Equivalent to :class:`Softmax` if T = 1 and the tree is one node with V children.
 
     Args:
-        in_features: D.
-        n_classes: V.
-        trees: T trees over V classes; see :mod:`hstree.trees`. Their roots have the same width.
-        subset_size: S, features that each tree reads, drawn with ``seed``; None: all.
-        subset_block: subsets are drawn as blocks of this many neighbouring features, each of which
-            begins at a multiple of it; divides D and S. From blocks of 16 a GPU gathers the
+        in_features: number of input features, D.
+        n_classes: number of classes, V.
+        trees: T trees over V classes, with roots of the same width; see :mod:`hstree.trees`.
+        subset_size: number of features that each tree reads, S, drawn with ``seed``; None: all.
+        subset_block: the subsets consist of blocks of this many adjacent features, which begin at
+            multiples of it; a divisor of D and S. With blocks of 16 or more a GPU gathers the
             features in larger accesses.
-        gate: weights pi of the trees: ``"uniform"``, ``"constant"`` (a learned softmax of T logits)
-            or ``"context"`` (softmax(G h)).
-        node_vectors: ``"free"``: every node has vectors of its own, zero at first, so that the
-            untrained head is the distribution of ``frequencies``. ``"shared"``: all node vectors
-            derive from one output embedding E [V, D]: s (mean of E over the left leaves - mean over
-            the right ones) at a binary node, s (mean over the child's leaves) for a child of a wide
-            node, means weighted by frequency, with a learned s for each row, 1 at first where only
-            leaves are meant and 3 elsewhere. Needs O(T V S) a step, however many rows there are.
-        embedding: with ``"shared"``, what to use as E, for example the model's input embedding.
-        frequencies: counts [V], from which the biases start (log-odds); None: all equal.
-        sparse: gradients of the vectors of binary and of wide nodes below the root are row-sparse,
-            as with ``torch.nn.Embedding(sparse=True)``: a step then costs nothing that grows with
-            V. For :class:`hstree.optim.AdamW`, and SGD and Adagrad without weight decay; on several
-            ranks with :mod:`hstree.distributed`. Off by default, as torch's AdamW, torch.compile
-            and the trainers of others take dense gradients alone; at V = 100,000 a training step
-            then takes 10 times as long.
-        seed: of the feature subsets.
-        **options: those of :class:`Head`.
+        gate: weights pi of the trees: ``"uniform"``, ``"constant"`` (learned, the same for all
+            contexts) or ``"context"`` (softmax of a linear layer of h).
+        node_vectors: ``"free"``: every node has its own vectors. They start at zero, so that the
+            untrained head gives the distribution of ``frequencies``. ``"shared"``: all node vectors
+            are computed from one output embedding E [V, D]. A binary node has s (mean of E over the
+            left leaves - mean over the right leaves), and a child of a wide node has s (mean over
+            the child's leaves). The means are weighted by frequency. Each row has a learned scale
+            s, which starts at 1 where the means are over single classes and at 3 elsewhere. A step
+            costs O(T V S) for any number of rows.
+        embedding: embedding to use as E with ``"shared"``, such as the model's input embedding;
+            None: the head gets its own.
+        frequencies: class counts [V] that initialize the biases (log-odds); None: all equal.
+        sparse: whether the vectors of binary nodes, and of wide nodes below the root, have
+            row-sparse gradients, as with ``torch.nn.Embedding(sparse=True)``. The cost of a step is
+            then independent of V. Requires :class:`hstree.optim.AdamW`, or SGD or Adagrad without
+            weight decay; on several ranks use :mod:`hstree.distributed`. Off by default, because
+            torch's AdamW, torch.compile and the trainers of other libraries accept only dense
+            gradients. With dense gradients a training step takes 10 times as long at V = 100,000.
+        seed: seed of the feature subsets.
+        **options: further arguments of :class:`Head`.
 
     Raises:
+        TypeError: if ``trees`` is not a list of trees.
         ValueError: for trees of different sizes or root widths, or an option out of range.
 
-    Equivalent to :class:`Softmax` if T = 1 and the tree is one node of V children.
-
     Example:
-        >>> trees = hstree.trees.build_ensemble("huffman", 10000, 4, frequencies=counts, root=256)
-        >>> head = TreeEnsemble(400, 10000, trees, frequencies=counts, gate="context")
-        >>> output, loss = head(torch.randn(32, 400), torch.randint(10000, (32,)))
+        >>> import torch, hstree
+        >>> counts = torch.arange(2000, 0, -1)
+        >>> trees = hstree.trees.build_ensemble("huffman", 2000, 4, frequencies=counts, root=256)
+        >>> head = hstree.TreeEnsemble(16, 2000, trees, frequencies=counts, gate="context")
+        >>> output, loss = head(torch.randn(5, 16), torch.randint(2000, (5,)))
+        >>> output.shape, head.sample(torch.randn(5, 16)).shape
+        (torch.Size([5]), torch.Size([5]))
     """
 
     name = "trees"
-    no_z_loss = "every node of a tree has a normaliser of its own"
+    no_z_loss = "every node of a tree has its own normalizer"
 
     def __init__(
         self,
@@ -123,7 +131,7 @@ class TreeEnsemble(Constructors):
         counts = np.ones(n_classes) if frequencies is None else frequencies
         self.frequencies = smoothed_frequencies(counts, n_classes)
         self.block_types = [block for block in BLOCKS if self.layout.n_rows[block.kind]]
-        # The order of the parameters is that of the optimiser's state in saved runs.
+        # The optimizer's state in saved runs depends on this order of the parameters.
         for block in BLOCKS:
             rows = self.layout.n_rows[block.kind]
             bias = nn.Parameter(torch.empty(self.n_trees, rows)) if rows else None
@@ -135,7 +143,7 @@ class TreeEnsemble(Constructors):
     # The model: blocks of nodes, mixed by the gate
 
     def blocks(self) -> list[Block]:
-        """Vectors and biases of the kinds of nodes that the trees have, as they are now."""
+        """One block for each kind of node in the trees, with the current vectors and biases."""
         return self._vectors.blocks(self)
 
     def log_gate(self, hidden: Tensor) -> Tensor:
@@ -165,8 +173,8 @@ class TreeEnsemble(Constructors):
         return self.mixed_log_prob(hidden, self.log_gate(hidden))
 
     def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor) -> Tensor:
-        """Log-probabilities [N, V] of all classes in the mixture of the trees by weights whose
-        logarithms are log_gate [N, T]: hidden [N, D]."""
+        """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T] the logarithms of
+        the weights of the trees."""
         dtype, blocks, layout = sum_dtype(hidden.dtype), self.blocks(), self.layout
         x = tree_features(to_dtype_of(blocks, hidden), self.feature_index, self.n_trees)
         scores = [block.scores(x).to(dtype) for block in blocks]
@@ -184,8 +192,8 @@ class TreeEnsemble(Constructors):
         )
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """On the CPU by best-first search, see :func:`hstree.ops.tree_topk`: the fewer classes
-        share the probability, the fewer nodes are scored."""
+        """On the CPU by best-first search, which scores few nodes if few classes share most of the
+        probability; see :func:`hstree.ops.tree_topk`."""
         if hidden.device.type != "cpu":
             return super().topk_rows(hidden, k)
         with torch.no_grad():
@@ -199,7 +207,8 @@ class TreeEnsemble(Constructors):
         return values.to(sum_dtype(hidden.dtype)), classes
 
     def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Ancestral sampling: a tree by the gate, then a child at each node; O(L) scores a row."""
+        """Ancestral sampling: a tree by the gate, then a child at each node. O(L) scores per
+        row."""
         return sample_classes(self, hidden, generator)
 
     # Life cycle
@@ -218,7 +227,7 @@ class TreeEnsemble(Constructors):
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         super()._load_from_state_dict(*arguments, **options)
         parameter = next(self.parameters(recurse=False), None)
-        if parameter is not None and not parameter.is_meta:  # assigned, perhaps on another device
+        if parameter is not None and not parameter.is_meta:  # may be on another device now
             self.layout.to(parameter.device)
             self.tree_arrays.to(parameter.device)
 

@@ -1,7 +1,8 @@
-"""Which node of a tree owns which vectors, and the tables of all trees as the ops take them.
+"""The layout of the node vectors of each tree, and the tables of all trees for the ops.
 
-A tree has three kinds of nodes. A binary node has one vector, a wide node one for each child; a
-wide root is a kind by itself. All trees share tensors of one shape, filled up to the largest tree.
+A tree has three kinds of nodes: a binary node has one vector, a wide node has one for each child,
+and a wide root is a separate kind. All trees share tensors of one shape, padded to the largest
+tree.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ IntArray = npt.NDArray[np.int64]
 
 
 KINDS = BINARY, WIDE, ROOT = 0, 1, 2
-"""Kinds of nodes, numbered as :func:`hstree.ops.tree_topk` does."""
+"""Kinds of nodes, with the numbers of :func:`hstree.ops.tree_topk`."""
 
 
 class TreeLayout:
-    """Where the vectors of one tree are: those of each kind of node one after another, nodes in
-    preorder.
+    """Positions of the vectors of one tree. The vectors of each kind of node are contiguous, with
+    the nodes in preorder.
 
     Attributes:
         tree: the tree.
-        kind: int64 [M], kind of each node.
-        first_row: int64 [M], its first vector among those of its kind.
-        edge: int64 [R] for each kind, the edge of each vector: to the child that it stands for, at
-            a binary node to the left child.
+        kind: kind of each node, int64 [M].
+        first_row: position of each node's first vector among those of its kind, int64 [M].
+        edge: for each kind, the edge of each vector, int64 [R]: the edge to its child at a wide
+            node, to the left child at a binary node.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -52,8 +53,8 @@ class TreeLayout:
             self.first_row[edges.node[edge[first]]] = first
 
     def nodes(self) -> dict[str, npt.NDArray[np.int32]]:
-        """node [M, 5], edge [E, 2] and leaf_edge [V], as :func:`hstree.ops.tree_topk` and
-        :func:`hstree.ops.tree_log_prob` take them of one tree."""
+        """Tables of one tree for :func:`hstree.ops.tree_topk` and
+        :func:`hstree.ops.tree_log_prob`: node [M, 5], edge [E, 2] and leaf_edge [V]."""
         tree, edges = self.tree, self.tree.edges()
         first_edge = tree.node_offset[:-1] - np.arange(tree.n_nodes)
         below = np.flatnonzero(edges.child_node >= 0)
@@ -74,8 +75,8 @@ class TreeLayout:
         return {name: table.astype(np.int32) for name, table in tables.items()}
 
     def bounds(self, kind: int) -> IntArray:
-        """Where the leaves below each vector's edge begin and end, int64 [R, 2]; of a binary node
-        [R, 3], where those of its left child begin, of its right child begin, and end."""
+        """Begin and end of the leaves below each vector's edge, int64 [R, 2]. For binary nodes
+        int64 [R, 3]: begin of the left child's leaves, begin and end of the right child's."""
         edges, edge = self.tree.edges(), self.edge[kind]
         columns = [edges.begin[edge], edges.end[edge]]
         if kind == BINARY:
@@ -84,8 +85,7 @@ class TreeLayout:
 
 
 class TreeArrays(Tables):
-    """The arrays of a tree as part of the state dict, which must agree with the tree when it is
-    loaded."""
+    """The arrays of a tree in the state dict. Loading checks that they agree with the tree."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class TreeArrays(Tables):
 
     @staticmethod
     def tree_of(tensors: Mapping[str, Tensor], prefix: str) -> Tree:
-        """The tree of a state dict."""
+        """The tree stored in a state dict."""
         names = ("order", "node_offset", "boundary")
         return Tree(**{name: tensors[prefix + name].numpy() for name in names})
 
@@ -112,10 +112,10 @@ class TreeArrays(Tables):
         error_msgs: list[str],
     ) -> None:
         for name, array in self.tree.arrays().items():
-            came, own = state_dict.get(prefix + name), torch.from_numpy(np.array(array))
-            if came is None:
+            loaded, own = state_dict.get(prefix + name), torch.from_numpy(np.array(array))
+            if loaded is None:
                 missing_keys.append(prefix + name)
-            elif came.shape != own.shape or not torch.equal(came.to(own), own):
+            elif loaded.shape != own.shape or not torch.equal(loaded.to(own), own):
                 error_msgs.append(
                     f"{prefix}{name}: the weights belong to another tree than this head's; "
                     "build the head with the trees it was saved with (hstree.heads.load_head does)"
@@ -127,26 +127,26 @@ class TreeArrays(Tables):
 class Layout(Tables):
     """Tables of T trees, as buffers that move with the module and are not saved.
 
-    They are made again when a state is loaded into the module or one around it, and when one of
-    them is assigned, as ``from_pretrained`` of transformers does with empty tensors.
+    They are rebuilt when a state is loaded into this module or a module around it, and when one of
+    them is assigned: ``from_pretrained`` of transformers assigns empty tensors.
 
     Args:
-        trees: T trees over V classes. Their roots have the same width.
-        n_classes: V.
-        bounds: whether ``leaf_class`` and the bounds are wanted.
+        trees: T trees over V classes, with roots of the same width.
+        n_classes: number of classes, V.
+        bounds: whether to build ``leaf_class`` and the bounds.
 
     Raises:
         ValueError: for no tree, or trees of different sizes or root widths.
 
     Attributes:
         trees: layout of each tree.
-        n_rows: vectors of each kind in the tree that has most of them.
-        max_depth, max_width: as :func:`hstree.ops.path_log_prob` and
-            :func:`hstree.ops.wide_log_prob` take them.
-        path_offset, path, wide_offset, wide_path, leaf_position: likewise.
-        root_child: int32 [T, V + 2], child of a wide root that holds the class. Of V, which is no
-            class, a child that there is not, and -1 of the target -1.
-        node, edge, leaf_edge: as :func:`hstree.ops.tree_topk` takes them, filled up with zeros.
+        n_rows: for each kind, the largest number of vectors in a tree.
+        max_depth, max_width: arguments of :func:`hstree.ops.path_log_prob` and
+            :func:`hstree.ops.wide_log_prob`.
+        path_offset, path, wide_offset, wide_path, leaf_position: tables of these two ops.
+        root_child: int32 [T, V + 2], child of a wide root that holds the class. Entry V, for bad
+            targets, is a child that does not exist; the last entry, for target -1, is -1.
+        node, edge, leaf_edge: tables of :func:`hstree.ops.tree_topk`, padded with zeros.
         leaf_class: int64 [T, V], class of each leaf.
         bounds_0, bounds_1, bounds_2: :meth:`TreeLayout.bounds` of each kind, int64 [T, R, .].
     """
@@ -174,7 +174,7 @@ class Layout(Tables):
         self.register_tables(persistent=False)
 
     def bounds(self, kind: int) -> Tensor:
-        """Where the leaves below each vector's edge begin and end: see :class:`TreeLayout`."""
+        """Begin and end of the leaves below each vector's edge: see :meth:`TreeLayout.bounds`."""
         bounds: Tensor = getattr(self, f"bounds_{kind}")
         return bounds
 
@@ -186,7 +186,7 @@ class Layout(Tables):
         if self.has_bounds:
             out["leaf_class"] = np.stack([tree.order.astype(np.int64) for tree in trees])
             for kind in KINDS:
-                # Whatever fills the table up has leaves too: a mean over none would be NaN.
+                # Padding rows have a leaf too: a mean over no leaves would be NaN.
                 bounds = [layout.bounds(kind) for layout in self.trees]
                 out[f"bounds_{kind}"] = _stack(bounds, np.arange(bounds[0].shape[1]))
         return out
@@ -202,15 +202,19 @@ class Layout(Tables):
 
 
 def check_trees(trees: Sequence[Tree], n_classes: int) -> list[Tree]:
-    """The trees as a list, if they are trees over V classes with roots of the same width; else
-    raises TypeError or ValueError."""
+    """The trees as a list.
+
+    Raises:
+        TypeError: if they are not a list of trees.
+        ValueError: unless they are trees over V classes with roots of the same width.
+    """
     if isinstance(trees, Tree):
         raise TypeError("trees: expected a list of trees, got one Tree; pass [tree]")
     if not isinstance(trees, Sequence) or not all(isinstance(tree, Tree) for tree in trees):
         raise TypeError(
-            f"trees: expected a list of hstree.trees.Tree, got {_what_came(trees)}; for trees from "
-            "the counts of the classes call TreeEnsemble.from_counts(in_features, counts), from a "
-            "text from_tokens, from a trained softmax from_linear"
+            f"trees: expected a list of hstree.trees.Tree, got {_what(trees)}; to build trees from "
+            "class counts call TreeEnsemble.from_counts(in_features, counts), from a text "
+            "from_tokens, from a trained softmax from_linear"
         )
     if not trees:
         raise ValueError("trees: expected at least one tree, got none")
@@ -225,7 +229,7 @@ def check_trees(trees: Sequence[Tree], n_classes: int) -> list[Tree]:
     return list(trees)
 
 
-def _what_came(trees: Any) -> str:
+def _what(trees: Any) -> str:
     name = type(trees).__name__
     if isinstance(trees, (list, tuple)):
         other = next(tree for tree in trees if not isinstance(tree, Tree))
@@ -234,7 +238,7 @@ def _what_came(trees: Any) -> str:
 
 
 def _stack(tables: list[npt.NDArray[Any]], filling: Any = 0) -> npt.NDArray[Any]:
-    """Tables [R, ...] of different lengths as one [T, R, ...]."""
+    """Tables [R, ...] of different lengths, padded and stacked to [T, R, ...]."""
     rows = max(len(table) for table in tables)
     out = np.empty((len(tables), rows, *tables[0].shape[1:]), tables[0].dtype)
     out[:] = filling

@@ -1,4 +1,4 @@
-"""What each node on a path contributes to the log-probability of its class."""
+"""Log-probabilities of the target at each node of its path."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hstree.trees.paths import edge_paths
 
 
 class LevelLogProbs(NamedTuple):
-    """log P(target) of every tree, level by level: level 0 is the root, L the height of the
+    """log P(target) of every tree, split by level. Level 0 is the root; L is the height of the
     highest tree.
 
     Attributes:
-        log_prob: [N, T, L], log-probability of the child that holds the target, at the node of its
-            path on each level; 0 below the leaf.
-        group: bool [N, T, L], where that node is wide and not the root: a leaf group, usually.
-        log_gate: [N, T], log pi.
+        log_prob: log-probability of the child that holds the target, at the node of its path on
+            each level, [N, T, L]; 0 below the leaf.
+        group: whether that node is wide and not the root, usually a leaf group; bool [N, T, L].
+        log_gate: log-weights of the trees, log pi [N, T].
     """
 
     log_prob: Tensor
@@ -35,12 +35,12 @@ class LevelLogProbs(NamedTuple):
 def level_log_probs(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> LevelLogProbs:
     """The terms of ``head(hidden, target).output`` = logsumexp_t(log_gate + sum_l log_prob).
 
-    Plain PyTorch, one level of one tree at a time, without gradient: for looking, not for training.
+    Plain PyTorch, one level of one tree at a time, without gradient: for analysis, not training.
 
     Args:
-        head: any ensemble of trees.
-        hidden: [N, D].
-        target: int64 [N] in [0, V).
+        head: an ensemble of trees.
+        hidden: context vectors [N, D].
+        target: classes, int64 [N] in [0, V).
     """
     device, dtype = hidden.device, sum_dtype(hidden.dtype)
     blocks, classes = head.blocks(), target.cpu().numpy()

@@ -18,7 +18,8 @@ IntArray = npt.NDArray[np.int64]
 def sample_classes(
     head: EnsembleState, hidden: Tensor, generator: torch.Generator | None
 ) -> Tensor:
-    """One class for each context, int64 [N]: hidden [N, D]. O(L) scores for a path of L nodes."""
+    """One class for each context, int64 [N]: hidden [N, D]. Computes O(L) scores for a path of L
+    nodes."""
     out = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
     if not len(hidden):
         return out
@@ -41,7 +42,7 @@ def _walk(
     x: Tensor,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Classes [N] drawn from tree t: x [N, S], what it reads."""
+    """Classes [N] drawn from tree t: x [N, S], the features that it reads."""
     layout = head.layout.trees[t]
     tree, edges = layout.tree, layout.tree.edges()
     leaf = np.zeros(len(x), np.int64)

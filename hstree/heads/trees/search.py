@@ -16,8 +16,8 @@ from hstree.ops import tree_topk
 def search_classes(
     head: EnsembleState, blocks: Sequence[Block], hidden: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and classes [N, k], as :func:`hstree.ops.tree_topk` returns them: hidden
-    [N, D]. Without gradient."""
+    """Log-probabilities and classes [N, k] from :func:`hstree.ops.tree_topk`, without gradient:
+    hidden [N, D]."""
     x, layout = to_dtype_of(blocks, hidden).detach(), head.layout
     dtype = sum_dtype(x.dtype)
     of_kind = {block.kind: block for block in blocks}

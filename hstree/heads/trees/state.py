@@ -1,4 +1,4 @@
-"""What an ensemble holds, as its parts see it."""
+"""The attributes of an ensemble that its parts read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hstree.heads.trees.layout import Layout
 
 
 class EnsembleState(Head):
-    """Sizes, tables and parameters of an ensemble, which its gate, node vectors, search and
-    sampling read; :class:`hstree.heads.trees.TreeEnsemble` is made of these parts."""
+    """Sizes, tables and parameters of an ensemble. The parts of
+    :class:`hstree.heads.trees.TreeEnsemble` (gate, node vectors, search, sampling) read them."""
 
     n_trees: int
     subset_size: int
@@ -42,7 +42,7 @@ class EnsembleState(Head):
 
     @abstractmethod
     def blocks(self) -> list[Block]:
-        """Vectors and biases of the kinds of nodes that the trees have, as they are now."""
+        """One block for each kind of node in the trees, with the current vectors and biases."""
 
     @abstractmethod
     def log_gate(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which features each tree reads."""
+"""The subsets of the features that the trees read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 def draw_subsets(
     n_trees: int, in_features: int, subset_size: int, subset_block: int, seed: int
 ) -> Tensor | None:
-    """Features of each tree, int32 [T, S], increasing; None where they are all D.
+    """Features of each tree, int32 [T, S], increasing; None if S = D.
 
     Raises:
         ValueError: for sizes out of range.

@@ -1,4 +1,4 @@
-"""Where the vectors of the nodes come from."""
+"""The vectors of the nodes: free, or shared through an output embedding."""
 
 from __future__ import annotations
 
@@ -21,33 +21,37 @@ DERIVED_SCALE = 3.0
 
 
 class NodeVectors(ABC):
-    """A way to get the vectors of the nodes. Its parameters are the head's own, under names that
-    saved heads have; it says itself of which blocks the head consists."""
+    """Parameters of the node vectors, registered on the head itself: their names in saved heads
+    have no prefix."""
 
     needs_bounds: ClassVar[bool] = False
-    """Whether it reads the bounds of :class:`hstree.heads.trees.layout.Layout`."""
+    """Whether :meth:`blocks` reads the bounds of :class:`hstree.heads.trees.layout.Layout`."""
 
     @abstractmethod
     def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
-        """Give the head the parameters from which the vectors come; raises ValueError for options
-        that do not fit them."""
+        """Register the parameters on the head.
+
+        Raises:
+            ValueError: for options of the head that these vectors do not support.
+        """
 
     @abstractmethod
     def reset(self, head: EnsembleState) -> None:
-        """Give them their first values."""
+        """Set the parameters to their initial values."""
 
     @abstractmethod
     def blocks(self, head: EnsembleState) -> list[Block]:
-        """The blocks that the trees have, by kind."""
+        """The blocks of the head, ordered by kind."""
 
 
 class FreeVectors(NodeVectors):
-    """Every node has vectors of its own, zero at first."""
+    """Every node has its own vectors, which start at zero."""
 
     def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
         if embedding is not None:
             raise ValueError(
-                "embedding: expected None with node_vectors='free', which are not derived from it"
+                "embedding: expected None with node_vectors='free', got an embedding; pass "
+                "node_vectors='shared' to use it"
             )
         for block in BLOCKS:
             rows = head.layout.n_rows[block.kind]
@@ -70,15 +74,16 @@ class FreeVectors(NodeVectors):
 
 
 class SharedVectors(NodeVectors):
-    """All vectors are scaled means of an output embedding's rows over the classes below a child; of
-    a binary node, the difference of the left child's mean and the right one's."""
+    """Every vector is a scaled mean of the rows of an output embedding over the classes below a
+    child; at a binary node, the left child's mean minus the right child's."""
 
     needs_bounds = True
 
     def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
         if head.sparse:
             raise ValueError(
-                "sparse: expected False with node_vectors='shared', whose gradients are dense"
+                "sparse: expected False with node_vectors='shared', whose gradients are dense, got "
+                "True"
             )
         shape = (head.n_classes, head.in_features)
         if embedding is None:
@@ -88,7 +93,7 @@ class SharedVectors(NodeVectors):
                 f"embedding: expected a weight of shape {shape}, got {tuple(embedding.shape)}"
             )
         head.output_embedding = embedding
-        # In units of 2^-50, at least 1: integers, which .half() leaves alone.
+        # In units of 2^-50, at least 1: integers, which .half() does not change.
         share = head.frequencies / head.frequencies.sum()
         units = np.maximum(np.rint(share * 2.0**50), 1).astype(np.int64)
         head.register_constant("mass", torch.from_numpy(units))
@@ -105,7 +110,7 @@ class SharedVectors(NodeVectors):
 
     @staticmethod
     def _first_scale(layout: Layout, block: type[Block]) -> npt.NDArray[np.float64]:
-        """3 where the children of a vector have children, 1 where they are classes."""
+        """Initial scales: 1 where the means are over single classes, 3 elsewhere."""
         scale = np.ones((len(layout.trees), layout.n_rows[block.kind]))
         for t, of_tree in enumerate(layout.trees):
             edge, inner = of_tree.edge[block.kind], of_tree.tree.edges().child_node >= 0
@@ -128,8 +133,8 @@ class SharedVectors(NodeVectors):
 
     @staticmethod
     def _tree_vectors(head: EnsembleState, t: int) -> list[Tensor]:
-        """Unscaled vectors [R, S] of the blocks in tree t: differences of two prefix sums in leaf
-        order."""
+        """Unscaled vectors [R, S] of the blocks in tree t, computed from differences of prefix sums
+        in leaf order."""
         embedding, layout = head.output_embedding, head.layout
         if head.feature_index is not None:
             embedding = embedding[:, head.feature_index[t].long()]

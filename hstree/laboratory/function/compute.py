@@ -154,7 +154,7 @@ def view_function(model: LanguageModel, tokens: Any) -> FunctionView:
     the middles of these.
 
     Args:
-        model: with a head that :func:`check_function_head` takes.
+        model: with a head that ``check_function_head`` takes.
         tokens: numpy ids [n], n >= 2.
 
     Raises:

@@ -87,7 +87,7 @@ class Spectrum:
 
 
 def summarize_singular_values(values: Tensor) -> Spectrum:
-    """The :class:`Spectrum` of singular values [N, n] of :func:`jacobian_singular_values`."""
+    """The ``Spectrum`` of singular values [N, n] of :func:`jacobian_singular_values`."""
     if values.dim() != 2 or not values.numel():
         raise ValueError(f"values: expected shape [N, n] without a 0, got {list(values.shape)}")
     n = values.shape[1]

@@ -146,9 +146,13 @@ def log_prob_rank(
     errors are those of :func:`model_log_prob`, :func:`plan_rank` and :func:`matrix_rank`.
 
     Example:
-        >>> result = log_prob_rank(run.model, corpus.test)
-        >>> result.press_rank, result.effective_ranks[1e-3]
-        (202, 47)
+        >>> import numpy as np
+        >>> import hstree
+        >>> from hstree.laboratory.rank.compute import log_prob_rank
+        >>> from hstree.models import AWDLSTM, LanguageModel
+        >>> model = LanguageModel(AWDLSTM(50, 4, 4), hstree.Softmax(4, 50))
+        >>> log_prob_rank(model, np.arange(50)).press_rank <= 4 + 2
+        True
     """
     matrix = model_log_prob(model, tokens, rows, dtype)
     return matrix_rank(plan_rank(matrix, method, max_memory), epsilons)

@@ -109,7 +109,7 @@ class Study:
 
 
 def read_study(path: str | os.PathLike[str]) -> Study:
-    """The study of a TOML file as :data:`EXAMPLE` shows it.
+    """The study of a TOML file as ``EXAMPLE`` shows it.
 
     Beside the keys there, ``name`` names the study (without it: the file's name). ``seeds`` may be
     one number, and is 1 if it is missing. A model has the name of its head or preset if it has none

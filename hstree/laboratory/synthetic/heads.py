@@ -82,6 +82,7 @@ def choose_head(text: str) -> HeadChoice:
         ValueError: an unknown name, a head that reads several layers, or no KEY=VALUE.
 
     Example:
+        >>> from hstree.laboratory.synthetic.heads import choose_head
         >>> choose_head("mos:components=15").options
         {'components': 15}
     """

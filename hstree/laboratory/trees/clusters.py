@@ -145,7 +145,7 @@ def tree_agreement(
 
     Args:
         trees: T of them.
-        frequencies: of :func:`root_partition`.
+        frequencies: of ``root_partition``.
         pairs: how many pairs of different classes are drawn, each alike, at least 2.
         seed: of the draw.
 

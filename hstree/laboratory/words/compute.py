@@ -87,7 +87,7 @@ def word_similarity(
 
         rho = Pearson's correlation of rank(score_i) and rank(cos(v_a(i), v_b(i)))
 
-    over the pairs i = (a, b) whose words both have a vector (:meth:`Embeddings.row`); equal values
+    over the pairs i = (a, b) whose words both have a vector (``Embeddings.row``); equal values
     share the mean of their ranks.
 
     Args:

@@ -153,7 +153,7 @@ def test_from_linear_clusters_alike_rows() -> None:
     ("trees", "match"),
     [
         ([3, 2, 1], r"trees: expected a list of hstree.trees.Tree, got a list with a int; "
-                    r"for trees from the counts of the classes call TreeEnsemble.from_counts"),
+                    r"to build trees from class counts call TreeEnsemble.from_counts"),
         (np.ones(3), r"trees: .* got a ndarray; .*from_counts\(in_features, counts\)"),
         (torch.ones(3), "trees: .* got a Tensor; .*from_counts"),
         (random_tree(3), r"trees: expected a list of trees, got one Tree; pass \[tree\]"),
@@ -182,7 +182,7 @@ def test_bad_arguments() -> None:
         TreeEnsemble.from_counts(D, ["a"])
     with pytest.raises(ValueError, match="counts: expected a 1-D array of at least one class"):
         TreeEnsemble.from_counts(D, [])
-    with pytest.raises(ValueError, match="vectors: the recipe 'cluster' needs them"):
+    with pytest.raises(ValueError, match="vectors: expected an array for the recipe 'cluster'"):
         TreeEnsemble.from_counts(D, [2, 1], recipe="cluster")
     with pytest.raises(TypeError, match="tokens: expected integers, got dtype float64"):
         TreeEnsemble.from_tokens(D, 3, [0.5, 1.0])
