@@ -1,4 +1,4 @@
-"""What benchmarks.table makes of a run."""
+"""The tables that benchmarks.table makes from a run."""
 
 from __future__ import annotations
 

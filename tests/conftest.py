@@ -93,7 +93,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     header = [f"hstree: {built.version}, {cuda}, built with torch {built.torch}"]
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         header += [
-            "time: on two cores about 4 minutes with -n 2, 8 minutes without",
+            "time: on two cores about 4 minutes with -n 2, 7 without",
             'everything: -n 2 -m "slow or not slow", about 12 minutes',
         ]
     return header

@@ -43,7 +43,7 @@ class Measurement:
     """A measurement as a command.
 
     Attributes:
-        name: of the command, and stem of the files that it leaves.
+        name: name of the command, and stem of the files that it writes.
         help: a few words for the list of commands.
         description: what it measures.
         measure: a function of the parsed arguments that returns the report. It raises ValueError
@@ -126,7 +126,7 @@ def output_folder(output: str) -> Iterator[Path]:
 
 
 def load_runs(arguments: argparse.Namespace) -> dict[str, Run]:
-    """The runs of a command by name, on its device."""
+    """Load the runs of a command by name, on its device."""
     names = run_names(arguments.directories)
     return {
         name: load_run(path, arguments.device)

@@ -35,7 +35,7 @@ class LanguageModelOutput(NamedTuple):
 
 
 class LanguageModel(nn.Module):
-    """A backbone and a head: ``P(word_{t+1} | word_1 .. word_t)``.
+    """A backbone and a head: ``P(word_{t+1} | word_1, ..., word_t)``.
 
     Args:
         backbone: model that maps words to hidden vectors.

@@ -109,7 +109,8 @@ def test_a_study_that_is_stopped_twice(
             error = fails(capsys, "toy.toml", status=128 + number)
         done = NAMES.index(name)
         assert error == (
-            f"hstree: interrupted: {done} of 6 runs are finished; repeat the command to resume\n"
+            f"hstree: interrupted: {done} of 6 runs are finished; "
+            "run the same command to continue\n"
         )
         assert [row["state"] for row in rows()][done] == "interrupted"
         assert main(["study", "toy.toml", "--dry-run"]) == 0
@@ -149,7 +150,7 @@ def test_a_study_that_is_stopped_twice(
     capsys.readouterr()
     Path("toy.toml").write_text(STUDY.replace("warmup = 5", "warmup = 6"))
     error = fails(capsys, "toy.toml")
-    assert "softmax-seed=1: this run was made with warmup = 5, and the file now says 6" in error
+    assert "softmax-seed=1: this run was made with warmup = 5, but the file now has 6" in error
 
 
 def test_a_run_that_fails(capsys: pytest.CaptureFixture[str]) -> None:

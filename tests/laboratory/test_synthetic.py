@@ -242,7 +242,7 @@ def test_bad_settings_are_refused_before_the_work(change: dict, message: str) ->
     ("text", "message"),
     [
         ("softmx", "heads: expected one of adaptive, gss.*, got 'softmx'"),
-        ("doc", "heads: 'doc' reads several layers"),
+        ("doc", "heads: expected heads that read one vector, got 'doc'"),
         ("mos:components", "heads: expected NAME:KEY=VALUE,KEY=VALUE, got 'mos:components'"),
     ],
 )
@@ -265,7 +265,7 @@ def test_report() -> None:
     assert f"{result.baselines[0].entropy:.3f} nats" in notes
     assert "gss:k=0.1,c=0 (k=0.1, c=0)" in notes
     chosen = [cell.learning_rate for cell in result.cells]
-    assert f"Of 4 choices of a learning rate {chosen.count(0.05)} fell on the least" in notes
+    assert f"rates: 4 in total, {chosen.count(0.05)} of them the smallest" in notes
 
 
 def test_picture() -> None:
@@ -340,7 +340,7 @@ def test_all_heads(capsys: pytest.CaptureFixture[str]) -> None:
     ("flags", "message"),
     [
         (("--heads", "softmx"), "heads: expected one of adaptive"),
-        (("--heads", "doc"), "heads: 'doc' reads several layers"),
+        (("--heads", "doc"), "heads: expected heads that read one vector, got 'doc'"),
         (("--dimensions", "2", "2"), "dimensions: expected different ones"),
         (("--processes", "0"), "--processes: expected at least 1"),
         (("--outcomes", "1"), "outcomes: expected at least 2"),
