@@ -18,7 +18,7 @@ class Target:
     at_least: float | None = field(default=None, kw_only=True)
 
     @property
-    def wanted(self) -> str:
+    def limit(self) -> str:
         if self.at_most is not None:
             return f"at most {self.at_most:g}"
         return f"at least {self.at_least:g}" if self.at_least is not None else ""
@@ -31,7 +31,7 @@ def target_table(title: str, rows: Sequence[tuple[Target, float | None]]) -> lis
     return [
         f"| {title} | target | measured |",
         "| --- | --- | ---: |",
-        *(f"| {target.title} | {target.wanted} | {number(reached)} |" for target, reached in rows),
+        *(f"| {target.title} | {target.limit} | {number(reached)} |" for target, reached in rows),
     ]
 
 
