@@ -1,4 +1,4 @@
-"""Benchmarks: ``pytest --benchmark-only`` runs them, ``python -m benchmarks.table`` makes their
+"""Benchmarks. ``pytest --benchmark-only`` runs them, ``python -m benchmarks.table`` makes their
 tables."""
 
 import sys

@@ -1,5 +1,5 @@
-"""What hstree is measured against: torch's flat losses, the best trees that torch's own ops give, a
-piecewise linear function by gather, and a mixture of softmaxes as its formula reads."""
+"""Baselines for hstree: torch's flat losses, the fastest trees built from torch's own ops, a
+piecewise linear function by gather, and a direct implementation of a mixture of softmaxes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def flat_loss(input: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Te
 
 
 def gathered_dot(input: Tensor, weight: Tensor, row: Tensor, node: Tensor) -> Tensor:
-    """<input[row], weight[node]> for lists of rows, in order, and nodes, both copied out, with a
-    sparse gradient of ``weight``."""
+    """Dot products <input[row], weight[node]> for lists of rows, in order, and nodes. Copies both;
+    the gradient of ``weight`` is sparse."""
     return (input.index_select(0, row) * F.embedding(node, weight, sparse=True)).sum(1)
 
 
@@ -51,9 +51,9 @@ class _BagDot(torch.autograd.Function):
 
 
 def bag_dot(input: Tensor, weight: Tensor, row: Tensor, node: Tensor) -> Tensor:
-    """The same by torch's weighted bags of embeddings, which copy nothing out: the scores are a
-    bag's gradient with respect to its weights, and both gradients are bags, of nodes in a row and
-    of rows at a node."""
+    """The same without copies, by torch's weighted embedding bags: the scores are the gradient of a
+    bag with respect to its weights, and both gradients are bags, of the nodes of a row and of the
+    rows of a node."""
     z: Tensor = _BagDot.apply(input, weight, row, node)  # type: ignore[no-untyped-call]
     return z
 
@@ -69,11 +69,11 @@ def torch_tree_log_prob(
     *,
     dot: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = gathered_dot,
 ) -> Tensor:
-    """hstree.ops.path_log_prob [N, T], vectorised: the paths of the batch in all trees packed in
-    one list, sparse gradients.
+    """hstree.ops.path_log_prob [N, T], vectorized: the paths of the batch in all trees are packed
+    in one list, with sparse gradients.
 
     input [N, D], weight [T M, S], bias [T M, 1], target [N], path_offset [T, V + 1], path [P],
-    feature_index [T, S] or None. No gradient of size T x M x S is made.
+    feature_index [T, S] or None. Makes no gradient of size T x M x S.
     """
     trees, rows = len(path_offset), len(target)
     begin = path_offset[:, target].flatten()
@@ -93,8 +93,8 @@ def torch_tree_log_prob(
 
 
 def torch_plif(input: Tensor, slopes: Tensor, radius: float) -> Tensor:
-    """hstree.ops.plif: input of any shape, slopes [K]. gather, index_select, take and indexing take
-    the same time here, within a sixth; gather is the fastest."""
+    """hstree.ops.plif: input of any shape, slopes [K]. The times of gather, index_select, take and
+    indexing differ by at most a sixth here; gather is the fastest."""
     rise = slopes * (2 * radius / len(slopes))
     knots = rise.cumsum(0) - rise
     t = (input + radius) * (len(slopes) / (2 * radius))
@@ -107,16 +107,16 @@ def torch_plif(input: Tensor, slopes: Tensor, radius: float) -> Tensor:
 def torch_mixture_loss(
     latent: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor, target: Tensor
 ) -> Tensor:
-    """Mean loss of a mixture of softmaxes with all its log-probabilities: latent [N, K, D],
+    """Mean loss of a mixture of softmaxes that computes all log-probabilities: latent [N, K, D],
     log_prior [N, K], weight [V, D], bias [V]."""
     log_prob = F.linear(latent, weight, bias).log_softmax(-1)
     return F.nll_loss((log_prob + log_prior[:, :, None]).logsumexp(1), target)
 
 
 def dense_products(latent: Tensor, weight: Tensor, logits: Tensor, out: list[Tensor]) -> None:
-    """The matrix products of a mixture of softmaxes and no more, three for each of K components:
-    the logits, and the gradients of latent vectors and weight, here as if that of the logits were
-    the logits.
+    """Only the matrix products of a mixture of softmaxes, three for each of K components: the
+    logits, and the gradients of latent vectors and weight, with the logits in place of their
+    gradient.
 
     latent [K, N, D], weight [V, D], logits [N, V], out [N, D] and [V, D].
     """

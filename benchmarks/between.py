@@ -1,8 +1,8 @@
-"""Two checkouts of hstree against each other: the steps of the contests, and a short training.
+"""Compare two checkouts of hstree: the steps of the contests, and a short training run.
 
-Both are built in place (``python setup.py build_ext --inplace``). A process for each takes turns
-step by step, so that whatever else the machine does meets both alike; the figure is the median of
-the ratios within a round:
+Both must be built in place (``python setup.py build_ext --inplace``). Two processes, one for each
+checkout, alternate step by step, so that other load on the machine affects both equally. The result
+is the median of the ratios within a round:
 
     python -m benchmarks.between BEFORE AFTER --contest heads "wide parts" train --rounds 9
 """
@@ -22,15 +22,15 @@ from statistics import median, quantiles
 from typing import Any
 
 STEP_SECONDS = 0.2
-"""A turn is one step, or as many as fit into this time."""
+"""Seconds of a turn: one step, or as many as fit."""
 
 OTHERS = ("torch tree", "F.linear_cross_entropy", "gather", "torch.optim")
-"""Steps of others; F.linear + F.cross_entropy stays, to show how much chance there is."""
+"""Skipped steps that are not hstree's; F.linear + F.cross_entropy is kept to show the noise."""
 DECODING = "decoding, N = "
 
 
 class Worker:
-    """A process that makes the steps of one checkout."""
+    """A process that runs the steps of one checkout."""
 
     def __init__(self, checkout: Path) -> None:
         self.process = subprocess.Popen(
@@ -43,7 +43,7 @@ class Worker:
         )
 
     def ask(self, *question: str) -> Any:
-        """The answer to a question of :func:`work`."""
+        """Ask :func:`work` a question and return its answer."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(question) + "\n")
@@ -55,11 +55,11 @@ class Worker:
 
 
 def compare(before: Worker, after: Worker, names: list[str], rounds: int) -> Iterator[str]:
-    """A line for each step: median and quartiles of time after / time before."""
+    """Yield a table row for each step: median and quartiles of time after / time before."""
     for contest in names:
         known = [worker.ask("list", contest) for worker in (before, after)]
         if not all(known):
-            raise SystemExit(f"--contest: expected one that both checkouts have, got {contest!r}")
+            raise SystemExit(f"--contest: expected a contest of both checkouts, got {contest!r}")
         for name in (name for name in known[0] if name in known[1]):
             turns: list[tuple[float, float]] = []
             for worker in (before, after):
@@ -68,13 +68,13 @@ def compare(before: Worker, after: Worker, names: list[str], rounds: int) -> Ite
                 pair = (before, after) if number % 2 else (after, before)
                 seconds = [worker.ask("turn") for worker in pair]
                 turns.append((seconds[0], seconds[1]) if number % 2 else (seconds[1], seconds[0]))
-            ratios = [new / old for old, new in turns[1:]]  # the first round finds cold caches
+            ratios = [new / old for old, new in turns[1:]]  # the first round has cold caches
             low, middle, high = quantiles(ratios, n=4)
             yield f"| {contest}: {name} | {middle:.3f} | {low:.3f} to {high:.3f} |"
 
 
 def work() -> None:
-    """Answer questions from standard input, a line each, until it ends."""
+    """Answer questions from standard input, one on each line, until it ends."""
     answers, sys.stdout = sys.stdout, sys.stderr
     import torch
 
@@ -89,7 +89,7 @@ def work() -> None:
             torch.manual_seed(0)
             step = _build(*of)
         else:
-            step()  # begins with the caches of the other process
+            step()  # warms up, as the caches have the data of the other process
             seconds = []
             while not seconds or sum(seconds) < STEP_SECONDS:
                 begin = time.process_time()
@@ -118,7 +118,7 @@ def _build(contest: str, name: str) -> Callable[[], object]:
 
 
 def _training(head: str) -> Callable[[], object]:
-    """An epoch of a small model, 200 steps on made-up words."""
+    """One epoch of a small model: 200 steps on synthetic words."""
     import numpy as np
 
     from hstree.training import TrainConfig, train

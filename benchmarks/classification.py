@@ -1,8 +1,8 @@
-"""Large-vocabulary classification: the tables of examples/classification.py on one page.
+"""Classification with many labels: the tables of examples/classification.py on one page.
 
     python -m benchmarks.classification --save benchmarks/results/classification.md
 
-About five minutes at rest; one thread. --scale 0.1 shortens all training.
+Takes about five minutes on an idle machine, with one thread. --scale 0.1 shortens all training.
 """
 
 from __future__ import annotations
@@ -26,19 +26,24 @@ SECONDS, STEPS = 10.0, 300
 INTRODUCTION = """\
 # Classification with many labels
 
-[examples/classification.py](../../examples/classification.py): made-up rows whose labels follow a power law and lie in clusters of 100;
-200,000 rows to train on, 2,000 to test; a network of two layers below every head, D = 128; `hstree.optim.AdamW`. `linear`: `nn.Linear` and
-the cross-entropy; `adaptive`: torch's adaptive softmax; `trees`: `TreeEnsemble.from_counts(..., sparse=True)`, four Huffman trees;
-`clustered-tree`, `clustered-trees`: one tree and four that part the labels by the mean features of their rows. Rates chosen
-among 0.004, 0.01 and 0.02, not every combination tried: 0.004 for trees, 0.01 for `adaptive`, for `linear` 0.02 at 100,000 labels and 0.01 at 10,000.
+[examples/classification.py](../../examples/classification.py): synthetic rows whose labels follow a
+power law and form clusters of 100; 200,000 training rows, 2,000 test rows; a network of two layers
+below every head, D = 128; `hstree.optim.AdamW`. `linear`: `nn.Linear` and the cross-entropy;
+`adaptive`: torch's adaptive softmax; `trees`: `TreeEnsemble.from_counts(..., sparse=True)`, four
+Huffman trees; `clustered-tree`, `clustered-trees`: one tree and four that split the labels by the
+mean features of their rows. Learning rates were chosen among 0.004, 0.01 and 0.02, without trying
+every combination: 0.004 for trees, 0.01 for `adaptive`, and for `linear` 0.02 at 100,000 labels and
+0.01 at 10,000.
 
-A step is forward, backward and optimiser, in milliseconds of CPU time. Precision at n: the share of right ones among the first n labels, of
-those that could be right. The peak is that of the process, of which torch and the data take {before}.
-"""  # noqa: E501
+A step is forward, backward and optimizer, in milliseconds of CPU time. Precision at n: the number
+of correct labels among the first n, as a share of the largest possible number. The peak is that of
+the process, of which torch and the data take {before}.
+"""
 
 
 def table(flags: Sequence[str], linear_rate: str) -> tuple[list[str], str]:
-    """The example's rows with these flags, head by head, and the memory before the last one."""
+    """Run the example with these flags for each head; returns its rows, and the memory used by
+    torch and data."""
     lines: list[str] = []
     for head in HEADS:
         rate = ["--lr", linear_rate] if head == "linear" else []

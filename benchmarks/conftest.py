@@ -1,4 +1,4 @@
-"""One thread for every benchmark, memory given back, short runs, devices."""
+"""Settings of all benchmarks: one thread, freed memory, short runs, devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def release_memory() -> Iterator[None]:
-    """Contestants of one test share what those of the next need not find in memory."""
+    """Frees what the contestants of one test share before the next test."""
     yield
     draw_paths.cache_clear()
     corpus.cache_clear()
@@ -30,13 +30,13 @@ def release_memory() -> Iterator[None]:
 
 @pytest.fixture
 def short(request: pytest.FixtureRequest) -> bool:
-    """Whether the run only shows that the benchmarks work: --benchmark-max-time below a second."""
+    """Whether the run only checks that the benchmarks work: --benchmark-max-time below a second."""
     return float(request.config.getoption("benchmark_max_time")) < 1
 
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
-    """Each device that the heads run on, as far as there is one."""
+    """Every device of the heads that is available."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("CUDA: no GPU")
     if request.param == "cuda" and hstree.build_info().cuda is None:

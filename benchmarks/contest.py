@@ -1,4 +1,4 @@
-"""Steps that take turns, so that whatever else the machine does meets all of them alike."""
+"""Timing of alternating steps, so that other load on the machine affects all of them equally."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Contestant:
-    """A step, forward and backward, and what is known about it; 0 or nothing where that says
-    nothing.
+    """A step, forward and backward, and facts about it; 0 or None if they do not apply.
 
     Attributes:
-        step: what is timed.
-        parameters: how many there are.
-        threads: on which the step runs.
-        visits: nodes on the paths of the step's rows, in all trees.
-        leaves: after a step their row-sparse gradients are what it has made.
-        idle: the step without its work, whose time is subtracted.
+        step: the timed function.
+        parameters: number of parameters.
+        threads: number of threads of the step.
+        visits: number of nodes on the paths of the step's rows, in all trees.
+        leaves: tensors whose row-sparse gradients the step computes.
+        idle: the step without its work; its time is subtracted.
     """
 
     step: Callable[[], object]
@@ -37,7 +36,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Size:
-    """N, D and V; E, the size of a mixture's latent vectors."""
+    """Sizes of a step: N rows, D features, V classes; E, the size of a mixture's latent vectors."""
 
     rows: int
     features: int
@@ -50,15 +49,16 @@ class Size:
 
 
 TINY = Size(35, 40, 1000, 40)
-"""Size of a warm-up, and of everything in a short run."""
+"""Size of a warm-up, and of all steps in a short run."""
 
 TURN_SECONDS, TURN_STEPS = 0.1, 20
-"""A turn is one step, or as many as fit into its time and number: its figure is their median."""
+"""Limits of a turn, in seconds and steps. A turn has at least one step; its result is their
+median."""
 WARM_UP_SECONDS = 1.0
-"""A turn begins with a step that does not count, unless it takes longer."""
+"""Seconds. A turn begins with a warm-up step, unless a step takes longer than this."""
 
 EXTRA_BYTES = 2**24
-"""What a tree's step may need beside 1.5 times its row-sparse gradients."""
+"""Memory that a tree's step may use in addition to 1.5 times its row-sparse gradients."""
 
 Build = Callable[[Size, str], Contestant]
 
@@ -66,7 +66,7 @@ Build = Callable[[Size, str], Contestant]
 def batch(
     rows: int, features: int, classes: int, device: str = "cpu"
 ) -> tuple[Tensor, Tensor, np.ndarray[Any, Any]]:
-    """Inputs, targets drawn from Zipf's law, and the frequencies of that law."""
+    """Inputs, targets drawn from Zipf's law, and its frequencies."""
     frequencies = 1.0 / np.arange(1, classes + 1)
     random = np.random.default_rng(0)
     target = torch.from_numpy(random.choice(classes, rows, p=frequencies / frequencies.sum()))
@@ -75,7 +75,7 @@ def batch(
 
 
 def step(loss: Callable[[], Tensor], parameters: Iterable[Tensor]) -> Callable[[], None]:
-    """Forward and backward, to gradients of all parameters."""
+    """A step: forward and backward, with gradients of all parameters."""
     parameters = list(parameters)
 
     def run() -> None:
@@ -87,14 +87,14 @@ def step(loss: Callable[[], Tensor], parameters: Iterable[Tensor]) -> Callable[[
 
 
 def row_sparse_bytes(leaves: Iterable[Tensor]) -> int:
-    """Size of the row-sparse gradients of the leaves, an index that they share once."""
+    """Bytes of the row-sparse gradients of the leaves; a shared index counts once."""
     grads = [leaf.grad for leaf in leaves if leaf.grad is not None and leaf.grad.is_sparse]
     parts = [part for grad in grads for part in (grad._indices(), grad._values())]
     return sum({part.data_ptr(): part.nbytes for part in parts}.values())
 
 
 def clock(device: str, threads: int = 1) -> float:
-    """Seconds: of one thread on a CPU those that this process was running, else wall time."""
+    """Seconds: CPU time of the process for one thread on a CPU, otherwise wall time."""
     if device == "cpu" and threads == 1:
         return time.process_time()
     if device != "cpu":
@@ -105,13 +105,13 @@ def clock(device: str, threads: int = 1) -> float:
 def contest(
     benchmark: Any, builds: Mapping[str, Build], size: Size, device: str, rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """Give every step a turn in each round, in order and back in the next round; pytest-benchmark
-    times whole rounds.
+    """Give every step a turn in each round, in alternating order. pytest-benchmark times whole
+    rounds.
 
     Returns:
-        For each name ``seconds``, a list of one for each round, ``parameters``, and where they are
-        known ``visits``, ``gradient_bytes`` (of row-sparse gradients) and ``allowed_bytes`` (of a
-        step that makes them).
+        For each name ``seconds``, a list with one value for each round, ``parameters`` and, if they
+        apply, ``visits``, ``gradient_bytes`` (of row-sparse gradients) and ``allowed_bytes`` (limit
+        for a step that makes them).
     """
     for build in builds.values():
         build(TINY, device).step()
@@ -134,7 +134,7 @@ def contest(
     def turn(contestant: Contestant) -> float:
         torch.set_num_threads(contestant.threads)
         idle = timed(contestant.idle) if contestant.idle else 0.0
-        first = timed(contestant.step)  # with cold caches, and fresh pages in the first round
+        first = timed(contestant.step)  # warms up caches, and pages in the first round
         steps = [] if first < WARM_UP_SECONDS else [first]
         while sum(steps) < TURN_SECONDS and len(steps) < TURN_STEPS:
             steps.append(timed(contestant.step))

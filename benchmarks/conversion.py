@@ -1,10 +1,10 @@
-"""Trees in place of a trained softmax: at once, and after a little training of the head alone.
+"""Replace a trained softmax by trees: without training, and after a short training of the head.
 
     python -m benchmarks.conversion runs/softmax --data ptb/ --save benchmarks/results/conversion.md
 
-The run must have a flat softmax. Its backbone stays as it is; the trees are clustered by the rows
-of the softmax and begin as it by ``TreeEnsemble.from_linear``, or, to compare, at the frequencies
-of the words. Rates of Adam are chosen on the validation text. One thread.
+The run must have a flat softmax. Its backbone is not trained. The trees are clustered by the rows
+of the softmax and initialized from it by ``TreeEnsemble.from_linear`` or, for comparison, from the
+frequencies of the words. Learning rates of Adam are chosen on the validation text. One thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRAIN_TOKENS, ROWS = 200_000, 1000
 RATES = (0.001, 0.004)
 
 Text = tuple[Tensor, Tensor]
-"""Hidden vectors [n - 1, D] and the words that follow [n - 1]."""
+"""Hidden vectors [n - 1, D] and the next words [n - 1]."""
 
 
 @torch.no_grad()
@@ -54,7 +54,8 @@ def perplexity(head: nn.Module, text: Text) -> float:
 def trained(
     build: Callable[[], TreeEnsemble], train: Text, steps: int, rate: float
 ) -> TreeEnsemble:
-    """A new head after some steps of Adam on random rows, the rate falling to zero."""
+    """Train a new head for some steps of Adam on random rows, with a learning rate that decays to
+    zero."""
     torch.manual_seed(0)
     head = build()
     optimizer = torch.optim.Adam(head.parameters(), rate, betas=(0.9, 0.99))
@@ -116,13 +117,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "# Trees in place of a trained softmax",
         "",
         f"Test perplexity of `{corpus.name}`, V = {V:,}, D = {D}; the softmax has "
-        f"{perplexity(softmax, test):.1f}, and its backbone stays as it is.",
-        "`from_linear`: the head as `TreeEnsemble.from_linear` makes it, without training; then "
+        f"{perplexity(softmax, test):.1f}. Its backbone is not trained.",
+        "`from_linear`: the head of `TreeEnsemble.from_linear`, without training; then "
         f"after {options.steps} steps of Adam on {ROWS:,} rows",
-        f"each from the first {TRAIN_TOKENS:,} words of the training text; last the same trees and "
-        "steps from the frequencies of the words",
-        f"alone. The rate of each is the better of {' and '.join(map(str, RATES))} on the "
-        "validation text.",
+        f"each from the first {TRAIN_TOKENS:,} words of the training text; last, the same trees "
+        "and steps, initialized only from the frequencies",
+        f"of the words. The learning rate of each is the better of {' and '.join(map(str, RATES))} "
+        "on the validation text.",
         "",
         "| T | C | G | `from_linear` | then trained | from frequencies, trained |",
         "| ---: | ---: | ---: | ---: | ---: | ---: |",

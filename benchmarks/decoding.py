@@ -1,4 +1,4 @@
-"""What is asked of a trained head: all classes, the most probable ones, a draw."""
+"""Queries of a trained head: all classes, the most probable ones, a sample."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DECODED_ROWS = (1, 32)
 
 
 def _head(name: str, size: Size) -> tuple[Head, Tensor]:
-    """Huffman trees that begin at Zipf's law, with vectors that move the scores by about one."""
+    """Huffman trees initialized to Zipf's law, with vectors that change the scores by about one."""
     hidden, _, frequencies = batch(size.rows, size.features, size.classes)
     head: Head = Softmax(size.features, size.classes)
     if name == SOFTMAX:

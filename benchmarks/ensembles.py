@@ -1,4 +1,4 @@
-"""Steps of whole tree ensembles, of the kernels in them, and of what they are measured against."""
+"""Steps of whole tree ensembles, of their kernels, and of their baselines."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ WIDE = {"n_trees": 4, "root": 256, "leaf": 32}
 def _head(
     size: Size, n_trees: int, root: int = 1, leaf: int = 1
 ) -> tuple[TreeEnsemble, Tensor, Tensor]:
-    """Huffman trees, over half of the features each where all nodes are binary, and a batch; wide
-    nodes as far as the classes go."""
+    """Huffman trees and a batch. Binary trees read half of the features each; wide nodes are
+    reduced if there are too few classes."""
     hidden, target, frequencies = batch(size.rows, size.features, size.classes)
     trees = build_ensemble(
         "huffman", size.classes, n_trees, frequencies, root=min(root, size.classes // 4), leaf=leaf
@@ -94,8 +94,8 @@ def _leaf_groups(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable
 
 
 def _root_products(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
-    """The three products of the root: scores, and the gradients of features and weight, here as if
-    that of the scores were the scores."""
+    """The three products of the root: scores, and the gradients of features and weight, with the
+    scores in place of their gradient."""
     weight, bias = head.root_weight, head.root_bias
     assert weight is not None
     assert bias is not None
@@ -111,7 +111,7 @@ def _root_products(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callab
 
 
 def _root(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
-    """The root by torch's own ops, forward and backward, log-softmax and all."""
+    """The root by torch's own ops, forward and backward, including log-softmax."""
     weight, bias = head.root_weight, head.root_bias
     assert weight is not None
     assert bias is not None
@@ -128,7 +128,7 @@ Part = Callable[[TreeEnsemble, Tensor, Tensor], Callable[[], object]]
 
 
 def _parts(size: Size, device: str, parts: Sequence[Part], **shape: int) -> Contestant:
-    """Parts of a module, one after another."""
+    """Runs the parts of a module one after another."""
     head, hidden, target = _head(size, **shape)
     steps = [part(head, hidden, target) for part in parts]
 
@@ -140,7 +140,7 @@ def _parts(size: Size, device: str, parts: Sequence[Part], **shape: int) -> Cont
 
 
 def _adaptive(size: Size, device: str) -> Contestant:
-    """With the cutoffs of its documentation."""
+    """Adaptive softmax, with the cutoffs of its documentation."""
     hidden, target, _ = batch(size.rows, size.features, size.classes)
     cutoffs = [round(size.classes / 15), 3 * round(size.classes / 15)]
     head = nn.AdaptiveLogSoftmaxWithLoss(size.features, size.classes, cutoffs, div_value=4.0)

@@ -1,16 +1,16 @@
-"""Measures one contestant on a GPU, in this process, and writes what it finds as JSON.
+"""Measure one contestant on a GPU, in this process, and write the results as JSON.
 
     python -m benchmarks.gpu 4096x128k huffman-4 --out huffman-4.json
     python -m benchmarks.gpu --list
 
-benchmarks.gpu_proof runs all of them, each in a process of its own, and makes the tables.
+benchmarks.gpu_proof runs all contestants, each in its own process, and makes the tables.
 
-The loss and the gradient of the input are compared with float64 first: a contestant that is wrong
-is not timed. Seconds are those between events on the device. Before each step the device works on
-matrix products, so that Python's own time is hidden where nothing waits for the device, as in
-training, and the step finds cold caches. A copy and a matrix product are timed before and after, so
-that runs of different processes can be compared. Clocks are read, never set. The file is written
-after each part: a process that is killed leaves what it had. Exits with 2 where there is no GPU.
+The loss and the gradient of the input are first compared with float64: a wrong contestant is not
+timed. Times are measured between events on the device. Before each step the device computes matrix
+products. They hide the time of Python unless the step waits for the device, as in training, and
+make the caches cold. A copy and a matrix product are timed before and after, so that runs of
+different processes can be compared. Clocks are read, never set. The file is written after each
+part, so a killed process leaves its results so far. Exits with 2 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Figures = dict[str, Any]
 
 WARM_UP = 3
 PRODUCTS_AHEAD = 2
-"""Reference products before each timed step: about 3 ms of an H100."""
+"""Number of reference products before each timed step: about 3 ms on an H100."""
 PARTS = ("forward", "backward", "both")
 CLOCKS = (
     "clocks.sm",
@@ -50,11 +50,11 @@ CLOCKS = (
     "clocks_event_reasons.active",
 )
 TOLERANCE = {"bfloat16": 0.05, "float16": 0.05, "float32": 1e-3}
-"""Largest error of a gradient, in units of its largest value; of a loss a fifth of it."""
+"""Largest allowed error of a gradient, relative to its largest value; for a loss, a fifth of it."""
 
 
 class Stopwatch:
-    """Seconds between marks: events on a GPU, wall time on a CPU."""
+    """A timer of seconds between marks: events on a GPU, wall time on a CPU."""
 
     def __init__(self, device: str) -> None:
         self.cuda = device != "cpu"
@@ -69,7 +69,7 @@ class Stopwatch:
             self.marks.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """Between each mark and the next."""
+        """Seconds between each mark and the next."""
         pairs = list(zip(self.marks, self.marks[1:], strict=False))
         if not self.cuda:
             return [after - before for before, after in pairs]
@@ -78,7 +78,7 @@ class Stopwatch:
 
 
 class Reference:
-    """A copy and a matrix product of always the same size."""
+    """A copy and a matrix product of fixed size."""
 
     def __init__(self, setting: Setting, device: str) -> None:
         self.device, self.elements = device, setting.elements
@@ -91,7 +91,8 @@ class Reference:
         torch.mm(self.matrix, self.matrix, out=self.result)
 
     def measure(self, rounds: int) -> dict[str, float]:
-        """Bytes per second of the copy, read and written, and operations per second."""
+        """Bytes per second of the copy, read and written, and operations per second of the
+        product."""
         source = torch.randn(self.elements, device=self.device)
         target = torch.empty_like(source)
         copy = self._seconds(lambda: target.copy_(source), rounds)
@@ -149,7 +150,8 @@ def _query_command(*fields: str) -> list[str]:
 
 
 def query(*fields: str, while_waiting: Callable[[], object] = lambda: time.sleep(0.01)) -> Figures:
-    """What nvidia-smi says of the device; nothing where it does not run or know the fields."""
+    """The output of nvidia-smi for the device; empty if it does not run or does not know the
+    fields."""
     try:
         with subprocess.Popen(
             _query_command(*fields), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -166,7 +168,8 @@ def query(*fields: str, while_waiting: Callable[[], object] = lambda: time.sleep
 
 
 def kernel_name(key: str) -> str:
-    """`path_log_prob_kernel` for the kernels of hstree, `sort and the rest` for others."""
+    """The short name of a kernel: `path_log_prob_kernel` for those of hstree, `sort and the rest`
+    for others."""
     found = re.search(r"hstree::.*?(\w+_kernel)\b", key)
     return found.group(1) if found else "sort and the rest"
 
@@ -190,7 +193,7 @@ def kernel_seconds(step: Callable[[], object], repeats: int) -> dict[str, float]
 
 
 def too_far(errors: Mapping[str, float], dtype: str) -> str | None:
-    """What is wrong about a contestant, or None. An error that is no number is too large."""
+    """Why a contestant is wrong, or None. An error of nan is too large."""
     for name, error in errors.items():
         most = TOLERANCE[dtype] / (1 if name.startswith("grad") else 5)
         if not error <= most:
@@ -204,10 +207,10 @@ def measure(
     device: str,
     write: Callable[[Figures], None] = lambda figures: None,
 ) -> Figures:
-    """Errors, seconds, peak memory of a contestant, and how fast the machine was meanwhile.
+    """Measure errors, seconds and peak memory of a contestant, and the speed of the machine.
 
-    `write` gets the figures after each part. `outcome` among them is "unfinished" until the end,
-    with what is being done in `doing`; then "measured", "missing", "wrong" or "failed", with
+    Calls `write` with the results after each part. Their `outcome` is "unfinished" until the end,
+    with the current part in `doing`; then "measured", "missing", "wrong" or "failed", with
     `detail`.
     """
     figures: Figures = {
@@ -282,12 +285,12 @@ def measure(
         return end("measured")
     except Missing as reason:
         return end("missing", str(reason))
-    except Exception as error:  # of whatever kind: it is what the file has to say
+    except Exception as error:  # any error is a result for the file
         return end("failed", f"{figures['doing']}: {type(error).__name__}: {error}")
 
 
 def timed(step: Any, reference: Reference, rounds: int, device: str) -> dict[str, list[float]]:
-    """Seconds of forward, backward and both, one for each round."""
+    """Seconds of forward, backward and both, for each round."""
     watch = Stopwatch(device)
     for _ in range(WARM_UP + rounds):
         watch.mark()
@@ -308,13 +311,13 @@ def timed(step: Any, reference: Reference, rounds: int, device: str) -> dict[str
 
 
 def obstacle() -> str | None:
-    """Why nothing can be measured here, or None."""
+    """Why this machine cannot measure, or None."""
     if not torch.cuda.is_available():
-        return "benchmarks.gpu needs a CUDA GPU, and torch sees none here"
+        return "benchmarks.gpu needs a CUDA GPU, but torch finds none"
     import hstree
 
     if hstree.build_info().cuda is None:
-        return "benchmarks.gpu needs a CUDA build of hstree; this one is for the CPU only"
+        return "benchmarks.gpu needs a CUDA build of hstree, but this one is for the CPU only"
     return None
 
 

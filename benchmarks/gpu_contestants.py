@@ -1,4 +1,4 @@
-"""What benchmarks.gpu measures: each contestant as one step, with a check of its results against
+"""The contestants of benchmarks.gpu: each is one step, with a check of its results against
 float64."""
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from hstree.trees import build_ensemble
 RADIUS = 20.0
 CHECKED_ROWS = 32
 CHUNK_BYTES = 2**29
-"""Of the float64 logits that a check makes at a time."""
+"""Size of the float64 logits that a check computes at a time."""
 
 
 class Missing(Exception):
-    """The contestant does not exist here, and why."""
+    """The contestant is unavailable; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Step:
     """One contestant.
 
     Attributes:
-        loss: forward.
-        leaves: whose gradients the backward pass leaves; the first is the input.
-        check: errors of what one step gave, its loss and the gradient of the input, each relative
-            to the largest true value.
-        parameters: how many there are.
-        grad: of the result, where that is no scalar.
-        traffic: bytes by part, and what else is known about them.
+        loss: the forward pass.
+        leaves: tensors whose gradients the backward pass computes; the first is the input.
+        check: computes the errors of the loss and the input's gradient after a step, relative to
+            the largest true value.
+        parameters: number of parameters.
+        grad: gradient of the result, if it is not a scalar.
+        traffic: bytes by part, and other known counts.
     """
 
     loss: Callable[[], Tensor]
@@ -64,22 +64,22 @@ class Step:
 
 
 def build(entry: Entry, setting: Setting, device: str) -> Step:
-    """The step of a contestant. Raises Missing where a library does not have it."""
+    """Build the step of a contestant. Raises Missing if a library does not have it."""
     return BUILDERS[entry.kind](setting, device, **entry.options)
 
 
 def relative(got: Tensor, true: Tensor) -> float:
-    """Largest difference, in units of the largest true value."""
+    """Largest difference, relative to the largest true value."""
     return float((got.detach().double() - true).abs().max() / true.abs().max())
 
 
 def _checked(rows: int, device: str) -> Tensor:
-    """The rows that are checked, spread over the batch."""
+    """The rows to check, spread over the batch."""
     return torch.linspace(0, rows - 1, min(rows, CHECKED_ROWS), device=device).long()
 
 
 def _inputs(setting: Setting, device: str) -> tuple[Tensor, Tensor, Any]:
-    """Input [N, D] with gradient, target [N] after Zipf's law, frequencies of that law."""
+    """Input [N, D] with gradient, targets [N] drawn from Zipf's law, and its frequencies."""
     torch.manual_seed(0)
     input, target, frequencies = batch(setting.rows, setting.features, setting.classes, device)
     dtype = getattr(torch, setting.dtype)
@@ -87,7 +87,7 @@ def _inputs(setting: Setting, device: str) -> tuple[Tensor, Tensor, Any]:
 
 
 def _normal(shape: tuple[int, ...], setting: Setting, device: str) -> Tensor:
-    """Weights that make scores of about one."""
+    """Weights that give scores of about one."""
     weight = torch.empty(shape, dtype=getattr(torch, setting.dtype), device=device)
     return weight.normal_(std=shape[-1] ** -0.5).requires_grad_()
 
@@ -100,7 +100,8 @@ def _count(parameters: Sequence[Tensor]) -> int:
 
 
 def subsets(features: int, subset: int, trees: int, block: int) -> Tensor:
-    """feature_index [T, S]: for each tree S of D features in order, drawn in aligned blocks."""
+    """feature_index [T, S]: for each tree, S of the D features in increasing order, drawn in
+    aligned blocks."""
     random = torch.Generator().manual_seed(0)
     drawn = []
     for _ in range(trees):
@@ -162,7 +163,7 @@ def _true_log_prob(
     input: Tensor, weight: Tensor, bias: Tensor, target: Tensor, tables: Mapping[str, Tensor],
     index: Tensor, max_depth: int,
 ) -> Tensor:  # fmt: skip
-    """log_prob of a few rows in float64 on the CPU, with the weight rows that they visit alone."""
+    """log_prob of a few rows in float64 on the CPU, using only the weight rows that they visit."""
     offset, path = tables["path_offset"], tables["path"].clone()
     spans = [[(int(o[y]), int(o[y + 1])) for y in target] for o in offset]
     visited = [
@@ -190,7 +191,7 @@ def _against_copy(
     head: nn.Module, setting: Setting, input: Tensor, target: Tensor,
     row_losses: Callable[[Any, Tensor, Tensor], Tensor],
 ) -> Callable[[Tensor, Tensor], dict[str, float]]:  # fmt: skip
-    """A check of loss and gradient against a copy of the head in float64, a few rows at a time."""
+    """Check loss and gradient against a float64 copy of the head, a few rows at a time."""
 
     def check(value: Tensor, grad: Tensor) -> dict[str, float]:
         true = copy.deepcopy(head).double()
@@ -222,7 +223,7 @@ def _of_head(
 
 
 def _of_all_classes(head: TreeEnsemble, x: Tensor, target: Tensor) -> Tensor:
-    """Losses of rows by the log-probabilities of all classes, which no target steers."""
+    """Losses of rows from the log-probabilities of all classes, which do not depend on targets."""
     return -head.log_prob(x).gather(1, target[:, None]).squeeze(1)
 
 
@@ -245,7 +246,7 @@ def _wide(setting: Setting, device: str, leaf: int) -> Step:
 
 
 def _flat_row_losses(head: Any, x: Tensor, target: Tensor) -> Tensor:
-    """Losses of rows under a flat head, by torch's own ops."""
+    """Losses of rows for a flat head, by torch's own ops."""
     logits = F.linear(x, head.weight, head.bias)
     if isinstance(head.function, PLIF):
         logits = torch_plif(logits, head.function.slopes(), head.function.radius)
@@ -267,7 +268,7 @@ def _head(setting: Setting, device: str, head: str) -> Step:
 
 
 def _adaptive(setting: Setting, device: str) -> Step:
-    """torch's adaptive softmax with the shares of classes of its documentation."""
+    """torch's adaptive softmax, with the cutoffs of its documentation as shares of the classes."""
     input, target, _ = _inputs(setting, device)
     cutoffs = [setting.classes // 15, 3 * setting.classes // 15]
     head = nn.AdaptiveLogSoftmaxWithLoss(
@@ -307,7 +308,7 @@ def _compiled(input: Tensor, weight: Tensor, target: Tensor) -> Loss:
 
 def _chunked(input: Tensor, weight: Tensor, target: Tensor) -> Loss:
     if not hasattr(F, "linear_cross_entropy"):
-        raise Missing(f"torch {torch.__version__} does not have it; torch 2.13 does")
+        raise Missing(f"torch {torch.__version__} does not have it; it needs torch 2.13")
     return lambda: F.linear_cross_entropy(input, weight, target)
 
 
@@ -343,11 +344,11 @@ FLAT: dict[str, Callable[[Tensor, Tensor, Tensor], Loss]] = {
 }
 
 
-# ---- the piecewise linear function by itself
+# ---- the piecewise linear function alone
 
 
 def _function(setting: Setting, device: str) -> Step:
-    """Forward reads and writes each element once, backward reads two and writes one."""
+    """Forward reads and writes each element once; backward reads two and writes one."""
     torch.manual_seed(0)
     input = (4 * torch.randn(setting.elements, device=device)).requires_grad_()
     grad = torch.randn(setting.elements, device=device)

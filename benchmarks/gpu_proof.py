@@ -1,15 +1,15 @@
-"""Builds hstree for the GPU of this machine, tests it there, and measures it: docs/gpu.md.
+"""Build, test and measure hstree on the GPU of this machine; see docs/gpu.md.
 
     python -m benchmarks.gpu_proof --out build/proof --minutes 9
 
 Stages: build, tests (those marked cuda), sanitizer (the four tools of compute-sanitizer),
-benchmarks (benchmarks.gpu) and report. Everything runs in a process of its own with a time limit,
-and results.json in the output folder is replaced after each: what crashes, hangs or is interrupted
-takes nothing along, and the next call goes on where this one stopped. What is there is not done
-again, unless the sources of hstree have changed or --again names it.
+benchmarks (benchmarks.gpu) and report. Each part runs in its own process with a time limit, and
+results.json in the output folder is replaced after each part. A part that crashes, hangs or is
+interrupted does not affect the others, and the next call resumes where this one stopped. Completed
+parts are not repeated, unless the sources of hstree have changed or --again names them.
 
-Exits with 0 when all is done and right, 1 when something of hstree failed, 2 when nothing can run
-here, 3 when the time ran out first, 130 after Ctrl-C or SIGTERM.
+Exit status: 0 if all parts passed, 1 if a part of hstree failed, 2 if nothing can run here, 3 if
+the time ran out, 130 after Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("build", "tests", "sanitizer", "benchmarks", "report")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SECONDS = {"build": 480, "collect": 120, "tests": 240, "sanitizer": 140, "benchmarks": 120}
-"""Limits: of the build, of collecting the tests, and of each file of tests, tool and contestant."""
+"""Time limits of the build, of collecting tests, and of each test file, tool and contestant."""
 LEAST_SECONDS = 5.0
-"""With less time left nothing is started."""
+"""With less time left, no part is started."""
 SANITIZED_PER_FILE = 8
 SANITIZED = re.compile(r"equals_(the_)?reference|equals_the_walk|sparse_is_dense")
-"""Tests that run every kernel forward and backward over small shapes of all kinds."""
+"""Tests that run every kernel, forward and backward, on small shapes of all kinds."""
 
 # Distribution, oldest version, what needs it.
 REQUIREMENTS = (
@@ -84,7 +84,7 @@ Entry = dict[str, Any]
 
 
 class OutOfTime(Exception):
-    """The time of this call is over; the next one goes on."""
+    """The time of this call is over; the next call resumes."""
 
 
 # ---- one process
@@ -96,7 +96,7 @@ class Ending:
 
     Attributes:
         status: exit status; negative for a signal, None at the limit.
-        seconds: that it took.
+        seconds: its duration.
         output: standard output and error.
     """
 
@@ -115,8 +115,8 @@ class Ending:
 def run_limited(
     command: Sequence[str], seconds: float, log: Path, environment: Mapping[str, str] | None = None
 ) -> Ending:
-    """Runs a command in the checkout, its output at the end of a file; then, and on any exception,
-    whatever is left of its process group is killed."""
+    """Run a command in the checkout and append its output to a file. At the end, also after an
+    exception, kill the rest of its process group."""
     begin = time.monotonic()
     with log.open("a+b") as file:
         file.write(f"\n$ {' '.join(command)}\n".encode())
@@ -148,11 +148,11 @@ def last_lines(output: str, count: int = 8) -> str:
     return "\n".join(line[:300] for line in output.strip().splitlines()[-count:])
 
 
-# ---- what commands print
+# ---- parsing of output
 
 
 def of_tests(ending: Ending) -> Entry:
-    """Results of `pytest -v`, also of one that did not come to its end."""
+    """Results of `pytest -v`, also of an incomplete run."""
     found = re.findall(
         r"^(\S.*?::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", ending.output, re.MULTILINE
     )
@@ -173,7 +173,7 @@ def of_tests(ending: Ending) -> Entry:
 
 
 def of_sanitizer(ending: Ending) -> Entry:
-    """Errors that a tool of compute-sanitizer found, by kernel; "errors elsewhere" where all are in
+    """Errors found by a tool of compute-sanitizer, by kernel; "errors elsewhere" if all are in
     kernels of other libraries."""
     summary = re.search(
         r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", ending.output
@@ -207,7 +207,7 @@ def _kernel(place: str) -> str:
 
 
 def of_contestant(ending: Ending, file: Path) -> Entry:
-    """What benchmarks.gpu wrote, however it ended."""
+    """The results of benchmarks.gpu, however it ended."""
     entry: Entry = {}
     with contextlib.suppress(OSError, ValueError):
         entry = json.loads(file.read_text())
@@ -223,7 +223,7 @@ def of_contestant(ending: Ending, file: Path) -> Entry:
 
 
 def digest(*patterns: str) -> str:
-    """Of the contents of files in the checkout."""
+    """Digest of the contents of files in the checkout."""
     found = hashlib.sha256()
     for path in sorted(p for pattern in patterns for p in ROOT.glob(pattern) if p.is_file()):
         if (
@@ -236,8 +236,8 @@ def digest(*patterns: str) -> str:
 
 
 def spread_over(items: list[str], count: int) -> list[str]:
-    """At most so many items, evenly from the first to the last. The steps differ by one, so that
-    they do not meet the same dtype again and again."""
+    """At most this many items, evenly from the first to the last. Step sizes differ by one, so that
+    they do not select the same dtype each time."""
     if len(items) <= count:
         return items
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
@@ -250,7 +250,7 @@ def save(path: Path, content: bytes) -> None:
 
 
 class Proof:
-    """The results of all calls in one folder, and what this call may still do.
+    """The results of all calls with one folder, and the remaining time of this call.
 
     Results are `entries` by name, "STAGE/...", with at least `outcome`, `seconds_taken` and
     `sources`, the digest of what was built.
@@ -266,7 +266,7 @@ class Proof:
         there = self.results["device"]["name"]
         if there != device["name"]:
             raise SystemExit(
-                f"--out: {self.file} holds results of {there}, this is {device['name']}; "
+                f"--out: {self.file} has results of {there}, but this device is {device['name']}; "
                 "choose another folder"
             )
         self.entries: dict[str, Entry] = self.results["entries"]
@@ -293,7 +293,8 @@ class Proof:
     def limited(
         self, command: Sequence[str], seconds: float, log: str, environment: Mapping[str, str] = {}
     ) -> Ending:
-        """Raises OutOfTime where this call ends before the command and before its limit."""
+        """Run a command. Raises OutOfTime if the time of this call ends before the command and its
+        limit."""
         left = self.deadline - time.monotonic()
         if left < min(LEAST_SECONDS, seconds):
             raise OutOfTime
@@ -313,7 +314,7 @@ class Proof:
         print(f"{name}: {entry['outcome']} {detail} ({seconds:.0f} s)", flush=True)
 
     def build(self) -> None:
-        """pip's editable installation, unless that of the same sources is there."""
+        """Install hstree in editable mode, unless the same sources are already installed."""
         probe = [sys.executable, "-c", BUILT]
         if self.is_done("build") and self.entries["build"]["outcome"] == "built":
             ending = self.limited(probe, 60, "build")
@@ -337,7 +338,7 @@ class Proof:
         self.keep("build", entry, built)
 
     def collected(self) -> Entry:
-        """Files with tests marked cuda, and those tests that the sanitizer runs."""
+        """Files with tests marked cuda, and the tests for the sanitizer."""
         sources = digest("tests/**/*.py") + " " + " ".join(self.options.tests)
         there: Entry = self.results.get("tests", {})
         if there.get("sources") == sources:
@@ -388,7 +389,7 @@ class Proof:
             name = f"sanitizer/{check}"
             if self.is_done(name):
                 continue
-            # Errors of the driver's functions, which torch provokes and handles, do not count.
+            # Errors of driver functions that torch expects and handles are ignored.
             more = ["--report-api-errors", "no"] if check == "memcheck" else []
             options = ["--tool", check, "--target-processes", "application-only", *more]
             options += ["--print-limit", "1000"]
@@ -402,7 +403,7 @@ class Proof:
             self.keep(name, of_sanitizer(ending), ending)
 
     def benchmarks(self) -> None:
-        """Ours in all settings, then the others."""
+        """Run the contestants of hstree in all settings, then the others."""
         chosen = [
             (setting, name, contestant)
             for setting in self.options.settings
@@ -438,14 +439,16 @@ class Proof:
         print(f"\n{text}")
         try:
             picture = plot(self.results)
-        except Exception as error:  # hstree or matplotlib may be missing: the tables are there
+        except (
+            Exception
+        ) as error:  # hstree or matplotlib may be missing; the tables do not need them
             print(f"no picture: {type(error).__name__}: {error}", file=sys.stderr)
             return
         if picture is not None:
             save(self.out / "report.png", picture)
 
     def wrong(self) -> list[str]:
-        """What of hstree failed; on a GPU also tests that did not run."""
+        """The failed parts of hstree; on a GPU also tests that did not run."""
         fine = {"built", "passed", "clean", "errors elsewhere", "measured", "missing"}
         if self.options.device == "cpu":
             fine.add("skipped")
@@ -481,7 +484,7 @@ def find_sanitizer(command: str) -> str | None:
 
 
 def requirements(options: argparse.Namespace) -> list[str]:
-    """What there is and what is missing, a line each."""
+    """One line for each available or missing requirement."""
     lines = []
     for distribution, oldest, purpose in REQUIREMENTS:
         version = version_of(distribution)
@@ -505,8 +508,8 @@ def requirements(options: argparse.Namespace) -> list[str]:
 
 
 def probe(device: str) -> Entry:
-    """Name and capability of the device, by torch in a process of its own, so that this one holds
-    no memory there."""
+    """Name and capability of the device, from torch in a separate process, so that this one uses no
+    memory on it."""
     if device == "cpu":
         return {"name": "cpu", "capability": None, "torch": version_of("torch"), "cuda": None}
     done = subprocess.run(
@@ -556,20 +559,26 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
     add("--stage", type=names(STAGES), default=list(STAGES), help="some of " + ",".join(STAGES))
     add("--device", choices=("cuda", "cpu"), default="cuda",
-        help="cpu: everything tiny, with a contestant that crashes and one that hangs")  # fmt: skip
-    add("--minutes", type=positive, default=float("inf"), help="stop cleanly after so many")
-    add("--settings", type=names(SETTINGS), help="default: all, on a CPU tiny")
+        help="cpu: tiny sizes only, with a contestant that crashes and one that hangs")  # fmt: skip
+    add(
+        "--minutes",
+        type=positive,
+        default=float("inf"),
+        help="stop cleanly after this many minutes",
+    )
+    add("--settings", type=names(SETTINGS), help="default: all; tiny on a CPU")
     add("--contestants", type=lambda text: text.split(","), default=["*"], metavar="NAMES",
         help="names or patterns with *, see python -m benchmarks.gpu --list")  # fmt: skip
     add("--limit", type=positive, metavar="SECONDS",
-        help="of each file of tests, tool and contestant, instead of {tests}, {sanitizer} and "
+        help="time limit of each test file, tool and contestant, instead of {tests}, {sanitizer} "
+        "and "
         "{benchmarks}".format(**SECONDS))  # fmt: skip
     add("--tests", nargs="+", default=["tests"], metavar="PATH", help="files or folders of tests")
     add("--again", nargs="+", default=[], metavar="PATTERN",
-        help="do again what is there, such as 'tests/*' or 'benchmarks/*/cut'")  # fmt: skip
+        help="repeat completed parts, such as 'tests/*' or 'benchmarks/*/cut'")  # fmt: skip
     add("--arch", help="TORCH_CUDA_ARCH_LIST of the build; default: the device's capability")
     add("--sanitizer", default="compute-sanitizer", metavar="COMMAND")
-    add("--check", action="store_true", help="say what is there and what is missing, and end")
+    add("--check", action="store_true", help="list available and missing requirements, and exit")
     options = parser.parse_args(arguments)
     if options.settings is None:
         options.settings = [TINY] if options.device == "cpu" else [s for s in SETTINGS if s != TINY]
@@ -607,7 +616,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in proof.wrong():
         print(f"FAILED: {name}: {proof.entries[name].get('detail', '')}")
     if status == 3:
-        print("stopped by --minutes; the same command goes on from here")
+        print("stopped by --minutes; run the same command to continue")
     return status or (1 if proof.wrong() else 0)
 
 

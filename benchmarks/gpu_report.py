@@ -1,4 +1,4 @@
-"""Tables and a picture of what benchmarks.gpu_proof has collected in results.json.
+"""Tables and a plot of the results of benchmarks.gpu_proof in results.json.
 
 python -m benchmarks.gpu_report build/proof/results.json
 """
@@ -19,13 +19,13 @@ from benchmarks.targets import Target, target_table
 Entry = dict[str, Any]
 
 MOST_TRAFFIC = 2.0
-"""A step over binary trees should take at most so many times its compulsory bytes by copying."""
+"""Target: time of a step over binary trees / time to copy its compulsory bytes."""
 MOST_DRIFT = 0.05
-"""Processes whose reference copy or product differs by more are named."""
+"""Processes whose reference copy or product differs by more than this are listed."""
 
 
 def spread(seconds: Sequence[float]) -> float:
-    """Half the distance of the quartiles."""
+    """Half the interquartile range."""
     if len(seconds) < 2:
         return 0.0
     low, _, high = quantiles(seconds, n=4, method="inclusive")
@@ -43,7 +43,7 @@ def bandwidth(entry: Mapping[str, Any]) -> float:
 
 
 def traffic_ratio(entry: Mapping[str, Any], part: str) -> float | None:
-    """Time of a part of a step in units of the time in which a copy moves its compulsory bytes."""
+    """Time of a part of a step, relative to a copy of its compulsory bytes."""
     seconds = middle(entry, part)
     if seconds is None or "traffic" not in entry:
         return None
@@ -66,7 +66,7 @@ def of_setting(results: Mapping[str, Any], setting: str) -> dict[str, Entry]:
 
 
 def targets(results: Mapping[str, Any]) -> list[tuple[Target, float | None]]:
-    """What was to be reached, and what was; None where a figure is missing."""
+    """Targets and measurements; None if a result is missing."""
     rows: list[tuple[Target, float | None]] = []
 
     def add(target: Target, reached: float | None) -> None:
@@ -115,7 +115,7 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
-    """Columns after the first `texts` are numbers."""
+    """A Markdown table whose columns after the first `texts` are numbers."""
     if not rows:
         return []
     line = ["---"] * texts + ["---:"] * (len(head) - texts)
@@ -192,11 +192,11 @@ def _kernels(there: Mapping[str, Entry]) -> list[str]:
         for name, seconds in sorted(kernels.items(), key=lambda item: -item[1]):
             rate = _number(asked[name] / seconds / 1e9, 0) if name in asked else ""
             rows.append([entry["title"], name, _number(1000 * seconds, 3), rate])
-    return _table(["", "kernel", "ms of a step", "GB/s asked of the caches"], rows, 2)
+    return _table(["", "kernel", "ms of a step", "GB/s requested from the caches"], rows, 2)
 
 
 def _range(values: Sequence[str]) -> str:
-    """From the least to the largest number, or all different texts."""
+    """The range of the numbers, or all different texts."""
     try:
         numbers = sorted(float(value) for value in values)
     except ValueError:
@@ -205,7 +205,7 @@ def _range(values: Sequence[str]) -> str:
 
 
 def _machine(there: Mapping[str, Entry]) -> Iterator[str]:
-    """How far the processes met the same machine."""
+    """How much the speed of the machine differed between processes."""
     measured = {n: e for n, e in there.items() if len(e.get("reference", ())) == 2}
     if not measured:
         return
@@ -237,7 +237,7 @@ def _machine(there: Mapping[str, Entry]) -> Iterator[str]:
 
 
 def tables(results: Mapping[str, Any]) -> str:
-    """Everything as Markdown."""
+    """The whole report as Markdown."""
     entries, device = results["entries"], results["device"]
     dates = sorted({call["date"][:10] for call in results["calls"]})
     drivers = sorted(
@@ -260,8 +260,8 @@ def tables(results: Mapping[str, Any]) -> str:
             f"## {name}",
             "",
             f"{setting}; binary trees T = {setting.trees}, wide heads T = {setting.wide_trees}, "
-            f"C = {setting.root}; {setting.rounds} rounds, median ± half the distance of the "
-            "quartiles; extra memory includes the gradients.",
+            f"C = {setting.root}; {setting.rounds} rounds, median ± half the interquartile "
+            "range; extra memory includes the gradients.",
             *_times(there),
             *_traffic(there),
             *_kernels(there),
@@ -276,7 +276,7 @@ def tables(results: Mapping[str, Any]) -> str:
 
 
 def plot(results: Mapping[str, Any]) -> bytes | None:
-    """Forward and backward of all contestants as a PNG; None without figures."""
+    """A plot of forward and backward of all contestants as PNG; None without results."""
     shown = {
         name: {n: e for n, e in of_setting(results, name).items() if e.get("seconds")}
         for name in SETTINGS

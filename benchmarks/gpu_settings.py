@@ -1,5 +1,5 @@
-"""Sizes and contestants of benchmarks.gpu by name. No torch here: benchmarks.gpu_proof lists them
-before anything is built."""
+"""Sizes and contestants of benchmarks.gpu by name. Does not import torch: benchmarks.gpu_proof
+lists them before anything is built."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Setting:
     """Sizes of a step.
 
     Attributes:
-        rows, features, classes: N, D, V.
-        trees: T of the binary trees.
-        wide_trees, root: T and C of the wide heads.
-        dtype: of input and weights.
-        intervals: K of the piecewise linear functions.
-        elements: of the piecewise linear function by itself, and of the copy that gives the
-            bandwidth.
+        rows, features, classes: numbers of rows, N, features, D, and classes, V.
+        trees: number of binary trees, T.
+        wide_trees, root: number of trees, T, and width of the root, C, of the wide heads.
+        dtype: dtype of input and weights.
+        intervals: number of intervals of the piecewise linear functions, K.
+        elements: number of elements of the piecewise linear function alone, and of the copy that
+            measures the bandwidth.
         product: rows and columns of the matrices of the reference product.
-        rounds: timed steps.
+        rounds: number of timed steps.
     """
 
     rows: int
@@ -41,7 +41,7 @@ class Setting:
 
 
 TINY = "tiny"
-"""Shows on a CPU in seconds that everything runs."""
+"""Checks on a CPU, in seconds, that everything runs."""
 
 SETTINGS = {
     "4096x128k": Setting(8192, 4096, 128_256),
@@ -55,11 +55,11 @@ class Entry:
     """A contestant.
 
     Attributes:
-        title: in tables.
-        kind: what builds it, see benchmarks.gpu_contestants.
-        options: of that.
-        package: distribution without which it cannot run.
-        seconds: limit of its process, instead of the usual one.
+        title: title in tables.
+        kind: name of the function that builds it; see benchmarks.gpu_contestants.
+        options: arguments of that function.
+        package: distribution that it needs.
+        seconds: time limit of its process, instead of the default.
     """
 
     title: str
@@ -74,7 +74,8 @@ class Entry:
 
 
 def _paths() -> Iterator[tuple[str, Entry]]:
-    """Binary trees: how much of the features each tree reads, and how they are drawn."""
+    """A contestant of binary trees, by the share of features that each tree reads, and how they are
+    drawn."""
     for part in (4, 2):
         for recipe in ("huffman", "random"):
             for block in (1, 16):
@@ -113,7 +114,7 @@ CONTESTANTS: dict[str, Entry] = {
     "chunked": Entry("F.linear_cross_entropy", "flat", {"loss": "chunked"}),
     "adaptive": Entry("AdaptiveLogSoftmaxWithLoss", "adaptive"),
 }
-"""Ours first, the kernels before whole heads; then what they are measured against."""
+"""The contestants: first those of hstree, kernels before whole heads; then the baselines."""
 
 EAGER = "eager"
 
@@ -121,7 +122,7 @@ FAULTS: dict[str, Entry] = {
     "crash": Entry("a contestant that crashes", "crash"),
     "hang": Entry("a contestant that hangs", "hang", seconds=2.0),
 }
-"""Only in the setting `tiny`, to show that what fails takes nothing else along."""
+"""Only in the setting `tiny`, to check that failures do not affect other contestants."""
 
 
 def contestants(setting: str) -> dict[str, Entry]:

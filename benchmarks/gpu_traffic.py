@@ -1,4 +1,4 @@
-"""Bytes that a step over binary trees moves, counted from its targets and paths."""
+"""Memory traffic of a step over binary trees, counted from its targets and paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 TILE_ROWS = 16
 """Rows of a tile and of a group of the kernels (csrc/kernels/tile.cuh, row_group.cuh)."""
 SECTOR = 32
-"""Bytes that a GPU reads at a time."""
+"""Bytes of a sector, the unit of memory access of a GPU."""
 PATH_TABLES = ("path_offset", "path", "leaf_position")
 
 
@@ -21,9 +21,10 @@ PATH_TABLES = ("path_offset", "path", "leaf_position")
 class Traffic:
     """Bytes of one step over binary trees.
 
-    `compulsory`: every input row, visited weight row, score, and gradient once, however the work is
-    done. `kernels`: what the kernels ask of the caches: a weight row for each tile or group that
-    needs it, and of an input row the sectors in which a tree has features; without the workspace.
+    `compulsory`: every input row, visited weight row, score, and gradient once, for any
+    implementation. `kernels`: bytes that the kernels request from the caches: a weight row for each
+    tile or group that needs it, and the sectors of an input row in which a tree has features;
+    without the workspace.
     """
 
     visits: int  # nodes on the paths of all rows
@@ -43,12 +44,12 @@ def traffic(
     max_depth: int,
     itemsize: int,
 ) -> Traffic:
-    """Counts the bytes of a batch, forward and backward with row-sparse gradients.
+    """Count the bytes of a batch, forward and backward with row-sparse gradients.
 
     Args:
-        target: [N] classes, all used.
+        target: classes, [N], none ignored.
         tables: path_offset [T, V + 1], path [P], leaf_position [T, V].
-        feature_index: [T, S], or None: every tree reads all features.
+        feature_index: features of each tree, [T, S]; None: every tree reads all features.
         itemsize: bytes of an element of input and weight.
     """
     offset, path, position = (tables[name] for name in PATH_TABLES)
@@ -56,7 +57,7 @@ def traffic(
     visits = visited = tile_nodes = group_nodes = sectors = 0
 
     def paths(tree: int, order: Array) -> tuple[Array, int]:
-        """Nodes on the paths of the rows in an order, and how many there are in all its tiles."""
+        """Nodes on the paths of the rows in an order, and the number of nodes in all its tiles."""
         ordered = target[order]
         length = offset[tree, ordered + 1] - offset[tree, ordered]
         row = np.repeat(np.arange(rows), length)

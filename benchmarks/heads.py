@@ -1,4 +1,4 @@
-"""The steps that are compared, by contest and name, so that any process can make them."""
+"""The compared steps, by contest and name, so that any process can build them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hstree.heads import Head, MixtureOfSoftmaxes, TreeEnsemble, head_class
 from hstree.ops import default_chunk_rows, plif
 
 SIZE = Size(1400, 400, 10_000, 400)
-"""A batch of AWD-LSTM on Penn Treebank: 20 streams of 70 steps."""
+"""Size of a batch of AWD-LSTM on Penn Treebank: 20 streams of 70 steps."""
 MOS_SIZE = Size(1400, 620, 10_000, 280)
-"""The same of AWD-LSTM-MoS."""
+"""Size of a batch of AWD-LSTM-MoS."""
 COMPONENTS = 15
 INTERVALS, RADIUS = 100_000, 20.0
 FLAT = "F.linear + F.cross_entropy"
@@ -50,7 +50,7 @@ FORMULAS = {
 
 
 def _flat(loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Build:
-    """A loss of (input, weight, bias, target)."""
+    """A contestant for a loss function of (input, weight, bias, target)."""
 
     def build(size: Size, device: str) -> Contestant:
         linear = nn.Linear(size.features, size.classes, device=device)
@@ -66,7 +66,7 @@ def _flat(loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Build:
 
 
 def _chunked(chunk_rows: Callable[[Tensor, int], int] | None) -> Build:
-    """torch's own chunked loss; ``chunk_rows`` of (input, V)."""
+    """torch's own chunked loss; ``chunk_rows``: function of (input, V)."""
 
     def loss(input: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:
         rows = None if chunk_rows is None else min(len(input), chunk_rows(input, len(weight)))
@@ -102,7 +102,7 @@ def _two_layers(size: Size) -> dict[str, Any]:
 
 
 def _trees(size: Size, device: str) -> Contestant:
-    """As `hstree train` builds it, for a text of independent words."""
+    """The head that `hstree train` builds, for a text of independent words."""
     random = np.random.default_rng(0)
     frequencies = 1.0 / np.arange(1, size.classes + 1)
     text = random.choice(size.classes, 10 * size.classes, p=frequencies / frequencies.sum())
@@ -132,7 +132,7 @@ def _products(size: Size, device: str) -> Contestant:
 
 
 def _elementwise(function: Callable[[Tensor, Tensor], Tensor]) -> Build:
-    """A function of logits [N, V] and slopes [K], forward and backward."""
+    """A contestant for a function of logits [N, V] and slopes [K], forward and backward."""
 
     def build(size: Size, device: str) -> Contestant:
         logits = torch.randn(size.rows, size.classes, device=device).mul_(LOGIT_DEVIATION)
@@ -158,7 +158,8 @@ def _step(head: Head, size: Size, device: str) -> Contestant:
 
 
 def _batch(size: Size, features: int, device: str) -> tuple[Tensor, Tensor]:
-    """Inputs that give logits of about LOGIT_DEVIATION with weights uniform in [-0.1, 0.1]."""
+    """Inputs that give logits a deviation of about LOGIT_DEVIATION, for weights uniform in [-0.1,
+    0.1]."""
     hidden, target, _ = batch(size.rows, features, size.classes, device)
     deviation = 0.1 * (size.features / 3) ** 0.5
     return hidden.detach().mul_(LOGIT_DEVIATION / deviation).requires_grad_(), target

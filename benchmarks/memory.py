@@ -3,13 +3,13 @@
     python -m benchmarks.memory CONTEST DEVICE SIZE [NAME ...]
 
 prints a JSON object of bytes by name. CONTEST is a name in benchmarks.registry, SIZE its four
-numbers with commas between them.
+numbers separated by commas.
 
-Counted is what a first step adds to the resident memory of the process at its highest point:
-logits, workspaces and the gradients that the step leaves, but neither parameters and inputs nor
-code, since a tiny step ran before. malloc maps every block of 64 KiB or more by itself, so that
-nothing counts that it only keeps for later; without that, a step of many smaller tensors takes up
-to twice as much. On a GPU: what torch has allocated.
+The result is the increase of the process's peak resident memory by a first step: logits, workspaces
+and the resulting gradients. Parameters, inputs and code are not counted, since a tiny step runs
+before. malloc maps every block of 64 KiB or more separately, so that memory that it only keeps for
+later is not counted; otherwise a step with many smaller tensors would take up to twice as much. On
+a GPU, the result is the memory allocated by torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def peak_extra_bytes(step: Callable[[], object], device: str = "cpu") -> int | None:
-    """Memory that a step adds at its peak; None where the system cannot say (not Linux)."""
+    """Increase of the peak memory by a step; None where it is unavailable (not on Linux)."""
     if device != "cpu":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -44,8 +44,8 @@ def peak_extra_bytes(step: Callable[[], object], device: str = "cpu") -> int | N
         return torch.cuda.max_memory_allocated() - before
     gc.collect()
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # so that no freed memory takes up what the step needs
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM falls to VmRSS
+        ctypes.CDLL(None).malloc_trim(0)  # so that the step cannot reuse freed memory
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to VmRSS
         before = _resident("VmRSS")
         step()
         return _resident("VmHWM") - before
@@ -82,7 +82,7 @@ def _resident(field: str) -> int:
 
 
 def _in_child(build: Build, size: Size, device: str) -> int | None:
-    """peak_extra_bytes in a fork of this process, which has run no step itself."""
+    """peak_extra_bytes in a fork of this process, which has not run a step."""
     read, write = os.pipe()
     child = os.fork()
     if not child:

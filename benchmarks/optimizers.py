@@ -1,5 +1,5 @@
-"""Steps of optimisers with the row-sparse gradients of eight trees, and the forward and backward
-passes that make these; whole training steps of heads with dense and with row-sparse gradients."""
+"""Steps of optimizers with the row-sparse gradients of eight trees, and the forward and backward
+passes that compute them; whole training steps of heads with dense and row-sparse gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def _loss(size: Size, device: str) -> Contestant:
 
 
 def _optimizer(size: Size, device: str, make: Callable[..., Optimizer]) -> Contestant:
-    """An optimiser's step with the gradients of one batch, which are not counted."""
+    """A contestant for an optimizer step with the gradients of one batch, whose time is
+    excluded."""
     paths = draw_paths(size, 8)
     parameters = [paths.weight.detach().requires_grad_(), paths.bias.detach().requires_grad_()]
     grads = torch.autograd.grad(mean_loss(paths.log_prob()), [paths.weight, paths.bias])

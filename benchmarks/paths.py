@@ -1,4 +1,4 @@
-"""Steps of the path kernel, by contest and name, and of what it is measured against."""
+"""Steps of the path kernel and of its baselines, by contest and name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hstree.heads.trees.layout import Layout
 from hstree.ops import path_log_prob
 from hstree.trees import build_ensemble
 
-# A batch of AWD-LSTM on Penn Treebank and on WikiText-2; the vocabulary of WikiText-103.
+# Batches of AWD-LSTM on Penn Treebank and WikiText-2; the vocabulary of WikiText-103.
 PATH_SIZES = [
     Size(1400, 400, 10_000, 400),
     Size(1400, 400, 33_278, 400),
@@ -32,7 +32,7 @@ Dot = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Paths:
-    """A batch and T binary Huffman trees over half of the features each, or one over all."""
+    """A batch and T binary Huffman trees over half of the features each, or one tree over all."""
 
     input: Tensor  # [N, D]
     weight: Tensor  # [T, M, S]
@@ -46,7 +46,7 @@ class Paths:
 
     @property
     def visits(self) -> int:
-        """Nodes on the paths of all rows in all trees."""
+        """Number of nodes on the paths of all rows in all trees."""
         offset = self.path_offset
         return int((offset[:, self.target + 1] - offset[:, self.target]).sum())
 
@@ -76,7 +76,8 @@ class Paths:
         return [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
 
     def results(self) -> list[Tensor]:
-        """log_prob and the gradients of the mean loss, of weights in the visited rows alone."""
+        """log_prob and the gradients of the mean loss; those of the weights only in visited
+        rows."""
         return _results(self.log_prob(), [self.input, self.weight, self.bias])
 
     def torch_results(self, dtype: torch.dtype, dot: Dot = gathered_dot) -> list[Tensor]:
@@ -87,7 +88,7 @@ class Paths:
 
 @lru_cache(maxsize=2)
 def draw_paths(size: Size, n_trees: int, dtype: torch.dtype = torch.float32) -> Paths:
-    """The last ones of both numbers of trees stay, for all that work with the same: until
+    """Cached for both numbers of trees, so that steps share their batch, until
     ``cache_clear()``."""
     input, target, frequencies = batch(size.rows, size.features, size.classes)
     trees = build_ensemble("huffman", size.classes, n_trees, frequencies)
@@ -97,7 +98,7 @@ def draw_paths(size: Size, n_trees: int, dtype: torch.dtype = torch.float32) -> 
         subset = size.features // 2
         drawn = [torch.randperm(size.features)[:subset].sort().values for _ in trees]
         index = torch.stack(drawn).int()
-    # The same vectors over and over: it takes long to draw others for millions of nodes.
+    # The vectors repeat: drawing others for millions of nodes takes long.
     some = torch.empty(1009, subset).uniform_(-0.1, 0.1).to(dtype)
     nodes = size.classes - 1
     weight = some[torch.arange(n_trees * nodes) % len(some)].view(n_trees, nodes, subset)
@@ -121,13 +122,13 @@ def _results(log_prob: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def mean_loss(log_prob: Tensor) -> Tensor:
-    """Of a mixture with equal weights, but for a constant: log_prob [N, T]."""
+    """Loss of a mixture with equal weights, up to a constant: log_prob [N, T]."""
     return -torch.logsumexp(log_prob, 1).mean()
 
 
 def errors(size: Size, dtype: torch.dtype) -> dict[str, float]:
-    """Largest errors of hstree's and torch's eager results in a dtype, against float64 for the same
-    values and relative to the largest value of a tensor."""
+    """Largest errors of hstree's and torch's eager results in a dtype against float64 with the same
+    values, relative to the largest value of a tensor."""
     paths = draw_paths(size, 8, dtype)
     true = paths.torch_results(torch.float64)
 
@@ -147,7 +148,7 @@ def _hstree(
     threads: int = 1,
     classes: int | None = None,
 ) -> Contestant:
-    """``classes``: V, where it is below the size's."""
+    """``classes``: V, if it is below that of the size."""
     if classes is not None:
         size = replace(size, classes=min(classes, size.classes))
     paths = draw_paths(size, n_trees, dtype)
@@ -182,7 +183,7 @@ PATH: dict[str, Build] = {
     **FLAT_LOSSES,
 }
 MANY = 100_000
-"""Classes from which a step in small chunks takes minutes."""
+"""Number of classes from which a step in small chunks takes minutes."""
 
 PATH_CONTESTS: dict[str, dict[str, Build]] = {
     **{

@@ -1,4 +1,4 @@
-"""How the time of a row grows with the number of classes."""
+"""Plot of the time of a row against the number of classes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TREES = {1: "one tree over all features", 8: "eight trees over half of them"}
 
 
 def plot_growth(contests: dict[str, Any], file: Path) -> None:
-    """Draws time and nodes of a row against V, as multiples of those at the least V; contests by
-    name, as benchmarks.table keeps them.
+    """Plot time and nodes of a row against V, as multiples of those at the smallest V.
+    ``contests``: by name, as in benchmarks.table.
 
     Raises:
-        ValueError: if the run has no such contests.
+        ValueError: the run has no such contests.
     """
     names = {t: f"growth, T = {t}" for t in TREES}
     if not any(name in contests for name in names.values()):

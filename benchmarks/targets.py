@@ -1,6 +1,6 @@
-"""What benchmarks should reach, and the table of what they have reached, on a CPU and on a GPU.
+"""Targets of the benchmarks, and the table of targets and measurements, for CPU and GPU.
 
-No torch here: benchmarks.gpu_proof reports before anything is built.
+Does not import torch: benchmarks.gpu_proof reports before anything is built.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Target:
-    """A figure that should be at most or at least some number, or that is only shown."""
+    """A measured number that should be at most or at least some value, or that is only shown."""
 
     title: str
     at_most: float | None = field(default=None, kw_only=True)
     at_least: float | None = field(default=None, kw_only=True)
 
     @property
-    def wanted(self) -> str:
+    def limit(self) -> str:
         if self.at_most is not None:
             return f"at most {self.at_most:g}"
         return f"at least {self.at_least:g}" if self.at_least is not None else ""
 
 
 def target_table(title: str, rows: Sequence[tuple[Target, float | None]]) -> list[str]:
-    """Lines of Markdown: targets and what was reached, None where that was not measured."""
+    """A Markdown table of targets and measurements; None: not measured."""
     if not rows:
         return []
     return [
-        f"| {title} | wanted | reached |",
+        f"| {title} | target | measured |",
         "| --- | --- | ---: |",
-        *(f"| {target.title} | {target.wanted} | {number(reached)} |" for target, reached in rows),
+        *(f"| {target.title} | {target.limit} | {number(reached)} |" for target, reached in rows),
     ]
 
 

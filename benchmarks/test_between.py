@@ -1,4 +1,4 @@
-"""Two checkouts against each other: ratios within a round, and what a process answers."""
+"""Comparison of two checkouts: ratios within a round, and the answers of a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks import between
 
 
 class Fake:
-    """A worker whose turns take known seconds."""
+    """A worker with known seconds for its turns."""
 
     def __init__(self, names: list[str], seconds: list[float]) -> None:
         self.names, self.seconds = names, iter(seconds)
@@ -23,7 +23,7 @@ class Fake:
 
 
 def test_ratios_are_of_after_to_before() -> None:
-    """The first round does not count; a step that one of the two lacks is left out."""
+    """The first round is not counted; steps that one of the two does not have are skipped."""
     before = Fake(["a", "gone"], [9.0, 1.0, 2.0, 4.0])
     after = Fake(["new", "a"], [1.0, 2.0, 4.0, 8.0])
     (line,) = between.compare(before, after, ["heads"], rounds=3)  # type: ignore[arg-type]
@@ -32,7 +32,7 @@ def test_ratios_are_of_after_to_before() -> None:
 
 def test_an_unknown_contest() -> None:
     workers = [Fake([], []), Fake(["a"], [])]
-    with pytest.raises(SystemExit, match="--contest: expected one that both checkouts have"):
+    with pytest.raises(SystemExit, match="--contest: expected a contest of both checkouts"):
         list(between.compare(*workers, ["head"], rounds=3))  # type: ignore[arg-type]
 
 

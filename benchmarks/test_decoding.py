@@ -1,4 +1,4 @@
-"""All classes, the most probable ones and draws of a softmax and of trees, one core.
+"""All classes, the most probable ones and samples of a softmax and of trees, on one core.
 
 pytest benchmarks/test_decoding.py --benchmark-only --benchmark-json=run.json
 python -m benchmarks.table run.json

@@ -1,4 +1,4 @@
-"""Whole tree ensembles against torch's own losses and the kernels in them, one core.
+"""Whole tree ensembles against torch's own losses and against their kernels, on one core.
 
 pytest benchmarks/test_ensembles.py --benchmark-only --benchmark-json=run.json
 python -m benchmarks.table run.json

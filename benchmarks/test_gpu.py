@@ -1,5 +1,5 @@
-"""What benchmarks.gpu counts, checks and measures, at a tiny size on the CPU, and that
-benchmarks.gpu_proof keeps what it has, whatever its processes do."""
+"""The counts, checks and measurements of benchmarks.gpu, at a tiny size on the CPU; and that
+benchmarks.gpu_proof keeps its results, whatever its processes do."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_without_a_gpu_it_says_so_in_one_line(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([TINY, "eager", "--out", str(tmp_path / "eager.json")]) == 2
     captured = capsys.readouterr()
-    assert captured.err == "benchmarks.gpu needs a CUDA GPU, and torch sees none here\n"
+    assert captured.err == "benchmarks.gpu needs a CUDA GPU, but torch finds none\n"
     assert not captured.out
     assert not list(tmp_path.iterdir())
 
@@ -187,7 +187,7 @@ def test_run_limited_says_how_a_process_ended(tmp_path: Path) -> None:
 
 
 def test_run_limited_kills_the_whole_group(tmp_path: Path) -> None:
-    """A child of the process that hangs dies with it."""
+    """A child of a process that hangs is killed with it."""
     code = "import subprocess as s, sys; p = s.Popen(['sleep', '60']); print(p.pid); p.wait()"
     begin = time.monotonic()
     ending = gpu_proof.run_limited(python(code), 1.0, tmp_path / "log")
@@ -206,7 +206,7 @@ def test_run_limited_kills_the_whole_group(tmp_path: Path) -> None:
     pytest.fail("the child lives")
 
 
-# ---- the proof: what commands print
+# ---- the proof: parsing of output
 
 
 def ending(output: str, status: int | None = 0) -> gpu_proof.Ending:
@@ -296,7 +296,7 @@ def entries(out: Path) -> dict[str, Any]:
 def test_what_crashes_and_hangs_takes_nothing_along(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The processes themselves, and a second call that has nothing to do."""
+    """The processes, and a second call that has nothing to do."""
     names = "crash,random-4-blocks,hang"
     assert proof(tmp_path, "--stage", "benchmarks,report", "--contestants", names) == 0
     first = entries(tmp_path)
@@ -329,7 +329,7 @@ open({file!r}, "w").write(json.dumps({{"outcome": "measured", "seconds": {{"both
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Contestants that measure nothing, and whose names are noted; `slow` takes a minute."""
+    """Contestants that measure nothing and whose names are recorded; `slow` takes a minute."""
     started: list[str] = []
     run_limited = gpu_proof.run_limited
 
@@ -398,7 +398,7 @@ def test_other_sources_and_wishes_are_measured_again(
     quick.clear()
     monkeypatch.setattr(gpu_proof, "digest", lambda *patterns: "other")
     assert proof(tmp_path, *names) == 0
-    assert quick == ["one"]  # what hstree is measured against has not changed
+    assert quick == ["one"]  # the baselines have not changed
 
 
 def test_a_folder_belongs_to_one_device(tmp_path: Path, quick: list[str]) -> None:
@@ -406,7 +406,7 @@ def test_a_folder_belongs_to_one_device(tmp_path: Path, quick: list[str]) -> Non
     results = json.loads((tmp_path / "results.json").read_text())
     results["device"]["name"] = "NVIDIA H100"
     (tmp_path / "results.json").write_text(json.dumps(results))
-    with pytest.raises(SystemExit, match="holds results of NVIDIA H100, this is cpu"):
+    with pytest.raises(SystemExit, match="has results of NVIDIA H100, but this device is cpu"):
         proof(tmp_path, "--stage", "report")
 
 
@@ -440,7 +440,7 @@ exit $status
 
 
 def test_tests_and_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of tests without torch, and a program in place of compute-sanitizer."""
+    """A test file without torch, and a program in place of compute-sanitizer."""
     folder, out = tmp_path / "checkout", tmp_path / "out"
     folder.mkdir()
     (folder / "test_it.py").write_text(TESTS)

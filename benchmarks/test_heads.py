@@ -1,5 +1,5 @@
-"""Training steps of the heads, forward and backward to all gradients, against torch's own,
-one core.
+"""Training steps of the heads, forward and backward with all gradients, against torch's, on one
+core.
 
 pytest benchmarks/test_heads.py --benchmark-only --benchmark-json=run.json
 python -m benchmarks.table run.json
@@ -77,4 +77,4 @@ def test_peak_memory_counts_what_a_step_frees_again() -> None:
     peak = peak_extra_bytes(lambda: float(torch.ones(2**25).sum()))
     if peak is None:
         pytest.skip("no /proc/self/clear_refs")
-    assert abs(peak - 2**27) < 2**23  # the kernel's counts are not exact
+    assert abs(peak - 2**27) < 2**23  # the kernel's memory counts are not exact

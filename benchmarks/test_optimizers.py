@@ -1,4 +1,4 @@
-"""Steps of optimisers with row-sparse gradients, and whole training steps, one core.
+"""Steps of optimizers with row-sparse gradients, and whole training steps, on one core.
 
 pytest benchmarks/test_optimizers.py --benchmark-only --benchmark-json=run.json
 python -m benchmarks.table run.json

@@ -1,5 +1,5 @@
-"""The path kernel, forward and backward: against torch's flat losses and torch's own vectorised
-trees, with two threads, in bfloat16, and with the number of classes.
+"""The path kernel, forward and backward: against torch's flat losses and vectorized trees in
+torch's own ops, with two threads, in bfloat16, and for growing numbers of classes.
 
 pytest benchmarks/test_path.py --benchmark-only --benchmark-json=run.json
 python -m benchmarks.table run.json
@@ -58,8 +58,7 @@ def test_variants(benchmark: Any, short: bool, name: str, size: Size) -> None:
 @pytest.mark.parametrize("n_trees", [1, 8])
 @pytest.mark.parametrize("dot", [gathered_dot, bag_dot])
 def test_baselines_are_the_same_trees(n_trees: int, dot: Any) -> None:
-    """The vectorised trees that hstree is measured against compute the same log-probabilities and
-    gradients."""
+    """The vectorized baseline trees compute the same log-probabilities and gradients as hstree."""
     paths = draw_paths(Size(30, 16, 50, 16), n_trees)
     for got, want in zip(paths.results(), paths.torch_results(torch.float32, dot), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""What benchmarks.table makes of a run."""
+"""The tables that benchmarks.table makes from a run."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_targets() -> None:
     assert all(target.title in heads for target in there)
     trees = target_tables(results, TREE_TARGETS)
     assert all(
-        any(line.startswith(f"| {target.title} | {target.wanted} |") for line in trees)
+        any(line.startswith(f"| {target.title} | {target.limit} |") for line in trees)
         for target in TREE_TARGETS
     )
     error = next(line for line in trees if line.startswith("| error"))

@@ -1,4 +1,4 @@
-"""Building trees of many classes, one core: recipes, and the tables that the kernels read.
+"""Building trees over many classes, on one core: recipes, and the tables that the kernels read.
 
 pytest benchmarks/test_trees.py --benchmark-only
 """

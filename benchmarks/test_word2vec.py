@@ -1,4 +1,4 @@
-"""Node visits of a skip-gram with hierarchical softmax against gensim and fastText, one core.
+"""Node visits of skip-gram with hierarchical softmax against gensim and fastText, on one core.
 
 pip install -r tools/extra-benchmarks.txt
 pytest benchmarks/test_word2vec.py --benchmark-only --benchmark-json=run.json
@@ -45,7 +45,7 @@ def test_every_word_predicts_its_neighbours() -> None:
 def test_visits_are_the_nodes_on_the_paths_of_predicted_words() -> None:
     # Counts 1, 1, 2, 4 give codes of length 3, 3, 2, 1.
     lines = [np.array([3, 3, 2, 3, 3]), np.array([0, 2]), np.array([1])]
-    predicted = [3, 3, 2, 3, 3, 3, 2, 3, 0, 2]  # words inside a line twice
+    predicted = [3, 3, 2, 3, 3, 3, 2, 3, 0, 2]  # words inside a line count twice
     lengths = {0: 3, 1: 3, 2: 2, 3: 1}
     assert visits(lines) == sum(lengths[word] for word in predicted)
 

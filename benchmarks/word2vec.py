@@ -1,7 +1,7 @@
 """Epochs of skip-gram with hierarchical softmax over one corpus: hstree, gensim, fastText.
 
-Every word predicts its two neighbours. Counted are node visits: a node on the path of a predicted
-word, its score, its gradients and the update of both vectors. gensim and fastText update after
+Every word predicts its two neighbors. The unit is a node visit: one node on the path of a predicted
+word, with its score, its gradients and the update of both vectors. gensim and fastText update after
 every pair of words, hstree after a batch.
 """
 
@@ -24,14 +24,14 @@ from hstree.ops import path_log_prob
 from hstree.trees import build_ensemble
 
 LINE = 100
-"""Words in a line."""
+"""Number of words in a line."""
 RATE = 0.025
 WORD2VEC_SIZES = [Size(1400, 400, 33_278, 400), Size(1400, 100, 33_278, 100)]
 
 
 @lru_cache(maxsize=1)
 def corpus(classes: int) -> list[np.ndarray[Any, Any]]:
-    """Lines of words 0 to V - 1 drawn from Zipf's law, ten V words and each word once more."""
+    """Lines of words 0 to V - 1: 10 V words drawn from Zipf's law, and each word once more."""
     random = np.random.default_rng(0)
     frequencies = 1.0 / np.arange(1, classes + 1)
     drawn = random.choice(classes, 10 * classes, p=frequencies / frequencies.sum())
@@ -40,7 +40,7 @@ def corpus(classes: int) -> list[np.ndarray[Any, Any]]:
 
 
 def pairs(lines: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """(predicting, predicted) for all neighbours, in the order of the text [pairs, 2]."""
+    """Pairs (predicting, predicted) of all neighbors, in the order of the text, [pairs, 2]."""
     both = [
         np.stack([np.stack([a, b], 1), np.stack([b, a], 1)], 1).reshape(-1, 2)
         for a, b in ((line[:-1], line[1:]) for line in lines)
@@ -49,13 +49,14 @@ def pairs(lines: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 
 
 def code_lengths(counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Nodes on the path of each word in a Huffman tree."""
+    """Number of nodes on the path of each word in a Huffman tree."""
     offset = build_ensemble("huffman", len(counts), 1, counts)[0].tables().path_offset
     return np.diff(offset)
 
 
 def visits(lines: list[np.ndarray[Any, Any]]) -> int:
-    """In an epoch; the same for any Huffman tree, but for the words at the ends of lines."""
+    """Number of visits in an epoch: the same for any Huffman tree, except for words at the ends of
+    lines."""
     lengths = code_lengths(np.bincount(np.concatenate(lines)))
     return int(lengths[pairs(lines)[:, 1]].sum())
 
@@ -95,7 +96,7 @@ def _hstree(size: Size, device: str) -> Contestant:
 
 
 def _gensim(size: Size, device: str) -> Contestant:
-    """gensim's compiled loop over the corpus, without the threads that feed it."""
+    """gensim's compiled loop over the corpus, without its worker threads."""
     from gensim.models import Word2Vec
     from gensim.models.word2vec_inner import train_batch_sg
 
@@ -126,11 +127,11 @@ def _gensim(size: Size, device: str) -> Contestant:
 
 
 def _fasttext(size: Size, device: str) -> Contestant:
-    """fastText without subwords, ten threads in turn on one core: with one thread its release 0.9.3
-    sets up no more than the first tenth of its vectors.
+    """fastText without subwords, with ten threads on one core: with one thread, release 0.9.3
+    initializes only the first tenth of its vectors.
 
-    It reads a file and sets up its vectors in the same call: the idle step does only that. Each
-    line ends in a word of its own, which counts as others do.
+    It reads a file and initializes its vectors in the same call; the idle step does only that. Each
+    line ends in an end-of-line word, which counts like others.
     """
     import fasttext
 
@@ -140,7 +141,7 @@ def _fasttext(size: Size, device: str) -> Contestant:
     file.write_text("".join(" ".join(map(str, line)) + "\n" for line in lines))
 
     def train(epochs: int) -> None:
-        assert folder  # or the file would be gone
+        assert folder  # keeps the file
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(cores)})
         try:
@@ -167,7 +168,7 @@ def _fasttext(size: Size, device: str) -> Contestant:
 
 
 LIBRARIES = {"gensim": _gensim, "fasttext": _fasttext}
-"""Builds by the name of the module that they need."""
+"""Functions that build contestants, by the name of the module that they need."""
 
 WORD2VEC_CONTESTS: dict[str, dict[str, Build]] = {
     f"{name}, D = {size.features}": {"hstree": _hstree, name: build}

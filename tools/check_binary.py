@@ -1,10 +1,10 @@
-"""Runs the operators' tests with the installed binary under other Pythons and versions of torch.
+"""Run the operators' tests with the installed binary under other versions of Python and torch.
 
     python tools/check_binary.py PYTHON... [-- PYTEST-ARGUMENTS]
 
-Each PYTHON has a torch (2.11 or later) and the packages of tests/requirements.txt; it need not have
-hstree. hstree._C is copied as it is: one binary serves them all. hstree._host, which follows the
-Python version, is compiled for each. Without arguments pytest runs tests/ops.
+Each PYTHON needs torch (2.11 or later) and the packages of tests/requirements.txt, but not hstree.
+hstree._C is copied unchanged, since one binary works for all. hstree._host depends on the Python
+version and is compiled for each. By default, pytest runs tests/ops.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def query(python: str, expression: str) -> str:
 
 
 def assemble(python: str, folder: Path) -> None:
-    """Copies the installed package into `folder` and gives it a host module for `python`."""
+    """Copy the installed package into `folder` with a host module for `python`."""
     ignore = shutil.ignore_patterns("__pycache__", "_host.*.so")
     shutil.copytree(PACKAGE, folder / "hstree", ignore=ignore)
     suffix = query(python, "sysconfig.get_config_var('EXT_SUFFIX')")
@@ -55,11 +55,11 @@ def check(python: str, arguments: list[str]) -> bool:
     with tempfile.TemporaryDirectory(prefix="hstree-binary-") as name:
         folder = Path(name)
         assemble(python, folder)
-        # This copy comes before any other hstree, in the processes that tests start too.
+        # This copy takes precedence over any other hstree, also in subprocesses of the tests.
         environment = os.environ | {"PYTHONPATH": name}
         subprocess.run([python, "-c", DESCRIBE], cwd=folder, env=environment, check=True)
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        # Warnings of other versions of torch about themselves are no errors here.
+        # Warnings of other versions of torch are not errors here.
         command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-W", "default"]
         shown = subprocess.run([*command, *arguments], cwd=folder, env=environment, check=False)
         return shown.returncode == 0

@@ -1,12 +1,12 @@
-"""Builds hstree with CUDA as setup.py does for users and checks what comes out.
+"""Build hstree with CUDA as setup.py does for users, and check the result.
 
     python tools/check_cuda.py [--report benchmarks/results/cuda-registers.md]
 
 Fails on a warning, on a register spill, on a kernel without __launch_bounds__ or with more static
 shared memory than csrc/kernels/launch.h allows, on an operator without a kernel for both devices,
 and on a module that is not stripped, exports more than its init function or cannot be imported
-without a GPU. Needs nvcc; any torch that setup.py accepts will do. One without CUDA is told that it
-has it, and stub libraries stand in for libtorch_cuda and libc10_cuda. Nothing is written into the
+without a GPU. Needs nvcc and any torch that setup.py accepts. A torch without CUDA is patched to
+report CUDA, with stub libraries for libtorch_cuda and libc10_cuda. Writes nothing into the
 checkout.
 """
 
@@ -28,12 +28,12 @@ from typing import NamedTuple
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-# Beside the flags of setup.py: a report on each kernel, and warnings as errors.
+# In addition to the flags of setup.py: a report on each kernel, and warnings as errors.
 NVCC_FLAGS = "-Xptxas=-v -Werror=all-warnings -Xcompiler=-Wall,-Wextra"
 
 MOST_STATIC_BYTES = 24 << 10  # most_static_bytes of csrc/kernels/launch.h
 
-# What hstree._C uses of torch's CUDA libraries.
+# The symbols of torch's CUDA libraries that hstree._C uses.
 STUB = "int aoti_torch_get_current_cuda_stream(int device, void** stream) { return 1; }\n"
 PRETEND = """
 import torch
@@ -73,12 +73,12 @@ class Kernel(NamedTuple):
 
 
 class Python:
-    """Runs Python code in a process whose torch has CUDA, or pretends to."""
+    """Run Python code in a process whose torch has CUDA or is patched to report it."""
 
     def __init__(self, home: Path, version: str, folder: Path) -> None:
         self.preamble = ""
         self.environment = dict(os.environ)
-        # The architectures are those of setup.py, and nothing is found before what was built.
+        # Uses the architectures of setup.py, and imports nothing before the built modules.
         for variable in ("TORCH_CUDA_ARCH_LIST", "PYTHONPATH"):
             self.environment.pop(variable, None)
         if torch.version.cuda is not None:
@@ -103,8 +103,8 @@ class Python:
 
 
 def warnings_of(printed: str) -> list[str]:
-    """The warnings of compilers and linker; those of setuptools begin a line, and Python's a
-    class name."""
+    """The warnings of compilers and linker. Those of setuptools are at the beginning of a line, and
+    Python's follow a class name."""
     return re.findall(r"^(?!warning: ).*\bwarning\b.*$", printed, re.MULTILINE)
 
 
@@ -119,7 +119,7 @@ def unbounded_kernels() -> list[str]:
 
 
 def demangle(names: list[str]) -> list[str]:
-    """Readable names of kernels, without namespaces and parameters."""
+    """Names of kernels without namespaces and parameters."""
     tool = shutil.which("cu++filt") or shutil.which("c++filt")
     if tool is None:
         return names
@@ -157,7 +157,7 @@ def read_kernels(printed: str) -> list[Kernel]:
 
 
 def check_module(path: Path) -> list[str]:
-    """What is wrong with the symbols of an extension module."""
+    """Problems with the symbols of an extension module."""
     nm = ["nm", "--defined-only", "--format=just-symbols", str(path)]
     symbols = subprocess.run(nm, capture_output=True, text=True, check=True).stdout.split()
     exported = subprocess.run(
@@ -166,12 +166,14 @@ def check_module(path: Path) -> list[str]:
     failures = [f"{path.name} is not stripped: {len(symbols)} symbols"] if symbols else []
     expected = f"PyInit_{path.name.partition('.')[0]}"
     if exported != [expected]:
-        failures.append(f"{path.name}: expected {expected} alone, it exports {' '.join(exported)}")
+        failures.append(
+            f"{path.name}: expected only {expected}, but it exports {' '.join(exported)}"
+        )
     return failures
 
 
 def check_import(python: Python, package: Path) -> list[str]:
-    """Imports what was built, without a GPU, and asks torch which kernels it registered."""
+    """Import the built modules without a GPU, and check which kernels they registered."""
     shown = python.run(PROBE, package.parent, CUDA_VISIBLE_DEVICES="")
     if shown.returncode != 0:
         return [f"import: {shown.stdout}"]
@@ -195,7 +197,7 @@ def check_import(python: Python, package: Path) -> list[str]:
 
 
 def markdown(kernels: list[Kernel], version: str) -> str:
-    """Markdown; a row for each kernel, three columns for each architecture."""
+    """A Markdown page with a row for each kernel and three columns for each architecture."""
     architectures = sorted({kernel.architecture for kernel in kernels})
     heads = [f"{architecture}: {what}" for architecture in architectures
              for what in ("registers", "spills, bytes", "static shared memory, bytes")]  # fmt: skip
@@ -209,7 +211,7 @@ def markdown(kernels: list[Kernel], version: str) -> str:
         f"| --- |{' ---: |' * len(heads)}",
     ]
     rows: dict[str, dict[str, Kernel]] = {}
-    for kernel in kernels:  # one included by several sources counts once
+    for kernel in kernels:  # a kernel that several sources include counts once
         rows.setdefault(kernel.name, {})[kernel.architecture] = kernel
     for name, row in rows.items():
         cells = [f"{row[a].registers} | {row[a].spill} | {row[a].shared}" for a in architectures]

@@ -1,4 +1,4 @@
-"""Prints the commands that README.md marks by name: CI runs exactly what readers are told to run.
+"""Print the commands that README.md marks by name, so that CI runs exactly what readers run.
 
     python tools/readme_commands.py install
 

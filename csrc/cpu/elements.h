@@ -1,4 +1,4 @@
-// Element types of the CPU kernels, and the types in which they are summed.
+// Element types of the CPU kernels, and their accumulation types.
 #pragma once
 
 #include <cstdint>

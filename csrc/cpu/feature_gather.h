@@ -12,7 +12,7 @@ namespace hstree::cpu {
 void feature_gather(int64_t size, const void* hidden, const int32_t* feature_index, int64_t rows,
                     int64_t in_features, int64_t trees, int64_t features, void* output);
 
-// grad [N, T, S], grad_hidden [N, D] zeros. A: float or double, to which the caller has converted.
+// grad [N, T, S], grad_hidden [N, D] zeros. A: float or double; the caller converts.
 template <typename A>
 void feature_gather_backward(const A* grad, const int32_t* feature_index, int64_t rows, int64_t in_features,
                              int64_t trees, int64_t features, A* grad_hidden);

@@ -1,4 +1,4 @@
-// The rows of a batch in the order of their leaves: rows below any inner node are then neighbours.
+// The rows of a batch in the order of their leaves: the rows below any inner node are consecutive.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace hstree::cpu {
 
-// The tables of one tree, as the op received them. V classes, P path entries in all.
+// The tables of one tree, as passed to the op. V classes, P path entries in total.
 struct TreeTable {
   const int64_t* offset;         // [V + 1] into path
   const int32_t* path;           // [P] node << 1 | goes_left; wide: [P, 3] (first_row, width, child)
@@ -15,11 +15,11 @@ struct TreeTable {
   int64_t classes;               // V
   int64_t path_size;             // P
   int64_t weight_rows;           // inner nodes, or rows of wide nodes
-  int64_t longest;               // most entries of a path, or widths on it, that the caller allows
+  int64_t longest;  // largest number of entries, or sum of widths, that the caller allows on a path
 };
 
-// Sorts the rows by the leaves of their targets, stably, into order [N]; rows with a negative target come last.
-// leaf_position [V], target [N].
+// A stable sort of the rows by the leaves of their targets, into order [N]. Rows with a negative target come
+// last. leaf_position [V], target [N].
 // Throws std::runtime_error, its message beginning with `op`, for a target out of range.
 void leaf_order(const char* op, const int32_t* leaf_position, int64_t classes, const int64_t* target,
                 int64_t rows, int64_t* order);
@@ -33,8 +33,8 @@ struct PathSpan {
   int64_t begin, end;
 };
 
-// Those of each row of `row`, by `offset_name` of the op. Throws std::runtime_error for an interval out of
-// range.
+// The entries of the paths of the rows in `row`. offset_name: for messages. Throws std::runtime_error for an
+// interval out of range.
 std::vector<PathSpan> path_spans(const char* op, const char* offset_name, const TreeTable& table,
                                  const int64_t* target, const std::vector<int32_t>& row);
 

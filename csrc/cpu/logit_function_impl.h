@@ -73,7 +73,7 @@ inline void lookup<2, float>(const float* table, I32 index, Vector<float>* a) {
   const __m512i i = bits_as<__m512i>(index);
   const __m512i zero = _mm512_setzero_si512();
   __mmask8 all = 0xff;
-  asm("" : "+k"(all));  // or the zeros are optimised away, and a gather waits for what its register held
+  asm("" : "+k"(all));  // keeps the zeros: without them a gather depends on the old value of its register
   const __m512i lower =
       _mm512_mask_i32gather_epi64(zero, all, _mm512_maskz_extracti64x4_epi64(0xf, i, 0), table, 8);
   const __m512i upper =
@@ -114,7 +114,7 @@ inline void lookup<2, float>(const float* table, I32 index, Vector<float>* a) {
   const long long* pairs = reinterpret_cast<const long long*>(table);
   const __m256i zero = _mm256_setzero_si256();
   __m256i all = _mm256_set1_epi64x(-1);
-  asm("" : "+x"(all));  // or the zeros are optimised away, and a gather waits for what its register held
+  asm("" : "+x"(all));  // keeps the zeros: without them a gather depends on the old value of its register
   const __m256 lower =
       _mm256_castsi256_ps(_mm256_mask_i32gather_epi64(zero, pairs, _mm256_castsi256_si128(i), all, 8));
   const __m256 upper =
@@ -148,8 +148,8 @@ struct Value {
   Place<A> place;  // where there is a table
 };
 
-// The kinds of functions, which the kernels take as a template parameter: f and f' at x, the width of the
-// table, 0 without one, and whether f stands as exp(f - c).
+// The kinds of functions, a template parameter of the kernels: f and f' at x, the width of the table (0
+// without one), and whether f is represented as exp(f - c).
 struct Identity {
   static constexpr int width = 0;
   static constexpr bool is_power = false;
@@ -179,8 +179,8 @@ struct Gss {
   }
 };
 
-// Gss with k - 1 = n / 2, where exp(f - c) = exp(x - c) sigmoid(x - c)^(n / 2) takes one exp, which the caller
-// keeps from overflow.
+// Gss with k - 1 = n / 2, where exp(f - c) = exp(x - c) sigmoid(x - c)^(n / 2) takes one exp, which must not
+// overflow.
 template <int n>
 struct GssPower {
   static constexpr int width = 0;
@@ -234,13 +234,13 @@ struct Cubic {
   }
 };
 
-// Calls body with the kind of f, which has a table.
+// Calls body with the kind of an f that has a table.
 template <typename A, typename Body>
 static inline auto with_table_kind(const Function<A>& f, const Body& body) {
   return f.width == Linear::width ? body(Linear()) : body(Cubic());
 }
 
-// The same for any f.
+// Calls body with the kind of any f.
 template <typename A, typename Body>
 static inline auto with_kind(const Function<A>& f, const Body& body) {
   if (f.width) return with_table_kind(f, body);
@@ -248,8 +248,8 @@ static inline auto with_kind(const Function<A>& f, const Body& body) {
   return body(Gss());
 }
 
-// The same for a row whose largest logit or log_normalizer is `size`: GssPower where its terms do not
-// overflow, nor underflow if they count.
+// The same for a row whose largest logit or log_normalizer is `size`: chooses GssPower if its terms do not
+// overflow, and underflow only where they are negligible.
 template <typename A, typename Body>
 static inline auto with_kind(const Function<A>& f, A size, const Body& body) {
   if (!f.width && !f.identity && size - f.c >= -10 && size - f.c <= 58) {

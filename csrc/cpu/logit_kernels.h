@@ -9,7 +9,7 @@
 
 namespace hstree::cpu {
 
-// A LogitFunction in the accumulation dtype.
+// A LogitFunction, in the accumulation dtype.
 template <typename A>
 struct Function {
   explicit Function(const LogitFunction& f)
@@ -32,12 +32,12 @@ struct Function {
   A c, k, k_1;
 };
 
-// Where the gradient of a table is summed: within the radius in 64-bit integers, beyond it in float64.
+// The sums for the gradient of a table: 64-bit integers within the radius, float64 beyond it.
 struct TableSums {
-  uint64_t* fixed;  // [K, width], two's complement, or null: nothing is summed
-  double scale;     // quanta in 1
-  bool shared;      // by several threads: added to atomically
-  double* beyond;   // [2, width]: left of the table, right of it
+  uint64_t* fixed;  // [K, width], two's complement; null: nothing is summed
+  double scale;     // quanta in 1.0
+  bool shared;      // by several threads, with atomic additions
+  double* beyond;   // [2, width]: left and right of the table
 };
 
 template <typename T>
@@ -71,10 +71,10 @@ int64_t gradient_scratch_bytes(int64_t count) {
 // Rows of logits x. A: float or double.
 template <typename A>
 struct MonotoneKernels {
-  // Largest x; NaN are passed over.
+  // Largest x, ignoring NaN.
   A (*max)(const A* x, int64_t count);
 
-  // Smallest x; NaN are passed over.
+  // Smallest x, ignoring NaN.
   A (*min)(const A* x, int64_t count);
 
   A (*value)(const Function<A>& f, A x);
@@ -82,14 +82,14 @@ struct MonotoneKernels {
   // sum_v exp(f(x_v) - largest); largest = f(max), max = max_v x_v.
   double (*exp_sum)(const Function<A>& f, const A* x, int64_t count, A max, A largest);
 
-  // x_v <- -grad p_v f'(x_v), and grad f'(x_target) is added at `target`; p_v = exp(f(x_v) - shift - rest).
+  // x_v <- -grad p_v f'(x_v), plus grad f'(x_target) at `target`; p_v = exp(f(x_v) - shift - rest).
   // The gradient of the table is added to sums.
   void (*backward)(const Function<A>& f, A* x, int64_t count, int64_t target, A grad, A shift, A rest,
                    const TableSums& sums);
 
-  // The same in two parts for a row whose sum is not known yet: x_v <- e_v f'(x_v), e_v = exp(f(x_v) - shift),
-  // and the sum of e_v; with a table all x are within its radius. scratch: gradient_scratch_bytes<A>(count) if
-  // there is a table, aligned to 64.
+  // The same in two steps, for a row whose sum is not known yet: x_v <- e_v f'(x_v), e_v = exp(f(x_v) -
+  // shift), and the sum of e_v. With a table, all x must be within its radius. scratch:
+  // gradient_scratch_bytes<A>(count) if there is a table, aligned to 64.
   ExpSum (*begin_gradient)(const Function<A>& f, A* x, int64_t count, A max, A largest, void* scratch);
 
   // x_v <- -grad x_v / total; the gradient of the table is added to sums.

@@ -4,8 +4,7 @@
 namespace hstree::cpu {
 namespace HSTREE_CAPABILITY {
 
-// Loops over elements are functions of their own: merged into one by inlining, they were up to three times
-// slower.
+// Loops over elements are separate functions: inlined into one function they were up to three times slower.
 
 template <typename Kind, typename T>
 [[gnu::noinline]] static void piecewise_forward_of(const Function<accumulate_t<T>>& function, const T* input,
@@ -60,7 +59,7 @@ static void piecewise_backward(const Function<accumulate_t<T>>& f, const T* grad
       f, [&](auto kind) { piecewise_backward_of<decltype(kind)>(f, grad, input, count, grad_input, sums); });
 }
 
-// The largest magnitude as bits: infinity and NaN are above all numbers.
+// The largest magnitude, as bits: infinity and NaN are above all numbers.
 template <typename T>
 static accumulate_t<T> largest(const T* x, int64_t count) {
   using A = accumulate_t<T>;
@@ -86,7 +85,7 @@ static accumulate_t<T> largest(const T* x, int64_t count) {
   return result;
 }
 
-// What choose(choose(begin, x_0), x_1) ... gives, in any order; NaN are passed over.
+// The reduction choose(choose(begin, x_0), x_1) ..., in any order, ignoring NaN.
 template <typename A, typename Choose>
 static A extreme(const A* x, int64_t count, A begin, const Choose& choose) {
   constexpr int64_t W = VectorOf<A>::width;
@@ -116,7 +115,7 @@ static A row_min(const A* x, int64_t count) {
   return extreme(x, count, infinity<A>, [](auto least, auto x) { return x < least ? x : least; });
 }
 
-// exp(f - shift - rest), 0 where x is -inf. Of GssPower rest is a factor instead, exp(c - shift).
+// exp(f - shift - rest), 0 where x is -inf. For GssPower, rest is a factor instead: exp(c - shift).
 template <typename Kind, typename A>
 static inline Vector<A> exp_of(Vector<A> x, const Value<A>& value, A shift, A rest) {
   if constexpr (Kind::is_power) return value.f * rest;
@@ -188,13 +187,13 @@ template <typename Kind, typename A>
   if (possible) add_one<Kind>(f, sums, value.place, grad);
 }
 
-// Returns the sum of e_v = exp(f(x_v) - largest), of GssPower exp(f(x_v) - c), and leaves e_v f'(x_v) in x; with
-// a table e_v, interval and u in scratch, for which all x are within the radius.
+// Returns the sum of e_v = exp(f(x_v) - largest), for GssPower of exp(f(x_v) - c), and writes e_v f'(x_v) to
+// x. With a table, writes e_v, interval and u to scratch; all x must be within the radius.
 template <typename Kind, typename A>
 [[gnu::noinline]] static double begin_gradient_of(const Function<A>& function, A* x, int64_t count, A largest,
                                                   Waiting<A>* scratch) {
   constexpr int64_t W = VectorOf<A>::width;
-  constexpr int64_t blocks = 16;  // whose sum is converted to float64
+  constexpr int64_t blocks = 16;  // summed before a conversion to float64
   const Function<A> f = function;
   const A inside = x[0];
   double total = 0;
@@ -268,8 +267,8 @@ static double exp_sum(const Function<A>& f, const A* x, int64_t count, A max, A 
 
 template <typename A>
 static ExpSum begin_gradient(const Function<A>& f, A* x, int64_t count, A max, A largest, void* scratch) {
-  static_assert(sizeof(Waiting<A>) == Waiting<A>::size * 3 * sizeof(A), "as gradient_scratch_bytes has it");
-  static_assert(Waiting<A>::size == gradient_block, "as gradient_scratch_bytes has it");
+  static_assert(sizeof(Waiting<A>) == Waiting<A>::size * 3 * sizeof(A), "must match gradient_scratch_bytes");
+  static_assert(Waiting<A>::size == gradient_block, "must match gradient_scratch_bytes");
   return with_kind(f, max, [&](auto kind) -> ExpSum {
     using Kind = decltype(kind);
     Waiting<A>* waiting = static_cast<Waiting<A>*>(scratch);
@@ -277,7 +276,7 @@ static ExpSum begin_gradient(const Function<A>& f, A* x, int64_t count, A max, A
   });
 }
 
-// grad f'(x) at the target and in the sums of the table: what the target adds to -grad p_v f'(x_v).
+// Adds the target's term, grad f'(x), to the gradient -grad p_v f'(x_v) and to the sums of the table.
 template <typename A>
 static A target_gradient(const Function<A>& f, A x, A grad, const TableSums& sums) {
   return with_kind(f, [&](auto kind) -> A {

@@ -71,7 +71,7 @@ void monotone_log_prob(const MonotoneRows& rows, const A* logits, A* log_prob, A
 
 namespace {
 
-// Runs row(r, sums) for all rows, which add the gradient of the table to sums.
+// Runs row(r, sums) for all rows. It adds the row's gradient of the table to sums.
 template <typename A, typename Row>
 void run_rows(const MonotoneRows& rows, const A* grad_log_prob, double* grad_table, const Row& row) {
   if (!rows.function.table || !grad_table) {
@@ -122,7 +122,7 @@ void monotone_log_prob_backward(const MonotoneRows& rows, A* logits, const A* gr
       return;
     }
     A shift = log_normalizer[r], rest = 0;
-    // One unit in the last place of a large log_normalizer is much in p: both terms anew.
+    // Rounding a large log_normalizer would cost accuracy in p: recompute both terms.
     if (std::abs(shift) > 64) {
       const LogSum<A> sum = log_sum(kernels, f, x, rows.classes);
       shift = sum.largest;

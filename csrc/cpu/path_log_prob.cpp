@@ -25,7 +25,7 @@ PathPlan path_plan(const char* op, const TreeTable& table, const int64_t* target
     const int64_t length = spans[j].end - spans[j].begin;
     if (length > table.longest) {
       fail(op, ": max_depth: the path of class ", target[plan.row[j]], " has ", length,
-           " nodes, got max_depth ", table.longest);
+           " nodes, got max_depth = ", table.longest);
     }
     plan.longest = std::max(plan.longest, length);
     plan.offset[j + 1] = plan.offset[j] + length;
@@ -45,8 +45,8 @@ PathPlan path_plan(const char* op, const TreeTable& table, const int64_t* target
   return plan;
 }
 
-// The trees are worked on in groups. Where they read a subset of the features, all rows of a group are gathered
-// in leaf order first: the features of a row for every tree while the row is in the cache.
+// Trees are processed in groups. If they read subsets of the features, the rows are first gathered in leaf
+// order for all trees of a group: each row is read once for all of them, from the cache.
 template <typename T>
 class Groups {
  public:
@@ -63,7 +63,7 @@ class Groups {
         x_(gathered_ ? batch.rows * size_ * stride_ : 0) {}
 
   bool are_gathered() const { return gathered_; }
-  int64_t size() const { return size_; }  // most trees of a group
+  int64_t size() const { return size_; }  // largest number of trees in a group
 
   // Calls work(first, last) for the trees first <= t < last of each group.
   template <typename Work>
@@ -75,8 +75,8 @@ class Groups {
     }
   }
 
-  // Gradients of the gathered features, left in their place, are added to grad_hidden, or if not `add`,
-  // stored.
+  // Adds the gradients of the gathered features, which replaced them, to grad_hidden, or stores them if not
+  // `add`.
   void scatter(int64_t first, int64_t last, bool add, A* grad_hidden) const {
     const GatheredRows<A> rows = gathered_rows(first, last);
     parallel(batch_.rows, 16, [&](int64_t begin, int64_t end) {
@@ -84,13 +84,13 @@ class Groups {
     });
   }
 
-  // The rows of tree t, in the group that begins with tree `first`; null where nothing is gathered.
+  // The rows of tree t, in the group that begins with tree `first`; null if nothing is gathered.
   A* gathered(int64_t first, int64_t t) const {
     return gathered_ ? x_.data() + (t - first) * batch_.rows * stride_ : nullptr;
   }
 
  private:
-  // Groups of about equal size, whose gathered rows take 5 MiB at most (the fastest measured), or of one tree.
+  // Groups of about equal size whose gathered rows take at most 5 MiB (the fastest measured), or of one tree.
   int64_t group_size() const {
     if (!gathered_) return 1;
     const int64_t bytes = 1 + batch_.rows * stride_ * static_cast<int64_t>(sizeof(A));
@@ -130,7 +130,7 @@ class Groups {
   const Workspace<A> x_;               // [trees of the group, N, stride]
 };
 
-// The rows of a tree; x: what is gathered from hidden, or null.
+// The rows of a tree. x: the features gathered from hidden, or null.
 template <typename T>
 PathRows<T> path_rows(const TreeBatch& batch, const PathPlan& plan, int64_t t, const T* weight, const T* bias,
                       const T* hidden, const accumulate_t<T>* x) {
@@ -150,7 +150,8 @@ PathRows<T> path_rows(const TreeBatch& batch, const PathPlan& plan, int64_t t, c
           workspace_stride(batch.features)};
 }
 
-// Runs f(t, begin, end) on rows of the trees first <= t < last, in parallel; the first of them begins a tile.
+// Runs f(t, begin, end) in parallel on intervals of rows of the trees first <= t < last. Intervals begin at a
+// tile.
 template <typename F>
 void parallel_rows(const std::vector<PathPlan>& plans, int64_t first, int64_t last, const F& f) {
   std::vector<int64_t> tiles = {0};  // of earlier trees
@@ -211,13 +212,13 @@ void path_log_prob_backward(const TreeBatch& batch, const std::vector<PathPlan>&
   const PathKernels<T>& kernels = path_kernels<T>();
   const int64_t threads = torch::stable::get_num_threads();
   Groups<T> groups(batch, plans);
-  // Threads share the trees of a group, and their features where those are fewer than threads.
+  // Threads divide the trees of a group, and also the features if there are fewer trees than threads.
   const int64_t parts =
       std::max<int64_t>(1, std::min((threads + groups.size() - 1) / groups.size(), batch.features / 64));
   const int64_t width = std::max<int64_t>(16, ((batch.features + parts - 1) / parts + 15) / 16 * 16);
   const int64_t intervals = std::max<int64_t>(1, (batch.features + width - 1) / width);
   if (!groups.are_gathered() || batch.trees == 0) {
-    // Zeros where the first tree does not store.
+    // Zeros, unless the first tree stores.
     for (int64_t i = 0; i < batch.rows; ++i) {
       if (batch.trees > 0 && batch.target[i] >= 0) continue;
       std::fill_n(tensors.grad_hidden + i * batch.in_features, batch.in_features, A{0});

@@ -4,13 +4,13 @@
 //     log_prob[i, t] = sum over the nodes of target[i]'s path of log sigmoid(goes_left ? z : -z)
 //     d log_prob / d z = goes_left ? sigmoid(-z) : -sigmoid(z)
 //
-// In leaf order what a row shares with the one before it is a prefix of its path, each node is met in one run
-// of rows, and its gradient can be finished before the next one is begun.
+// In leaf order, a row shares a prefix of its path with the previous row, and the rows that visit a node are
+// consecutive. So the gradient of a node is finished before the next one begins.
 //
 // Ignored rows (target < 0): log_prob and score 0, no gradient. A path of no nodes: log_prob 0. Sums in
-// float32 (float64 for float64); NaN and infinities go through. Work O(N T L S) for paths of L nodes; score
-// is kept for backward. No atomics; the same bits on every run and for every number of threads, which share
-// rows in the forward pass and trees or features in the backward pass.
+// float32 (float64 for float64); NaN and infinities propagate. Work O(N T L S) for paths of L nodes; score
+// is kept for backward. No atomics; bitwise identical on every run and for every number of threads. Threads
+// divide rows in the forward pass, trees or features in the backward pass.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +25,10 @@ struct PathPlan {
   std::vector<int32_t> row;     // [n] rows that are not ignored, in leaf order
   std::vector<int64_t> offset;  // [n + 1] into entry
   std::vector<int32_t> entry;   // node << 1 | goes_left
-  std::vector<int32_t> shared;  // [n + 1] leading nodes shared with the row before; 0 at the ends
+  std::vector<int32_t> shared;  // [n + 1] leading nodes shared with the previous row; 0 at both ends
   std::vector<int64_t> slot;    // [n + 1] nodes first visited by earlier rows
   int64_t visited = 0;          // nodes, slot[n]
-  int64_t longest = 0;          // most nodes of a row
+  int64_t longest = 0;          // largest number of nodes of a row
 
   int64_t rows() const { return static_cast<int64_t>(row.size()); }
 };

@@ -10,7 +10,7 @@
 
 namespace hstree::cpu {
 
-// One tree's rows in leaf order (PathPlan's arrays), and what they are multiplied with.
+// The rows of one tree in leaf order (arrays of PathPlan), and the weights that they are multiplied with.
 // S features of the tree, n rows. T: float, double, BFloat16 or Half.
 template <typename T>
 struct PathRows {
@@ -21,7 +21,7 @@ struct PathRows {
   const int32_t* shared;  // [n + 1]
   const int64_t* slot;    // [n + 1]
   int64_t rows;           // n
-  int64_t longest;        // most entries of a row
+  int64_t longest;        // largest number of entries of a row
   int64_t features;       // S
   const T* weight;        // [., S]
   const T* bias;          // [.] or null
@@ -31,8 +31,8 @@ struct PathRows {
   int64_t sum_stride;     // workspace_stride(S)
 };
 
-// Rows are taken in tiles of this many neighbours: weight rows that all of them visit, a prefix of their
-// paths, are read once for the tile, and their gradients are added up once.
+// Rows are processed in tiles of this many consecutive rows. Weight rows that all of them visit, a prefix of
+// their paths, are read once for the tile, and their gradients are added once.
 constexpr int tile_rows = 4;
 
 // Elements of the scratch of `gradients`.
@@ -40,7 +40,7 @@ inline int64_t gradients_scratch(int64_t longest, int64_t features) {
   return (longest + 2 * tile_rows) * workspace_stride(features);
 }
 
-// Where the paths of a tree's rows are copied to (PathPlan's arrays).
+// The destination of the copied paths of a tree's rows (arrays of PathPlan).
 struct PathCopies {
   const int32_t* path;
   const PathSpan* span;  // [rows] of each in path
@@ -68,8 +68,8 @@ template <typename T>
 struct PathKernels {
   using A = accumulate_t<T>;
 
-  // Copies the paths and counts the leading nodes that each row shares with the one before it. Returns the
-  // place in `path` of a node that is not a weight row, or -1.
+  // Copies the paths and counts the leading nodes that each row shares with the previous one. Returns the
+  // index in `path` of a node that is out of range, or -1.
   int64_t (*copy_paths)(const PathCopies& copies);
 
   // x = the features of the rows begin <= i < end of hidden [N, D].
@@ -80,8 +80,8 @@ struct PathKernels {
   void (*scatter)(const GatheredRows<A>& gathered, int64_t begin, int64_t end, bool add, A* grad_hidden);
 
   // For rows begin <= j < end: z_l = dot(x, weight[w_l]) + bias[w_l], w_l their weight rows,
-  // log_prob[row * trees] = sum over l of log sigmoid(+-z_l), and score[row * score_stride + l] = z_l. An
-  // interval begins at a tile, so that the order of each sum does not depend on it. scratch: tile_rows *
+  // log_prob[row * trees] = sum over l of log sigmoid(+-z_l), and score[row * score_stride + l] = z_l.
+  // Intervals must begin at a tile, so that they do not change the order of the sums. scratch: tile_rows *
   // sum_stride; pointers: `longest`.
   void (*scores)(const PathRows<T>& tree, int64_t begin, int64_t end, A* log_prob, int64_t trees, A* score,
                  int64_t score_stride, A* scratch, const T** pointers);
@@ -91,10 +91,10 @@ struct PathKernels {
   void (*score_gradients)(const PathRows<T>& tree, int64_t begin, int64_t end, const A* grad_log_prob,
                           int64_t trees, const A* score, int64_t score_stride, A* grad_score);
 
-  // Gradients of the features begin <= s < end of all rows from grad_score. A weight row is summed in scratch
-  // while its run of rows lasts and stored once: to grad_weight[slot] if sparse, else to
-  // grad_weight[weight row]. grad_x, laid out like x, which it may overwrite: added to, or if not `add`,
-  // stored. Each element's sum has a fixed order, whatever the interval. pointers, targets: `longest`.
+  // Gradients of the features begin <= s < end of all rows from grad_score. The gradient of a weight row is
+  // summed in scratch during its run of rows and stored once: to grad_weight[slot] if sparse, otherwise to
+  // grad_weight[weight row]. grad_x has the layout of x, which it may overwrite; it is added to, or stored if
+  // not `add`. The order of each sum does not depend on the interval. pointers, targets: `longest`.
   void (*gradients)(const PathRows<T>& tree, int64_t begin, int64_t end, const A* grad_score, A* grad_x,
                     bool add, T* grad_weight, bool sparse, A* scratch, const T** pointers, T** targets);
 
@@ -105,11 +105,11 @@ struct PathKernels {
   // x = the features of a row of hidden, followed by a vector of zeros.
   void (*features)(const FeatureSubset& subset, int64_t features, const T* row, A* x);
 
-  // z_l = dot(x, weight_l) + bias_l, for weight rows one after another; bias may be null.
+  // z_l = dot(x, weight_l) + bias_l, for consecutive weight rows; bias may be null.
   void (*products)(const A* x, const T* weight, const T* bias, int64_t rows, int64_t features, A* z);
 };
 
-// Tables by instruction set, the AVX ones on x86-64 only; capability.h picks one.
+// One table for each instruction set, the AVX ones on x86-64 only; capability.h selects one.
 template <typename T>
 const PathKernels<T>* path_kernels_portable();
 template <typename T>

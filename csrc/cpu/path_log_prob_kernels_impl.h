@@ -9,7 +9,7 @@ static int64_t copy_paths(const PathCopies& copies) {
   const uint32_t limit = static_cast<uint32_t>(copies.weight_rows);
   int64_t last_count = 0;
   for (int64_t j = 0; j < copies.rows; ++j) {
-    if (j + ahead < copies.rows) {  // paths lie anywhere in the table
+    if (j + ahead < copies.rows) {  // prefetch: paths are scattered over the table
       __builtin_prefetch(copies.path + copies.span[j + ahead].begin);
       __builtin_prefetch(copies.path + copies.span[j + ahead].end);
     }
@@ -36,7 +36,7 @@ static int64_t copy_paths(const PathCopies& copies) {
   return -1;
 }
 
-constexpr int64_t ahead = 5;  // rows, from where memory is asked for to where it is used
+constexpr int64_t ahead = 5;  // rows between the prefetch of memory and its use
 
 // The features of row i, which is not ignored, for tree t.
 template <typename A>
@@ -49,7 +49,7 @@ static inline bool is_ignored(const GatheredRows<A>& gathered, int64_t i) {
   return gathered.place[i * gathered.trees] < 0;
 }
 
-// Asks for all that will be gathered or scattered a few rows later.
+// Prefetches all that will be gathered or scattered a few rows later.
 template <typename A>
 __attribute__((always_inline)) static inline void prefetch_gathered(const GatheredRows<A>& gathered,
                                                                     int64_t i, int64_t end) {
@@ -66,7 +66,7 @@ static inline void scatter_row(const GatheredRows<A>& gathered, int64_t i, A* ro
 }
 
 #if HSTREE_VECTOR_BYTES == 64
-// The same for K trees from `first` on, 16 columns after another.
+// The same for K trees from `first` on, 16 columns at a time.
 template <int K, typename T>
 static inline void gather_trees(const GatheredRows<float>& gathered, int64_t i, int64_t first, const T* row) {
   const FeatureSubset* const subset = gathered.subset + first;
@@ -172,14 +172,14 @@ static inline int64_t common_prefix(const PathRows<T>& tree, int64_t j, int rows
   return common;
 }
 
-// The row of x, or of hidden, and of its gradient that belongs to place j.
+// The offset of the row of place j in x, or in hidden, and in its gradient.
 template <typename T>
 static inline int64_t x_offset(const PathRows<T>& tree, int64_t j) {
   return (tree.x ? j : tree.row[j]) * tree.x_stride;
 }
 
-// Asks for the features begin <= s < end of the weight rows that the row at place j is the first to visit, in
-// trees that read a subset: it does not pay for one tree over all features.
+// Prefetches the features begin <= s < end of the weight rows that the row at place j visits first, for trees
+// that read a subset. For one tree over all features it does not pay.
 template <typename T>
 __attribute__((always_inline)) static inline void prefetch_weights(const PathRows<T>& tree, int64_t j,
                                                                    int64_t begin, int64_t end) {
@@ -189,13 +189,13 @@ __attribute__((always_inline)) static inline void prefetch_weights(const PathRow
   }
 }
 
-// Asks for the row at place j, unless it was gathered.
+// Prefetches the row at place j, unless it was gathered.
 template <typename T>
 __attribute__((always_inline)) static inline void prefetch_input(const PathRows<T>& tree, int64_t j) {
   if (j < tree.rows && !tree.x) prefetch_row(tree.hidden + x_offset(tree, j), tree.features);
 }
 
-// The features begin <= s < end of the row at place j, where they are or, of 16-bit elements, in `copy`.
+// The features begin <= s < end of the row at place j: in place, or for 16-bit elements converted in `copy`.
 template <typename T>
 static inline const accumulate_t<T>* x_row(const PathRows<T>& tree, int64_t j, int64_t begin, int64_t end,
                                            accumulate_t<T>* copy) {
@@ -230,7 +230,7 @@ static inline void dots(const accumulate_t<T>* const* x, const T* const* w, int6
                         accumulate_t<T>* const* out, int64_t level) {
   using A = accumulate_t<T>;
   constexpr int64_t W = VectorOf<A>::width;
-  constexpr int K = R == 1 ? 2 : 1;  // sums of each product, enough to hide the latency of an addition
+  constexpr int K = R == 1 ? 2 : 1;  // partial sums of each product, to hide the latency of additions
   Vector<A> sum[K][R][L] = {};
   int64_t s = 0;
   for (; s + K * W <= size; s += K * W) {
@@ -252,7 +252,7 @@ static inline void dots(const accumulate_t<T>* const* x, const T* const* w, int6
 template <int R, typename T>
 static inline void level_scores(const accumulate_t<T>* const* x, const T* const* w, int64_t begin,
                                 int64_t end, int64_t size, accumulate_t<T>* const* out) {
-  constexpr int block = R == 1 || HSTREE_VECTOR_BYTES == 64 ? 4 : 2;  // as many sums as there are registers
+  constexpr int block = R == 1 || HSTREE_VECTOR_BYTES == 64 ? 4 : 2;  // as many sums as the registers hold
   int64_t l = begin;
   for (; l + block <= end; l += block) dots<R, block>(x, w + l, size, out, l);
   if constexpr (block == 4) {
@@ -262,7 +262,7 @@ static inline void level_scores(const accumulate_t<T>* const* x, const T* const*
   if (end - l == 1) dots<R, 1>(x, w + l, size, out, l);
 }
 
-// Sign bits of a vector of entries: set where the path goes right. Places from count on: any.
+// Sign bits of a vector of entries, set where the path goes right. Lanes from count on are arbitrary.
 static inline U32 right_signs(const int32_t* entry, int64_t count) {
   return ~bits_as<U32>(load_first(entry, count)) << 31;
 }
@@ -379,25 +379,25 @@ static void score_gradients(const PathRows<T>& tree, int64_t begin, int64_t end,
   }
 }
 
-// R rows in the backward pass, cut to an interval of features.
+// R rows in the backward pass, restricted to an interval of features.
 template <typename T, int R>
 struct GradientTile {
   using A = accumulate_t<T>;
-  int64_t opened;         // levels below it were begun by an earlier row
-  int64_t stay;           // levels below it go on in the next row
+  int64_t opened;         // levels [0, opened) were begun by an earlier row
+  int64_t stay;           // levels [0, stay) continue in the next row
   const A* grad[R];       // [levels] gradient of the scores
   const A* x[R];          // hidden
-  const A* grad_from[R];  // what its gradient is added to, or null
-  A* grad_to[R];          // where that goes
+  const A* grad_from[R];  // the value that its gradient is added to, or null
+  A* grad_to[R];          // the destination of that sum
   const T* const* w;      // [levels] weight rows
-  T* const* target;       // [levels] where their gradients go
-  A* sums;                // [levels, stride] gradients of the weight rows that are open
+  T* const* target;       // [levels] destinations of their gradients
+  A* sums;                // [levels, stride] gradients of the open weight rows
   int64_t stride;
 };
 
 // Levels begin <= l < end at U vectors of columns from column c on, with `rest` columns in the last unless
-// whole. The gradient of a weight row goes on from an earlier row if `opened`, and on to the next if `stays`;
-// else it is stored, or left to stream_row where the target is not aligned.
+// whole. The gradient of a weight row continues from an earlier row if `opened`, and into the next if
+// `stays`. Otherwise it is stored, or left to stream_row if the target is not aligned.
 template <int R, int U, bool whole, bool opened, bool stays, typename T, typename V>
 static inline void gradient_levels(const GradientTile<T, R>& tile, int64_t begin, int64_t end, int64_t c,
                                    int64_t rest, const V (&x)[R][U], V (&grad_x)[R][U]) {
@@ -472,7 +472,7 @@ static inline void gradient_columns(const GradientTile<T, R>& tile, int64_t begi
   }
 }
 
-// All columns, in pieces of at most U vectors, about equal.
+// All columns, in pieces of about equal size, at most U vectors.
 template <int U, int R, typename T>
 static inline void gradient_range(const GradientTile<T, R>& tile, int64_t begin, int64_t end, int64_t size) {
   constexpr int64_t W = VectorOf<accumulate_t<T>>::width;
@@ -487,7 +487,8 @@ static inline void gradient_range(const GradientTile<T, R>& tile, int64_t begin,
   }
 }
 
-// Gradients of R rows from place j on. target: [longest] where the gradients of the open weight rows go.
+// Gradients of R rows from place j on. target: [longest] destinations of the gradients of the open weight
+// rows.
 template <int R, typename T>
 static inline void tile_gradients(const PathRows<T>& tree, int64_t j, int64_t begin, int64_t end,
                                   const accumulate_t<T>* grad_score, accumulate_t<T>* grad_x, bool add,
@@ -495,9 +496,9 @@ static inline void tile_gradients(const PathRows<T>& tree, int64_t j, int64_t be
                                   T** target) {
   using A = accumulate_t<T>;
   const int64_t size = end - begin, stride = tree.sum_stride;
-  A* const partial = sums + tree.longest * stride;  // of grad_x, while x may be in its place
+  A* const partial = sums + tree.longest * stride;  // of grad_x, which may share its memory with x
   A* const copy = partial + tile_rows * stride;
-  // Finds the weight rows from level `first` on of the row at place i, and the targets of those that it
+  // Finds the weight rows of the row at place i from level `first` on, and the targets of those that it
   // opens.
   const auto open = [&](int64_t i, int64_t first, int64_t last) {
     const int32_t* entry = tree.entry + tree.offset[i];
@@ -509,7 +510,7 @@ static inline void tile_gradients(const PathRows<T>& tree, int64_t j, int64_t be
       target[l] = grad_weight + (sparse ? tree.slot[i] + l - opened : weight_row) * tree.features + begin;
     }
   };
-  // Stores the sums of those that the row at place i is the last to visit.
+  // Stores the sums of the weight rows whose last visitor is the row at place i.
   const auto close = [&](int64_t i, int64_t first, int64_t last) {
     for (int64_t l = tree.shared[i + 1] < first ? first : tree.shared[i + 1]; l < last; ++l) {
       if (!is_aligned(target[l])) stream_row(sums + l * stride, size, target[l]);

@@ -14,7 +14,7 @@
 namespace hstree::cpu {
 namespace {
 
-constexpr int64_t page = 2 << 20;  // of the huge pages that are asked for
+constexpr int64_t page = 2 << 20;  // size of the requested huge pages
 constexpr size_t most_free = 4;    // blocks
 
 struct Block {
@@ -67,7 +67,7 @@ class Pool {
   std::unordered_map<void*, int64_t> used_;
 };
 
-// Never destroyed: tensors may be freed after the end of main.
+// Never destroyed, because tensors may be freed after the end of main.
 Pool& pool() {
   static Pool* const only = new Pool;
   return *only;

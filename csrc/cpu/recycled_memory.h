@@ -1,5 +1,5 @@
-// Memory for large results that are made anew at every step and soon given back: what a step frees, the next
-// one takes. Fresh pages cost more than the sums that are written to them.
+// Recycled memory for large results that every step allocates and frees: a step reuses the blocks of the
+// previous one. Page faults of fresh memory would cost more than writing the results.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@ namespace hstree::cpu {
 // Blocks below this size are not worth keeping.
 constexpr int64_t smallest_recycled = 1 << 20;
 
-// Uninitialised memory, aligned to 64 bytes at least: a free block that is not much too large, or a new one,
-// a little larger than asked for, as the next step's need will differ. Throws std::bad_alloc. Safe for
-// threads.
+// Returns uninitialized memory, aligned to at least 64 bytes: a free block that is not much too large, or a
+// new one, slightly larger than requested because the next step's size will differ. Throws std::bad_alloc.
+// Thread-safe.
 void* acquire(int64_t bytes);
 
-// Takes back a block of `acquire`; a few free ones are kept.
+// Frees a block of `acquire`. A few free blocks are kept.
 void release(void* block);
 
 }  // namespace hstree::cpu

@@ -8,7 +8,7 @@
 namespace hstree::cpu {
 namespace {
 
-constexpr int64_t fewest_elements = 1 << 14;  // that are worth a thread
+constexpr int64_t fewest_elements = 1 << 14;  // that justify a thread
 
 void check_range(const char* op, int dim, const int64_t* index, int64_t i, int64_t size) {
   if (index[i] >= 0 && index[i] < size) return;

@@ -4,9 +4,9 @@
 // Tensors, contiguous: index [1, nnz] or [2, nnz] int64, strictly increasing rows; values g [nnz, S]; weight w
 //   [rows, S] of the type of g, float32, float64, bfloat16 or float16; exp_avg m, exp_avg_sq v [rows, S] of
 //   the accumulation dtype.
-// nnz = 0 and S = 0 write nothing. Every other row stays as it is. Infinities and NaN go through the formula.
-// Computation in float32, float64 for float64, every operation rounded by itself; w rounded once.
-// Work O(nnz S). Reads 4 and writes 3 elements for each of g.
+// nnz = 0 and S = 0 write nothing. Rows that are not visited are unchanged. Infinities and NaN propagate.
+// Computation in float32, float64 for float64, every operation rounded separately; w rounded once.
+// Work O(nnz S). Reads 4 and writes 3 elements for each element of g.
 // No atomics; rows are independent: deterministic for any number of threads.
 // Threads over rows. Kingma and Ba, "Adam: A method for stochastic optimization" (ICLR 2015), algorithm 1,
 //   with the decay of Loshchilov and Hutter, "Decoupled weight decay regularization" (ICLR 2019).
@@ -41,7 +41,7 @@ struct SparseAdam {
   accumulate_t<T>* exp_avg_sq;
 };
 
-// Throws std::runtime_error before anything is written where the index is out of range or does not increase.
+// Throws std::runtime_error, before anything is written, if the index is out of range or not increasing.
 template <typename T>
 void sparse_adam(const char* op, const SparseAdam<T>& tensors, const AdamRule& rule);
 

@@ -25,7 +25,7 @@ static inline Vector<double> square_root(Vector<double> x) {
 #endif
 }
 
-// A product that no addition is fused with: the same bits with and without the instruction.
+// A product that is never fused with an addition: bitwise identical with and without FMA instructions.
 template <typename V>
 static inline V product(V a, V b) {
   V result = a * b;
@@ -35,7 +35,7 @@ static inline V product(V a, V b) {
   return result;
 }
 
-// The rule of one element, constants in all lanes.
+// The update of one element, with constants in all lanes.
 template <typename A>
 struct AdamStep {
   Vector<A> sign, decay, beta1, beta2, rate1, rate2, eps, step_size;
@@ -63,13 +63,13 @@ static inline int64_t visited_row(const SparseAdam<T>& tensors, int64_t i) {
   return (tensors.outer ? tensors.outer[i] * tensors.inner_size : 0) + tensors.inner[i];
 }
 
-// Short rows that follow each other in memory are updated as one. While they are, the next row is fetched:
-// little by little, since more than a few lines at once would stall.
+// Short rows that are consecutive in memory are updated as one. Meanwhile the next row is prefetched, a few
+// lines at a time, because more would stall.
 template <typename T>
 static void sparse_adam(const SparseAdam<T>& tensors, const AdamRule& rule, int64_t begin, int64_t end) {
   using A = accumulate_t<T>;
   constexpr int64_t width = VectorOf<A>::width;
-  constexpr int64_t longest = 64;  // elements of rows that are updated as one
+  constexpr int64_t longest = 64;  // largest number of elements in rows that are updated as one
   const int64_t features = tensors.features;
   const AdamStep<A> step(rule);
   for (int64_t i = begin; i < end;) {

@@ -9,7 +9,7 @@
 namespace hstree::cpu {
 namespace {
 
-// Bytes of integers up to which every thread has its own; beyond, threads share and add atomically.
+// Up to this many bytes of integers, every thread has its own; above, threads share them and add atomically.
 constexpr int64_t private_bytes = int64_t{16} << 20;
 
 }  // namespace

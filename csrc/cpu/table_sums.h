@@ -1,6 +1,6 @@
-// Sums over elements into a table [K, width], the same bits for any number of threads: in 64-bit integers of
-// quantum 2^-e for elements within the radius, in float64 for those beyond it, one partial sum for each block
-// of elements.
+// Sums over elements into a table [K, width], bitwise identical for any number of threads: in 64-bit integers
+// of quantum 2^-e for elements within the radius, and in float64, one partial sum for each block of elements,
+// for those beyond it.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@ namespace hstree::cpu {
 
 class TableGradient {
  public:
-  // blocks: fixed sets of elements, each summed by one thread. count * largest: a bound on the sum of
-  // magnitudes. Not finite: every sum is NaN.
+  // blocks: number of fixed sets of elements, each summed by one thread. count * largest bounds the sum of
+  // magnitudes; if it is not finite, every sum is NaN.
   TableGradient(const LogitFunction& f, int64_t blocks, double count, double largest);
 
-  // Runs body(begin, end, sums), which sums blocks begin to end - 1, in parallel; it sets sums.beyond to
+  // Runs body(begin, end, sums) in parallel. It sums the blocks begin to end - 1, and must set sums.beyond to
   // beyond(block) before each.
   template <typename F>
   void run(const F& body);
@@ -39,7 +39,7 @@ class TableGradient {
   int64_t intervals_;
   int width_;
   int64_t blocks_;
-  int64_t parts_;   // threads that sum
+  int64_t parts_;   // number of threads that sum
   int64_t copies_;  // of the integers, each with its own threads
   int exponent_;
   std::unique_ptr<uint64_t, Free> fixed_;  // [copies, K, width], or null

@@ -21,7 +21,7 @@ static inline void add(uint64_t* sum, uint64_t quanta) {
   }
 }
 
-// Elements whose gradient waits to be added to the table.
+// Elements whose gradients are pending: not yet added to the table.
 template <typename A>
 struct Waiting {
   static constexpr int64_t size = 256;
@@ -30,7 +30,7 @@ struct Waiting {
   alignas(64) A u[size];
 };
 
-// Adds g w_m of the first elements to the sums of their intervals, one element after another.
+// Adds g w_m of the first elements to the sums of their intervals, one element at a time.
 template <int width, bool shared, typename A>
 static inline void add_singly(const TableSums& sums, const Waiting<A>& waiting, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
@@ -57,7 +57,7 @@ static inline __m512i rounded(__m512d quanta) {
   return _mm512_maskz_cvtpd_epi64(0xff, quanta);
 }
 
-// Sums of one thread: eight elements are rounded at once, two entries of the table added at once.
+// Unshared sums: rounds eight elements at once, adds two entries of the table at once.
 template <int width, typename A>
 static inline void add_in_pairs(const TableSums& sums, const Waiting<A>& waiting, int64_t count) {
   for (int64_t i = 0; i < count; i += 8) {
@@ -100,7 +100,7 @@ static inline void add_fixed(const TableSums& sums, const Waiting<A>& waiting, i
 #endif
 }
 
-// Lanes beyond the radius, one after another. A gradient of 0 adds nothing, unless the input is NaN.
+// Lanes beyond the radius, one at a time. A gradient of 0 adds nothing, unless the input is NaN.
 template <int width, typename A>
 static inline void add_beyond(const TableSums& sums, Vector<A> t, Vector<A> u, Index<A> lanes, Vector<A> g) {
   for (int64_t i = 0; i < VectorOf<A>::width; ++i) {
@@ -118,7 +118,7 @@ static inline void add_beyond(const TableSums& sums, Vector<A> t, Vector<A> u, I
   }
 }
 
-// Puts a vector of gradients g of the table among those that wait; what is beyond the radius is added now.
+// Appends a vector of gradients g of the table to the pending ones. Lanes beyond the radius are added now.
 template <int width, typename A>
 static inline void enqueue(const Function<A>& f, const TableSums& sums, const Place<A>& place, Vector<A> g,
                            Waiting<A>* waiting, int64_t at) {
@@ -134,7 +134,7 @@ static inline void enqueue(const Function<A>& f, const TableSums& sums, const Pl
   store(waiting->u + at, u);
 }
 
-// Adds the gradient of one element, the first of `place`, if there is a table whose gradient is wanted.
+// Adds the gradient of one element, the first of `place`, if there is a table whose gradient is needed.
 template <typename Kind, typename A>
 static void add_one(const Function<A>& f, const TableSums& sums, const Place<A>& place, A grad) {
   if constexpr (Kind::width > 0) {

@@ -1,4 +1,4 @@
-// What the path op and the wide op have in common on the CPU: their arguments, workspaces and threads.
+// Shared by the path op and the wide op on the CPU: arguments, workspaces and threads.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -28,7 +28,7 @@ struct TreeBatch {
   const int32_t* path;           // [P] or [P, 3]
   const int32_t* leaf_position;  // [T, V]
   const int32_t* feature_index;  // [T, S] or null
-  const int64_t* order;          // [T, N], as leaf_order gives it
+  const int64_t* order;          // [T, N], the result of leaf_order
   int64_t rows, in_features, trees, weight_rows, features, classes, path_size, longest;
 };
 
@@ -53,7 +53,7 @@ struct Backward {
   bool sparse;
 };
 
-// Throws std::runtime_error of the parts in a row.
+// Throws std::runtime_error with the concatenated parts as its message.
 template <typename... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream message;
@@ -87,7 +87,7 @@ inline TreeTable tree_table(const TreeBatch& batch, int64_t t) {
           batch.longest};
 }
 
-// Runs f(begin, end) on parts of [0, count), in parallel; the first exception is thrown again here.
+// Runs f(begin, end) on parts of [0, count) in parallel. Rethrows the first exception.
 template <typename F>
 void parallel(int64_t count, int64_t grain, const F& f) {
   std::exception_ptr error;
@@ -103,7 +103,7 @@ void parallel(int64_t count, int64_t grain, const F& f) {
   if (error) std::rethrow_exception(error);
 }
 
-// A thread's workspace, kept from call to call: fresh pages would cost more than the sums in them.
+// A thread's workspace, kept between calls: page faults of fresh memory would cost more than the sums.
 template <typename A, int which>
 A* scratch(int64_t size) {
   thread_local std::vector<A> buffer;
@@ -111,7 +111,7 @@ A* scratch(int64_t size) {
   return buffer.data();
 }
 
-// The plan of each tree, make(table), after a check of feature_index.
+// The plan of each tree, make(table), after checking feature_index.
 template <typename Make>
 auto plans_of_trees(const TreeBatch& batch, const Make& make) {
   check_feature_index(batch);
@@ -122,7 +122,7 @@ auto plans_of_trees(const TreeBatch& batch, const Make& make) {
   return plans;
 }
 
-// Weight rows that the trees visit.
+// Total number of weight rows that the trees visit.
 template <typename Plan>
 int64_t visited(const std::vector<Plan>& plans) {
   int64_t total = 0;
@@ -130,7 +130,7 @@ int64_t visited(const std::vector<Plan>& plans) {
   return total;
 }
 
-// Uninitialised memory of a call, too much to be kept by a thread.
+// Uninitialized memory for one call, too large to be kept by a thread.
 template <typename A>
 class Workspace {
  public:

@@ -10,7 +10,7 @@
 namespace hstree::cpu {
 namespace {
 
-// The tables of all trees, followed from the root: nothing beyond them is read afterwards, whatever they hold.
+// Checks the tables of all trees by walking them from the root, so that nothing outside them is read later.
 template <typename A>
 class CheckedWalk {
  public:
@@ -40,17 +40,17 @@ class CheckedWalk {
     int32_t depth;
   };
 
-  // Each node and each class is reached once, a node by the edge that it names, in preorder.
+  // Each node and each class must be reached once, nodes in preorder and by the edge that they name.
   void follow(int64_t t) {
     open_[t] = 1;
     if (m_.classes == 1) return;
-    // Copies, as what is written through bytes could be anything.
+    // Local copies: the compiler must assume that a write through a byte pointer changes the originals.
     const TreeMixture<A> m = m_;
     const TreeEdge* const edges = m.edge + t * m.edges;
     uint8_t* const is_used = row_is_used_.data() + t * score_rows();
     std::vector<uint8_t> reached(m.nodes + m.classes);
     uint8_t* const is_reached[2] = {reached.data(), reached.data() + m.nodes};
-    const int64_t count[2] = {m.nodes, m.classes};  // of what an edge may lead to: nodes, leaves
+    const int64_t count[2] = {m.nodes, m.classes};  // number of nodes and of leaves that an edge may lead to
     std::vector<Open> stack(m.nodes + 1);
     Open* const open = stack.data();
     int64_t visited = 0, found[2] = {}, last = 1, most = 1, widest = 0;
@@ -127,7 +127,7 @@ class CheckedWalk {
   std::vector<uint8_t> row_is_used_;            // [T, R]
 };
 
-// Calls f(begin, count, workspace) for all rows, as many at a time as a vector has lanes.
+// Calls f(begin, count, workspace) for all rows, in groups of as many as a vector has lanes.
 template <typename A, typename F>
 void each_vector(const TreeMixture<A>& mixture, int64_t lanes, int64_t vectors, const F& f) {
   parallel((mixture.rows + lanes - 1) / lanes, 1, [&](int64_t first, int64_t last) {

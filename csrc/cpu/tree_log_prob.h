@@ -13,13 +13,13 @@
 //
 // score [T, R, N], rows of a tree in three blocks: binary nodes, children of wide nodes, children of a wide root;
 // log_gate [N, T]; log_prob, grad [N, V]; nodes in preorder. All of float32 or all of float64, contiguous.
-// V = 1 has no nodes. NaN and infinities go through, each in its own row; where log_gate[t] + log P_t(y) = -inf,
+// V = 1 has no nodes. NaN and infinities propagate within their row; where log_gate[t] + log P_t(y) = -inf,
 // tree t has no gradient from y. Rows of score that belong to no node have the gradient 0.
 //
-// Work O(T V N) both ways. The backward pass walks down again: nothing but log_prob is kept. A thread holds V
-// vectors, 3 V in the backward pass, and what is open on the way through a tree.
-// A vector holds one number of as many rows as it has lanes: one pass over the tables for all of them. Threads
-// share such groups of rows; no atomics; the same bits on every run and for every number of threads.
+// Work O(T V N) in each pass. The backward pass walks down again: only log_prob is kept. A thread holds V
+// vectors (3 V in the backward pass) and the open nodes of a tree. A vector holds one number of each of a
+// group of rows, one row a lane, so that one pass over the tables serves the whole group. Threads divide the
+// groups. No atomics; bitwise identical on every run and for every number of threads.
 #pragma once
 
 #include <cstdint>
@@ -40,11 +40,11 @@ struct TreeMixture {
   int64_t rows, trees, nodes, edges, classes;
 };
 
-// What the tables of the trees need.
+// Sizes that the tables of the trees determine.
 struct Walk {
   const int64_t* nodes;  // [T] of each tree
-  int64_t open;          // most nodes that are reached but not yet visited
-  int64_t widest;        // most children of a wide node
+  int64_t open;          // largest number of nodes that are reached but not yet visited
+  int64_t widest;        // largest number of children of a wide node
 };
 
 // Both throw std::runtime_error for tables that are not those of trees. log_prob [N, V].
@@ -66,7 +66,7 @@ inline int64_t backward_vectors(const Walk& walk, int64_t classes) {
   return 3 * classes + walk.open + 2 * walk.widest + leaves_at_once;
 }
 
-// Of the rows begin to begin + count of a batch, count at most `lanes`. Workspaces are aligned to a vector.
+// For the rows begin to begin + count - 1 of a batch, count <= `lanes`. Workspaces are aligned to a vector.
 template <typename A>
 struct TreeLogProbKernels {
   int64_t lanes;

@@ -1,14 +1,14 @@
-// Body of the kernels of log_prob, under the rules of vector_impl.h. A vector holds one number of each of its
-// lanes' rows.
+// Body of the kernels of log_prob, under the rules of vector_impl.h. A vector holds one number of a group of
+// rows, one row a lane.
 #include "cpu/vector_impl.h"
 
 namespace hstree::cpu {
 namespace HSTREE_CAPABILITY {
 namespace log_prob {
 
-constexpr int64_t nodes_ahead = 8;  // whose scores are fetched
+constexpr int64_t nodes_ahead = 8;  // distance in nodes of the prefetch of scores
 
-// log(s) for s >= 1, 3e-7 of it; NaN and infinity stay.
+// log(s) for s >= 1, relative error 3e-7; NaN and infinity propagate.
 static inline Vector<float> log_of_sum(Vector<float> s) {
   const U32 bits = bits_as<U32>(s);
   const Vector<float> exponent = __builtin_convertvector(bits_as<I32>(bits >> 23) - 127, Vector<float>);
@@ -24,14 +24,14 @@ static inline Vector<double> log_of_sum(Vector<double> s) {
   return s <= __DBL_MAX__ ? value : s;
 }
 
-// log(exp(a) + exp(b)); -inf of two of them.
+// log(exp(a) + exp(b)); -inf if both are.
 template <typename A>
 static inline Vector<A> log_add(Vector<A> a, Vector<A> b) {
   const Vector<A> distance = a == b ? Vector<A>{} : -magnitude(a - b);
   return (a > b ? a : b) + log1p_unit(exponential(distance));
 }
 
-// The places in memory of the rows of a node's scores, and of their gradients.
+// The addresses of the rows of a node's scores, and of their gradients.
 template <typename A>
 struct ScoreRows {
   int64_t block[3];  // offset of each block of the tree, at the first of the vector's rows
@@ -58,8 +58,8 @@ static inline void store_some(A* p, int64_t count, Vector<A> v) {
   }
 }
 
-// The scores of a wide node, less the largest, to z; returns log sum exp of these. Sums of sums, as there may be
-// thousands. With keep_exponentials, exp of them instead, and the sum itself.
+// Writes the scores of a wide node minus the largest to z and returns their log-sum-exp. With
+// keep_exponentials, writes their exp and returns the sum. Partial sums keep thousands of terms accurate.
 template <bool whole, bool keep_exponentials, typename A>
 static inline Vector<A> soft_sum(const A* row, int64_t stride, int64_t width, int64_t count, A* z) {
   constexpr int64_t W = VectorOf<A>::width, run = 32;
@@ -91,8 +91,8 @@ static inline void log_sigmoids(Vector<A> z, Vector<A>& left, Vector<A>& right) 
   right = (z > 0 ? -z : Vector<A>{}) - either;
 }
 
-// Those of the nodes from `begin` on, as many as fill a vector, in the row where `place` begins; anything for
-// nodes that are not binary.
+// The same for a vector of nodes from `begin` on, in the row where `place` begins; arbitrary for nodes that
+// are not binary.
 template <typename A>
 static inline void log_sigmoids_ahead(const A* score, const ScoreRows<A>& place, const TreeNode* begin,
                                       int64_t nodes, A* left, A* right) {
@@ -105,9 +105,9 @@ static inline void log_sigmoids_ahead(const A* score, const ScoreRows<A>& place,
   store(right, rights);
 }
 
-// From the root down: calls leaves(classes, values, n) with above + log P_t(class) for some classes at a time, until
-// all have come, the children of a node from right to left. Nodes in preorder are visited in the order of a stack.
-// Whether a child is a leaf can't be foreseen, so it decides addresses and no branch.
+// Walks down from the root and calls leaves(classes, values, n) with above + log P_t(class) for a few classes
+// at a time, until all are done, the children of a node from right to left. A stack visits the nodes in
+// preorder. Whether a child is a leaf is unpredictable, so it selects addresses instead of a branch.
 template <bool whole, typename A, typename Leaves>
 static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t, int64_t begin, int64_t count,
                            Vector<A> above, A* open, A* z, const Leaves& leaves) {
@@ -118,7 +118,7 @@ static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t,
   const int64_t nodes = walk.nodes[t];
   int32_t classes[leaves_at_once] = {};
   A* const values = z + walk.widest * W;
-  A lefts[W], rights[W];  // of W nodes, where there is but one row
+  A lefts[W], rights[W];  // of W nodes, if there is only one row
   int64_t found = 0;
   store(nodes == 0 ? values : open, above);
   if (nodes == 0) return leaves(classes, values, 1);
@@ -161,8 +161,8 @@ static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t,
   leaves(classes, values, found);
 }
 
-// From the leaves up, visiting all in the opposite order: the gradients of the scores. Finds G of the classes
-// before `leaf`, the last one first; returns G of the root.
+// Computes the gradients of the scores from the leaves up, in the opposite order. G of the classes is stored
+// before `leaf`, the last class first. Returns G of the root.
 template <bool whole, typename A>
 static inline Vector<A> ascend(const TreeMixture<A>& m, const Walk& walk, int64_t t, int64_t begin,
                                int64_t count, const A* leaf, A* grad_score, A* open, A* z) {
@@ -214,7 +214,7 @@ static inline Vector<A> ascend(const TreeMixture<A>& m, const Walk& walk, int64_
   return walk.nodes[t] == 0 ? load(leaf - W) : load(static_cast<const A*>(open));
 }
 
-// One tree's log_gate of the vector's rows.
+// The log_gate of one tree, for the rows of the vector.
 template <typename A>
 static inline Vector<A> gate_of(const TreeMixture<A>& m, int64_t t, int64_t begin, int64_t count) {
   A gate[VectorOf<A>::width] = {};
@@ -222,7 +222,7 @@ static inline Vector<A> gate_of(const TreeMixture<A>& m, int64_t t, int64_t begi
   return load(gate);
 }
 
-// rows [count, classes] = the lanes of vectors [classes], and back, with zeros in the other lanes.
+// Copies the lanes of vectors [classes] to rows [count, classes], and back with zeros in the other lanes.
 template <typename A>
 static inline void to_rows(const A* vectors, int64_t count, int64_t classes, A* rows) {
   constexpr int64_t W = VectorOf<A>::width;
@@ -245,7 +245,7 @@ static inline void to_vectors(const A* rows, int64_t count, int64_t classes, A* 
   }
 }
 
-// Adds one tree's share in some classes to those of the trees before it.
+// Adds one tree's share of the probability of some classes to the shares of the previous trees.
 template <typename A>
 static inline void add(const int32_t* classes, const A* values, int64_t n, A* mixture) {
   constexpr int64_t W = VectorOf<A>::width;
@@ -255,7 +255,7 @@ static inline void add(const int32_t* classes, const A* values, int64_t n, A* mi
   }
 }
 
-// The same of a few lanes only, one at a time: vectors of classes.
+// The same for only a few lanes, one at a time, with vectors over classes.
 template <typename A>
 static inline void add_lanes(const int32_t* classes, const A* values, int64_t n, int64_t count, A* mixture) {
   constexpr int64_t W = VectorOf<A>::width;

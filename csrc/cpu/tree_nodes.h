@@ -1,4 +1,4 @@
-// A tree as tables of its nodes, in preorder, and their edges: for ops that walk it from the root down.
+// A tree as tables of its nodes, in preorder, and edges, for ops that walk it from the root down.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ enum NodeBlock : int32_t { binary_node, wide_node, wide_root };
 
 struct TreeNode {
   int32_t block;       // NodeBlock
-  int32_t row;         // of its first child among the weight rows of the block
+  int32_t row;         // weight row of its first child in the block
   int32_t first_edge;  // its children are edges first_edge to first_edge + width - 1
   int32_t width;
   int32_t above;  // edge; negative at the root, node 0

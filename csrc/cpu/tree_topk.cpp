@@ -23,7 +23,7 @@ struct Found {
   int32_t index;
 };
 
-// NaN as the largest value, so that there is an order.
+// Orders values with NaN as the largest.
 template <typename A>
 A rank(A value) {
   return std::isnan(value) ? std::numeric_limits<A>::infinity() : value;
@@ -41,7 +41,7 @@ bool more_probable(const Found<A>& a, const Found<A>& b) {
   return x > y || (x == y && a.index < b.index);
 }
 
-// log sigmoid(z) and log sigmoid(-z) of the score z in the first place.
+// z[0], z[1] = log sigmoid(z), log sigmoid(-z) of the score z in z[0].
 template <typename A>
 void log_sigmoids(A* z) {
   const A score = z[0], either = std::log1p(std::exp(-std::abs(score)));
@@ -49,7 +49,7 @@ void log_sigmoids(A* z) {
   z[1] = std::min(-score, A{0}) - either;
 }
 
-// In place.
+// Log-softmax in place.
 template <typename A>
 void log_softmax(A* z, int64_t width) {
   A largest = -std::numeric_limits<A>::infinity(), sum = 0;
@@ -59,7 +59,7 @@ void log_softmax(A* z, int64_t width) {
   for (int64_t c = 0; c < width; ++c) z[c] = (z[c] - largest) - log_sum;
 }
 
-// Written by the search of one row, and for every other as if it were not there: nothing is cleared.
+// Tagged with the row of its search, so that it counts as absent for other rows and nothing needs clearing.
 struct Stamp {
   uint64_t search = 0;
   int64_t place = 0;
@@ -70,7 +70,7 @@ uint64_t next_search() {
   return ++searches;
 }
 
-// The search of one row after another by one thread.
+// Searches rows, one after another, on one thread.
 template <typename T>
 class Search {
  public:
@@ -130,12 +130,12 @@ class Search {
     return largest + std::log(sum);
   }
 
-  // Of the edges of tree t that are open: what a leaf not yet met may have at most.
+  // Upper bound of the log-probability in tree t of a leaf that was not reached yet: its best open edge.
   A best_open(int64_t t) const {
     return open_[t].empty() ? -std::numeric_limits<A>::infinity() : open_[t].front().log_prob;
   }
 
-  // The tree whose best open edge has the largest share in the bound, or -1 if no edge is open.
+  // The tree whose best open edge contributes most to the bound, or -1 if no edge is open.
   int64_t best_tree() const {
     int64_t best = -1;
     for (int64_t t = 0; t < a_.trees; ++t) {
@@ -155,7 +155,7 @@ class Search {
     return worst >= rank(gated(at_most_.data()));
   }
 
-  // Takes the best open edge of tree t: opens the node below, or adds the class.
+  // Pops the best open edge of tree t: opens the node below, or adds the class.
   void pop(int64_t t) {
     std::vector<OpenEdge<A>>& open = open_[t];
     std::pop_heap(open.begin(), open.end(), less_probable<A>);
@@ -169,7 +169,7 @@ class Search {
     }
     if (seen_[index] == search_) return;
     seen_[index] = search_;
-    // One tree after another, as long as it may be among the best.
+    // Looks it up in one tree after another while it may be among the best k.
     for (int64_t other = 0; other < a_.trees; ++other) at_most_[other] = best_open(other);
     at_most_[t] = best.log_prob;
     Found<A> found = {0, static_cast<int32_t>(index)};
@@ -203,7 +203,7 @@ class Search {
     if (next >= 0 && next < a_.nodes) prefetch(t, next);
   }
 
-  // Asks for what opening a node will read.
+  // Prefetches what opening a node will read.
   void prefetch(int64_t t, int32_t index) const {
     const TreeNode& n = node(t, index);
     if (n.block != binary_node || !a_.weight[0]) return;
@@ -215,7 +215,7 @@ class Search {
 
   Stamp& opened(int64_t t, int64_t node) const { return opened_[t * a_.nodes + node]; }
 
-  // The log-probability of an edge of tree t, from the root.
+  // The log-probability of the path from the root through an edge of tree t.
   A edge_log_prob(int64_t t, int32_t index) {
     check_index("leaf_edge", index, a_.edges);
     const int32_t above = edge(t, index).above;
@@ -224,14 +224,14 @@ class Search {
     return child_log_prob(t, above, index);
   }
 
-  // The same, where the node above is open.
+  // The same if the node above is open.
   A child_log_prob(int64_t t, int32_t above, int32_t index) const {
     const TreeNode& n = node(t, above);
     check_index("edge", index - n.first_edge, n.width);
     return log_probs_[opened(t, above).place + index - n.first_edge];
   }
 
-  // Computes the log-probabilities of the children of a node, and before those of all nodes above.
+  // Computes the log-probabilities of the children of a node, after those of all nodes above it.
   void open(int64_t t, int32_t index) {
     check_index("edge", index, a_.nodes);
     path_.clear();
@@ -241,7 +241,7 @@ class Search {
       if (index == 0) break;
       const int32_t above = node(t, index).above;
       check_index("node", above, a_.edges);
-      check_index("edge", edge(t, above).above, index);  // preorder: no cycles
+      check_index("edge", edge(t, above).above, index);  // preorder excludes cycles
       index = edge(t, above).above;
     }
     for (; !path_.empty(); path_.pop_back()) compute(t, path_.back());
@@ -304,12 +304,12 @@ class Search {
   const int64_t stride_;
   std::vector<A> x_;                            // [T, stride] the row's features
   std::vector<std::vector<OpenEdge<A>>> open_;  // [T] heaps
-  Stamp* const opened_;                         // [T, nodes] where the children's log-probabilities begin
+  Stamp* const opened_;                         // [T, nodes] index of the children's log-probabilities
   uint64_t* const seen_;                        // [V]
-  std::vector<A> at_most_;                      // [T] log-probabilities, or what they may be at most
+  std::vector<A> at_most_;                      // [T] log-probabilities, or upper bounds of them
   std::vector<A> terms_;                        // [T]
   std::vector<A> log_probs_;                    // of the edges below opened nodes, from the root
-  std::vector<Found<A>> found_;                 // heap, the least probable first
+  std::vector<Found<A>> found_;                 // heap, least probable first
   std::vector<int32_t> path_;
   uint64_t search_ = 0;
   int64_t row_ = 0;

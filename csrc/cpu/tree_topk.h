@@ -2,18 +2,17 @@
 //
 //     log P(y) = log sum_t exp(log_gate[t] + sum over the edges from the root of tree t to y of log P(edge))
 //
-// A path's log-probability only falls on the way down. So each tree's leaves come out of a heap of its open
-// edges in falling order, and the best open edge of every tree bounds every class not yet seen. A class that
-// comes out of one tree is looked up in the others; the search ends when k classes are at least as probable as
-// the bound (Fagin, Lotem and Naor, "Optimal aggregation algorithms for middleware", JCSS 2003: the threshold
+// The log-probability of a path decreases on the way down. So a heap of a tree's open edges yields its leaves
+// in decreasing order, and the best open edges of all trees bound every class not yet seen. A class that one
+// tree yields is looked up in the others. The search ends when k classes are at least as probable as the
+// bound (Fagin, Lotem and Naor, "Optimal aggregation algorithms for middleware", JCSS 2003: the threshold
 // algorithm).
 //
-// Exact but for rounding, in any case. Of equally probable classes those of lower numbers come first, but which
-// of them are among the k is undefined. NaN counts as the largest value. Sums in float32 (float64 for float64).
-// Work: where the k-th most probable class has the probability p, at most T / p classes come out of the T trees,
-// each looked up by paths of L nodes: O(T^2 L / p) nodes are opened, at worst all. A thread keeps 16 bytes for
-// each node and 8 for each class.
-// No atomics; threads share rows: the same bits for every number of them.
+// Always exact up to rounding. Equally probable classes are sorted by number, but which of them are among the
+// k is undefined. NaN counts as the largest value. Sums in float32 (float64 for float64). Work: if the k-th
+// most probable class has probability p, the T trees yield at most T / p classes, each looked up on paths of
+// L nodes: O(T^2 L / p) nodes are opened, at worst all. A thread keeps 16 bytes for each node and 8 for each
+// class. No atomics; threads divide rows: bitwise identical for every number of threads.
 #pragma once
 
 #include <cstdint>

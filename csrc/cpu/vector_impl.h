@@ -1,4 +1,4 @@
-// Vectors of one instruction set: loads, stores, exp and log1p, for the bodies of the kernels, *_impl.h. Each
+// Vectors of one instruction set: loads, stores, exp and log1p, for the kernel bodies, *_impl.h. Each
 // kernels_<capability>.cpp includes those once, between a target pragma and its end, with
 // HSTREE_CAPABILITY and HSTREE_VECTOR_BYTES defined. Nothing in them may instantiate a template or inline
 // function of another header: the linker would keep one copy of it for all instruction sets.
@@ -117,9 +117,9 @@ static inline void store(Half* p, Vector<float> v) {
   __builtin_memcpy(p, &half, sizeof half);
 }
 
-// Stores a vector that this core will not read again at an address that `is_aligned`: past the caches where the
-// instruction set allows, so that memory is not read first, but not the half lines of 16-bit elements, which
-// would go to memory one by one. `end_of_streams` makes it visible to other threads.
+// Stores a vector that this core will not read again, to an address that `is_aligned`. Bypasses the caches if
+// the instruction set allows, so that memory is not read first; but not for the half lines of 16-bit
+// elements, which would be written one by one. `end_of_streams` makes the stores visible to other threads.
 template <typename T>
 static inline void stream(T* p, Vector<accumulate_t<T>> v) {
   if constexpr (sizeof(T) < 4) return store(p, v);
@@ -196,8 +196,8 @@ static inline int64_t first_lane(I32 lanes) {
 #endif
 }
 
-// Asks for a row that will be read soon: its first lines, after which the hardware goes on by itself.
-// Inlined by force, as a compiler may take a function that only asks for one without effect.
+// Prefetches the first lines of a row that will be read soon; the hardware continues from there. Always
+// inlined, because a compiler may drop calls of a function that only prefetches.
 template <typename T>
 __attribute__((always_inline)) static inline void prefetch_row(const T* row, int64_t count) {
   constexpr int64_t most = 512 / sizeof(T);
@@ -205,7 +205,7 @@ __attribute__((always_inline)) static inline void prefetch_row(const T* row, int
   for (; row < end; row += 64 / sizeof(T)) __builtin_prefetch(row);
 }
 
-// Zeros from element count on.
+// The first `count` elements, then zeros.
 static inline Vector<float> first_lanes_of(Vector<float> v, int64_t count) {
   return bits_as<Vector<float>>(bits_as<U32>(v) & bits_as<U32>(lanes_below(0.0f, count)));
 }
@@ -310,7 +310,7 @@ static inline bool is_aligned(const T* p) {
          reinterpret_cast<uintptr_t>(p) % (VectorOf<accumulate_t<T>>::width * sizeof(T)) == 0;
 }
 
-// Streams a row of sums to any address. May read a vector beyond them.
+// Streams a row of sums to any address. May read up to a vector beyond them.
 template <typename T>
 static inline void stream_row(const accumulate_t<T>* sum, int64_t count, T* target) {
   constexpr int64_t W = VectorOf<accumulate_t<T>>::width, bytes = W * sizeof(T);
@@ -442,7 +442,7 @@ static inline void scatter_add(const FeatureSubset& subset, int64_t begin, int64
   if (s < end) store_first(row + s, end - s, load_first(row + s, end - s) + load(x));
 }
 
-// a b + c, rounded once (float32 without the instruction: once to float64, once to float32).
+// a b + c, rounded once (float32 without FMA instructions: once to float64, once to float32).
 static inline Vector<float> fma(Vector<float> a, Vector<float> b, Vector<float> c) {
 #if HSTREE_VECTOR_BYTES == 64
   return bits_as<Vector<float>>(_mm512_fmadd_ps(bits_as<__m512>(a), bits_as<__m512>(b), bits_as<__m512>(c)));

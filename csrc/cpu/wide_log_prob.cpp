@@ -31,7 +31,7 @@ void read_path(const char* op, const TreeTable& table, PathSpan span, int64_t y,
     total += node.width;
     if (total > table.longest) {
       fail(op, ": max_width: the wide nodes on the path of class ", y, " have at least ", total,
-           " children, got max_width ", table.longest);
+           " children, got max_width = ", table.longest);
     }
     nodes.push_back(node);
   }
@@ -45,7 +45,7 @@ WidePlan wide_plan(const char* op, const TreeTable& table, const int64_t* target
   plan.first_child.reserve(rows + 1);
   plan.first_child.push_back(0);
   std::vector<WideNode> nodes;
-  std::vector<size_t> open;  // runs of the nodes of the row before
+  std::vector<size_t> open;  // runs of the nodes of the previous row
   int64_t before = -1;       // its class
   for (int64_t j = 0; j < rows; ++j) {
     if (j + 8 < rows) __builtin_prefetch(table.path + 3 * spans[j + 8].begin);
@@ -127,7 +127,7 @@ void wide_log_prob(const TreeBatch& batch, const Forward<T>& tensors) {
     const WidePlan& plan = plans[t];
     const WideTree<T> tree = wide_tree(batch, plan, subsets, t, tensors.hidden, tensors.weight, tensors.bias);
     A* score = tensors.score + t * batch.longest;
-    // A thread takes the rows whose scores begin in its part.
+    // A thread processes the rows whose scores begin in its part.
     parallel(plan.scores, grain, [&](int64_t begin, int64_t end) {
       A* scratch = cpu::scratch<A, 0>(wide_scores_scratch(batch.features));
       const auto after =
@@ -166,7 +166,8 @@ void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
     const WideTree<T> tree = wide_tree<T>(batch, plan, subsets, t, tensors.hidden, tensors.weight, nullptr);
     const int64_t first = tensors.sparse ? first_slot : t * batch.weight_rows;
     T* grad_weight = tensors.grad_weight + first * batch.features;
-    // Threads share the runs, where those are many, or the features. Nested runs stay with the outermost one.
+    // Threads divide the runs if there are many, otherwise the features. Nested runs belong to the outermost
+    // one.
     const int64_t outermost =
         std::count_if(plan.run.begin(), plan.run.end(), [](const WideRun& run) { return run.depth == 0; });
     const bool by_run = outermost >= 16 * threads;

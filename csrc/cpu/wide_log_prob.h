@@ -1,18 +1,18 @@
-// CPU kernels of the wide op, for nodes that decide by a softmax over their children.
+// CPU kernels of the wide op, for nodes with a softmax over their children.
 //
 //     z_c = dot(hidden[i, subset_t], weight[t, first_row + c]) + bias[t, first_row + c], children c of a node
 //     score = log_softmax(z)
 //     log_prob[i, t] = sum over the wide nodes of target[i]'s path of score[child]
 //     d log_prob / d z_c = [c = child] - exp(score_c)
 //
-// In leaf order the rows below a node are neighbours and its weight rows are contiguous: a small matrix
-// product for each node that the batch visits, once in the forward pass and twice in the backward pass, which
-// reads each weight once and writes each gradient once.
+// In leaf order the rows below a node are consecutive, and its weight rows are contiguous: each node that the
+// batch visits is one small matrix product in the forward pass and two in the backward pass. The backward
+// pass reads each weight once and writes each gradient once.
 //
 // Ignored rows (target < 0): log_prob and score 0, no gradient. A path without wide nodes: log_prob 0. Sums
-// in float32 (float64 for float64); NaN and infinities go through. Work O(N T W S) for W children on a path;
-// score [N, T, max_width] is kept for backward. No atomics; the same bits on every run and for every number
-// of threads, which share scores in the forward pass and nodes or features in the backward pass.
+// in float32 (float64 for float64); NaN and infinities propagate. Work O(N T W S) for W children on a path;
+// score [N, T, max_width] is kept for backward. No atomics; bitwise identical on every run and for every
+// number of threads. Threads divide scores in the forward pass, nodes or features in the backward pass.
 #pragma once
 
 #include <vector>

@@ -9,7 +9,7 @@
 
 namespace hstree::cpu {
 
-// Rows of a batch that are neighbours in the leaf order of a tree and whose paths have a wide node in common.
+// Consecutive rows in the leaf order of a tree whose paths share a wide node.
 struct WideRun {
   int64_t begin, end;  // places of the rows
   int64_t first_row;   // of the node's weight rows
@@ -20,8 +20,8 @@ struct WideRun {
   int64_t entry;       // scores of earlier runs
 };
 
-// One tree's rows in leaf order, and what they are multiplied with. N rows, n of them not ignored, D hidden
-// features, S features of the tree, L scores of a row.
+// The rows of one tree in leaf order, and the weights that they are multiplied with. N rows, n of them not
+// ignored, D hidden features, S features of the tree, L scores of a row.
 template <typename T>
 struct WideTree {
   const int32_t* row;          // [n]
@@ -37,7 +37,7 @@ struct WideTree {
   int64_t workspace_stride;  // workspace_stride(S)
 };
 
-// A run is worked on in blocks of wide_rows rows and wide_children children.
+// A run is processed in blocks of wide_rows rows and wide_children children.
 constexpr int64_t wide_rows = 32;
 constexpr int64_t wide_children = 64;
 
@@ -54,14 +54,14 @@ struct WideKernels {
   using A = accumulate_t<T>;
 
   // score[row * score_stride + run.place + c] = log_softmax_c(dot(hidden[row, subset], weight_c) + bias_c) for
-  // the rows at begin <= place < end of the run. Fetches the weights of `next`, if not null, on the way.
+  // the rows at begin <= place < end of the run. Meanwhile prefetches the weights of `next`, if not null.
   void (*scores)(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin, int64_t end,
                  A* score, A* scratch);
 
   // Gradients of a run for the features begin <= s < end, multiples of 16 or end = S, from
-  // grad_log_prob[row * trees]. Weight gradients are stored once, to grad_weight [., S] from the row grad_row
-  // on; grad_hidden [N, D] is added to. The gradients of the bias are stored in grad_bias from grad_row on,
-  // unless that is null. Each element's sum has a fixed order, whatever the interval.
+  // grad_log_prob[row * trees]. Stores the gradients of the weights in grad_weight [., S] from row grad_row
+  // on, and those of the bias in grad_bias from grad_row on, unless it is null. Adds to grad_hidden [N, D].
+  // The order of each sum does not depend on the interval.
   void (*gradients)(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
                     int64_t end, const A* grad_log_prob, int64_t trees, const A* score, A* grad_hidden,
                     T* grad_weight, T* grad_bias, int64_t grad_row, A* scratch);

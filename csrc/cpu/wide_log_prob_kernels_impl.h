@@ -21,7 +21,7 @@ static inline void run_tile(const Tile& tile, int64_t rows, int64_t children) {
   tile.template run<R, K>();
 }
 
-// The first elements, -inf in the lanes after them.
+// The first elements, then -inf.
 template <typename A>
 static inline Vector<A> load_or_impossible(const A* p, int64_t count) {
   if (count >= VectorOf<A>::width) return load(p);
@@ -36,7 +36,7 @@ static inline void store_up_to(T* p, int64_t count, Vector<accumulate_t<T>> v) {
   }
 }
 
-// Weight rows that will be read next, fetched along with the sums over other rows' columns.
+// Weight rows that will be read next, prefetched during the sums over other rows' columns.
 template <typename T>
 struct Ahead {
   const T* weight;  // first of them
@@ -48,7 +48,7 @@ struct Ahead {
   }
 };
 
-// The share of the next run's weights to fetch with the children c to c + k of `width`.
+// The share of the next run's weights to prefetch with the children c to c + k - 1 of `width`.
 template <typename T>
 static inline Ahead<T> share(const WideTree<T>& tree, const WideRun* next, int64_t begin, int64_t c,
                              int64_t k, int64_t width) {
@@ -189,8 +189,8 @@ struct GradientTile {
   int64_t features;
   Ahead<T> ahead;
   A* sum;       // of the gradient of the weights
-  bool opened;  // rows came before
-  T* target;    // of finished sums, if aligned for streaming; else null
+  bool opened;  // earlier rows were summed
+  T* target;    // of finished sums, if aligned for streaming, otherwise null
 
   template <bool whole, int R, int K>
   inline void step(int64_t s, const Vector<A> (&zs)[R][K]) const {
@@ -262,7 +262,7 @@ static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun
   A* sums = grad_x + wide_rows * stride;
   A* z = sums + wide_children * stride;
   A* bias_sum = z + wide_rows * wide_children;
-  // Then so are all rows, and size is a whole number of vectors, as begin is.
+  // Then all rows are aligned, and size and begin are whole numbers of vectors.
   const bool aligned = tree.features % W == 0 && is_aligned(grad_weight + begin);
   for (int64_t c0 = 0; c0 < run.width; c0 += wide_children) {
     const int64_t children = run.width - c0 < wide_children ? run.width - c0 : wide_children;

@@ -11,11 +11,12 @@
 namespace hstree::host {
 namespace {
 
-constexpr int64_t lanes = 8;  // independent sums of a dot product: vectorised alike by every compiler
+constexpr int64_t lanes =
+    8;  // independent sums of a dot product, so that every compiler gives the same result
 
 enum Stream : uint64_t { feature_stream = 1, projection_stream, noise_stream, bootstrap_stream, node_stream };
 
-// The vectors as the tree sees them: chosen features, projected, with noise; rows padded with zeros to whole
+// The vectors used by the tree: chosen features, projected, with noise; rows padded with zeros to whole
 // lanes.
 class Points {
  public:
@@ -95,8 +96,8 @@ uint32_t sortable(float x) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// Integer weights, which add up alike in any order: the share of the total in units of 2^-48, plus one so
-// that classes without mass are still told apart by their number.
+// Integer weights, whose sums do not depend on the order: the share of the total in units of 2^-48, plus one
+// so that classes without mass are still divided by their number.
 Array<uint64_t> integer_weights(const double* frequencies, int64_t n) {
   Array<uint64_t> weight(n, 1);
   if (frequencies == nullptr) return weight;
@@ -137,7 +138,7 @@ class Builder {
   }
 
  private:
-  // Splits the classes at [begin, end), which stand in increasing order, below `above` inner nodes.
+  // Splits the classes at [begin, end), which are in increasing order, below `above` inner nodes.
   void split(int64_t begin, int64_t end, int above) {
     if (end - begin == 1) return;
     int64_t middle = begin + 1;
@@ -147,13 +148,13 @@ class Builder {
     split(middle, end, above + 1);
   }
 
-  // Both halves of a node must fit below: r more inner nodes hold 2^r leaves. The most leaves of a half:
+  // Both halves of a node must fit below it: r more inner nodes hold 2^r leaves. The largest half:
   int64_t most_leaves(int64_t n, int above) const {
     const int64_t room = options_.max_depth - above - 1;
     return room < 40 ? std::min(n - 1, int64_t{1} << room) : n - 1;
   }
 
-  // A class of half of the mass or more is a half by itself; it moves to the front.
+  // A class with at least half of the mass is one of the halves; it moves to the front.
   bool split_off_heavy(int64_t begin, int64_t end, int above) {
     int32_t* ids = tree_.arrays.order.data() + begin;
     const int64_t n = end - begin;
@@ -210,7 +211,7 @@ class Builder {
     return n_left;
   }
 
-  // Partitions the keys so that the first k, returned, are the lowest and weigh as nearly half as can be.
+  // Partitions the keys so that the first k are the lowest and weigh as close to half as possible. Returns k.
   int64_t balance(const int32_t* ids, int64_t n, int above) {
     const auto weight = [&](int64_t i) { return weight_[ids[key_[i] & 0xffffffffu]]; };
     uint64_t total = 0;
@@ -231,7 +232,7 @@ class Builder {
         high = middle;
       }
     }
-    // Half of the mass is reached by key `low`: it goes to the side that leaves the smaller difference.
+    // Key `low` reaches half of the mass: it goes to the side that leaves the smaller difference.
     const uint64_t left_out = total - 2 * below, taken = 2 * (below + weight(low)) - total;
     int64_t k = low;
     if (taken < left_out || (taken == left_out && n - 2 * low > 1)) ++k;
@@ -261,7 +262,7 @@ class Builder {
       }
       for (int64_t f = 0; f < 2 * stride; ++f) sum[f] += part_[f];
     }
-    if (!(mass[0] > 0) || !(mass[1] > 0)) return;  // a bootstrap may miss a whole half
+    if (!(mass[0] > 0) || !(mass[1] > 0)) return;  // a bootstrap sample may miss a whole half
     for (int64_t f = 0; f < stride; ++f)
       axis_[f] = static_cast<float>(sum[stride + f] / mass[1] - sum[f] / mass[0]);
   }

@@ -13,7 +13,7 @@ namespace hstree::host {
 // is no lighter than v_i: w(v_{i+2}) = w(v_{i+1}) + w(s_{i+1}) >= w(v_{i+1}) + w(v_i), and w(root) >= F_{L+2}
 // w(v_0) with Fibonacci's F_1 = F_2 = 1. Raising every frequency to f = total 2^-32 makes w(v_0) >= f and
 // w(root) <= total + V f, hence F_{L+2} <= 2^32 + V <= 2^32 + 2^30 < F_49 and L <= 46, well below max_depth;
-// rounding cannot bridge that gap.
+// rounding errors are far smaller than that gap.
 TreeArrays huffman_tree(const double* frequencies, int64_t n_classes, uint64_t seed) {
   // Scale by a power of two, which is exact, so that neither the sum overflows nor the floor vanishes.
   const double largest = *std::max_element(frequencies, frequencies + n_classes);

@@ -1,4 +1,4 @@
-// Python module hstree._host: numpy in and out, the GIL released while C++ works. hstree/trees checks dtypes,
+// Python module hstree._host: numpy in and out, without the GIL while C++ runs. hstree/trees checks dtypes,
 // shapes and ranges before it calls; only `validate` and `from_parents` check the tree they are given.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -50,7 +50,7 @@ const double* data_or_null(const std::optional<In<double>>& array) {
 }  // namespace
 
 PYBIND11_MODULE(_host, m) {
-  m.doc() = "Trees on the host; use hstree.trees.";
+  m.doc() = "Trees on the host. Internal: use hstree.trees.";
   m.attr("MAX_DEPTH") = py::int_(static_cast<int>(hstree::max_depth));
   m.attr("MAX_CLASSES") = py::int_(max_classes);
 

@@ -1,4 +1,4 @@
-// Random numbers of integer arithmetic only, so that a seed means the same on every machine and compiler.
+// Random numbers from integer arithmetic only, so that a seed gives the same numbers on every machine.
 #pragma once
 
 #include <cstdint>
@@ -6,21 +6,22 @@
 
 namespace hstree::host {
 
-// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection that scatters the bits of x.
+// The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection that scatters the bits of x.
 inline uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
 
-// SplitMix64. Streams of one seed are told apart by `stream`.
+// SplitMix64. `stream` selects one of the streams of a seed.
 class Random {
  public:
   explicit Random(uint64_t seed, uint64_t stream = 0) : state_(mix(seed) ^ mix(stream + golden)) {}
 
   uint64_t next() { return mix(state_ += golden); }
 
-  // Uniform on 0 .. n - 1, n >= 1, without bias: the smallest mask that covers n - 1, drawn again beyond it.
+  // Uniform on 0 .. n - 1, n >= 1, without bias: draws under the smallest mask that covers n - 1, and again
+  // if the draw is above n - 1.
   uint64_t below(uint64_t n) {
     uint64_t mask = n - 1;
     for (int shift = 1; shift < 64; shift *= 2) mask |= mask >> shift;

@@ -22,7 +22,7 @@ struct BinaryTree {
   int64_t used = 0;
 };
 
-// A uniform permutation of the classes under a balanced tree; the left child takes the odd leaf.
+// A balanced tree over a uniform permutation of the classes; the left child takes the odd leaf.
 TreeArrays random_tree(int64_t n_classes, uint64_t seed);
 
 // Huffman's tree of the frequencies [V], each raised to at least 2^-32 of their sum.
@@ -30,17 +30,17 @@ TreeArrays huffman_tree(const double* frequencies, int64_t n_classes, uint64_t s
 
 struct ClusterOptions {
   bool balance_mass = true;           // halves of equal mass, or of equal count
-  int64_t max_depth = 0;              // inner nodes on a path, at most; 2^max_depth >= V
-  int64_t iterations = 8;             // of 2-means at each node, at most
+  int64_t max_depth = 0;              // largest number of inner nodes on a path; 2^max_depth >= V
+  int64_t iterations = 8;             // largest number of 2-means iterations at each node
   const int32_t* features = nullptr;  // columns of the vectors to use, or null for all
   int64_t n_features = 0;             // length of `features`
-  int64_t n_random_features = 0;      // use that many columns, drawn by the seed; 0 for all
+  int64_t n_random_features = 0;      // number of columns to draw; 0 for all
   int64_t projection = 0;             // dimensions of a random projection, 0 for none
   double noise = 0;                   // standard deviation over the root mean square of all entries
   bool bootstrap = false;  // weight a class in the centroids by how often V draws with replacement hit it
 };
 
-// Recursive two-way splits of vectors [V, F] by balanced 2-means. `frequencies` [V] or null (then all equal).
+// Splits vectors [V, F] recursively in two by balanced 2-means. `frequencies` [V], or null for equal ones.
 TreeArrays cluster_tree(const float* vectors, int64_t n_classes, int64_t n_features,
                         const double* frequencies, uint64_t seed, const ClusterOptions& options);
 

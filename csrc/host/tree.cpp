@@ -18,7 +18,7 @@ template <typename... Parts>
   throw std::invalid_argument(text.str());
 }
 
-// Edge above each inner node; -1 for the root. Preorder means that a node follows the last unvisited inner
+// The edge above each inner node; -1 for the root. In preorder, a node belongs to the last unvisited inner
 // edge.
 Array<int32_t> edge_above(const TreeView& tree) {
   Array<int32_t> above(tree.n_nodes);
@@ -62,10 +62,10 @@ void validate(const int32_t* order, int64_t n_classes, const int64_t* node_offse
     fail("node_offset: expected at least one inner node for ", n_classes, " classes, got none");
   }
   for (int64_t m = 0; m < n_nodes; ++m) {
-    // Written without node_offset[m] + 3, which a hostile entry could overflow.
+    // Avoids node_offset[m] + 3, which an invalid entry could overflow.
     if (node_offset[m + 1] < 3 || node_offset[m + 1] - 3 < node_offset[m]) {
       fail("node_offset[", m + 1, "]: expected at least node_offset[", m, "] + 3 = ", node_offset[m] + 3,
-           " (two children or more), got ", node_offset[m + 1]);
+           " (at least two children), got ", node_offset[m + 1]);
     }
     if (node_offset[m + 1] > n_boundaries) {
       fail("node_offset[", m + 1, "]: expected at most the length of boundary, ", n_boundaries, ", got ",
@@ -85,7 +85,8 @@ void validate(const int32_t* order, int64_t n_classes, const int64_t* node_offse
   if (n_classes > 1) pending.push_back({0, static_cast<int32_t>(n_classes), 1, -1});
   for (int64_t m = 0; m < n_nodes; ++m) {
     if (pending.empty()) {
-      fail("node_offset: all ", n_classes, " leaves are reached with ", m, " inner nodes, got ", n_nodes);
+      fail("node_offset: expected ", m, " inner nodes, which reach all ", n_classes, " leaves, got ",
+           n_nodes);
     }
     const Interval want = pending.back();
     pending.pop_back();
@@ -171,8 +172,8 @@ Tables tables(const TreeView& tree) {
     }
   }
 
-  // Per node: its number among the binary nodes or its first row among the wide ones (-1: the wide root), and
-  // what the path down to it, itself included, holds of each kind.
+  // For each node: its number among the binary nodes or its first row among the wide ones (-1: the wide
+  // root), and the numbers of both kinds on the path down to it, itself included.
   struct Node {
     int32_t index, parent, ordinal, n_binary, n_wide;
     bool binary;
@@ -221,8 +222,8 @@ Tables tables(const TreeView& tree) {
     out.wide_offset[c + 1] += out.wide_offset[c];
   }
 
-  // The decisions above the current node; preorder keeps every entry but the last one valid from visit to
-  // visit.
+  // The decisions above the current node. In preorder, every entry except the last stays valid between
+  // visits.
   out.path = Array<int32_t>(out.path_offset[n_classes]);
   out.wide_path = Array<int32_t>(3 * out.wide_offset[n_classes]);
   int32_t path[max_depth];
@@ -319,8 +320,8 @@ TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, const doub
   if (n_nodes > 0 && (root <= tree.n_children(0) || n_classes <= leaf)) {
     copy_subtree(0);
   } else if (n_nodes > 0) {
-    // Expand the heaviest first; ties go to the node with more leaves, then to the earlier one. A node that
-    // has too many children for what is left of C stays a child: C is only used up from there on.
+    // Expand the heaviest node first; ties go to the node with more leaves, then to the earlier one. A node
+    // with more children than the rest of C allows stays a child, and the search continues with the next.
     using Entry = std::tuple<double, int32_t, int32_t, int32_t>;  // mass, leaves, -begin, node
     std::priority_queue<Entry> frontier;
     std::vector<int32_t> kept;  // frontier nodes that are not expanded
@@ -414,7 +415,7 @@ TreeArrays from_parents(const int64_t* parent, const int64_t* leaf_class, int64_
   for (int64_t i = 0; i < n; ++i) {
     if (n_children(i) == 1) {
       fail("parent[", child[child_offset[i]], "]: node ", child[child_offset[i]],
-           " is the only child of node ", i, ", expected two children or more");
+           " is the only child of node ", i, ", expected at least two children");
     }
   }
 
@@ -443,7 +444,7 @@ TreeArrays from_parents(const int64_t* parent, const int64_t* leaf_class, int64_
     }
   }
 
-  // Breadth first: parents before children, so that leaf counts add up in reverse.
+  // Breadth first: parents before children, so that leaf counts are summed in reverse.
   std::vector<int64_t> queue{root};
   queue.reserve(n);
   Array<int64_t> leaves(n, 0);

@@ -4,11 +4,11 @@
 //   order        int32 [V]      class at each leaf position
 //   node_offset  int64 [M + 1]  node m's boundaries are boundary[node_offset[m] .. node_offset[m + 1])
 //   boundary     int32 [B]      strictly increasing inside a node; child k owns leaf positions [b_k, b_{k+1})
-// A child that owns one position is a leaf, any other child is the inner node with exactly that interval. A
-// node with two children is binary, with more it is wide. An edge is a pair (node, child), E = M + V - 1 of
+// A child that owns one position is a leaf; any other child is the inner node with exactly that interval. A
+// node with two children is binary, one with more is wide. An edge is a pair (node, child), E = M + V - 1 of
 // them, in the order of node_offset: edge (m, k) has index node_offset[m] - m + k.
 //
-// Only `validate` and `from_parents` distrust their input; everything else takes arrays that passed
+// Only `validate` and `from_parents` check their input; the other functions expect arrays that passed
 // `validate`.
 #pragma once
 
@@ -23,7 +23,7 @@ namespace hstree::host {
 // Paths store `node << 1 | goes_left` in an int32.
 constexpr int64_t max_classes = int64_t{1} << 30;
 
-// An owned array that is not initialised on allocation.
+// An owned array, not initialized on allocation.
 template <typename T>
 class Array {
  public:
@@ -38,7 +38,7 @@ class Array {
   const T* data() const { return data_.get(); }
   int64_t size() const { return size_; }
   T* release() { return data_.release(); }
-  void shrink(int64_t size) { size_ = size; }  // forgets the tail, keeps the memory
+  void shrink(int64_t size) { size_ = size; }  // drops the tail, keeps the memory
 
  private:
   std::unique_ptr<T[]> data_;
@@ -96,14 +96,14 @@ Tables tables(const TreeView& tree);
 // Mass below each edge, float64 [E], summed from the leaves upwards, children left to right.
 Array<double> edge_masses(const TreeView& tree, const double* frequencies);
 
-// See Tree.collapse in hstree/trees/tree.py. `frequencies` [V] or null (then the mass of a node is its leaf
-// count).
+// See Tree.collapse in hstree/trees/tree.py. `frequencies` [V], or null: the mass of a node is its leaf
+// count.
 TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, const double* frequencies);
 
 // All nodes, leaves included, numbered in preorder: parent (-1 for the root) and class (-1 for an inner
 // node).
 std::pair<Array<int64_t>, Array<int64_t>> to_parents(const TreeView& tree);
-// `leaf_class` may be null: the class of a leaf is then its rank among the leaves.
+// If `leaf_class` is null, the class of a leaf is its rank among the leaves.
 TreeArrays from_parents(const int64_t* parent, const int64_t* leaf_class, int64_t n);
 
 }  // namespace hstree::host

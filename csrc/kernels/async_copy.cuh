@@ -1,19 +1,20 @@
-// Copies from global to shared memory that run beside the computation (cp.async of the PTX manual).
+// Asynchronous copies from global to shared memory (cp.async of the PTX manual).
 //
-// A copy is under way from its call until the async_copy_wait that covers its group. Until then its destination
-// is neither read nor written, nor its source written. The wait is for the calling thread's own copies: other
-// threads see them after a barrier that follows it. A thread waits for all its copies before it ends.
+// A copy is in flight from its call until the async_copy_wait that covers its group. Until then its
+// destination must not be read or written, and its source must not be written. The wait covers only the
+// calling thread's copies: other threads see them after a following barrier. A thread must wait for all its
+// copies before it exits.
 #pragma once
 
 #include "launch.h"
 
 namespace hstree {
 
-// Copies Bytes bytes where `copy` is true, else writes as many zeros. Both addresses are multiples of Bytes.
-// `global` is a valid address even where `copy` is false. 16 bytes pass by the L1 cache.
+// Copies Bytes bytes if `copy` is true, otherwise writes as many zeros. Both addresses are multiples of
+// Bytes. `global` must be a valid address even if `copy` is false. Copies of 16 bytes bypass the L1 cache.
 template <int Bytes>
 __device__ __forceinline__ void async_copy_or_zero(void* shared, const void* global, bool copy) {
-  static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "the sizes that cp.async has");
+  static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "cp.async copies 4, 8 or 16 bytes");
 #ifdef HSTREE_CUDA_EMULATION
   emu::async_copy<Bytes>(shared, global, copy);
 #else
@@ -39,7 +40,7 @@ __device__ __forceinline__ void async_copy(void* shared, const void* global) {
   async_copy_or_zero<Bytes>(shared, global, true);
 }
 
-// Makes one group of the calling thread's copies since its last group; the group may be empty.
+// Commits the calling thread's copies since its last group as one group, which may be empty.
 __device__ __forceinline__ void async_copy_commit() {
 #ifdef HSTREE_CUDA_EMULATION
   emu::async_copy_commit();
@@ -48,7 +49,7 @@ __device__ __forceinline__ void async_copy_commit() {
 #endif
 }
 
-// Waits until no more than the last Pending groups of the calling thread are under way.
+// Waits until at most the last Pending groups of the calling thread are in flight.
 template <int Pending>
 __device__ __forceinline__ void async_copy_wait() {
   static_assert(Pending >= 0);

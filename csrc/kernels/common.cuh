@@ -82,7 +82,7 @@ __device__ __forceinline__ void load_raw(const T* address, T (&element)[Vector])
   }
 }
 
-// load_raw, in the type of sums.
+// load_raw, converted to the type of sums.
 template <int Vector, typename T>
 __device__ __forceinline__ void load(const T* address, Sum<T> (&value)[Vector]) {
   T element[Vector];
@@ -130,14 +130,14 @@ __device__ __forceinline__ S warp_max(S value) {
   return value;
 }
 
-// Feature of hidden that is number `feature` of the subset of a tree.
+// The feature of hidden at index `feature` of a tree's subset.
 __device__ __forceinline__ int64_t hidden_feature(const Tables& tables, int tree, int64_t feature) {
   return tables.feature_index == nullptr ? feature
                                          : __ldg(tables.feature_index + tree * tables.features + feature);
 }
 
-// Those of the subset from `first` on. Vector > 1: feature_index is aligned to Vector entries, to 16 bytes at
-// most.
+// The Vector features of hidden from index `first` of the subset. If Vector > 1, feature_index is aligned to
+// Vector entries, to at most 16 bytes.
 template <int Vector>
 __device__ __forceinline__ void hidden_features(const Tables& tables, int tree, int64_t first,
                                                 int64_t (&feature)[Vector]) {
@@ -157,7 +157,7 @@ __device__ __forceinline__ void hidden_features(const Tables& tables, int tree, 
   }
 }
 
-// First entry in tables.path of the path of row's target, which leaf_plan found to be sound.
+// First entry in tables.path of the path of the row's target, which leaf_plan found valid.
 __device__ __forceinline__ int64_t path_begin(const Tables& tables, int tree, int64_t row) {
   return tables.offset[tree * (tables.classes + 1) + tables.target[row]];
 }

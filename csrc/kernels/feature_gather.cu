@@ -8,9 +8,9 @@ constexpr int threads = 256;
 constexpr int64_t most_rows_of_blocks = 1024;
 
 // output[n, t, s] = hidden[n, feature_index[t, s]]
-// hidden [N, D], output [N, T, S] of one type T; feature_index [T, S] int32 in [0, D), another gives NaN;
-// contiguous. No arithmetic. Bytes: output once, hidden once for each tree. Nothing is kept for backward. No
-// atomics; deterministic. One thread for each (t, s), which walks the rows n.
+// hidden [N, D], output [N, T, S] of one type T; feature_index [T, S] int32 in [0, D), others give NaN;
+// contiguous. No arithmetic. Bytes: output once, hidden once for each tree. Keeps nothing for backward. No
+// atomics; deterministic. One thread for each (t, s) loops over the rows n.
 template <typename T>
 __global__ void __launch_bounds__(threads)
     feature_gather_kernel(FeatureGather sizes, const T* hidden, T* output) {
@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-// inverse[t, d] = s with feature_index[t, s] = d, or -1: binary search.
-// feature_index [T, S] int32, each row strictly increasing; otherwise some features are not found. inverse
+// inverse[t, d] = the s with feature_index[t, s] = d, or -1, by binary search.
+// feature_index [T, S] int32, each row strictly increasing (otherwise some features are missed). inverse
 // [T, D] int32. O(T D log S); no atomics; deterministic. One thread for each (t, d).
 __global__ void __launch_bounds__(threads) inverse_index_kernel(FeatureGather sizes, int32_t* inverse) {
   const int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(threads) inverse_index_kernel(FeatureGather si
 // grad_hidden[n, d] = sum over trees t that have feature d of grad[n, t, inverse[t, d]]
 // grad [N, T, S], grad_hidden [N, D] of one type T; inverse [T, D] int32; contiguous. A feature of no tree
 // gets 0. Sums in Sum<T>, in the order of the trees, rounded once: deterministic, no atomics. Bytes: grad and
-// grad_hidden once. One thread for each d, which walks the rows n.
+// grad_hidden once. One thread for each d loops over the rows n.
 template <typename T>
 __global__ void __launch_bounds__(threads)
     feature_gather_backward_kernel(FeatureGather sizes, const T* grad, const int32_t* inverse,

@@ -1,4 +1,4 @@
-// How every kernel is launched, on a GPU and under the emulation of the tests (tests/cuda_emu/cuda_emu.h).
+// Kernel launches, on a GPU and in the CPU emulation of the tests (tests/cuda_emu/cuda_emu.h).
 #pragma once
 
 #ifdef __CUDACC__
@@ -32,12 +32,13 @@ extern __shared__ uint4 hstree_shared_memory[];
 
 namespace hstree {
 
-// Bytes of shared memory of a block that does not ask for more, static and dynamic together.
+// Default limit of a block's shared memory in bytes, static and dynamic together.
 constexpr size_t default_shared_bytes = 48 << 10;
-// Static ones that a kernel may have (tools/check_cuda.py): a launch with few dynamic ones need not ask how many.
+// Limit of a kernel's static shared memory (enforced by tools/check_cuda.py), so that a launch with little
+// dynamic shared memory needs no query.
 constexpr size_t most_static_bytes = 24 << 10;
 
-// Blocks in the x direction of a grid.
+// Number of blocks in the x direction of a grid.
 inline unsigned grid_size(int64_t blocks) {
   if (blocks > 0x7fffffff) throw std::runtime_error("hstree: the input has too many rows for one launch");
   return static_cast<unsigned>(blocks);
@@ -61,35 +62,35 @@ inline std::string kernel_name(const void* kernel) {
   return result;
 }
 
-// Bytes of shared memory that a block can ask for on the current device, static and dynamic together.
+// Largest shared memory of a block on the current device in bytes, static and dynamic together.
 inline int64_t shared_memory_limit() {
   int device = 0, bytes = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
-  if (error != cudaSuccess) cuda_failed(error, "the CUDA device does not say how much shared memory it has");
+  if (error != cudaSuccess) cuda_failed(error, "cannot query the shared memory of the CUDA device");
   return bytes;
 }
 
-// Asks for more than default_shared_bytes where a block of the kernel needs it.
+// Raises the kernel's shared memory limit where a block needs more than default_shared_bytes.
 inline void allow_shared_memory(const void* kernel, size_t dynamic_bytes) {
   if (dynamic_bytes + most_static_bytes <= default_shared_bytes) return;
   cudaFuncAttributes attributes;
   cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-  if (error != cudaSuccess) cuda_failed(error, "the attributes of " + kernel_name(kernel) + " are not known");
+  if (error != cudaSuccess) cuda_failed(error, "cannot query the attributes of " + kernel_name(kernel));
   const size_t bytes = attributes.sharedSizeBytes + dynamic_bytes;
   if (bytes <= default_shared_bytes) return;
   const int64_t limit = shared_memory_limit();
   if (bytes > static_cast<size_t>(limit)) {
     throw std::runtime_error("hstree: a block of " + kernel_name(kernel) + " needs " + std::to_string(bytes) +
-                             " bytes of shared memory, the CUDA device has " + std::to_string(limit));
+                             " bytes of shared memory, but the CUDA device has " + std::to_string(limit));
   }
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(dynamic_bytes));
   if (error != cudaSuccess) {
-    cuda_failed(error, "a block of " + kernel_name(kernel) + " cannot have " + std::to_string(bytes) +
-                           " bytes of shared memory");
+    cuda_failed(error, "cannot reserve " + std::to_string(bytes) + " bytes of shared memory for a block of " +
+                           kernel_name(kernel));
   }
 }
 
@@ -109,7 +110,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
     const auto text = [](dim3 size) {
       return std::to_string(size.x) + " x " + std::to_string(size.y) + " x " + std::to_string(size.z);
     };
-    cuda_failed(error, kernel_name(address) + " could not be launched with " + text(grid) + " blocks of " +
+    cuda_failed(error, "cannot launch " + kernel_name(address) + " with " + text(grid) + " blocks of " +
                            text(block) + " threads and " + std::to_string(shared_bytes) +
                            " bytes of dynamic shared memory");
   }

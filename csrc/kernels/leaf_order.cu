@@ -8,7 +8,7 @@ namespace {
 
 constexpr int block_threads = 128;
 
-// Whether all entries of the path of a class are in their ranges.
+// Whether all entries of a class's path are in range.
 __device__ bool is_sound(const Tables& tables, int tree, int64_t target) {
   const int64_t* offset = tables.offset + tree * (tables.classes + 1) + target;
   const int64_t begin = offset[0], end = offset[1];
@@ -31,7 +31,7 @@ __device__ bool is_sound(const Tables& tables, int tree, int64_t target) {
   return width <= tables.stride;
 }
 
-// Nodes on the path of a row, 0 if it is ignored, -1 if its target or its tree is not valid.
+// Number of nodes on the path of a row: 0 if it is ignored, -1 if its target or its tree is invalid.
 __device__ __forceinline__ int path_length(const Tables& tables, int tree, int64_t row) {
   const int64_t target = tables.target[row];
   if (target < 0) return 0;
@@ -40,7 +40,7 @@ __device__ __forceinline__ int path_length(const Tables& tables, int tree, int64
   return static_cast<int>(offset[1] - offset[0]);
 }
 
-// What names the node of a path entry: its number, or its first row if it is wide.
+// The identity of the node of a path entry: its number, or its first row if it is wide.
 __device__ __forceinline__ int32_t entry_node(const Tables& tables, int64_t entry) {
   return tables.wide ? tables.path[3 * entry] : tables.path[entry] >> 1;
 }
@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(block_threads) check_features_kernel(Tables ta
   if (threadIdx.x == 0) tree_valid[tree] = !valid ? 0 : in_blocks ? valid_in_blocks : 1;
 }
 
-// key[t, i] = leaf_position[t, target[i]], at least 0 and below INT32_MAX, which marks rows without a usable
-// target. O(N T). No atomics; deterministic. One thread for each (tree, row).
+// key[t, i] = leaf_position[t, target[i]] in [0, INT32_MAX), or INT32_MAX for rows without a valid target.
+// O(N T). No atomics; deterministic. One thread for each (tree, row).
 __global__ void __launch_bounds__(block_threads) leaf_key_kernel(Tables tables, int32_t* key) {
   const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
   if (i >= tables.trees * tables.rows) return;
@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(block_threads) leaf_key_kernel(Tables tables, 
   key[i] = value;
 }
 
-// tree_valid[t] = 0 where the path of a row's target is not sound. Reads every path entry of every row once: O(N T
-// L). Any table may hold any values: nothing outside the tables is read. Threads that store the same 0;
+// tree_valid[t] = 0 if the path of a row's target is invalid. Reads every path entry of every row once: O(N T
+// L). Safe for any values in the tables: reads nothing outside them. Threads may store the same 0;
 // deterministic. One thread for each (tree, row).
 __global__ void __launch_bounds__(block_threads) check_paths_kernel(Tables tables, int32_t* tree_valid) {
   const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(block_threads) check_paths_kernel(Tables table
 }
 
 // length[t, j], shared[t, j] and count[1 + t N + j] of the row at place j of the order, and row_length[t, row], as
-// in leaf_order.h. Reads the path entries that neighbours share: O(N T L). A row without a usable path has shared 0
-// and count 0. No atomics; deterministic. One thread for each (tree, place).
+// in leaf_order.h. Reads the path entries that consecutive rows share: O(N T L). A row without a valid path
+// has shared 0 and count 0. No atomics; deterministic. One thread for each (tree, place).
 __global__ void __launch_bounds__(block_threads)
     leaf_plan_kernel(Tables tables, const int64_t* order, int32_t* length, int32_t* shared,
                      int32_t* row_length, int32_t* count) {
@@ -127,9 +127,9 @@ __global__ void __launch_bounds__(block_threads)
   count[1 + i] = static_cast<int32_t>(visited);
 }
 
-// index[:, slot] = (tree, weight row) for every weight row that is visited, at the place that visits it
-// first. slot [T N + 1] int64, index [2, nnz] int64; slots at nnz and above are left out. O(nnz + N T). No
-// atomics; deterministic. One warp for each (tree, place).
+// index[:, slot] = (tree, weight row) for every visited weight row, at the place that visits it first. slot
+// [T N + 1] int64, index [2, nnz] int64; slots from nnz on are skipped. O(nnz + N T). No atomics;
+// deterministic. One warp for each (tree, place).
 __global__ void __launch_bounds__(block_threads)
     slot_index_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot, int64_t nnz, int64_t* index) {
   const int64_t i = (int64_t(blockIdx.x) * block_threads + threadIdx.x) / 32;

@@ -1,9 +1,9 @@
-// What path_log_prob.h and wide_log_prob.h share: the tables of a batch, the order of its rows, the plan of
-// what they visit.
+// Shared by path_log_prob.h and wide_log_prob.h: the tables of a batch, the order of its rows, and the plan
+// of the nodes that they visit.
 //
 // Plain C++: no CUDA and no torch include. All tensors are contiguous and on the device of the stream.
 // Launchers throw std::runtime_error when a launch fails, launch nothing when rows or trees is 0, and never
-// synchronise.
+// synchronize.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ struct Tables {
   bool wide;
 };
 
-// Rows of every tree from the leftmost leaf to the rightmost; rows that are ignored or have a target out of range
-// come last.
+// The rows of each tree in leaf order, from left to right. Rows that are ignored or have a target out of
+// range come last.
 struct LeafOrder {
   const int64_t* order;       // [T, N] row at each place
   const int32_t* length;      // [T, N] nodes on the path of the row at each place; 0: ignored; -1: not valid
@@ -43,12 +43,13 @@ struct LeafOrder {
 };
 
 // key[t, i] = leaf position of target[i], or INT32_MAX for a row that is ignored or whose target is out of range.
-// key [T, N]. A stable ascending sort of each row of key gives order, which depends on target and leaf_position
-// alone and so serves all ops on the same trees.
+// key [T, N]. A stable ascending sort of each row of key gives order. It depends only on target and
+// leaf_position, so all ops on the same trees can share it.
 void leaf_key(const Tables& tables, int32_t* key, cudaStream_t stream);
 
-// tree_valid[t] = 0 unless feature_index[t] lies in [0, D) and increases strictly or is null, else 1, or
-// valid_in_blocks if it is made of blocks of 8 neighbours, each of which begins at a multiple of 8.  tree_valid [T].
+// tree_valid[t] = 0 if feature_index[t] leaves [0, D) or does not increase strictly; valid_in_blocks if it
+// consists of blocks of 8 consecutive features that each begin at a multiple of 8; otherwise 1, also if it is
+// null. tree_valid [T].
 constexpr int32_t valid_in_blocks = 2;
 void check_features(const Tables& tables, int32_t* tree_valid, cudaStream_t stream);
 
@@ -66,10 +67,10 @@ void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t
                 int64_t* index, cudaStream_t stream);
 
 // Size of the workspace of path_log_prob_backward_hidden, path_log_prob_backward_weight and
-// wide_log_prob_backward_weight, aligned to 16 bytes, content arbitrary; nothing in it passes from one to
-// another. The last two take, unless the number of segments C is 1, 2 * T * C * stride * (S + 1) sums and T *
-// C * stride int64; path_log_prob_backward_weight also T * stride * N sums, N up to a multiple of 16, and at
-// most T * (N * stride + 33 C) int64. path_log_prob_backward_hidden takes less: T * N * (10 * stride + 8)
+// wide_log_prob_backward_weight, aligned to 16 bytes, content arbitrary; no launcher reads what another one
+// left in it. The last two take, unless the number of segments C is 1, 2 * T * C * stride * (S + 1) sums and
+// T * C * stride int64; path_log_prob_backward_weight also T * stride * N sums, N up to a multiple of 16, and
+// at most T * (N * stride + 33 C) int64. path_log_prob_backward_hidden takes less: T * N * (10 * stride + 8)
 // bytes (float64: 14 and 12). C is N / 512 for batches that fill a GPU (float64: N / 256), and more for
 // smaller ones, at most N / 128; wide: at most N / 64 and 4096 / stride (segment.cuh).
 int64_t backward_workspace_bytes(ScalarType type, const Tables& tables);

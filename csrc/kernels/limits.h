@@ -2,7 +2,8 @@
 
 namespace hstree {
 
-// Most inner nodes on the path of any class. Builders refuse deeper trees; kernels size their tiles by it.
+// Largest number of inner nodes on the path of a class. Builders reject deeper trees; kernels size their
+// tiles by it.
 constexpr int max_depth = 64;
 
 // Element type of the floating-point tensors of an op. Sums are float32, or float64 for float64 elements.

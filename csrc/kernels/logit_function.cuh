@@ -1,4 +1,4 @@
-// The function f of a logit, evaluated, and the sums over the elements of its intervals, for piecewise and
+// The function f of a logit, and sums over the elements in its intervals, for piecewise and
 // monotone_log_prob.
 #pragma once
 
@@ -51,8 +51,8 @@ __device__ __forceinline__ long long round_to_integer(double x) {
   return llrint(x);
 }
 
-// ---- groups of elements: 16 bytes in one access where the array is aligned, else in one access each.
-// Which elements make a group does not depend on the alignment.
+// ---- groups of elements: 16 bytes, in one access if the array is aligned, otherwise in one access for each
+// element. The alignment does not change which elements form a group.
 
 template <typename T>
 constexpr int group_size = 16 / sizeof(T);
@@ -79,7 +79,7 @@ __device__ __forceinline__ uint4 pack_group(const Sum<T> (&values)[group_size<T>
   return raw;
 }
 
-// In one access: nvcc splits a plain store of what it has just put together.
+// In one access: nvcc splits a plain store of a vector that was just assembled.
 __device__ __forceinline__ void store_raw(void* address, uint4 raw) {
 #ifdef __CUDACC__
   __stwb(static_cast<uint4*>(address), raw);
@@ -112,7 +112,7 @@ __device__ __forceinline__ void store_group(T* array, int64_t begin, int64_t siz
   }
 }
 
-// ---- reductions over a block: in every thread, in an order fixed by the number of threads.
+// ---- reductions over a block: every thread gets the result; the number of threads fixes the order.
 // scratch: shared, one value for each warp.
 
 template <int Threads, typename S>
@@ -139,8 +139,8 @@ __device__ __forceinline__ S block_max(S value, S* scratch) {
   return largest;
 }
 
-// ---- functions of a logit; see LogitFunction. value and derivative may be asked at any point, also at
-// infinities and NaN.
+// ---- functions of a logit; see LogitFunction. value and derivative accept any point, also infinities and
+// NaN.
 
 template <typename S>
 struct Identity {
@@ -174,8 +174,8 @@ struct GeneralizedSigSoftmax {
   }
 };
 
-// The table in global or shared memory, aligned to the Width elements of an interval, to 16 bytes at most: value
-// and rise of a linear interval of float32 are one access of 8 bytes.
+// The table in global or shared memory, aligned to the Width elements of an interval, to at most 16 bytes:
+// value and rise of a linear float32 interval are one access of 8 bytes.
 template <typename S, int Width>
 struct Piecewise {
   static constexpr int width = Width;
@@ -239,7 +239,7 @@ struct Piecewise {
   }
 };
 
-// Calls run(F(function)) with the F above that fits the function of a table.
+// Calls run(F(function)) with the class F above that matches the width of the table.
 template <typename S, typename Run>
 void with_table(const LogitFunction& function, Run run) {
   if (function.width == 2) return run(Piecewise<S, 2>(function));
@@ -249,12 +249,12 @@ void with_table(const LogitFunction& function, Run run) {
 
 // ---- sums of grad * w_m over the elements of each interval, w_m the derivative of f by table[j, m].
 //
-// Inside [-R, R] in 64-bit integers of quantum 2^-e, e the largest with count * largest * 2^e < 2^62, where
-// no |grad| is above largest and their sum not above count * largest: the same in any order. |w_m| is at most
-// 1.75 there (at an x that rounding puts into the interval beside its own), so nothing overflows.
-// Outside, where w_m has no bound, in float64, four sums for each block, added up in a fixed order; a grad of
-// 0 adds nothing there. A NaN element belongs there too: all of row 0 becomes NaN. Which block has which
-// element depends on the sizes of the arrays alone.
+// Inside [-R, R] sums are 64-bit integers of quantum 2^-e, so their order does not matter. e is the largest
+// integer with count * largest * 2^e < 2^62, where largest bounds every |grad| and count * largest bounds
+// their sum. |w_m| is at most 1.75 there (at an x that rounding puts into a neighboring interval), so nothing
+// overflows. Outside, where w_m is unbounded, each block has four sums in float64, added in a fixed order; a
+// grad of 0 adds nothing. A NaN element counts as outside and makes all of row 0 NaN. Which block has which
+// element depends only on the sizes of the arrays.
 
 constexpr int most_sum_blocks = 1024;
 constexpr int table_threads = 256;
@@ -274,7 +274,7 @@ struct SumWorkspace {
         entries(function.intervals * function.width) {}
 };
 
-// Further sums inside, of another quantum: [K, width]; null: none.
+// More sums inside [-R, R], of another quantum: [K, width], or null.
 struct FurtherSums {
   unsigned long long* largest;
   unsigned long long* sum;
@@ -284,14 +284,14 @@ inline int64_t interval_sums_bytes(const LogitFunction& function) {
   return 8 * (1 + function.intervals * function.width + 4 * most_sum_blocks);
 }
 
-// Bytes of shared memory for the sums of each of `blocks` blocks, at most `most`; 0: they go to global memory
-// one by one.
+// Bytes of shared memory for the sums of each of `blocks` blocks, at most `most`. 0: every addition goes to
+// global memory.
 inline size_t private_bytes(const LogitFunction& function, int64_t elements, int64_t blocks, int64_t most) {
   const int64_t entries = function.intervals * function.width;
   return 8 * entries <= most && entries * blocks <= elements ? 8 * entries : 0;
 }
 
-// Bits of |x|, which order as |x| does, NaN above all.
+// Bits of |x|, ordered as |x|, with NaN above all numbers.
 __device__ __forceinline__ unsigned long long magnitude_bits(double x) {
   x = fabs(x);
   unsigned long long bits;
@@ -325,7 +325,7 @@ __device__ __forceinline__ int quantum_exponent(double count, double largest) {
   return 62 - count_exponent - largest_exponent + (product < 0.5 ? 1 : 0);
 }
 
-// The sums of one block of Threads, which every thread of it adds to. All threads construct it, and finish,
+// The sums of one block of Threads. All its threads construct it together, add to it, and call finish
 // together.
 template <typename S, int Width, int Threads>
 class IntervalSums {
@@ -384,7 +384,7 @@ class IntervalSums {
     }
   }
 
-  // As an element that is NaN; called by one thread.
+  // Adds a NaN element. Called by one thread.
   __device__ void add_nan() { outside_[0] = outside_[1] = NAN; }
 
   // block: number of this block, below most_sum_blocks. scratch: shared, one value for each warp.
@@ -411,7 +411,8 @@ class IntervalSums {
       atomicAdd(workspace_.sum + at, integer);
       return;
     }
-    // Hardware adds 32 bits in shared memory, not 64: both halves, with the carry that the lower one gave.
+    // Shared memory has 32-bit hardware additions, not 64-bit ones: add both halves, with the carry of the
+    // lower one.
     unsigned* half = reinterpret_cast<unsigned*>(private_sums() + at);
     const unsigned low = static_cast<unsigned>(integer);
     const unsigned before = atomicAdd(half, low);
@@ -425,18 +426,17 @@ class IntervalSums {
   double outside_[4] = {};
 };
 
-// The sum of integers as IntervalSums left it.
+// The integer sum that IntervalSums wrote.
 __device__ __forceinline__ double integer_sum(unsigned long long sum, double count, double largest) {
   return ldexp(static_cast<double>(static_cast<long long>(sum)), -quantum_exponent(count, largest));
 }
 
-// grad_table[j, m] = the sums of all blocks, inside and outside, and the further ones; NaN throughout if the
-//   largest, that of the further ones where there are any, is not finite
-// workspace as IntervalSums left it; grad_table [K, width] of type Out, float32 or float64, contiguous.
+// grad_table[j, m] = the sums of all blocks, inside and outside, and the `further` ones; all NaN if the
+//   largest (that of the further sums, if any) is not finite
+// workspace: written by IntervalSums; grad_table [K, width] of type Out, float32 or float64, contiguous.
 // Sums in float64, rounded to Out once. Bytes: workspace and grad_table once. No atomics; the order of every
 //   sum is fixed: deterministic.
-// One thread for each element of grad_table; a block with elements of interval 0 or K - 1 adds up what is
-//   outside.
+// One thread for each element of grad_table; the blocks of intervals 0 and K - 1 add the sums outside.
 template <typename Out>
 __global__ void __launch_bounds__(table_threads)
     interval_sums_kernel(SumWorkspace workspace, FurtherSums further, int width, double count,
@@ -464,7 +464,7 @@ __global__ void __launch_bounds__(table_threads)
   grad_table[i] = static_cast<Out>(largest < INFINITY ? value : NAN);
 }
 
-// count: as IntervalSums had it.
+// count: the one given to IntervalSums.
 template <typename Out>
 void write_interval_sums(const LogitFunction& function, const SumWorkspace& workspace,
                          const FurtherSums& further, double count, Out* grad_table, cudaStream_t stream) {

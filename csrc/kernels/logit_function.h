@@ -1,4 +1,4 @@
-// The increasing function f of a logit, as the kernels of every device take it.
+// The increasing function f of a logit, as passed to the kernels of both devices.
 #pragma once
 
 #include <cmath>
@@ -6,7 +6,7 @@
 
 namespace hstree {
 
-// Without a table f(x) = x + (k - 1) log sigmoid(x - c), the identity at k = 1 whatever c. With one
+// Without a table, f(x) = x + (k - 1) log sigmoid(x - c): the identity if k = 1, for any c. With a table,
 //   f(x) = P_j(uc) + P_j'(uc) (u - uc),  P_j(u) = sum_m table[j, m] u^m,  rate = K / (2 radius),
 //   j = clamp(floor(x rate + K / 2), 0, K - 1),  u = x rate + K / 2 - j,  uc = clamp(u, 0, 1).
 struct LogitFunction {

@@ -18,7 +18,7 @@ __device__ __forceinline__ uint32_t pack(T first, T second) {
   return uint32_t(high) << 16 | low;
 }
 
-// The sum of both.
+// The sum of the two elements.
 template <typename T>
 __device__ __forceinline__ float unpack_sum(uint32_t packed) {
   T first, second;

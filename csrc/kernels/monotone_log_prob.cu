@@ -8,14 +8,14 @@ constexpr int max_threads = 256;
 constexpr int64_t most_private_bytes = 32 << 10;  // sums of a table, of each block
 constexpr int64_t ignored_row = -1;
 
-// ---- rows of classes as threads share them, a group of 16 bytes at a time. In both, which thread has which
-// class and the order of every sum are fixed by V.
+// ---- rows of classes, divided among threads in groups of 16 bytes. In both classes below, V fixes which
+// thread has which class, and the order of every sum.
 //
-// each(step) calls step(begin, values) with the groups of this thread; beyond V a value is -inf. fill(value)
-// writes value to all of the row, write(begin, values) one group. max and sum: of one value of each thread,
-// the same in all of them.
+// each(step) calls step(begin, values) with the groups of this thread; values beyond V are -inf. fill(value)
+// writes value to the whole row, write(begin, values) one group. max and sum reduce one value of each thread
+// and return the result to all.
 
-// A row of a warp or of a whole block of Threads, read from memory in each pass.
+// A row for one warp or for a whole block of Threads, read from memory in each pass.
 template <typename S, int RowThreads, int Threads>
 class MemoryRow {
   static_assert(RowThreads == 32 || RowThreads == Threads);
@@ -74,7 +74,7 @@ class MemoryRow {
   Scratch* scratch_;
 };
 
-// A row of a warp, read once into its registers: at most most_classes.
+// A row of at most most_classes for one warp, read once into its registers.
 template <typename S>
 class RegisterRow {
   static constexpr int group = group_size<S>;
@@ -126,8 +126,9 @@ struct ExpSum {
   double sum;
 };
 
-// The same in all threads of the row, once all of them have read it. A logit -inf adds 0, whatever f does
-// there. NaN in x, or all of x -inf: sum NaN; +inf or an overflow of f: shift or sum not finite.
+// Returns the same to all threads of the row, after all of them have read it. A logit of -inf adds 0,
+// whatever f is there. NaN in x, or all of x -inf: sum is NaN. +inf or an overflow of f: shift or sum is not
+// finite.
 template <typename S, typename F, typename Row>
 __device__ __forceinline__ ExpSum<S> exp_sum(const F& function, const Row& row) {
   constexpr int group = group_size<S>;
@@ -151,14 +152,14 @@ __device__ __forceinline__ ExpSum<S> exp_sum(const F& function, const Row& row) 
 // log_normalizer[r] = log sum_v exp f(x[r, v]);  log_prob[r] = f(x[r, target[r]]) - log_normalizer[r]
 // logits x [R, V], log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
 //   contiguous. F: the function f, increasing.
-// Target -1: log_prob and log_normalizer 0; another outside [0, V): NaN. R = 0: not launched.
-// f(x) - f(max x), its exp and the sum of a thread in S, the rest in float64; log_prob is
-//   (f(x) - f(max x)) - log sum, exact to rounding for large logits too. A logit -inf has probability 0; all
-//   of them -inf, a NaN, +inf or an overflow of f: NaN.
-// Work O(R V): f and exp once for each logit. Bytes: logits once from memory; by MemoryRow once more from
-//   cache. Keeps log_normalizer for backward. No atomics; the order of every sum is fixed by V: deterministic.
-// One warp or one block for each row, as Row says; one thread for each 16 bytes of it, at a stride of those
-//   threads.
+// Target -1: log_prob and log_normalizer are 0; other targets outside [0, V): NaN. R = 0: not launched.
+// f(x) - f(max x), its exp and the sum of a thread are in S, the rest in float64. log_prob is (f(x) - f(max
+//   x)) - log sum, accurate to rounding for large logits too. A logit of -inf has probability 0. All logits
+//   -inf, a NaN, +inf or an overflow of f give NaN.
+// Work O(R V): f and exp once for each logit. Bytes: logits once from memory; MemoryRow reads them once more
+//   from cache. Keeps log_normalizer for backward. No atomics; the order of every sum is fixed by V:
+//   deterministic.
+// One warp or one block for each row (see Row); its threads stride over the row's groups of 16 bytes.
 template <typename S, typename F, typename Row>
 __global__ void __launch_bounds__(Row::threads)
     monotone_log_prob_kernel(F function, MonotoneSizes sizes, const S* logits, const int64_t* targets,
@@ -182,11 +183,11 @@ __global__ void __launch_bounds__(Row::threads)
   log_normalizer[r] = static_cast<S>(double(all.shift) + log_sum);
 }
 
-// largest = max over rows r with a target of |grad_log_prob[r]|, as bits of float64; NaN if there is one
-// grad_log_prob [R] of type S, float32 or float64; target [R] int64, outside [0, V): the row is left out;
-//   contiguous. largest 0 before. R = 0: not launched.
+// largest = max |grad_log_prob[r]| over the rows r with a target, as bits of float64; NaN if there is one
+// grad_log_prob [R] of type S, float32 or float64; target [R] int64, rows with targets outside [0, V) are
+//   skipped; contiguous. largest must be 0 before. R = 0: not launched.
 // One atomicMax on an integer for each block: the same in any order, deterministic.
-// One thread for each row, at a stride of the grid.
+// The threads of the grid stride over the rows.
 template <typename S>
 __global__ void __launch_bounds__(max_threads)
     largest_row_grad_kernel(MonotoneSizes sizes, MonotoneBackward tensors, unsigned long long* largest) {
@@ -204,7 +205,7 @@ __global__ void __launch_bounds__(max_threads)
   if (threadIdx.x == 0) atomicMax(largest, widen_bits(bits));
 }
 
-// What takes the sums of the table of a function, in blocks of Threads: nothing where it has none.
+// The class that sums the gradient of the function's table, for blocks of Threads. Empty if f has no table.
 template <typename S, typename F, int Threads>
 struct TableSums {
   struct Scratch {};
@@ -224,7 +225,7 @@ struct TableSums<S, Piecewise<S, Width>, Threads> : IntervalSums<S, Width, Threa
   }
 };
 
-// A function whose table gets no gradient.
+// A function whose table needs no gradient.
 template <typename F>
 struct Fixed : F {
   explicit Fixed(const F& f) : F(f) {}
@@ -236,19 +237,19 @@ constexpr double large_normalizer = 64;
 //   p = exp(f(x[r, v]) - log_normalizer[r])
 // sums[j, m] = sum of g * w_m over the logits of interval j, w_m as at piecewise_backward_kernel, if f has a table
 // logits x [R, V], grad_log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
-//   table [K, Width] S; contiguous. F: the function f. workspace: zero but for largest, from
-//   largest_row_grad_kernel; not looked at without a table.
-// Target -1: zeros, nothing to the sums. A log_normalizer that is not finite, or another target outside
-//   [0, V): NaN, also in row 0 of the sums. Else a logit -inf has gradient 0 and adds nothing. R = 0: not
-//   launched.
-// All in S. Where |log_normalizer| is above large_normalizer, so that its last bit is much in p, it is summed
-//   anew and kept as two terms. Sums in 64-bit integers inside [-R, R] of the table, in float64 outside.
+//   table [K, Width] S; contiguous. F: the function f. workspace: zero except for largest, which
+//   largest_row_grad_kernel wrote; ignored without a table.
+// Target -1: zeros, nothing added to the sums. A log_normalizer that is not finite, or another target outside
+//   [0, V): NaN, also in row 0 of the sums. Otherwise a logit of -inf has gradient 0 and adds nothing. R = 0:
+//   not launched.
+// Computed in S. If |log_normalizer| is above large_normalizer, rounding it would cost accuracy in p: it is
+//   summed again and kept as two terms. Sums in 64-bit integers inside [-R, R] of the table, in float64
+//   outside.
 // Work O(R V): f and exp once for each logit. Bytes: logits read once and written once; with a table one
 //   interval of it and Width integers for each logit.
-// Integer atomics for the sums alone, in shared memory where is_private; deterministic, whatever the device.
-// One warp or one block for each row, as Row says, at a stride of the grid; one thread for each 16
-//   bytes of it, at a stride of those threads. SigSoftmax: Kanai et al., "Sigsoftmax: reanalysis of the softmax
-//   bottleneck" (NeurIPS 2018).
+// Integer atomics, only for the sums, in shared memory if is_private. Deterministic on every device.
+// Warps or blocks (see Row) stride over the rows; the threads of each stride over the row's groups of 16
+//   bytes. SigSoftmax: Kanai et al., "Sigsoftmax: reanalysis of the softmax bottleneck" (NeurIPS 2018).
 template <typename S, typename F, typename Row>
 __global__ void __launch_bounds__(Row::threads, sizeof(S) == 8 ? 3 : 4)
     monotone_log_prob_backward_kernel(F function, MonotoneSizes sizes, MonotoneBackward tensors, S* logits,
@@ -296,7 +297,7 @@ template <typename Run>
 void dispatch_wide(ScalarType type, Run run) {
   if (type == ScalarType::float32) return run(TypeTag<float>());
   if (type == ScalarType::float64) return run(TypeTag<double>());
-  throw std::runtime_error("hstree: monotone_log_prob is for float32 and float64");
+  throw std::runtime_error("hstree: monotone_log_prob supports float32 and float64 only");
 }
 
 // Calls run(F(function)) with the class of the function.
@@ -307,8 +308,8 @@ void with_function(const LogitFunction& function, Run run) {
   run(GeneralizedSigSoftmax<S>(function));
 }
 
-// Calls run(TypeTag<Row>()): Warp for rows of few classes, else Block. Up to 4 KiB the row fits into the
-// registers of a warp, and a block would leave most of its threads without a class.
+// Calls run(TypeTag<Row>()): Warp for rows of few classes, otherwise Block. A row of up to 4 KiB fits into
+// the registers of a warp; a block would leave most of its threads idle.
 template <typename S, typename Warp, typename Block, typename Run>
 void with_row(const MonotoneSizes& sizes, Run run) {
   if (sizes.classes <= RegisterRow<S>::most_classes) return run(TypeTag<Warp>());

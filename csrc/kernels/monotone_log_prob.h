@@ -1,9 +1,9 @@
 // Launchers of monotone_log_prob: log-softmax of f(logits) at the target of each row, and its gradient.
 //
 // Plain C++: no CUDA and no torch include. All arrays are contiguous and on the device of the stream; type is
-// float32 or float64 (another throws), and all floating-point arrays are of it but grad_table.
-// function.table: [K, width] or null. Launchers throw std::runtime_error when a launch
-// fails, launch nothing when there is no row, and never synchronise.
+// float32 or float64 (others throw), the type of all floating-point arrays except grad_table. function.table:
+// [K, width] or null. Launchers throw std::runtime_error when a launch
+// fails, launch nothing when there is no row, and never synchronize.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct MonotoneSizes {
   int64_t classes;  // V, at least 1
 };
 
-// logits [R, V]; target [R]: -1 for an ignored row, another outside [0, V) gives NaN; log_prob and
+// logits [R, V]; target [R]: -1 for an ignored row, others outside [0, V) give NaN; log_prob and
 // log_normalizer [R].
 void monotone_log_prob(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
                        const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
@@ -37,8 +37,8 @@ struct MonotoneBackward {
 };
 
 // logits [R, V]: replaced by the gradient with respect to them. grad_table: float64, shape of the table,
-// zero-filled where rows is 0, arbitrary else, or null: not wanted. workspace: monotone_workspace_bytes,
-// zero-filled, aligned to 8 bytes. Without a table or grad_table neither is looked at.
+// zero-filled if rows is 0, otherwise arbitrary; null if not needed. workspace: monotone_workspace_bytes,
+// zero-filled, aligned to 8 bytes. Without a table or grad_table, both are ignored.
 void monotone_log_prob_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
                                 const MonotoneBackward& tensors, void* logits, void* workspace,
                                 double* grad_table, cudaStream_t stream);

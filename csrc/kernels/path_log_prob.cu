@@ -23,7 +23,8 @@ __device__ __forceinline__ double path_slope(double z, bool left) {
   return left ? 1.0 / (1.0 + exp(z)) : -1.0 / (1.0 + exp(-z));
 }
 
-// grad_log_prob[row, tree] * slope of the node at a level of its path, of which `entry` is the table's entry
+// grad_log_prob[row, tree] * slope of the node at a level of its path; `entry`: that level's entry of the
+// path
 template <typename S>
 __device__ __forceinline__ S path_factor(const Tables& tables, const PathBackward& tensors, int tree,
                                          int64_t row, int level, int32_t entry) {
@@ -39,7 +40,7 @@ __device__ __forceinline__ S path_factor(const Tables& tables, const PathBackwar
 //   float32, float64, bfloat16, float16; log_prob and score Sum<T>.
 // Ragged paths: score is 0 past a path's end. Ignored row: log_prob 0, score 0. Target, path, node or feature
 //   out of range: log_prob NaN, score 0. N = 0 launches nothing; a path of no nodes gives 0.
-// Sums in Sum<T>; log_sigmoid(x) = min(x, 0) - log1p(exp(-|x|)), exact to rounding at any x, -inf and 0 at
+// Sums in Sum<T>; log_sigmoid(x) = min(x, 0) - log1p(exp(-|x|)), accurate to rounding at any x, -inf and 0 at
 //   infinities.
 // Work O(N T L S). Bytes: a weight row once for each tile of 16 rows below it, a hidden row once for each
 //   tree: 32 bytes of it at a time, so that a random subset of D / 4 features reads all of it, and one of
@@ -47,7 +48,7 @@ __device__ __forceinline__ S path_factor(const Tables& tables, const PathBackwar
 //   KiB of hidden and 2 KiB for each of its 39 nodes (Huffman; 52 balanced), instead of for each of 187 visits,
 //   and makes about 600 matrix instructions. Keeps score for backward.
 // No atomics; the order of every sum is fixed by S, max_depth and, for bfloat16 and float16, by whether rows
-//   are read in vectors: deterministic, the same for a row in any batch.
+//   are read in vectors: deterministic, and independent of the other rows of the batch.
 // One block for each (tree, tile); a warp for each node of the tile, or for a share of the features:
 //   product.cuh. Then eight threads for each row.
 template <typename T, bool Aligned>
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(product_threads, forward_blocks)
 
 constexpr int total_padding = 4;
 
-// Writes 16 bytes of a row of gradients, or less at its end.
+// Writes 16 bytes of a row of gradients, or fewer at its end.
 template <typename T>
 __device__ __forceinline__ void store_sums(T* row, const Sum<T>* sum, int64_t left, bool wide) {
   constexpr int count = 16 / sizeof(T);
@@ -142,9 +143,10 @@ __device__ __forceinline__ void store_sums(T* row, const Sum<T>* sum, int64_t le
   }
 }
 
-// What each group of rows visits in each tree, once for all blocks of path_log_prob_backward_hidden_kernel.
-// Tensors: PathBackward says shapes; visits [N / 16 rounded up, T] GroupVisits.
-// O(N T L). Atomics on integers in shared memory alone, for the largest of some: deterministic. One block for
+// The nodes that each group of rows visits in each tree, computed once for all blocks of
+// path_log_prob_backward_hidden_kernel. Tensors: shapes at PathBackward; visits [N / 16 rounded up, T]
+// GroupVisits.
+// O(N T L). Atomics only on integers in shared memory, for a maximum: deterministic. One block for
 //   each (group, tree).
 template <typename T>
 __global__ void __launch_bounds__(visit_threads)
@@ -165,17 +167,18 @@ __global__ void __launch_bounds__(visit_threads)
 //   grad_hidden[i, d] = sum_t sum_l grad_log_prob[i,t] * slope_l * weight[t, node_l, s], subset_t[s] = d,
 //   slope_l = sigmoid(-z) if the path goes left, else -sigmoid(z)
 // Tensors: shapes at PathBackward; visits of path_group_kernel; grad_hidden [N, D] T, every element written.
-//   Rows without a usable path get nothing from their tree. A weight of bfloat16 or float16 that is not
+//   Rows without a valid path get nothing from their tree. A weight of bfloat16 or float16 that is not
 //   finite makes its feature NaN for all rows of a group that have a path in its tree.
-// Sums in Sum<T>, rounded to T once; the slope is exact to rounding at any z.
+// Sums in Sum<T>, rounded to T once; the slope is accurate to rounding at any z.
 // Work O(N T L S). Bytes: a weight row once for each group of 16 rows that visits it, and grad_hidden once.
-//   Groups follow the leaf order of the first tree: rows of one class, whose paths agree in all trees, come
-//   together, and a group keeps the sums of all trees in shared memory. At N = 8192, D = 4096, T = 8, S =
-//   1024, bfloat16 this asks for 39 KiB of weights a row (Huffman; 102 for random balanced trees, whose
-//   orders differ), where the row's own visits are 187 KiB (272). Tiles of each tree's own order would ask
-//   for 39 (54), and for a sum over trees outside the block: 256 KiB a row in float32.
-// No atomics; trees in order, and in a tree the order follows from the rows of the group: deterministic.
-// One block for each group and window of features; a warp for 64 columns of a tree's subset, or 32:
+//   Groups follow the leaf order of the first tree: rows of one class, whose paths agree in all trees, are
+//   consecutive, and a group keeps the sums of all trees in shared memory. At N = 8192, D = 4096, T = 8, S =
+//   1024, bfloat16 this reads 39 KiB of weights a row (Huffman; 102 for random balanced trees, whose orders
+//   differ) instead of the 187 KiB (272) of the row's own visits. Tiles in each tree's own order would read
+//   39 (54), but need a sum over trees outside the block: 256 KiB a row in float32.
+// No atomics. Trees are summed in order, and within a tree the rows of the group fix the order:
+// deterministic. One block for each group and window of features; a warp for 64 columns of a tree's subset,
+// or 32:
 //   row_group.cuh.
 template <typename T, bool Aligned>
 __global__ void __launch_bounds__(group_threads, 3)
@@ -183,7 +186,8 @@ __global__ void __launch_bounds__(group_threads, 3)
                                          const unsigned char* visits, int window, T* grad_hidden) {
   using S = Sum<T>;
   using P = GroupProduct<T, Aligned>;
-  __shared__ int32_t columns[group_trees][2];  // of a tree's subset, in the window: first, and past the last
+  __shared__ int32_t
+      columns[group_trees][2];  // of a tree's subset in the window: first, and one past the last
   const int total_stride = window + total_padding, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   S* total = reinterpret_cast<S*>(HSTREE_SHARED_MEMORY);  // [group_rows, total_stride]
   auto* staged = reinterpret_cast<unsigned char*>(total + group_rows * total_stride);  // two GroupVisits
@@ -238,9 +242,9 @@ constexpr int factor_levels = 4;  // for a thread
 
 // factor[t, level, place] = grad_log_prob * slope of the row at a place of the leaf order, zero past the end
 //   of its path and past the last place.
-// Tensors: PathBackward says shapes; factor [T, stride, places] Sum<T>, places: N up to a multiple of 16.
-//   Once for all blocks of path_log_prob_backward_weight_kernel, which then read consecutive places: O(N T L)
-//   bytes.
+// Tensors: shapes at PathBackward; factor [T, stride, places] Sum<T>, places = N rounded up to a multiple of
+//   16. Computed once for all blocks of path_log_prob_backward_weight_kernel, which then read consecutive
+//   places: O(N T L) bytes.
 // No atomics; deterministic. One thread for each (tree, place) and factor_levels levels.
 template <typename T>
 __global__ void __launch_bounds__(factor_threads)
@@ -267,11 +271,11 @@ __global__ void __launch_bounds__(factor_threads)
   }
 }
 
-// The runs of rows below the nodes that a segment meets, once for all blocks of
+// The runs of rows below the nodes that a segment visits, computed once for all blocks of
 // path_log_prob_backward_weight_kernel.
 // Tensors: groups [T, C]; runs [T, C, segments.runs()] PlaceRun::bits; slot as there; state of SegmentOutput,
-//   every element written. Rows of the gradient: slot + level for row-sparse ones, else t M + node.
-// O(N T L); no atomics; deterministic. One block for each (tree, segment), a thread for two places.
+//   every element written. Rows of the gradient: slot + level if row-sparse, otherwise t M + node.
+// O(N T L); no atomics; deterministic. One block for each (tree, segment), one thread for two places.
 __global__ void __launch_bounds__(run_threads)
     path_run_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot, Segments segments,
                     int64_t* state, int32_t* groups, uint64_t* runs) {
@@ -310,15 +314,15 @@ __global__ void __launch_bounds__(run_threads)
 //   grad_weight[t, node] = sum_i grad_log_prob[i,t] * slope[i,t,node] * hidden[i, subset_t], rows i below node
 //   grad_bias[t, node] = the same without hidden: column S, where hidden is 1
 // Tensors: shapes at PathBackward and SegmentOutput; factor of path_factor_kernel, groups and runs of
-//   path_run_kernel. Only rows of visited nodes are written. Rows without a usable path add nothing. A
+//   path_run_kernel. Only rows of visited nodes are written. Rows without a valid path add nothing. A
 //   feature of bfloat16 or float16 that is not finite makes its column NaN for nodes of its segment.
 // Sums in Sum<T>, rounded to T once. Work O(N T L S). Bytes: hidden once for each tree, each gradient row
 //   once, and the workspace (segment.cuh). At N = 8192, D = 4096, T = 8, S = 1024, bfloat16 a segment is 512
-//   places, which meet 936 nodes; their 64 columns of features take 66 KiB of shared memory, and 161 products
-//   of 16 runs and 16 places serve 5,988 visits.
+//   places, which visit 936 nodes; their 64 columns of features take 66 KiB of shared memory, and 161
+//   products of 16 runs and 16 places serve 5,988 visits.
 // No atomics; the order of every sum depends on N, T, S, stride and type alone: deterministic.
-// One block for each (tree, segment) and chunk of columns; a warp for 16 runs at a time, for which no other
-//   warp waits: run_product.cuh.
+// One block for each (tree, segment) and chunk of columns; a warp for 16 runs at a time, independent of the
+//   other warps: run_product.cuh.
 template <typename T>
 __global__ void __launch_bounds__(run_threads, run_blocks)
     path_log_prob_backward_weight_kernel(Tables tables, LeafOrder leaf_order, const T* hidden,
@@ -348,7 +352,7 @@ __global__ void __launch_bounds__(run_threads, run_blocks)
                    first_column + column, sum, wide_stores);
     });
     if (blockIdx.y > 0) continue;
-    S bias = 0;  // of own run
+    S bias = 0;  // of the thread's own run
     for (int k = 0; k < run_group; ++k) {
       const PlaceRun run = PlaceRun::of(__shfl_sync(all_lanes, own, k));
       S sum = 0;

@@ -2,14 +2,14 @@
 //
 // Forward, in the binding:
 //   1. Fill Tables: offset = path_offset, path = path, entries = P, weight_rows = M, stride = max_depth,
-//      wide = false. The host checks shapes, dtypes, 0 <= max_depth <= 64; it need not read any table.
+//      wide = false. The host checks shapes, dtypes, 0 <= max_depth <= 64; it reads no table.
 //   2. key = empty [T, N] int32; leaf_key; order = sort(key, stable, dim = 1).indices [T, N] int64: once for all
 //      ops on the same trees and targets.
 //   3. tree_valid = empty [T] int32; check_features; check_paths; tables.tree_valid = tree_valid.
 //   4. length, shared, row_length = empty [T, N], count = empty [T * N + 1], int32; leaf_plan.
 //   5. log_prob = empty [N, T], score = empty [N, T, max_depth] in the accumulation dtype; path_log_prob.
-// Backward, with what steps 2 to 4 gave, or with them again with stride = score.size(2):
-//   6. Sparse: slot = cumsum(count, 0) int64; nnz = slot[T * N] read by the host, before more is queued.
+// Backward, with the results of steps 2 to 4, or after repeating them with stride = score.size(2):
+//   6. Sparse: slot = cumsum(count, 0) int64; nnz = slot[T * N], read by the host before more work is queued.
 //   7. workspace = empty [backward_workspace_bytes] uint8. grad_hidden = empty [N, D];
 //      path_log_prob_backward_hidden.
 //   8. With the same workspace, on the same stream:
@@ -17,7 +17,7 @@
 //      slot = null.
 //      Sparse: grad_weight = empty [nnz, S], grad_bias = empty [nnz]; path_log_prob_backward_weight with slot;
 //      index = empty [2, nnz] int64; slot_index.
-// With N = 0 or T = 0 nothing is launched or written: the binding returns empty or zero tensors itself.
+// With N = 0 or T = 0 nothing is launched or written: the binding allocates the empty or zero results itself.
 #pragma once
 
 #include "leaf_order.h"

@@ -5,27 +5,27 @@ namespace hstree {
 namespace {
 
 constexpr int threads = 1024;
-// Blocks, which copy a table or add up its sums, are as few as fill a GPU twice, whatever the device, so that
-// the order of sums does not depend on it.
+// Each block copies a table or adds up its sums, so the number of blocks is just enough to fill a GPU twice.
+// It is the same for every device, so that the order of sums is too.
 constexpr int most_blocks = 256;
-constexpr int64_t shared_reserve = 1 << 10;  // static, and what the system takes
+constexpr int64_t shared_reserve = 1 << 10;  // static memory and the system's share
 
-// Groups of elements that a thread loads at once, as many as the registers of 1024 threads take: 64 KiB for
-// each block.
+// Number of groups of elements that a thread loads at once, limited by the registers of 1024 threads: 64 KiB
+// for each block.
 constexpr int forward_steps = 4;
 template <typename S, int Width>
 constexpr int backward_steps = sizeof(S) * Width > 16 ? 1 : 2;  // of input and of grad
 
-// Places that the sample of grad comes from, each read by one warp.
+// Number of places that the sample of grad is taken from, each read by one warp.
 constexpr int sample_blocks = 64;
 constexpr int64_t sample_places = sample_blocks * threads / 32;
-// An array of up to so many elements is its own sample.
+// An array of at most this many elements is sampled whole.
 template <typename T>
 constexpr int64_t sample_size = sample_places * 32 * group_size<T>;
 
-constexpr int most_late = 128;  // elements that each block leaves to late_sums_kernel one by one
+constexpr int most_late = 128;  // late elements that each block lists for late_sums_kernel
 
-// First element of this thread.
+// The first element of this thread.
 template <typename T>
 __device__ __forceinline__ int64_t first_element() {
   return (int64_t(blockIdx.x) * threads + threadIdx.x) * group_size<T>;
@@ -33,14 +33,15 @@ __device__ __forceinline__ int64_t first_element() {
 
 // output = f(input) = P_j(uc) + P_j'(uc) (u - uc), P_j(u) = sum_m table[j, m] u^m; see LogitFunction
 // input, output [size] of one type T in float32, float64, bfloat16, float16; table [K, Width] Sum<T>, Width 2
-//   or 4, K in [1, 2^23]; contiguous. aligned: whether input and output are, to 16 bytes. No element: not
-//   launched.
-// Computed in Sum<T>, rounded to T once. A knot belongs to the interval on its right; beyond [-R, R] f goes
-//   on straight. NaN gives NaN; +-inf gives the infinity of the slope's sign, NaN where the slope is 0.
-// Work and bytes O(size): input once, output once, one interval of the table for each element, in 16 bytes at
-//   most: from shared memory where is_staged, since a warp reads 32 places. Keeps nothing for backward. No
+//   or 4, K in [1, 2^23]; contiguous. aligned: whether input and output are aligned to 16 bytes. Not launched
+//   without elements.
+// Computed in Sum<T>, rounded to T once. A knot belongs to the interval on its right; beyond [-R, R] f
+//   continues linearly. NaN gives NaN; +-inf gives an infinity with the sign of f there, NaN if the slope is
+//   0.
+// Work and bytes O(size): input once, output once, one interval of the table for each element, at most 16
+//   bytes, from shared memory if is_staged, since a warp reads 32 places. Keeps nothing for backward. No
 //   atomics; deterministic.
-// One thread for each 16 bytes of input, at a stride of the grid, forward_steps of them in flight. Width 2:
+// The threads of the grid stride over groups of 16 bytes, forward_steps of them in flight. Width 2:
 //   PLIF, Ganea, Gelly, Becigneul and Severyn, "Breaking the softmax bottleneck via learnable monotonic
 //   pointwise non-linearities" (ICML 2019).
 template <typename T, int Width>
@@ -81,13 +82,13 @@ __global__ void __launch_bounds__(threads, 1)
   }
 }
 
-// Numbers of an interval that its slope needs.
+// Number of coefficients that the slope of an interval needs.
 template <int Width>
 constexpr int slope_width = Width == 2 ? 1 : Width;
 
-// What piecewise_backward keeps on the device beside the sums of IntervalSums, whose largest, the limit, is
-// that of the sample. Elements inside [-R, R] with |grad| above the limit are late: their sums, `further`,
-// have the quantum of the largest |grad| of all, which is known at the end of the pass.
+// What piecewise_backward keeps on the device in addition to IntervalSums, whose `largest`, the limit, is
+// that of the sample. Elements inside [-R, R] with |grad| above the limit are late: they are summed in
+// `further`, with the quantum of the largest |grad| of all elements, which is known at the end of the pass.
 struct LateWorkspace {
   FurtherSums further;
   int64_t* count;    // [most_blocks], late elements of each block
@@ -104,8 +105,8 @@ struct LateWorkspace {
   }
 };
 
-// Where the sample of a place begins: in the place-th of sample_places equal parts of grad, at an offset that
-// a hash of place gives, so that no period of grad hides from it; a multiple of a group.
+// Where the sample of a place begins, a multiple of a group: in the place-th of sample_places equal parts of
+// grad, at an offset hashed from place, so that it misses no periodic pattern of grad.
 template <typename T>
 __device__ __forceinline__ int64_t sample_begin(int64_t size, int64_t place) {
   constexpr int64_t run = 32 * group_size<T>;
@@ -120,8 +121,8 @@ __device__ __forceinline__ int64_t sample_begin(int64_t size, int64_t place) {
 
 // limit = max |grad| over the sample, as bits of float64; NaN if there is one
 // The sample: sample_places runs of 512 bytes; all of grad up to sample_size elements.
-// grad [size] of type T in float32, float64, bfloat16, float16, contiguous; aligned: to 16 bytes. limit 0
-//   before.
+// grad [size] of type T in float32, float64, bfloat16, float16, contiguous; aligned: whether grad is aligned
+//   to 16 bytes. limit must be 0 before.
 // Bytes: 1 MiB at most. One atomicMax on an integer for each block: the same in any order, deterministic.
 // One warp for each run.
 template <typename T>
@@ -144,21 +145,21 @@ __global__ void __launch_bounds__(threads)
 }
 
 // grad_input = grad * f'(input), f'(x) = P_j'(uc) rate
-// sums[j, m] = sum of grad * w_m over the elements of interval j, w_m = uc^m + m uc^(m-1) (u - uc), but for
-//   late elements, which are listed
+// sums[j, m] = sum of grad * w_m over the elements of interval j, w_m = uc^m + m uc^(m-1) (u - uc), except
+//   for late elements, which are listed
 // late.further.largest = max |grad|, as bits of float64; NaN if there is one
 // grad, input, grad_input [size] of one type T in float32, float64, bfloat16, float16; table [K, Width]
-//   Sum<T>; contiguous. aligned: whether grad, input and grad_input are, to 16 bytes. workspace and late: zero
-//   but for the limit, from sample_kernel. No element: not launched.
+//   Sum<T>; contiguous. aligned: whether grad, input and grad_input are aligned to 16 bytes. workspace and
+//   late: zero except for the limit, from sample_kernel. Not launched without elements.
 // grad_input in Sum<T>, rounded to T once; NaN at a NaN input, which makes row 0 of the sums NaN. w_m in
 //   Sum<T>; sums in 64-bit integers inside [-R, R], in float64 outside. An infinite input adds infinity to
-//   the sums of its end, but for w_0, and for w_2 and w_3 of interval 0. grad infinite or NaN: all sums NaN.
+//   the sums of its end interval, except for w_0, and for w_2 and w_3 of interval 0. If a grad is infinite or
+//   NaN, all sums are NaN.
 // Work and bytes O(size): grad, input, grad_input once, the slope of one interval and Width integers for each
 //   element.
-// Integer atomics, in shared memory where is_private; what f' needs of the table lies beside those sums where
-//   is_staged. Deterministic, whatever the device: which elements are late depends on grad and its size alone.
-// One thread for each 16 bytes of input, at a stride of the grid, backward_steps of them and of grad in
-//   flight.
+// Integer atomics, in shared memory if is_private; the coefficients of f' are in shared memory too if
+//   is_staged. Deterministic on every device: which elements are late depends only on grad and its size.
+// The threads of the grid stride over groups of 16 bytes, backward_steps of input and of grad in flight.
 template <typename T, int Width>
 __global__ void __launch_bounds__(threads)
     piecewise_backward_kernel(Piecewise<Sum<T>, Width> function, int64_t size, bool aligned, bool is_private,
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(threads)
   __shared__ Bits largest_scratch[threads / 32];
   __shared__ unsigned late_count;
   if (threadIdx.x == 0) late_count = 0;
-  // Of a linear interval the slope is one number.
+  // The slope of a linear interval is one number.
   const S* rise = function.table + 1;
   int pitch = 2;
   if (is_staged) {
@@ -246,10 +247,10 @@ __global__ void __launch_bounds__(threads)
 }
 
 // late.further.sum[j, m] = sum of grad * w_m over the late elements of interval j
-// Arguments as piecewise_backward_kernel left them; its grid. Nothing where the largest |grad| is not finite.
-// Bytes: the late elements; of a block that has more than most_late, all its grad once more.
+// Arguments as piecewise_backward_kernel wrote them, with the same grid. Does nothing if the largest |grad|
+// is not finite. Bytes: the late elements; a block with more than most_late of them reads all its grad again.
 // Integer atomics in global memory: deterministic.
-// One thread for each late element, or for each 16 bytes of grad at a stride of the grid.
+// One thread for each late element, or for each 16 bytes of grad, striding over the grid.
 template <typename T, int Width>
 __global__ void __launch_bounds__(threads)
     late_sums_kernel(Piecewise<Sum<T>, Width> function, int64_t size, bool aligned, const T* grad,
@@ -286,7 +287,7 @@ int64_t blocks_of(int64_t elements, int group) {
 
 static_assert(most_blocks <= most_sum_blocks);
 
-// Dynamic shared memory that a block of these kernels may have.
+// Largest dynamic shared memory of a block of these kernels.
 int64_t shared_bytes() {
   return shared_memory_limit() - shared_reserve;
 }

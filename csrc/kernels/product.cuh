@@ -1,4 +1,5 @@
-// Products of the rows of a tile with weight rows, of which each is for a run of the tile's rows.
+// Products of the rows of a tile with weight rows. Each weight row is multiplied with a run of the tile's
+// rows.
 #pragma once
 
 #include "async_copy.cuh"
@@ -9,9 +10,9 @@ namespace hstree {
 
 constexpr int product_threads = 128;
 
-constexpr int forward_blocks = 4;  // of a multiprocessor: 128 registers for the loads of a step and the sums
+constexpr int forward_blocks = 4;  // per multiprocessor: 128 registers a thread for loads and sums
 
-// The rows [begin, end) of the tile that meet row `row` of the tree's weight.
+// The rows [begin, end) of the tile that are multiplied with row `row` of the tree's weight.
 struct Run {
   int32_t row;
   int begin, end;
@@ -22,26 +23,26 @@ struct Staging {
   int columns;   // features in shared memory at a time; 0: none
   bool vectors;  // rows are aligned to 16 bytes
 
-  // Chunks of at most `most` features, as equal as multiples of span allow.
+  // Chunks of at most `most` features, as equal in size as multiples of span allow.
   static __host__ int chunk(int64_t features, int most, int span) {
     const int64_t chunks = features > most ? divide_up(features, most) : 1;
     return static_cast<int>(divide_up(divide_up(features, chunks), span) * span);
   }
 
-  // Whether eight neighbouring features of the tree's subset can be read as neighbours.
+  // Whether eight consecutive features of the tree's subset are consecutive in hidden.
   __device__ __forceinline__ bool in_vectors(const Tables& tables, int tree) const {
     return vectors && (tables.feature_index == nullptr || tables.tree_valid[tree] == valid_in_blocks);
   }
 };
 
-// What both products below have. A block calls, for each `chunk` features,
+// The interface of both products below. A block calls, for each `chunk` features,
 //   stage(...), multiply(...) once or several times,
-// all of its threads, for a tile that has an item.
+// with all of its threads, if the tile has an item.
 // T: element type; Aligned: whether each weight row can be read in 16 bytes.
 //
-// float32 and float64: fused multiply-adds. One warp for each weight row, lanes over features; the weight row
-// in registers, beside the next one that is under way, and the rows of its run one after another, four at a
-// time, from shared memory, where asynchronous copies bring them.
+// float32 and float64: fused multiply-adds. One warp for each weight row, lanes over features. The weight row
+// and the next one, still in flight, are in registers. The rows of its run come from shared memory, four at a
+// time, filled by asynchronous copies.
 template <typename T, bool Aligned, bool Half = is_half<T>>
 struct Product {
   static constexpr int vector = Aligned ? 16 / sizeof(T) : 1;  // elements of one access
@@ -66,7 +67,7 @@ struct Product {
   bool in_vectors;
   T* rows;  // [tile_rows, columns]
 
-  // weight, hidden: of the op.
+  // weight, hidden: arguments of the op.
   __device__ __forceinline__ Product(const Tables& tables, int tree, const void* weight, const void* hidden,
                                      const Staging& staging, void* shared)
       : weight(static_cast<const T*>(weight) + tree * tables.weight_rows * tables.features),
@@ -159,8 +160,8 @@ struct Product {
     }
   }
 
-  // Lane's parts of the dot products with Count rows of the tile, first ... first + Count - 1, none beyond
-  // last.
+  // The lane's parts of the dot products with the Count rows of the tile from `first` on, without those
+  // beyond last.
   template <int Count>
   __device__ __forceinline__ void dot(const T (&weight)[steps][vector], int first, int last,
                                       T (&sum)[Count]) const {
@@ -189,7 +190,7 @@ struct Product {
     }
   }
 
-  // Sum i over the warp in lanes 8 i: each exchange halves the sums that a lane still holds.
+  // Leaves sum i over the warp in lane 8 i. Each exchange halves the number of sums that a lane holds.
   static __device__ __forceinline__ T four_sums(const T (&sum)[4]) {
     const bool upper = threadIdx.x & 16, upper_half = threadIdx.x & 8;
     const T keep0 = upper ? sum[2] : sum[0], keep1 = upper ? sum[3] : sum[1];
@@ -203,14 +204,14 @@ struct Product {
   }
 };
 
-// bfloat16 and float16: [16 rows] x [8 weight rows] by matrix instructions. Warps share out the features, 32 at
-// a time, and each meets all weight rows, `batch` at a time, so that a step's accesses, of 16 bytes a lane, are
-// independent of each other and all warps have the same work; their sums meet in shared memory. Weights go from
-// global memory to the registers of the instruction, and rows of hidden too where neighbouring features
-// of a subset are neighbours in hidden: no other warp needs them. Else they are gathered in shared memory,
-// two bytes at a time. Lane t of four holds features 8 t ... 8 t + 7 of 32 consecutive ones, which are columns
-// 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of two instructions: which feature is which column does not matter as long as
-// both factors agree.
+// bfloat16 and float16: [16 rows] x [8 weight rows] by matrix instructions. Warps divide the features, 32 at
+// a time, and each processes all weight rows, `batch` at a time. So the accesses of a step, 16 bytes a lane,
+// are independent of each other, and all warps have the same work. Their sums are added in shared memory.
+// Weights are loaded from global memory to the registers of the instruction, because no other warp needs
+// them. So are rows of hidden if consecutive features of a subset are consecutive in hidden; otherwise they
+// are gathered in shared memory, two bytes at a time. Lane t of four holds features 8 t ... 8 t + 7 of 32
+// consecutive ones, which are columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of two instructions: the assignment of
+// features to columns is free as long as both factors agree.
 template <typename T, bool Aligned>
 struct Product<T, Aligned, true> {
   static constexpr int warps = product_threads / 32;
@@ -218,7 +219,7 @@ struct Product<T, Aligned, true> {
   static constexpr int batch = 8 * groups;        // weight rows
   static constexpr int span = 32 * warps;         // features of a step of the block
   static constexpr int most = 640;                // columns
-  static constexpr int padding = 32;              // two rows of the tile then lie 64 bytes apart in the banks
+  static constexpr int padding = 32;  // shifts the banks of successive rows of the tile by 64 bytes
   static constexpr int partial_sums = warps * tile_rows * batch;
 
   static __host__ Staging staging(const Tables& tables, const T* hidden) {
@@ -242,7 +243,7 @@ struct Product<T, Aligned, true> {
   float* partial;  // [warps, tile_rows, batch]
   T* rows;         // [tile_rows, columns + padding]; unused if in_vectors
 
-  // weight, hidden: of the op.
+  // weight, hidden: arguments of the op.
   __device__ __forceinline__ Product(const Tables& tables, int tree, const void* weight, const void* hidden,
                                      const Staging& staging, void* shared)
       : weight(static_cast<const T*>(weight) + tree * tables.weight_rows * tables.features),
@@ -302,7 +303,7 @@ struct Product<T, Aligned, true> {
         accumulate(StagedRows{low, low + 8 * (columns + padding)}, begin, width, count - first, weight_row,
                    sum);
       }
-      __syncthreads();  // the sums of the batch before have been read
+      __syncthreads();  // the sums of the previous batch have been read
       float* own = partial + (threadIdx.x / 32 * tile_rows + g) * batch + 2 * t;
 #pragma unroll
       for (int i = 0; i < groups; ++i) {
@@ -334,7 +335,7 @@ struct Product<T, Aligned, true> {
     }
   };
 
-  // The number of the next step's first feature is loaded a step ahead.
+  // The index of the next step's first feature is loaded one step ahead.
   struct GlobalRows {
     const T *low, *high;  // or null
     const int32_t* index;
@@ -358,12 +359,12 @@ struct Product<T, Aligned, true> {
     }
   };
 
-  // Row of hidden that is row r of the tile, any row past the last one.
+  // The row of hidden that is row r of the tile; arbitrary past the last one.
   __device__ __forceinline__ const T* row_of(const Tile& tile, int r) const {
     return hidden + (tile.row[r] < 0 ? 0 : tile.row[r]) * in_features;
   }
 
-  // Feature of hidden that is number begin + feature of the subset, any from width on.
+  // The feature of hidden at index begin + feature of the subset; arbitrary from width on.
   __device__ __forceinline__ int source(int64_t begin, int feature, int width) const {
     if (feature >= width) return 0;
     return index == nullptr ? static_cast<int>(begin) + feature : __ldg(index + begin + feature);
@@ -376,7 +377,7 @@ struct Product<T, Aligned, true> {
                                              float (&sum)[groups][4]) const {
     const int first = static_cast<int>(threadIdx.x / 32 * 32), own = 8 * (threadIdx.x % 4);
     const T* lane_weight = weight + begin + own;
-    __syncwarp();  // lanes may have added on their own
+    __syncwarp();  // lanes may have diverged while adding
     rows.start(first);
     for (int feature = first; feature < width; feature += span) {
       uint4 part[groups], low, high;
@@ -428,8 +429,8 @@ struct Product<T, Aligned, true> {
   }
 };
 
-// Launches a forward kernel: a block for each (tree, tile), with what Product needs and `more_bytes` of dynamic
-// shared memory.
+// Launches a forward kernel: a block for each (tree, tile), with Product's dynamic shared memory and
+// `more_bytes` in addition.
 template <typename T, bool Aligned, typename Tensors>
 void launch_forward(void (*kernel)(Tables, LeafOrder, Tensors, int64_t, Staging), const Tables& tables,
                     const LeafOrder& leaf_order, const Tensors& tensors, size_t more_bytes,

@@ -1,5 +1,5 @@
-// Groups of 16 rows that are neighbours in the leaf order of the first tree, what they visit in each tree,
-// and products of their factors with the weight rows that they visit.
+// Groups of 16 consecutive rows in the leaf order of the first tree, the nodes that they visit in each tree,
+// and products of their factors with the weight rows of these nodes.
 #pragma once
 
 #include "common.cuh"
@@ -9,11 +9,11 @@ namespace hstree {
 
 constexpr int group_rows = 16;
 constexpr int group_threads = 160;
-constexpr int group_trees = 16;  // whose windows are found at a time
+constexpr int group_trees = 16;  // number of trees whose windows are found at a time
 constexpr int visit_threads = 128;
 
-// Number of entries of an ascending array below a value. Called by whole warps, which try 32 entries at a
-// time.
+// Number of entries of an ascending array that are below a value. Called by whole warps, which compare 32
+// entries at a time.
 __device__ __forceinline__ int64_t entries_below(const int32_t* entry, int64_t count, int64_t value) {
   int64_t begin = 0;
   while (count > 0) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ int64_t entries_below(const int32_t* entry, int64_t c
     const int first_above = __ffs(static_cast<int>(~below));
     if (first_above == 1) break;
     const int64_t last =
-        ((first_above == 0 ? 33 : first_above) - 2) * step;  // the last one tried that is below
+        ((first_above == 0 ? 33 : first_above) - 2) * step;  // the last compared entry that is below
     begin += last + 1;
     count = (last + step < count ? last + step : count) - last - 1;
   }
@@ -43,12 +43,12 @@ struct Visit {
 };
 static_assert(max_depth <= 64 && group_rows <= 16, "Visit::bits packs a visit into 16 bits");
 
-// What a group visits in one tree: written once by path_group_kernel, read by the blocks of all windows. Rows are in
-// the order of the tree.
+// The nodes that a group visits in one tree, written once by path_group_kernel and read by the blocks of all
+// windows. Rows are in the order of the tree.
 template <typename S>
 struct GroupVisits {
   struct Header {
-    S back[group_rows];          // what the row's factors are multiples of
+    S back[group_rows];          // the scale of the row's factors
     uint8_t number[group_rows];  // of the row in the group
     uint8_t used[group_rows];    // whether it has a path
     int32_t visits, padding[3];
@@ -73,8 +73,8 @@ struct GroupVisits {
         bits(reinterpret_cast<uint16_t*>(node + group_rows * stride)) {}
 };
 
-// Finds the visits of a group in a tree, with a whole block. In shared memory. Whatever the leaf positions are,
-// rows are sorted only to find shared nodes together.
+// Finds the visits of a group in a tree, with a whole block. In shared memory. Rows are sorted only so that
+// rows with shared nodes are consecutive: the result is correct for any leaf positions.
 template <typename S>
 struct GroupOrder {
   // By number in the group.
@@ -82,9 +82,9 @@ struct GroupOrder {
   // By place in the order of the tree.
   int64_t row[group_rows];    // of hidden, or -1
   int64_t begin[group_rows];  // first entry of the path
-  int length[group_rows];     // nodes on the path, 0 without a usable one
+  int length[group_rows];     // nodes on the path, 0 without a valid one
   int number[group_rows];
-  int fresh[group_rows];         // max_depth - nodes shared with the row before
+  int fresh[group_rows];         // max_depth - number of nodes shared with the previous row
   uint32_t largest[group_rows];  // bits of the largest magnitude of the row's factors
 
   // Ends with a barrier.
@@ -117,7 +117,7 @@ struct GroupOrder {
   }
 
   // Lists the nodes that the rows visit, each once. factor_of(row, level, entry). memory: shared, [group_rows,
-  // stride] S and as many int32. A thread has every blockDim.x-th of the [group_rows, stride] nodes.
+  // stride] S and as many int32. Threads stride over the [group_rows, stride] nodes.
   template <typename P, typename FactorOf>
   __device__ void list(const Tables& tables, S* factor, const GroupVisits<S>& to, FactorOf factor_of) {
     const int stride = to.stride, lane = threadIdx.x % 32;
@@ -144,7 +144,7 @@ struct GroupOrder {
       const int p = i / stride, level = i % stride;
       to.factor[i] = P::prepare(factor[i], largest[p]);
       if (level >= length[p]) continue;
-      // The first level at which the row before has another node.
+      // The first level at which the previous row has another node.
       const int32_t *own = node + i, *other = own - stride;
       const bool same = p > 0 && own[0] == other[0];
       const bool same_above = level == 0 || (p > 0 && own[-1] == other[-1]);
@@ -182,7 +182,7 @@ struct GroupOrder {
 // Factors of the group's rows times the weight rows that they visit in a tree, in the columns of the window,
 // added to total [group_rows, total_stride] by number of the row in the group and feature - first.
 //
-// float32 and float64: fused multiply-adds; a thread has a column of all rows in registers.
+// float32 and float64: fused multiply-adds; a thread holds one column of all rows in registers.
 template <typename T, bool Aligned, bool Half = is_half<T>>
 struct GroupProduct {
   static constexpr bool scaled = false;
@@ -329,7 +329,7 @@ struct GroupProduct<T, Aligned, true> {
     }
   }
 
-  // Eight elements, arbitrary from `left` on, zero if that is not positive.
+  // Eight elements, arbitrary from index `left` on; all zero if left <= 0.
   static __device__ __forceinline__ void load_eight(const T* address, int left, uint32_t (&part)[4]) {
     if (left <= 0) {
 #pragma unroll

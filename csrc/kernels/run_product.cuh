@@ -1,5 +1,5 @@
-// Gradients of weight rows over a segment: the runs of rows below its nodes, and products of their factors
-// with the features of the segment, which a block stages in shared memory.
+// Gradients of weight rows over a segment: the runs of rows below the nodes that it visits, and products of
+// their factors with the features of the segment, which a block stages in shared memory.
 #pragma once
 
 #include "mma.cuh"
@@ -10,7 +10,7 @@ namespace hstree {
 
 constexpr int run_threads = 256;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int run_blocks = 2;  // of a multiprocessor, as its shared memory allows
+constexpr int run_blocks = 2;  // per multiprocessor, limited by its shared memory
 #else
 constexpr int run_blocks = 3;
 #endif
@@ -18,8 +18,8 @@ constexpr int run_group = 16;     // runs that a warp sums at a time
 constexpr int chunk_places = 16;  // of a segment, the inner dimension of a matrix instruction
 constexpr int most_places = 512;  // of a segment
 
-// Rows [begin, end) of a segment that have a node at a level of their paths, and where their sum goes. Empty,
-// with end = 0: no run.
+// The rows [begin, end) of a segment whose paths have a node at a level, and the destination of their sum.
+// end = 0: no run.
 struct PlaceRun {
   int level, begin, end, goal;
   int64_t row;  // of the gradient; arbitrary unless the run starts in the segment
@@ -37,11 +37,11 @@ struct PlaceRun {
 };
 static_assert(max_depth <= 64 && most_places <= 1023, "PlaceRun::bits; rows of a gradient are below 2^36");
 
-// The runs of a segment, in two lists by first row and level: long runs, of rows in more than one chunk, and
-// short ones. A group, 16 runs of one list, then meets few chunks. In shared memory.
+// The runs of a segment, in two lists by first row and level: long runs, with rows in more than one chunk,
+// and short ones. Then a group, 16 runs of one list, covers few chunks. In shared memory.
 struct SegmentRuns {
-  uint8_t shared[most_places];                       // nodes shared with the row before in the segment
-  uint8_t chunk_shared[most_places / chunk_places];  // the least of a chunk
+  uint8_t shared[most_places];                       // nodes shared with the previous row of the segment
+  uint8_t chunk_shared[most_places / chunk_places];  // the smallest of a chunk
   uint32_t warp_total[run_threads / 32];
 
   // Writes the runs of places [begin, begin + rows) of a tree, the long ones first, each list filled up with
@@ -68,12 +68,12 @@ struct SegmentRuns {
       }
       chunk_shared[tid] = least;
     }
-    int longs[2];        // levels below this one have long runs
-    uint32_t counts[2];  // of long runs that start at a place, and short ones in the upper half
+    int longs[2];        // levels [0, longs) have long runs
+    uint32_t counts[2];  // number of long runs that start at a place; in the upper half, of short ones
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const int i = 2 * tid + k, fresh = shared[i];
-      int reach = max_depth;  // levels whose nodes the first row of the next chunk has too
+      int reach = max_depth;  // levels [0, reach) are shared with the first row of the next chunk
 #pragma unroll 1
       for (int next = i + 1; next <= (i / chunk_places + 1) * chunk_places; ++next) {
         const int other = next < rows ? shared[next] : 0;
@@ -128,11 +128,11 @@ struct SegmentRuns {
   }
 };
 
-// What a row of hidden begins at, for each place of a segment: -1 without a usable path. In shared memory.
+// The offset of the row of hidden of each place of a segment; -1 without a valid path. In shared memory.
 struct SegmentRows {
   int64_t offset[most_places];
 
-  // Up to a multiple of 16 places. Called by all threads of a block; ends with a barrier.
+  // Rounds up to a multiple of 16 places. Called by all threads of a block; ends with a barrier.
   __device__ __forceinline__ void fill(const Tables& tables, const LeafOrder& leaf_order, int tree,
                                        int64_t begin, int rows) {
     const int64_t at = tree * tables.rows + begin;
@@ -154,7 +154,7 @@ struct RunProduct {
 
   static __host__ size_t bytes(int64_t places) { return sizeof(T) * columns * places; }
 
-  // A factor as multiply and value take it.
+  // The representation of a factor in multiply and value.
   static __device__ __forceinline__ T factor(T value) { return value; }
   static __device__ __forceinline__ T value(T factor) { return factor; }
 
@@ -172,8 +172,8 @@ struct RunProduct {
     }
   }
 
-  // own: bits of run threadIdx.x % 16; factor: of level 0 and the segment's first place. Calls take(run,
-  // column of the block, sums of consecutive columns) for all runs and columns of a lane.
+  // own: bits of run threadIdx.x % 16. factor: points to level 0 and the segment's first place. Calls
+  // take(run, column of the block, sums of consecutive columns) for all runs and columns of a lane.
   template <typename Take>
   static __device__ __forceinline__ void multiply(uint64_t own, const T* factor, int64_t level_stride,
                                                   const void* staged, Take take) {
@@ -192,10 +192,10 @@ struct RunProduct {
 };
 
 // bfloat16 and float16: [16 runs] x [16 rows] x [8 columns] by matrix instructions. The features of two rows
-// are one word, as the instruction takes them. A factor is two elements of type T. In bfloat16 they come as
-// one word; in float16 the largest of a run in 16 rows is first scaled to [1, 2): split.cuh. Lane t of four
-// has columns 8 t ... 8 t + 7 of each 32, so that it writes 16 bytes of a gradient row: column 2 t + e of
-// instruction j is 32 (j / 4) + 8 t + 2 (j % 4) + e.
+// are packed in one word, as the instruction requires. A factor is two elements of type T. In bfloat16 they
+// are one word; in float16 the largest factor of a run in 16 rows is first scaled to [1, 2): split.cuh. Lane
+// t of four has columns 8 t ... 8 t + 7 of each 32, so that it writes 16 bytes of a gradient row: column 2 t
+// + e of instruction j is 32 (j / 4) + 8 t + 2 (j % 4) + e.
 template <typename T>
 struct RunProduct<T, true> {
   static constexpr int columns = 64;
@@ -327,7 +327,7 @@ struct RunProduct<T, true> {
     return {{above.x, above.y, below.x, below.y}};
   }
 
-  // Replaces the factors of a run in 16 rows, which four lanes have, by scaled and split ones; returns their
+  // Replaces the factors of a run in 16 rows, held by four lanes, by scaled and split ones. Returns their
   // scale.
   static __device__ __forceinline__ float scale_of_item(Quad& quad) {
     float value[4], largest = 0;

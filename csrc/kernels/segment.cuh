@@ -1,11 +1,11 @@
 // Segments: how the gradients of weight rows are summed over rows without atomics.
 //
 // The N places of a tree's leaf order are cut into C segments of equal length. The rows below a node are a
-// run of places. A run inside one segment is summed there and stored at once. A longer one has a tail, its
-// part in the segment where it starts, and a head in every later segment that it reaches; both are kept in
-// the workspace, by segment and by place in score (`position`: level of a binary node, column of a wide one),
-// and the second pass adds tail and heads from left to right. So the order of every sum depends on N, T, S,
-// stride and type alone.
+// run of places. A run inside one segment is summed and stored there. A longer run has a tail, its part in
+// the segment where it starts, and a head in every later segment that it reaches. Both are kept in the
+// workspace, by segment and by place in score (`position`: level of a binary node, column of a wide one). The
+// second pass adds tail and heads from left to right. So the order of every sum depends only on N, T, S,
+// stride and type.
 #pragma once
 
 #include "common.cuh"
@@ -17,15 +17,15 @@ struct Segments {
   // to 512 places, 256 in float64.
   static constexpr int64_t shortest = 64, shortest_staged = 128;
   static constexpr int64_t longest_bytes = 2048;
-  static constexpr int64_t most_positions = 4096;  // C * stride, unless segments have their longest or C is 1
-  static constexpr int64_t enough_blocks = 1024;   // to fill a GPU; more only add workspace
+  static constexpr int64_t most_positions = 4096;  // of C * stride, unless segments are longest or C is 1
+  static constexpr int64_t enough_blocks = 1024;   // enough to fill a GPU; more would only add workspace
   static constexpr int64_t none = -1, through = -2;
 
   int64_t places;  // of a segment, a multiple of 16
   int64_t count;   // C
   int64_t stride, columns;
   int64_t trees;
-  int64_t padded_rows;  // N up to a multiple of 16
+  int64_t padded_rows;  // N rounded up to a multiple of 16
   int64_t sum_bytes;    // of one sum
   bool wide;
 
@@ -47,30 +47,31 @@ struct Segments {
 
   __host__ int64_t positions() const { return count > 1 ? trees * count * stride : 0; }
 
-  // Bytes of the workspace before each of its parts, and of all of it. The path op has more than
-  // SegmentOutput's: factors [T, stride, N up to a multiple of 16], the number of groups of runs [T, C] and
-  // their runs [T, C, runs()] (run_product.cuh).
+  // Offsets in bytes of the parts of the workspace, and its size. In addition to SegmentOutput's parts, the
+  // path op has factors [T, stride, N rounded up to a multiple of 16], the number of groups of runs [T, C]
+  // and their runs [T, C, runs()] (run_product.cuh).
   __host__ int64_t state_at() const { return round(2 * positions() * columns * sum_bytes); }
   __host__ int64_t factor_at() const { return state_at() + round(positions() * 8); }
   __host__ int64_t groups_at() const { return factor_at() + round(trees * stride * padded_rows * sum_bytes); }
   __host__ int64_t runs_at() const { return groups_at() + round(trees * count * 4); }
   __host__ int64_t bytes() const { return wide ? factor_at() : runs_at() + trees * count * runs() * 8; }
-  // Most runs of a segment, with what fills up the last groups of two lists.
+  // Largest number of runs of a segment, with the padding of the last groups of two lists.
   __host__ __device__ int64_t runs() const { return places * stride + 32; }
 
  private:
   static __host__ int64_t round(int64_t bytes) { return divide_up(bytes, 16) * 16; }
 };
 
-// Where the sums of a segment go.
+// The destinations of the sums of a segment.
 template <typename T>
 struct SegmentOutput {
   enum Goal : int { store_sum, head_sum, tail_sum };
 
-  Sum<T>* head;    // [T, C, stride, S + 1] part of a run that came from the segment before
-  Sum<T>* tail;    // [T, C, stride, S + 1] part, up to the segment's end, of a run that starts in it
-  int64_t* state;  // [T, C, stride] what passes the segment's end: row of the gradient of the run that starts
-                   // in it, `through` for a run that came from the segment before, or `none`
+  Sum<T>* head;  // [T, C, stride, S + 1] part of a run that continues from the previous segment
+  Sum<T>* tail;  // [T, C, stride, S + 1] part, up to the segment's end, of a run that starts in it
+  int64_t*
+      state;  // [T, C, stride] what crosses the segment's end: row of the gradient of the run that starts
+              // in it, `through` for a run from the previous segment, or `none`
   T* grad_weight;  // [rows, S]
   T* grad_bias;    // [rows], or null
 
@@ -86,12 +87,12 @@ struct SegmentOutput {
     state = reinterpret_cast<int64_t*>(static_cast<char*>(workspace) + segments.state_at());
   }
 
-  // Where a run that lies in a segment and the ones before or behind it has its sum.
+  // The destination of the sum of a run that is in this segment and possibly in the ones before or after it.
   static __device__ __forceinline__ Goal goal(bool incoming, bool outgoing) {
     return incoming ? head_sum : outgoing ? tail_sum : store_sum;
   }
 
-  // The gradient of a column of a weight row; column S is the bias.
+  // The gradient of one column of a weight row; column S is the bias.
   __device__ __forceinline__ void store_row(int64_t row, int64_t features, int64_t column, Sum<T> sum) const {
     if (column < features) {
       store(grad_weight + row * features + column, sum);
@@ -100,14 +101,14 @@ struct SegmentOutput {
     }
   }
 
-  // Part of a run that passes an end of its segment. position: in [T, C, stride].
+  // The part of a run that crosses an end of its segment. position: index in [T, C, stride].
   __device__ __forceinline__ Sum<T>* part(Goal goal, int64_t position, int64_t features) const {
     return (goal == head_sum ? head : tail) + position * (features + 1);
   }
 
-  // Sums of columns column ... column + Count - 1 of a run; those from S on are left out. row: of the
-  // gradient, arbitrary unless the goal is store_sum. wide: whether Count elements of a gradient can be
-  // written at once.
+  // Sums of columns column ... column + Count - 1 of a run; columns from S on are skipped. row: row of the
+  // gradient, ignored unless the goal is store_sum. wide: whether Count elements of a gradient can be written
+  // at once.
   template <int Count>
   __device__ __forceinline__ void write(Goal goal, int64_t row, int64_t position, int64_t features,
                                         int64_t column, const Sum<T> (&sum)[Count], bool wide) const {
@@ -152,11 +153,11 @@ __global__ void __launch_bounds__(reduce_threads) clear_state_kernel(int64_t* st
   if (i < count) state[i] = Segments::none;
 }
 
-// grad[row] = tail + head of the next segment + ..., for each run that starts in a segment and passes its
+// grad[row] = tail + head of the next segment + ..., for each run that starts in a segment and crosses its
 // end. Layouts: SegmentOutput. Sums in Sum<T>, from left to right: deterministic, no atomics. O(T C stride S)
 // bytes, each read at most once. One block for each (tree, segment), chunk of columns and share of the
-// positions, one thread for each column. The segments of a run are counted first, 32 at a time, so that loads
-// of its parts do not wait for each other.
+// positions, one thread for each column. The segments of a run are counted first, 32 at a time, so that the
+// loads of its parts are independent.
 template <typename T>
 __global__ void __launch_bounds__(reduce_threads)
     segment_reduce_kernel(Segments segments, SegmentOutput<T> output) {

@@ -13,10 +13,10 @@ struct alignas(Vector * sizeof(T)) Pack {
 
 // m <- beta1 m + (1 - beta1) g,  v <- beta2 v + (1 - beta2) g^2,
 // w <- decay w - step_size m / (sqrt(v) + eps)
-// Tensors as in SparseAdam, their rows aligned to packs of Vector elements. A row out of range is left out.
-// Computation in Sum<T>, w rounded once. Work O(nnz S); reads 4 and writes 3 elements for each of g. No
-// atomics; rows are independent: deterministic. threadIdx.x walks the packs of a row, threadIdx.y the rows.
-// Kingma and Ba (ICLR 2015), algorithm 1; Loshchilov and Hutter (ICLR 2019).
+// Tensors as in SparseAdam, their rows aligned to packs of Vector elements. Rows out of range are skipped.
+// Computation in Sum<T>, w rounded once. Work O(nnz S); reads 4 and writes 3 elements for each element of g.
+// No atomics; rows are independent: deterministic. threadIdx.x loops over the packs of a row, threadIdx.y
+// over the rows. Kingma and Ba (ICLR 2015), algorithm 1; Loshchilov and Hutter (ICLR 2019).
 template <typename T, int Vector>
 __global__ void __launch_bounds__(threads) sparse_adam_kernel(SparseAdam a) {
   using S = Sum<T>;

@@ -16,7 +16,7 @@ namespace hstree {
 
 struct SparseAdam {
   const int64_t* outer;  // [nnz]; null: all 0
-  const int64_t* inner;  // [nnz]; no row twice, one outside [0, outer_size) x [0, inner_size) is left out
+  const int64_t* inner;  // [nnz]; no row twice; rows outside [0, outer_size) x [0, inner_size) are skipped
   int64_t outer_size;
   int64_t inner_size;
   int64_t visited;     // nnz

@@ -30,7 +30,7 @@ __device__ __forceinline__ uint32_t split(float value) {
   return pack(high, round_to<T>(value - to_sum(high)));
 }
 
-// The lower or the upper halves of two words, in one instruction.
+// The lower or upper halves of two words, in one instruction.
 __device__ __forceinline__ uint32_t halves(uint32_t first, uint32_t second, bool upper) {
 #ifdef HSTREE_CUDA_EMULATION
   return upper ? first >> 16 | (second & 0xffff0000u) : (first & 0xffffu) | second << 16;

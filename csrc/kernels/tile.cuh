@@ -1,5 +1,5 @@
 // A tile: consecutive places in the leaf order of one tree, and the nodes on their paths, each listed once
-// with the run of rows below it. What reads weights by tiles reads a weight row once for 16 rows.
+// with the run of rows below it. Kernels that work on tiles read a weight row once for 16 rows.
 #pragma once
 
 #include "common.cuh"
@@ -10,7 +10,7 @@ constexpr int tile_rows = 16;
 constexpr int tile_items = tile_rows * max_depth;
 
 struct Item {
-  int32_t node;           // entry of the path: its node number or, if wide, its first row
+  int32_t node;           // node number of the path entry or, if wide, its first row
   int level, begin, end;  // rows [begin, end) of the tile have the node at this level
 };
 
@@ -19,8 +19,8 @@ struct Tile {
   int64_t row[tile_rows];         // row of hidden, or -1 past the last one
   int64_t path_begin[tile_rows];  // first entry of its path
   int length[tile_rows];          // nodes on its path; -1: corrupt tables
-  int shared[tile_rows];          // leading nodes shared with the row before in this tile
-  int first_item[tile_rows + 1];  // items of a row are its nodes that are not shared
+  int shared[tile_rows];          // leading nodes shared with the previous row of this tile
+  int first_item[tile_rows + 1];  // the items of a row are its nodes that are not shared
   int32_t node[tile_items];
   uint16_t run[tile_items];  // level | begin << 6 | (end - 1) << 10
 
@@ -32,8 +32,8 @@ struct Tile {
             static_cast<int>(bits >> 10) + 1};
   }
 
-  // The places from `place` on, none at or past `limit`. Called by all threads of a block, and begins and ends
-  // with a barrier.
+  // Lists the places from `place` on that are below `limit`. Called by all threads of a block; begins and
+  // ends with a barrier.
   __device__ void fill(const Tables& tables, const LeafOrder& leaf_order, int tree, int64_t place,
                        int64_t limit) {
     const int i = threadIdx.x;
@@ -56,7 +56,7 @@ struct Tile {
       first_item[tile_rows] = sum;
     }
     __syncthreads();
-    constexpr int ahead = 8;  // loads of a thread at a time
+    constexpr int ahead = 8;  // loads in flight in a thread
     for (int first = threadIdx.x; first < tile_items; first += ahead * blockDim.x) {
       int32_t own[ahead];
 #pragma unroll
@@ -82,7 +82,7 @@ struct Tile {
 };
 static_assert(max_depth <= 64 && tile_rows <= 16, "Tile::run packs an item into 16 bits");
 
-// Tiles of one tree.
+// Number of tiles of one tree.
 inline int64_t tile_count(const Tables& tables) {
   return divide_up(tables.rows, tile_rows);
 }

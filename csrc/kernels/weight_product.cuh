@@ -1,4 +1,4 @@
-// Sums of the gradients of weight rows over rows, for the path op and the wide op.
+// Gradients of weight rows, summed over rows, for the wide op.
 #pragma once
 
 #include "segment.cuh"
@@ -10,7 +10,7 @@ namespace hstree {
 template <typename T>
 constexpr int weight_columns = sizeof(T) == 8 ? 64 : 128;  // of a block
 constexpr int weight_threads = 128;
-constexpr int item_group = 16;  // weight rows whose sums a thread has at a time
+constexpr int item_group = 16;  // number of weight rows whose sums a thread holds at a time
 
 // Sums over 16 rows of factors [weight rows, 16 rows] times features [16 rows, columns of the block].
 //
@@ -85,10 +85,10 @@ struct WeightProduct {
 };
 
 // bfloat16 and float16: [16 weight rows] x [16 rows] x [8 columns] by matrix instructions. Features go from
-// global memory to the registers of the instruction. A factor is two elements of type T, one for what the other
-// leaves over, after the largest of a weight row is scaled to [1, 2): its error is 2^-16 of it in bfloat16 and
-// 2^-22 of the largest in float16 or less. A warp has 32 columns, a lane four of them that are consecutive,
-// twice, so that four lanes write 32 bytes of a gradient row.
+// global memory to the registers of the instruction. A factor is two elements of type T, the second for the
+// rounding error of the first, after the largest of a weight row is scaled to [1, 2). The error is at most
+// 2^-16 of the factor in bfloat16 and 2^-22 of the largest factor in float16. A warp has 32 columns, a lane
+// four of them that are consecutive, twice, so that four lanes write 32 bytes of a gradient row.
 template <typename T>
 struct WeightProduct<T, true> {
   static constexpr int threads = weight_threads;

@@ -6,7 +6,7 @@
 namespace hstree {
 namespace {
 
-// Column of score at which the node at a level of a path begins: the widths of the nodes above it.
+// First column of score of the node at a level of a path: the sum of the widths of the nodes above it.
 __device__ __forceinline__ int score_column(const Tables& tables, int64_t path_begin, int level) {
   int column = 0;
   for (int above = 0; above < level; ++above) column += tables.path[3 * (path_begin + above) + 1];
@@ -58,15 +58,15 @@ __device__ __forceinline__ S log_softmax(const Tables& tables, const Tile& tile,
 // Tensors: shapes at Tables, LeafOrder and WideForward; contiguous; hidden, weight, bias of one type T in
 //   float32, float64, bfloat16, float16; log_prob and score Sum<T>. Columns past the path's nodes become 0.
 //   Ignored row: log_prob 0, score 0. Target, path, row, child or feature out of range: log_prob NaN, score 0.
-// Sums in Sum<T>; (z - max) - log(sum exp(z - max)), exact to rounding at finite z; NaN if a z is inf or all are
-//   -inf.
+// Sums in Sum<T>; (z - max) - log(sum exp(z - max)), accurate to rounding at finite z; NaN if a z is inf or
+//   all are -inf.
 // Work O(N T width S). Bytes: a weight row once for each tile of 16 rows below it, a hidden row once for each
 //   tree, or once for each of its nodes where it is read in vectors; score, in cache, once for each chunk of
 //   features and four times for the softmax. Keeps score for backward.
 // No atomics; the order of every sum is fixed by S and, for bfloat16 and float16, by whether rows are read in
 //   vectors: deterministic.
-// One block for each (tree, tile), which meets the nodes of the tile one after another; a warp for each child,
-//   or for a share of the features: product.cuh. Then one warp for each row of the tile.
+// One block for each (tree, tile), which processes the nodes of the tile one after another; a warp for each
+//   child, or for a share of the features: product.cuh. Then one warp for each row of the tile.
 template <typename T, bool Aligned>
 __global__ void __launch_bounds__(product_threads, forward_blocks)
     wide_log_prob_kernel(Tables tables, LeafOrder leaf_order, WideForward tensors, int64_t tiles,
@@ -163,9 +163,9 @@ struct RowSums {
   }
 };
 
-// bfloat16 and float16: [16 rows] x [16 children] x [8 columns] by matrix instructions, factors as SplitFactors
-// has them. A lane reads eight columns of four children in 16 bytes each; column 8 n + j of a warp's 64 is
-// column n of instruction j.
+// bfloat16 and float16: [16 rows] x [16 children] x [8 columns] by matrix instructions, factors as in
+// SplitFactors. A lane reads eight columns of four children in 16 bytes each; column 8 n + j of a warp's 64
+// is column n of instruction j.
 template <typename T, bool Aligned>
 struct RowSums<T, Aligned, true> {
   static constexpr int columns = 2 * row_threads;
@@ -212,7 +212,7 @@ struct RowSums<T, Aligned, true> {
   }
 
  private:
-  // The lower or the upper halves of two words.
+  // The lower or upper halves of two words.
   static __device__ __forceinline__ uint32_t pair(uint32_t first, uint32_t second, int upper) {
     return upper ? first >> 16 | (second & 0xffff0000u) : (first & 0xffffu) | second << 16;
   }
@@ -233,7 +233,7 @@ struct RowSums<T, Aligned, true> {
   }
 };
 
-// total[column ...] += sum, for columns of a tree's subset; in accesses of 16 bytes where `wide`.
+// total[column ...] += sum, for columns of a tree's subset; in accesses of 16 bytes if `wide`.
 template <int Count, typename S>
 __device__ __forceinline__ void add_to_row(const Tables& tables, int tree, int64_t column, bool wide,
                                            const S (&sum)[Count], S* total) {
@@ -280,12 +280,12 @@ void round_sums(const Tables& tables, const void* sum, void* grad_hidden, cudaSt
 // The wide op, gradient of hidden, one tree:
 //   sum[i, subset_t] += sum over nodes and children k of
 //       grad_log_prob[i,t] * ([k = child] - exp(score[k])) * weight[t, first_row + k]
-// Tensors: WideBackward says shapes; sum [N, D] Sum<T>. Rows without a usable path add nothing.
-// Sums in Sum<T>. Work O(N T width S). Bytes: a weight row once for each tile of 16 rows below it, and sum read
-//   and written once: unlike the path op's, a node's rows are many for a row of the batch, and sharing them
-//   saves more than going through sum costs.
-// No atomics: a row stands once in a tree's order, and trees come one launch after another. Deterministic.
-// One block for each (tile, chunk of columns), which meets the nodes of the tile one after another.
+// Tensors: shapes at WideBackward; sum [N, D] Sum<T>. Rows without a valid path add nothing. Sums in Sum<T>.
+// Work O(N T width S). Bytes: a weight row once for each tile of 16 rows below it, and sum read and written
+//   once. Unlike in the path op, a row of the batch visits many weight rows of a node, and sharing them
+//   between rows saves more than the traffic of sum costs.
+// No atomics: a row appears once in a tree's order, and each tree has its own launch. Deterministic.
+// One block for each (tile, chunk of columns), which processes the nodes of the tile one after another.
 template <typename T, bool Aligned>
 __global__ void __launch_bounds__(row_threads)
     wide_log_prob_backward_hidden_kernel(Tables tables, LeafOrder leaf_order, WideBackward tensors,
@@ -333,8 +333,8 @@ __global__ void __launch_bounds__(row_threads)
 //       hidden[i, subset_t], rows i below the node
 //   grad_bias[t, first_row + k] = the same without hidden: column S, where hidden is 1
 // Tensors: shapes at WideBackward and SegmentOutput; slot [T N + 1] int64, the sums of leaf_plan's count, or
-//   null: then gradients are dense, row t R + first_row + k. Only rows of visited nodes are written. Rows
-//   without a usable path add nothing.
+//   null for dense gradients, in row t R + first_row + k. Only rows of visited nodes are written. Rows
+//   without a valid path add nothing.
 //   A feature of bfloat16 or float16 that is not finite makes its column NaN for the node.
 // Sums in Sum<T>, rounded to T once. Work O(N T width S). Bytes: hidden once for each 16 children, each
 //   gradient row once, and the workspace (segment.cuh).
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(weight_threads, 3)
       const bool incoming = level < shared[place];
       if (slot == nullptr) grad_row = tree * tables.weight_rows + entry[0];
       if (level >= fresh) {
-        int64_t run_end = place + 1;  // every warp finds the first place that does not share the node
+        int64_t run_end = place + 1;  // each warp finds the first place that does not share the node
         for (;; run_end += 32) {
           const int64_t at = run_end + lane;
           const unsigned stop = __ballot_sync(all_lanes, at >= end || shared[at] <= level);

@@ -1,11 +1,11 @@
 // Launchers of the wide op: log-softmax of the chosen child at every wide node on the path of a class.
 //
-// The binding calls the same sequence as path_log_prob.h says, with sum = zeros [N, D] in the accumulation
-// dtype before step 6, which is grad_hidden too if the dtypes are equal, and with offset = wide_offset, path
-// = wide_path [P, 3], entries = P, weight_rows = R, stride = max_width, wide = true, and wide_log_prob,
-// wide_log_prob_backward_hidden, wide_log_prob_backward_weight in place of path_log_prob_*. The host checks 0
-// <= max_width. Rows of weight take the place of nodes: a node of width w first visited at some place fills w
-// consecutive rows of the row-sparse gradient, and slot_index names them.
+// The binding calls the sequence described in path_log_prob.h, with offset = wide_offset, path = wide_path
+// [P, 3], entries = P, weight_rows = R, stride = max_width, wide = true, and wide_log_prob,
+// wide_log_prob_backward_hidden, wide_log_prob_backward_weight in place of path_log_prob_*. Before step 6 it
+// allocates sum = zeros [N, D] in the accumulation dtype, which is also grad_hidden if the dtypes are equal.
+// The host checks 0 <= max_width. Rows of weight take the place of nodes: a node of width w that is first
+// visited at some place fills w consecutive rows of the row-sparse gradient, and slot_index lists them.
 #pragma once
 
 #include "leaf_order.h"

@@ -9,7 +9,7 @@
 
 namespace hstree {
 
-// Makes a tensor's device the current one while it lives.
+// Makes the device of a tensor current for the lifetime of this object.
 class CudaCall {
  public:
   explicit CudaCall(const Tensor& tensor) : guard_(tensor.get_device()) {
@@ -24,7 +24,7 @@ class CudaCall {
   cudaStream_t stream_ = nullptr;
 };
 
-// Indices [T, N] int64 that sort each row of key [T, N] ascending, stably.
+// Indices [T, N] int64 of a stable ascending sort of each row of key [T, N].
 inline Tensor stable_argsort(const Tensor& key) {
   using torch::stable::detail::from;
   StableIValue stack[4] = {from(key), from(std::optional<bool>(true)), from(int64_t{-1}), from(false)};
@@ -40,7 +40,7 @@ inline Tensor cumulative_sum(const Tensor& tensor) {
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// The last element of a one-dimensional int64 tensor; waits for the device.
+// The last element of a one-dimensional int64 tensor. Synchronizes with the device.
 inline int64_t last_value(const Tensor& tensor) {
   Tensor copy = tensor;
   const Tensor last = torch::stable::narrow(copy, 0, tensor.size(0) - 1, 1);

@@ -5,7 +5,7 @@
 
 namespace hstree {
 
-// Returns feature_index contiguous. dims: of the first argument, whose rows and features are those of the op.
+// Returns a contiguous feature_index. dims: rows and features of the op, from its first argument.
 inline Tensor checked_gather_index(const char* op, const Tensor& first, const Tensor& feature_index) {
   check_dim(op, "feature_index", feature_index, 2, "[T, S]");
   check_dtype(op, "feature_index", feature_index, Dtype::Int);

@@ -1,4 +1,4 @@
-// hstree::leaf_order: the rows of a batch in the order of their leaves, for the ops on trees. leaf_order_cuda.cpp
+// hstree::leaf_order: sorts the rows of a batch by their leaves, for the tree ops. leaf_order_cuda.cpp
 // registers the CUDA implementation.
 #include "ops/leaf_order.h"
 

@@ -1,4 +1,4 @@
-// The sort that hstree::leaf_order is, for the op and for the ops that are not given its result.
+// The sort of hstree::leaf_order, also used by the tree ops when `order` is not given.
 #pragma once
 
 #include "kernels/leaf_order.h"
@@ -6,7 +6,8 @@
 
 namespace hstree {
 
-// [T, N] int64; of the tables target, leaf_position and sizes are read. like: a tensor on the device.
+// Returns [T, N] int64. Reads target, leaf_position and the sizes of the tables. like: a tensor on the
+// device.
 inline Tensor leaf_order_of(const Tensor& like, const Tables& tables, cudaStream_t stream) {
   const Tensor key = empty(like, {tables.trees, tables.rows}, Dtype::Int);
   leaf_key(tables, data<int32_t>(key), stream);

@@ -1,6 +1,6 @@
-// The arguments of piecewise and of monotone_log_prob: checked, made contiguous, handed to the kernels of
-// their device. Every check throws std::runtime_error that names the argument, what was expected and what
-// came.
+// The arguments of piecewise and monotone_log_prob, checked and made contiguous for the kernels of both
+// devices. Every check throws std::runtime_error with the argument's name, the expected value and the actual
+// one.
 //
 // Dimensions: R rows, V classes, K intervals.
 #pragma once
@@ -94,13 +94,13 @@ struct MonotoneArguments {
   int64_t classes() const { return logits.size(1); }
 };
 
-// [K, width], or [0, 0] where there is no table or its gradient is not wanted.
+// [K, width], or [0, 0] if there is no table or its gradient is not needed.
 inline std::vector<int64_t> grad_table_shape(const MonotoneArguments& a, bool table_gradient) {
   if (!table_gradient) return {0, 0};
   return {a.function.intervals, a.function.width};
 }
 
-// in_place: logits are written to, so they must be contiguous already.
+// in_place: logits are overwritten, so they must already be contiguous.
 inline MonotoneArguments monotone_arguments(const char* op, bool in_place, const Tensor& logits,
                                             const Tensor& target, double c, double k,
                                             const std::optional<Tensor>& table, double radius) {

@@ -6,7 +6,7 @@
 
 namespace hstree {
 
-// table where the kernels can load an interval in one access: a copy if it begins at another address.
+// table, copied if its address is not aligned for loading an interval in one access.
 inline Tensor aligned_table(const Tensor& table) {
   const bool aligned = reinterpret_cast<uintptr_t>(table.const_data_ptr()) % 16 == 0;
   return aligned ? table : torch::stable::clone(table);

@@ -1,5 +1,5 @@
 // Entry point of the extension module hstree._C. Importing it loads the shared library, whose static
-// initialisers register the operators of the namespace hstree; the module itself has no members.
+// initializers register the operators of the namespace hstree; the module itself has no members.
 #include <Python.h>
 
 PyMODINIT_FUNC PyInit__C(void) {

@@ -83,7 +83,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(
       "monotone_log_prob_backward_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, Tensor "
       "log_normalizer, float c, float k, Tensor? table, float radius, bool table_gradient=True) -> Tensor");
-  // log_prob and the gradient of logits, written over them, at once: where grad_log_prob is known beforehand.
+  // Forward and backward in one pass, for a grad_log_prob known beforehand: the gradient overwrites logits.
   m.def(
       "monotone_log_prob_gradient_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, float c, float k, "
       "Tensor? table, float radius, bool table_gradient=True) -> (Tensor, Tensor)");

@@ -1,5 +1,5 @@
 // hstree::path_log_prob and its gradients: log-probability of a class along its path of binary nodes.
-// hstree::forward: its first two outputs. tree_op_cuda.cpp registers the CUDA implementation.
+// hstree::forward returns its first two outputs. tree_op_cuda.cpp registers the CUDA implementation.
 #include "ops/tree_op.h"
 
 namespace hstree {
@@ -7,7 +7,7 @@ namespace {
 
 using PathOp = TreeOp<path_kind>;
 
-// On any device, and differentiable, as what it calls.
+// Calls hstree::path_log_prob through the dispatcher, so it runs on any device and is differentiable.
 std::tuple<Tensor, Tensor> forward(const Tensor& input, const Tensor& weight,
                                    const std::optional<Tensor>& bias, const Tensor& target,
                                    const Tensor& path_offset, const Tensor& path, const Tensor& leaf_position,

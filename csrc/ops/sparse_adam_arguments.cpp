@@ -56,7 +56,7 @@ SparseAdamArguments sparse_adam_arguments(const Tensor& weight, const Tensor& ex
   check_between("eps", eps, 0, INFINITY);
   check_between("weight_decay", weight_decay, 0, INFINITY);
   const double exponent = static_cast<double>(step);
-  // lr / (1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + eps), multiplied out.
+  // lr / (1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + eps), times sqrt(1 - beta2^step) above and below.
   const double root = std::sqrt(1 - std::pow(beta2, exponent));
   const double step_size = lr * root / (1 - std::pow(beta1, exponent));
   return {type,

@@ -1,4 +1,4 @@
-// Small things that every op needs: error messages, dtypes, allocation.
+// Helpers of every op: error messages, dtypes, allocation.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -21,7 +21,7 @@ namespace hstree {
 using torch::stable::Tensor;
 using Dtype = torch::headeronly::ScalarType;
 
-// Throws std::runtime_error, RuntimeError in Python, with the parts as its message unless the condition
+// Throws std::runtime_error (RuntimeError in Python) with the message made of the parts, unless the condition
 // holds.
 template <typename... Parts>
 void check(bool condition, const Parts&... parts) {
@@ -55,7 +55,7 @@ inline void check_dtype(const char* op, const char* name, const Tensor& tensor, 
         torch::headeronly::toString(dtype), ", got ", torch::headeronly::toString(tensor.scalar_type()));
 }
 
-// tensor has the device of `first`, the first argument of the op.
+// Checks that tensor is on the device of `first`, the first argument of the op.
 inline void check_device(const char* op, const char* name, const Tensor& tensor, const Tensor& first) {
   check(tensor.device() == first.device(), op, ": ", name, ": expected device ",
         first.is_cuda() ? "cuda:" : "cpu:", static_cast<int>(first.get_device()), ", got ",
@@ -79,7 +79,7 @@ inline ScalarType element_type(const char* op, const char* name, const Tensor& t
   }
 }
 
-// dtype of sums.
+// The dtype of sums.
 inline Dtype accumulate_dtype(const Tensor& tensor) {
   return tensor.scalar_type() == Dtype::Double ? Dtype::Double : Dtype::Float;
 }

@@ -1,5 +1,5 @@
 // hstree::tree_log_prob and its gradient: log-probabilities of all classes of a mixture of trees. CPU only:
-// elsewhere the same is composed of torch's operators, hstree/ops/_composed_tree_log_prob.py.
+// on other devices hstree/ops/_composed_tree_log_prob.py composes it from torch's operators.
 #include "cpu/tree_log_prob.h"
 
 #include "ops/tensor.h"

@@ -1,5 +1,5 @@
-// The arguments that the path op and the wide op share: checked, made contiguous, handed to the kernels of
-// their device.
+// The arguments that the path op and the wide op share, checked and made contiguous for the kernels of both
+// devices.
 //
 // Dimensions: N rows, D hidden features, T trees, M weight rows of a tree, S features of a tree, V classes, P
 // path entries.
@@ -11,7 +11,7 @@
 
 namespace hstree {
 
-// What tells the path op from the wide op: names, and shapes of arguments in messages.
+// The differences between the path op and the wide op: names, and the shapes in error messages.
 struct TreeKind {
   bool wide;
   const char *forward, *backward, *backward_sparse;
@@ -69,7 +69,7 @@ struct TreeArguments {
   int64_t classes() const { return leaf_position.size(1); }
 };
 
-// Throws std::runtime_error that names the argument, what was expected and what came.
+// Throws std::runtime_error with the argument's name, the expected value and the actual one.
 TreeArguments tree_arguments(const char* op, const TreeKind& kind, const Tensor& hidden, const Tensor& weight,
                              const Tensor& target, const Tensor& path_offset, const Tensor& path,
                              const Tensor& leaf_position, const std::optional<Tensor>& feature_index,
@@ -82,16 +82,16 @@ std::optional<Tensor> checked_bias(const TreeArguments& arguments, const std::op
 std::tuple<Tensor, Tensor> checked_gradient(const TreeArguments& arguments, const Tensor& grad_log_prob,
                                             const Tensor& score);
 
-// What a step works out once, in forward, and backward takes over.
+// What forward computes once and backward reuses.
 struct TreePlan {
   std::optional<Tensor> order;  // [T, N] int64, as hstree::leaf_order returns it
-  std::optional<Tensor> plan;   // of the kernels of the device, from the forward pass on the same arguments
+  std::optional<Tensor> plan;   // device-specific, from the forward pass on the same arguments
 };
 
 // order [T, N] int64 or none; returned contiguous.
 std::optional<Tensor> checked_order(const TreeArguments& arguments, const std::optional<Tensor>& order);
 
-// The output `order` of forward: nothing where it was given, as an output may not be an input.
+// The output `order` of forward: empty if it was an input, because an op may not return its input.
 inline Tensor new_order(const TreeArguments& a, const std::optional<Tensor>& given, const Tensor& order) {
   return given ? empty(a.hidden, {0, 0}, Dtype::Long) : order;
 }
@@ -106,7 +106,7 @@ ForwardResult tree_forward_cpu(const TreeArguments& arguments, const std::option
 SparseResult tree_backward_cpu(const TreeArguments& arguments, const Tensor& grad_log_prob,
                                const Tensor& score, const TreePlan& plan, bool sparse);
 
-// What the dispatcher calls. kernel: the function of a device, as those above.
+// What the dispatcher calls. kernel: the function of one device, with a signature as above.
 template <const TreeKind& kind>
 struct TreeOp {
   template <auto kernel>

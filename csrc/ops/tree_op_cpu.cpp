@@ -8,7 +8,7 @@
 namespace hstree {
 namespace {
 
-// A gradient [rows, features], uninitialised, in memory that was a gradient before.
+// An uninitialized gradient [rows, features], in recycled memory.
 Tensor gradient(const Tensor& like, int64_t rows, int64_t features, Dtype dtype, int64_t element_bytes) {
   const int64_t bytes = rows * features * element_bytes;
   if (bytes < cpu::smallest_recycled) return empty(like, {rows, features}, dtype);
@@ -16,7 +16,7 @@ Tensor gradient(const Tensor& like, int64_t rows, int64_t features, Dtype dtype,
                                   cpu::release);
 }
 
-// The given order, or that of the rows.
+// The given order, or the one computed from the targets.
 Tensor order_of(const TreeArguments& a, const std::optional<Tensor>& given) {
   return given ? *given : leaf_order_cpu(a.op, a.target, a.leaf_position);
 }
@@ -72,7 +72,7 @@ SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_pr
     using T = decltype(element);
     using A = cpu::accumulate_t<T>;
     grad_hidden = gradient(a.hidden, a.rows(), a.in_features(), accumulate_dtype(a.hidden), sizeof(A));
-    // plans: of each tree; backward(plans, tensors) fills the gradients.
+    // plans: one per tree. backward(plans, tensors) fills the gradients.
     const auto run = [&](const auto& plans, const auto& backward) {
       if (sparse) {
         const int64_t nnz = cpu::visited(plans);

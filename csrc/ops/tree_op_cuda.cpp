@@ -9,15 +9,15 @@
 namespace hstree {
 namespace {
 
-// Of the plan: length, shared, row_length, count, tree_valid.
+// Elements of the plan: length, shared, row_length, count, tree_valid.
 int64_t plan_size(const TreeArguments& a) {
   return 4 * a.trees() * a.rows() + 1 + a.trees();
 }
 
-// The tables on the device, the rows in leaf order and what each of them visits first; owns their memory.
+// The tables on the device, the rows in leaf order and the plan of the nodes they visit. Owns their memory.
 class Plan {
  public:
-  // kept: from the forward pass; what it lacks is worked out.
+  // kept: results of the forward pass; missing ones are computed.
   Plan(const TreeArguments& a, const TreePlan& kept, cudaStream_t stream) {
     const int64_t trees = a.trees(), places = trees * a.rows();
     tables_ = {const_data<int64_t>(a.target),
@@ -121,7 +121,7 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
   int64_t nnz = 0;
   if (sparse) {
     slot = plan.slot();
-    nnz = last_value(slot);  // waits for the device, before there is more to wait for
+    nnz = last_value(slot);  // synchronizes here, before more work is queued
   }
   const WideBackward wide = {grad_log_prob.const_data_ptr(), score.const_data_ptr(),
                              a.hidden.const_data_ptr(), a.weight.const_data_ptr()};

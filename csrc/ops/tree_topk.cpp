@@ -1,5 +1,5 @@
 // hstree::tree_topk: the k most probable classes of a mixture of trees. CPU only: on a GPU TreeEnsemble.topk
-// takes them from all classes.
+// ranks the log-probabilities of all classes.
 #include "cpu/tree_topk.h"
 
 #include "ops/tensor.h"
@@ -16,7 +16,7 @@ Tensor table(const char* name, const Tensor& tensor, const Tensor& hidden, int64
   return torch::stable::contiguous(tensor);
 }
 
-// Weight rows of one block, with their bias.
+// The weight and bias of one block of nodes.
 struct Block {
   std::optional<Tensor> weight, bias;
 

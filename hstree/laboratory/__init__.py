@@ -1,4 +1,4 @@
-"""The measurements of the softmax-bottleneck literature; a folder for each."""
+"""The measurements of the softmax-bottleneck literature, one subpackage each."""
 
 from .comparison.compute import Comparison, RunGroup, compare, mean_and_deviation
 from .comparison.picture import validation_curves

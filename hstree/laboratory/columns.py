@@ -11,19 +11,18 @@ from typing import Any
 def read_columns(
     path: str, texts: Mapping[str, str], numbers: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], int]:
-    """Lines of a CSV file whose first line names the columns.
+    """Read columns of a CSV file whose first line names them.
 
     Args:
-        path: the file, UTF-8.
-        texts, numbers: for each flag the column that it names.
+        path: path of the file, in UTF-8.
+        texts, numbers: name of a column for each flag; ``numbers`` are converted to float.
 
     Returns:
-        For each line its cells by flag, of ``numbers`` as float, and how many lines were left out
-        because one of these cells is empty.
+        The cells of each line by flag, and the number of lines skipped because one of these cells
+        is empty.
 
     Raises:
-        ValueError: the file is not such a table, has no column of this name, or a cell is not a
-            number.
+        ValueError: the file is not such a table, a column is missing, or a cell is not a number.
     """
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:

@@ -1,4 +1,4 @@
-"""What a measurement finds, as data, and the files in which it is kept."""
+"""The result of a measurement, as data and as files."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from .table import Table, csv_text, markdown
 
 @dataclass(frozen=True)
 class Report:
-    """What a measurement finds.
+    """The result of a measurement.
 
     Attributes:
         title: heading of the page.
-        tables: to show.
-        notes: what a reader must know beside the tables, a sentence each.
-        data: everything in full digits. Dataclasses, arrays and tensors become what JSON has; nan
-            and infinity become null.
-        rows: the same as a table for CSV, mappings or dataclasses of the same keys; None: no table.
-        pictures: figures by name, in the order in which they are shown; "" for the only one.
-        files: further files by name.
-        appendix: Markdown below the command on the page, such as a file that it reads.
+        tables: tables to show.
+        notes: what a reader must know in addition to the tables, one sentence each.
+        data: all results in full precision. Dataclasses, arrays and tensors are converted for JSON;
+            nan and infinity become null.
+        rows: the same as rows for CSV, mappings or dataclasses with equal keys; None: no CSV file.
+        pictures: figures by name, in display order; "" names the only one.
+        files: other files by name.
+        appendix: Markdown shown below the command, such as its input file.
     """
 
     title: str
@@ -52,9 +52,9 @@ class Report:
         """The files of this report by name.
 
         Args:
-            name: stem: NAME.md, the page with command, tables, notes and pictures; NAME.json;
-                NAME.csv; NAME-PICTURE.png.
-            command: the command line that made it.
+            name: stem of the files: NAME.md, the page with command, tables, notes and pictures;
+                NAME.json; NAME.csv; NAME-PICTURE.png.
+            command: the command line that made the report.
         """
         files: dict[str, Content] = {
             f"{name}-{which}.png" if which else f"{name}.png": picture(figure)
@@ -77,7 +77,7 @@ class Report:
 
 
 def plain_data(value: Any) -> Any:
-    """The value as JSON can hold it, with None for nan and infinity."""
+    """The value converted for JSON, with None for nan and infinity."""
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
         value = value.tolist()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -94,7 +94,7 @@ def plain_data(value: Any) -> Any:
 
 
 def machine() -> str:
-    """Device, threads, versions and date in a line."""
+    """Device, threads, versions and date in one line."""
     device = _processor()
     if torch.cuda.is_available():
         device += f", {torch.cuda.get_device_name()}"
@@ -105,7 +105,7 @@ def machine() -> str:
 
 
 def _processor() -> str:
-    """The processor's name, where the system tells it."""
+    """The name of the processor, if the system provides it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -1,4 +1,4 @@
-"""A measurement as a command: its flags, and what becomes of its report."""
+"""A measurement as a command: its flags, and where its report is written."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from hstree._files import write_atomic
+from hstree._terminal import fold
 from hstree.runs import Run, TrainConfig, choose_device, load_run, run_names, set_threads
 from hstree.runs.flags import add_config_arguments, config_values
 
 from .report import Report
 from .terminal import print_tables
 
+_LONG = 40  # characters of choices beyond which a usage line would not fit 80 columns
+
 
 class Argument:
     """An argument of a command, as :meth:`argparse.ArgumentParser.add_argument` takes it; its
-    default, if it has one, is told in the help."""
+    default, if it has one, and a long list of choices are added to the help."""
 
     def __init__(self, *flags: str, **options: Any) -> None:
+        choices = ", ".join(options.get("choices", ()))
+        if len(choices) * (2 if "nargs" in options else 1) > _LONG:
+            options["metavar"] = "NAME"
+            options["help"] += f"; one of {choices}"
         default = options.get("default")
         if default is not None and default is not argparse.SUPPRESS and default != []:
             shown = " ".join(map(str, default)) if isinstance(default, list) else default
@@ -36,15 +43,15 @@ class Measurement:
     """A measurement as a command.
 
     Attributes:
-        name: of the command, and stem of the files that it leaves.
+        name: name of the command, and stem of the files that it writes.
         help: a few words for the list of commands.
         description: what it measures.
-        measure: from the parsed arguments to the report. ValueError says that something about them
-            is not usable. With ``settings`` the arguments have ``settings``, a
+        measure: a function of the parsed arguments that returns the report. It raises ValueError
+            for arguments that are not valid. With ``settings`` the arguments have ``settings``, a
             :class:`hstree.runs.TrainConfig`, and ``device``, a :class:`torch.device`.
-        arguments: flags beside these.
-        runs: number of positional run folders as argparse writes it, ``directories`` of the
-            arguments; None: none are taken.
+        arguments: flags of this measurement.
+        runs: number of positional run folders (``nargs`` of argparse), which become
+            ``directories``; None: the command takes none.
         settings: settings of ``hstree train`` that the command takes.
         output: default of ``--output``.
     """
@@ -72,8 +79,8 @@ class Measurement:
             "--output",
             metavar="FOLDER",
             default=self.output,
-            help="folder for the page, pictures and figures, made if it is not there; files of the "
-            f"same name are replaced (default: {self.output})",
+            help="folder for the page, pictures and figures, created if it does not exist; "
+            f"files of the same name are replaced (default: {self.output})",
         )
         parser.set_defaults(handler=self._run)
 
@@ -88,17 +95,17 @@ class Measurement:
             files = report.content(self.name, shlex.join(["hstree", *sys.argv[1:]]))
             for file, content in files.items():
                 write_atomic(folder / file, content)
-        print(f"written to {folder}: {', '.join(files)}")
+        print(fold(f"written to {folder}: {', '.join(files)}", sys.stdout))
         return 0
 
 
 @contextmanager
 def output_folder(output: str) -> Iterator[Path]:
-    """The folder of ``--output``, made before the work, so that nothing is computed in vain, and
+    """The folder of ``--output``, created before the work, so that no result is lost, and
     removed again if the work fails and leaves it empty.
 
     Raises:
-        ValueError: it is not a folder, or cannot be made.
+        ValueError: it is not a folder, or cannot be created.
     """
     folder = Path(output)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -106,7 +113,7 @@ def output_folder(output: str) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
-            f"--output: expected a folder that exists or can be made, got {folder}: "
+            f"--output: expected a folder that exists or can be created, got {folder}: "
             f"{error.strerror}"
         ) from None
     try:
@@ -119,7 +126,7 @@ def output_folder(output: str) -> Iterator[Path]:
 
 
 def load_runs(arguments: argparse.Namespace) -> dict[str, Run]:
-    """The runs of a command by name, on its device."""
+    """Load the runs of a command by name, on its device."""
     names = run_names(arguments.directories)
     return {
         name: load_run(path, arguments.device)

@@ -1,4 +1,4 @@
-"""Tables of text, and the forms in which they leave: Markdown, LaTeX, CSV."""
+"""Tables of text, and their output as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text. ``right``: for each column whether it holds numbers."""
+    """A table of text cells. ``right``: for each column, whether it is aligned right, as numbers
+    are."""
 
     title: str
     header: tuple[str, ...]
@@ -24,13 +25,14 @@ Column = tuple[str, Callable[[Any], Any]] | tuple[str, Callable[[Any], Any], Cal
 
 
 def table(title: str, items: Iterable[Any], columns: Sequence[Column]) -> Table:
-    """A table with a row for each item.
+    """Make a table with a row for each item.
 
     Args:
-        title: what it shows.
-        items: of any type.
-        columns: name, a function from an item to its value, and for numbers, which stand to the
-            right, the function that formats it, such as :func:`count` or ``decimals(2)``.
+        title: title of the table.
+        items: items of any type.
+        columns: for each column its name, a function from an item to its value and, for numbers,
+            which are aligned right, a function that formats it, such as :func:`count` or
+            ``decimals(2)``.
     """
     rows = [
         [(column[2] if len(column) == 3 else str)(column[1](item)) for column in columns]
@@ -45,7 +47,7 @@ def table(title: str, items: Iterable[Any], columns: Sequence[Column]) -> Table:
 
 
 def text(value: Any) -> str:
-    """A setting in a few characters; ``-`` for None."""
+    """A setting as short text; ``-`` for None."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -58,17 +60,17 @@ def text(value: Any) -> str:
 
 
 def number(form: str) -> Callable[[float | None], str]:
-    """Numbers by a format specification; ``-`` for None and nan."""
+    """A formatter of numbers by a format specification; ``-`` for None and nan."""
     return lambda value: "-" if value is None or math.isnan(value) else format(value, form)
 
 
 def decimals(digits: int) -> Callable[[float | None], str]:
-    """1,234.50 with this many decimals; ``-`` for None and nan."""
+    """A formatter of numbers with this many decimals, such as 1,234.50; ``-`` for None and nan."""
     return number(f",.{digits}f")
 
 
 def count(value: int | None) -> str:
-    """1,234 or, from a hundred thousand on, 1.23M; ``-`` for None."""
+    """1,234 or, from 100,000 on, 1.23M; ``-`` for None."""
     if value is None:
         return "-"
     return f"{value:,}" if value < 100_000 else f"{value / 1e6:.2f}M"
@@ -79,11 +81,11 @@ def probability(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"
 
 
-# Forms
+# Output formats
 
 
 def markdown(tables: Iterable[Table], notes: Iterable[str] = ()) -> str:
-    """The tables under their titles, then the notes as a list."""
+    """The tables with their titles, then the notes as a list."""
     parts = []
     for content in tables:
         lines = [
@@ -105,7 +107,7 @@ def _markdown_row(cells: Iterable[str]) -> str:
 
 
 def _markdown_text(line: str) -> str:
-    """Words such as <unk> are no HTML."""
+    """Escape words such as <unk>, which are not HTML."""
     return line.replace("<", "\\<")
 
 
@@ -121,7 +123,7 @@ _LATEX = {
 
 
 def latex(tables: Iterable[Table]) -> str:
-    """The tables as ``table`` environments with the rules of the package booktabs."""
+    """The tables as ``table`` environments with the rules of booktabs."""
     parts = []
     for content in tables:
         lines = [
@@ -149,8 +151,8 @@ def _latex_text(cell: str) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of the same keys as CSV after a header; None is an empty cell. Numbers keep all their
-    digits. Empty without rows."""
+    """Rows with equal keys as CSV with a header. None is an empty cell; numbers keep all digits.
+    Empty if there are no rows."""
     if not rows:
         return ""
     buffer = io.StringIO()

@@ -33,7 +33,7 @@ class AdamW(torch.optim.AdamW):
     and does not decay. The cost of a step is independent of the number of rows. If every gradient
     visits every row, the result is that of torch.
 
-    Groups, state (``step``, ``exp_avg``, ``exp_avg_sq``) and :meth:`state_dict` are those of
+    Groups, state (``step``, ``exp_avg``, ``exp_avg_sq``) and ``state_dict()`` are those of
     :class:`torch.optim.AdamW`, and each class loads the state of the other. A parameter may have
     dense gradients in some steps and sparse ones in others. The state of
     :class:`torch.optim.SparseAdam` can be loaded too, without weight decay. The moments of bfloat16

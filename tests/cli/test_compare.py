@@ -55,7 +55,7 @@ def test_tables_are_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
     assert row.split() in lines
     assert ["C", "gss,", "dropout=0.25", "0", "of", "1", "-", "-", "-", "-"] in lines
     assert "whether groups differ by more than chance: hstree analyze significance" in captured.out
-    assert f"note: {long} has not finished: 1 of 3 epochs ended" in captured.out
+    assert f"note: {long} has not finished: 1 of 3 epochs completed" in captured.out
     assert "\x1b" not in captured.out
 
 
@@ -126,7 +126,7 @@ def test_unusable_arguments(capsys: pytest.CaptureFixture[str], elsewhere: Path)
     (elsewhere / "empty").mkdir()
     assert "missing: no such run folder" in fails(capsys, run, "missing")
     assert "empty: not a run folder: config.json missing" in fails(capsys, run, "empty")
-    assert "its subfolders are runs: name these" in fails(capsys, ".")
+    assert "its subfolders are runs: name one of them" in fails(capsys, ".")
     assert "expected every run once" in fails(capsys, run, run)
     assert "the following arguments are required: RUN" in fails(capsys)
     assert "invalid choice: 'html'" in fails(capsys, run, "--format", "html")
@@ -135,5 +135,7 @@ def test_unusable_arguments(capsys: pytest.CaptureFixture[str], elsewhere: Path)
     (elsewhere / "run" / "metrics.jsonl").write_text(json.dumps([1]))
     assert "metrics.jsonl, line 1: expected a JSON object" in fails(capsys, run)
     young = str(write_run(Path("young"), (), None))
-    assert "--plot: no epoch has ended" in fails(capsys, young, "--plot", "x.png")
+    assert "--plot: none of these runs has a completed epoch" in fails(
+        capsys, young, "--plot", "x.png"
+    )
     assert not (elsewhere / "x.png").exists()

@@ -65,7 +65,7 @@ def test_groups(comparison: Comparison) -> None:
     assert comparison.groups[1].description == "mos, dropout=0.3, head_option=components=15"
     assert comparison.groups[1].valid_perplexities == [70.0, 69.0, 68.0, 67.0]
     assert [comparison.label(run) for run in comparison.runs] == list("AAABBBBC")
-    assert comparison.notes == ("gss has not finished: 1 of 3 epochs ended",)
+    assert comparison.notes == ("gss has not finished: 1 of 3 epochs completed",)
 
 
 def test_groups_do_not_depend_on_the_order_of_runs_and_settings(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_different_texts_are_noted(tmp_path: Path) -> None:
         write_run(tmp_path / str(classes), summary={"classes": classes})
         for classes in (10_000, 33_278)
     ]
-    assert any("their perplexities do not compare" in note for note in compare(paths).notes)
+    assert any("their perplexities are not comparable" in note for note in compare(paths).notes)
     assert compare(paths[:1]).notes == ()
 
 
@@ -190,7 +190,7 @@ def test_markdown(tmp_path: Path, comparison: Comparison) -> None:
     assert lines[2].startswith("| group | run | head | seed |")
     assert lines[3].startswith("| --- | --- | --- | ---: |")
     assert "| A | softmax-0 | softmax | 0 |" in text
-    assert "- gss has not finished: 1 of 3 epochs ended" in lines
+    assert "- gss has not finished: 1 of 3 epochs completed" in lines
     strange = write_run(tmp_path / "a|b")
     assert "a\\|b" in to_markdown(compare([strange]))
 
@@ -247,7 +247,7 @@ def test_picture_of_awkward_runs(tmp_path: Path) -> None:
 
 def test_picture_needs_an_epoch_and_a_format(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", (), None)
-    with pytest.raises(ValueError, match="at least one ended epoch"):
+    with pytest.raises(ValueError, match="at least one completed epoch"):
         validation_curves(compare([folder]))
     with pytest.raises(ValueError, match="expected one of png, pdf, svg, got 'gif'"):
         picture(validation_curves(compare([write_run(tmp_path / "other")])), "gif")

@@ -111,7 +111,7 @@ def test_nothing_left_without_outliers() -> None:
 def test_unusable_points() -> None:
     with pytest.raises(ValueError, match="y: expected 3 values, one for each of x, got 2"):
         correlate([1, 2, 3], [1, 2])
-    with pytest.raises(ValueError, match="needs at least three points, got 2"):
+    with pytest.raises(ValueError, match="expected at least three points, got 2"):
         correlate([1, 2], [1, 2])
     with pytest.raises(ValueError, match="x: expected values that vary, got 3 times 5"):
         correlate([5, 5, 5], [1, 2, 3])
@@ -217,8 +217,8 @@ def test_rank_against_perplexity(table: Path, capsys: pytest.CaptureFixture[str]
     assert "without 1 outliers" not in out
     assert "without 1 outlier" in out
     assert "(Tukey); here 1 of 6" in out
-    assert "note: 1 line of study.csv left out: an empty cell" in out
-    assert "note: 1 line of study.csv left out: nan or infinity" in out
+    assert "note: 1 line of study.csv skipped: an empty cell" in out
+    assert "note: 1 line of study.csv skipped: nan or infinity" in out
     folder = Path("correlation")
     data = json.loads((folder / "correlation.json").read_text())
     assert (data["x"], data["y"], data["left_out"]) == ("press_rank", "test_perplexity", 2)
@@ -257,4 +257,4 @@ def test_unusable_arguments(capsys: pytest.CaptureFixture[str], table: Path) -> 
     message = "study.csv, x = press_rank, y = k: y: expected values that vary, got 7 times 2"
     assert message in fails(capsys, "study.csv", "--y", "k")
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:3]))
-    assert "needs at least three points, got 2" in fails(capsys, "study.csv")
+    assert "expected at least three points, got 2" in fails(capsys, "study.csv")

@@ -234,7 +234,7 @@ def test_page_picture_and_figures(
     page = (folder / "function.md").read_text()
     assert "![function of the logits](function-of-the-logits.png)" in page
     assert "hstree analyze function softmax plif mos" in page
-    assert "- the logits of a mixture are those of every component" in page
+    assert "- the logits of a mixture are those of all components" in page
     data = json.loads((folder / "function.json").read_text())
     contexts = len(load_run("plif").corpus().test) - 1
     classes = len(load_run("plif").vocabulary)

@@ -98,7 +98,9 @@ def test_random_positions() -> None:
     assert 0 not in random_positions([first], [3], 29)
     with pytest.raises(ValueError, match=r"n: expected 1 to 24 \(positions with a known word\)"):
         random_positions([first, second], [3, 0], 25)
-    with pytest.raises(ValueError, match=r"one text, split alike for all models, got \[39, 40\]"):
+    with pytest.raises(
+        ValueError, match=r"one text with the same tokens for all models, got \[39, 40\]"
+    ):
         random_positions([first, second[:-1]], [3, 0], 5)
 
 
@@ -279,7 +281,7 @@ def test_subwords(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokens = tokenizer.split("the old cat")
     assert truths == ["cat", tokens[len(tokenizer.split("the old"))]]
     assert main(["analyze", "predictions", "softmax", str(run), "--random", "2"]) == 2
-    assert "split alike for all runs" in capsys.readouterr().err
+    assert "the same tokens for all runs" in capsys.readouterr().err
     data = figures(tmp_path / "out", str(run), "--random", "2", "--preceding", "4")
     assert all(each["predictions"][0]["true_rank"] for each in data["contexts"])
 
@@ -291,7 +293,7 @@ def test_subwords(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["softmax"], "--context: expected at least one, or --random N, got neither"),
         (["softmax", "--context", " "], "--context: expected words, or words | true word, got ' '"),
         (["softmax", "--context", "the | "], "--context: expected words, or words | true word"),
-        (["softmax", "--context", "the | big cat"], "--context: expected one word behind | "),
+        (["softmax", "--context", "the | big cat"], "--context: expected one word after | "),
         (["softmax", "--context", "the", "--data", "data"], "--data: has no effect without"),
         (["softmax", "--random", "0"], "--random: expected at least 1, got 0"),
         (["softmax", "--random", "99999"], "n: expected 1 to"),

@@ -259,12 +259,17 @@ def test_memory_is_bounded_and_said() -> None:
     wide = plan_rank(empty(2000, 267_735), max_memory=2**40)
     assert wide.route == "gram"
     assert wide.memory < 6 * 2000 * 267_735
-    with pytest.raises(ValueError, match=r"max_memory: 82,430 x 10,000 .* 1.00 GiB are allowed"):
+    with pytest.raises(
+        ValueError, match=r"max_memory: expected enough for 82,430 x 10,000 .* 1.00 GiB are allowed"
+    ):
         plan_rank(empty(82_430, 10_000), max_memory=2**30)
 
 
 def test_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"max_memory: 1,000,000,000 x 1,000,000 .* are available"):
+    with pytest.raises(
+        ValueError,
+        match=r"max_memory: expected enough for 1,000,000,000 x 1,000,000 .* are available",
+    ):
         plan_rank(empty(10**9, 10**6))
     monkeypatch.setattr(compute, "available_memory", lambda device: None)
     assert plan_rank(empty(10**9, 10**6)).route == "gram"
@@ -361,7 +366,7 @@ def test_runs_and_a_matrix(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"softmax: head softmax, {n:,} contexts of the test part of data; " in captured.out
     assert "a softmax over 6 features with bias has rank at most 8" in captured.out
     assert (
-        "note: rank.json has a selection of the singular values, rank-values.npz all"
+        "note: rank.json has a selection of the singular values, rank-values.npz has all"
         in captured.out
     )
     assert {path.name for path in Path("results").iterdir()} == {
@@ -407,7 +412,7 @@ def test_gram_says_how_exact_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--method", "gram", "--output", "gram"]
     assert main(["analyze", "rank", "softmax", *options]) == 0
     out = capsys.readouterr().out
-    note = r"singular values at the Press threshold are exact to \d+\.\d\d% of it; 0 lie as close"
+    note = r"the error bound of gram is \d+\.\d\d% of the threshold; 0 singular values"
     assert re.search(note, out)
     (row,) = table("gram")
     assert (row["route"], row["press_rank"]) == ("gram", "8")

@@ -82,7 +82,9 @@ def test_t_test_of_degenerate_groups(equal: bool) -> None:
     one = t_test([0.1] * 7, [0.2, 0.3], equal_variances=equal)  # scipy warns here
     assert 0 < one.p_value < 1
     assert one.low < one.difference < one.high
-    with pytest.raises(ValueError, match="second: a t-test needs at least two values, got 1"):
+    with pytest.raises(
+        ValueError, match="second: expected at least two values for a t-test, got 1"
+    ):
         t_test([1.0, 2.0], [3.0], equal_variances=equal)
 
 
@@ -185,7 +187,7 @@ def test_degenerate_models_are_named() -> None:
     [{}, {"a": SOFTMAX}, {"a": SOFTMAX, "b": (1.0,)}, {"a": SOFTMAX, "b": (1.0, math.inf)}],
 )
 def test_too_few_models(values: Any) -> None:
-    with pytest.raises(ValueError, match="expected at least two models of two or more finite"):
+    with pytest.raises(ValueError, match="expected at least two models with two or more finite"):
         significance_tests(values)
 
 
@@ -241,7 +243,7 @@ def test_different_texts_are_refused(tmp_path: Path) -> None:
         for head, classes in (("softmax", 10_000), ("mos", 33_278))
         for seed in (1, 2)
     ]
-    with pytest.raises(ValueError, match="on different texts or vocabularies"):
+    with pytest.raises(ValueError, match="differ in text or vocabulary"):
         model_perplexities(compare(paths))
 
 
@@ -301,7 +303,7 @@ def test_runs(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "softmax - mos" in out
     assert "note: mos: mos, dropout=0.4" in out
-    assert "note: unfinished has not finished: 1 of 3 epochs ended" in out
+    assert "note: unfinished has not finished: 1 of 3 epochs completed" in out
     folder = Path("made/here")
     data = json.loads((folder / "significance.json").read_text())
     assert [sample["values"] for sample in data["samples"]] == [list(SOFTMAX), list(MOS[:3])]
@@ -328,7 +330,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "significance", "--table", "study.csv"]) == 0
     out = capsys.readouterr().out
     assert "a - b" in out
-    assert "note: 1 line of study.csv left out: an empty cell" in out
+    assert "note: 1 line of study.csv skipped: an empty cell" in out
     data = json.loads(Path("significance/significance.json").read_text())
     assert [sample["values"] for sample in data["samples"]] == [list(SOFTMAX), list(MOS[:3])]
     more = ["--model", "seed", "--value", "valid_perplexity", "--output", "other"]
@@ -342,16 +344,21 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     runs = seeds("softmax", SOFTMAX)
     assert "expected run folders or --table FILE, got neither" in fails(capsys)
-    assert "--table: expected this or runs, got both" in fails(capsys, runs[0], "--table", "x.csv")
+    assert "--table: expected either a table or runs, got both" in fails(
+        capsys, runs[0], "--table", "x.csv"
+    )
     assert "--model: has no effect without --table" in fails(capsys, *runs, "--model", "head")
-    assert "at least two models of two or more finite values" in fails(capsys, *runs)
+    assert "at least two models with two or more finite values" in fails(capsys, *runs)
     assert "missing: no such run folder" in fails(capsys, *runs, "missing")
     assert "x.csv" in fails(capsys, "--table", "x.csv")
     for content, message in (
         ("", "x.csv: expected a line with the names of the columns, got an empty file"),
         ("model,value\n", "--value: expected one of the columns of x.csv (model, value), got "),
         ("model,model,test_perplexity\n", "--model: expected one of the columns of x.csv"),
-        ("model,test_perplexity\n", "at least two models of two or more finite values each, got 0"),
+        (
+            "model,test_perplexity\n",
+            "at least two models with two or more finite values each, got 0",
+        ),
         ("model,test_perplexity\na,1\na\n", "x.csv, line 3: expected 2 cells as in the first line"),
         (
             "model,test_perplexity\n\na,1\na,high\n",

@@ -164,7 +164,7 @@ def test_an_interrupted_study_goes_on(
     study = parse_study(TEXT)
     workshop.errors[names()[2]] = TrainingInterrupted(None, None, number)
     seen: list[list[str]] = []
-    with pytest.raises(StudyInterrupted, match="2 of 9 runs are finished; the same") as caught:
+    with pytest.raises(StudyInterrupted, match="2 of 9 runs are finished; run the same") as caught:
         run_study(study, tmp_path, changed=lambda runs: seen.append(states(runs)))
     assert caught.value.signal == number
     assert seen[-1] == ["finished"] * 2 + ["interrupted"] + ["waiting"] * 6
@@ -217,7 +217,7 @@ def test_a_changed_file_is_noticed(workshop: Workshop, tmp_path: Path) -> None:
     run_study(parse_study(TEXT), tmp_path, limit=1)
     changed = parse_study(TEXT.replace("epochs = 3", "epochs = 5"))
     message = (
-        r"runs/softmax-seed=1: this run was made with epochs = 3, and the file now says 5; name "
+        r"runs/softmax-seed=1: this run was made with epochs = 3, but the file now has 5; choose "
         r"another --output, or remove the folder"
     )
     with pytest.raises(StudyError, match=message):
@@ -225,7 +225,9 @@ def test_a_changed_file_is_noticed(workshop: Workshop, tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=message):
         run_study(changed, tmp_path)
     other_text = parse_study(TEXT.replace('"ptb"', '"wt2"'))
-    with pytest.raises(StudyError, match=r"made with data = \".*ptb\", and .* says \".*wt2\""):
+    with pytest.raises(
+        StudyError, match=r"made with data = \".*ptb\", but the file now has \".*wt2\""
+    ):
         study_runs(other_text, tmp_path)
     # What makes no other model may change; so may the rest of the file.
     more = TEXT.replace("seeds = [1, 2, 3]", "seeds = [1, 7]").replace(
@@ -316,7 +318,7 @@ def test_perplexities_of_other_texts_are_not_tested(workshop: Workshop, tmp_path
     p_values = [row[4] for row in study_table(study, runs).rows]
     assert p_values[0] == p_values[2] == "-"
     assert 0 < float(p_values[1]) < 1
-    assert "different texts or vocabularies" in list(study_report(study, runs).notes)[-1]
+    assert "differ in text or vocabulary" in list(study_report(study, runs).notes)[-1]
 
 
 def test_rows_of_the_runs(workshop: Workshop, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -241,7 +242,7 @@ def test_bad_settings_are_refused_before_the_work(change: dict, message: str) ->
     ("text", "message"),
     [
         ("softmx", "heads: expected one of adaptive, gss.*, got 'softmx'"),
-        ("doc", "heads: 'doc' reads several layers"),
+        ("doc", "heads: expected heads that read one vector, got 'doc'"),
         ("mos:components", "heads: expected NAME:KEY=VALUE,KEY=VALUE, got 'mos:components'"),
     ],
 )
@@ -264,7 +265,7 @@ def test_report() -> None:
     assert f"{result.baselines[0].entropy:.3f} nats" in notes
     assert "gss:k=0.1,c=0 (k=0.1, c=0)" in notes
     chosen = [cell.learning_rate for cell in result.cells]
-    assert f"Of 4 choices of a learning rate {chosen.count(0.05)} fell on the least" in notes
+    assert f"rates: 4 in total, {chosen.count(0.05)} of them the smallest" in notes
 
 
 def test_picture() -> None:
@@ -339,7 +340,7 @@ def test_all_heads(capsys: pytest.CaptureFixture[str]) -> None:
     ("flags", "message"),
     [
         (("--heads", "softmx"), "heads: expected one of adaptive"),
-        (("--heads", "doc"), "heads: 'doc' reads several layers"),
+        (("--heads", "doc"), "heads: expected heads that read one vector, got 'doc'"),
         (("--dimensions", "2", "2"), "dimensions: expected different ones"),
         (("--processes", "0"), "--processes: expected at least 1"),
         (("--outcomes", "1"), "outcomes: expected at least 2"),
@@ -374,12 +375,14 @@ def test_interruption_leaves_nothing(
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_progress_is_told_on_a_terminal(
+def test_progress_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("hstree._progress.LINE_EVERY", 0.0)
     flags = ["--heads", "softmax", "--alpha", "1", "--seeds", "1"]
     assert main(["experiment", "synthetic", *SMALL, *flags]) == 0
     captured = capsys.readouterr()
     assert "Mode matching" in captured.out
-    assert "softmax" in captured.err
+    assert re.search(
+        r"^fitting heads  100%  softmax, D = \d+, alpha = 1  0 s left$", captured.err, re.M
+    )

@@ -285,7 +285,7 @@ def test_tables_and_pictures() -> None:
     assert len(cluster_table(clusters).rows) == 6
     near = {"w1": [nearest_words(tree, vocabulary, "w1", 3) for tree in head.trees], "w2": [()]}
     rows = nearest_table(near).rows
-    assert rows[-1] == ("w2", "1", "- (right under the root)")
+    assert rows[-1] == ("w2", "1", "- (directly under the root)")
     bins = {
         name: frequency_loss(toy_model(make(name)), text, FREQUENCIES)
         for name in ("trees, sparse", "softmax")

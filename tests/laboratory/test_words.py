@@ -102,7 +102,7 @@ def test_folder_of_sets(tmp_path: Path) -> None:
     assert list(read_similarity_sets(tmp_path)) == ["A", "C", "B"]
     assert list(read_similarity_sets(tmp_path / "EN-B.tsv")) == ["B"]
     (tmp_path / "B.txt").write_text("a\tb\t1\n")
-    with pytest.raises(ValueError, match="another file of this folder holds a set 'B' too"):
+    with pytest.raises(ValueError, match="another file of this folder also has a set named 'B'"):
         read_similarity_sets(tmp_path)
     (tmp_path / "empty").mkdir()
     for place, message in (("empty", "expected files that end in .txt"), ("none", "no such file")):

@@ -239,7 +239,7 @@ def test_collapse_errors(arguments, error, message):
             [0, 1, 2],
             [0, 3, 5],
             [0, 1, 3, 1, 3],
-            "node_offset[2]: expected at least node_offset[1] + 3 = 6 (two children or more), got",
+            "node_offset[2]: expected at least node_offset[1] + 3 = 6 (at least two children), got",
         ),
         ([0, 1], [0, -(2**63)], [0, 1, 2], "node_offset[1]: expected at least node_offset[0] + 3"),
         ([0, 1], [0, 4], [0, 1, 2], "node_offset[1]: expected at most the length of boundary, 3"),
@@ -267,9 +267,14 @@ def test_collapse_errors(arguments, error, message):
             [0, 1],
             [0, 3, 6],
             [0, 1, 2, 0, 1, 2],
-            "node_offset: all 2 leaves are reached with 1 inner nodes, got 2",
+            "node_offset: expected 1 inner nodes, which reach all 2 leaves, got 2",
         ),
-        ([0], [0, 3], [0, 1, 2], "node_offset: all 1 leaves are reached with 0 inner nodes, got 1"),
+        (
+            [0],
+            [0, 3],
+            [0, 1, 2],
+            "node_offset: expected 0 inner nodes, which reach all 1 leaves, got 1",
+        ),
     ],
 )
 def test_invalid_arrays(order, node_offset, boundary, message):
@@ -400,7 +405,7 @@ def test_from_parents_by_hand():
         ([-1, 0, -2], None, "parent[2]: expected a node from 0 to 2, or -1 for the root, got -2"),
         ([-1, 0, 0, -1], None, "parent[3]: a second root (the first is node 0), expected one"),
         ([1, 0], None, "parent: expected one root, marked -1, got none"),
-        ([-1, 0], None, "parent[1]: node 1 is the only child of node 0, expected two children"),
+        ([-1, 0], None, "parent[1]: node 1 is the only child of node 0, expected at least two"),
         (
             [-1, 0, 0, 4, 3, 3, 4],
             None,

@@ -1,1 +1,1 @@
-"""Runs side by side: what they differ in, and means over seeds."""
+"""Comparison of runs: settings that differ, and means over seeds."""

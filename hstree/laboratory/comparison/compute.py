@@ -1,6 +1,6 @@
-"""Groups of runs that differ in the seed alone.
+"""Groups of runs that differ only in the seed.
 
-Only finished runs count in the means of a group, since an unfinished one has no test perplexity.
+The mean of a group includes only finished runs, since unfinished ones have no test perplexity.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..table import text
 
 @dataclass(frozen=True)
 class Statistic:
-    """Mean of n values and their standard deviation with n - 1 in the denominator: nan if n is 1 or
-    a value is not finite."""
+    """Mean and sample standard deviation of n values. The deviation has n - 1 in the denominator
+    and is nan if n is 1 or a value is not finite."""
 
     n: int
     mean: float
@@ -30,7 +30,7 @@ class Statistic:
 
 
 def mean_and_deviation(values: Sequence[float]) -> Statistic | None:
-    """Mean and sample standard deviation; None of no values."""
+    """Mean and sample standard deviation; None if there are no values."""
     n = len(values)
     if n == 0:
         return None
@@ -42,12 +42,13 @@ def mean_and_deviation(values: Sequence[float]) -> Statistic | None:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ in the seed alone.
+    """Runs that differ only in the seed.
 
     Attributes:
         label: A, B, ...
-        runs: at least one, in the order in which they were named.
-        differing: names of the settings, beside head and seed, that differ among all runs compared.
+        runs: at least one run, in the order given.
+        differing: names of the settings, other than head and seed, that differ among all compared
+            runs.
     """
 
     label: str
@@ -61,7 +62,7 @@ class RunGroup:
 
     @property
     def description(self) -> str:
-        """Head and differing settings in a line."""
+        """Head and differing settings in one line."""
         return ", ".join([self.head, *setting_texts(self.runs[0], self.differing)])
 
     @property
@@ -71,17 +72,18 @@ class RunGroup:
 
     @property
     def test_perplexities(self) -> list[float]:
-        """One for each finished run."""
+        """One value for each finished run."""
         return [run.final.test_perplexity for run in self.runs if run.final is not None]
 
     @property
     def valid_perplexities(self) -> list[float]:
-        """One for each finished run."""
+        """One value for each finished run."""
         return [run.final.valid_perplexity for run in self.runs if run.final is not None]
 
     @property
     def texts(self) -> set[tuple[int, int, str]]:
-        """The corpora of its finished runs; perplexities of different ones do not compare."""
+        """The corpora of its finished runs. Perplexities on different corpora are not
+        comparable."""
         return {run.final.text for run in self.runs if run.final is not None}
 
 
@@ -90,11 +92,11 @@ class Comparison:
     """What :func:`compare` returns.
 
     Attributes:
-        runs: in the order in which they were named.
-        differing: names of settings whose values are not the same in all runs, beside head, seed
-            and folder.
-        groups: runs that differ in the seed alone, in order of their first run.
-        notes: what a reader must know beside the figures, a sentence each.
+        runs: all runs, in the order given.
+        differing: names of the settings, other than head, seed and folder, that differ between
+            runs.
+        groups: groups of runs that differ only in the seed, in order of their first run.
+        notes: what a reader must know in addition to the numbers, one sentence each.
     """
 
     runs: tuple[RunFigures, ...]
@@ -113,13 +115,13 @@ class Comparison:
 
 
 def compare(paths: Iterable[str | os.PathLike[str]]) -> Comparison:
-    """Read runs and put them side by side.
+    """Read runs and compare them.
 
     Args:
-        paths: run folders, each once.
+        paths: run folders, without repetition.
 
     Raises:
-        ValueError: no folder, the same one twice, or one that is not a run.
+        ValueError: there is no folder, a folder is repeated, or one is not a run.
     """
     folders = [Path(path) for path in paths]
     if not folders:
@@ -154,9 +156,9 @@ def _notes(runs: Sequence[RunFigures], groups: Sequence[RunGroup]) -> Iterator[s
     for run in runs:
         if run.final is None:
             ended = f"{len(run.epochs)} of {run.config.epochs}"
-            yield f"{run.path} has not finished: {ended} epochs ended"
+            yield f"{run.path} has not finished: {ended} epochs completed"
     if len(set().union(*(group.texts for group in groups))) > 1:
-        yield "the runs are on different texts or vocabularies: their perplexities do not compare"
+        yield "the runs differ in text or vocabulary: their perplexities are not comparable"
     for group in groups:
         seeds = Counter(run.seed for run in group.runs)
         again = sorted(str(seed) for seed, count in seeds.items() if count > 1)

@@ -1,4 +1,4 @@
-"""Validation curves of several runs in one picture."""
+"""Plot of the validation curves of several runs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .compute import Comparison, RunGroup
 
 
 def validation_curves(comparison: Comparison) -> Any:
-    """A figure of validation perplexity by epoch, a line for each run.
+    """Plot validation perplexity by epoch, one line for each run.
 
-    Runs of a group share a colour and an entry of the legend. A dot marks the best epoch of a run,
-    an open diamond the first whose weights were averaged.
+    Runs of a group share a color and a legend entry. A dot marks the best epoch of a run, an open
+    diamond the first epoch with averaged weights.
 
     Raises:
-        ValueError: no epoch has ended in any run.
+        ValueError: no run has a completed epoch.
     """
     groups = [group for group in comparison.groups if any(run.epochs for run in group.runs)]
     if not groups:
-        raise ValueError("comparison: expected a run with at least one ended epoch, got none")
+        raise ValueError("comparison: expected a run with at least one completed epoch, got none")
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     figure = new_figure(7.2, 4.4 + 0.2 * len(groups))

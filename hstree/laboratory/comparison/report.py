@@ -1,4 +1,4 @@
-"""Tables of runs side by side, and ``hstree compare``, which prints them."""
+"""Tables that compare runs, and ``hstree compare``, which prints them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .picture import validation_curves
 
 
 def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
-    """The runs; if any of them share a group, the groups too."""
+    """A table of the runs and, if any group has several runs, one of the groups."""
     two = decimals(2)
     columns: list[Column] = [
         ("run", lambda run: run.path),
@@ -75,8 +75,8 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """The runs as CSV, one line each after a header, with unrounded numbers and a column for each
-    setting that differs; empty cells where a run has nothing."""
+    """The runs as CSV with a header, with unrounded numbers and a column for each setting that
+    differs. Missing values are empty cells."""
     return csv_text([_csv_row(comparison, run) for run in comparison.runs])
 
 
@@ -103,27 +103,27 @@ def _csv_row(comparison: Comparison, run: RunFigures) -> dict[str, Any]:
 
 
 _DESCRIPTION = """\
-Runs side by side: heads, settings that differ, best validation and test perplexity, parameters,
-medians of the seconds of an epoch and of the training tokens a second. Runs that differ in the seed
-alone form a group, with mean and standard deviation; hstree analyze significance tests whether
-groups differ. Runs that have not finished are shown with what they have.
+Compare runs: heads, settings that differ, best validation and test perplexity, parameters, median
+seconds per epoch and median training tokens per second. Runs that differ only in the seed form a
+group, with mean and standard deviation; hstree analyze significance tests whether groups differ.
+Unfinished runs are shown with their results so far.
 """
 
 
 def add_command(commands: Any) -> None:
     """Register ``hstree compare``."""
-    parser = commands.add_parser("compare", help="runs side by side", description=_DESCRIPTION)
+    parser = commands.add_parser("compare", help="compare runs", description=_DESCRIPTION)
     parser.add_argument("directories", metavar="RUN", nargs="+", help="run folders of hstree train")
     parser.add_argument(
         "--format",
         choices=("table", "markdown", "csv"),
         default="table",
-        help="what to print; csv holds the runs alone, in full digits (default: table)",
+        help="output format; csv has only the runs, in full precision (default: table)",
     )
     parser.add_argument(
         "--plot",
         metavar="FILE",
-        help="draw the validation curves in this .png, .pdf or .svg",
+        help="plot the validation curves to this .png, .pdf or .svg file",
     )
     parser.set_defaults(handler=_run)
 
@@ -137,7 +137,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--plot: there is no folder {file.parent}")
     comparison = compare(arguments.directories)
     if file is not None and not any(run.epochs for run in comparison.runs):
-        raise ValueError("--plot: no epoch has ended in any of these runs")
+        raise ValueError("--plot: none of these runs has a completed epoch")
     if arguments.format == "csv":
         print(to_csv(comparison), end="")
     elif arguments.format == "markdown":

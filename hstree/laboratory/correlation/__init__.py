@@ -1,1 +1,1 @@
-"""Does one figure of a model go with another, such as the rank of log P with perplexity?"""
+"""Correlation of two quantities of models, such as the rank of log P and the perplexity."""

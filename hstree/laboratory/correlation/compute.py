@@ -1,4 +1,4 @@
-"""Does one figure of a model go with another, such as the rank of log P with perplexity?"""
+"""Correlation of two quantities of models, such as the rank of log P and the perplexity."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import numpy as np
 import numpy.typing as npt
 
 FENCE = 1.5
-"""Interquartile ranges beyond the quartiles at which outliers begin (Tukey 1977)."""
+"""Distance of outliers from the quartiles, in interquartile ranges (Tukey 1977)."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How strongly y goes with x over n points.
+    """Correlation of x and y over n points.
 
     Attributes:
         n: number of points.
         pearson: linear correlation, in [-1, 1].
-        low, high: its 95% confidence interval, by Fisher's transformation.
-        pearson_p: probability of one at least as far from 0 if x and y are independent and normal.
-        spearman: Pearson's correlation of the ranks, equal values sharing their mean rank.
-        spearman_p: likewise, by Student's distribution.
+        low, high: 95% confidence interval of ``pearson``, by Fisher's transformation.
+        pearson_p: probability of a correlation at least as far from 0 if x and y are independent
+            and normal.
+        spearman: Pearson's correlation of the ranks; equal values share their mean rank.
+        spearman_p: the same probability for ``spearman``, by Student's distribution.
         slope, intercept: of the least-squares line y = slope x + intercept.
     """
 
@@ -43,10 +44,10 @@ class Correlation:
 
     Attributes:
         x, y: the points.
-        outlier: for each point whether :func:`outliers` holds it for one, in x or in y.
-        overall: of all points.
-        inner: of the points that are not outliers; None if these are fewer than three, or x or y
-            does not vary among them.
+        outlier: for each point, whether it is an outlier of :func:`outliers` in x or in y.
+        overall: correlation of all points.
+        inner: correlation without the outliers; None if fewer than three points are left, or x or y
+            is constant among them.
     """
 
     x: tuple[float, ...]
@@ -57,7 +58,7 @@ class Correlation:
 
     @property
     def outliers(self) -> int:
-        """Their number."""
+        """The number of outliers."""
         return sum(self.outlier)
 
     @property
@@ -70,16 +71,21 @@ def correlate(x: Sequence[float], y: Sequence[float]) -> Correlation:
     """Pearson's and Spearman's correlation of x and y, with and without outliers.
 
     Args:
-        x, y: at least three finite numbers each, one pair a point.
+        x, y: at least three finite numbers each, one pair for each point.
 
     Raises:
-        ValueError: different lengths, fewer than three points, a number that is not finite, or an x
-            or y that does not vary.
+        ValueError: different lengths, fewer than three points, a number that is not finite, or a
+            constant x or y.
+
+    Example:
+        >>> from hstree.laboratory import correlate
+        >>> round(correlate([1, 2, 3, 4], [2, 1, 4, 3]).overall.pearson, 6)
+        0.6
     """
     if len(x) != len(y):
         raise ValueError(f"y: expected {len(x)} values, one for each of x, got {len(y)}")
     if len(x) < 3:
-        raise ValueError(f"a correlation needs at least three points, got {len(x)}")
+        raise ValueError(f"x: expected at least three points, got {len(x)}")
     points = np.asarray([x, y], dtype=np.float64)
     for name, values in zip("xy", points, strict=True):
         if not np.isfinite(values).all():
@@ -95,9 +101,8 @@ def correlate(x: Sequence[float], y: Sequence[float]) -> Correlation:
 
 
 def outliers(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """For each value whether it lies more than 1.5 interquartile ranges below the first or above
-    the third quartile (Tukey, Exploratory Data Analysis, 1977); quartiles by linear
-    interpolation."""
+    """For each value, whether it is more than 1.5 interquartile ranges below the first or above the
+    third quartile (Tukey, Exploratory Data Analysis, 1977). Quartiles are interpolated linearly."""
     array = np.asarray(values, dtype=np.float64)
     first, third = np.quantile(array, (0.25, 0.75))
     reach = FENCE * (third - first)

@@ -1,4 +1,4 @@
-"""The points of a correlation with their lines."""
+"""Scatter plot of a correlation with its regression lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hstree._figures import COLOURS, new_figure, plain
 
 from .compute import Correlation
 
-_ALL_LABELS = 12  # up to so many points, each has its label beside it; among more, only outliers
+_ALL_LABELS = 12  # up to this many points, every point has a label; with more, only outliers
 _MARKERS = "osD^vP*"
 
 
@@ -24,19 +24,19 @@ def correlation_picture(
     groups: Sequence[str] | None = None,
     group: str = "",
 ) -> Any:
-    """The points, outliers open, with the least-squares lines of all points and of those that are
-    not outliers.
+    """Plot the points, with open markers for outliers, and the least-squares lines with and without
+    outliers.
 
     Args:
-        result: of :func:`correlate`.
-        x, y: what the axes show.
-        labels: text for each point, drawn beside outliers, and beside all of few points.
-        groups: for each point what its colour tells: numbers become a scale of colours, other text
+        result: result of :func:`correlate`.
+        x, y: labels of the axes.
+        labels: text for each point, drawn at outliers, and at all points if they are few.
+        groups: for each point, the value that its color shows: a color scale for numbers, otherwise
             a legend.
-        group: what the groups are.
+        group: name of ``groups``.
 
     Raises:
-        ValueError: not as many labels or groups as points.
+        ValueError: the number of labels or groups differs from that of points.
     """
     for name, texts in (("labels", labels), ("groups", groups)):
         if texts is not None and len(texts) != len(result.x):
@@ -67,7 +67,7 @@ def correlation_picture(
         if result.outlier[i] or len(result.x) <= _ALL_LABELS:
             left = (
                 2 * result.x[i] > points[0].min() + points[0].max()
-            )  # of the point, so that the text stays inside
+            )  # side of the label, so that the text stays inside
             axes.annotate(
                 plain(text),
                 points[:, i],
@@ -86,7 +86,7 @@ def correlation_picture(
 def _kinds(
     figure: Any, axes: Any, n: int, groups: Sequence[str] | None, group: str
 ) -> list[tuple[str | None, list[int], Any, str]]:
-    """Label, points, colour and marker of every kind of point."""
+    """Label, points, color and marker of each kind of point."""
     if groups is None:
         return [(None, list(range(n)), COLOURS[0], "o")]
     try:

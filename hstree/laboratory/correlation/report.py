@@ -36,12 +36,12 @@ def measure(arguments: argparse.Namespace) -> Report:
         f"first or above the third quartile (Tukey); here {result.outliers} of {len(result.x)}"
     ]
     if result.inner is None:
-        notes.append("without outliers too few points, or points that do not vary, are left")
+        notes.append("without the outliers, too few points are left, or x or y is constant")
     infinite = len(lines) - len(kept)
     for left_out, reason in ((empty, "an empty cell"), (infinite, "nan or infinity")):
         if left_out:
             amount = "1 line" if left_out == 1 else f"{left_out} lines"
-            notes.append(f"{amount} of {arguments.table} left out: {reason}")
+            notes.append(f"{amount} of {arguments.table} skipped: {reason}")
     return Report(
         f"{x[:1].upper()}{x[1:]} against {y}",
         [correlation_table(result, x, y)],
@@ -66,7 +66,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def correlation_table(result: Correlation, x: str, y: str) -> Table:
-    """The coefficients of all points and, if there are outliers, without these; ``x``, ``y``:
+    """The coefficients of all points and, if there are outliers, without them. ``x``, ``y``:
     names."""
     rows = [("all points", result.overall)]
     if result.inner is not None and result.outliers:
@@ -93,12 +93,12 @@ def _interval(ends: tuple[float, float]) -> str:
 
 
 def _words(column: str) -> str:
-    """The name of a column as words; Press is a person."""
+    """The name of a column as words, with Press, a person's name, capitalized."""
     return column.replace("_", " ").replace("press rank", "Press rank")
 
 
 def _label(line: Mapping[str, Any], names: list[str]) -> str:
-    """The cell of the one column of labels, or ``name=cell`` of several."""
+    """The cell of a single label column, or ``name=cell`` for several."""
     cells = [line[f"--label {name}"] for name in names]
     return cells[0] if len(cells) == 1 else ", ".join(map("=".join, zip(names, cells, strict=True)))
 
@@ -107,27 +107,32 @@ COMMAND = Measurement(
     "correlation",
     "rank against perplexity, over many runs",
     """\
-Does one figure of a model go with another? Pearson's and Spearman's correlation of two columns of a
-CSV file, such as the ranks and perplexities of the runs of hstree study, with and without outliers,
-and a picture of the points. Outliers are points whose x or y lies more than 1.5 interquartile
-ranges below the first or above the third quartile (Tukey).
+Pearson's and Spearman's correlation of two columns of a CSV file, such as the ranks and
+perplexities of the runs of hstree study, with and without outliers, and a scatter plot. Outliers
+are points whose x or y is more than 1.5 interquartile ranges below the first or above the third
+quartile (Tukey).
 """,
     measure,
     (
         Argument("table", metavar="FILE", help="CSV file with a line for each run"),
-        Argument("--x", metavar="COLUMN", default="press_rank", help="what goes to the right"),
-        Argument("--y", metavar="COLUMN", default="test_perplexity", help="what goes up"),
+        Argument(
+            "--x", metavar="COLUMN", default="press_rank", help="column of the horizontal axis"
+        ),
+        Argument(
+            "--y", metavar="COLUMN", default="test_perplexity", help="column of the vertical axis"
+        ),
         Argument(
             "--label",
             metavar="COLUMN",
             action="append",
             default=[],
-            help="text beside outliers, and beside all of few points; may be repeated",
+            help="column of labels, shown at outliers, and at all points if they are few; may be "
+            "repeated",
         ),
         Argument(
             "--group",
             metavar="COLUMN",
-            help="what the colours tell: a scale if the column holds numbers, else a legend",
+            help="column shown as color: a scale if it has numbers, otherwise a legend",
         ),
     ),
     output="correlation",

@@ -1,1 +1,1 @@
-"""The increasing function that a head applies to its logits, and where the logits lie."""
+"""The increasing function that a head applies to its logits, and their distribution."""

@@ -1,4 +1,5 @@
-"""The increasing function that a head applies to its logits, where the logits lie."""
+"""The increasing function f that a head applies to its logits, and the distribution of the
+logits."""
 
 from __future__ import annotations
 
@@ -21,31 +22,31 @@ from hstree.ops import LogitFunction, default_chunk_rows
 
 FloatArray = npt.NDArray[np.float64]
 
-POINTS = 257  # at which f is given
-_WIDTH = 2.0**-10  # of the bins in which logits are counted; those of a PLIF end at its knots
-_REACH = 1 << 21  # bins on either side
+POINTS = 257  # number of points of f
+_WIDTH = 2.0**-10  # width of the histogram bins of the logits; for a PLIF, bins end at its knots
+_REACH = 1 << 21  # bins on each side
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many numbers lie in each of B bins of equal width: ``edges`` [B + 1], increasing, and
-    ``counts``, int64 [B]."""
+    """Counts of numbers in B bins of equal width: ``edges`` [B + 1], increasing, and ``counts``,
+    int64 [B]."""
 
     edges: FloatArray
     counts: npt.NDArray[np.int64]
 
     @property
     def total(self) -> int:
-        """How many numbers there are."""
+        """The number of counted numbers."""
         return int(self.counts.sum())
 
     @property
     def middles(self) -> FloatArray:
-        """[B], the middle of each bin."""
+        """The middle of each bin, [B]."""
         return (self.edges[1:] + self.edges[:-1]) / 2
 
     def quantile(self, share: float) -> float:
-        """The number below which this share of all lies; within a bin by straight interpolation."""
+        """The quantile of this share, with linear interpolation within a bin."""
         below = np.concatenate([[0], np.cumsum(self.counts)])
         wanted = share * below[-1]
         k = int(np.argmax((below[1:] >= wanted) & (self.counts > 0)))
@@ -53,7 +54,7 @@ class Histogram:
         return float(self.edges[k] + within * (self.edges[k + 1] - self.edges[k]))
 
     def coarse(self, bins: int) -> Histogram:
-        """Groups of neighbouring bins taken together, at most ``bins`` of them."""
+        """The histogram with neighboring bins merged into at most ``bins``."""
         group = -(-len(self.counts) // bins)
         counts = np.add.reduceat(self.counts, np.arange(0, len(self.counts), group))
         width = group * (self.edges[1] - self.edges[0])
@@ -61,19 +62,19 @@ class Histogram:
 
 
 class _Counter:
-    """Counts numbers in bins origin + [i w, (i + 1) w), -_REACH <= i < _REACH; w is doubled until
-    they reach all numbers."""
+    """Counts numbers in bins origin + [i w, (i + 1) w), -_REACH <= i < _REACH. Doubles w until the
+    bins cover all numbers."""
 
     def __init__(self, origin: float, width: float) -> None:
         self.origin, self.width = origin, width
         self.counts = np.zeros(2 * _REACH, np.int64)
 
     def add(self, values: Tensor) -> None:
-        """Count numbers, which are overwritten. Raises ValueError if one is not finite."""
+        """Count numbers; overwrites them. Raises ValueError if one is not finite."""
         place = values.sub_(self.origin).mul_(1 / self.width).floor_()
         low, high = (float(v) for v in torch.aminmax(place))
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise ValueError("model: expected finite logits, got some that are not")
+            raise ValueError("model: expected finite logits, got nan or infinity")
         while low < -_REACH or high >= _REACH:
             place.mul_(0.5).floor_()
             low, high, self.width = low // 2, high // 2, 2 * self.width
@@ -83,7 +84,7 @@ class _Counter:
         self.counts[first : first + len(found)] += found
 
     def histogram(self) -> Histogram:
-        """What has been counted."""
+        """The histogram of the numbers counted so far."""
         first, last = np.flatnonzero(self.counts)[[0, -1]]
         place = np.arange(first, last + 2.0) - _REACH
         return Histogram(self.origin + self.width * place, self.counts[first : last + 1])
@@ -91,28 +92,30 @@ class _Counter:
 
 @dataclass(frozen=True)
 class FunctionView:
-    """The function f of a head over the logits of a text. Logits, here, are what f is applied to.
+    """The function f of a head over the logits of a text. Here, logits are the arguments of f.
 
     Attributes:
         head: name of the head.
         function: name of f; "softmax" is the identity.
-        options: of f.
-        components: K, logits that a class has in each context: 1 but for mixtures of softmaxes.
-        radius: R, where f is given by a table over [-R, R] and goes on straight beyond; else None.
+        options: options of f.
+        components: number of logits of a class in each context, K: 1 except for mixtures of
+            softmaxes.
+        radius: radius R, if f is a table over [-R, R] and linear outside; otherwise None.
         outside: share of all logits outside [-R, R]; None without a radius.
-        shift: the constant that makes the mean of f(logit) + shift that of the logits. A constant
-            does not change the softmax.
-        x: [POINTS], evenly over the range of the logits.
-        value: [POINTS], f(x) + shift.
-        line: slope of the straight line that fits f(logit) best (least squares over all logits). A
-            straight f is no more than a factor on the weights.
-        bend: standard deviation of f(logit) from that line; 0 for a straight f.
+        shift: constant that makes the mean of f(logit) + shift equal to the mean of the logits. A
+            constant does not change the softmax.
+        x: evenly spaced points over the range of the logits, [POINTS].
+        value: f(x) + shift, [POINTS].
+        line: slope of the least-squares line of f(logit) over all logits. A linear f only scales
+            the weights.
+        bend: standard deviation of f(logit) from that line; 0 for a linear f.
         logits: histogram of all logits, of every context, component and class, in narrow bins. A
-            piecewise linear f is straight within each, unless logits reach beyond 2^21 of these.
-        next_logits: histogram of those of the words that came next.
-        slopes: values of f' and their weights, by what they are over: ``"pieces of f"``, the K
-            slopes of a piecewise linear function, of others f' at ``x``, each once; ``"all
-            logits"`` and ``"next words"``, f' at the middles of the bins of the histograms.
+            piecewise linear f is linear within each bin, unless the logits span more than 2^21
+            bins.
+        next_logits: histogram of the logits of the next words of the text.
+        slopes: values of f' and their weights, by domain: ``"pieces of f"``, the K slopes of a
+            piecewise linear function, or f' at ``x`` for others, with equal weights; ``"all
+            logits"`` and ``"next words"``, f' at the middles of the histogram bins.
     """
 
     head: str
@@ -147,15 +150,16 @@ def check_function_head(model: LanguageModel) -> FlatHead:
 
 
 def view_function(model: LanguageModel, tokens: Any) -> FunctionView:
-    """The function that a head applies to its logits, and where the logits of a text lie.
+    """Compute the function that a head applies to its logits, and the distribution of the logits of
+    a text.
 
-    The text is read as one stream, its logits in chunks: memory grows neither with the text nor
-    with the number of logits. They are counted in narrow bins, and moments of f(logit) are taken at
-    the middles of these.
+    The text is read as one stream, and its logits in chunks, so memory does not grow with the text
+    or with the number of logits. Logits are counted in narrow bins, and moments of f(logit) are
+    computed at the middles of the bins.
 
     Args:
-        model: with a head that ``check_function_head`` takes.
-        tokens: numpy ids [n], n >= 2.
+        model: model with a head that ``check_function_head`` accepts.
+        tokens: numpy array of class ids, [n], n >= 2.
 
     Raises:
         ValueError: another head, fewer than 2 tokens, or logits that are not finite.
@@ -221,7 +225,7 @@ def value_and_slope(function: LogitFunction, x: FloatArray) -> tuple[FloatArray,
 
 
 def weighted_quantile(values: FloatArray, weight: npt.NDArray[Any], share: float) -> float:
-    """The least value that at least this share of the weight does not exceed."""
+    """The smallest value such that the values up to it have at least this share of the weight."""
     order = np.argsort(values)
     below = np.cumsum(weight[order])
     place = np.searchsorted(below, share * below[-1])

@@ -1,4 +1,4 @@
-"""The functions that heads apply to their logits, and where the logits lie."""
+"""Plots of the functions that heads apply to their logits, and of the logits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .compute import POINTS, FunctionView, weighted_quantile
 
 BINS = 120  # of the logits
 _SLOPE_BINS = 60
-_TAIL = 1e-3  # share of the slopes beyond the right end of their histogram
+_TAIL = 1e-3  # share of the slopes beyond the right end of the histogram
 
 
 def function_picture(views: Mapping[str, FunctionView]) -> Any:
-    """A figure of f against the identity, its local slope, the logits, and the slopes; ``views`` by
-    name of the run."""
+    """Plot f against the identity, its local slope, the logits and the slopes. ``views``: by name
+    of the run."""
     figure = new_figure(10.0, 8.0)
     (of_f, of_slope), (of_logits, of_slopes) = figure.subplots(2, 2)
     of_f.axline((0, 0), slope=1, color="0.6", lw=0.9)

@@ -21,7 +21,7 @@ _QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """The functions of the heads of runs."""
+    """Measure the functions of the heads of runs."""
     runs = load_runs(arguments)
     for name, run in runs.items():
         try:
@@ -35,13 +35,13 @@ def measure(arguments: argparse.Namespace) -> Report:
         for name, text in texts.items()
     ]
     notes += [
-        "a constant added to f changes no probability: f is drawn with the mean of f(logit) moved "
-        "to that of the logits",
-        "a straight f is no more than a factor on the weights; what it adds to a softmax is its "
-        "deviation from the best straight line (least squares over all logits)",
+        "a constant added to f changes no probability: f is shifted so that the mean of f(logit) "
+        "is that of the logits",
+        "a linear f only scales the weights: what f adds to a softmax is its deviation from the "
+        "best straight line (least squares over all logits)",
     ]
     if any(view.components > 1 for view in views.values()):
-        notes.append("the logits of a mixture are those of every component, each counted alike")
+        notes.append("the logits of a mixture are those of all components, equally weighted")
     return Report(
         "The function that a head applies to its logits",
         function_tables(views),
@@ -57,7 +57,8 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def function_tables(views: Mapping[str, FunctionView]) -> list[Table]:
-    """Functions, their slopes, and the quantiles of the logits; ``views`` by name of the run."""
+    """Tables of the functions, their slopes, and the quantiles of the logits. ``views``: by name of
+    the run."""
     functions = table(
         "Function f of the logits",
         views.items(),
@@ -97,13 +98,13 @@ def function_tables(views: Mapping[str, FunctionView]) -> list[Table]:
 def _number_table(
     title: str, header: Iterable[str], rows: Sequence[tuple[Any, ...]], digits: int
 ) -> Table:
-    """A table of numbers with this many decimals, behind the run and what they are over."""
+    """A table of numbers with this many decimals, after columns with the run and the domain."""
     numbers = [(name, itemgetter(i), decimals(digits)) for i, name in enumerate(header, start=2)]
     return table(title, rows, [("run", itemgetter(0)), ("over", itemgetter(1)), *numbers])
 
 
 def function_data(view: FunctionView) -> dict[str, Any]:
-    """The view with histograms, those of the slopes too, in at most ``BINS`` bins."""
+    """The view with all histograms, including those of the slopes, in at most ``BINS`` bins."""
     slopes = {}
     for over, (values, weight) in view.slopes.items():
         counts, edges = np.histogram(values, BINS, weights=weight)
@@ -122,9 +123,10 @@ COMMAND = Measurement(
     "the function that a head applies to its logits",
     """\
 The increasing function f of heads that are a softmax of f(logits), such as PLIF, GSS, SigSoftmax,
-monotonic networks and mixtures with these, against the identity: f over the range that the logits
-of the test text take, histograms of its slopes and of the logits. A plain softmax, whose f is the
-identity, shows its logits. Without --data: the text that each run was trained on.
+monotonic networks and mixtures of these, compared with the identity: f over the range of the logits
+of the test text, and histograms of its slopes and of the logits. For a plain softmax, whose f is
+the identity, only the logits are of interest. Without --data, the text that each run was trained on
+is read.
 """,
     measure,
     runs="+",

@@ -1,1 +1,1 @@
-"""How well conditioned layers are: singular values of their Jacobians dy/dx."""
+"""Conditioning of layers: singular values of their Jacobians dy/dx."""

@@ -1,4 +1,4 @@
-"""How well conditioned layers are: singular values of their Jacobians dy/dx."""
+"""Conditioning of layers: singular values of their Jacobians dy/dx."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hstree._progress import track
 from hstree.layers import ACTIVATIONS, GATES, MoEDense
 
 THRESHOLDS = (0.1, 0.01, 0.001)
-"""Shares of the largest singular value above which singular values are counted."""
+"""Thresholds for counting singular values, as shares of the largest."""
 
 _CHUNK_BYTES = 2**27
 
@@ -28,19 +29,25 @@ def jacobian_singular_values(
         torch.linalg.svdvals(jacobian.reshape(y.numel(), x.numel()))
 
     Args:
-        layer: any module or function of inputs [N, ...] that treats each by itself, so in eval
-            mode where there is batch normalisation; torch.func must be able to transform it.
-        inputs: x [N, ...], floating point.
-        chunk_size: number of inputs whose Jacobians are held at a time, each the elements of y
-            times those of x, and as many gradients of every tensor inside the layer; None: as many
-            as have Jacobians of 128 MiB together.
+        layer: module or function of inputs [N, ...] that treats each input independently (in eval
+            mode if there is batch normalization), and that torch.func can transform.
+        inputs: inputs x, [N, ...], floating point.
+        chunk_size: number of inputs whose Jacobians are in memory at a time. A Jacobian has
+            (elements of y) x (elements of x) numbers, and the layer's intermediate gradients need
+            memory too. None: as many as fit in 128 MiB of Jacobians.
 
     Returns:
-        [N, min(elements of y, elements of x)], in the dtype of the Jacobian.
+        Singular values, [N, min(elements of y, elements of x)], in the dtype of the Jacobian.
 
     Raises:
-        ValueError: the inputs are no batch of at least one element each, are not floating point, or
-            the chunk size is below 1.
+        ValueError: the inputs are not a batch with at least one element each, are not floating
+            point, or the chunk size is below 1.
+
+    Example:
+        >>> import torch
+        >>> from hstree.laboratory import jacobian_singular_values
+        >>> jacobian_singular_values(torch.nn.Linear(3, 2), torch.randn(4, 3)).shape
+        torch.Size([4, 2])
     """
     if inputs.dim() < 2 or not inputs.numel():
         raise ValueError(f"inputs: expected shape [N, ...] without a 0, got {list(inputs.shape)}")
@@ -53,7 +60,7 @@ def jacobian_singular_values(
         return layer(x.unsqueeze(0)).flatten()
 
     size = inputs[0].numel()
-    with torch.no_grad():  # parameters are constants; torch.func differentiates all the same
+    with torch.no_grad():  # parameters are constants; torch.func still differentiates by inputs
         if chunk_size is None:
             outputs = of_one(inputs[0]).numel()
             chunk_size = max(1, _CHUNK_BYTES // (outputs * size * inputs.element_size()))
@@ -70,11 +77,11 @@ def jacobian_singular_values(
 class Spectrum:
     """Singular values of many Jacobians of one kind, n values each, largest first.
 
-    ``mean``, ``deviation``: of the i-th singular value; ``normalised``: mean of the i-th divided by
-    the largest of the same Jacobian. ``shares``: for each of :data:`THRESHOLDS`, the mean share of
-    the n values that are above this times the largest. ``rank``: mean number of values above
-    n eps times the largest (eps of the dtype). ``condition``: quartiles and median of the largest
-    over the smallest, infinite below full rank.
+    ``mean``, ``deviation``: of the i-th singular value. ``normalised``: mean of the i-th value
+    divided by the largest of the same Jacobian. ``shares``: for each of :data:`THRESHOLDS`, the
+    mean share of values above this multiple of the largest. ``rank``: mean number of values above n
+    eps times the largest (eps of the dtype). ``condition``: quartiles and median of the ratio of
+    largest to smallest value, infinite below full rank.
     """
 
     mean: tuple[float, ...]
@@ -93,7 +100,7 @@ def summarize_singular_values(values: Tensor) -> Spectrum:
     normalised = values / values[:, :1].clamp_min(torch.finfo(values.dtype).tiny)
     regular = normalised > n * torch.finfo(values.dtype).eps
     condition = torch.where(regular.all(1), 1 / normalised[:, -1], torch.inf)
-    # No interpolation, which could take the mean of a number and infinity.
+    # No interpolation, which could average a number and infinity.
     quartiles = np.quantile(condition.cpu().numpy(), (0.25, 0.5, 0.75), method="inverted_cdf")
     low, median, high = map(float, quartiles)
     return Spectrum(
@@ -108,8 +115,8 @@ def summarize_singular_values(values: Tensor) -> Spectrum:
 
 @dataclass(frozen=True)
 class LayerSpectrum:
-    """The spectrum of one kind of layer: ``gate`` and ``experts`` are None for ``kind`` "linear"
-    and "dense", else "mixture"."""
+    """The spectrum of one kind of layer. ``kind``: "linear", "dense" or "mixture"; ``gate`` and
+    ``experts`` are None except for mixtures."""
 
     kind: str
     gate: str | None
@@ -127,26 +134,25 @@ def jacobian_experiment(
     seeds: int = 5,
     device: torch.device | str = "cpu",
 ) -> list[LayerSpectrum]:
-    """Jacobian spectra of untrained layers of n features: linear, dense f(W x + c), and for each
-    gate and number of experts, in growing order, a mixture sum_k g_k(x) f(W_k x + c_k).
+    """Compute Jacobian spectra of untrained layers of n features: linear, dense f(W x + c), and for
+    each gate and number of experts, in increasing order, a mixture sum_k g_k(x) f(W_k x + c_k).
 
-    Weights are Glorot uniform, biases 0, inputs standard normal, everything float64. Each seed
-    draws inputs, the same for all layers, and the weights of every layer; the same numbers on every
-    device.
+    Weights are Glorot uniform, biases 0, inputs standard normal, all in float64. Each seed draws
+    the inputs, the same for all layers, and the weights of every layer. The numbers are the same on
+    every device.
 
     Args:
-        features: n.
-        inputs: inputs of each seed.
-        experts: numbers of experts K.
-        activation: f, a name of :data:`hstree.layers.ACTIVATIONS`.
-        gates: of :data:`hstree.layers.GATES`; see :class:`hstree.layers.MoEDense`.
+        features: number of features, n.
+        inputs: number of inputs of each seed.
+        experts: numbers of experts, K.
+        activation: activation f, a name of :data:`hstree.layers.ACTIVATIONS`.
+        gates: names of :data:`hstree.layers.GATES`; see :class:`hstree.layers.MoEDense`.
         seeds: number of draws, seeds 0, 1, ...
-        device: where to compute. Beside inputs and parameters, memory stays below about 512 MiB or
-            32 n^2 K bytes, whichever is more.
+        device: device of the computation. In addition to inputs and parameters, it needs at most
+            about 512 MiB or 32 n^2 K bytes, whichever is more.
 
     Raises:
-        ValueError: a number is below 1, a name is unknown, or something is listed twice or not at
-            all.
+        ValueError: a number is below 1, a name is unknown, or a list is empty or has repetitions.
     """
     counts = [("features", features), ("inputs", inputs), ("seeds", seeds)]
     for name, value in (*counts, *(("experts", k) for k in experts)):
@@ -167,10 +173,10 @@ def jacobian_experiment(
     kinds += [("mixture", gate, k) for gate in gates for k in sorted(experts)]
     layers = []
     for kind, of_gate, k in kinds:
-        # A gradient of every expert's output for each output, in a few tensors at a time.
+        # Memory: gradients of every expert's output for each output, a few tensors at a time.
         chunk_size = max(1, _CHUNK_BYTES // (features * (k or 1) * features * 8))
         values = []
-        for seed in range(seeds):
+        for seed in track(range(seeds), f"{kind} layer", seeds):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 x = torch.randn(inputs, features, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Pictures of the singular values of Jacobians."""
+"""Plots of the singular values of Jacobians."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hstree._figures import COLOURS, line_style, new_figure
 
 from .compute import LayerSpectrum
 
-_FLOOR = 1e-4  # of the logarithmic panels, times the largest value shown
+_FLOOR = 1e-4  # lower limit of the logarithmic panels, as a share of the largest value
 
 
 def jacobian_picture(layers: Sequence[LayerSpectrum], activation: str, *, normalised: bool) -> Any:
-    """A figure of mean singular values against their index: a column for each kind of gate, above
-    linear, below logarithmic; linear and dense layer in all of them.
+    """Plot mean singular values against their index: a column for each kind of gate, linear above,
+    logarithmic below. Every panel includes the linear and the dense layer.
 
     Args:
-        layers: of :func:`jacobian_experiment`.
-        activation: theirs.
-        normalised: divided by the largest of the same Jacobian before the mean, or as they are.
+        layers: result of :func:`jacobian_experiment`.
+        activation: their activation.
+        normalised: whether to divide by the largest value of the same Jacobian before the mean.
     """
     gates = list(dict.fromkeys(layer.gate for layer in layers if layer.gate))
     experts = dict.fromkeys(layer.experts for layer in layers if layer.experts)

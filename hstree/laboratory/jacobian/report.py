@@ -21,7 +21,7 @@ _ROW = ("layer", "gate", "experts", "index", "mean", "deviation", "normalised")
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Take the spectra of the layers."""
+    """Compute the spectra of the layers."""
     settings = {name: getattr(arguments, name) for name in _SETTINGS}
     settings["experts"].sort()
     layers = jacobian_experiment(**settings, device=arguments.device)
@@ -76,7 +76,7 @@ def jacobian_table(layers: Sequence[LayerSpectrum], activation: str) -> Table:
 
 
 def _digits(value: float) -> str:
-    """0 below what rounding leaves of a singular value that is zero."""
+    """The value, or 0 below the rounding error of a zero singular value."""
     return "0" if value < 1e-14 else f"{value:.1e}" if value < 0.001 else f"{value:.4f}"
 
 
@@ -102,14 +102,16 @@ COMMAND = Measurement(
     "how well conditioned mixtures of experts are",
     """\
 Singular values of dy/dx of untrained layers with Glorot uniform weights, at standard normal inputs:
-a linear layer, a dense layer with an activation, and mixtures of experts
-y = sum_k g_k(x) f(W_k x + c_k) in its place, for growing numbers of experts. A layer is well
-conditioned, and easy to train through, if they are of similar size.
+a linear layer, a dense layer with an activation, and mixtures of experts y = sum_k g_k(x) f(W_k x +
+c_k) in its place, for increasing numbers of experts. A layer is well conditioned, so that gradients
+pass it well, if its singular values are of similar size.
 """,
     measure,
     (
-        Argument("--features", **_NUMBER, default=128, help="inputs and outputs of the layers"),
-        Argument("--inputs", **_NUMBER, default=250, help="inputs of a draw"),
+        Argument(
+            "--features", **_NUMBER, default=128, help="number of inputs and outputs of the layers"
+        ),
+        Argument("--inputs", **_NUMBER, default=250, help="number of inputs of a draw"),
         Argument(
             "--experts",
             metavar="K",
@@ -122,16 +124,16 @@ conditioned, and easy to train through, if they are of similar size.
             "--activation",
             choices=tuple(ACTIVATIONS),
             default="relu",
-            help="of the dense layer and of every expert",
+            help="activation of the dense layer and of every expert",
         ),
         Argument(
             "--gates",
             nargs="+",
             choices=GATES,
             default=["softmax", "constant"],
-            help="of the mixtures; constant: 1 / K, none: 1",
+            help="gates of the mixtures; constant: 1 / K, none: 1",
         ),
-        Argument("--seeds", **_NUMBER, default=5, help="draws of inputs and weights"),
+        Argument("--seeds", **_NUMBER, default=5, help="number of draws of inputs and weights"),
     ),
     settings=("device",),
     output="jacobian",

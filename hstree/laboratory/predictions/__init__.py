@@ -1,1 +1,1 @@
-"""What models expect next: their most probable words in a context, side by side."""
+"""The most probable next words of models in a context."""

@@ -1,4 +1,4 @@
-"""What models expect next: their most probable words in a context."""
+"""The most probable next words of models in a context."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hstree.models import LanguageModel, read_stream
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's next word.
+    """A model's prediction of the next word.
 
     Attributes:
-        words: the k most probable, most probable first.
-        probabilities: theirs.
-        true_word: what the model calls the word that came; None if that is not known, or no word of
-            its vocabulary.
+        words: the k most probable words, most probable first.
+        probabilities: their probabilities.
+        true_word: the true next word in the model's vocabulary; None if it is unknown or not in the
+            vocabulary.
         true_probability: its probability.
         true_rank: 1 + the number of more probable words.
     """
@@ -37,21 +37,21 @@ class Prediction:
 
 @torch.no_grad()
 def log_prob_at(model: LanguageModel, tokens: Any, positions: Sequence[int]) -> Tensor:
-    """Log-probabilities of the words at some positions of a text, given all words before them.
+    """Compute log-probabilities at some positions of a text, given all words before them.
 
-    The text is read as one stream from its first word, as the field does, so that a context reaches
-    back beyond its sentence. Memory O(len(positions) V) beside the model's own.
+    The text is read as one stream from its first word, as is usual in language modeling, so that a
+    context extends beyond its sentence. Memory: O(len(positions) V) in addition to the model's.
 
     Args:
-        model: put in evaluation mode for the while.
-        tokens: class ids [n] of any integer type; read up to the last position.
-        positions: in [1, n]; n stands for the word that follows the text.
+        model: language model, temporarily put in evaluation mode.
+        tokens: class ids, [n], of any integer type; read up to the last position.
+        positions: indices in [1, n]; n is the word after the text.
 
     Returns:
-        log P [len(positions), V], in nats, float32 or wider.
+        log P, [len(positions), V], in nats, float32 or wider.
 
     Raises:
-        ValueError: no positions, or one out of range.
+        ValueError: there are no positions, or one is out of range.
     """
     if not positions or min(positions) < 1 or max(positions) > len(tokens):
         raise ValueError(
@@ -72,16 +72,16 @@ def log_prob_at(model: LanguageModel, tokens: Any, positions: Sequence[int]) -> 
 def prediction(
     log_prob: Tensor, words: Sequence[str], k: int = 5, true_word: str | None = None
 ) -> Prediction:
-    """The k most probable words of a distribution, and how probable the word was that came.
+    """Summarize a distribution: its k most probable words, and the probability of the true word.
 
     Args:
-        log_prob: [V], in nats.
-        words: the V words.
-        k: how many.
-        true_word: the word that came, if it is known.
+        log_prob: log-probabilities, [V], in nats.
+        words: the V words in order of class id.
+        k: number of words to return.
+        true_word: the true next word, if it is known.
 
     Raises:
-        ValueError: k outside [1, V], or shapes that do not fit.
+        ValueError: k is outside [1, V], or shapes do not match.
     """
     if log_prob.shape != (len(words),):
         raise ValueError(f"log_prob: expected shape [{len(words)}], got {tuple(log_prob.shape)}")
@@ -100,24 +100,24 @@ def prediction(
 def random_positions(
     texts: Sequence[npt.NDArray[Any]], unknown: Sequence[int], n: int, seed: int = 0
 ) -> list[int]:
-    """Positions of a text, drawn without replacement from those whose word every model knows.
+    """Draw positions of a text without replacement among those whose word every model knows.
 
     Args:
         texts: class ids [length] of the same text in the vocabulary of each model.
-        unknown: class id of ``<unk>`` in each of these vocabularies.
-        n: how many to draw.
-        seed: of the draw; the same seed gives the same positions on every machine.
+        unknown: class id of ``<unk>`` in each vocabulary.
+        n: number of positions to draw.
+        seed: seed of the draw; it gives the same positions on every machine.
 
     Returns:
-        In rising order, all at least 1.
+        The positions in increasing order, all at least 1.
 
     Raises:
-        ValueError: texts of different lengths, or n outside [1, number of such positions].
+        ValueError: texts have different lengths, or n is outside [1, number of such positions].
     """
     lengths = sorted({len(text) for text in texts})
     if len(lengths) != 1:
         raise ValueError(
-            f"texts: expected one text, split alike for all models, got {lengths} tokens"
+            f"texts: expected one text with the same tokens for all models, got {lengths} tokens"
         )
     known = np.all([text != word for text, word in zip(texts, unknown, strict=True)], axis=0)
     candidates = 1 + np.flatnonzero(known[1:])

@@ -21,8 +21,9 @@ _BAR = " | "
 
 @dataclass(frozen=True)
 class ContextPredictions:
-    """What several models make of one context: the last words that they have read; the word that
-    came, if it is known, and its place in the test text, if it is from there; one for each model.
+    """The predictions of several models in one context: the last words that they have read, the
+    true next word if it is known, its position if it is from the test text, and a prediction for
+    each model.
     """
 
     context: str
@@ -32,7 +33,7 @@ class ContextPredictions:
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Show the next words of several models side by side."""
+    """Compare the next words of several models."""
     if not arguments.context and arguments.random is None:
         raise ValueError("--context: expected at least one, or --random N, got neither")
     if arguments.settings.data is not None and arguments.random is None:
@@ -68,11 +69,11 @@ def measure(arguments: argparse.Namespace) -> Report:
         notes.append(
             f"{arguments.random} words of the test text of {text}, drawn with seed "
             f"{arguments.seed} among those that every model knows; each model has read the whole "
-            f"test text before them, of which {arguments.preceding} words are shown"
+            f"test text before them; the last {arguments.preceding} words are shown"
         )
     names = list(runs)
     return Report(
-        "Next words side by side",
+        "Next words of several models",
         prediction_tables(found, names),
         notes,
         {"models": names, "contexts": found},
@@ -81,7 +82,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Context, and the true word if there is one."""
+    """Split a context and the true word, if there is one."""
     context, bar, truth = text.rpartition(_BAR) if _BAR in text else (text, "", "")
     if not context.strip() or (bar and not truth.strip()):
         raise ValueError(f"--context: expected words, or words{_BAR}true word, got {text!r}")
@@ -89,14 +90,14 @@ def _split(text: str) -> tuple[str, str | None]:
 
 
 def _true_word(context: str, words: list[str], truth: str, run: Run) -> str:
-    """The true word in the words of a run: with subwords the first token that it adds."""
+    """The true word in a run's vocabulary: with subwords, the first token that it adds."""
     found = prompt_words(truth, run.vocabulary, run.tokenizer)
     if run.tokenizer is not None:
         longer = prompt_words(f"{context} {truth}", run.vocabulary, run.tokenizer)
         if len(longer) > len(words) and longer[: len(words)] == words:
             return longer[len(words)]
     elif len(found) != 1:
-        raise ValueError(f"--context: expected one word behind{_BAR}, got {truth!r}")
+        raise ValueError(f"--context: expected one word after{_BAR}, got {truth!r}")
     return found[0]
 
 
@@ -134,15 +135,15 @@ def _check_alike(values: Sequence[Any], names: Sequence[str]) -> None:
     for value, name in zip(values, names, strict=True):
         if value != values[0]:
             raise ValueError(
-                f"--random: expected one test text, split alike for all runs, but those of "
+                f"--random: expected one test text with the same tokens for all runs, but those of "
                 f"{names[0]} and {name} differ; name one text with --data, or use --context"
             )
 
 
 def prediction_tables(contexts: Sequence[ContextPredictions], models: Sequence[str]) -> list[Table]:
-    """A table for each context, with a column for each model; the true word stands in brackets, and
-    in the last row its probability and rank. Where there are several contexts with a true word, one
-    more table sums them up."""
+    """A table for each context, with a column for each model. The true word is in brackets, and its
+    probability and rank in the last row. If several contexts have a true word, another table
+    summarizes them."""
     tables, summary = [], []
     for number, each in enumerate(contexts, start=1):
         columns = [_likely_cells(prediction) for prediction in each.predictions]
@@ -185,8 +186,8 @@ def percent(probability: float) -> str:
 def prediction_rows(
     contexts: Sequence[ContextPredictions], models: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """One for each context, model and rank, in full digits, and one for a true word that is not
-    among the first k."""
+    """A row for each context, model and rank, in full precision, and one for a true word that is
+    not among the first k."""
     keys = ("context", "model", "rank", "word", "probability", "true")
     for number, context in enumerate(contexts, start=1):
         for name, each in zip(models, context.predictions, strict=True):
@@ -202,12 +203,12 @@ _NUMBER = {"type": at_least_one, "metavar": "N"}
 
 COMMAND = Measurement(
     "predictions",
-    "next words of several models side by side",
+    "next words of several models",
     """\
-The most probable next words of several models, side by side, in contexts that are given or drawn
-from the test text, with the probability and rank of the word that came. A given context is read
-after a line end; at a drawn position a model has read the whole test text before it as one stream.
-<unk> is a word like any other here.
+Compare the most probable next words of several models, in given contexts or at random positions of
+the test text, with the probability and rank of the true word. A given context is read after an end
+of line. At a random position, a model has read the whole test text before it as one stream. <unk>
+counts as a word.
 """,
     measure,
     (
@@ -216,20 +217,22 @@ after a line end; at a drawn position a model has read the whole test text befor
             action="append",
             default=[],
             metavar="TEXT",
-            help="words to read, and behind ' | ', if it is known, the word that came, of which a "
-            "run with subwords takes the first token: 'the company said | it'; may be repeated",
+            help="words to read and, optionally, ' | ' and the true next word: 'the company said "
+            "| it'; a "
+            "run with subwords uses its first token; may be repeated",
         ),
         Argument(
             "--random",
-            help="draw N words of the test text, none of them <unk>, with all that comes before "
-            "them",
+            help="draw N words of the test text other than <unk>, with all words before them",
             **_NUMBER,
         ),
         Argument("--seed", type=int, default=0, metavar="N", help="seed of --random"),
         Argument(
-            "--preceding", default=15, help="words shown before a word that was drawn", **_NUMBER
+            "--preceding", default=15, help="number of words shown before a drawn word", **_NUMBER
         ),
-        Argument("--top-k", type=at_least_one, default=5, metavar="K", help="words to show"),
+        Argument(
+            "--top-k", type=at_least_one, default=5, metavar="K", help="number of words to show"
+        ),
     ),
     runs="+",
     settings=("data", "device", "threads"),

@@ -1,12 +1,12 @@
-r"""Singular values of a log P matrix, and what is called its rank.
+r"""Singular values and ranks of a matrix of log-probabilities.
 
 A softmax over d features without a bias has log-probabilities
 
 .. math:: \log P = H W^\top - z 1^\top, \qquad H\ [N, d],\ W\ [V, d],\ z\ [N],
 
-z the log-normaliser of each row: the sum of a matrix of rank d and one of rank 1, at most d + 1. A
-bias b adds :math:`1 b^\top`, again of rank 1: at most d + 2, the 402 of published models with 400
-features. Mixtures and deformed logits have no such bound.
+with the log-normalizer z of each row: the sum of a matrix of rank d and one of rank 1 has rank at
+most d + 1. A bias b adds :math:`1 b^\top`, also of rank 1: at most d + 2, the 402 of published
+models with 400 features. Mixtures and deformed logits have no such bound.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .memory import available_memory, gibibytes
 EPSILONS = (1e-3, 1e-4, 1e-5)
 METHODS = ("auto", "svd", "gram", "qr")
 
-_SVD_ELEMENTS = 1 << 24  # up to which auto takes the whole matrix
+_SVD_ELEMENTS = 1 << 24  # largest matrix for which auto chooses svd
 _BLOCK_BYTES = 1 << 28  # of float64
-_COLUMNS = 1024  # of a strip of the Gram matrix
+_COLUMNS = 1024  # width of a strip of the Gram matrix
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """How the singular values of a matrix are to be computed: ``route`` is svd, gram or qr of
+    """The method for the singular values of a matrix: ``route`` is svd, gram or qr of
     :func:`matrix_rank`."""
 
     matrix: BlockMatrix
@@ -47,12 +47,12 @@ class RankPlan:
 
     @property
     def memory(self) -> int:
-        """Bytes at the peak, estimated from above, beside model and text."""
+        """Upper estimate of the peak memory in bytes, without model and text."""
         matrix, size = self.matrix, self.matrix.dtype.itemsize
         rows, columns = matrix.shape
         short, long = sorted(matrix.shape)
         block = _block(long, short, self.route)
-        if self.route == "svd":  # LAPACK's copy, and a square to work in
+        if self.route == "svd":  # LAPACK's copy, and a square workspace
             work = (long + 2 * short) * short * size
         elif self.route == "gram":  # a block, G, and LAPACK's copy
             work = 8 * (block + 2 * short) * short
@@ -70,15 +70,15 @@ class RankPlan:
 
 @dataclass(frozen=True, eq=False)
 class RankResult:
-    """Singular values of a matrix and the ranks that follow from them.
+    """Singular values of a matrix, and ranks computed from them.
 
     Attributes:
         shape, dtype: of the matrix [m, n].
         route: svd, gram or qr of :func:`matrix_rank`.
         singular_values: float64 [min(m, n)], largest first.
-        error_bound: absolute error of any singular value against exact arithmetic.
-        press_error: the same of singular values of at least the Press threshold.
-        press_threshold: of :func:`press_threshold`.
+        error_bound: bound on the absolute error of every singular value.
+        press_error: the same bound for singular values of at least the Press threshold.
+        press_threshold: see :func:`press_threshold`.
         press_rank: number of singular values above it.
         effective_ranks: :func:`effective_rank` for each epsilon.
     """
@@ -100,8 +100,8 @@ class RankResult:
 
 
 def press_threshold(shape: tuple[int, int], s_max: float, dtype: torch.dtype) -> float:
-    r"""Below this a singular value may be rounding error:
-    :math:`\tfrac12 \sqrt{m + n + 1}\, s_{\max}\, \epsilon`, with the machine epsilon of ``dtype``.
+    r"""The threshold below which a singular value may be rounding error: :math:`\tfrac12 \sqrt{m +
+    n + 1}\, s_{\max}\, \epsilon`, with the machine epsilon of ``dtype``.
 
     Press et al., Numerical Recipes, third edition, section 2.6.
     """
@@ -109,9 +109,9 @@ def press_threshold(shape: tuple[int, int], s_max: float, dtype: torch.dtype) ->
 
 
 def effective_rank(singular_values: npt.ArrayLike, epsilon: float) -> int:
-    r"""Least k with :math:`\sum_{i \le k} s_i^2 \ge (1 - \epsilon) \sum_i s_i^2`: the rank of the
-    best approximation of a matrix whose squared relative error in the Frobenius norm is at most
-    epsilon. 0 for a matrix of zeros.
+    r"""The smallest k with :math:`\sum_{i \le k} s_i^2 \ge (1 - \epsilon) \sum_i s_i^2`: the lowest
+    rank of an approximation of the matrix whose squared relative error in the Frobenius norm is at
+    most epsilon. 0 for a matrix of zeros.
 
     Raises:
         ValueError: epsilon is not between 0 and 1.
@@ -126,8 +126,8 @@ def effective_rank(singular_values: npt.ArrayLike, epsilon: float) -> int:
 
 
 def softmax_rank_bound(head: Head) -> int | None:
-    """d + 1, or d + 2 with a bias, of a head whose log-probabilities are a softmax's over d
-    features; None of others. See the top of this module."""
+    """The bound d + 1, or d + 2 with a bias, of a head that is a softmax over d features; None for
+    other heads. See the docstring of this module."""
     if isinstance(head, (Softmax, MixtureOfContexts)) and isinstance(head.function, Identity):
         return head.weight.shape[1] + 1 + (head.bias is not None)
     return None
@@ -142,16 +142,19 @@ def log_prob_rank(
     epsilons: Sequence[float] = EPSILONS,
     max_memory: int | None = None,
 ) -> RankResult:
-    """Ranks of the log P matrix of a model over a text, on the device of the model; arguments and
-    errors are those of :func:`model_log_prob`, :func:`plan_rank` and :func:`matrix_rank`.
+    """Compute the ranks of a model's log P matrix over a text, on the device of the model. For
+    arguments and errors, see :func:`model_log_prob`, :func:`plan_rank` and :func:`matrix_rank`.
 
     Example:
-        >>> import numpy as np
-        >>> import hstree
-        >>> from hstree.laboratory.rank.compute import log_prob_rank
+        >>> import torch
+        >>> from hstree.heads import Softmax
+        >>> from hstree.laboratory import log_prob_rank, softmax_rank_bound
         >>> from hstree.models import AWDLSTM, LanguageModel
-        >>> model = LanguageModel(AWDLSTM(50, 4, 4), hstree.Softmax(4, 50))
-        >>> log_prob_rank(model, np.arange(50)).press_rank <= 4 + 2
+        >>> backbone = AWDLSTM(n_classes=100, embedding_size=8, hidden_size=8)
+        >>> model = LanguageModel(backbone, Softmax(8, 100))
+        >>> text = torch.randint(100, (500,)).numpy()
+        >>> result = log_prob_rank(model, text, dtype=torch.float64)
+        >>> result.press_rank <= softmax_rank_bound(model.head)
         True
     """
     matrix = model_log_prob(model, tokens, rows, dtype)
@@ -159,14 +162,14 @@ def log_prob_rank(
 
 
 def plan_rank(matrix: BlockMatrix, method: str = "auto", max_memory: int | None = None) -> RankPlan:
-    """Choose the route, and see that it fits into memory. Nothing is computed.
+    """Choose the method and check that it fits into memory, without computing anything.
 
     Args:
-        matrix: [m, n].
-        method: ``"svd"``, ``"gram"``, ``"qr"`` of :func:`matrix_rank`, or ``"auto"``: svd for
-            matrices of up to 2^24 elements; beyond that gram for float32, and for float64 qr or
-            svd, whichever needs less memory.
-        max_memory: bytes; None: what the device has available.
+        matrix: the matrix, [m, n].
+        method: ``"svd"``, ``"gram"`` or ``"qr"`` of :func:`matrix_rank`, or ``"auto"``: svd for
+            matrices of up to 2^24 elements; above, gram for float32, and for float64 qr or svd,
+            whichever needs less memory.
+        max_memory: limit in bytes; None: the memory available on the device.
 
     Raises:
         ValueError: an unknown method, gram for float64, or more memory than allowed.
@@ -187,7 +190,7 @@ def plan_rank(matrix: BlockMatrix, method: str = "auto", max_memory: int | None 
     allowed = available_memory(matrix.device) if max_memory is None else max_memory
     if allowed is not None and plan.memory > allowed:
         raise ValueError(
-            f"max_memory: {plan} are needed, and {gibibytes(allowed)} "
+            f"max_memory: expected enough for {plan}, but {gibibytes(allowed)} "
             f"{'are available' if max_memory is None else 'are allowed'}; fewer rows or another "
             "method may need less"
         )
@@ -195,31 +198,31 @@ def plan_rank(matrix: BlockMatrix, method: str = "auto", max_memory: int | None 
 
 
 def matrix_rank(plan: RankPlan, epsilons: Sequence[float] = EPSILONS) -> RankResult:
-    r"""Singular values of a matrix [m, n], its Press rank and its effective ranks.
+    r"""Compute the singular values of a matrix [m, n], its Press rank and its effective ranks.
 
     ``svd``
-        LAPACK's or cuSOLVER's SVD of the whole matrix in its own dtype. Backward stable: the error
-        bound is the Press threshold itself, the growth of rounding errors that Press et al. expect;
-        proven bounds are larger, errors seen are smaller.
+        The SVD of LAPACK or cuSOLVER, of the whole matrix in its own dtype. Backward stable: the
+        error bound is the Press threshold, the growth of rounding errors that Press et al. expect.
+        Proven bounds are larger, and observed errors smaller.
     ``gram``
-        For float32 matrices: roots of the eigenvalues, negative ones taken as 0, of
-        :math:`G = A^\top A` (:math:`A A^\top` if m < n), summed up block by block in float64, where
-        products of float32 numbers are exact. With b rows in a block and B blocks, sums make G
-        exact to :math:`\gamma_{b + B} \|A\|_F^2`, :math:`\gamma_k = k u / (1 - k u)`, u = 2^-53,
-        and LAPACK its eigenvalues to another :math:`n\, u\, s_{\max}^2`. With the sum
-        :math:`\delta` of both, a singular value s is exact to
+        For float32 matrices: square roots of the eigenvalues, clamped at 0, of :math:`G = A^\top A`
+        (:math:`A A^\top` if m < n), summed block by block in float64, where products of float32
+        numbers are exact. With b rows in a block and B blocks, the sums are accurate to
+        :math:`\gamma_{b + B} \|A\|_F^2`, :math:`\gamma_k = k u / (1 - k u)`, u = 2^-53, and
+        LAPACK's eigenvalues add an error of :math:`n\, u\, s_{\max}^2`. With the sum :math:`\delta`
+        of both errors, a singular value s is accurate to
         :math:`\min(\sqrt\delta, \delta / s)`.
     ``qr``
-        Singular values of R of a QR decomposition in float64, block by block: R so far on top of
-        the next block is decomposed again. Backward stable: the error bound is the Press threshold
-        of float64, whatever the matrix's dtype.
+        Singular values of R of a QR decomposition in float64, block by block: the current R,
+        stacked on the next block, is decomposed again. Backward stable: the error bound is the
+        Press threshold of float64, for any dtype of the matrix.
 
     Args:
-        plan: of :func:`plan_rank`; its matrix is read once.
-        epsilons: of the effective ranks, each between 0 and 1.
+        plan: result of :func:`plan_rank`; its matrix is read once.
+        epsilons: epsilons of the effective ranks, each between 0 and 1.
 
     Raises:
-        ValueError: an epsilon out of range, or a number in the matrix is not finite.
+        ValueError: an epsilon is out of range, or a number in the matrix is not finite.
     """
     for epsilon in epsilons:
         if not 0 < epsilon < 1:
@@ -252,8 +255,8 @@ def matrix_rank(plan: RankPlan, epsilons: Sequence[float] = EPSILONS) -> RankRes
 
 
 def _block(length: int, width: int, route: str = "svd") -> int:
-    """Rows that are taken at once of a matrix [length, width]. QR of R and a block as tall as R
-    costs twice that of the block; shorter ones would cost more."""
+    """Number of rows of a block of a matrix [length, width]. The QR of R and a block as tall as R
+    costs twice the QR of the block; shorter blocks would cost more."""
     rows = max(1, _BLOCK_BYTES // (8 * width))
     return min(length, max(rows, width) if route == "qr" else rows)
 
@@ -275,7 +278,7 @@ def _whole(matrix: BlockMatrix) -> Tensor:
 
 
 def _tall_blocks(matrix: BlockMatrix, route: str) -> Iterator[Tensor]:
-    """Blocks [b, min(m, n)] in float64 of the matrix, or of its transpose if that is the taller."""
+    """Blocks [b, min(m, n)] in float64 of the matrix or its transpose, whichever is taller."""
     rows, columns = matrix.shape
     if rows >= columns:
         for block in _finite_blocks(matrix, _block(rows, columns, route)):
@@ -286,7 +289,7 @@ def _tall_blocks(matrix: BlockMatrix, route: str) -> Iterator[Tensor]:
 
 
 def _gram_values(matrix: BlockMatrix) -> tuple[Tensor, float]:
-    """Singular values of the matrix, and delta of :func:`matrix_rank`."""
+    """The singular values of the matrix, and delta of :func:`matrix_rank`."""
     n = min(matrix.shape)
     gram = torch.zeros(n, n, dtype=torch.float64, device=matrix.device)
     longest = number = 0

@@ -1,4 +1,4 @@
-"""The matrix of log-probabilities of a language model over a text, read in blocks of rows."""
+"""The log-probabilities of a language model over a text, as a matrix read in blocks of rows."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from torch import Tensor
 from hstree.models import LanguageModel, read_stream
 
 DTYPES = (torch.float32, torch.float64)
-_WINDOW_BYTES = 1 << 25  # log-probabilities that a model computes at once
-_WINDOW = 128  # contexts, at most
+_WINDOW_BYTES = 1 << 25  # of log-probabilities that a model computes at once
+_WINDOW = 128  # largest number of contexts of these
 
 
 @dataclass(frozen=True)
 class BlockMatrix:
-    """A matrix that need not fit into memory.
+    """A matrix that may be larger than memory.
 
     Attributes:
         shape: rows and columns.
-        dtype: float32 or float64.
-        device: where its blocks lie.
-        blocks: for a number of rows, an iterator of blocks of at most that many, in order; from the
-            first row on at every call.
+        dtype: dtype of the matrix, float32 or float64.
+        device: device of its blocks.
+        blocks: function of a number of rows. Every call returns a new iterator over the blocks, in
+            order from the first row, of at most that many rows.
     """
 
     shape: tuple[int, int]
@@ -43,7 +43,7 @@ class BlockMatrix:
 
     @property
     def window_bytes(self) -> int:
-        """About what the making of a block takes beside the block itself."""
+        """Approximate memory for computing a block, without the block itself."""
         return 8 * max(_WINDOW_BYTES, self.shape[1] * self.dtype.itemsize)
 
 
@@ -53,18 +53,21 @@ def model_log_prob(
     rows: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> BlockMatrix:
-    """log P(. | context) of every context of a text that is read as one stream: row i holds the
-    log-probabilities (nats) of all V classes after the first i + 1 tokens, from a zero state.
+    """The matrix log P(class | context) over a text that is read as one stream: row i has the
+    log-probabilities (in nats) of all V classes after the first i + 1 tokens, starting from a zero
+    state.
 
     Args:
-        model: read in evaluation mode. For float64 a copy of it computes in float64: rounded to
-            float32 on the way, the matrix would have the full rank of its rounding errors.
-        tokens: class ids [n] of any integer type; may be a memory map.
-        rows: only the first contexts; None: all.
-        dtype: float32 or float64.
+        model: language model, used in evaluation mode. For float64, a copy of it computes in
+            float64: with results rounded to float32, the rounding errors would give the matrix full
+            rank.
+        tokens: class ids, [n], of any integer type; may be a memory map.
+        rows: number of contexts, from the first one on; None: all.
+        dtype: dtype of the matrix, float32 or float64.
 
     Raises:
-        ValueError: no tokens, more rows than tokens, fewer than 1, or another dtype.
+        ValueError: there are no tokens, ``rows`` is below 1 or above their number, or the dtype is
+            another one.
     """
     if tokens.ndim != 1 or not len(tokens) or not np.issubdtype(tokens.dtype, np.integer):
         raise ValueError(
@@ -93,17 +96,17 @@ def stored_matrix(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> BlockMatrix:
-    """A matrix that is there already, in memory or as a memory map. Any real numbers will do: that
+    """An existing matrix, in memory or as a memory map. It may have any real numbers: whether the
     exponentials of a row sum to 1 is not checked.
 
     Args:
-        values: [N, V], floating point.
-        rows: only the first; None: all.
-        dtype, device: of its blocks; float32 or float64.
+        values: the matrix, [N, V], floating point.
+        rows: number of rows, from the first one on; None: all.
+        dtype, device: dtype (float32 or float64) and device of its blocks.
 
     Raises:
-        ValueError: not floating point in two dimensions, empty, more rows than there are, fewer
-            than 1, or another dtype.
+        ValueError: values are not floating point in two dimensions, or empty; ``rows`` is below 1
+            or above their number; or the dtype is another one.
     """
     floating = (
         values.is_floating_point()
@@ -129,7 +132,7 @@ def stored_matrix(
 
 
 def _first_rows(rows: int | None, available: int, what: str) -> int:
-    """How many rows are taken."""
+    """The number of rows to use."""
     if rows is not None and not 1 <= rows <= available:
         raise ValueError(f"rows: expected 1 to {available:,} (the {what}), got {rows:,}")
     return available if rows is None else rows

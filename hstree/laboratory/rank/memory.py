@@ -1,4 +1,4 @@
-"""Memory: what a device has left, and how to say it."""
+"""Available memory of a device, and its formatting."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 
 def available_memory(device: torch.device) -> int | None:
-    """Bytes that a device has without swapping: on a GPU what the driver has free, on the CPU
-    Linux's own estimate, elsewhere all physical memory; None where nobody knows."""
+    """Bytes that are available on a device without swapping: free memory of the driver on a GPU,
+    the kernel's estimate on Linux, otherwise all physical memory; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     with suppress(OSError):
@@ -24,5 +24,5 @@ def available_memory(device: torch.device) -> int | None:
 
 
 def gibibytes(size: int) -> str:
-    """1.25 GiB, or 12.5 MiB below a tenth of that."""
+    """A size such as 1.25 GiB, or in MiB below a tenth of a GiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"

@@ -1,4 +1,4 @@
-"""Singular values of several matrices over their index, and the share of squares they leave."""
+"""Plots of singular values, and of the share of squares that the largest ones leave out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .compute import RankResult
 
 
 def spectrum_picture(results: Mapping[str, RankResult]) -> Any:
-    """A figure of the singular values over their index as shares of the largest, linear and
-    logarithmic, with the Press thresholds."""
+    """Plot the singular values against their index, as shares of the largest, with linear and
+    logarithmic axes, and the Press thresholds."""
     figure = new_figure(10.5, 4.6 + 0.2 * len(results))
     linear, logarithmic = figure.subplots(1, 2)
     thresholds = {
@@ -52,8 +52,8 @@ def spectrum_picture(results: Mapping[str, RankResult]) -> Any:
 
 
 def energy_picture(results: Mapping[str, RankResult]) -> Any:
-    """A figure of the share of the sum of squares that the k largest singular values leave, over k;
-    a dot at each effective rank."""
+    """Plot the share of the sum of squares that the k largest singular values leave out, against k,
+    with a dot at each effective rank."""
     figure = new_figure(7.2, 4.4 + 0.2 * len(results))
     axes = figure.add_subplot()
     epsilons = {epsilon for result in results.values() for epsilon in result.effective_ranks}

@@ -25,11 +25,11 @@ from .compute import EPSILONS, METHODS, RankResult, matrix_rank, plan_rank, soft
 from .matrix import BlockMatrix, model_log_prob, stored_matrix
 from .picture import energy_picture, spectrum_picture
 
-_POINTS = 1000  # singular values in the JSON file, at most
+_POINTS = 1000  # largest number of singular values in the JSON file
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Ranks of the log P matrices of runs and files."""
+    """Measure the ranks of the log P matrices of runs and files."""
     found, notes = _matrices(arguments)
     limit = None if arguments.max_memory is None else int(arguments.max_memory * 2**30)
     plans = {name: plan_rank(matrix, arguments.method, limit) for name, matrix in found.items()}
@@ -42,11 +42,13 @@ def measure(arguments: argparse.Namespace) -> Report:
             error, threshold = result.press_error, result.press_threshold
             near = int((abs(result.singular_values - threshold) <= error).sum())
             notes.append(
-                f"{name}: by the error bound of gram, singular values at the Press threshold are "
-                f"exact to {error / threshold:.2%} of it; {near:,} lie as close as that and could "
-                "count either way"
+                f"{name}: at the Press threshold, the error bound of gram is "
+                f"{error / threshold:.2%} of "
+                f"the threshold; {near:,} singular values are closer to it than that, so they may "
+                f"or "
+                "may not count"
             )
-    notes.append("rank.json has a selection of the singular values, rank-values.npz all")
+    notes.append("rank.json has a selection of the singular values, rank-values.npz has all")
     rows, archive = rank_rows(results), io.BytesIO()
     every: dict[str, Any] = {"names": np.array(list(results))}
     matrices = []
@@ -68,7 +70,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def _matrices(arguments: argparse.Namespace) -> tuple[dict[str, BlockMatrix], list[str]]:
-    """All matrices by name, nothing of them computed, and what is to be said about them."""
+    """All matrices by name, not computed yet, and notes about them."""
     places = [*arguments.directories, *arguments.log_prob]
     if not places:
         raise ValueError("RUN: expected at least one run folder or --log-prob FILE, got none")
@@ -112,7 +114,7 @@ def _mapped(file: str) -> npt.NDArray[Any]:
 
 
 def thinned(n: int) -> npt.NDArray[np.int64]:
-    """Up to a thousand of the numbers 1 .. n, evenly spread on a logarithmic axis, with both
+    """Up to a thousand of the numbers 1 .. n, evenly spaced on a logarithmic axis, including both
     ends."""
     if n <= _POINTS:
         return np.arange(1, n + 1)
@@ -120,7 +122,7 @@ def thinned(n: int) -> npt.NDArray[np.int64]:
 
 
 def rank_rows(results: Mapping[str, RankResult]) -> list[dict[str, Any]]:
-    """The figures of each matrix in full digits."""
+    """The results of each matrix in full precision."""
     keys = ("route", "s_max", "press_threshold", "error_bound", "press_error", "press_rank")
     epsilons = dict.fromkeys(e for result in results.values() for e in result.effective_ranks)
     rows = []
@@ -133,7 +135,7 @@ def rank_rows(results: Mapping[str, RankResult]) -> list[dict[str, Any]]:
 
 
 def rank_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The rows of :func:`rank_rows` to show."""
+    """A table of the rows of :func:`rank_rows`."""
     ranks = [key for key in rows[0] if key.startswith("effective_rank_")]
     return table(
         "Press rank and effective ranks",
@@ -159,7 +161,8 @@ COMMAND = Measurement(
 Singular values of the matrix log P(word | context), with a row for each context of a text and a
 column for each word: its Press rank (singular values above the expected rounding error), its
 effective ranks (fewest singular values that hold all but a share epsilon of the squares), and
-pictures. The matrix is read in blocks. Memory needed is printed before the work begins.
+pictures. The matrix is read in blocks. The required memory is printed before the computation
+begins.
 """,
     measure,
     (
@@ -168,26 +171,27 @@ pictures. The matrix is read in blocks. Memory needed is printed before the work
             metavar="FILE",
             action="append",
             default=[],
-            help="a matrix of your own beside the runs or alone: floating point [contexts, words] "
-            "in a .npy file, which is mapped into memory; may be given several times. Rows are "
-            "taken as they are: that their exponentials sum to 1 is not checked",
+            help="another matrix, with or without runs: floating point [contexts, words] "
+            "in a .npy file, which is memory-mapped; may be repeated. Rows are used "
+            "unchanged: whether their exponentials sum to 1 is not checked",
         ),
         Argument("--split", choices=("test", "valid"), default="test", help="part of the text"),
         Argument(
-            "--rows", type=count, metavar="N", help="the first N contexts alone (default: all)"
+            "--rows", type=count, metavar="N", help="only the first N contexts (default: all)"
         ),
         Argument(
             "--dtype",
             choices=("float32", "float64"),
             default="float32",
-            help="of the matrix and the Press threshold; with float64 the models compute in it too",
+            help="dtype of the matrix and the Press threshold; with float64, models compute in it "
+            "too",
         ),
         Argument(
             "--method",
             choices=METHODS,
             default="auto",
             help="svd: of the whole matrix; gram: eigenvalues of its Gram matrix in float64, for "
-            "float32 alone; qr: block by block in float64; auto: svd for small matrices, for "
+            "float32 only; qr: block by block in float64; auto: svd for small matrices; for "
             "large ones gram in float32, qr or svd in float64",
         ),
         Argument(
@@ -195,13 +199,13 @@ pictures. The matrix is read in blocks. Memory needed is printed before the work
             type=limited("a number between 0 and 1", lambda value: 0 < value < 1),
             action="append",
             metavar="X",
-            help="of an effective rank; may be given several times (default: 1e-3, 1e-4 and 1e-5)",
+            help="epsilon of an effective rank; may be repeated (default: 1e-3, 1e-4 and 1e-5)",
         ),
         Argument(
             "--max-memory",
             type=positive,
             metavar="GIB",
-            help="refuse what needs more (default: what the device has available)",
+            help="fail if more is needed (default: the memory available on the device)",
         ),
     ),
     runs="*",

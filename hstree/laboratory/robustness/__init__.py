@@ -1,1 +1,1 @@
-"""How robust the Press rank of a matrix is against rounding and noise."""
+"""Robustness of the Press rank of a matrix against rounding and noise."""

@@ -1,12 +1,13 @@
-r"""How robust the Press rank of a matrix is.
+r"""Robustness of the Press rank of a matrix.
 
-Two experiments on n x n matrices of rank r. Decomposing and multiplying again leaves rounding
-errors, which the Press threshold is made to ignore; where they accumulate, it ends by counting
-them. Noise it does not ignore at all: independent normal elements of variance c / n^2 have singular
-values of up to :math:`2 \sqrt{c / n}`, spread by the quarter-circle law (Marchenko and Pastur,
-1967). The first pass the threshold :math:`\tfrac12 \sqrt{2 n + 1}\, s_{\max}\, \epsilon` once c
-exceeds :math:`(n\, s_{\max}\, \epsilon)^2 / 8`, nine in ten at 160 times that, although next to
-none of the matrix's energy is theirs.
+Two experiments on n x n matrices of rank r. The first decomposes and multiplies a matrix
+repeatedly. This leaves rounding errors, which the Press threshold is designed to ignore; if they
+accumulate, it eventually counts them. The second adds noise, which the threshold does not ignore:
+independent normal elements of variance c / n^2 have singular values of up to :math:`2 \sqrt{c /
+n}`, distributed by the quarter-circle law (Marchenko and Pastur, 1967). The first of them pass the
+threshold :math:`\tfrac12 \sqrt{2 n + 1}\, s_{\max}\, \epsilon` once c exceeds :math:`(n\,
+s_{\max}\, \epsilon)^2 / 8`, and nine in ten at 160 times that, although their share of the matrix's
+energy is negligible.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hstree._progress import track
+
 from ..rank.compute import EPSILONS, effective_rank, press_threshold
 
 
 @dataclass(frozen=True)
 class NoisePoint:
-    """Ranks of a matrix with noise of variance c / n^2: the Press rank measured and as
-    :func:`expected_press_rank` has it, and effective ranks by epsilon."""
+    """Ranks of a matrix with noise of variance c / n^2: the measured Press rank, the one of
+    :func:`expected_press_rank`, and effective ranks by epsilon."""
 
     c: float
     press_rank: int
@@ -43,19 +46,19 @@ def reconstructions(
     prune: bool = True,
 ) -> tuple[list[int], float]:
     """Prune a matrix of independent standard normal elements to its largest singular values, then
-    decompose it and put it together again and again.
+    repeatedly decompose and reconstruct it.
 
     Args:
-        size, rank: n and r; the matrix is n x n, and r singular values are kept.
-        repetitions: how often.
-        dtype, device: of all computation.
-        seed: of the matrix.
-        prune: put it together from the r largest singular values each time; otherwise from all of
-            them, those that are rounding errors included, which then accumulate.
+        size, rank: size n of the n x n matrix, and number r of singular values to keep.
+        repetitions: number of decompositions.
+        dtype, device: dtype and device of the computation.
+        seed: seed of the matrix.
+        prune: whether to reconstruct from the r largest singular values each time; otherwise from
+            all of them, including rounding errors, which then accumulate.
 
     Returns:
-        Press ranks of the pruned matrix and after every repetition, and how much of it changed:
-        the Frobenius norm of the last minus the first matrix, as a share of the first's.
+        Press ranks of the pruned matrix and after every repetition, and the relative change: the
+        Frobenius norm of the last minus the first matrix, divided by that of the first.
 
     Raises:
         ValueError: unless 1 <= rank < size and repetitions >= 1.
@@ -69,7 +72,7 @@ def reconstructions(
     matrix = first = (u[:, :rank] * s[:rank]) @ vh[:rank]
     keep = rank if prune else size
     ranks = []
-    for _ in range(repetitions):
+    for _ in track(range(repetitions), "reconstructing", repetitions):
         u, s, vh = torch.linalg.svd(matrix)
         ranks.append(_press_rank(s))
         matrix = (u[:, :keep] * s[:keep]) @ vh[:keep]
@@ -86,17 +89,17 @@ def noise_ranks(
     device: torch.device | str = "cpu",
     epsilons: Sequence[float] = EPSILONS,
 ) -> list[NoisePoint]:
-    """Ranks of a matrix of rank r plus normal noise of variance c / n^2, for every c.
+    """Compute ranks of a matrix of rank r plus normal noise of variance c / n^2, for every c.
 
     The matrix has random singular vectors and the singular values exp(-i / 2), i = 0 .. r - 1; with
     r = 10 its effective ranks are 7, 9 and 10 for epsilon 1e-3, 1e-4 and 1e-5. The noise is the
-    same but for its size.
+    same for every c, except for its scale.
 
     Args:
-        size, rank, dtype, device: as in :func:`reconstructions`.
-        variances: values of c.
-        seed: of matrix and noise.
-        epsilons: of the effective ranks.
+        size, rank, dtype, device: see :func:`reconstructions`.
+        variances: values of the scaled variance, c.
+        seed: seed of matrix and noise.
+        epsilons: epsilons of the effective ranks.
 
     Raises:
         ValueError: unless 1 <= rank < size and every c is finite and at least 0.
@@ -113,7 +116,7 @@ def noise_ranks(
     clean = (left * torch.exp(-torch.arange(rank, dtype=torch.float64) / 2)) @ right.T
     noise = torch.randn(size, size, generator=generator, dtype=torch.float64)
     points = []
-    for c in variances:
+    for c in track(variances, "adding noise", len(variances)):
         s = torch.linalg.svdvals((clean + math.sqrt(c) / size * noise).to(device, dtype))
         expected = expected_press_rank(size, c, rank, dtype)
         values = s.double().cpu().numpy()
@@ -138,7 +141,7 @@ def expected_press_rank(size: int, c: float, rank: int, dtype: torch.dtype) -> f
 
 
 def _press_rank(s: Tensor) -> int:
-    """Of the square matrix with these singular values."""
+    """The Press rank of the square matrix with these singular values."""
     return int((s > press_threshold((len(s), len(s)), float(s[0]), s.dtype)).sum())
 
 

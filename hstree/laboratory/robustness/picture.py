@@ -1,4 +1,4 @@
-"""Ranks of a matrix over the variance of the noise that is added to it."""
+"""Plot of the ranks of a matrix against the variance of added noise."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _MARKERS = "osD^v<>"
 
 
 def noise_picture(points: Mapping[str, Sequence[NoisePoint]]) -> Any:
-    """A figure of Press ranks, with what the quarter-circle law expects, and of the effective ranks
-    of the last dtype over c; ``points`` by dtype, c rising."""
+    """Plot Press ranks, measured and expected by the quarter-circle law, and the effective ranks of
+    the last dtype against c. ``points``: by dtype, in increasing c."""
     figure = new_figure(7.6, 5.6)
     axes = figure.add_subplot()
     for number, (name, every) in enumerate(points.items()):

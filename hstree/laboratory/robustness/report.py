@@ -21,7 +21,7 @@ from .picture import noise_picture
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Press ranks under rounding and noise, in float32 and float64."""
+    """Measure Press ranks under rounding and noise, in float32 and float64."""
     size, rank, seed, device = arguments.size, arguments.rank, arguments.seed, arguments.device
     if rank >= size:
         raise ValueError(f"--rank: expected a number below --size, {size}, got {rank}")
@@ -52,9 +52,9 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def reconstruction_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A row for each dtype, pruned every time or once."""
+    """A table with a row for each dtype, pruned every time or once."""
     return table(
-        "Decomposed and multiplied again and again",
+        "Decomposed and multiplied repeatedly",
         rows,
         [
             ("dtype", itemgetter("dtype")),
@@ -68,7 +68,8 @@ def reconstruction_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def noise_table(points: Mapping[str, Sequence[NoisePoint]]) -> Table:
-    """A row for each c; ``points`` by dtype. Effective ranks are those of the last dtype."""
+    """A table with a row for each c. ``points``: by dtype. Effective ranks are those of the last
+    dtype."""
     *_, last = points.values()
     header = ["c"]
     for name in points:
@@ -84,7 +85,7 @@ def noise_table(points: Mapping[str, Sequence[NoisePoint]]) -> Table:
 
 
 def noise_rows(points: Mapping[str, Sequence[NoisePoint]]) -> list[dict[str, Any]]:
-    """The points in full digits."""
+    """The points in full precision."""
     return [
         {
             "dtype": name,
@@ -102,11 +103,11 @@ COMMAND = Measurement(
     "robustness",
     "Press rank under rounding and noise",
     """\
-How robust the Press rank is. A matrix pruned to a few singular values is decomposed and multiplied
-again and again, pruned every time or only once: rounding errors should not change its Press rank.
-Then normal noise of variance c / n^2 is added to a matrix of the same rank: its Press rank rises to
-nearly n once the noise is above the threshold, while its effective ranks stay. Both in float32 and
-in float64.
+Robustness of the Press rank, in float32 and float64. First, a matrix pruned to a few singular
+values is decomposed and multiplied repeatedly, pruned every time or only once: rounding errors
+should not change its Press rank. Then normal noise of variance c / n^2 is added to a matrix of the
+same rank: its Press rank rises to nearly n once the noise is above the threshold, while its
+effective ranks do not change.
 """,
     measure,
     (
@@ -114,8 +115,8 @@ in float64.
             Argument(f"--{name}", type=count, default=default, metavar="N", help=text)
             for name, default, text in (
                 ("size", 1000, "n, rows and columns of the matrices"),
-                ("rank", 10, "singular values kept"),
-                ("repetitions", 10, "how often a matrix is decomposed and multiplied again"),
+                ("rank", 10, "number of singular values to keep"),
+                ("repetitions", 10, "number of times that a matrix is decomposed and multiplied"),
             )
         ),
         Argument(
@@ -123,10 +124,10 @@ in float64.
             type=not_negative,
             action="append",
             metavar="X",
-            help="n^2 times the variance of the noise; may be given several times (default: every "
+            help="n^2 times the variance of the noise; may be repeated (default: every "
             "power of ten from 1e-30 to 1e-5)",
         ),
-        Argument("--seed", type=int, default=0, metavar="N", help="of matrices and noise"),
+        Argument("--seed", type=int, default=0, metavar="N", help="seed of matrices and noise"),
     ),
     settings=("device", "threads"),
     output="robustness",

@@ -1,1 +1,1 @@
-"""Do models differ, or is it the seed?"""
+"""Significance of differences between models, by t-tests over their seeds."""

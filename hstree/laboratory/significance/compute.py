@@ -1,4 +1,4 @@
-"""Do models differ, or is it the seed? Unpaired t-tests over the seeds of each model."""
+"""Significance of differences between models: unpaired t-tests over the seeds of each model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..comparison.compute import Comparison, mean_and_deviation
 
 CONFIDENCE = 0.95
-"""Probability with which an interval holds what it estimates."""
+"""Confidence level of the intervals."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class TTest:
     """An unpaired two-sided t-test of equal means.
 
     Attributes:
-        statistic: t.
-        degrees_of_freedom: of t, if the means are equal.
+        statistic: the statistic, t.
+        degrees_of_freedom: degrees of freedom of t.
         p_value: probability of a t at least as far from 0 if the means are equal.
-        difference: of the means, first minus second.
-        low, high: its 95% confidence interval.
+        difference: difference of the means, first minus second.
+        low, high: 95% confidence interval of the difference.
     """
 
     statistic: float
@@ -46,24 +46,27 @@ def t_test(
 
         scipy.stats.ttest_ind(first, second, equal_var=equal_variances)
 
-    Where there is nothing to divide by, as no value varies within its group, and where a value is
-    not finite, everything but the difference is nan.
+    If no group varies, so that the denominator is 0, or if a value is not finite, all attributes
+    except the difference are nan.
 
     Raises:
-        ValueError: a group of fewer than two values.
+        ValueError: a group has fewer than two values.
     """
     from scipy.stats import ttest_ind
 
     for name, values in (("first", first), ("second", second)):
         if len(values) < 2:
-            raise ValueError(f"{name}: a t-test needs at least two values, got {len(values)}")
+            raise ValueError(
+                f"{name}: expected at least two values for a t-test, got {len(values)}"
+            )
     finite = all(map(math.isfinite, (*first, *second)))
     add = math.fsum if finite else sum
     difference = add(first) / len(first) - add(second) / len(second)
     if not finite or len(set(first)) == len(set(second)) == 1:
         return TTest(math.nan, math.nan, math.nan, difference, math.nan, math.nan)
     with warnings.catch_warnings():
-        # scipy warns of lost precision where one group does not vary; the other decides then.
+        # scipy warns of lost precision if one group does not vary; the result then depends on the
+        # other.
         warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
         result = ttest_ind(first, second, equal_var=equal_variances)
     low, high = map(float, result.confidence_interval(CONFIDENCE))
@@ -72,11 +75,16 @@ def t_test(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number m (Holm 1979), in the same order.
+    """Correct m p-values for their number (Holm 1979); returns them in the same order.
 
-    The i-th smallest becomes max_{j <= i} min(1, (m - j + 1) p_j): to reject where it is below
-    alpha makes one or more false rejections among all m with a probability of at most alpha. nan
-    stays nan and does not count.
+    The i-th smallest becomes max_{j <= i} min(1, (m - j + 1) p_j). If hypotheses with values below
+    alpha are rejected, the probability of any false rejection among all m is at most alpha. nan
+    stays nan and is not counted in m.
+
+    Example:
+        >>> from hstree.laboratory import holm
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
     """
     order = sorted(
         (i for i, p in enumerate(p_values) if not math.isnan(p)), key=p_values.__getitem__
@@ -89,15 +97,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Sample:
-    """The values of a model.
+    """The values of one model.
 
     Attributes:
-        name: of the model.
-        values: one for each seed.
-        mean: of the values.
-        deviation: with n - 1 in the denominator; nan of one value, or if one is not finite.
-        low, high: 95% confidence interval of the mean, mean -+ t_{n-1} deviation / sqrt(n); nan
-            where the deviation is, or if it is 0.
+        name: name of the model.
+        values: one value for each seed.
+        mean: mean of the values.
+        deviation: standard deviation with n - 1 in the denominator; nan for a single value, or if
+            one is not finite.
+        low, high: 95% confidence interval of the mean, mean -+ t_{n-1} deviation / sqrt(n); nan if
+            the deviation is nan or 0.
     """
 
     name: str
@@ -110,8 +119,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class PairTest:
-    """Two models: Welch's and Student's test, and their p-values after :func:`holm` over all
-    pairs."""
+    """Welch's and Student's test of two models, and their p-values corrected by :func:`holm` over
+    all pairs."""
 
     first: str
     second: str
@@ -124,7 +133,7 @@ class PairTest:
 @dataclass(frozen=True)
 class Significance:
     """What :func:`significance_tests` returns: the models, a test for each pair that can be tested,
-    and what a reader must know beside the figures, a sentence each."""
+    and notes, one sentence each."""
 
     samples: tuple[Sample, ...]
     pairs: tuple[PairTest, ...]
@@ -134,10 +143,10 @@ class Significance:
 def significance_tests(values: Mapping[str, Sequence[float]]) -> Significance:
     """Test every pair of models for a difference of their means.
 
-    A model of fewer than two values, or with one that is not finite, is shown, but not tested.
+    A model with fewer than two values, or with one that is not finite, is listed but not tested.
 
     Args:
-        values: for each model one number a seed, such as test perplexities.
+        values: for each model, a number for each seed, such as the test perplexity.
 
     Raises:
         ValueError: fewer than two models can be tested.
@@ -153,8 +162,8 @@ def significance_tests(values: Mapping[str, Sequence[float]]) -> Significance:
             tested.append(sample)
     if len(tested) < 2:
         raise ValueError(
-            f"expected at least two models of two or more finite values each, got {len(tested)} "
-            f"among {len(samples)}"
+            f"expected at least two models with two or more finite values each, got {len(tested)} "
+            f"of {len(samples)}"
         )
     couples = list(itertools.combinations(tested, 2))
     welch = [t_test(a.values, b.values) for a, b in couples]
@@ -187,17 +196,18 @@ def _sample(name: str, values: Sequence[float]) -> Sample:
 
 
 def model_perplexities(comparison: Comparison) -> dict[str, list[float]]:
-    """The test perplexities of the finished runs of each group, for :func:`significance_tests`.
+    """Collect the test perplexities of the finished runs of each group, for
+    :func:`significance_tests`.
 
-    A group is called by its head, and by its label too where another has the same head.
+    The name of a group is its head, with its label if another group has the same head.
 
     Raises:
-        ValueError: the finished runs are not all on one text.
+        ValueError: the finished runs are on different texts.
     """
     groups = [group for group in comparison.groups if group.finished]
     if len(set().union(*(group.texts for group in groups))) > 1:
         raise ValueError(
-            "the runs are on different texts or vocabularies: their perplexities do not compare"
+            "the runs differ in text or vocabulary: their perplexities are not comparable"
         )
     heads = [group.head for group in groups]
     return {

@@ -1,4 +1,4 @@
-"""The values of each model, seed by seed, with mean and interval."""
+"""Plot of the values of each model by seed, with mean and interval."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .compute import Significance
 
 
 def significance_picture(result: Significance, quantity: str) -> Any:
-    """A figure with a row for each model: a dot a seed, above it the mean of the finite values with
-    its 95% confidence interval. ``quantity``: what the values are, for the axis."""
+    """Plot a row for each model: a dot for each seed, and above the dots the mean of the finite
+    values with its 95% confidence interval. ``quantity``: label of the axis."""
     samples = result.samples
     figure = new_figure(7.2, 1.3 + 0.55 * len(samples))
     axes = figure.add_subplot()

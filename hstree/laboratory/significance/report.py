@@ -19,7 +19,7 @@ _MODEL, _VALUE = "model", "test_perplexity"
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Test the models of runs, or of a table, pair by pair."""
+    """Test all pairs of models, from runs or a table."""
     quantity = "test perplexity"
     if arguments.table is None:
         values, notes = _of_runs(arguments)
@@ -52,7 +52,9 @@ def _of_runs(arguments: argparse.Namespace) -> tuple[dict[str, list[float]], lis
 
 def _of_table(arguments: argparse.Namespace) -> tuple[dict[str, list[float]], list[str]]:
     if arguments.directories:
-        raise ValueError(f"--table: expected this or runs, got both: {arguments.directories[0]}")
+        raise ValueError(
+            f"--table: expected either a table or runs, got both: {arguments.directories[0]}"
+        )
     lines, left_out = read_columns(
         arguments.table,
         {"--model": arguments.model or _MODEL},
@@ -62,11 +64,12 @@ def _of_table(arguments: argparse.Namespace) -> tuple[dict[str, list[float]], li
     for line in lines:
         values.setdefault(line["--model"], []).append(line["--value"])
     amount = "1 line" if left_out == 1 else f"{left_out} lines"
-    return values, [f"{amount} of {arguments.table} left out: an empty cell"] * (left_out > 0)
+    return values, [f"{amount} of {arguments.table} skipped: an empty cell"] * (left_out > 0)
 
 
 def significance_tables(result: Significance, quantity: str) -> list[Table]:
-    """The models, the tests, and the matrix of p-values; ``quantity``: what the values are."""
+    """Tables of the models, the tests, and the matrix of p-values. ``quantity``: name of the
+    values."""
     three = decimals(3)
     tested = sum(not math.isnan(pair.welch.p_value) for pair in result.pairs)
     samples: list[Column] = [
@@ -145,24 +148,26 @@ COMMAND = Measurement(
     "significance",
     "t-tests between the seeds of models",
     """\
-Do models differ, or is it the seed? Unpaired two-sided t-tests between the test perplexities of the
-seeds of each model, Welch's (variances may differ) and Student's (they are equal), with Holm's
-correction for the number of pairs, differences of means with 95% confidence intervals, and a
-picture of all values. Runs that differ in the seed alone are a model; or the values are a column of
-a CSV file, such as the one that hstree study writes.
+Test whether models differ by more than chance: unpaired two-sided t-tests between the test
+perplexities of the seeds of each model, Welch's (for different variances) and Student's (for equal
+ones), with Holm's correction for the number of pairs, differences of means with 95% confidence
+intervals, and a plot of all values. Runs that differ only in the seed are one model. Alternatively,
+the values are a column of a CSV file, such as the one that hstree study writes.
 """,
     measure,
     (
         Argument(
             "--table",
             metavar="FILE",
-            help="instead of runs: a CSV file with a line for each of them",
+            help="instead of runs: a CSV file with a line for each run",
         ),
         Argument(
-            "--model", metavar="COLUMN", help=f"of the table: names of models (default: {_MODEL})"
+            "--model",
+            metavar="COLUMN",
+            help=f"column of the table with the names of the models (default: {_MODEL})",
         ),
         Argument(
-            "--value", metavar="COLUMN", help=f"of the table: what is tested (default: {_VALUE})"
+            "--value", metavar="COLUMN", help=f"column of the table to test (default: {_VALUE})"
         ),
     ),
     runs="*",

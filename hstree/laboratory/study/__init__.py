@@ -1,1 +1,1 @@
-"""Grids of training runs, described by a file, in one table."""
+"""Studies: grids of training runs, described by a file, summarized in one table."""

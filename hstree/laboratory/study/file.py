@@ -1,4 +1,4 @@
-"""The file of a study: which models, which settings, which seeds."""
+"""The file of a study: its models, settings and seeds."""
 
 from __future__ import annotations
 
@@ -43,26 +43,27 @@ EXAMPLE = """\
     learning_rate = 0.004         # any setting, in place of the one for all
     head_options = { c = [-1.5, 0.0], k = [1.5, 2.5] }
 
-A list is a grid: this study has softmax and four models of gss, with three seeds each.
+A list is a grid: this study has softmax and four models of gss, each with three
+seeds.
 """
 _SETTINGS = tuple(field.name for field in dataclasses.fields(TrainConfig))
 _SPLITS = ("train", "valid", "test")
 _ELSEWHERE = {
-    "run": "the folders have the names of the models",
-    "seed": "name the seeds under seeds, for all models",
-    "finetune": "a study trains its models from the start",
-    "head_option": "name the options of a head under its head_options",
+    "run": "folders are named after the models",
+    "seed": "set seeds, which apply to all models",
+    "finetune": "a study trains its models from scratch",
+    "head_option": "set the options of a head in head_options",
 }
 
 
 class StudyError(ValueError):
-    """A study's file, or a folder of its runs, that is not usable."""
+    """A study's file, or the folder of one of its runs, is invalid."""
 
 
 @dataclass(frozen=True)
 class RankSettings:
-    """Of which matrix of log-probabilities the ranks are taken: the first ``rows`` contexts (None:
-    all) of a part of the text."""
+    """The matrix of log-probabilities for the ranks: the first ``rows`` contexts (None: all) of one
+    split of the text."""
 
     rows: int | None = None
     split: str = "test"
@@ -73,8 +74,8 @@ class StudyModel:
     """One configuration, trained once with each seed.
 
     Attributes:
-        label: the name of the model in the file, and behind it the values of the grid.
-        config: its settings; seed and run folder are not of the study.
+        label: name of the model in the file, followed by the values of the grid.
+        config: its settings; seed and run folder are placeholders.
     """
 
     label: str
@@ -82,21 +83,21 @@ class StudyModel:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of its head that are no settings of their own."""
+        """The options of its head that are not settings themselves."""
         return parse_options(self.config.head_option)
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a file asks for.
+    """The contents of a study's file.
 
     Attributes:
-        name: of the study.
-        models: every configuration, in the order of the file.
-        seeds: with which each is trained.
-        baseline: label of the model against which the others are tested, or None.
-        rank: of which log-probabilities the ranks are taken; None: no ranks.
-        source: the text of the file.
+        name: name of the study.
+        models: all configurations, in the order of the file.
+        seeds: seeds with which each model is trained.
+        baseline: label of the model that the others are tested against, or None.
+        rank: log-probabilities for the ranks; None: no ranks.
+        source: text of the file.
     """
 
     name: str
@@ -108,16 +109,16 @@ class Study:
 
 
 def read_study(path: str | os.PathLike[str]) -> Study:
-    """The study of a TOML file as ``EXAMPLE`` shows it.
+    """Read the study of a TOML file such as ``EXAMPLE``.
 
-    Beside the keys there, ``name`` names the study (without it: the file's name). ``seeds`` may be
-    one number, and is 1 if it is missing. A model has the name of its head or preset if it has none
-    of its own. A list is a grid: one configuration for each element, with several lists for each
+    In addition to the keys there, ``name`` names the study (default: the file's name). ``seeds``
+    may be a single number (default: 1). The name of a model defaults to that of its head or preset.
+    A list is a grid: one configuration for each element, and with several lists for each
     combination.
 
     Raises:
-        StudyError: the file is missing, is not TOML, or a key or value in it is not usable; the
-            message names the file, the model and the key.
+        StudyError: the file is missing, is not TOML, or has an invalid key or value; the message
+            names the file, the model and the key.
     """
     file = Path(path)
     with _within(file):
@@ -131,7 +132,7 @@ def read_study(path: str | os.PathLike[str]) -> Study:
 
 
 def parse_study(source: str, name: str = "study") -> Study:
-    """The study of a TOML text, called ``name`` if the text does not say; as :func:`read_study`."""
+    """Parse a study like :func:`read_study`, from a TOML text; ``name``: the default name."""
     try:
         values = tomllib.loads(source)
     except tomllib.TOMLDecodeError as error:
@@ -152,7 +153,7 @@ def parse_study(source: str, name: str = "study") -> Study:
     folders = [run_name(model, 0).casefold() for model in models]
     for model, folder in zip(models, folders, strict=True):
         if folders.count(folder) > 1:
-            raise StudyError(f"models: expected a name of its own for each, got {model.label!r}")
+            raise StudyError(f"models: expected different names, got {model.label!r}")
     baseline, labels = values.get("baseline"), [model.label for model in models]
     if baseline is not None and baseline not in labels:
         known = ", ".join(map(repr, labels))
@@ -168,12 +169,12 @@ def parse_study(source: str, name: str = "study") -> Study:
 
 
 def run_name(model: StudyModel, seed: int) -> str:
-    """Name of the folder of a run: ``gss-c=-1.5-k=2.5-seed=1``."""
+    """The name of the folder of a run, such as ``gss-c=-1.5-k=2.5-seed=1``."""
     return re.sub(r"[^\w.=+-]+", "-", f"{model.label}-seed={seed}")
 
 
 def by_key(error: Exception) -> str:
-    """The message of an error with the keys of the file in place of flags."""
+    """The message of an error, with keys of the file in place of flags."""
 
     def key(match: re.Match[str]) -> str:
         name = match[1].replace("-", "_")
@@ -189,7 +190,7 @@ def by_key(error: Exception) -> str:
 
 @contextmanager
 def _within(place: object) -> Iterator[None]:
-    """Errors begin with the place, and those of settings have keys of the file instead of flags."""
+    """Prefix errors with the place, and replace flags in them by keys of the file."""
     try:
         yield
     except ValueError as error:
@@ -201,7 +202,7 @@ def _name(values: Mapping[str, Any], default: str) -> str:
     name = values.get("name", default)
     usable = isinstance(name, str) and name.isprintable() and name.strip(" .") != ""
     if not usable or name != Path(name).name:
-        raise StudyError(f"name: expected a name that a folder can have, got {name!r}")
+        raise StudyError(f"name: expected a valid name for a folder, got {name!r}")
     return str(name)
 
 
@@ -244,7 +245,7 @@ def _model_name(values: Any) -> str:
 def _models(
     name: str, values: Mapping[str, Any], common: Mapping[str, Any]
 ) -> Iterator[StudyModel]:
-    """One for each combination of elements of the lists among settings and head options."""
+    """One model for each combination of elements of the lists in settings and head options."""
     own = {key: v for key, v in values.items() if key not in ("name", "preset", "head_options")}
     _only_settings(own)
     given = {**common, **own}
@@ -261,7 +262,7 @@ def _models(
 
 
 def _grid(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The values with an element in place of every list, for each combination."""
+    """The values with every list replaced by one of its elements, for each combination."""
     for key, value in values.items():
         if value == []:
             raise StudyError(f"{key}: expected at least one value, got []")
@@ -290,7 +291,7 @@ def _config(
 
 
 def _option_names(head: str) -> set[str]:
-    """Every argument that a head may take by name, those of its base classes included."""
+    """All arguments that a head accepts by name, including those of its base classes."""
     return {
         parameter.name
         for part in head_class(head).__mro__
@@ -311,11 +312,11 @@ def _table(values: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _only(values: Iterable[str], known: Iterable[str]) -> None:
     for key in values:
         if key not in known:
-            raise StudyError(f"unknown key {key!r}; known are {', '.join(known)}")
+            raise StudyError(f"unknown key {key!r}, expected one of {', '.join(known)}")
 
 
 def _only_settings(values: Iterable[str]) -> None:
     for key in values:
         if key in _ELSEWHERE:
-            raise StudyError(f"{key} is no setting of a study: {_ELSEWHERE[key]}")
+            raise StudyError(f"{key}: cannot be set in a study: {_ELSEWHERE[key]}")
     _only(values, _SETTINGS)

@@ -1,4 +1,4 @@
-"""What a study finds: a table of its models, and a row for each run in full digits."""
+"""The results of a study: a table of its models, and a row for each run in full precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .runs import StudyRun
 
 def study_report(study: Study, runs: Sequence[StudyRun]) -> Report:
     """The table of the models, also in LaTeX, and a row for each run: model, head, seed, state, the
-    settings and head options that are not the same for all models, and the figures."""
+    settings and head options that differ between models, and the results."""
     models = study_table(study, runs)
     return Report(
         study.name,
@@ -35,9 +35,9 @@ def study_report(study: Study, runs: Sequence[StudyRun]) -> Report:
 
 
 def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
-    """A row for each model: perplexities as mean and standard deviation over its finished seeds,
-    the p-value against the baseline, parameters, and medians over the seeds of the seconds of an
-    epoch and of the ranks."""
+    """A table with a row for each model: mean and standard deviation of the perplexities over its
+    finished seeds, the p-value against the baseline, parameters, and medians over the seeds of the
+    seconds per epoch and of the ranks."""
     finals: dict[str, list[RunFigures]] = {model.label: [] for model in study.models}
     for run in runs:
         if run.figures is not None and run.figures.final is not None:
@@ -85,7 +85,8 @@ def _median(values: Iterable[float | None], digits: int) -> str:
 
 
 def _p_value(figures: Sequence[RunFigures], baseline: Sequence[RunFigures]) -> str:
-    """``-`` for the baseline itself, and unless both have two runs, on the same text."""
+    """The p-value; ``-`` for the baseline itself, and unless both have two runs on the same
+    text."""
     first, second = ([run.final for run in group if run.final] for group in (figures, baseline))
     texts = {final.text for final in (*first, *second)}
     if figures is baseline or len(texts) != 1 or min(len(first), len(second)) < 2:
@@ -120,11 +121,11 @@ def _notes(study: Study, runs: Sequence[StudyRun]) -> Iterator[str]:
             yield f"{run.path.name} failed: {run.failure}"
     texts = {run.figures.final.text for run in runs if run.figures and run.figures.final}
     if len(texts) > 1:
-        yield "the runs are on different texts or vocabularies: their perplexities do not compare"
+        yield "the runs differ in text or vocabulary: their perplexities are not comparable"
 
 
 def _rows(study: Study, runs: Sequence[StudyRun]) -> list[dict[str, Any]]:
-    """None where a run has no figure."""
+    """None for missing results."""
     own = {*UNGROUPED, "head", "head_option"}
     settings = {m.label: json.loads(m.config.to_json()) for m in study.models}
     options = {m.label: m.options for m in study.models}
@@ -161,7 +162,7 @@ def _rows(study: Study, runs: Sequence[StudyRun]) -> list[dict[str, Any]]:
 
 
 def _varying(models: Collection[Mapping[str, Any]]) -> list[str]:
-    """Names whose values are not the same in all models, in the order in which they come up."""
+    """Names whose values differ between models, in order of appearance."""
     names = dict.fromkeys(name for values in models for name in values)
     return [name for name in names if len({json.dumps(v.get(name)) for v in models}) > 1]
 

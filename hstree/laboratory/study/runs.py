@@ -1,13 +1,13 @@
-"""A study: the runs of a grid, one after the other, each an ordinary run of hstree train.
+"""Run a study: the runs of a grid, one after another, each an ordinary run of hstree train.
 
-The folder of a study holds the folders of its runs, and in each of them, beside what ``hstree
-train`` writes:
+The folder of a study contains the folders of its runs. In addition to the files of ``hstree
+train``, each may have:
 
-    rank.json     the ranks of its log-probabilities, where the study asks for them
-    failed.txt    why the training ended early, if it did
+    rank.json     the ranks of its log-probabilities, if the study computes them failed.txt    why
+    the training failed, if it did
 
-A run is known to be done by what lies in its folder, so a study can be stopped at any time and goes
-on when it is run again.
+The files in its folder say whether a run is finished, so a study can be stopped at any time and
+resumes when it is run again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hstree._files import write_atomic
+from hstree._progress import duration
 from hstree.runs import UNGROUPED, RunFigures, TrainConfig, choose_device, load_run, read_run
 from hstree.training import Reporter, Silent, TrainingError, TrainingInterrupted, resume, train
 
@@ -28,14 +29,14 @@ from .file import RankSettings, Study, StudyError, StudyModel, by_key, run_name
 
 RUNS, RANK, FAILURE = "runs", "rank.json", "failed.txt"
 OPEN = ("waiting", "interrupted", "without ranks")
-"""States of runs with work left to do; the others are ``finished`` and ``failed``."""
+"""States of unfinished runs; the other states are ``finished`` and ``failed``."""
 
 
 class StudyInterrupted(KeyboardInterrupt):
-    """A study was interrupted; run again, it goes on.
+    """A study was interrupted. It resumes when it is run again.
 
     Attributes:
-        signal: number of the signal that came, or None.
+        signal: number of the received signal, or None.
     """
 
     def __init__(self, message: str, signal: int | None = None) -> None:
@@ -53,17 +54,17 @@ class Ranks:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A run of a study as it is now.
+    """The current state of a run of a study.
 
     Attributes:
-        model: which configuration.
-        seed: with which seed.
-        path: its folder, which may not be there yet.
-        state: "finished", "failed" or one of :data:`OPEN`; "without ranks": trained, but the study
-            asks for ranks.
-        figures: None as long as there is no folder.
-        ranks: None if there are none, or those of other settings.
-        failure: why its training ended early.
+        model: its configuration.
+        seed: its seed.
+        path: its folder, which may not exist yet.
+        state: "finished", "failed" or one of :data:`OPEN`; "without ranks": trained, but the ranks
+            of the study are missing.
+        figures: its results; None if there is no folder yet.
+        ranks: its ranks; None if there are none with the settings of the study.
+        failure: why its training failed, or None.
     """
 
     model: StudyModel
@@ -81,16 +82,16 @@ class StudyRun:
 
     @property
     def seconds(self) -> float:
-        """What its epochs have taken so far."""
+        """The training time of its epochs so far."""
         return sum(epoch.seconds for epoch in self.figures.epochs) if self.figures else 0.0
 
 
 def study_runs(study: Study, folder: Path) -> list[StudyRun]:
-    """The runs of a study as they are in its folder: all models with the first seed, then all with
-    the second, and so on, so that every model has a result early.
+    """List the runs of a study from its folder: all models with the first seed, then all with the
+    second, and so on, so that every model has an early result.
 
     Raises:
-        StudyError: a run has other settings than the file says by now, or its folder is not one.
+        StudyError: a run has settings other than those in the file, or its folder is not a run.
     """
     return [
         _read(study, StudyRun(model, seed, folder / RUNS / run_name(model, seed)))
@@ -107,30 +108,30 @@ def run_study(
     reporter: Callable[[], Reporter] = Silent,
     changed: Callable[[Sequence[StudyRun]], None] = lambda runs: None,
 ) -> list[StudyRun]:
-    """Make the runs that are not there yet, go on with those that were interrupted, take the ranks
-    that are missing. A run whose training fails is not tried again while its folder is there.
+    """Make the missing runs, resume the interrupted ones, and compute the missing ranks. A run
+    whose training failed is not repeated as long as its folder exists.
 
     Args:
-        study: of :func:`read_study`.
-        folder: of the study; made if it is not there.
-        limit: number of runs to work on at most; None: all.
-        reporter: makes a listener for each run.
-        changed: called with all runs at the beginning, whenever one has ended, and on an
+        study: result of :func:`read_study`.
+        folder: folder of the study; created if needed.
+        limit: largest number of runs to work on; None: all.
+        reporter: function that makes a listener for each run.
+        changed: function called with all runs at the beginning, whenever one ends, and on an
             interruption.
 
     Returns:
-        All runs as they are now.
+        The current state of all runs.
 
     Raises:
-        StudyError: as :func:`study_runs`, or a run cannot be made with the settings it has; those
-            that have ended are kept.
+        StudyError: see :func:`study_runs`; or a run cannot be made with its settings. Completed
+            runs are kept.
         StudyInterrupted: on Ctrl-C or SIGTERM.
     """
     runs = study_runs(study, folder)
     changed(runs)
     for number in [number for number, run in enumerate(runs) if run.state in OPEN][:limit]:
         run, listener, left = runs[number], reporter(), seconds_left(runs)
-        time = "" if left is None else f", about {left / 60:.0f} min of training left"
+        time = "" if left is None else f", about {duration(left)} of training left"
         listener.message(f"run {number + 1} of {len(runs)}: {run.path.name}{time}")
         try:
             runs[number] = _finish(study, run, listener)
@@ -140,7 +141,7 @@ def run_study(
             if isinstance(error, KeyboardInterrupt):
                 done = sum(run.state == "finished" for run in runs)
                 raise StudyInterrupted(
-                    f"{done} of {len(runs)} runs are finished; the same command goes on",
+                    f"{done} of {len(runs)} runs are finished; run the same command to continue",
                     error.signal if isinstance(error, TrainingInterrupted) else None,
                 ) from None
             if isinstance(error, StudyError):
@@ -151,8 +152,8 @@ def run_study(
 
 
 def seconds_left(runs: Sequence[StudyRun]) -> float | None:
-    """Estimated seconds of training that remain: a run takes as long as the finished ones of its
-    model on average, or as all finished ones. None if none has finished."""
+    """Estimated seconds of training left: a run takes the mean time of the finished runs of its
+    model, or of all finished runs. None if no run has finished."""
     finished = [run for run in runs if run.figures is not None and run.figures.final is not None]
     if not finished:
         return None
@@ -166,7 +167,7 @@ def seconds_left(runs: Sequence[StudyRun]) -> float | None:
 
 
 def _finish(study: Study, run: StudyRun, reporter: Reporter) -> StudyRun:
-    """The run, trained to its end and with its ranks."""
+    """Train the run to its end and compute its ranks."""
     try:
         if run.state == "waiting":
             train(run.config, reporter)
@@ -185,8 +186,8 @@ def _finish(study: Study, run: StudyRun, reporter: Reporter) -> StudyRun:
 
 
 def _read(study: Study, run: StudyRun) -> StudyRun:
-    """The run by what lies in its folder now. Raises StudyError unless that has the settings of the
-    run; those that make no other model aside."""
+    """The current state of the run, from its folder. Raises StudyError unless the folder has the
+    settings of the run, except for those that do not change the model."""
     if not run.path.exists():
         return run
     figures = read_run(run.path)
@@ -195,9 +196,9 @@ def _read(study: Study, run: StudyRun) -> StudyRun:
         found = figures.settings[name]
         if (name == "seed" or name not in UNGROUPED) and found != value:
             raise StudyError(
-                f"{run.path}: this run was made with {name} = {json.dumps(found)}, and the "
-                f"file now says {json.dumps(value)}; name another --output, or remove the folder "
-                "of the run to make it again"
+                f"{run.path}: this run was made with {name} = {json.dumps(found)}, but the "
+                f"file now has {json.dumps(value)}; choose another --output, or remove the folder "
+                "of the run to repeat it"
             )
     ranks = None if study.rank is None else _read_ranks(run.path / RANK, study.rank)
     run = replace(run, state="interrupted", figures=figures, ranks=ranks)
@@ -229,7 +230,7 @@ def _take_ranks(path: Path, settings: RankSettings) -> None:
 
 
 def _read_ranks(path: Path, settings: RankSettings) -> Ranks | None:
-    """What :func:`_take_ranks` wrote; None if that was nothing, or for other settings."""
+    """The ranks written by :func:`_take_ranks`; None if there are none with these settings."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["settings"] != dataclasses.asdict(settings):

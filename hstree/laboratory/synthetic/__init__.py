@@ -1,1 +1,1 @@
-"""What a head can express with D features, without a network: the synthetic bottleneck."""
+"""The synthetic bottleneck experiment: what a head of D features can express."""

@@ -1,9 +1,10 @@
-"""The synthetic bottleneck experiment: what an output layer of D features can express, no network.
+"""The synthetic bottleneck experiment: what an output layer of D features can express.
 
-N contexts, each with a vector of its own that is free to move, and M outcomes, whose parameters all
-contexts share, fit targets P*(. | c_j) drawn from a Dirichlet distribution. Nothing is left unseen:
-what a head does not fit, it cannot express, or Adam did not find. Ganea et al., Breaking the
-Softmax Bottleneck via Learnable Monotonic Pointwise Non-linearities, 2019.
+There is no network: N contexts, each with a trainable vector, and M outcomes, whose parameters all
+contexts share, fit targets P*(. | c_j) drawn from a Dirichlet distribution. All targets are
+training data, so a head that does not fit them cannot express them, or Adam did not find the
+solution. Ganea et al., Breaking the Softmax Bottleneck via Learnable Monotonic Pointwise
+Non-linearities, 2019.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ from torch import Tensor, nn
 from .heads import DEFAULT_HEADS, HeadChoice, choose_head
 
 FITTED = 1e-4
-"""Nats of Kullback-Leibler divergence below which a fit ends: nothing is left to gain."""
+"""Kullback-Leibler divergence in nats below which a fit stops early."""
 
 
 @dataclass(frozen=True)
 class SyntheticSetting:
-    """The experiment's sizes.
+    """The settings of the experiment.
 
     Attributes:
-        contexts: N.
-        outcomes: M.
-        dimensions: sizes D of a context vector.
+        contexts: number of contexts, N.
+        outcomes: number of outcomes, M.
+        dimensions: sizes of a context vector, D.
         alphas: concentrations of the symmetric Dirichlet distribution of the targets. The smaller,
-            the fewer outcomes share a target's mass.
-        heads: what to fit.
-        steps: most steps of Adam in a fit.
-        learning_rates: the grid from which every head, D and alpha get their own.
-        seeds: number of repetitions, each with targets and initial values of its own.
+            the fewer outcomes have most of a target's mass.
+        heads: heads to fit.
+        steps: largest number of steps of Adam in a fit.
+        learning_rates: grid from which the best is chosen for every head, D and alpha.
+        seeds: number of repetitions, each with other targets and initial values.
 
     Raises:
-        ValueError: a size below 1 (2 for outcomes), an empty list, something twice in a list, an
-            alpha or learning rate that is not positive, or options that a head does not take.
+        ValueError: a size is below 1 (2 for outcomes), a list is empty or has repetitions, an alpha
+            or learning rate is not positive, or a head does not accept its options.
     """
 
     contexts: int = 200
@@ -84,26 +85,28 @@ class SyntheticSetting:
 
     @property
     def n_fits(self) -> int:
-        """How many fits :func:`synthetic_bottleneck` makes."""
+        """The number of fits of :func:`synthetic_bottleneck`."""
         cells = len(self.alphas) * len(self.dimensions) * len(self.heads)
         return cells * (len(self.learning_rates) + self.seeds - 1)
 
 
 @dataclass(frozen=True)
 class SyntheticFit:
-    """A head fitted to the targets of one seed.
+    """The fit of a head to the targets of one seed.
 
     Attributes:
-        head: label.
-        alpha, dimension, seed: of the targets, of the context vectors, of everything random.
-        learning_rate: of Adam at the beginning.
-        steps: made.
-        mode_matching: percentage of contexts whose most probable outcome is that of the target.
-        cross_entropy: nats, mean over contexts; never below ``entropy``.
-        entropy: nats, of the targets, mean over contexts.
-        divergence: the difference of the two: mean KL(P* || P), nats. Infinite where the fit
+        head: label of the head.
+        alpha, dimension, seed: concentration of the targets, size of the context vectors, random
+            seed.
+        learning_rate: initial learning rate of Adam.
+        steps: number of steps.
+        mode_matching: percentage of contexts whose most probable outcome is also that of the
+            target.
+        cross_entropy: mean over contexts, in nats; at least ``entropy``.
+        entropy: entropy of the targets, mean over contexts, in nats.
+        divergence: mean KL(P* || P) in nats, the difference of the two. Infinite if the fit
             diverged.
-        parameters: of the head that were fitted, context vectors apart.
+        parameters: number of fitted parameters of the head, without context vectors.
     """
 
     head: str
@@ -121,7 +124,7 @@ class SyntheticFit:
 
 @dataclass(frozen=True)
 class SyntheticBaseline:
-    """The best prediction that does not look at the context, the mean of all targets; fields as in
+    """The best prediction that ignores the context: the mean of all targets. Fields as in
     :class:`SyntheticFit`, means over seeds."""
 
     alpha: float
@@ -132,7 +135,7 @@ class SyntheticBaseline:
 
 @dataclass(frozen=True)
 class SyntheticCell:
-    """Mean and standard deviation over seeds (0 with one seed) of a head's fits; fields as in
+    """Mean and standard deviation (0 with one seed) of a head's fits over seeds. Fields as in
     :class:`SyntheticFit`."""
 
     head: str
@@ -147,14 +150,14 @@ class SyntheticCell:
 
 @dataclass(frozen=True)
 class SyntheticResult:
-    """What :func:`synthetic_bottleneck` found.
+    """The results of :func:`synthetic_bottleneck`.
 
     Attributes:
-        setting: what was asked for.
-        fits: one for each alpha, head, dimension and seed.
-        search: the fits of the first seed with all learning rates.
-        baselines: one for each alpha.
-        cells: one for each alpha, head and dimension.
+        setting: the settings.
+        fits: a fit for each alpha, head, dimension and seed.
+        search: fits of the first seed with all learning rates.
+        baselines: a baseline for each alpha.
+        cells: statistics for each alpha, head and dimension.
     """
 
     setting: SyntheticSetting
@@ -170,30 +173,32 @@ class SyntheticResult:
 def dirichlet_targets(
     contexts: int, outcomes: int, alpha: float, seed: int
 ) -> npt.NDArray[np.float64]:
-    """P* [N, M], rows from the symmetric Dirichlet distribution of concentration alpha."""
+    """Targets P* [N, M], with rows from the symmetric Dirichlet distribution of concentration
+    alpha."""
     return np.random.default_rng(seed).dirichlet(np.full(outcomes, alpha), contexts)
 
 
 def entropy(targets: Tensor) -> Tensor:
-    """-sum_y P*(y) log P*(y) [N] in nats: targets [N, M]."""
+    """Entropy -sum_y P*(y) log P*(y), [N], in nats, of targets [N, M]."""
     entropies: Tensor = torch.special.entr(targets).sum(-1)
     return entropies
 
 
 def cross_entropy(targets: Tensor, log_prob: Tensor) -> Tensor:
-    """-sum_y P*(y) log P(y) [N] in nats: targets and log P [N, M]; 0 log 0 = 0."""
+    """Cross-entropy -sum_y P*(y) log P(y), [N], in nats, of targets and log P [N, M]; 0 log 0 =
+    0."""
     return -torch.where(targets > 0, targets * log_prob, 0.0).sum(-1)
 
 
 def mode_matching(targets: Tensor, log_prob: Tensor) -> float:
-    """Percentage of rows whose greatest entries are in the same place: [N, M] both."""
+    """Percentage of rows of two matrices [N, M] whose largest entries have the same index."""
     same = targets.argmax(-1) == log_prob.argmax(-1)
     return 100 * float(same.double().mean())
 
 
 def constant_prediction(targets: Tensor) -> tuple[float, float]:
-    """Mean KL(P* || mean of P*) in nats, and the percentage of modes that this mean has: targets
-    [N, M], or those of several seeds with a mean each [S, N, M]."""
+    """Mean KL(P* || mean of P*) in nats, and the percentage of modes that this mean matches, of
+    targets [N, M], or [S, N, M] for several seeds with separate means."""
     mean = targets.mean(-2, keepdim=True).expand_as(targets)
     excess = cross_entropy(targets, mean.log()) - entropy(targets)
     return float(excess.mean()), mode_matching(targets, mean)
@@ -212,16 +217,16 @@ def fit_head(
     alpha: float = math.nan,
     device: torch.device | None = None,
 ) -> SyntheticFit:
-    """Fit a head and a free vector for every context to targets [N, M].
+    """Fit a head and a trainable vector for every context to targets [N, M].
 
-    Adam on all of the data at once, minimising the mean cross-entropy; the learning rate falls to 0
-    as (1 + cos(pi x)) / 2. Context vectors begin normal with deviation 1, the head as it always
-    does. Context vectors and head have the same learning rate, but for parameters with one of their
-    own (the slopes of a PLIF, 0.02). The fit ends early where the divergence is below
-    :data:`FITTED`, or not a number. float32; the measures are taken in float64.
+    Full-batch Adam minimizes the mean cross-entropy; the learning rate decays to 0 as (1 + cos(pi
+    x)) / 2. Context vectors are initialized from a standard normal distribution, the head as usual.
+    Context vectors and head have the same learning rate, except for parameters with their own (the
+    slopes of a PLIF, 0.02). The fit stops early if the divergence is below :data:`FITTED` or nan.
+    Training is in float32; results are computed in float64.
 
     Returns:
-        The same on one machine for the same arguments on the CPU. ``alpha`` is only passed on.
+        The fit; deterministic on the CPU of one machine. ``alpha`` is only recorded in it.
     """
     truth = torch.from_numpy(targets).to(device)
     wanted = truth.float()
@@ -261,16 +266,17 @@ def synthetic_bottleneck(
 ) -> SyntheticResult:
     """Fit every head at every alpha and dimension.
 
-    On the first seed with all learning rates of the grid; the one with the least divergence is that
-    of the other seeds.
+    The first seed is fitted with all learning rates of the grid. The one with the smallest
+    divergence is used for the other seeds.
 
     Args:
-        setting: sizes.
-        device: where to compute.
-        advance: is told of each fit, ``setting.n_fits`` in all, in the order of the setting.
-        processes: how many to work in, each with one thread; with 1 it is this one, with its
-            threads. More ask for a main module that may be imported again, as
-            :mod:`multiprocessing` does with ``spawn``.
+        setting: settings of the experiment.
+        device: device of the computation.
+        advance: function called with each of the ``setting.n_fits`` fits, in the order of the
+            settings.
+        processes: number of worker processes, each with one thread; 1 uses this process and its
+            threads. With more, the main module must be importable, as for ``spawn`` of
+            :mod:`multiprocessing`.
 
     Raises:
         ValueError: processes below 1.
@@ -284,8 +290,8 @@ def synthetic_bottleneck(
     with ExitStack() as stack:
         done: Iterable[tuple[list[SyntheticFit], list[SyntheticFit]]] = map(fit_cell, tasks)
         if processes > 1:
-            with ExitStack() as quiet:  # workers inherit that Ctrl-C is ignored; this one ends them
-                if threading.current_thread() is threading.main_thread():  # which alone receives it
+            with ExitStack() as quiet:  # workers ignore Ctrl-C; this process terminates them
+                if threading.current_thread() is threading.main_thread():  # only it gets the signal
                     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
                     quiet.callback(signal.signal, signal.SIGINT, before)
                 spawn = multiprocessing.get_context("spawn")
@@ -313,8 +319,8 @@ def _targets(setting: SyntheticSetting, alpha: float, seed: int) -> npt.NDArray[
 def _fit_cell(
     setting: SyntheticSetting, device: torch.device | None, cell: tuple[float, HeadChoice, int]
 ) -> tuple[list[SyntheticFit], list[SyntheticFit]]:
-    """The fits of the first seed by learning rate, and the fit of each seed with the best of
-    them."""
+    """The fits of the first seed for all learning rates, and the fit of each seed with the best
+    one."""
     alpha, choice, dimension = cell
 
     def fit(rate: float, seed: int) -> SyntheticFit:

@@ -1,5 +1,5 @@
-"""The heads of the synthetic bottleneck experiment, in sizes for a hundred outcomes: parameters far
-fewer than the probabilities to fit, and quick."""
+"""The heads of the synthetic bottleneck experiment, in sizes for a hundred outcomes: fast, and with
+far fewer parameters than probabilities to fit."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class HeadChoice:
     """A head and its options in this experiment.
 
     Attributes:
-        label: what it is called in tables.
-        name: in :mod:`hstree.heads.registry`.
-        options: keyword arguments of its ``from_corpus``.
+        label: name in tables.
+        name: name in :mod:`hstree.heads.registry`.
+        options: keyword arguments for its ``from_corpus``.
     """
 
     label: str
@@ -47,13 +47,13 @@ class HeadChoice:
     options: Mapping[str, Any]
 
     def build(self, dimension: int, targets: npt.NDArray[np.float64], seed: int) -> Head:
-        """The head for targets [N, M].
+        """Build the head for targets [N, M].
 
-        It begins as for a corpus in which outcomes are as frequent as in the mean of the targets.
-        Parameters come from torch's generator, trees from ``seed``.
+        It is initialized as for a corpus with the mean of the targets as frequencies. Parameters
+        are drawn from torch's generator, trees from ``seed``.
 
         Raises:
-            ValueError: the head does not take these options at this size.
+            ValueError: the head does not accept these options at this size.
         """
         frequencies = np.rint(1e6 * targets.sum(0)).astype(np.int64)
         statistics = CorpusStatistics(frequencies, np.empty(0, np.int32))
@@ -67,22 +67,24 @@ class HeadChoice:
 
 
 def known_heads() -> list[str]:
-    """The names that :func:`choose_head` knows: every head that reads one vector, and further
+    """The names that :func:`choose_head` accepts: all heads that read one vector, and several
     shapes of trees."""
     return sorted({name for name in head_names() if not head_class(name).reads_layers} | {*_SHAPES})
 
 
 def choose_head(text: str) -> HeadChoice:
-    """A head from ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, values as JSON or plain text.
+    """Parse a head from ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, with values as JSON or plain
+    text.
 
-    ``NAME`` is one of :func:`known_heads`; options add to those that it has in this experiment, or
+    ``NAME`` is one of :func:`known_heads`. Options are added to its options in this experiment, or
     replace them.
 
     Raises:
-        ValueError: an unknown name, a head that reads several layers, or no KEY=VALUE.
+        ValueError: the name is unknown, the head reads several layers, or an option is not
+            KEY=VALUE.
 
     Example:
-        >>> from hstree.laboratory.synthetic.heads import choose_head
+        >>> from hstree.laboratory import choose_head
         >>> choose_head("mos:components=15").options
         {'components': 15}
     """
@@ -90,7 +92,8 @@ def choose_head(text: str) -> HeadChoice:
     if label not in known_heads():
         if label in head_names():
             raise ValueError(
-                f"heads: {label!r} reads several layers of a network; a context has one vector here"
+                f"heads: expected heads that read one vector, got {label!r}, which reads several "
+                f"layers"
             )
         raise ValueError(f"heads: expected one of {', '.join(known_heads())}, got {label!r}")
     name = "trees" if label in _SHAPES else label

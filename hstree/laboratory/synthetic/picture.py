@@ -1,4 +1,4 @@
-"""Pictures of the synthetic bottleneck experiment."""
+"""Plots of the synthetic bottleneck experiment."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _STYLE: dict[str, Any] = {"ms": 4.5, "lw": 1.4, "elinewidth": 0.8, "capsize": 2}
 
 
 def synthetic_picture(result: SyntheticResult, alpha: float) -> Any:
-    """A figure of mode matching and divergence against the dimension for one alpha, a line for each
-    head, bars of one standard deviation over seeds."""
+    """Plot mode matching and divergence against the dimension for one alpha, with a line for each
+    head and bars of one standard deviation over seeds."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     setting = result.setting
@@ -27,7 +27,8 @@ def synthetic_picture(result: SyntheticResult, alpha: float) -> Any:
         cells.sort(key=lambda cell: cell.dimension)
         finite = [cell for cell in cells if 0 < cell.divergence < math.inf]
         style = _STYLE | line_style(number) | {"marker": _MARKERS[number % len(_MARKERS)]}
-        style |= {"label": plain(choice.label), "zorder": 3 - number / 100}  # the first lie on top
+        # the first are drawn on top
+        style |= {"label": plain(choice.label), "zorder": 3 - number / 100}
         left.errorbar(
             [cell.dimension for cell in cells],
             [cell.mode_matching for cell in cells],

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from operator import itemgetter
 
 from hstree._arguments import count as at_least_1
 from hstree._arguments import positive
+from hstree._progress import Task
 from hstree.runs import choose_device
 
 from ..report import Report
@@ -36,8 +34,16 @@ def measure(arguments: argparse.Namespace) -> Report:
         arguments.seeds,
     )
     device = choose_device(arguments.device)
-    with _progress(setting.n_fits) as advance:
+    task = Task("fitting heads", setting.n_fits)
+
+    def advance(fit: SyntheticFit) -> None:
+        task.note = _described(fit)
+        task.advance()
+
+    try:
         result = synthetic_bottleneck(setting, device, advance, processes=arguments.processes)
+    finally:
+        task.close()
     return synthetic_report(result)
 
 
@@ -55,14 +61,14 @@ def synthetic_report(result: SyntheticResult) -> Report:
 
 
 def _tables(result: SyntheticResult) -> list[Table]:
-    """A row for each head, a column for each dimension."""
+    """Tables with a row for each head and a column for each dimension."""
     several = result.setting.seeds > 1
     spread = ", mean and standard deviation over seeds" if several else ""
     texts: dict[str, dict[tuple[str, int], str]] = {}
     for alpha in result.setting.alphas:
         for name, digits, title in (
             ("mode_matching", 1, "Mode matching (% of contexts)"),
-            ("divergence", 3, "KL(P* || P), cross-entropy less entropy (nats)"),
+            ("divergence", 3, "KL(P* || P), cross-entropy minus entropy (nats)"),
         ):
             of_table = texts[f"{title}, alpha = {alpha:g}{spread}"] = {}
             for cell in result.cells:
@@ -72,7 +78,7 @@ def _tables(result: SyntheticResult) -> list[Table]:
                     of_table[cell.head, cell.dimension] = (
                         text if math.isfinite(mean) else "diverged"
                     )
-    texts["Parameters of the head, context vectors apart"] = {
+    texts["Parameters of the head, without context vectors"] = {
         (fit.head, fit.dimension): count(fit.parameters) for fit in result.fits
     }
     heads = [choice.label for choice in result.setting.heads]
@@ -94,18 +100,18 @@ def _notes(result: SyntheticResult) -> Iterator[str]:
             f"and matches {each.mode_matching:.1f} % of the modes."
         )
     rates = ", ".join(f"{rate:g}" for rate in setting.learning_rates)
-    again = ", and that rate with the other seeds" if setting.seeds > 1 else ""
+    again = ", used for the other seeds too" if setting.seeds > 1 else ""
     yield (
-        f"{setting.steps} steps of Adam at most, on all contexts at once; of the learning rates "
-        f"{rates} the one with the least divergence on the first seed{again}, for each head, D "
+        f"At most {setting.steps} steps of Adam, on all contexts at once. Of the learning rates "
+        f"{rates}, the one with the smallest divergence on the first seed{again}, for each head, D "
         "and alpha."
     )
     if len(setting.learning_rates) > 1:
         chosen = [cell.learning_rate for cell in result.cells]
         yield (
-            f"Of {len(chosen)} choices of a learning rate "
-            f"{chosen.count(min(setting.learning_rates))} fell on the least and "
-            f"{chosen.count(max(setting.learning_rates))} on the greatest."
+            f"Chosen learning rates: {len(chosen)} in total, "
+            f"{chosen.count(min(setting.learning_rates))} of them the smallest and "
+            f"{chosen.count(max(setting.learning_rates))} the largest of the grid."
         )
     options = [
         f"{choice.label} ({', '.join(f'{key}={value}' for key, value in choice.options.items())})"
@@ -116,38 +122,8 @@ def _notes(result: SyntheticResult) -> Iterator[str]:
         yield f"Options of the heads: {'; '.join(options)}."
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[SyntheticFit], None]]:
-    """A function to be told of each fit: a bar on standard error if it is a terminal, else a line
-    every ten seconds."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-        numbers, line, time_left = MofNCompleteColumn(), BarColumn(None), TimeRemainingColumn()
-        columns = (numbers, line, "{task.description}", time_left, "left")
-        console = Console(stderr=True)
-        with Progress(*columns, console=console, expand=True, transient=True) as bar:
-            task = bar.add_task("", total=total)
-            yield lambda fit: bar.update(task, advance=1, description=_described(fit))
-        return
-    begin = spoke = time.perf_counter()
-    done = 0
-
-    def advance(fit: SyntheticFit) -> None:
-        nonlocal spoke, done
-        done += 1
-        now = time.perf_counter()
-        if now - spoke >= 10:
-            spoke = now
-            left = (now - begin) / done * (total - done)
-            print(f"{done}/{total}  {_described(fit)}  {left:.0f} s left", file=sys.stderr)
-
-    yield advance
-
-
 def _described(fit: SyntheticFit) -> str:
-    return f"{fit.head}, D = {fit.dimension}, alpha = {fit.alpha:g}, KL {fit.divergence:.3f}"
+    return f"{fit.head}, D = {fit.dimension}, alpha = {fit.alpha:g}"
 
 
 _NUMBER = {"metavar": "N", "type": at_least_1}
@@ -156,12 +132,12 @@ COMMAND = Measurement(
     "synthetic",
     "what each head can express with D features",
     """\
-The softmax bottleneck without a network: N contexts, each with a vector of D numbers of its own,
-and M outcomes, whose parameters all contexts share, are fitted by full-batch Adam to targets from a
-Dirichlet distribution. For every head, D and alpha: the share of contexts whose most probable
-outcome is right (mode matching), and the divergence KL(P* || P), which is the cross-entropy less
-the entropy of the targets. Without flags three to four minutes on two cores. Ctrl-C ends it and
-writes nothing.
+The softmax bottleneck without a network: N contexts, each with a trainable vector of D numbers, and
+M outcomes, whose parameters all contexts share, are fitted by full-batch Adam to targets from a
+Dirichlet distribution. For every head, D and alpha, reports the share of contexts whose most
+probable outcome is right (mode matching), and the divergence KL(P* || P), which is the
+cross-entropy minus the entropy of the targets. Takes three to four minutes on two cores with the
+defaults. Ctrl-C stops it without writing anything.
 """,
     measure,
     (
@@ -175,7 +151,7 @@ writes nothing.
             **_POSITIVE,
             default=[0.01, 0.1],
             help="concentrations of the symmetric Dirichlet distribution; the smaller, the fewer "
-            "outcomes share a target's mass",
+            "outcomes have most of a target's mass",
         ),
         Argument(
             "--heads",
@@ -185,14 +161,19 @@ writes nothing.
             help="names, or NAME:KEY=VALUE,KEY=VALUE with options of the head, such as "
             "mos:components=15 or trees:n_trees=2,root=16; all: every head that reads one vector",
         ),
-        Argument("--steps", **_NUMBER, default=400, help="most steps of Adam in a fit"),
+        Argument(
+            "--steps", **_NUMBER, default=400, help="largest number of steps of Adam in a fit"
+        ),
         Argument(
             "--learning-rates",
             **_POSITIVE,
             default=[0.05, 0.2, 0.8],
-            help="grid of which each head, D and alpha get the best on the first seed",
+            help="grid of learning rates; the best on the first seed is chosen for each head, D "
+            "and alpha",
         ),
-        Argument("--seeds", **_NUMBER, default=2, help="repetitions, each with other targets"),
+        Argument(
+            "--seeds", **_NUMBER, default=2, help="number of repetitions, each with other targets"
+        ),
         Argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="where to fit"),
         Argument("--processes", **_NUMBER, default=2, help="to work in"),
     ),

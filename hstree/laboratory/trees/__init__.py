@@ -1,1 +1,1 @@
-"""What do the trees of an ensemble do: which words are together, and where does the loss arise?"""
+"""Trees of an ensemble: clusters of words, agreement, and the loss by level and frequency."""

@@ -1,4 +1,4 @@
-"""Which words trees put together, and how far trees agree about it."""
+"""Clusters of words in trees, and the agreement of trees about them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Cluster:
-    """Words below one child of the root: how many, their share of the training text, and the most
-    frequent of them."""
+    """The words below one child of the root: their number, their share of the training text, and
+    the most frequent ones."""
 
     size: int
     share: float
@@ -32,17 +32,18 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the T trees of an ensemble agree; matrices [T, T] are symmetric but for ``together``.
+    """Agreement of the T trees of an ensemble. Matrices are [T, T] and symmetric, except
+    ``together``.
 
     Attributes:
-        adjusted_rand: of the partitions into clusters under the root; 1 for equal ones, 0 expected
-            by chance.
-        together: share of the pairs of classes in one cluster of the row's tree that are in one
-            cluster of the column's tree too.
-        chance: [T], share of all pairs of classes that are in one cluster of a tree.
-        depth_correlation: Spearman's, over ``pairs`` random pairs of classes, of the depths of
-            their lowest common ancestors; nan if one of the trees is flat.
-        pairs: their number.
+        adjusted_rand: adjusted Rand index of the partitions into clusters under the root: 1 if
+            equal, 0 expected by chance.
+        together: of the pairs of classes in one cluster of the row's tree, the share that is also
+            in one cluster of the column's tree.
+        chance: share of all pairs of classes that are in one cluster of a tree, [T].
+        depth_correlation: Spearman's correlation of the depths of the lowest common ancestors of
+            ``pairs`` random pairs of classes; nan if one of the trees is flat.
+        pairs: number of these pairs.
     """
 
     adjusted_rand: FloatArray
@@ -53,13 +54,13 @@ class Agreement:
 
 
 def root_partition(tree: Tree, frequencies: npt.ArrayLike | None = None) -> IntArray:
-    """The cluster of each class, int64 [V]: the child of the root that it is below.
+    """The cluster of each class, int64 [V]: the number of the root's child above it.
 
-    A binary root, with its two halves, is first collapsed to the sqrt(V) heaviest clusters; see
+    A tree with a binary root is first collapsed to the sqrt(V) heaviest clusters; see
     :meth:`hstree.trees.Tree.collapse`.
 
     Args:
-        frequencies: real [V], of the training text; None counts leaves.
+        frequencies: class frequencies in the training text, real [V]; None: equal frequencies.
     """
     if tree.root_width == 2:
         tree = tree.collapse(math.isqrt(tree.n_classes), frequencies=frequencies)
@@ -71,8 +72,8 @@ def root_partition(tree: Tree, frequencies: npt.ArrayLike | None = None) -> IntA
 
 
 def heaviest_clusters(tree: Tree, vocabulary: Vocabulary, n: int, words: int) -> list[Cluster]:
-    """At most n of the heaviest clusters of two or more words under the root, each with at most so
-    many words, the most frequent first."""
+    """The heaviest clusters of two or more words under the root, at most n, each with its most
+    frequent words."""
     weight = vocabulary.frequencies
     cluster = root_partition(tree, weight)
     sizes, mass = np.bincount(cluster), np.bincount(cluster, weight)
@@ -88,11 +89,11 @@ def heaviest_clusters(tree: Tree, vocabulary: Vocabulary, n: int, words: int) ->
 
 
 def nearest_words(tree: Tree, vocabulary: Vocabulary, word: str, n: int) -> list[tuple[str, int]]:
-    """At most n siblings of a word first, then cousins: pairs (word, depth of the lowest common
-    ancestor).
+    """The nearest words in a tree, at most n, siblings first: pairs (word, depth of the lowest
+    common ancestor).
 
-    Deepest first, and the most frequent first among those of equal depth; without the words that
-    part from it at the root, so that a word right under the root has none.
+    Sorted by decreasing depth, then by frequency. Words whose lowest common ancestor is the root
+    are excluded, so a word directly under the root has none.
     """
     own = vocabulary[word]
     depth = common_depth(tree, np.full(tree.n_classes, own), np.arange(tree.n_classes))
@@ -108,14 +109,14 @@ def adjusted_rand_index(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
         \frac{\sum_{ij} \binom{n_{ij}}{2} - E}{\frac{1}{2} (A + B) - E}, \qquad
         A = \sum_i \binom{a_i}{2}, \quad B = \sum_j \binom{b_j}{2}, \quad E = A B / \binom{n}{2}
 
-    with the contingency table n_ij and its row and column sums a, b. 1 for equal partitions, those
-    of single elements or of one cluster included.
+    with the contingency table n_ij and its row and column sums a, b. 1 for equal partitions,
+    including those into single elements or one cluster.
 
     Args:
-        first, second: int [n], the cluster of each element, from 0 on.
+        first, second: cluster of each element, from 0 on, int [n].
 
     Raises:
-        ValueError: partitions of different sets.
+        ValueError: the partitions have different sizes.
 
     Source: Hubert and Arabie, Comparing partitions, Journal of Classification 2, 1985.
     """
@@ -129,7 +130,7 @@ def adjusted_rand_index(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
 
 
 def _pairs(x: IntArray, y: IntArray) -> int:
-    """How many pairs of elements are together in both partitions."""
+    """Number of pairs of elements that are together in both partitions."""
     counts = np.unique(x * (y.max(initial=0) + 1) + y, return_counts=True)[1]
     return int((counts * (counts - 1) // 2).sum())
 
@@ -141,16 +142,17 @@ def tree_agreement(
     pairs: int = 200_000,
     seed: int = 0,
 ) -> Agreement:
-    """How far trees over the same V >= 2 classes agree.
+    """Compute the agreement of trees over the same V >= 2 classes.
 
     Args:
-        trees: T of them.
-        frequencies: of ``root_partition``.
-        pairs: how many pairs of different classes are drawn, each alike, at least 2.
-        seed: of the draw.
+        trees: the T trees.
+        frequencies: see ``root_partition``.
+        pairs: number of pairs of different classes to draw uniformly, at least 2.
+        seed: seed of the draw.
 
     Raises:
-        ValueError: fewer than two pairs, or trees of different sizes or of a single class.
+        ValueError: there are fewer than two pairs, or the trees have different sizes or a single
+            class.
     """
     if pairs < 2:
         raise ValueError(f"pairs: expected at least 2, got {pairs}")

@@ -1,4 +1,4 @@
-"""Where the loss comes from: levels, trees and mixture of an ensemble; frequency of the words."""
+"""Parts of the loss: by level, tree and mixture of an ensemble, and by frequency of the words."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from hstree.models import LanguageModel, read_contexts
 
 FloatArray = npt.NDArray[np.float64]
 
-_LENGTH = 512  # steps that are computed together
+_LENGTH = 512  # number of steps that are computed together
 
 
 @dataclass(frozen=True)
 class TreeLoss:
-    """Losses of an ensemble of T trees, of height L at most, over a text; in nats per token.
+    """Losses of an ensemble of T trees, of height at most L, over a text, in nats per token.
 
     Attributes:
-        tokens: words that were predicted.
+        tokens: number of predicted words.
         levels: names of the L + 1 parts.
-        parts: [T, L + 1], mean of -log P(child that holds the word) at the node of its path on each
-            level, the root first; last the wide nodes below the root (leaf groups), on whatever
-            level. A row's sum is the tree's loss.
-        reached: [T, L + 1], share of the tokens whose path has such a node.
+        parts: mean of -log P(child that contains the word) at each level of the path, from the root
+            down; the last column is for wide nodes below the root (leaf groups), at any level. [T,
+            L + 1]; the sum of a row is the loss of the tree.
+        reached: share of the tokens whose path has such a node, [T, L + 1].
         uniform: loss of the mixture of the trees with equal weights, -log mean_t P_t.
         mixture: loss of the head, -log sum_t pi_t P_t.
-        gate: [T], mean of pi.
-        gate_perplexity: mean of exp(entropy of pi): how many trees the gate uses at a time.
+        gate: mean of pi, [T].
+        gate_perplexity: mean of exp(entropy of pi), the effective number of trees that the gate
+            uses.
     """
 
     tokens: int
@@ -47,7 +48,7 @@ class TreeLoss:
 
     @property
     def trees(self) -> FloatArray:
-        """[T], the loss of each tree by itself."""
+        """The loss of each single tree, [T]."""
         return np.asarray(self.parts.sum(axis=1))
 
 
@@ -56,10 +57,10 @@ class FrequencyBin:
     """Words of similar frequency in the training text.
 
     Attributes:
-        first, last: their ranks by frequency, the most frequent word 1.
-        most, least: occurrences of the first and of the last in the training text.
-        tokens: occurrences of all of them in the text that was read.
-        loss: sum of -log P over these, in nats.
+        first, last: their ranks by frequency; 1 is the most frequent word.
+        most, least: occurrences of the first and the last word in the training text.
+        tokens: occurrences of all of them in the evaluated text.
+        loss: sum of -log P over these occurrences, in nats.
     """
 
     first: int
@@ -71,17 +72,17 @@ class FrequencyBin:
 
     @property
     def mean(self) -> float:
-        """Loss in nats per token of the bin; nan without one."""
+        """Loss in nats per token of the bin; nan if it has none."""
         return self.loss / self.tokens if self.tokens else math.nan
 
     @property
     def label(self) -> str:
-        """The ranks in words."""
+        """The ranks as text."""
         return f"{self.first:,}-{self.last:,}" if self.last > self.first else f"{self.first:,}"
 
 
 def tree_head(model: LanguageModel) -> TreeEnsemble:
-    """The head of a model; ValueError if it is no ensemble of trees."""
+    """The head of a model; raises ValueError if it is not an ensemble of trees."""
     if not isinstance(model.head, TreeEnsemble):
         raise ValueError(f"model: expected a head of trees, got the head {model.head.name!r}")
     return model.head
@@ -89,11 +90,11 @@ def tree_head(model: LanguageModel) -> TreeEnsemble:
 
 @torch.no_grad()
 def tree_loss(model: LanguageModel, tokens: Any) -> TreeLoss:
-    """The loss of an ensemble of trees over a text, read as one stream, by level and by tree.
+    """Compute the loss of an ensemble of trees over a text, read as one stream, by level and tree.
 
     Args:
-        model: with a :class:`hstree.heads.TreeEnsemble`.
-        tokens: numpy ids [n], n >= 2; every token but the first is a target.
+        model: model with a :class:`hstree.heads.TreeEnsemble`.
+        tokens: numpy array of class ids, [n], n >= 2; every token except the first is a target.
 
     Raises:
         ValueError: another head, or fewer than 2 tokens.
@@ -135,17 +136,17 @@ def tree_loss(model: LanguageModel, tokens: Any) -> TreeLoss:
 def frequency_loss(
     model: LanguageModel, tokens: Any, frequencies: npt.ArrayLike
 ) -> tuple[FrequencyBin, ...]:
-    """The loss of a model with any head over a text, read as one stream, by rank of the word's
-    frequency: 1-10, 11-30, 31-100, 101-300 and so on to V. The bins together hold the whole loss.
+    """Compute the loss of a model with any head over a text, read as one stream, by frequency rank
+    of the word: 1-10, 11-30, 31-100, 101-300 and so on to V. The bins add up to the whole loss.
 
     Args:
-        model: of V classes.
-        tokens: numpy ids [n], n >= 2; every token but the first is a target.
-        frequencies: int [V], occurrences in the training text; classes of equal frequency are
-            ranked by their number.
+        model: language model over V classes.
+        tokens: numpy array of class ids, [n], n >= 2; every token except the first is a target.
+        frequencies: occurrences of the classes in the training text, int [V]; classes of equal
+            frequency are ranked by their number.
 
     Raises:
-        ValueError: frequencies of another number of classes, or fewer than 2 tokens.
+        ValueError: ``frequencies`` has another number of classes, or there are fewer than 2 tokens.
     """
     training, n_classes = np.asarray(frequencies, np.int64), model.head.n_classes
     if training.shape != (n_classes,):

@@ -1,4 +1,4 @@
-"""Pictures of what ensembles of trees do: agreement, loss by level, loss by frequency."""
+"""Plots of ensembles of trees: agreement, loss by level, loss by frequency."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hstree._figures import line_style, new_figure, plain
 from .clusters import Agreement
 from .losses import FrequencyBin, TreeLoss
 
-_NUMBERED = 12  # trees up to which the matrices show their numbers
-_FEWEST = 100  # tokens of which a mean is drawn
+_NUMBERED = 12  # up to this many trees, the matrices show their numbers
+_FEWEST = 100  # a mean over fewer tokens is not drawn
 
 
 def agreement_picture(agreement: Agreement) -> Any:
-    """A figure of the two symmetric matrices, with their numbers."""
+    """Plot the two symmetric matrices, with their numbers."""
     panels = {
         "clusters under the root:\nadjusted Rand index": agreement.adjusted_rand,
         "depth where two words part:\nSpearman correlation": agreement.depth_correlation,
@@ -44,7 +44,7 @@ def agreement_picture(agreement: Agreement) -> Any:
 
 
 def level_picture(loss: TreeLoss) -> Any:
-    """A figure of the loss of each tree, level by level, beside that of the mixture."""
+    """Plot the loss of each tree by level, and that of the mixture."""
     from matplotlib import colormaps
 
     parts, reached, levels = loss.parts, loss.reached, loss.levels
@@ -67,7 +67,7 @@ def level_picture(loss: TreeLoss) -> Any:
     handles, labels = stacked.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", frameon=False, fontsize=8, ncols=7)
 
-    with np.errstate(invalid="ignore"):  # 0 / 0 where no token comes
+    with np.errstate(invalid="ignore"):  # 0 / 0 where there is no token
         each = np.where(loss.tokens * reached < _FEWEST, np.nan, parts / reached)[:, 1:-1]
     shown = np.flatnonzero(np.isfinite(each).any(axis=0))
     for t, name in enumerate(trees):
@@ -83,8 +83,8 @@ def level_picture(loss: TreeLoss) -> Any:
 
 
 def frequency_picture(bins: Mapping[str, Sequence[FrequencyBin]]) -> Any:
-    """A figure of the loss by rank of frequency, a bar for each run; with several runs also what
-    each bin adds to the difference from the first run."""
+    """Plot the loss by frequency rank, with a bar for each run; for several runs also the
+    difference of each bin from the first run."""
     first, *others = bins
     labels = [f.label for f in bins[first]]
     tokens = np.array([f.tokens for f in bins[first]], float)

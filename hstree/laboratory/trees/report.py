@@ -31,11 +31,11 @@ from .picture import agreement_picture, frequency_picture, level_picture
 
 IntArray = npt.NDArray[np.int64]
 
-_WORDS = 6  # to look at if none is given
+_WORDS = 6  # number of words to show if none is given
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Look at the trees of a run, and at its loss by frequency beside that of others."""
+    """Measure the trees of a run, and its loss by frequency compared with other runs."""
     paths = [arguments.directory, *arguments.against]
     names = run_names(paths)
     runs = {n: load_run(path, arguments.device) for n, path in zip(names, paths, strict=True)}
@@ -78,8 +78,8 @@ def measure(arguments: argparse.Namespace) -> Report:
         agreement = tree_agreement(trees, vocabulary.frequencies)
         tables += [mixture_table(loss), agreement_table(agreement)]
         notes += [
-            "the trees were trained as a mixture, which lets each of them specialise: the loss of "
-            "a tree by itself is not that of a tree trained alone",
+            "the trees were trained as a mixture, so each may specialize: the loss of "
+            "a single tree is not that of a tree trained alone",
             f"Spearman of depths: over {agreement.pairs:,} random pairs of words, of the depth of "
             "the node where they part; most pairs part at a wide root",
         ]
@@ -103,7 +103,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def _central_words(trees: Sequence[Tree], vocabulary: Vocabulary) -> list[str]:
-    """The most frequent words that no tree has right under its root."""
+    """The most frequent words that are not directly under the root of any tree."""
     below = np.ones(len(vocabulary), bool)
     for tree in trees:
         partition = root_partition(tree, vocabulary.frequencies)
@@ -113,12 +113,12 @@ def _central_words(trees: Sequence[Tree], vocabulary: Vocabulary) -> list[str]:
 
 
 def tree_table(loss: TreeLoss, trees: Sequence[Tree], frequencies: IntArray) -> Table:
-    """Each tree: its shape, its loss by itself, its weight in the mixture."""
+    """A table of the trees: shape, loss, weight in the mixture."""
     partitions = [root_partition(tree, frequencies) for tree in trees]
     alone = [np.bincount(partition)[partition] == 1 for partition in partitions]
     share = [100 * frequencies[which].sum() / frequencies.sum() for which in alone]
     return table(
-        "Trees, each by itself",
+        "Single trees",
         range(len(trees)),
         [
             ("tree", lambda t: t + 1),
@@ -135,7 +135,7 @@ def tree_table(loss: TreeLoss, trees: Sequence[Tree], frequencies: IntArray) -> 
 
 
 def level_table(loss: TreeLoss) -> Table:
-    """The loss by level, for each tree and in the mean of the trees."""
+    """A table of the loss by level, for each tree and as mean over the trees."""
     two, three, four = map(decimals, (2, 3, 4))
     rows = []
     for k in np.flatnonzero(loss.reached.any(axis=0)):
@@ -148,14 +148,14 @@ def level_table(loss: TreeLoss) -> Table:
     means = ("share of the loss (%)", "nats per token there")
     return Table(
         "Loss by level (nats per token); shares and the last column: means over the trees",
-        ("level", "tokens that come there (%)", *names, *means),
+        ("level", "tokens that reach it (%)", *names, *means),
         tuple(rows),
         (False, *[True] * (3 + len(names))),
     )
 
 
 def mixture_table(loss: TreeLoss) -> Table:
-    """From the mean tree to the mixture, step by step."""
+    """A table of the steps from the mean loss of the trees to the loss of the mixture."""
     mean = float(loss.trees.mean())
     return table(
         "What mixing gains (nats per token)",
@@ -174,7 +174,7 @@ def mixture_table(loss: TreeLoss) -> Table:
 
 
 def agreement_table(agreement: Agreement) -> Table:
-    """A row for each pair of trees."""
+    """A table with a row for each pair of trees."""
     together, chance = 100 * agreement.together, 100 * agreement.chance
     first = "together in both, of those in the first (%)"
     return table(
@@ -192,7 +192,7 @@ def agreement_table(agreement: Agreement) -> Table:
 
 
 def frequency_table(bins: Mapping[str, Sequence[FrequencyBin]]) -> Table:
-    """Loss by rank of the word's frequency in the training text, the runs side by side."""
+    """A table of the loss by frequency rank in the training text, with columns for each run."""
     first = next(iter(bins.values()))
     whole = sum(f.tokens for f in first)
     percent = decimals(1)
@@ -220,7 +220,7 @@ def _occurrences(found: FrequencyBin) -> str:
 
 
 def cluster_table(clusters: Sequence[Sequence[Cluster]]) -> Table:
-    """The heaviest clusters of each tree, by their words."""
+    """A table of the heaviest clusters of each tree and their words."""
     return table(
         "Heaviest clusters under the root",
         [(tree, cluster) for tree, found in enumerate(clusters, start=1) for cluster in found],
@@ -234,9 +234,9 @@ def cluster_table(clusters: Sequence[Sequence[Cluster]]) -> Table:
 
 
 def nearest_table(nearest: Mapping[str, Sequence[Sequence[tuple[str, int]]]]) -> Table:
-    """For each word what stands nearest to it in each tree."""
+    """A table of the nearest words of each word in each tree."""
     rows = tuple(
-        (word, str(tree), " ".join(f"{c}/{d}" for c, d in near) or "- (right under the root)")
+        (word, str(tree), " ".join(f"{c}/{d}" for c, d in near) or "- (directly under the root)")
         for word, found in nearest.items()
         for tree, near in enumerate(found, start=1)
     )
@@ -250,10 +250,10 @@ COMMAND = Measurement(
     "tree",
     "words, agreement and losses of trees",
     """\
-What the trees of a run do: which words each of them puts together, how far they agree, and where
-on their paths the loss on the test text arises, level by level, for each tree and the mixture; and
-the loss by frequency of the word, beside that of other runs of any head. Without --data: the text
-that the run was trained on.
+Analyze the trees of a run: the clusters of words in each tree, the agreement of the trees, the loss
+on the test text by level of the paths, for each tree and the mixture, and the loss by frequency of
+the word, compared with other runs of any head. Without --data, the text that the run was trained on
+is read.
 """,
     measure,
     (
@@ -263,18 +263,26 @@ that the run was trained on.
             metavar="RUN",
             nargs="+",
             default=[],
-            help="runs of any head over the same words, whose loss by frequency is shown beside",
+            help="runs of any head over the same words, to compare the loss by frequency with",
         ),
         Argument(
             "--word",
             action="append",
             metavar="W",
-            help="show what stands nearest to this word in each tree; may be repeated (default: "
-            "the most frequent words that no tree has right under its root)",
+            help="show the nearest words of this word in each tree; may be repeated (default: "
+            "the most frequent words that are not directly under the root of any tree)",
         ),
-        Argument("--clusters", default=8, help="heaviest clusters to show of each tree", **_NUMBER),
         Argument(
-            "--words", default=10, help="words to show of a cluster, and nearest words", **_NUMBER
+            "--clusters",
+            default=8,
+            help="number of heaviest clusters to show for each tree",
+            **_NUMBER,
+        ),
+        Argument(
+            "--words",
+            default=10,
+            help="number of words to show for a cluster, and of nearest words",
+            **_NUMBER,
         ),
     ),
     settings=("data", "device", "threads"),

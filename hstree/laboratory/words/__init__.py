@@ -1,1 +1,1 @@
-"""Word similarity: do vectors that a model has learned order pairs of words as people do?"""
+"""Word similarity: correlation of learned word vectors with human judgments."""

@@ -1,4 +1,4 @@
-"""Word similarity: do vectors that a model has learned order pairs of words as people do?"""
+"""Word similarity: correlation of learned word vectors with human judgments."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ VECTORS = ("input", "output")
 
 @dataclass(frozen=True)
 class WordSimilarity:
-    """The vectors of a model against a set.
+    """The correlation of a model's vectors with one set of human scores.
 
     Attributes:
-        set, model: their names.
-        pairs: of the set.
-        missing: those with a word that has no vector; they do not count.
-        rho: Spearman's rank correlation over the others; nan below two pairs, or where all human
-            scores or all similarities are equal.
-        p_value: two-sided, of rho = 0, from Student's t; nan below three pairs.
-        low, high: 95% confidence interval of rho; nan below four pairs and for abs(rho) = 1.
+        set, model: names of the set and the model.
+        pairs: number of pairs of the set.
+        missing: number of pairs with a word without a vector; they are excluded.
+        rho: Spearman's rank correlation over the other pairs; nan for fewer than two pairs, or if
+            all human scores or all similarities are equal.
+        p_value: two-sided p-value of rho = 0, from Student's t; nan for fewer than three pairs.
+        low, high: 95% confidence interval of rho; nan for fewer than four pairs and for abs(rho) =
+            1.
     """
 
     set: str
@@ -42,25 +43,25 @@ class WordSimilarity:
 
     @property
     def used(self) -> int:
-        """Number of pairs that count."""
+        """The number of pairs that are not missing."""
         return self.pairs - self.missing
 
 
 def model_embeddings(
     model: LanguageModel, words: Sequence[str], name: str, vectors: str = "input"
 ) -> Embeddings:
-    """Word vectors of a language model.
+    """Get the word vectors of a language model.
 
     Args:
-        model: of V classes.
+        model: language model over V classes.
         words: the V words in order of class id.
-        name: what to call them.
+        name: name of the vectors.
         vectors: ``"input"``, the word embeddings [V, D]; ``"output"``, the rows of W [V, E] of a
             head with one vector for each class. The two are the same tensor in a tied model.
 
     Raises:
-        ValueError: another kind, a head without such vectors, a number of words other than V, or
-            vectors that are not finite.
+        ValueError: the kind of vectors is unknown, the head has no such vectors, the number of
+            words is not V, or vectors are not finite.
     """
     if vectors not in VECTORS:
         raise ValueError(f"vectors: expected one of {', '.join(VECTORS)}, got {vectors!r}")
@@ -83,25 +84,25 @@ def model_embeddings(
 def word_similarity(
     sets: Mapping[str, Sequence[Pair]], embeddings: Sequence[Embeddings], *, common: bool = False
 ) -> list[list[WordSimilarity]]:
-    """Spearman's correlation between human scores and cosine similarities of word vectors.
+    """Compute Spearman's correlation between human scores and cosine similarities of word vectors.
 
         rho = Pearson's correlation of rank(score_i) and rank(cos(v_a(i), v_b(i)))
 
-    over the pairs i = (a, b) whose words both have a vector (``Embeddings.row``); equal values
+    over the pairs i = (a, b) whose words both have a vector (``Embeddings.row``). Equal values
     share the mean of their ranks.
 
     Args:
         sets: S sets of human scores by name.
-        embeddings: vectors of M models; each of them is judged on all pairs that it has.
-        common: judge all of them on the pairs that every one has.
+        embeddings: vectors of M models; each is evaluated on all pairs that it has.
+        common: whether to evaluate all models on the pairs that every model has.
 
     Returns:
-        [S][M].
+        The correlations, [S][M].
 
     Raises:
-        ValueError: no set or no embeddings.
+        ValueError: there are no sets or no embeddings.
 
-    Sources: Spearman (1904); for the sets and the custom of counting what is missing, Faruqui and
+    Sources: Spearman (1904); for the sets and the custom of counting missing pairs, Faruqui and
     Dyer, *Community Evaluation and Exchange of Word Vectors at wordvectors.org* (2014).
     """
     for argument, given in (("sets", sets), ("embeddings", embeddings)):
@@ -128,11 +129,11 @@ def word_similarity(
 def mean_similarity(
     found: Sequence[Sequence[WordSimilarity]], *, weighted: bool = False
 ) -> list[float]:
-    """Mean rho of each of the M models over the sets where all of them have one, weighted or not by
-    the number of pairs that count; nan if there is no such set.
+    """Compute the mean rho of each of the M models over the sets on which all models have one,
+    optionally weighted by the number of pairs; nan if there is no such set.
 
     Args:
-        found: [S][M], of :func:`word_similarity`.
+        found: result of :func:`word_similarity`, [S][M].
     """
     rows = [row for row in found if not any(math.isnan(each.rho) for each in row)]
     if not rows:
@@ -144,8 +145,8 @@ def mean_similarity(
 
 
 def spearman(first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[float, float]:
-    """Spearman's rank correlation of two series and its two-sided p-value; nan where they are not
-    defined: for fewer than two values or values that are all equal, and p for fewer than three."""
+    """Spearman's rank correlation of two series and its two-sided p-value. Both are nan for fewer
+    than two values or equal values, and the p-value also for two values."""
     from scipy.stats import spearmanr
 
     if any(len(np.unique(values)) < 2 for values in (first, second)):

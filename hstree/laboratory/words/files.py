@@ -1,5 +1,4 @@
-"""Word-similarity sets and word vectors, read from files in the formats in which people hand them
-round."""
+"""Word-similarity sets and word vectors, read from files in their usual formats."""
 
 from __future__ import annotations
 
@@ -17,25 +16,25 @@ SUFFIXES = (".txt", ".csv", ".tsv", ".tab")
 
 # Parts of speech between the words and the score, as in SimLex-999 and SimVerb-3500.
 _PARTS_OF_SPEECH = frozenset({"a", "adj", "adv", "j", "n", "noun", "r", "v", "verb"})
-# Their marks at the end of words, as in the lemma form of MEN: sun-n.
+# Part-of-speech suffixes of words, as in the lemma form of MEN: sun-n.
 _MARKS = ("-a", "-j", "-n", "-r", "-v")
 
 
 Pair = tuple[str, str, float]
-"""Two words and how similar people found them, on any scale."""
+"""Two words and their human similarity score, on any scale."""
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Vectors [n, D] of words, the row of each word, and what people call them."""
+    """Vectors [n, D] of words, the row of each word, and the name of the vectors."""
 
     name: str
     index: Mapping[str, int]
     vectors: npt.NDArray[np.float32]
 
     def row(self, word: str) -> int | None:
-        """Row of a word as it is written, else of the word in lower case; None if it has none, or a
-        vector of zeros, which has no direction."""
+        """The row of a word as written, otherwise of the word in lower case. None if there is none,
+        or if its vector is 0, which has no direction."""
         row = self.index.get(word, self.index.get(word.lower()))
         return None if row is None or not self.vectors[row].any() else row
 
@@ -49,24 +48,24 @@ class Embeddings:
 
 
 def read_similarity_sets(path: str | os.PathLike[str]) -> dict[str, tuple[Pair, ...]]:
-    """Word-similarity sets of any of the usual distributions, by name: those in the files of a
-    folder that end in .txt, .csv, .tsv or .tab, in alphabetical order; or the one in a file.
+    """Read word-similarity sets in any of the usual formats, by name: from a folder, all files that
+    end in .txt, .csv, .tsv or .tab, in alphabetical order, or from one file.
 
-    UTF-8; a pair on each line: two words, a part of speech or none, the mean score, and whatever
-    other columns (those of single judges, for instance), which are not read. Columns are separated
-    by tabs, else semicolons, else commas (quotes as in CSV), else other white space. Empty lines
-    and lines that begin with # are left out, and a first line without a score, the header. Where
-    every word ends with a mark of its part of speech (``sun-n``), the marks are taken off. The name
-    is that of the file, without its ending and the prefix ``EN-``.
+    Files are in UTF-8, with one pair on each line: two words, an optional part of speech, the mean
+    score, and any other columns, which are ignored (such as the scores of single judges). Columns
+    are separated by tabs, otherwise semicolons, otherwise commas (with CSV quotes), otherwise other
+    white space. Empty lines, lines that begin with #, and a header line without a score are
+    skipped. If every word ends with its part of speech (``sun-n``), this suffix is removed. The
+    name of a set is that of its file, without extension and the prefix ``EN-``.
 
     This reads WS-353 (``combined.csv``, ``combined.tab``, the similarity and relatedness parts),
     RG-65, MC-30, MTurk-287, MTurk-771, MEN in natural and lemma form, YP-130, VERB-143,
     RW-STANFORD, SimLex-999 and SimVerb-3500.
 
     Raises:
-        ValueError: there is no such file or folder, no such file in the folder, or two sets of the
-            same name; a file is not UTF-8, has no pairs, or a line is not a pair: the message names
-            file and line.
+        ValueError: the file or folder does not exist, the folder has no such file, or two sets have
+            the same name; a file is not UTF-8, has no pairs, or a line is not a pair. The message
+            names file and line.
     """
     place = Path(path)
     if not place.exists():
@@ -80,7 +79,7 @@ def read_similarity_sets(path: str | os.PathLike[str]) -> dict[str, tuple[Pair, 
     for file in files:
         name = file.stem.removeprefix("EN-")
         if name in sets:
-            raise ValueError(f"{file}: another file of this folder holds a set {name!r} too")
+            raise ValueError(f"{file}: another file of this folder also has a set named {name!r}")
         sets[name] = _read_set(file)
     return sets
 
@@ -120,7 +119,7 @@ def _fields(line: str) -> list[str]:
 
 
 def _pair(fields: list[str]) -> Pair | None:
-    """None if these fields are no pair."""
+    """The pair, or None if these fields are not one."""
     has_part = len(fields) > 3 and fields[2].lower() in _PARTS_OF_SPEECH
     try:
         first, second, score = *fields[:2], float(fields[3 if has_part else 2])
@@ -132,27 +131,27 @@ def _pair(fields: list[str]) -> Pair | None:
 def read_embeddings(
     path: str | os.PathLike[str], wanted: Collection[str], name: str | None = None
 ) -> Embeddings:
-    """Vectors of some words from a text file in the format of word2vec or GloVe.
+    """Read the vectors of some words from a text file in the format of word2vec or GloVe.
 
-    A word and its D numbers on each line, separated by spaces; word2vec and fastText write a first
-    line ``V D``. A file of any size takes little memory, since only vectors of wanted words are
-    kept; of a word that occurs twice, the first.
+    Each line has a word and its D numbers, separated by spaces; word2vec and fastText add a first
+    line ``V D``. Only the requested vectors are kept in memory, so files may have any size. If a
+    word occurs twice, its first vector is used.
 
     Args:
-        path: the file.
-        wanted: words whose vectors are to be read, each also in lower case.
-        name: what to call them; None: the file's name.
+        path: path of the file.
+        wanted: words whose vectors to read, each also in lower case.
+        name: name of the vectors; None: the name of the file.
 
     Raises:
-        ValueError: there is no such file, it is empty, or the line of a wanted word does not hold D
-            finite numbers: the message names file and line.
+        ValueError: the file does not exist or is empty, or the line of a requested word does not
+            have D finite numbers. The message names file and line.
     """
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"{file}: no such file")
     missing = {form.encode() for word in wanted for form in (word, word.lower())}
     found: dict[str, npt.NDArray[np.float32]] = {}
-    with file.open("rb") as stream:  # bytes: only what is wanted need be UTF-8
+    with file.open("rb") as stream:  # bytes: only the requested words must be UTF-8
         first = stream.readline().split()
         header = len(first) == 2 and all(field.isdigit() for field in first)
         size = int(first[1]) if header else len(first) - 1
@@ -163,7 +162,7 @@ def read_embeddings(
         for number, line in enumerate(stream, start=2 if header else 1):
             if not missing.intersection(line.split(None, 1)[:1]):
                 continue
-            text, *fields = line.rsplit(None, size)  # words of GloVe may hold spaces
+            text, *fields = line.rsplit(None, size)  # words of GloVe may contain spaces
             word = text.strip()
             if word not in missing:
                 continue

@@ -1,4 +1,4 @@
-"""Word similarity of several models in one picture."""
+"""Plot of the word similarity of several models."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _MARKERS = "osD^vP*"
 
 
 def word_similarity_picture(found: Sequence[Sequence[WordSimilarity]]) -> Any:
-    """A figure: for each set, in a band of its own, a dot for each model at its rho and a line over
-    its 95% confidence interval; ``found``: of :func:`word_similarity`."""
+    """Plot a band for each set, with a dot for each model at its rho and a line over its 95%
+    confidence interval. ``found``: result of :func:`word_similarity`."""
     from matplotlib.ticker import MultipleLocator
 
     n_sets, n_models = len(found), len(found[0])

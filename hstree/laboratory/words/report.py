@@ -16,7 +16,7 @@ from .picture import word_similarity_picture
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Compare the vectors of runs and files with human scores."""
+    """Measure the correlation of the vectors of runs and files with human scores."""
     places = [*arguments.directories, *arguments.embeddings]
     if not places:
         raise ValueError("RUN: expected at least one run folder, or --embeddings FILE, got neither")
@@ -56,8 +56,8 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def word_similarity_table(found: Sequence[Sequence[WordSimilarity]]) -> Table:
-    """A row for each set, then means over the sets if there are several. Missing pairs are counted
-    once if they are as many for all models."""
+    """A table with a row for each set, then means over the sets if there are several. It has one
+    column of missing pairs if their number is the same for all models."""
     models = [each.model for each in found[0]]
     missing = [[each.missing for each in row] for row in found]
     header = [f"missing in {model}" for model in models]
@@ -86,8 +86,8 @@ COMMAND = Measurement(
     "word vectors against human similarity scores",
     """\
 Word similarity: Spearman's rank correlation between human scores of pairs of words and the cosine
-similarity of the vectors that models have learned. A word is looked up as it is written, else in
-lower case; pairs with a word that a model does not have are left out and counted.
+similarity of the vectors that models have learned. A word is looked up as written, otherwise in
+lower case. Pairs with a word that a model does not have are excluded and counted.
 """,
     measure,
     (
@@ -96,13 +96,14 @@ lower case; pairs with a word that a model does not have are left out and counte
             metavar="PATH",
             required=True,
             help="folder of word-similarity sets (.txt, .csv, .tsv, .tab), or one such file: "
-            "word1 word2 score a line, and most distributed variants of that",
+            "lines word1 word2 score, and most variants of that format",
         ),
         Argument(
             "--vectors",
             choices=VECTORS,
             default="input",
-            help="the word embeddings, or the output layer's class vectors, which trees and the "
+            help="the word embeddings, or the class vectors of the output layer, which trees and "
+            "the "
             "adaptive softmax do not have",
         ),
         Argument(
@@ -110,12 +111,13 @@ lower case; pairs with a word that a model does not have are left out and counte
             action="append",
             default=[],
             metavar="FILE",
-            help="also the vectors in this text file of word2vec or GloVe; may be repeated",
+            help="also evaluate the vectors in this text file of word2vec or GloVe; may be "
+            "repeated",
         ),
         Argument(
             "--common",
             action="store_true",
-            help="judge all on the pairs that every one of them has",
+            help="evaluate all models on the pairs that every model has",
         ),
     ),
     runs="*",
