@@ -5,8 +5,8 @@
     hstree._host  tree building over numpy arrays (pybind11, no torch)
 
 Environment:
-    HSTREE_CUDA               0: CPU only; 1: with CUDA or fail; unset: with CUDA where torch and
-                              an nvcc have it
+    HSTREE_CUDA               0: CPU only; 1: with CUDA, or fail; unset: with CUDA if torch and nvcc
+                              support it
     TORCH_CUDA_ARCH_LIST      default "8.0;9.0+PTX"
     CUDA_HOME, CXX, MAX_JOBS  as torch.utils.cpp_extension reads them
 """
@@ -20,6 +20,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
@@ -123,7 +125,7 @@ def cuda_home() -> Path | None:
 
 
 def nvcc_version(home: Path | None) -> str | None:
-    """Returns the release of the nvcc in `home`, such as "13.0", or None where none runs."""
+    """Returns the release of the nvcc in `home`, such as "13.0", or None if none runs."""
     nvcc = home / "bin" / "nvcc" if home else None
     if nvcc is None or not nvcc.exists():
         return None
@@ -133,10 +135,10 @@ def nvcc_version(home: Path | None) -> str | None:
 
 
 def choose_cuda(torch: Any) -> str | None:
-    """Decides between a CUDA and a CPU-only build and says which; a visible GPU plays no part.
+    """Chooses and prints whether to build with CUDA or for the CPU only; a GPU is not needed.
 
     Returns:
-        Why the build is CPU-only, None for one with CUDA.
+        Why the build is CPU-only, or None for a build with CUDA.
     """
     wish = os.environ.get("HSTREE_CUDA", "")
     if wish not in ("", "0", "1"):
@@ -200,8 +202,8 @@ def sources(folder: str, suffix: str) -> list[str]:
 
 
 def pybind11_headers() -> str:
-    """Copies the headers of pybind11 to build/ and returns their folder: an isolated build has them
-    in a new place every time, for which ninja would compile again."""
+    """Copies the headers of pybind11 to build/ and returns their folder. An isolated build has them
+    in a new folder every time, and ninja would compile everything again."""
     import pybind11
 
     folder = ROOT / "build" / f"pybind11-{pybind11.__version__}"
@@ -213,13 +215,54 @@ def pybind11_headers() -> str:
 
 
 def write_build_info(path: Path, fields: dict[str, Any]) -> None:
-    """Writes hstree/_build_info.py, which the import compares with what it finds."""
+    """Writes hstree/_build_info.py, which `import hstree` compares with the environment."""
     lines = ['"""Written by setup.py: what this build was made with."""', ""]
     lines += [f"{name} = {value!r}" for name, value in fields.items()]
     text = "\n".join(lines) + "\n"
     if not path.exists() or path.read_text() != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+class BuildProgress:
+    """A context in which what ninja prints becomes a line for each file it has compiled, with the
+    time left; error messages stay whole. `pip install` shows these lines with -v only."""
+
+    STATUS = re.compile(r"\[(\d+)/(\d+)\] .*?([^\s/]+/[^\s/]+\.(?:cpp|cu)) -o ")
+
+    def __enter__(self) -> None:
+        sys.stdout.flush()
+        self.begin = time.monotonic()
+        self.stdout = os.dup(1)
+        reading, writing = os.pipe()
+        os.dup2(writing, 1)
+        os.close(writing)
+        self.thread = threading.Thread(target=self.copy, args=(reading,))
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        sys.stdout.flush()
+        os.dup2(self.stdout, 1)  # closes the pipe, which ends the thread
+        self.thread.join()
+        os.close(self.stdout)
+
+    def copy(self, reading: int) -> None:
+        """Copies lines until the pipe is closed."""
+        with os.fdopen(reading, errors="replace") as lines:
+            for line in lines:
+                os.write(self.stdout, self.shown(line).encode())
+
+    def shown(self, line: str) -> str:
+        """Returns what is printed for a line of ninja's."""
+        match = self.STATUS.match(line)
+        if match is None:
+            return line
+        done, total = int(match[1]), int(match[2])
+        if done == total:
+            return f"[{done}/{total}] {match[3]}\n"
+        seconds = (time.monotonic() - self.begin) / done * (total - done)
+        left = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        return f"[{done}/{total}] {match[3]}, about {left} left\n"
 
 
 def extension_arguments() -> dict[str, Any]:
@@ -238,7 +281,7 @@ def extension_arguments() -> dict[str, Any]:
             expected="the build requirements of pyproject.toml in that environment",
             command="pip install 'setuptools>=77.0.3' ninja 'pybind11>=3'",
         )
-    # Reads CUDA_HOME when it is imported, so only now.
+    # Imported here because it reads CUDA_HOME at import.
     from torch.utils.cpp_extension import (
         BuildExtension,
         CppExtension,
@@ -261,7 +304,7 @@ def extension_arguments() -> dict[str, Any]:
         include_dirs=[str(csrc)],
         depends=[*headers, EXPORTS],
         extra_compile_args={
-            # As system headers those of torch are exempt from the warnings.
+            # Torch headers are system headers, which are exempt from warnings.
             "cxx": [
                 *OPERATOR_FLAGS,
                 *(CUDA_DEFINES if cuda else []),
@@ -300,15 +343,19 @@ def extension_arguments() -> dict[str, Any]:
         def finalize_options(self) -> None:
             super().finalize_options()
             if self.editable_mode:
-                # Not the temporary folder of setuptools: ninja then compiles only what changed.
+                # Instead of a temporary folder, so that ninja compiles only what has changed.
                 tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
                 self.build_temp = str(ROOT / "build" / f"temp.{tag}-editable")
+
+        def build_extension(self, extension: Extension) -> None:
+            with BuildProgress():
+                super().build_extension(extension)
 
         def build_extensions(self) -> None:
             fields["version"] = self.distribution.get_version()
             build_info = Path(self.get_ext_fullpath("hstree._C")).with_name("_build_info.py")
             write_build_info(build_info, fields)
-            # The modules are built again when torch, CUDA or the compiler has changed.
+            # Build the modules again when torch, CUDA or the compiler has changed.
             for extension in self.extensions:
                 extension.depends.append(str(build_info))
             super().build_extensions()

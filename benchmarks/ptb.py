@@ -33,7 +33,7 @@ from hstree._figures import picture as rendered
 from hstree.data import load_corpus
 from hstree.laboratory import compare, to_markdown, validation_curves
 from hstree.runs import EpochRecord, RunFigures, TrainConfig, read_run
-from hstree.training import PlainLines, Trainer, build_model, train
+from hstree.training import ConsoleReporter, Trainer, build_model, train
 
 COMMON: dict[str, Any] = {
     "embedding_size": 200,
@@ -119,11 +119,11 @@ PLIF_CHOICE = (
 PUBLISHED = {"softmax": (59.55, 57.08), "plif": (59.08, 56.80), "mos": (57.14, 54.91)}
 
 
-class CpuTimes(PlainLines):
+class CpuTimes(ConsoleReporter):
     """Also counts the process's CPU seconds: of each epoch's training, and with its validation."""
 
     def __init__(self) -> None:
-        super().__init__(interval=60.0)
+        super().__init__()
         self.training: list[float] = []
         self.epochs: list[float] = []
         self._began = self._stepped = 0.0

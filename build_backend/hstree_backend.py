@@ -1,13 +1,13 @@
-"""PEP 517 build backend: setuptools, compiled against the torch that the environment already has.
+"""PEP 517 build backend: setuptools, with extensions compiled against the installed torch.
 
-Build isolation hides the environment that the package is installed into, and a torch named as a
-build requirement would be downloaded again, possibly for another CUDA. So this backend looks into
-the site-packages of the interpreter that runs it, which an isolated build by pip shares with the
-environment, and appends the folder that holds torch to sys.path. Only where there is none is torch
-a build requirement.
+Build isolation hides the environment that the package is installed into, and torch as a build
+requirement would be downloaded again, possibly for another CUDA version. Therefore this backend
+searches the site-packages of the interpreter that runs it, which an isolated build by pip shares
+with the environment, and appends the folder of torch to sys.path. Torch is a build requirement only
+if the environment has none.
 
-Build front ends that create a virtual environment of their own (``python -m build``, uv) hide even
-that: HSTREE_TORCH_PATH names the site-packages folder whose torch is to be used.
+Build front ends that create their own virtual environment (``python -m build``, uv) hide these
+site-packages too. Name the site-packages folder with the torch to use in HSTREE_TORCH_PATH.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import setuptools
 from setuptools import build_meta
 
-MINIMUM_SETUPTOOLS = (77, 0, 3)  # the first that reads the licence as pyproject.toml states it
+MINIMUM_SETUPTOOLS = (77, 0, 3)  # the first that accepts the license in pyproject.toml
 MINIMUM_TORCH = (2, 11)
 TORCH_REQUIREMENT = "torch>=" + ".".join(map(str, MINIMUM_TORCH))
 PATH_VARIABLE = "HSTREE_TORCH_PATH"
@@ -34,13 +34,13 @@ ConfigSettings = Mapping[str, Any] | None
 
 
 def environment_folders() -> Iterator[Path]:
-    """Yields the folders of the interpreter's packages, importable in this process or not."""
+    """Yields the package folders of the interpreter, whether or not they are on sys.path."""
     yield from (Path(folder or ".") for folder in sys.path)
     paths = sysconfig.get_paths()
     yield Path(paths["platlib"])
     yield Path(paths["purelib"])
     yield from map(Path, site.getsitepackages())
-    if sys.prefix == sys.base_prefix:  # a virtual environment does not use the user's packages
+    if sys.prefix == sys.base_prefix:  # virtual environments ignore the packages of the user
         yield Path(site.getusersitepackages())
 
 
@@ -55,10 +55,10 @@ def torch_version(folder: Path) -> str | None:
 
 
 def find_torch() -> Path | None:
-    """Returns the folder that holds the environment's torch, or None where it has none.
+    """Returns the folder of the torch in the environment, or None if there is none.
 
     Raises:
-        SystemExit: that torch is too old, or HSTREE_TORCH_PATH names a folder without torch.
+        SystemExit: torch is too old, or HSTREE_TORCH_PATH names a folder without torch.
     """
     named = os.environ.get(PATH_VARIABLE)
     for folder in [Path(named)] if named else environment_folders():
@@ -86,7 +86,7 @@ def find_torch() -> Path | None:
 
 
 def check_setuptools() -> None:
-    """Raises SystemExit where a build without isolation meets a setuptools that is too old."""
+    """Raises SystemExit if a build without isolation finds a setuptools that is too old."""
     version = setuptools.__version__
     match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     if match is None or tuple(int(part or 0) for part in match.groups()) < MINIMUM_SETUPTOOLS:
@@ -101,14 +101,14 @@ def check_setuptools() -> None:
 
 
 def reveal_torch() -> None:
-    """Makes the environment's torch importable, last on the path so as to shadow nothing."""
+    """Makes the torch of the environment importable; last on the path, so it shadows nothing."""
     folder = find_torch()
     if folder is not None and str(folder) not in sys.path:
         sys.path.append(str(folder))
 
 
 def remove_last_build() -> None:
-    """Removes what an earlier build collected: setuptools would pack modules deleted since then."""
+    """Removes the files of earlier builds: setuptools would package modules deleted since then."""
     for folder in Path("build").glob("lib*"):
         shutil.rmtree(folder)
 

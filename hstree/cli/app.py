@@ -1,8 +1,8 @@
-"""The parser of ``hstree`` and what every command shares: errors as one line, exit statuses.
+"""The parser of ``hstree`` and what every command shares: progress, errors as one line, exit
+statuses.
 
-Exit status: 0 done; 1 training failed, or an error inside hstree; 2 something about the arguments,
-files or settings is not usable; 130 interrupted by Ctrl-C, 143 by SIGTERM. ``HSTREE_DEBUG=1`` shows
-tracebacks.
+Exit status: 0 success; 1 training failed, or an error inside hstree; 2 an argument, file or setting
+is not valid; 130 interrupted by Ctrl-C, 143 by SIGTERM. ``HSTREE_DEBUG=1`` shows tracebacks.
 """
 
 from __future__ import annotations
@@ -14,33 +14,40 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from hstree._progress import shown
+from hstree._terminal import fold
 from hstree.laboratory.comparison import report as compare
 
 from . import evaluate, generate, laboratory, study, train, tree
 
 _DESCRIPTION = """\
-Language models with output layers from ensembles of randomized hierarchical softmaxes.
+Language models whose output layers are ensembles of randomized hierarchical
+softmaxes, and the other remedies for the softmax bottleneck.
 
-  hstree train                              train on the docstrings of this Python, about 3 minutes
-  hstree train --data FOLDER_OR_FILE        train on a text of your own
-  hstree train --preset ptb-mos --data PTB  published settings
-  hstree train --resume RUN                 go on with a run that was stopped; --finetune RUN: a new
-                                            run in averaged SGD from its best weights
+  hstree train                              on the docstrings of this Python,
+                                            a few minutes on two CPU cores
+  hstree train --data FOLDER_OR_FILE        on a text of your own
+  hstree train --preset ptb-mos --data PTB  with published settings
+  hstree train --resume RUN                 resume a run that was stopped
+  hstree train --finetune RUN               averaged SGD from its best weights
   hstree evaluate RUN                       perplexity of a trained model
   hstree generate RUN --prompt "the value"  text from a trained model
   hstree compare RUN RUN                    runs side by side, means over seeds
-  hstree study FILE                         a grid of runs, one after the other, in one table
+  hstree study FILE                         a grid of runs in one table
   hstree tree draw RUN                      a picture of its trees
-  hstree analyze rank RUN RUN               measurements on models: analyze --help lists them
-  hstree experiment synthetic               experiments without a model
+  hstree analyze rank RUN RUN               one of several measurements
+  hstree experiment synthetic               experiments without a trained model
+
+COMMAND --help describes a command.
 """
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors are one line, folded on a terminal."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        line = f"{self.prog}: error: {message} (see {self.prog} --help)"
+        self.exit(2, f"{fold(line, sys.stderr)}\n")
 
 
 class _Version(argparse.Action):
@@ -52,7 +59,7 @@ class _Version(argparse.Action):
 
         python = ".".join(map(str, sys.version_info[:3]))
         versions = f"torch {torch.__version__}, Python {python}"
-        print(f"hstree {hstree.__version__} ({versions}), {describe_cuda()}")
+        print(fold(f"hstree {hstree.__version__} ({versions}), {describe_cuda()}", sys.stdout))
         parser.exit(0)
 
 
@@ -80,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = build_parser().parse_args(argv)
         except SystemExit as exit_:
             return exit_.code if isinstance(exit_.code, int) else 2
-        status: int = arguments.handler(arguments)
+        with shown():
+            status: int = arguments.handler(arguments)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -119,7 +127,7 @@ def _kept(interrupt: KeyboardInterrupt) -> str:
         kept = (
             f"; epoch {best.epoch} (validation perplexity {value:.1f}) is kept in {interrupt.run}"
         )
-    return f"{kept}; go on with hstree train --resume {interrupt.run}"
+    return f"{kept}; resume with hstree train --resume {interrupt.run}"
 
 
 def _fail(error: BaseException, message: str, status: int) -> int:
@@ -130,5 +138,5 @@ def _fail(error: BaseException, message: str, status: int) -> int:
 
         traceback.print_exception(error)
     if is_main_process():  # the others end for the same reason
-        print(f"hstree: {' '.join(message.split())}", file=sys.stderr)
+        print(fold(f"hstree: {' '.join(message.split())}", sys.stderr), file=sys.stderr)
     return status

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from hstree.runs import Run
 
 _DESCRIPTION = """\
-Perplexity of a trained model on the validation and test part of a text, beside that of the unigram
-model of its training text. Without --data: the text it was trained on. With --cache or --dynamic
-also that of a model that goes on learning from the text it reads, one stream from the first word to
-the last, beside the model as it is on the same stream. The run folder is not changed.
+Perplexity of a trained model on the validation and test part of a text, and of the unigram model
+of its training text. Without --data: the text it was trained on. With --cache or --dynamic also the
+perplexity of a model that keeps learning from the text it reads; the text is then one stream from
+the first word to the last, and the unchanged model is evaluated on the same stream. The run folder
+is not changed.
 """
 
 _PARTS = ("valid", "test")
@@ -52,12 +53,17 @@ def _add_cache_arguments(group: Any) -> None:
     group.add_argument(
         "--cache",
         action="store_true",
-        help="mix in the words that lately followed similar hidden vectors",
+        help="mix in the words that recently followed similar hidden vectors",
     )
     options: tuple[tuple[str, Any, Any, str], ...] = (
-        ("window", count, 500, "steps that are remembered"),
-        ("lambda", share_below_one, 0.1, "share of the cache in the mixture"),
-        ("theta", not_negative, 1.0, "sharpness of the softmax over the remembered steps"),
+        ("window", count, 500, "number of steps to remember"),
+        ("lambda", share_below_one, 0.1, "weight of the cache in the mixture"),
+        (
+            "theta",
+            not_negative,
+            1.0,
+            "inverse temperature of the softmax over the remembered steps",
+        ),
     )
     for name, kind, default, text in options:
         group.add_argument(
@@ -72,26 +78,27 @@ def _add_dynamic_arguments(group: Any) -> None:
     group.add_argument(
         "--dynamic",
         action="store_true",
-        help="gradient descent on each segment of the text once it has been scored; each part "
-        "begins with the saved weights",
+        help="gradient descent on each segment of the text after it has been scored; each part "
+        "starts from the saved weights",
     )
     group.add_argument(
         "--dynamic-rule",
         choices=tuple(_RULES),
-        help="rms: steps and decay scaled by the RMS of gradients on the training text; sgd: plain "
+        help="rms: scale steps and decay by the RMS of gradients on the training text; sgd: plain "
         "gradient descent (default: rms)",
     )
     options: tuple[tuple[str, Any, str], ...] = (
         ("learning-rate", positive, "step size (default: 5e-5 with rms, 0.1 with sgd)"),
-        ("decay", not_negative, "how fast weights return to the saved ones (default: 0.002)"),
-        ("epsilon", positive, "rms: added to the RMS (default: 2e-5)"),
+        ("decay", not_negative, "rate at which weights return to the saved ones (default: 0.002)"),
+        ("epsilon", positive, "rms: constant added to the RMS (default: 2e-5)"),
         (
             "segment",
             count,
-            "time steps between updates; learning rate and decay belong to it (default: 5)",
+            "time steps between updates; longer ones need a larger learning rate and decay "
+            "(default: 5)",
         ),
-        ("batch-size", count, "rms: streams of the training text side by side (default: 100)"),
-        ("batches", count, "rms: batches of the training text to look at (default: all)"),
+        ("batch-size", count, "rms: parallel streams of the training text (default: 100)"),
+        ("batches", count, "rms: number of batches of the training text to use (default: all)"),
     )
     for name, kind, text in options:
         group.add_argument(
@@ -100,8 +107,8 @@ def _add_dynamic_arguments(group: Any) -> None:
 
 
 def _given(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
-    """The options of ``--name`` that were given, without their prefix. Raises ValueError if there
-    are some, but not ``--name`` itself."""
+    """The options of ``--name`` that were given, without their prefix. Raises ValueError if options
+    were given without ``--name`` itself."""
     prefix = f"{name}_"
     given = {
         key.removeprefix(prefix): value
@@ -208,7 +215,8 @@ def _cache_losses(run: Run, corpus: Corpus, options: dict[str, Any]) -> dict[str
 
 
 def _dynamic_settings(options: dict[str, Any]) -> dict[str, Any]:
-    """The rule with all its options. Raises ValueError for one that the rule does not have."""
+    """The rule with all its options. Raises ValueError for an option that the rule does not
+    have."""
     rule = options.pop("rule", "rms")
     for name in options:
         if name not in _RULES[rule]:
@@ -219,7 +227,7 @@ def _dynamic_settings(options: dict[str, Any]) -> dict[str, Any]:
 def _dynamic_losses(
     run: Run, corpus: Corpus, train: Corpus | None, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """``train`` holds the text that the model was trained on; None: load it."""
+    """``train`` has the text that the model was trained on; None: load it."""
     from hstree.evaluation import evaluate_dynamic, gradient_rms
 
     rms = None

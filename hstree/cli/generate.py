@@ -6,13 +6,13 @@ import argparse
 from typing import Any
 
 from hstree._arguments import count, positive, share
+from hstree._terminal import fold
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
 
 _DESCRIPTION = """\
-Text from a trained model, each word drawn given all words before it: by the head's own sampler, or
-from the probabilities of all words if --temperature, --top-k or --top-p is given. <unk> is left
-out, so the words come from the model's distribution given that they are known. Of a run with
---tokenizer, words are that tokenizer's tokens.
+Generate text with a trained model. Each word is drawn given all words before it: by the head's own
+sampler, or from the probabilities of all words if --temperature, --top-k or --top-p is given. <unk>
+is never drawn. For a run with --tokenizer, words are the tokens of that tokenizer.
 """
 
 
@@ -26,25 +26,25 @@ def add_command(commands: Any) -> None:
         "--prompt", default="", metavar="TEXT", help="text to continue (default: a new sentence)"
     )
     parser.add_argument(
-        "--words", type=count, default=60, metavar="N", help="words to draw (default: 60)"
+        "--words", type=count, default=60, metavar="N", help="number of words to draw (default: 60)"
     )
     parser.add_argument(
-        "--samples", type=count, default=1, metavar="N", help="texts to draw (default: 1)"
+        "--samples", type=count, default=1, metavar="N", help="number of texts to draw (default: 1)"
     )
     parser.add_argument(
         "--temperature",
         type=positive,
         metavar="X",
-        help="sharpen (< 1) or flatten (> 1) the distribution",
+        help="values below 1 sharpen the distribution, values above 1 flatten it",
     )
     parser.add_argument(
-        "--top-k", type=count, metavar="K", help="draw from the K most probable words only"
+        "--top-k", type=count, metavar="K", help="draw only from the K most probable words"
     )
     parser.add_argument(
         "--top-p",
         type=share,
         metavar="P",
-        help="draw from the most probable words that together reach the probability P only",
+        help="draw only from the most probable words that together reach the probability P",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of the draws (default: 0)"
@@ -66,9 +66,8 @@ def _run(arguments: argparse.Namespace) -> int:
     words = prompt_words(arguments.prompt, run.vocabulary, run.tokenizer)
     unknown = [word for word in words if word not in run.vocabulary]
     if unknown:
-        print(
-            f"hstree: not in the vocabulary, read as <unk>: {', '.join(unknown)}", file=sys.stderr
-        )
+        line = f"hstree: not in the vocabulary, read as <unk>: {', '.join(unknown)}"
+        print(fold(line, sys.stderr), file=sys.stderr)
     samples = generate(
         run.model,
         [run.vocabulary.end, *run.vocabulary.encode(words)],

@@ -11,21 +11,23 @@ from typing import Any
 
 from hstree._arguments import count
 from hstree._files import write_atomic
+from hstree._progress import duration
 from hstree.laboratory.runner import output_folder
 from hstree.laboratory.study.file import EXAMPLE, read_study
 from hstree.laboratory.study.report import study_report
 from hstree.laboratory.study.runs import StudyRun, run_study, seconds_left, study_runs
 from hstree.laboratory.table import table
 from hstree.laboratory.terminal import print_tables
-from hstree.training import default_reporter
+from hstree.training import ConsoleReporter
 
 _DESCRIPTION = """\
-Train a grid of models, heads by seeds by settings, that one small TOML file describes, and put them
-into one table: study.md and study.tex with a row for each model (perplexities as mean and standard
-deviation over the seeds, p-value against a baseline, parameters, seconds of an epoch, ranks of the
-log-probabilities), study.csv with a row for each run. The tables are written anew after every run.
-Stopped in whatever way, the same command goes on; runs that have finished are not made again, nor
-is one whose training failed, until its folder is removed.
+Train a grid of models (heads, seeds and settings), described by a TOML file,
+and collect the results in tables. study.md and study.tex have a row for each
+model: mean and standard deviation of the perplexities over the seeds, p-value
+against a baseline, parameters, seconds per epoch, ranks of the
+log-probabilities. study.csv has a row for each run. The tables are updated
+after every run. After an interruption the same command resumes the study. Runs
+that have finished or failed are skipped; to repeat one, remove its folder.
 """
 
 
@@ -35,25 +37,25 @@ def add_command(commands: Any) -> None:
         "study",
         help="a grid of runs in one table",
         description=_DESCRIPTION,
-        epilog=f"the study:\n\n{EXAMPLE}",
+        epilog=f"example of a study:\n\n{EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", metavar="FILE", help="the study, a TOML file; see below")
     parser.add_argument(
         "--output",
         metavar="FOLDER",
-        help="folder of the study: its runs and tables (default: studies/NAME)",
+        help="folder for the runs and tables (default: studies/NAME)",
     )
-    parser.add_argument("--limit", type=count, metavar="N", help="end after N more runs")
+    parser.add_argument("--limit", type=count, metavar="N", help="stop after N more runs")
     parser.add_argument(
-        "--dry-run", action="store_true", help="list the runs and how far they are, and exit"
+        "--dry-run", action="store_true", help="list the runs and their states, and exit"
     )
     parser.set_defaults(handler=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("hstree study: expected a single process, not one of torchrun")
+        raise ValueError("hstree study: expected a single process, got one started by torchrun")
     study = read_study(arguments.file)
     output = arguments.output or str(Path("studies", study.name))
     if arguments.dry_run:
@@ -67,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 write_atomic(folder / name, content)
 
         runs = run_study(
-            study, folder, limit=arguments.limit, reporter=default_reporter, changed=write
+            study, folder, limit=arguments.limit, reporter=ConsoleReporter, changed=write
         )
     report = study_report(study, runs)
     print()
@@ -79,5 +81,5 @@ def _run(arguments: argparse.Namespace) -> int:
 def _list(runs: Sequence[StudyRun]) -> None:
     left = seconds_left(runs)
     columns = [("run", attrgetter("path.name")), ("state", attrgetter("state"))]
-    notes = [f"about {left / 60:.0f} min of training are left"] if left else []
+    notes = [f"about {duration(left)} of training left"] if left else []
     print_tables([table(f"{len(runs)} runs", runs, columns)], notes)

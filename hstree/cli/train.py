@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from hstree.runs import RESUMABLE, ConfigError, TrainConfig
-from hstree.runs.flags import add_config_arguments, config_values
+from hstree._progress import duration
+from hstree._terminal import command_line
+from hstree.runs import RESUMABLE, ConfigError, RunFigures, TrainConfig
+from hstree.runs.config import HEAD_SETTINGS
+from hstree.runs.flags import add_config_arguments, config_flags, config_values
 from hstree.runs.settings import flag_name
 from hstree.training.presets import PRESETS
 
+if TYPE_CHECKING:
+    from hstree.training import TrainResult
+
 _DESCRIPTION = """\
-Train an LSTM language model and leave a run folder with its settings, vocabulary, metrics, learning
-curve and best weights. Without arguments: the docstrings and help topics of this Python
-installation, four clustered trees, about 3 minutes on two CPU cores. --preset takes the published
-settings of an AWD-LSTM, which need a GPU and hours; --finetune starts from the best weights of
-another run. Ctrl-C and SIGTERM save the state and stop; --resume goes on from the last state that
-was saved, whatever stopped the run. Several processes: torchrun -m -- hstree.cli train.
+Train an LSTM language model and write a run folder with its settings, vocabulary, metrics,
+learning curve and best weights. Without arguments it trains on the docstrings and help topics of
+this Python installation, with four clustered trees, in about 3 minutes on two CPU cores. --preset
+uses the published settings of an AWD-LSTM, which need a GPU and hours; --finetune starts from the
+best weights of another run. Ctrl-C and SIGTERM save the state and stop; --resume continues from the
+last saved state. To train in several processes: torchrun -m -- hstree.cli train.
 """
 
 
@@ -27,14 +35,14 @@ def add_command(commands: Any) -> None:
         "--preset",
         choices=tuple(PRESETS),
         metavar="NAME",
-        help="published settings, each of which a flag replaces: " + ", ".join(PRESETS),
+        help="published settings, which flags override: " + ", ".join(PRESETS),
     )
     parser.add_argument(
         "--resume",
         metavar="RUN",
-        help="go on with this run from where it stopped; of the other settings only "
+        help="resume this run where it stopped; only "
         + ", ".join(f"--{flag_name(name)}" for name in RESUMABLE)
-        + " can change",
+        + " can be changed",
     )
     parser.add_argument(
         "--print-config", action="store_true", help="print the settings as JSON and exit"
@@ -44,26 +52,68 @@ def add_command(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hstree.training import default_reporter, format_summary, is_main_process, resume, train
+    from hstree.training import ConsoleReporter, is_main_process, resume, train
 
     if arguments.resume is not None:
         for name in ("preset", "print_config"):
             if getattr(arguments, name):
                 raise ConfigError(f"--{flag_name(name)}: expected this or --resume, got both")
-        result = resume(arguments.resume, default_reporter(), **config_values(arguments))
+        result = resume(arguments.resume, ConsoleReporter(), **config_values(arguments))
     else:
         config = _config(arguments)
         if arguments.print_config:
             print(config.to_json(), end="")
             return 0
-        result = train(config, default_reporter())
-    if not is_main_process():
-        return 0
-    print()
-    print(format_summary(result.summary))
-    print()
-    print(f"{result.summary.seconds:.0f} s in all; the run is in {result.run}")
+        result = train(config, ConsoleReporter())
+    if is_main_process():
+        _print_end(result)
     return 0
+
+
+def _print_end(result: TrainResult) -> None:
+    """The final figures, where the files are, and what to try next."""
+    from hstree.runs import counterpart, read_run
+    from hstree.runs.names import CURVE
+    from hstree.training import format_summary
+
+    run, summary = read_run(result.run), result.summary
+    other = counterpart(run, "trees" if run.head == "softmax" else "softmax")
+    print(f"\n{format_summary(summary, other.final if other else None)}\n")
+    print(f"run folder:      {run.path}   ({duration(summary.seconds)})")
+    print(f"learning curve:  {run.path / CURVE}\n")
+    print("Next:")
+    for purpose, command in _next_commands(run, other):
+        print(f"  {purpose}\n{command_line(command, sys.stdout, indent='    ')}")
+
+
+def _next_commands(run: RunFigures, other: RunFigures | None) -> Iterator[tuple[str, list[str]]]:
+    """Three commands to try on a run that has finished, and what each is for."""
+    folder, config = str(run.path), run.config
+    prompt = ["--prompt", "return the"] if config.data is None else []
+    yield "generate text", ["hstree", "generate", folder, *prompt]
+    if other is not None:
+        pair = [folder, str(other.path)]
+        yield (
+            f"compare with the head {other.head!r}",
+            ["hstree", "compare", *pair, "--plot", "curves.png"],
+        )
+    elif config.finetune is not None:
+        yield "evaluate with a neural cache", ["hstree", "evaluate", folder, "--cache"]
+    else:
+        flags = config_flags(config, leave_out={*HEAD_SETTINGS, "run"})
+        head, time = "trees" if run.head == "softmax" else "softmax", ""
+        if run.final is not None and head == "softmax":
+            cost = run.final.cost
+            more = run.epochs[-1].step * (cost.flat_seconds - cost.head_seconds)
+            time = f", about {duration(max(run.final.seconds + more, 1.0))}"
+        yield (
+            f"train with the head {head!r} and the same settings, to compare{time}",
+            ["hstree", "train", "--head", head, *flags],
+        )
+    if run.head == "trees":
+        yield "look into the trees", ["hstree", "analyze", "tree", folder]
+    else:
+        yield "the rank of the log-probabilities", ["hstree", "analyze", "rank", folder]
 
 
 def _config(arguments: argparse.Namespace) -> TrainConfig:

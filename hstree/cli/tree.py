@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from hstree.trees import Tree
 
 _BUILD = """\
-Build a tree over the words of a corpus and save it as TREE (safetensors), its words beside it as
-TREE.vocabulary.txt. Clustered trees use vectors of the words: derived from the neighbours of each
-word in the corpus, or, with --from-run, the embeddings that the run has learned.
+Build a tree over the words of a corpus and save it as TREE (safetensors) and its words as
+TREE.vocabulary.txt. Clustered trees use word vectors: computed from the neighbors of each word in
+the corpus, or, with --from-run, the embeddings that the run has learned.
 """
-_SOURCE_HELP = "file of hstree tree build, or run folder of a model with trees"
+_SOURCE_HELP = "file written by hstree tree build, or run folder of a model with trees"
 
 
 def add_command(commands: Any) -> None:
@@ -31,7 +31,7 @@ def add_command(commands: Any) -> None:
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     build = subcommands.add_parser("build", help="build a tree and save it", description=_BUILD)
-    build.add_argument("output", metavar="TREE", help="file to write; it must not exist yet")
+    build.add_argument("output", metavar="TREE", help="file to write; it must not exist")
     build.add_argument(
         "--from-run", metavar="RUN", help="take words, frequencies and vectors from a trained model"
     )
@@ -41,23 +41,23 @@ def add_command(commands: Any) -> None:
     )
     build.set_defaults(handler=_build)
 
-    describe = subcommands.add_parser("describe", help="sizes and depths of a tree")
+    describe = subcommands.add_parser("describe", help="show the sizes and depths of a tree")
     _add_source(describe)
     describe.add_argument(
         "--word", action="append", default=[], metavar="W", help="show the path of a word"
     )
     describe.add_argument(
-        "--levels", type=count, default=3, metavar="N", help="levels to show (default: 3)"
+        "--levels", type=count, default=3, metavar="N", help="number of levels to show (default: 3)"
     )
     describe.set_defaults(handler=_describe)
 
-    draw = subcommands.add_parser("draw", help="picture of a tree's top levels with its words")
+    draw = subcommands.add_parser("draw", help="draw the top levels of a tree and their words")
     _add_source(draw)
     draw.add_argument(
         "--output", default="tree.png", metavar="PNG", help="picture to write (default: tree.png)"
     )
     draw.add_argument(
-        "--levels", type=count, default=4, metavar="N", help="levels to draw (default: 4)"
+        "--levels", type=count, default=4, metavar="N", help="number of levels to draw (default: 4)"
     )
     draw.set_defaults(handler=_draw)
 
@@ -65,18 +65,22 @@ def add_command(commands: Any) -> None:
 def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="TREE|RUN", help=_SOURCE_HELP)
     parser.add_argument(
-        "--index", type=int, default=0, metavar="T", help="which tree of a run (default: 0)"
+        "--index",
+        type=int,
+        default=0,
+        metavar="T",
+        help="index of the tree in a run, from 0 (default: 0)",
     )
     parser.add_argument(
         "--vocabulary",
         metavar="FILE",
-        help="words of a tree file (default: TREE.vocabulary.txt, if it is there)",
+        help="words of a tree file (default: TREE.vocabulary.txt, if it exists)",
     )
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A tree, its words if they are known, and what to call it."""
+    """A tree, its words if they are known, and its title."""
 
     tree: Tree
     vocabulary: Vocabulary | None
@@ -111,7 +115,8 @@ def _open(arguments: argparse.Namespace) -> _Source:
     vocabulary = Vocabulary.load(words) if arguments.vocabulary or words.is_file() else None
     if vocabulary is not None and len(vocabulary) != tree.n_classes:
         raise ValueError(
-            f"{words}: expected {tree.n_classes} words as {path} has classes, got {len(vocabulary)}"
+            f"{words}: expected {tree.n_classes} words, the number of classes of {path}, "
+            f"got {len(vocabulary)}"
         )
     return _Source(tree, vocabulary, str(path))
 
@@ -143,7 +148,7 @@ def _build(arguments: argparse.Namespace) -> int:
     output = Path(arguments.output)
     for file in (output, _words_file(output)):
         if os.path.lexists(file):
-            raise ValueError(f"{file} exists already; name a new file")
+            raise ValueError(f"{file} already exists; name a new file")
     if not output.absolute().parent.is_dir():
         raise ValueError(f"{output}: there is no folder {output.parent}")
     vectors = None
@@ -192,7 +197,7 @@ def _describe(arguments: argparse.Namespace) -> int:
     for word in arguments.word:
         if source.vocabulary is None:
             raise ValueError(
-                "--word: the words of this tree are not known; name their file with --vocabulary"
+                "--word: the words of this tree are unknown; name their file with --vocabulary"
             )
         if word not in source.vocabulary:
             raise ValueError(f"--word: {word!r} is not in the vocabulary")
@@ -212,5 +217,5 @@ def _draw(arguments: argparse.Namespace) -> int:
     if not output.absolute().parent.is_dir():
         raise ValueError(f"--output: there is no folder {output.parent}")
     draw(source.tree, source.words, output, arguments.levels, source.frequencies)
-    print(f"{source.title}: drawn in {output}")
+    print(f"picture of {source.title}: {output}")
     return 0

@@ -1,4 +1,4 @@
-"""Corpora, vocabularies, tokenizers and batches. Nothing here knows of heads or models."""
+"""Corpora, vocabularies, tokenizers and batches."""
 
 from .batching import Streams
 from .corpus import Corpus, load_folder, load_text

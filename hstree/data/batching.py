@@ -14,17 +14,17 @@ IGNORE = -100
 
 
 class Streams:
-    """A text of n tokens, cut into B streams that are read side by side.
+    """A text of n tokens, split into B parallel streams.
 
     Stream b reads ``tokens[b L : (b + 1) L]`` and predicts ``tokens[b L + 1 : (b + 1) L + 1]``,
-    with ``L = ceil((n - 1) / B)``. So every token but the first is a target exactly once; places
+    with ``L = ceil((n - 1) / B)``. Every token except the first is a target exactly once. Positions
     beyond the end of the text hold token 0 and target ``ignore_index``. Only the tokens of the
-    window that is asked for are read, so the text may be a memory map of any size.
+    requested window are read, so the text may be a memory map of any size.
 
     Args:
         tokens: class ids [n] of any integer type; not copied.
-        batch_size: B, at most n - 1.
-        ignore_index: target of the places beyond the end.
+        batch_size: number of streams, B, at most n - 1.
+        ignore_index: target of the positions beyond the end.
 
     Raises:
         ValueError: ``tokens`` are not integers in one dimension, ``batch_size`` < 1, or too few
@@ -45,8 +45,8 @@ class Streams:
         n_targets = len(array) - 1
         if n_targets < batch_size:
             raise ValueError(
-                f"batch_size: {len(array)} tokens are too few for a batch of {batch_size} streams; "
-                f"at least {batch_size + 1} are needed"
+                f"batch_size: expected at least {batch_size + 1} tokens for a batch size of "
+                f"{batch_size}, got {len(array)}"
             )
         self.batch_size = batch_size
         self.ignore_index = ignore_index
@@ -54,14 +54,14 @@ class Streams:
         full = n_targets // length  # streams without a gap
         self._tokens = array[: full * length].reshape(full, length)
         self._target = array[1 : full * length + 1].reshape(full, length)
-        self._rest = array[full * length :]  # of the one stream that may end early
+        self._rest = array[full * length :]  # of the stream that may end early
 
     def __len__(self) -> int:
         """Number of time steps, L."""
         return self._length
 
     def window(self, start: int, length: int) -> tuple[Tensor, Tensor]:
-        """Tokens and target of the ``t = min(length, L - start)`` time steps from ``start`` on:
+        """Tokens and targets of the ``t = min(length, L - start)`` time steps from ``start`` on:
         int64 [t, B], on the CPU.
 
         Raises:

@@ -1,15 +1,15 @@
-"""Tokenised texts on disk, keyed by content.
+"""Tokenized texts on disk, keyed by content.
 
-An entry is a folder that is written beside its place and put there by one rename:
+An entry is a folder that is written under a temporary name and then renamed:
 
     tokens.bin        class ids, int32 little-endian: train, valid, test
     vocabulary.txt    as Vocabulary.save
     tokenizer.json    of Subwords only
     entry.json        format version, number of tokens of each part, CRC-32 of the other files
 
-Its name is a SHA-256 over the content of the text, the tokenizer and the vocabulary. Where the
-vocabulary comes from the text, a small file named by a SHA-256 over content and settings holds the
-name of the entry.
+Its name is a SHA-256 of the content of the text, the tokenizer and the vocabulary. If the
+vocabulary is made from the text, a small file whose name is a SHA-256 of content and settings holds
+the name of the entry.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Entry:
-    """A tokenised text.
+    """A tokenized text.
 
     Attributes:
-        parts: for train, valid and test a read-only memory map of class ids.
-        vocabulary: their words.
-        tokenizer: JSON of the tokenizer, of Subwords only.
+        parts: read-only memory maps of the class ids of train, valid and test.
+        vocabulary: the words of the classes.
+        tokenizer: the tokenizer as JSON, for Subwords only.
     """
 
     parts: Mapping[str, npt.NDArray[np.int32]]
@@ -63,8 +63,8 @@ class Entry:
 
 
 def user_cache() -> Path | None:
-    """The folder named by the environment variable ``HSTREE_CACHE``, None if that is empty; where
-    it is not set, ``$XDG_CACHE_HOME/hstree`` or ``~/.cache/hstree``."""
+    """The folder named by the environment variable ``HSTREE_CACHE``, or None if the variable is
+    empty. If it is not set: ``$XDG_CACHE_HOME/hstree`` or ``~/.cache/hstree``."""
     named = os.environ.get("HSTREE_CACHE")
     if named is not None:
         return Path(named) if named else None
@@ -78,7 +78,7 @@ def user_cache() -> Path | None:
 
 
 def key(*parts: str | bytes | int | None) -> str:
-    """SHA-256 over a list of values."""
+    """SHA-256 of a list of values."""
     digest = hashlib.sha256(f"hstree tokens {FORMAT_VERSION}".encode())
     for part in parts:
         data = part if isinstance(part, bytes) else repr(part).encode()
@@ -87,7 +87,7 @@ def key(*parts: str | bytes | int | None) -> str:
 
 
 def read_entry(folder: Path) -> Entry | None:
-    """The entry in a folder, or None if there is none or it is not as it was written."""
+    """The entry in a folder, or None if there is none or it is damaged."""
     try:
         header = json.loads((folder / HEADER).read_bytes())
         sizes = [header["tokens"][split] for split in SPLITS]
@@ -120,7 +120,7 @@ def seal(folder: Path, sizes: Mapping[str, int]) -> None:
 
 @contextlib.contextmanager
 def unfinished_folder(parent: Path) -> Iterator[Path]:
-    """A new folder below ``parent`` to write an entry into; removed in the end unless it has been
+    """A new folder in ``parent`` to write an entry into; removed at the end unless it has been
     renamed."""
     parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(parent)
@@ -132,8 +132,9 @@ def unfinished_folder(parent: Path) -> Iterator[Path]:
 
 
 def publish(folder: Path, place: Path, is_sound: Callable[[Path], bool]) -> None:
-    """Move a finished folder to its place. What another process has put there meanwhile stays if it
-    is sound, else it is replaced. Never fails: what cannot be moved is not cached."""
+    """Rename a finished folder to ``place``. If another process has put a folder there, that one is
+    kept if it is sound, else replaced. Never fails: a folder that cannot be renamed is not
+    cached."""
     with contextlib.suppress(OSError):
         os.chmod(folder, 0o755)
         try:
@@ -159,13 +160,13 @@ def read_pointer(file: Path) -> str:
 
 
 def write_pointer(file: Path, name: str) -> None:
-    """Write a pointer file in one step. Never fails."""
+    """Write a pointer file atomically. Never fails."""
     with contextlib.suppress(OSError):
         write_atomic(file, name.encode())
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Removes what a process that was killed has left."""
+    """Removes the files that a killed process has left."""
     for path in (*parent.glob(f"{_UNFINISHED}*"), *parent.glob(".*.part")):
         with contextlib.suppress(OSError):
             files = list(path.iterdir()) if path.is_dir() else [path]

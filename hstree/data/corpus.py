@@ -14,6 +14,8 @@ from typing import BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
+from hstree._progress import Task
+
 from . import cache
 from .source import (
     SPLITS,
@@ -38,11 +40,11 @@ class Corpus:
     """A text in three parts, as class ids of one vocabulary.
 
     Attributes:
-        name: what people call it.
-        vocabulary: its words; frequencies are those of the training part.
-        train, valid, test: int32 streams of class ids, memory maps that cannot be written; lines
-            follow each other, each ends with ``<eos>``.
-        tokenizer: what has split its lines.
+        name: a name for people.
+        vocabulary: words, with their frequencies in the training part.
+        train, valid, test: class ids of the three parts, int32 read-only memory maps; every line
+            ends with ``<eos>``.
+        tokenizer: the tokenizer that has split the lines.
     """
 
     name: str
@@ -57,7 +59,7 @@ class Corpus:
         return CorpusStatistics.from_tokens(self.train, len(self.vocabulary))
 
     def fingerprint(self) -> str:
-        """SHA-256 over the class ids of the three parts."""
+        """SHA-256 of the class ids of the three parts."""
         digest = hashlib.sha256()
         for split in SPLITS:
             part = getattr(self, split)
@@ -75,12 +77,12 @@ class Settings:
     """How a text becomes a corpus.
 
     Attributes:
-        tokenizer: what splits its lines, or ``"bpe"``: :func:`hstree.data.learn_bpe`.
+        tokenizer: splits the lines, or ``"bpe"``: :func:`hstree.data.learn_bpe`.
         min_count, max_vocabulary: as in :meth:`Vocabulary.from_counts`.
-        vocabulary: encode with this one; the two limits then have no effect.
+        vocabulary: use this vocabulary; the two limits are then ignored.
 
     Raises:
-        ValueError: a tokenizer is to be learnt though the vocabulary is given.
+        ValueError: ``"bpe"`` together with a vocabulary.
     """
 
     tokenizer: Tokenizer | Literal["bpe"]
@@ -95,7 +97,7 @@ class Settings:
             )
 
     def key(self, content: str) -> str:
-        """A name for what these settings make of a text, given its fingerprint."""
+        """A name for the corpus that these settings make from a text with the given fingerprint."""
         tokenizer = self.tokenizer if isinstance(self.tokenizer, str) else self.tokenizer.identity
         if self.vocabulary is not None:
             return _entry_key(content, tokenizer, self.vocabulary)
@@ -113,14 +115,14 @@ def load_folder(
     """A corpus in three parts: ``train.txt``, ``valid.txt`` and ``test.txt`` in one folder.
 
     The layout of the Penn Treebank and WikiText distributions for language models: words are
-    separated by white space, every line ends with ``<eos>``, an empty line too. Words of ``valid``
-    and ``test`` that are not in the vocabulary become ``<unk>``.
+    separated by white space, and every line, even an empty one, ends with ``<eos>``. Words of
+    ``valid`` and ``test`` that are not in the vocabulary become ``<unk>``.
 
     Args:
         path: the folder.
         min_count, max_vocabulary: as in :meth:`Vocabulary.from_counts`.
-        vocabulary: encode with this vocabulary instead of that of ``train.txt``.
-        tokenizer: what splits the lines; None: white space.
+        vocabulary: use this vocabulary instead of that of ``train.txt``.
+        tokenizer: splits the lines; None: split at white space.
 
     Raises:
         ValueError: a file is missing, empty or not UTF-8, or the vocabulary has fewer than two
@@ -140,10 +142,10 @@ def load_text(
 ) -> Corpus:
     """Any UTF-8 text file as a corpus.
 
-    Lines are split by ``tokenizer``, without one by :func:`hstree.data.tokenize` (lower-cased words
-    and punctuation marks; empty lines are skipped), and end with ``<eos>``. The first 90% of the
-    tokens are the training part, the next 5% the validation part and the last 5% the test part.
-    Words that the training part holds fewer than ``min_count`` times become ``<unk>``.
+    Lines are split by ``tokenizer``, or if it is None by :func:`hstree.data.tokenize` (lower-cased
+    words and punctuation marks; empty lines are skipped), and end with ``<eos>``. The first 90% of
+    the tokens are the training part, the next 5% the validation part and the last 5% the test part.
+    Words that occur fewer than ``min_count`` times in the training part become ``<unk>``.
 
     Raises:
         ValueError: the file is missing, empty, too short to split, or not UTF-8, or the vocabulary
@@ -154,13 +156,13 @@ def load_text(
 
 
 def corpus_of(source: Source, settings: Settings, folder: Path | None = None) -> Corpus:
-    """The corpus of a text: from the cache, or tokenised and put there.
+    """The corpus of a text: from the cache, or tokenized and added to the cache.
 
     Args:
         source: the text.
-        settings: its tokenizer and the limits of its vocabulary.
-        folder: the cache; None: ``hstree.data.cache.user_cache``. Where there is none, or it
-            cannot be written, the ids lie in a temporary file without a name.
+        settings: tokenizer and limits of the vocabulary.
+        folder: the cache; None: ``hstree.data.cache.user_cache``. If there is none, or it
+            cannot be written, the ids are in an unnamed temporary file.
 
     Raises:
         ValueError: a part has no words or is too small, or the vocabulary has fewer than two words.
@@ -211,10 +213,12 @@ def _corpus(source: Source, settings: Settings, entry: cache.Entry) -> Corpus:
 
 
 def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
-    """Tokenises a text into a folder. No more than its different words are held in memory."""
+    """Tokenizes a text into a folder. Only its distinct words are held in memory."""
     tokenizer = settings.tokenizer
     if isinstance(tokenizer, str):
-        tokenizer = learn_bpe(source.training(), settings.max_vocabulary)
+        size = next(iter(source.parts.values())).size  # train, or the whole text
+        pieces = _followed(source.training(), "learning byte-pair encoding", size)
+        tokenizer = learn_bpe(pieces, settings.max_vocabulary)
     vocabulary = settings.vocabulary
     with (folder / cache.TOKENS).open("wb+") as file:
         index, sizes = _write_ids(source, tokenizer, file)
@@ -234,14 +238,14 @@ def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
     cache.seal(folder, sizes)
     entry = cache.read_entry(folder)
     if entry is None:
-        raise OSError(f"{folder}: what was written cannot be read back")
+        raise OSError(f"{folder}: the tokenized text cannot be read back")
     return entry
 
 
 def _write_ids(
     source: Source, tokenizer: Tokenizer, file: BinaryIO
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Numbers words in order of first appearance, so that a text is tokenised once.
+    """Numbers words in order of first appearance, so that a text is tokenized only once.
 
     Returns:
         The number of each word, and the number of tokens of each part.
@@ -269,7 +273,7 @@ def _write_part(part: Part, tokenizer: Tokenizer, index: dict[str, int], file: B
     size = 0
     any_text = any_words = False
     line_has_words, line_is_open = False, False
-    for pieces in _batches(part.pieces()):
+    for pieces in _batches(_followed(part.pieces(), "tokenizing", part.size)):
         any_text = True
         ids = array("i")
         for piece, words in zip(pieces, tokenizer.split_batch(pieces), strict=True):
@@ -293,7 +297,7 @@ def _write_part(part: Part, tokenizer: Tokenizer, index: dict[str, int], file: B
 
 
 def _batches(pieces: Iterable[str]) -> Iterator[Sequence[str]]:
-    """Pieces in groups that are worth a call of the tokenizer and take little memory."""
+    """Pieces in batches large enough for a call of the tokenizer and small enough for memory."""
     batch: list[str] = []
     characters = 0
     for piece in pieces:
@@ -304,6 +308,17 @@ def _batches(pieces: Iterable[str]) -> Iterator[Sequence[str]]:
             batch, characters = [], 0
     if batch:
         yield batch
+
+
+def _followed(pieces: Iterable[str], description: str, size: int) -> Iterator[str]:
+    """The pieces of a text, with progress by their characters."""
+    task = Task(description, size)
+    try:
+        for piece in pieces:
+            yield piece
+            task.advance(len(piece))
+    finally:
+        task.close()
 
 
 def _blocks(file: BinaryIO, n_tokens: int | None = None) -> Iterator[npt.NDArray[np.int32]]:
@@ -324,7 +339,7 @@ def _count(file: BinaryIO, n_tokens: int, n_words: int) -> npt.NDArray[np.int64]
 
 
 def _replace(file: BinaryIO, class_ids: npt.NDArray[np.int32]) -> None:
-    """Puts class ids in the place of the numbers of words."""
+    """Replaces the numbers of words by class ids."""
     for block in _blocks(file):
         file.seek(-block.nbytes, os.SEEK_CUR)
         file.write(class_ids[block].tobytes())

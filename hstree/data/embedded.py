@@ -1,8 +1,8 @@
-"""The embedded corpus: English prose that every Python installation holds.
+"""The embedded corpus: English prose from the Python installation.
 
 The docstrings of the standard library and the help topics of :mod:`pydoc` are about 400,000 tokens
-of technical English that need no download. Modules are parsed, never imported, so no code of theirs
-runs.
+of technical English that need no download. Modules are parsed, never imported, so none of their
+code runs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+
+from hstree._progress import track
 
 from .cache import publish, unfinished_folder, user_cache
 from .corpus import Corpus, Settings, corpus_of
@@ -53,21 +55,21 @@ def embedded_corpus(
     """The docstrings and help topics of this Python installation as a corpus of 8,000 to 10,000
     types.
 
-    Paragraphs of prose are kept, code and tables are dropped; the rest is tokenised by
+    Paragraphs of prose are kept, code and tables are dropped. The rest is tokenized by
     :func:`hstree.data.tokenize`, one sentence a line. Whole modules and topics are assigned to the
     training (90%), validation and test part (5% each) by a hash of their names, so no module is in
-    two parts; a paragraph that occurs again anywhere is dropped. Words outside the 10,000 most
-    frequent of the training part, and those it holds only once, are ``<unk>``. The result is the
-    same for the same installation.
+    two parts; repeated paragraphs are dropped. Words outside the 10,000 most
+    frequent of the training part, and words that occur only once in it, become ``<unk>``. The
+    result is the same for the same installation.
 
     The text is kept in the cache (``hstree.data.cache.user_cache``) as a folder of train.txt,
     valid.txt and test.txt, so that only the first call takes seconds. A cache that cannot be
-    written is no error.
+    written is ignored.
 
     Args:
         min_count, max_vocabulary, vocabulary: as in :func:`hstree.data.load_folder`.
-        library: folder of the modules; None is the standard library of the running Python.
-        cache: folder in which to keep the text; None is the user's.
+        library: folder of the modules; None: the standard library of the running Python.
+        cache: folder in which to keep the text; None: the cache of the user.
 
     Raises:
         ValueError: ``library`` holds too little text, as in installations without source files.
@@ -80,7 +82,7 @@ def embedded_corpus(
 def embedded_source(
     library: str | os.PathLike[str] | None = None, cache: Path | None = None
 ) -> Source:
-    """The text of :func:`embedded_corpus`, whose arguments these are."""
+    """The text of :func:`embedded_corpus`; the arguments are the same."""
     root = Path(library) if library is not None else Path(sysconfig.get_path("stdlib"))
     files = _source_files(root)
     cache = cache or user_cache()
@@ -93,7 +95,7 @@ def embedded_source(
             _store(folder, text)
     name = "docstrings and help topics of Python " + ".".join(map(str, sys.version_info[:3]))
     parts = {
-        split: Part(f"{name}: the part {split}", partial(_lines, data))
+        split: Part(f"{name}: the part {split}", partial(_lines, data), len(data))
         for split, data in text.items()
     }
     return Source(name, parts, parts["train"].pieces, partial(_fingerprint, text))
@@ -102,8 +104,8 @@ def embedded_source(
 def prose(text: str) -> Iterator[str]:
     """Paragraphs of English in a docstring or help topic, without markup.
 
-    Left out: interactive examples, literal blocks after ``::``, grammar, tables, headings'
-    underlines, and what has more code marks than prose has.
+    Left out: interactive examples, literal blocks after ``::``, grammar, tables, underlines of
+    headings, and paragraphs with many code marks.
     """
     literal_indent: int | None = None
     for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
@@ -179,8 +181,8 @@ def help_topics(source: bytes) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _collection_paused() -> Iterator[None]:
-    """No cyclic garbage collection: syntax trees have no cycles, and walking them over and over
-    doubles the time."""
+    """A context without cyclic garbage collection: syntax trees have no cycles, and traversing them
+    repeatedly doubles the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -233,7 +235,8 @@ def _part(name: str) -> str:
 def _build(root: Path, files: list[Path]) -> dict[str, list[list[str]]]:
     lines: dict[str, list[list[str]]] = {split: [] for split in SPLITS}
     seen: set[str] = set()
-    for name, texts in _documents(root, files):
+    documents = track(_documents(root, files), "reading the docstrings of Python", len(files))
+    for name, texts in documents:
         part = lines[_part(name)]
         for text in texts:
             for paragraph in prose(text):
@@ -274,7 +277,7 @@ def _fingerprint(text: Mapping[str, bytes]) -> str:
 
 
 def _load_cached(folder: Path) -> dict[str, bytes] | None:
-    """The cached text, or None if it is not there or not as it was written."""
+    """The cached text, or None if it is missing or damaged."""
     try:
         text = {split: (folder / f"{split}.txt").read_bytes() for split in SPLITS}
         digests = json.loads((folder / _DIGESTS).read_bytes())
@@ -284,7 +287,7 @@ def _load_cached(folder: Path) -> dict[str, bytes] | None:
 
 
 def _store(folder: Path, text: Mapping[str, bytes]) -> None:
-    """Put the text into the cache in one step; do nothing if the cache cannot be written."""
+    """Add the text to the cache atomically; do nothing if the cache cannot be written."""
     with contextlib.suppress(OSError), unfinished_folder(folder.parent) as unfinished:
         for split, data in text.items():
             (unfinished / f"{split}.txt").write_bytes(data)

@@ -1,4 +1,4 @@
-"""Texts of the package ``datasets``: from the hub, or saved to a folder."""
+"""Texts of the package ``datasets``, from the hub or saved to a folder."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def parse_dataset(text: str) -> Source:
 
 
 def dataset_source(name: str, config: str | None = None, column: str = "text") -> Source:
-    """The splits train, validation and test of a dataset, a row a line.
+    """The splits train, validation and test of a dataset, with one line per row.
 
-    A row that holds line ends is several lines; a row without a value is left out.
+    A row with line breaks is several lines; a row without a value is skipped.
 
     Args:
-        name: of a dataset on the hub, or the folder of one that was saved to disk.
-        config: one of the dataset's configurations; a saved dataset has none.
-        column: holds the text.
+        name: name of a dataset on the hub, or folder of a dataset that was saved to disk.
+        config: a configuration of the dataset; saved datasets have none.
+        column: the column with the text.
 
     Raises:
         ValueError: the package is missing, the dataset or configuration cannot be loaded, or a
@@ -51,7 +51,7 @@ def dataset_source(name: str, config: str | None = None, column: str = "text") -
     if saved and config is not None:
         raise ValueError(
             f"{name}: a saved dataset has no configurations, got {config!r}; "
-            f"a column comes after two colons"
+            f"write hf:NAME::COLUMN to name a column"
         )
     try:
         found = package.load_from_disk(name) if saved else package.load_dataset(name, config)
@@ -60,7 +60,9 @@ def dataset_source(name: str, config: str | None = None, column: str = "text") -
     _check(found, name, column)
     splits = {split: found[theirs].select_columns([column]) for split, theirs in _SPLITS.items()}
     parts = {
-        split: Part(f"{name}: the split {_SPLITS[split]}", partial(_lines, rows, column))
+        split: Part(
+            f"{name}: the split {_SPLITS[split]}", partial(_lines, rows, column), rows.data.nbytes
+        )
         for split, rows in splits.items()
     }
     if saved:

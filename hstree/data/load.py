@@ -1,4 +1,4 @@
-"""A corpus by its path, whatever kind of text lies there."""
+"""A corpus by its path, for every kind of text."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def load_corpus(
     (``hf:NAME[:CONFIG[:COLUMN]]``, or a folder that its ``save_to_disk`` wrote), or, for None, the
     embedded corpus (:func:`hstree.data.embedded_corpus`).
 
-    The ids lie in a file that is mapped into memory: in the cache (``hstree.data.cache``), where
-    the same text, tokenizer and settings are found again, or else in a temporary file.
+    The ids are in a memory-mapped file: in the cache (``hstree.data.cache``), which is used
+    again for the same text, tokenizer and settings, or in a temporary file.
 
     Args:
-        path: of the text.
-        min_count: words that the training part holds more rarely become ``<unk>``. None: 2 for the
-            words of a single text file, else 1.
-        max_vocabulary: number of classes at most, ``<unk>`` and ``<eos>`` included.
-        vocabulary: encode with this one; ``min_count`` and ``max_vocabulary`` then have no effect.
+        path: path or name of the text.
+        min_count: words that occur fewer times in the training part become ``<unk>``. None: 2 for
+            the words of a single text file, else 1.
+        max_vocabulary: largest number of classes, ``<unk>`` and ``<eos>`` included.
+        vocabulary: use this vocabulary; ``min_count`` and ``max_vocabulary`` are then ignored.
         tokenizer: path of a ``tokenizer.json`` of the package ``tokenizers``; or ``"bpe"``,
-            byte-pair encoding learnt from the training part (of a single text file: its first 90%)
-            with ``max_vocabulary`` classes; or any tokenizer. None: white space, for a single text
-            file lower-cased words.
+            byte-pair encoding learned from the training part (of a single text file: its first 90%)
+            with ``max_vocabulary`` classes; or any tokenizer. None: split at white space, or into
+            lower-cased words for a single text file.
 
     Raises:
-        ValueError: ``path`` does not exist, a package is missing, or what the loaders raise.
+        ValueError: ``path`` does not exist, a package is missing, or an error of the loaders.
     """
     source, words = _source(path)
     splitter = words if tokenizer is None else _tokenizer(tokenizer, max_vocabulary)
@@ -54,7 +54,7 @@ def load_corpus(
 
 
 def _source(path: str | os.PathLike[str] | None) -> tuple[Source, Tokenizer]:
-    """The text, and what splits it if nothing else is said."""
+    """The text, and its default tokenizer."""
     if path is None:
         return embedded_source(), WhiteSpace()
     if isinstance(path, str) and path.startswith(PREFIX):

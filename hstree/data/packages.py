@@ -1,4 +1,4 @@
-"""Packages that are needed for some texts only."""
+"""Packages that only some texts need."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 def optional_package(name: str, flag: str) -> Any:
-    """The imported package. Raises ValueError, which names the flag that needs it and the command
-    that installs it, where it is missing."""
+    """The imported package. If it is missing, raises ValueError that names the flag that needs it
+    and the command that installs it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Texts before they are tokenised: where they lie and how their lines are read."""
+"""Texts before tokenization: their location and how their lines are read."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ class Part:
     """One part of a text.
 
     Attributes:
-        label: how errors name it.
-        pieces: its text from the start, in order. A piece holds at most one line; one that does
-            not end in a newline goes on in the next.
+        label: name in error messages.
+        pieces: the text from the start, in order. A piece holds at most one line; one that does
+            not end in a newline continues in the next.
+        size: about the number of its characters, for progress.
     """
 
     label: str
     pieces: Pieces
+    size: int
 
 
 @dataclass(frozen=True)
 class Source:
-    """A text that is read as often as need be and never held in memory as a whole.
+    """A text that can be read several times and is never held in memory as a whole.
 
     Attributes:
-        name: what people call it.
-        parts: train, valid and test, or one ``WHOLE`` that is cut once it is tokenised.
-        training: pieces of the text from which a tokenizer may be learnt.
-        fingerprint: a function that returns the same text for the same content only.
+        name: a name for people.
+        parts: train, valid and test, or one ``WHOLE`` that is split after tokenization.
+        training: pieces of the text from which a tokenizer may be learned.
+        fingerprint: a function that returns a string that identifies the content.
     """
 
     name: str
@@ -52,7 +54,7 @@ class Source:
 
 def folder_source(path: str | os.PathLike[str]) -> Source:
     """``train.txt``, ``valid.txt`` and ``test.txt`` in one folder. Raises ValueError that lists
-    those that are missing."""
+    the missing files."""
     folder = Path(path)
     files = {split: folder / f"{split}.txt" for split in SPLITS}
     missing = [file.name for file in files.values() if not file.is_file()]
@@ -62,7 +64,7 @@ def folder_source(path: str | os.PathLike[str]) -> Source:
             f"missing {', '.join(missing)}"
         )
     parts = {
-        split: Part(f"{file}: the file", partial(read_pieces, file))
+        split: Part(f"{file}: the file", partial(read_pieces, file), file.stat().st_size)
         for split, file in files.items()
     }
     return Source(
@@ -74,18 +76,19 @@ def folder_source(path: str | os.PathLike[str]) -> Source:
 
 
 def file_source(path: str | os.PathLike[str]) -> Source:
-    """One text file; a tokenizer may be learnt from the first 90% of its bytes. Raises ValueError
-    if there is no such file."""
+    """One text file; a tokenizer may be learned from the first 90% of its bytes. Raises ValueError
+    if the file does not exist."""
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"{file}: no such file")
-    part = Part(f"{file}: the file", partial(read_pieces, file))
-    training = partial(read_pieces, file, int(file.stat().st_size * TRAIN_SHARE))
+    size = file.stat().st_size
+    part = Part(f"{file}: the file", partial(read_pieces, file), size)
+    training = partial(read_pieces, file, int(size * TRAIN_SHARE))
     return Source(file.name, {WHOLE: part}, training, partial(hash_files, [file]))
 
 
 def hash_files(files: Iterable[Path]) -> str:
-    """SHA-256 over the contents of files, in their order."""
+    """SHA-256 of the contents of files, in their order."""
     whole = hashlib.sha256()
     for file in files:
         digest = hashlib.sha256()
@@ -99,8 +102,7 @@ def hash_files(files: Iterable[Path]) -> str:
 def read_pieces(path: Path, stop: int | None = None) -> Iterator[str]:
     """Lines of a UTF-8 file, each with its line end; a byte order mark is skipped.
 
-    A line of more than 256 KiB comes in pieces, each of which but the first begins with white space
-    where the line has any.
+    A line of more than 256 KiB is split into pieces, at white space if there is any.
 
     Args:
         path: the file.

@@ -1,4 +1,4 @@
-"""What a head may know about a corpus before training: class frequencies and word vectors."""
+"""Statistics of a corpus for the construction of heads: class frequencies and word vectors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class CorpusStatistics:
 
     @classmethod
     def from_tokens(cls, tokens: npt.ArrayLike, n_classes: int) -> CorpusStatistics:
-        """Count the classes of a token stream. Raises TypeError for what is no integer, ValueError
-        for an id outside [0, n_classes)."""
+        """Count the classes of a token stream. Raises TypeError for tokens that are not integers,
+        ValueError for an id outside [0, n_classes)."""
         ids = np.asarray(tokens).reshape(-1)
         if len(ids) and ids.dtype.kind not in "iu":
             raise TypeError(f"tokens: expected integers, got dtype {ids.dtype}")
@@ -45,7 +45,7 @@ class CorpusStatistics:
         truncated SVD.
 
         Options are those of :func:`hstree.trees.word_vectors`; the result for each set of options
-        is kept.
+        is cached.
         """
         from hstree.trees import word_vectors
 
@@ -58,8 +58,8 @@ class CorpusStatistics:
         """Mean negative log-probability (nats per token) of ``tokens`` under the unigram
         distribution of this corpus.
 
-        A class that the training text does not contain counts half as much as the rarest that it
-        does.
+        A class that does not occur in the training text is given half the count of the rarest class
+        that does.
         """
         mass = self.frequencies.astype(np.float64)
         mass[mass == 0] = mass[mass > 0].min() / 2
@@ -70,7 +70,7 @@ class CorpusStatistics:
 
 def count_classes(tokens: npt.NDArray[np.integer[Any]], n_classes: int) -> npt.NDArray[np.int64]:
     """int64 [V], occurrences of each class among ids in [0, n_classes). Works in pieces, so that a
-    memory map of any size takes little memory."""
+    memory map of any size needs little memory."""
     counts = np.zeros(n_classes, np.int64)
     for start in range(0, len(tokens), _PIECE):
         counts += np.bincount(tokens[start : start + _PIECE], minlength=n_classes)

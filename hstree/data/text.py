@@ -1,9 +1,9 @@
-"""Words from English text and back again.
+"""English text to words and back.
 
-One tokeniser serves every corpus that is not tokenised already. It keeps a small number of rules,
-so that a reader can predict what a model will see: text is lower-cased, a word is a run of letters,
+One tokenizer is used for every corpus that is not tokenized already. It has few rules, so that a
+reader can predict what a model will see: text is lower-cased, a word is a run of letters,
 digits and underscores that may be joined by inner apostrophes, hyphens and dots, and every other
-visible character stands alone.
+visible character is a token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-RULES_VERSION = 1  # raised when :func:`tokenize` changes, so that cached corpora are made anew
+RULES_VERSION = 1  # increased when :func:`tokenize` changes, so that corpora are cached again
 
 _TOKEN = re.compile(
     r"""

@@ -1,4 +1,4 @@
-"""Tokenizers: lines of text to tokens, and tokens to text for people."""
+"""Tokenizers: lines of text to tokens, and tokens back to text."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _BYTES = 256
 
 
 class Tokenizer(Protocol):
-    """What a corpus needs from a tokenizer. Tokens are never empty and hold no white space; ends of
-    lines are no tokens."""
+    """The interface of tokenizers. Tokens are not empty and have no white space; line ends are not
+    tokens."""
 
     @property
     def identity(self) -> str:
-        """Equal for tokenizers that split alike, in every process."""
+        """A string that is equal for tokenizers that split in the same way, in every process."""
 
     @property
     def keeps_empty_lines(self) -> bool:
         """Whether a line without tokens is a line of the corpus, with an ``<eos>`` of its own."""
 
     def split(self, line: str) -> list[str]:
-        """Tokens of a line; the line end that it may have is left out."""
+        """Tokens of a line, without its line end."""
 
     def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
         """:meth:`split` of every line."""
 
     def join(self, tokens: Iterable[str]) -> str:
-        """Text for people; each ``<eos>`` ends a line."""
+        """Readable text; each ``<eos>`` ends a line."""
 
 
 class WhiteSpace:
-    """Splits at white space: for texts that are tokenised already."""
+    """Splits at white space, for texts that are tokenized already."""
 
     identity = "white space 1"
     keeps_empty_lines = True
@@ -61,7 +61,7 @@ class WhiteSpace:
 
 class Words:
     """Lower-cased words and punctuation marks: :func:`hstree.data.tokenize` and
-    :func:`hstree.data.detokenize`. Empty lines are left out."""
+    :func:`hstree.data.detokenize`. Empty lines are skipped."""
 
     identity = f"words {RULES_VERSION}, Unicode {unicodedata.unidata_version}"
     keeps_empty_lines = False
@@ -82,9 +82,9 @@ class Words:
 class Subwords:
     """A tokenizer of the package ``tokenizers``.
 
-    A token goes by its string in the tokenizer's vocabulary; one that is empty or holds white space
-    goes by ``<token:ID>``. No special tokens are added, nothing is truncated or padded. Empty lines
-    are kept.
+    A token is named by its string in the vocabulary of the tokenizer, or ``<token:ID>`` if that
+    string is empty or has white space. No special tokens are added, nothing is truncated or padded.
+    Empty lines are kept.
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
@@ -121,15 +121,16 @@ class Subwords:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Subwords:
-        """The tokenizer of a ``tokenizer.json``. Raises ValueError if it is none, or the package is
-        missing."""
+        """The tokenizer of a ``tokenizer.json``. Raises ValueError if the data are not valid or the
+        package is missing."""
         subwords = cls.__new__(cls)
         subwords._setup(data)
         return subwords
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Subwords:
-        """The tokenizer in a file. Raises ValueError that names the file if there is none."""
+        """The tokenizer in a file. Raises ValueError that names the file if it is not
+        valid."""
         file = Path(path)
         if not file.is_file():
             raise ValueError(f"{_FLAG}: {file}: no such file")
@@ -141,11 +142,11 @@ class Subwords:
 
     @property
     def identity(self) -> str:
-        """SHA-256 of the JSON."""
+        """Contains the SHA-256 of the JSON."""
         return f"subwords {hashlib.sha256(self._data).hexdigest()}"
 
     def split(self, line: str) -> list[str]:
-        """Tokens of a line; the line end that it may have is left out."""
+        """Tokens of a line, without its line end."""
         return self.split_batch([line])[0]
 
     def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
@@ -156,8 +157,8 @@ class Subwords:
         return [[words[number] for number in encoding.ids] for encoding in encodings]
 
     def join(self, tokens: Iterable[str]) -> str:
-        """Text by the tokenizer's own decoder; ``<eos>`` is a line end, and a token that the
-        tokenizer does not have, such as ``<unk>``, stands as it is."""
+        """Text by the decoder of the tokenizer. ``<eos>`` becomes a line end; a token that the
+        tokenizer does not have, such as ``<unk>``, is not changed."""
         pieces: list[str] = []
         run: list[int] = []
         for token in tokens:
@@ -174,14 +175,14 @@ class Subwords:
 
 
 def learn_bpe(lines: Iterable[str], max_vocabulary: int | None) -> Subwords:
-    """Byte-level byte-pair encoding, learnt from the lines of a text.
+    """Byte-level byte-pair encoding, learned from the lines of a text.
 
-    Merges are learnt until 256 bytes and merges are ``max_vocabulary - 2`` tokens, or no pair
-    occurs twice. No text is lost: ``join(split(line)) == line`` for every line.
+    Merges are learned until the 256 bytes and the merges are ``max_vocabulary - 2`` tokens, or no
+    pair occurs twice. The encoding is lossless: ``join(split(line)) == line`` for every line.
 
     Args:
-        lines: read once; in memory are its different words only.
-        max_vocabulary: classes at most, ``<unk>`` and ``<eos>`` included.
+        lines: read once; only the distinct words are held in memory.
+        max_vocabulary: largest number of classes, ``<unk>`` and ``<eos>`` included.
 
     Raises:
         ValueError: ``max_vocabulary`` is missing or too small, or the package is missing.
@@ -203,7 +204,7 @@ def learn_bpe(lines: Iterable[str], max_vocabulary: int | None) -> Subwords:
 
 
 def check_bpe_size(max_vocabulary: int | None) -> int:
-    """The size, if byte-pair encoding can have it; else raises ValueError."""
+    """The size, if it is valid for byte-pair encoding; else raises ValueError."""
     if max_vocabulary is None:
         raise ValueError(
             f"--max-vocabulary: {_FLAG} {BPE} needs the number of classes to learn, such as 8000"
@@ -232,8 +233,9 @@ def _name(token: str, number: int) -> str:
 def prompt_words(
     prompt: str, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None
 ) -> list[str]:
-    """Words of a prompt: with a tokenizer its tokens, a line end being ``<eos>``; else pieces that
-    the vocabulary holds stay as they are, others are tokenised as text files are."""
+    """Words of a prompt. With a tokenizer: its tokens, with ``<eos>`` for line ends. Without:
+    pieces between white space that are in the vocabulary, and other pieces tokenized as text files
+    are."""
     if tokenizer is not None:
         end = vocabulary.words[vocabulary.end]
         first, *others = tokenizer.split_batch(prompt.split("\n"))

@@ -1,4 +1,4 @@
-"""The words of a corpus and their class numbers."""
+"""The words of a corpus and their class ids."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ END = "<eos>"
 class Vocabulary:
     """V words, numbered from 0, with the number of times each occurs in the training text.
 
-    Class ids follow falling frequency (ties in alphabetical order), which is the order that
-    :class:`torch.nn.AdaptiveLogSoftmaxWithLoss` asks for. Every vocabulary holds ``<unk>`` and
+    Classes are sorted by decreasing frequency (ties in alphabetical order), as
+    :class:`torch.nn.AdaptiveLogSoftmaxWithLoss` requires. Every vocabulary contains ``<unk>`` and
     ``<eos>``, with frequency 0 if the text has none.
 
     Args:
-        words: the V words in order of class id; distinct, without white space.
-        frequencies: V counts, not negative.
+        words: the V words by class id; distinct, without white space.
+        frequencies: V non-negative counts.
 
     Raises:
-        ValueError: a word that is empty, holds white space or occurs twice; a negative or missing
+        ValueError: a word that is empty, has white space or occurs twice; a negative or missing
             count; ``<unk>`` or ``<eos>`` missing.
     """
 
@@ -68,11 +68,11 @@ class Vocabulary:
         """The vocabulary of a text with the given word counts.
 
         Words that occur fewer than ``min_count`` times, and the rarest beyond ``max_size`` (which
-        counts ``<unk>`` and ``<eos>``), are left out; their occurrences are counted as ``<unk>``.
+        counts ``<unk>`` and ``<eos>``), are left out; their occurrences count as ``<unk>``.
 
         Raises:
-            ValueError: ``min_count`` < 1 or ``max_size`` < 4, or fewer than two words remain beside
-                the markers.
+            ValueError: ``min_count`` < 1 or ``max_size`` < 4, or fewer than two words remain in
+                addition to the markers.
         """
         if min_count < 1:
             raise ValueError(f"min_count: expected at least 1, got {min_count}")

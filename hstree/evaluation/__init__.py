@@ -1,4 +1,5 @@
-"""Evaluation that goes on learning from the text it reads: neural cache and dynamic evaluation."""
+"""Evaluation of models that keep learning from the text they read: neural cache, dynamic
+evaluation."""
 
 from .cache import NeuralCache
 from .dynamic import evaluate_dynamic, gradient_rms

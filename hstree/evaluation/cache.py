@@ -1,4 +1,4 @@
-"""The neural cache: words that lately followed similar hidden vectors become likelier."""
+"""The neural cache: words that recently followed similar hidden vectors become more likely."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class NeuralCache:
 
     where i runs over t - window <= i < t.
 
-    At the first step of a stream the cache is empty and P = p_model; until ``window`` steps have
-    gone by it holds those there are.
+    At the first step of a stream the cache is empty and P = p_model. Before ``window`` steps have
+    been read, the cache holds all of them.
 
     Args:
-        window: number of steps that are remembered.
-        weight: lambda, share of the cache in the mixture.
-        theta: sharpness of the softmax over the remembered steps.
+        window: number of steps to remember.
+        weight: weight of the cache in the mixture, lambda.
+        theta: inverse temperature of the softmax over the remembered steps.
 
     Raises:
         ValueError: a window below 1, a weight outside [0, 1), a theta that is negative or not
@@ -57,10 +57,10 @@ class NeuralCache:
 
     @torch.no_grad()
     def mix(self, hidden: Tensor, target: Tensor, log_prob: Tensor) -> Tensor:
-        """log P of the next steps of a stream, each of which then enters the cache.
+        """log P of the next steps of a stream, which are then added to the cache.
 
         Args:
-            hidden: h of T steps, [T, D], floating point.
+            hidden: hidden vectors of T steps, h, floating point [T, D].
             target: the word after each step, int64 [T].
             log_prob: log p_model of these words, [T], in nats.
 
@@ -68,7 +68,7 @@ class NeuralCache:
             log P of these words, [T], in nats. Work and memory O(T (window + T)).
 
         Raises:
-            ValueError: shapes that do not fit each other, or another D than before.
+            ValueError: inconsistent shapes, or another D than before.
         """
         if hidden.ndim != 2 or not target.shape == log_prob.shape == hidden.shape[:1]:
             raise ValueError(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hstree._checks import check_int
+from hstree._progress import track
 from hstree.data import Streams
 from hstree.models import LanguageModel, State, detach
 
@@ -36,12 +37,12 @@ def gradient_rms(
     Args:
         model: not changed.
         tokens: the training text, numpy ids [n].
-        segment: time steps of a batch, over which gradients flow back.
-        batch_size: streams side by side.
-        max_batches: number of batches to look at; None: all.
+        segment: number of time steps of a batch, over which gradients are propagated.
+        batch_size: number of parallel streams.
+        max_batches: number of batches to use; None: all.
 
     Returns:
-        For the name of each parameter that is trained a tensor of its shape.
+        A dictionary from the name of each trained parameter to a tensor of its shape.
 
     Raises:
         ValueError: a number below 1, or fewer than ``batch_size + 1`` tokens.
@@ -52,7 +53,7 @@ def gradient_rms(
     model = copy.deepcopy(model).eval()
     squares = {name: torch.zeros_like(p) for name, p in _trained(model).items()}
     count = 0
-    for _, _, gradients in _segments(model, tokens, segment, batch_size):
+    for _, _, gradients in _segments(model, tokens, segment, batch_size, "gradient RMS"):
         for name, gradient in gradients.items():
             squares[name].addcmul_(gradient, gradient)
         count += 1
@@ -77,21 +78,21 @@ def evaluate_dynamic(
         theta <- theta - learning_rate g / (RMS + epsilon) + d (theta_0 - theta)
         d = min(1, decay RMS / m),  m the mean over parameter tensors of each one's mean RMS
 
-    g is the gradient of the segment's mean loss with respect to theta, theta_0 the weights that the
-    model came with. Without ``rms`` plain gradient descent: ``theta <- theta - learning_rate g +
-    decay (theta_0 - theta)``.
+    g is the gradient of the segment's mean loss with respect to theta, theta_0 the given
+    weights of the model. Without ``rms`` plain gradient descent: ``theta <- theta - learning_rate g
+    + decay (theta_0 - theta)``.
 
     Args:
         model: not changed; a copy learns, with dropout off.
         tokens: numpy ids [n], n >= 2; every token but the first is a target.
         rms: from :func:`gradient_rms`, on the text that the model was trained on.
         learning_rate: None: 5e-5 with ``rms``, 0.1 without.
-        decay: how fast weights return to theta_0.
-        epsilon: keeps steps finite where gradients were tiny.
-        segment: time steps between updates, over which gradients flow back. Learning rate and decay
-            belong to it: twice the steps ask for about twice both.
+        decay: rate at which weights return to theta_0.
+        epsilon: constant that keeps steps finite where gradients are tiny.
+        segment: number of time steps between updates, over which gradients are propagated. With
+            twice as many, use about twice the learning rate and decay.
 
-    Row-sparse gradients are made dense: the rule moves every row.
+    Row-sparse gradients are made dense, since the rule updates every row.
 
     Raises:
         ValueError: an argument out of range, ``rms`` of another model, or a loss that is no longer
@@ -115,7 +116,7 @@ def evaluate_dynamic(
     scale, pull = _scale_and_pull(start, rms, decay, epsilon)
     theta = _trained(learner)
     total, count = 0.0, 0
-    for loss, n_targets, gradients in _segments(learner, tokens, segment, 1):
+    for loss, n_targets, gradients in _segments(learner, tokens, segment, 1, "dynamic"):
         if not math.isfinite(loss):
             raise ValueError(
                 f"learning_rate: the loss became {loss} after {count} tokens; "
@@ -138,7 +139,7 @@ def evaluate_dynamic(
 def _scale_and_pull(
     start: Mapping[str, Tensor], rms: Mapping[str, Tensor] | None, decay: float, epsilon: float
 ) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
-    """RMS + epsilon (None without ``rms``), and d, by parameter."""
+    """RMS + epsilon (None without ``rms``), and d, for each parameter."""
     if rms is None:
         return None, {name: p.new_tensor(decay) for name, p in start.items()}
     if set(rms) != set(start):
@@ -161,16 +162,18 @@ def _scale_and_pull(
 
 
 def _segments(
-    model: LanguageModel, tokens: Any, length: int, batch_size: int
+    model: LanguageModel, tokens: Any, length: int, batch_size: int, description: str
 ) -> Iterator[tuple[float, int, Gradients]]:
     """For each segment of a text its mean negative log-likelihood, its number of targets, and dense
-    gradients of the head's loss; the state runs on. Parameters may be changed between segments."""
+    gradients of the head's loss; the state is carried over. Parameters may change between
+    segments."""
     ignore = model.head.ignore_index
     streams = Streams(tokens, batch_size, ignore_index=ignore)
     device = model.backbone.embedding.weight.device
     parameters = _trained(model)
     state: State | None = None
-    for window, target in streams.windows(length):
+    windows = track(streams.windows(length), description, -(-len(streams) // length))
+    for window, target in windows:
         n_targets = int((target != ignore).sum())
         with torch.enable_grad(), _differentiable_lstm(device):
             hidden, state = model.hidden(window.to(device), state)

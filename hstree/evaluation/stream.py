@@ -1,4 +1,4 @@
-"""The loss of a text that is read as one stream."""
+"""Loss on a text that is read as one stream."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def evaluate_stream(
     """Mean negative log-probability (nats per token) of a text that is read as one stream.
 
     Args:
-        model: put in evaluation mode for the while.
+        model: temporarily put in evaluation mode.
         tokens: numpy ids [n], n >= 2; every token but the first is a target.
         cache: mixed into the model's probabilities, emptied first. Its hidden vectors are the
             outputs of the last layer, whatever the head reads.
-        length: steps that are computed together; the result does not depend on it.
+        length: number of steps to compute together; the result does not depend on it.
 
     Raises:
         ValueError: fewer than 2 tokens, or a length below 1.

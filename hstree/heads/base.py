@@ -157,7 +157,7 @@ class Head(HeadParameters, Resettable, ABC):
             target: classes, [...], int64, in [0, V) or ``ignore_index``. Any other value raises
                 ValueError on the CPU, and RuntimeError under torch.func or torch.compile. On a GPU
                 values are not read, which would cost a synchronization: the row becomes NaN, and
-                :class:`AdaptiveSoftmax` fails a device-side assertion of torch.
+                :class:`hstree.heads.AdaptiveSoftmax` fails a device-side assertion of torch.
         """
         if hidden.shape[:-1] != target.shape:
             raise ValueError(

@@ -38,7 +38,7 @@ class FlatHead(Head):
         embedding: embedding to tie to: its weight [V, E] is used as W.
         frequencies: class counts [V]. The bias starts so that W = 0 gives the unigram distribution;
             None: it starts at 0.
-        function: increasing function f; None: the identity. See :mod:`hstree.heads.functions`.
+        function: increasing function f; None: the identity. See ``hstree.heads.functions``.
         weight_features: size of an encoding, E; None: D.
         **options: further arguments of :class:`Head`.
 

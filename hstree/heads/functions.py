@@ -148,9 +148,9 @@ class MonotonicNetwork(Function):
 
     f has one variable. Instead of K sigmoids for every logit, f and f' are computed at
     ``intervals`` + 1 knots in [-64, 64] and interpolated by cubics. The error of f is at most
-    h^4 / 384 max |f''''| <= 3.3e-4 h^4 sum_i v_i u_i^4 for knots h = 128 / intervals apart: 1.3e-8
-    for the initial v and u. Beyond +-64 the function is continued linearly. Parameters get the
-    exact gradient of the interpolated function.
+    ``h^4 / 384 max |f''''| <= 3.3e-4 h^4 sum_i v_i u_i^4`` for knots h = 128 / intervals apart:
+    1.3e-8 for the initial v and u. Beyond +-64 the function is continued linearly. Parameters get
+    the exact gradient of the interpolated function.
 
     Initially u = 1, v = 40 / K, and the inflections are spaced evenly in [-20, 20], where f is
     nearly the identity.

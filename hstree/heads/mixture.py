@@ -33,7 +33,7 @@ class _Mixture(FlatHead):
         latent_dropout: probability of dropping an element of z_k; the same elements in all time
             steps of ``hidden`` [time, batch, D].
         function: name of the function f of every component; see
-            :func:`hstree.heads.functions.build_function`.
+            ``hstree.heads.functions.build_function``.
         function_options: arguments of f.
         **options: ``bias``, ``embedding`` and ``frequencies`` of :class:`FlatHead`, and the
             arguments of :class:`Head`.
@@ -150,7 +150,7 @@ class MixtureOfSoftmaxes(_SoftmaxMixture):
             - ``latent_dropout``: probability of dropping an element of tanh(U_k h); the same
               elements in all steps of ``hidden`` [time, batch, D].
             - ``function``: name of f, ``"softmax"`` (the identity), ``"plif"`` or another name of
-              :func:`hstree.heads.functions.build_function`.
+              ``hstree.heads.functions.build_function``.
             - ``function_options``: arguments of f.
 
     Example:

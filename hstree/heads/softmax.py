@@ -159,7 +159,7 @@ class MonotonicNetwork(FlatHead):
 
     f(x) = sum_i v_i sigmoid(u_i x + b_i) with positive v and u. The K sigmoids are computed at a
     few thousand knots instead of at N V logits, and f is interpolated: see
-    :class:`hstree.heads.functions.MonotonicNetwork`.
+    ``hstree.heads.functions.MonotonicNetwork``.
 
     Args:
         in_features: number of input features, D.

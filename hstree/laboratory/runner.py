@@ -1,4 +1,4 @@
-"""A measurement as a command: its flags, and the output of its report."""
+"""A measurement as a command: its flags, and where its report is written."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from hstree._files import write_atomic
+from hstree._terminal import fold
 from hstree.runs import Run, TrainConfig, choose_device, load_run, run_names, set_threads
 from hstree.runs.flags import add_config_arguments, config_values
 
 from .report import Report
 from .terminal import print_tables
 
+_LONG = 40  # characters of choices beyond which a usage line would not fit 80 columns
+
 
 class Argument:
-    """An argument of a command, as for :meth:`argparse.ArgumentParser.add_argument`. The help text
-    includes the default, if there is one."""
+    """An argument of a command, as :meth:`argparse.ArgumentParser.add_argument` takes it; its
+    default, if it has one, and a long list of choices are added to the help."""
 
     def __init__(self, *flags: str, **options: Any) -> None:
+        choices = ", ".join(options.get("choices", ()))
+        if len(choices) * (2 if "nargs" in options else 1) > _LONG:
+            options["metavar"] = "NAME"
+            options["help"] += f"; one of {choices}"
         default = options.get("default")
         if default is not None and default is not argparse.SUPPRESS and default != []:
             shown = " ".join(map(str, default)) if isinstance(default, list) else default
@@ -38,14 +45,14 @@ class Measurement:
     Attributes:
         name: name of the command, and stem of the files that it writes.
         help: a few words for the list of commands.
-        description: help text: what it measures.
-        measure: computes the report from the parsed arguments; raises ValueError for invalid ones.
-            With ``settings``, the arguments include ``settings``, a
+        description: what it measures.
+        measure: a function of the parsed arguments that returns the report. It raises ValueError
+            for arguments that are not valid. With ``settings`` the arguments have ``settings``, a
             :class:`hstree.runs.TrainConfig`, and ``device``, a :class:`torch.device`.
-        arguments: additional flags.
-        runs: number of positional run folders (``nargs`` of argparse), stored in ``directories``;
-            None: no run folders.
-        settings: settings of ``hstree train`` that the command accepts.
+        arguments: flags of this measurement.
+        runs: number of positional run folders (``nargs`` of argparse), which become
+            ``directories``; None: the command takes none.
+        settings: settings of ``hstree train`` that the command takes.
         output: default of ``--output``.
     """
 
@@ -72,8 +79,8 @@ class Measurement:
             "--output",
             metavar="FOLDER",
             default=self.output,
-            help="folder for the page, pictures and data, created if needed; files of the "
-            f"same name are replaced (default: {self.output})",
+            help="folder for the page, pictures and figures, created if it does not exist; "
+            f"files of the same name are replaced (default: {self.output})",
         )
         parser.set_defaults(handler=self._run)
 
@@ -88,14 +95,14 @@ class Measurement:
             files = report.content(self.name, shlex.join(["hstree", *sys.argv[1:]]))
             for file, content in files.items():
                 write_atomic(folder / file, content)
-        print(f"written to {folder}: {', '.join(files)}")
+        print(fold(f"written to {folder}: {', '.join(files)}", sys.stdout))
         return 0
 
 
 @contextmanager
 def output_folder(output: str) -> Iterator[Path]:
-    """Create the folder of ``--output`` before the work, so that a bad path fails early, and remove
-    it if the work fails and leaves it empty.
+    """The folder of ``--output``, created before the work, so that no result is lost, and
+    removed again if the work fails and leaves it empty.
 
     Raises:
         ValueError: it is not a folder, or cannot be created.

@@ -2,46 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hstree._terminal import fold, terminal_width
 
 from .table import Table
 
-_NARROW, _BROAD = 16, 48  # least and greatest width of a column of text, in characters
+if TYPE_CHECKING:
+    from rich.table import Table as Drawn
+
+_NARROW, _BROAD = 16, 48  # characters to which a column of text may shrink and grow
 
 
 def print_tables(tables: Iterable[Table], notes: Iterable[str] = ()) -> None:
-    """Print tables and notes at the width of the terminal, wider only if numbers would break, and
-    at full width if there is no terminal."""
-    from rich import box, table
+    """Print tables and notes no wider than the terminal, at full width where there is none.
+
+    Columns of text shrink, numbers stay whole. Columns that do not fit follow in further tables,
+    which repeat the columns that tell the rows apart.
+    """
     from rich.console import Console
-    from rich.measure import Measurement
+
+    width = terminal_width(sys.stdout)
+    for content in tables:
+        for part in _parts(content, width):
+            drawn = _drawn(part)
+            least, natural = _widths(drawn)
+            columns = natural if width is None else min(natural, max(width, least))
+            Console(width=columns).print(drawn)
+    for note in notes:
+        print(fold(f"note: {note}", sys.stdout))
+
+
+def _parts(content: Table, width: int | None) -> Iterator[Table]:
+    """The table in parts that fit the width, if each column fits next to the repeated ones."""
+    repeated = _repeated(content)
+    shown, title = list(repeated), content.title
+    for column in range(len(repeated), len(content.header)):
+        least, _ = _widths(_drawn(_part(content, [*shown, column], title)))
+        if len(shown) > len(repeated) and width is not None and least > width:
+            yield _part(content, shown, title)
+            shown, title = list(repeated), ""
+        shown.append(column)
+    yield _part(content, shown, title)
+
+
+def _repeated(content: Table) -> range:
+    """The first columns, up to one in which no two rows agree; the first if there is none."""
+    for column, right in enumerate(content.right):
+        if right:
+            break
+        if len({row[column] for row in content.rows}) == len(content.rows):
+            return range(column + 1)
+    return range(1)
+
+
+def _part(content: Table, columns: Sequence[int], title: str) -> Table:
+    """Some columns of a table."""
+    rows = tuple(tuple(row[i] for i in columns) for row in content.rows)
+    return Table(
+        title,
+        tuple(content.header[i] for i in columns),
+        rows,
+        tuple(content.right[i] for i in columns),
+    )
+
+
+def _drawn(content: Table) -> Drawn:
+    from rich import box, table
     from rich.text import Text
 
-    console = Console()
-    wide = console.options.update(width=10_000)
-    for content in tables:
-        drawn = table.Table(
-            box=box.SIMPLE_HEAD,
-            title=Text(content.title),
-            title_justify="left",
-            padding=(0, 1, 0, 0),
-            pad_edge=False,
+    drawn = table.Table(
+        box=box.SIMPLE_HEAD,
+        title=Text(content.title) if content.title else None,
+        title_justify="left",
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for name, right, *cells in zip(content.header, content.right, *content.rows, strict=True):
+        longest = max(map(len, (name, *cells)))
+        drawn.add_column(
+            Text(name.replace(" ", "\n") if right else name),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="fold",
+            min_width=None if right else min(longest, _NARROW),
+            max_width=None if right else _BROAD,
         )
-        for name, right, *cells in zip(content.header, content.right, *content.rows, strict=True):
-            longest = max(map(len, (name, *cells)))
-            drawn.add_column(
-                Text(name.replace(" ", "\n") if right else name),
-                justify="right" if right else "left",
-                no_wrap=right,
-                overflow="fold",
-                min_width=None if right else min(longest, _NARROW),
-                max_width=None if right else _BROAD,
-            )
-        for row in content.rows:
-            drawn.add_row(*map(Text, row))
-        natural = Measurement.get(console, wide, drawn).maximum
-        least = Measurement.get(console, wide, drawn).minimum
-        width = natural if not console.is_terminal else min(natural, max(console.width, least))
-        Console(width=width).print(drawn)
-    for note in notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
+    for row in content.rows:
+        drawn.add_row(*map(Text, row))
+    return drawn
+
+
+def _widths(drawn: Drawn) -> tuple[int, int]:
+    """The least width of a table and the one it takes where there is room."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console(width=10_000)
+    measured = Measurement.get(console, console.options, drawn)
+    return measured.minimum, measured.maximum

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
+from hstree._progress import track
 
 from .awd_lstm import State
 from .language_model import LanguageModel
@@ -98,7 +99,7 @@ def generate(
     drawn: list[Tensor] = []
     state: State | None = None
     model.eval()
-    for _ in range(n_words):
+    for _ in track(range(n_words), "drawing words", n_words):
         hidden, state = model.hidden(tokens, state)
         drawn.append(draw(hidden[-1]))
         tokens = drawn[-1][None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hstree._progress import track
 from hstree.data import Streams
 
 from .awd_lstm import State
@@ -40,7 +41,8 @@ def evaluate_loss(model: LanguageModel, streams: Streams, length: int = 128) -> 
     total, count = 0.0, 0
     state: State | None = None
     try:
-        for tokens, target in streams.windows(length):
+        n_windows = -(-len(streams) // length)
+        for tokens, target in track(streams.windows(length), "evaluating", n_windows):
             (log_prob, _), state, _ = model(tokens.to(device), target.to(device), state)
             total -= float(log_prob.sum(dtype=torch.float64))
             count += int((target != model.head.ignore_index).sum())

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hstree._progress import track
+
 from .awd_lstm import State
 from .language_model import LanguageModel
 
@@ -45,7 +47,8 @@ def read_stream(model: LanguageModel, tokens: Any, *, length: int = 128) -> Iter
     state: State | None = None
     model.eval()
     try:
-        for start in range(0, len(array), length):
+        starts = range(0, len(array), length)
+        for start in track(starts, "reading the text", len(starts)):
             window = torch.from_numpy(array[start : start + length].astype(np.int64))
             hidden, state = model.hidden(window[:, None].to(device), state)
             yield hidden[:, 0]

@@ -3,7 +3,7 @@
 from .checkpoint import load_model
 from .config import RESUMABLE, TrainConfig
 from .device import choose_device, set_threads
-from .figures import UNGROUPED, RunFigures, read_epochs, read_run
+from .figures import UNGROUPED, RunFigures, counterpart, read_epochs, read_run
 from .folder import RunDirectory
 from .names import CheckpointError
 from .reader import (
@@ -31,6 +31,7 @@ __all__ = [
     "Summary",
     "TrainConfig",
     "choose_device",
+    "counterpart",
     "load_config",
     "load_model",
     "load_run",

@@ -1,4 +1,4 @@
-"""The files of a run that hold tensors: the model, and the state of its training."""
+"""The files of a run with tensors: the model and the training state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMAT_VERSION = 3  # 1 had all layers in one LSTM module, 2 one dropout
 
 
 def _model_content(model: LanguageModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Distinct tensors of a model, and the description from which :func:`_build` makes it."""
+    """Distinct tensors of a model, and the description from which :func:`_build` rebuilds it."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first_name: dict[int, str] = {}
@@ -80,13 +80,12 @@ def model_writer(model: LanguageModel) -> Callable[[Path], None]:
 def state_writer(
     model: LanguageModel, tensors: dict[str, Tensor], values: dict[str, Any]
 ) -> Callable[[Path], None]:
-    """A function that writes the model and the state of its training to the safetensors file it is
-    given.
+    """A function that writes the model and its training state to the safetensors file it is given.
 
     Args:
         model: the last weights.
-        tensors: of the training's state, by name.
-        values: the rest of it; JSON-able.
+        tensors: tensors of the training state, by name.
+        values: the rest of the training state; JSON-able.
     """
 
     def write(path: Path) -> None:
@@ -120,15 +119,15 @@ def load_model(path: str | os.PathLike[str]) -> LanguageModel:
     """The model of a file that ``model_writer`` wrote, on the CPU, in evaluation mode.
 
     Raises:
-        CheckpointError: the file is missing, truncated, or not a model of this library.
+        CheckpointError: the file is missing, truncated, or not a model of hstree.
     """
     tensors, metadata = _read(path)
     if STATE_KEY in metadata:
-        raise CheckpointError(f"{path}: the state of a training, not a model")
+        raise CheckpointError(f"{path}: a training state, not a model")
     try:
         return _build(tensors, json.loads(metadata[METADATA_KEY])).eval()
     except _INCONSISTENT as error:
-        raise CheckpointError(f"{path}: not a consistent model file: {_line(error)}") from None
+        raise CheckpointError(f"{path}: inconsistent model file: {_line(error)}") from None
 
 
 def load_state(
@@ -137,11 +136,11 @@ def load_state(
     """The model, on the CPU, and the state that :func:`state_writer` wrote.
 
     Raises:
-        CheckpointError: the file is missing, truncated, or not the state of a training.
+        CheckpointError: the file is missing, truncated, or not a training state.
     """
     tensors, metadata = _read(path)
     if STATE_KEY not in metadata:
-        raise CheckpointError(f"{path}: a model of hstree, but not the state of its training")
+        raise CheckpointError(f"{path}: a model of hstree, but not a training state")
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "training": {}}
     try:
         for name, tensor in tensors.items():
@@ -150,7 +149,7 @@ def load_state(
         model = _build(parts["model"], json.loads(metadata[METADATA_KEY]))
         values = json.loads(metadata[STATE_KEY])
     except _INCONSISTENT as error:
-        raise CheckpointError(f"{path}: not a consistent state: {_line(error)}") from None
+        raise CheckpointError(f"{path}: inconsistent training state: {_line(error)}") from None
     return model, parts["training"], values
 
 
@@ -159,8 +158,8 @@ def _line(error: Exception) -> str:
 
 
 def trained_text(path: str | os.PathLike[str]) -> str | None:
-    """:meth:`hstree.data.Corpus.fingerprint` of the text of a saved state, None where that is not
-    known."""
+    """:meth:`hstree.data.Corpus.fingerprint` of the text of a saved state, None where it is
+    unknown."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}

@@ -1,5 +1,5 @@
-"""Every setting of a training run: one frozen dataclass, from which flags, defaults, limits and
-help texts come."""
+"""Every setting of a training run: one frozen dataclass that defines flags, defaults, limits and
+help texts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RESUMABLE = (
     "save_interval",
     "tensorboard",
 )
-"""The settings that may change when a run goes on."""
+"""The settings that can change when a run is resumed."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class TrainConfig:
 
     Each field is a flag of the same name (``learning_rate`` is ``--learning-rate``); its metadata
     holds the help text and the group under which ``--help`` lists it; ``{heads}`` in a help text
-    stands for the names of the registered heads.
+    is replaced by the names of the registered heads.
 
     Raises:
-        ConfigError: a value out of range; the message names the flag, what was expected and what
-            came.
+        ConfigError: a value out of range; the message names the flag, the expected and the given
+            value.
     """
 
     # data
@@ -60,49 +60,54 @@ class TrainConfig:
         None,
         "data",
         "folder with train.txt, valid.txt and test.txt (words separated by spaces), one UTF-8 text "
-        "file, or hf:NAME[:CONFIG[:COLUMN]], a dataset of Hugging Face; without it, the docstrings "
-        "and help topics of this Python installation",
+        "file, or hf:NAME[:CONFIG[:COLUMN]], a Hugging Face dataset (default: the docstrings and "
+        "help topics of this Python installation)",
         metavar="PATH",
     )
     min_count: int | None = setting(
         None,
         "data",
-        "words that occur more rarely become <unk> (without it: 2 for a single text file, else 1)",
+        "words that occur fewer than N times become <unk> (default: 2 for one text file, else 1)",
         at_least(1),
     )
     max_vocabulary: int | None = setting(
-        None, "data", "number of classes to keep at most, <unk> and <eos> included", at_least(4)
+        None, "data", "largest number of classes, <unk> and <eos> included", at_least(4)
     )
     tokenizer: str | None = setting(
         None,
         "data",
-        "tokenizer.json of Hugging Face tokenizers, or bpe: byte-pair encoding, learnt from the "
-        "training text, of --max-vocabulary classes (without it: words)",
+        "tokenizer.json of Hugging Face tokenizers, or bpe: byte-pair encoding with "
+        "--max-vocabulary classes, learned from the training text (default: words)",
         metavar="FILE",
     )
 
     # model
-    embedding_size: int = setting(200, "model", "size of word embeddings", at_least(1))
-    hidden_size: int = setting(200, "model", "size of the LSTM's state", at_least(1))
-    layers: int = setting(1, "model", "LSTM layers", at_least(1))
+    embedding_size: int = setting(200, "model", "size of the word embeddings", at_least(1))
+    hidden_size: int = setting(200, "model", "size of the LSTM state", at_least(1))
+    layers: int = setting(1, "model", "number of LSTM layers", at_least(1))
     context_size: int | None = setting(
         None,
         "model",
-        "size of the last layer, which the head reads (without it: --hidden-size)",
+        "size of the last LSTM layer, the input of the head (default: --hidden-size)",
         at_least(1),
     )
     dropout: float = setting(
         0.5,
         "model",
-        "locked dropout on the output of the last layer: one mask for all time steps",
+        "dropout on the output of the last layer, with one mask for all time steps",
         PROBABILITY,
     )
     dropout_input: float = setting(
-        0.5, "model", "locked dropout on the word embeddings", PROBABILITY
+        0.5,
+        "model",
+        "dropout on the word embeddings, with one mask for all time steps",
+        PROBABILITY,
     )
-    dropout_hidden: float = setting(0.5, "model", "locked dropout between LSTM layers", PROBABILITY)
+    dropout_hidden: float = setting(
+        0.5, "model", "dropout between LSTM layers, with one mask for all time steps", PROBABILITY
+    )
     dropout_embedding: float = setting(
-        0.0, "model", "dropout of whole words, rows of the embedding matrix", PROBABILITY
+        0.0, "model", "dropout of whole words (rows of the embedding matrix)", PROBABILITY
     )
     weight_dropout: float = setting(
         0.0, "model", "DropConnect on the hidden-to-hidden weights of every layer", PROBABILITY
@@ -113,17 +118,17 @@ class TrainConfig:
     tied: bool = setting(
         False,
         "head",
-        "tie the output layer to the word embeddings; a softmax then needs a --context-size of "
-        "--embedding-size",
+        "tie the output layer to the word embeddings; a softmax then needs --context-size equal "
+        "to --embedding-size",
     )
-    n_trees: int = setting(4, "head", "trees: number of trees T", at_least(1))
+    n_trees: int = setting(4, "head", "trees: number of trees, T", at_least(1))
     root: int = setting(
-        256, "head", "trees: children of the root, C (1: binary down from the root)", at_least(1)
+        256, "head", "trees: number of children of the root, C (1: a binary root)", at_least(1)
     )
     leaf: int = setting(
         1,
         "head",
-        "trees: largest group of leaves under one softmax, G (1: binary to the leaves)",
+        "trees: largest number of classes in a leaf softmax, G (1: binary down to the classes)",
         at_least(1),
     )
     gate: str = setting(
@@ -133,7 +138,10 @@ class TrainConfig:
         "cluster", "head", "trees: how trees are built", choices=("cluster", "huffman", "random")
     )
     subset_size: int | None = setting(
-        None, "head", "trees: features that each tree reads, S (without it: all)", at_least(1)
+        None,
+        "head",
+        "trees: number of features that each tree reads, S (default: all)",
+        at_least(1),
     )
     sparse: bool = setting(
         False, "head", "trees: row-sparse gradients; only the visited rows are updated"
@@ -141,84 +149,88 @@ class TrainConfig:
     head_option: tuple[str, ...] = setting(
         (),
         "head",
-        "any other option of the head, its value as JSON or plain text; may be repeated",
+        "any other option of the head, with its value as JSON or plain text; can be repeated",
         metavar="KEY=VALUE",
     )
 
-    # optimisation
-    epochs: int = setting(8, "optimisation", "passes over the training text", at_least(1))
+    # optimization
+    epochs: int = setting(8, "optimization", "passes over the training text", at_least(1))
     batch_size: int = setting(
-        20, "optimisation", "streams that run side by side in each process", at_least(1)
+        20, "optimization", "number of parallel token streams in each process", at_least(1)
     )
     accumulate: int = setting(
         1,
-        "optimisation",
-        "compute every batch in this many parts, one after the other, to save memory; the same "
-        "steps but for rounding and the draws of dropout",
+        "optimization",
+        "split every batch into this many parts and accumulate their gradients, to save memory; "
+        "only rounding and dropout masks differ",
         at_least(1),
     )
-    bptt: int = setting(35, "optimisation", "time steps of truncated backpropagation", at_least(1))
+    bptt: int = setting(35, "optimization", "time steps of truncated backpropagation", at_least(1))
     variable_bptt: bool = setting(
         False,
-        "optimisation",
-        "draw the length of every window: --bptt, or half of it with probability 0.05, plus a "
-        "normal deviate of standard deviation 5, at least 5; the learning rate is scaled by the "
-        "length over --bptt",
+        "optimization",
+        "draw the length of every window from a normal distribution with standard deviation 5 "
+        "and mean --bptt, or half of it with probability 0.05; at least 5. The learning rate is "
+        "scaled by the length over --bptt",
     )
-    optimizer: str = setting(
-        "adamw", "optimisation", "rule of the weights' updates", choices=OPTIMIZERS
-    )
-    learning_rate: float = setting(6e-3, "optimisation", "learning rate of the backbone", POSITIVE)
+    optimizer: str = setting("adamw", "optimization", "optimizer", choices=OPTIMIZERS)
+    learning_rate: float = setting(6e-3, "optimization", "learning rate of the backbone", POSITIVE)
     head_learning_rate_factor: float = setting(
-        8.0, "optimisation", "learning rate of the head over that of the backbone", POSITIVE
+        8.0, "optimization", "learning rate of the head divided by that of the backbone", POSITIVE
     )
     weight_decay: float = setting(
         0.01,
-        "optimisation",
-        "weight decay: decoupled with adamw, an L2 penalty with sgd (sparse parameters have none)",
+        "optimization",
+        "weight decay: decoupled with adamw, an L2 penalty with sgd; none for sparse parameters",
         at_least(0),
     )
     clip: float = setting(
-        1.0, "optimisation", "largest norm of the gradient; 0 for no clipping", at_least(0)
+        1.0, "optimization", "largest norm of the gradient; 0: no clipping", at_least(0)
     )
-    schedule: str = setting(
-        "cosine", "optimisation", "course of the learning rate", choices=SCHEDULES
-    )
+    schedule: str = setting("cosine", "optimization", "learning rate schedule", choices=SCHEDULES)
     warmup: int = setting(
-        50, "optimisation", "steps over which the learning rate rises from 0", at_least(0)
+        50, "optimization", "steps over which the learning rate rises from 0", at_least(0)
     )
     alpha: float = setting(
         0.0,
-        "optimisation",
-        "penalty on the mean square of the last layer's dropped output",
+        "optimization",
+        "weight of the activation regularization: mean square of the last layer's output, after "
+        "dropout",
         at_least(0),
     )
     beta: float = setting(
         0.0,
-        "optimisation",
-        "penalty on the mean square of the last layer's change from one time step to the next",
+        "optimization",
+        "weight of the temporal activation regularization: mean square of the change of the last "
+        "layer's output between time steps",
         at_least(0),
     )
     averaging: str = setting(
         "none",
-        "optimisation",
-        "when sgd gives way to averaged SGD, whose averages are validated and kept: never, nt "
-        "(the validation loss is worse than the best of all earlier epochs but the last --nonmono) "
-        "or et (after epoch --averaging-epoch)",
+        "optimization",
+        "when to switch from SGD to averaged SGD, whose averaged weights are validated and saved: "
+        "none (never), nt (when the validation loss is worse than the best of all earlier epochs, "
+        "the last --nonmono excepted) or et (after epoch --averaging-epoch)",
         choices=AVERAGING,
     )
     nonmono: int = setting(
-        5, "optimisation", "epochs that nt, and the end of --finetune, do not look at", at_least(0)
+        5,
+        "optimization",
+        "number of recent epochs that --averaging nt and --finetune ignore",
+        at_least(0),
     )
     averaging_epoch: int = setting(
-        200, "optimisation", "et: epochs before averaging; 0 averages from the start", at_least(0)
+        200,
+        "optimization",
+        "et: number of epochs before averaging; 0: average from the start",
+        at_least(0),
     )
     finetune: str | None = setting(
         None,
-        "optimisation",
-        "start from the best weights of this run, in averaged SGD, and end when the validation "
-        "loss is worse than the best of all earlier epochs but the last --nonmono; the other "
-        "settings are that run's unless they are given",
+        "optimization",
+        "start a new run from the best weights of this run, with averaged SGD, and stop when the "
+        "validation loss is worse than the best of all earlier epochs, the last --nonmono "
+        "excepted. Other settings are those of that run unless they are given",
         metavar="RUN",
     )
 
@@ -226,36 +238,35 @@ class TrainConfig:
     run: str | None = setting(
         None,
         "run",
-        "run folder to create; it must not exist yet (without it: runs/<time>-<head>)",
+        "run folder to create; it must not exist (default: runs/<time>-<head>)",
         metavar="DIR",
     )
     seed: int = setting(
         1,
         "run",
-        "seed of trees, initial weights, dropout and drawn lengths",
+        "seed of trees, initial weights, dropout and window lengths",
         at_least(0),
         at_most(2**62),
     )
-    device: str = setting(
-        "auto", "run", "where to train; auto takes a GPU if there is one", choices=DEVICES
-    )
+    device: str = setting("auto", "run", "device; auto: a GPU if there is one", choices=DEVICES)
     threads: int | None = setting(
-        None, "run", "CPU threads (without it: torch's own choice)", at_least(1), at_most(1024)
+        None, "run", "number of CPU threads (default: chosen by torch)", at_least(1), at_most(1024)
     )
     precision: str = setting(
         "float32",
         "run",
-        "of the training steps: bfloat16 is torch.autocast, with weights and validation in float32",
+        "precision of the training steps; bfloat16: torch.autocast, with weights and validation in "
+        "float32",
         choices=PRECISIONS,
     )
-    compile: bool = setting(False, "run", "torch.compile for the head's training step")
+    compile: bool = setting(False, "run", "use torch.compile for the training step of the head")
     save_interval: float = setting(
         600.0,
         "run",
-        "seconds after which the state for --resume is saved within an epoch; 0: after every step",
+        "seconds between saves of the state for --resume within an epoch; 0: after every step",
         at_least(0),
     )
-    tensorboard: bool = setting(False, "run", "write events for TensorBoard to the run folder")
+    tensorboard: bool = setting(False, "run", "write TensorBoard events to the run folder")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -293,7 +304,7 @@ class TrainConfig:
         return options | parse_options(self.head_option)
 
     def with_absolute_paths(self) -> TrainConfig:
-        """The settings as a run keeps them, to be found from anywhere."""
+        """The settings with absolute paths, as a run folder stores them."""
         return dataclasses.replace(
             self, data=_absolute(self.data), finetune=_absolute(self.finetune)
         )
@@ -328,8 +339,14 @@ class TrainConfig:
 
 
 def _absolute(path: str | None) -> str | None:
-    """An absolute path; of a dataset ``hf:NAME...`` only if NAME is a folder."""
+    """An absolute path; for a dataset ``hf:NAME...`` only if NAME is a folder."""
     if path is None or not path.startswith("hf:"):
         return None if path is None else str(Path(path).resolve())
     name, colon, rest = path.removeprefix("hf:").partition(":")
     return f"hf:{Path(name).resolve()}{colon}{rest}" if Path(name).is_dir() else path
+
+
+HEAD_SETTINGS = frozenset(
+    field.name for field in dataclasses.fields(TrainConfig) if field.metadata["group"] == "head"
+)
+"""The settings of the output layer."""

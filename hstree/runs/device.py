@@ -1,4 +1,4 @@
-"""Where the settings of a run let torch compute."""
+"""The device and the threads that the settings of a run name."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from .settings import ConfigError
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a ``--device`` setting. Raises ConfigError if there is no GPU but one is asked
-    for."""
+    """The device of a ``--device`` setting. Raises ConfigError for ``cuda`` where torch finds no
+    GPU."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device: cuda was asked for, but torch finds no GPU")
+        raise ConfigError("--device: expected cpu or auto, since torch finds no GPU, got cuda")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
 
 
 def set_threads(config: TrainConfig) -> None:
-    """Set torch's number of CPU threads, if the configuration says one."""
+    """Set the number of CPU threads of torch, if the configuration has one."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)

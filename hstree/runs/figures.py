@@ -1,6 +1,6 @@
 """The figures of a run, read from its folder without weights or vocabulary.
 
-A run that has not finished has no summary.json; its figures are those of the epochs that ended.
+A run that has not finished has no summary.json; its figures are those of the finished epochs.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .config import TrainConfig
+from .config import HEAD_SETTINGS, TrainConfig
 from .names import METRICS, SUMMARY, CheckpointError
 from .reader import load_config
 from .records import EpochRecord, Summary
 
-# Settings that do not make two runs different models.
+# Settings in which two runs of the same model may differ.
 UNGROUPED = ("run", "seed", "device", "threads", "save_interval", "tensorboard", "compile")
 
 _Record = TypeVar("_Record")
@@ -30,12 +32,13 @@ class RunFigures:
     """A run.
 
     Attributes:
-        path: its folder, as it was named.
+        path: its folder, as it was given.
         config: its settings.
-        epochs: the epochs that ended, in order.
+        epochs: the finished epochs, in order.
         final: None if the run has not finished.
-        origin: of a run that was fine-tuned from another, the settings of that one as JSON, without
-            its folder and seed; the name of its folder if that is gone; None for other runs.
+        origin: for a run that was fine-tuned from another, the settings of that run as JSON,
+            without its folder and seed, or the name of its folder if that no longer exists; None
+            for other runs.
     """
 
     path: Path
@@ -51,17 +54,17 @@ class RunFigures:
 
     @property
     def seed(self) -> int:
-        """Of the trees, the initial weights and dropout."""
+        """Seed of the trees, the initial weights and dropout."""
         return self.config.seed
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """The settings as config.json holds them."""
+        """The settings as in config.json."""
         return _settings(self.config)
 
     @property
     def best(self) -> EpochRecord | None:
-        """The epoch of the least validation perplexity; None if no epoch has ended."""
+        """The epoch with the lowest validation perplexity; None if no epoch has finished."""
         return min(self.epochs, key=lambda epoch: epoch.valid_loss, default=None)
 
     @property
@@ -95,8 +98,8 @@ class RunFigures:
         return statistics.median(e.tokens_per_second for e in self.epochs) if self.epochs else None
 
     def compared_settings(self) -> dict[str, Any]:
-        """The settings that two runs of a group must share: all but :data:`UNGROUPED`; instead of
-        the run from which this one was fine-tuned, that run's settings."""
+        """The settings that two runs of a group must share: all but :data:`~hstree.runs.UNGROUPED`;
+        instead of the run from which this one was fine-tuned, that run's settings."""
         settings = {k: v for k, v in self.settings.items() if k not in UNGROUPED}
         if self.origin is not None:
             settings["finetune"] = self.origin
@@ -104,20 +107,41 @@ class RunFigures:
 
 
 def read_run(path: str | os.PathLike[str]) -> RunFigures:
-    """Read the figures of a run folder. Settings that are younger than the run have their defaults.
+    """Read the figures of a run folder. Settings that did not exist when the run was made have
+    their defaults.
 
     Raises:
-        CheckpointError: there is no such folder, it holds no config.json, or one of the files is
-            not what ``hstree train`` writes.
+        CheckpointError: the folder or its config.json does not exist, or one of the files was not
+            written by ``hstree train``.
     """
     folder = Path(path)
     config = load_config(folder)
     return RunFigures(folder, config, read_epochs(folder), _read_final(folder), _origin(config))
 
 
+def counterpart(run: RunFigures, head: str) -> RunFigures | None:
+    """The newest finished run next to ``run``, in the same folder, that has another head and
+    otherwise the same settings (those of the head and :data:`~hstree.runs.UNGROUPED` ones but the
+    seed aside) on the same text. None if there is no such run."""
+    found: list[tuple[float, RunFigures]] = []
+    for file in run.path.absolute().parent.glob(f"*/{SUMMARY}"):
+        with suppress(CheckpointError, OSError):
+            other = read_run(run.path.parent / file.parent.name)
+            fits = other.head == head and _comparable(other) == _comparable(run)
+            if fits and run.final and other.final and other.final.text == run.final.text:
+                found.append((file.stat().st_mtime, other))
+    return max(found, key=itemgetter(0))[1] if found else None
+
+
+def _comparable(run: RunFigures) -> dict[str, Any]:
+    """The settings in which a run and its counterpart agree."""
+    settings = {k: v for k, v in run.compared_settings().items() if k not in HEAD_SETTINGS}
+    return settings | {"seed": run.seed}
+
+
 def read_epochs(folder: Path) -> tuple[EpochRecord, ...]:
-    """The epochs of a run folder that have ended. Raises CheckpointError that names a line which is
-    not the record of an epoch."""
+    """The finished epochs of a run folder. Raises CheckpointError, which names the line, for a line
+    that is not the record of an epoch."""
     path = folder / METRICS
     if not path.is_file():
         return ()
@@ -133,7 +157,8 @@ def _read_final(folder: Path) -> Summary | None:
 
 
 def _origin(config: TrainConfig) -> str | None:
-    """See :attr:`RunFigures.origin`; of a chain of fine-tuned runs, the settings of all."""
+    """See :attr:`RunFigures.origin`; for a chain of fine-tuned runs, the settings of all of
+    them."""
     chain: list[Any] = []
     seen: set[str] = set()
     name = config.finetune

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Container
 from typing import Any
 
 from hstree.heads import head_names
@@ -15,8 +16,8 @@ from .settings import field_types, flag_name
 def add_config_arguments(
     parser: argparse.ArgumentParser, *, only: tuple[str, ...] | None = None
 ) -> None:
-    """One flag for each field of :class:`TrainConfig` (of ``only`` these); an absent flag leaves no
-    attribute."""
+    """Add a flag for each field of :class:`TrainConfig`, or for those of ``only``; a flag that is
+    not given sets no attribute."""
     groups: dict[str, Any] = {}
     types = field_types(TrainConfig)
     for field in dataclasses.fields(TrainConfig):
@@ -59,6 +60,26 @@ def config_values(arguments: argparse.Namespace) -> dict[str, Any]:
             value = getattr(arguments, field.name)
             values[field.name] = tuple(value) if isinstance(value, list) else value
     return values
+
+
+def config_flags(config: TrainConfig, *, leave_out: Container[str] = ()) -> list[str]:
+    """The flags that give the settings of a configuration which differ from the defaults.
+
+    Args:
+        config: the settings.
+        leave_out: settings for which no flags are wanted.
+    """
+    flags: list[str] = []
+    for field in dataclasses.fields(TrainConfig):
+        value, flag = getattr(config, field.name), f"--{flag_name(field.name)}"
+        if value == field.default or field.name in leave_out:
+            continue
+        if isinstance(value, bool):
+            flags.append(flag if value else f"--no-{flag_name(field.name)}")
+        else:
+            for item in value if isinstance(value, tuple) else (value,):
+                flags += [flag, str(item)]
+    return flags
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a run: files that are replaced in one step, by one process at a time."""
+"""The folder of a run: files that are replaced atomically, by one process at a time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .names import CheckpointError
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the lock of a folder, also when the folder is renamed; None where
-    there are no locks. Raises BlockingIOError if another process holds it."""
+    """A file descriptor that holds the lock of a folder, even if the folder is renamed; None where
+    locks are not available. Raises BlockingIOError if another process holds the lock."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -36,7 +36,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _temporary_folder(path: Path) -> Path:
-    """A new folder beside ``path``, whose parents are made."""
+    """A new folder next to ``path``; missing parents are created."""
     parent = path.absolute().parent
     for attempt in range(10):
         try:
@@ -44,19 +44,19 @@ def _temporary_folder(path: Path) -> Path:
             return Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=parent))
         except FileExistsError:
             raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(parent)) from None
-        except FileNotFoundError:  # another process that looked whether it can write
+        except FileNotFoundError:  # removed by another process that checked whether it can write
             if attempt == 9:
                 raise
     raise AssertionError
 
 
 class RunDirectory:
-    """The folder of a new run, which appears with its first content, complete, and not before.
+    """The folder of a new run. It appears, complete, with its first content.
 
     While it is open, no other process can open it.
 
     Args:
-        path: folder to create; None: ``runs/<default_name>``, with a number behind it if that
+        path: folder to create; None: ``runs/<default_name>``, with a number appended if that
             exists.
         default_name: name where ``path`` is None.
 
@@ -72,17 +72,17 @@ class RunDirectory:
         self._lock: int | None = None
         if os.path.lexists(self.path):
             raise CheckpointError(
-                f"{self.path} exists already; a run never overwrites another: name a new folder, "
-                f"or go on with --resume {self.path}"
+                f"{self.path} already exists, and a run never overwrites another: "
+                f"name a new folder, or resume with --resume {self.path}"
             )
         self._check_writable()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunDirectory:
-        """The folder of a run that goes on, without what a killed process left half-written.
+        """The folder of a run to resume. Files that a killed process left incomplete are removed.
 
         Raises:
-            CheckpointError: there is no such folder, or another process writes to it.
+            CheckpointError: the folder does not exist, or another process writes to it.
         """
         directory = cls.__new__(cls)
         directory.path, directory._default = Path(path), None
@@ -95,7 +95,7 @@ class RunDirectory:
         return directory
 
     def close(self) -> None:
-        """Let other processes open the folder."""
+        """Release the lock, so that other processes can open the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -115,7 +115,7 @@ class RunDirectory:
         return path
 
     def _check_writable(self) -> None:
-        """Create a folder beside the coming one and remove it again, with the parents that were
+        """Create a folder next to the new one and remove it again, with the parents that were
         missing."""
         parent = self.path.absolute().parent
         missing = [folder for folder in (parent, *parent.parents) if not folder.exists()]
@@ -148,7 +148,7 @@ class RunDirectory:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def remove(self, name: str) -> None:
-        """Remove a file of the run, if it is there."""
+        """Remove a file of the run, if it exists."""
         (self.path / name).unlink(missing_ok=True)
 
     def _publish(self, temporary: Path) -> None:
@@ -167,7 +167,8 @@ class RunDirectory:
                 return
 
     def _remove_leftovers(self) -> None:
-        """What processes that were killed before this folder appeared have left beside it."""
+        """Remove what processes that were killed before this folder appeared have left next to
+        it."""
         pattern = f".{glob.escape(self.path.name)}-????????.part"
         for leftover in self.path.absolute().parent.glob(pattern):
             with suppress(OSError):  # locked: a process that is still writing

@@ -1,19 +1,19 @@
-"""What lies in the folder of a run.
+"""The files of a run folder.
 
     config.json          settings (TrainConfig)
     vocabulary.txt       one line word<TAB>frequency for each class
-    tokenizer.json       of Hugging Face tokenizers, where a text was cut by one
+    tokenizer.json       of Hugging Face tokenizers, for a text that was split by one
     model.safetensors    weights of the best epoch, and in its metadata the sizes of the backbone
                          and the head's configuration
-    last.safetensors     the state from which --resume goes on: last weights, optimiser with its
-                         averages, LSTM states, random states, position, figures of the epochs
+    last.safetensors     the state that --resume loads: last weights, optimizer with its averages,
+                         LSTM states, random states, position, figures of the epochs
     metrics.jsonl        one JSON object for each epoch (EpochRecord)
     learning_curve.png   perplexities by epoch
     summary.json         the final figures, once training has ended (Summary)
 
-The folder appears when training begins. At the end of an epoch last.safetensors is written last: if
-the process is killed before, the other files may be of an epoch that it does not know yet, and
-which --resume makes again, the same.
+The folder appears when training begins. At the end of an epoch last.safetensors is written last. If
+the process is killed before that, the other files may belong to an epoch that last.safetensors does
+not contain; --resume repeats this epoch with the same result.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ METRICS, CURVE, SUMMARY = "metrics.jsonl", "learning_curve.png", "summary.json"
 
 
 class CheckpointError(ValueError):
-    """A folder that is no run, or a file of a run that is missing, foreign, truncated or not
-    consistent."""
+    """A folder that is not a run folder, or a file of a run that is missing, truncated,
+    inconsistent or of another kind."""

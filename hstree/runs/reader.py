@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from hstree._terminal import fold
 from hstree.data import Corpus, Subwords, Tokenizer, Vocabulary, load_corpus
 from hstree.models import LanguageModel
 
@@ -28,7 +29,7 @@ class Run:
         config: its settings.
         vocabulary: words and training frequencies.
         model: best weights, in evaluation mode.
-        tokenizer: cuts text into words; None: what the kind of text at hand asks for.
+        tokenizer: splits text into words; None: the default for the kind of text.
     """
 
     path: Path
@@ -41,10 +42,10 @@ class Run:
         """A text in the words of the run.
 
         Args:
-            data: what ``hstree train --data`` takes; None: the text that the run was trained on.
+            data: as for ``hstree train --data``; None: the text that the run was trained on.
 
         Raises:
-            ValueError: there is no such text.
+            ValueError: the text does not exist.
         """
         return load_corpus(
             data or self.config.data, vocabulary=self.vocabulary, tokenizer=self.tokenizer
@@ -55,7 +56,7 @@ def load_config(path: str | os.PathLike[str]) -> TrainConfig:
     """The settings of a run folder.
 
     Raises:
-        CheckpointError: there is no such folder, or its settings are missing or not valid.
+        CheckpointError: the folder does not exist, or its settings are missing or not valid.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -64,7 +65,7 @@ def load_config(path: str | os.PathLike[str]) -> TrainConfig:
         return TrainConfig.from_json((folder / CONFIG).read_bytes())
     except FileNotFoundError:
         inside = any(folder.glob(f"*/{CONFIG}"))
-        hint = "; its subfolders are runs: name these" if inside else ""
+        hint = "; its subfolders are runs: name one of them" if inside else ""
         raise CheckpointError(f"{folder}: not a run folder: {CONFIG} missing{hint}") from None
     except (ConfigError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{folder / CONFIG}: {error}") from None
@@ -74,8 +75,8 @@ def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -
     """Read a run folder.
 
     Raises:
-        CheckpointError: the folder or one of its files is missing, foreign, truncated, or does not
-            fit the others.
+        CheckpointError: the folder or one of its files is missing, truncated, of another kind, or
+            inconsistent with the others.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -83,8 +84,8 @@ def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -
     missing = [name for name in (CONFIG, VOCABULARY, MODEL) if not (folder / name).is_file()]
     if missing == [MODEL] and (folder / STATE).is_file():
         raise CheckpointError(
-            f"{folder}: no epoch has ended yet, so there is no {MODEL}; "
-            f"go on with hstree train --resume {folder}"
+            f"{folder}: no epoch has finished, so there is no {MODEL}; "
+            f"resume with hstree train --resume {folder}"
         )
     if missing:
         raise CheckpointError(f"{folder}: not a run folder: {', '.join(missing)} missing")
@@ -110,8 +111,8 @@ def load_vocabulary(folder: Path) -> Vocabulary:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a run folder, None if it has none of its own. Raises CheckpointError if it
-    cannot be read."""
+    """The tokenizer of a run folder, None if the folder has no tokenizer file. Raises
+    CheckpointError if it cannot be read."""
     if not (folder / TOKENIZER).is_file():
         return None
     try:
@@ -125,22 +126,21 @@ def run_corpus(run: Run, data: str | None) -> Corpus:
     has changed since.
 
     Raises:
-        ValueError: there is no such text.
+        ValueError: the text does not exist.
     """
     corpus = run.corpus(data)
     if data is None and trained_text(run.path / STATE) not in (None, corpus.fingerprint()):
-        print(
-            f"hstree: {corpus.name} has changed since this run was trained on it", file=sys.stderr
-        )
+        line = f"hstree: {corpus.name} has changed since this run was trained on it"
+        print(fold(line, sys.stderr), file=sys.stderr)
     return corpus
 
 
 def run_names(places: Sequence[str]) -> list[str]:
-    """What to call runs, or files that stand beside them, in tables and pictures: their own names,
-    or the paths as they were given where two names are alike.
+    """Names of runs, and of other files, in tables and pictures: their last path components, or the
+    paths as they were given if two of these are equal.
 
     Raises:
-        ValueError: a place is named twice.
+        ValueError: a place is given twice.
     """
     resolved = [Path(place).resolve() for place in places]
     for place, path in zip(places, resolved, strict=True):

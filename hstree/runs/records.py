@@ -1,4 +1,4 @@
-"""Figures of a run: what a line of metrics.jsonl and summary.json hold."""
+"""Figures of a run: the content of metrics.jsonl and summary.json."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ class EpochRecord:
         return perplexity(self.valid_loss)
 
     def to_json(self) -> str:
-        """A line with the figures and the perplexities, which are for readers other than
-        :meth:`from_json`."""
+        """A line with the figures, and with the perplexities, which :meth:`from_json` ignores."""
         perplexities = {
             "train_perplexity": self.train_perplexity,
             "valid_perplexity": self.valid_perplexity,
@@ -54,7 +53,7 @@ class EpochRecord:
 
     @classmethod
     def from_json(cls, text: str) -> EpochRecord:
-        """What :meth:`to_json` wrote. Raises ValueError for anything else."""
+        """Read what :meth:`to_json` wrote. Raises ValueError for anything else."""
         return read_record(cls, json_object(text))
 
 
@@ -74,13 +73,13 @@ class HeadCost:
 
     @property
     def ratio(self) -> float:
-        """How many times the flat softmax costs what the head costs."""
+        """Time of the flat softmax divided by the time of the head."""
         return self.flat_seconds / self.head_seconds
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a finished run amounts to; summary.json. Perplexities are per token."""
+    """Final figures of a run; summary.json. Perplexities are per token."""
 
     corpus: str
     head: str
@@ -99,13 +98,13 @@ class Summary:
 
     @property
     def text(self) -> tuple[int, int, str]:
-        """Identifies the corpus by the number of classes, the number of training tokens, and the
-        unigram model's perplexity on the test text (six digits). Perplexities of different texts
-        cannot be compared."""
+        """Identifies the corpus: number of classes, number of training tokens, and perplexity of
+        the unigram model on the test text (six digits). Perplexities of different texts cannot be
+        compared."""
         return self.classes, self.train_tokens, f"{self.unigram_test_perplexity:.6g}"
 
     def to_json(self) -> str:
-        """The figures, and the ratio of the costs, as a JSON object, one line each."""
+        """The figures and the ratio of the costs as a JSON object, one line each."""
         values = asdict(self)
         values["cost"]["ratio"] = self.cost.ratio
         return json.dumps(values, indent=2) + "\n"
@@ -121,7 +120,8 @@ def read_record(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
     its default.
 
     Raises:
-        ValueError: a field is missing or has another type; a whole number may stand for a float.
+        ValueError: a field is missing or has another type; a whole number is accepted as a
+            float.
     """
     types = typing.get_type_hints(kind)
     fields = {}
@@ -142,7 +142,7 @@ def _value(name: str, kind: type, value: Any) -> Any:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The object of a JSON text. Raises ValueError if it is none."""
+    """The object of a JSON text. Raises ValueError if it is not an object."""
     try:
         value = json.loads(text)
     except ValueError:

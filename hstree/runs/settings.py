@@ -1,4 +1,4 @@
-"""What a setting is: a field of a dataclass with a help text, limits, a flag and a check."""
+"""Settings: fields of a dataclass with a help text, limits, a flag and a check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Limit:
-    """What a number must fulfil, in words and as a test."""
+    """A condition on a number, in words and as a function."""
 
     text: str
     holds: Callable[[float], bool]
@@ -45,7 +45,7 @@ def setting(
     choices: tuple[str, ...] = (),
     metavar: str = "",
 ) -> Any:
-    """A field whose metadata holds the other arguments."""
+    """A dataclass field whose metadata holds the other arguments."""
     metadata = {
         "group": group,
         "help": help,
@@ -81,7 +81,7 @@ def checked(config: type, field: dataclasses.Field[Any], value: Any) -> Any:
     """The value of a field, a whole number as a float where the field is one.
 
     Raises:
-        ConfigError: another type than the field's, no number, or beyond its choices or limits.
+        ConfigError: a value of another type, not finite, or outside the choices or limits.
     """
     kind, optional = field_types(config)[field.name]
     if value is None and optional:
@@ -104,8 +104,8 @@ def checked(config: type, field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def parse_options(texts: Iterable[str], name: str = "--head-option") -> dict[str, Any]:
-    """Options from ``KEY=VALUE`` texts, each value read as JSON or, where it is none, as plain
-    text. Of equal keys the last counts.
+    """Options from ``KEY=VALUE`` texts, each value read as JSON or, if that fails, as plain
+    text. The last of several equal keys counts.
 
     Raises:
         ConfigError: not ``KEY=VALUE``; the message begins with ``name``.

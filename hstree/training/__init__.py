@@ -1,4 +1,4 @@
-"""Training: the loop, its presets and optimisers, progress, pictures and the final figures."""
+"""Training: the training loop, presets, optimizers, progress, learning curves and final figures."""
 
 from hstree.runs import TrainConfig
 
@@ -6,7 +6,7 @@ from .build import build_model
 from .distributed import Processes, is_main_process, processes
 from .finetune import finetuning
 from .presets import PRESETS, preset
-from .progress import PlainLines, ProgressBar, Reporter, Silent, default_reporter
+from .progress import ConsoleReporter, Reporter, Silent
 from .run import resume, train
 from .session import TrainingInterrupted, TrainResult
 from .summary import format_summary, measure_head_cost
@@ -14,9 +14,8 @@ from .trainer import Trainer, TrainingError, evaluate
 
 __all__ = [
     "PRESETS",
-    "PlainLines",
+    "ConsoleReporter",
     "Processes",
-    "ProgressBar",
     "Reporter",
     "Silent",
     "TrainConfig",
@@ -25,7 +24,6 @@ __all__ = [
     "TrainingError",
     "TrainingInterrupted",
     "build_model",
-    "default_reporter",
     "evaluate",
     "finetuning",
     "format_summary",

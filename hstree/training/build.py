@@ -1,4 +1,4 @@
-"""What a run needs before its first step: a model, and a text of sufficient size."""
+"""What a run needs before its first step: a model and a large enough text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
     """The untrained model of a configuration; the same for the same seed.
 
     Raises:
-        ConfigError: the head does not take the options it is given, or cannot be tied.
-        ValueError: the head is unknown, or an option has a value that the head refuses.
+        ConfigError: the head does not accept the given options, or cannot be tied.
+        ValueError: the head is unknown, or an option has a value that the head rejects.
     """
     head_type = head_class(config.head)
     torch.manual_seed(config.seed)
@@ -50,7 +50,7 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
                 f"--tied: the head {config.head!r} cannot be tied to the word embeddings"
             ) from error
         raise ConfigError(
-            f"--head-option: the head {config.head!r} does not take these options: {error}"
+            f"--head-option: the head {config.head!r} does not accept these options: {error}"
         ) from error
     except ValueError as error:
         if not config.tied or not str(error).startswith("embedding:"):
@@ -66,7 +66,7 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
 
 
 def own_parameter_count(head: Head, backbone: nn.Module) -> int:
-    """Elements of the head's parameters that it does not share with the backbone."""
+    """Number of parameters of the head that it does not share with the backbone."""
     shared = {id(parameter) for parameter in backbone.parameters()}
     return sum(parameter.numel() for parameter in head.parameters() if id(parameter) not in shared)
 
@@ -80,6 +80,6 @@ def check_size(corpus: Corpus, config: TrainConfig, processes: int = 1) -> None:
         if size < least:
             flag = "--batch-size" if split == "train" else "--data"
             raise ConfigError(
-                f"{flag}: the {split} part of {corpus.name} has {size} tokens, "
-                f"at least {least} are needed"
+                f"{flag}: expected at least {least} tokens in the {split} part of {corpus.name}, "
+                f"got {size}"
             )

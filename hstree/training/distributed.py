@@ -1,4 +1,4 @@
-"""Several processes that train one model: who they are, and what they tell each other."""
+"""Several processes that train one model, and what they exchange."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from hstree.distributed import DistributedDataParallel
 from hstree.runs import choose_device
 
-PATIENCE = timedelta(days=1)  # while the first process tokenises a large text or validates
+PATIENCE = timedelta(days=1)  # while the first process tokenizes a large text or validates
 
 _Value = TypeVar("_Value")
 
 
 def is_main_process() -> bool:
-    """Whether this process prints and writes: it is alone, or the first of those of torchrun."""
+    """Whether this process prints and writes: it is the only one, or the first of torchrun."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -64,7 +64,7 @@ class Processes:
         return tensor.tolist()
 
     def from_main(self, value: _Value) -> _Value:
-        """The value that the first process has."""
+        """The value of the first process."""
         if self.size == 1:
             return value
         box = [value]
@@ -72,7 +72,7 @@ class Processes:
         return box[0]
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensor of every process, by rank; all have one shape."""
+        """The tensors of all processes, by rank; all have the same shape."""
         if self.size == 1:
             return [tensor]
         tensor = tensor.to(self.device).contiguous()
@@ -82,7 +82,7 @@ class Processes:
 
     @torch.no_grad()
     def weights_from_main(self, module: nn.Module) -> None:
-        """Overwrite the weights and buffers of a module by those that the first process has."""
+        """Overwrite the weights and buffers of a module with those of the first process."""
         if self.size > 1:
             for tensor in module.state_dict().values():
                 dist.broadcast(tensor, src=0)
@@ -108,13 +108,13 @@ class Processes:
 def processes(device: str) -> Iterator[Processes]:
     """The processes that ``torchrun`` has started, or this one alone.
 
-    Joins a process group (nccl on GPUs, gloo on CPUs) for the while, unless there is one already.
+    Joins a process group (nccl on GPUs, gloo on CPUs) temporarily, unless there is one already.
 
     Args:
-        device: a ``--device`` setting; a GPU is that of torchrun's local rank.
+        device: a ``--device`` setting; with torchrun the GPU is that of the local rank.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: the device does not exist.
     """
     chosen = choose_device(device)
     if not dist.is_available() or (not dist.is_initialized() and "WORLD_SIZE" not in os.environ):
@@ -133,8 +133,8 @@ def processes(device: str) -> Iterator[Processes]:
         yield Processes(dist.get_rank(), dist.get_world_size(), chosen)
     finally:
         if joined:
-            # A thread of gloo that has a tensor of Python's to release waits for the interpreter.
-            # The group, when its last reference goes, waits for that thread and holds the
-            # interpreter: the threads must have nothing left by then.
+            # A gloo thread that releases a Python tensor waits for the interpreter lock, and
+            # destroying the group waits for that thread while it holds the lock. Give the threads
+            # time to finish first.
             time.sleep(0.1)
             dist.destroy_process_group()

@@ -11,20 +11,20 @@ from hstree.runs import ConfigError, Run, TrainConfig, load_config
 from hstree.runs.config import DROPOUTS
 from hstree.runs.settings import flag_name
 
-# Settings that belong to a place and a time, not to the model.
+# Settings of one run, not of the model.
 _NOT_INHERITED = ("run", "device", "threads")
 
 
 def finetuning(origin: str | os.PathLike[str], /, **changes: Any) -> TrainConfig:
-    """Settings that fine-tune a run: its own, with ``finetune`` and with changes.
+    """Settings that fine-tune a run: its own settings, with ``finetune`` and the given changes.
 
     Args:
         origin: folder of the run.
-        **changes: fields of :class:`TrainConfig`, in place of the run's.
+        **changes: fields of :class:`TrainConfig` that replace those of the run.
 
     Raises:
-        CheckpointError: the folder has no readable settings.
-        ConfigError: a value that is not valid, or averaged SGD for a run of another optimiser.
+        CheckpointError: the settings of the folder cannot be read.
+        ConfigError: a value that is not valid, or a run that was not trained with SGD.
     """
     settings = dataclasses.asdict(load_config(origin))
     for name in _NOT_INHERITED:
@@ -36,7 +36,7 @@ def starting_model(config: TrainConfig, run: Run) -> LanguageModel:
     """The model of a run, with the dropouts and the head's learning rate of a configuration.
 
     Raises:
-        ConfigError: another setting of the model or the head is not that of the run.
+        ConfigError: another setting of the model or the head differs from that of the run.
     """
     for field in dataclasses.fields(TrainConfig):
         mine, theirs = getattr(config, field.name), getattr(run.config, field.name)
@@ -44,8 +44,8 @@ def starting_model(config: TrainConfig, run: Run) -> LanguageModel:
         fixed = fixed and field.name not in ("data", *DROPOUTS)
         if fixed and mine != theirs:
             raise ConfigError(
-                f"--{flag_name(field.name)}: expected {theirs!r} as in {run.path}, which is to be "
-                f"fine-tuned, got {mine!r}"
+                f"--{flag_name(field.name)}: expected {theirs!r} as in {run.path}, the run to "
+                f"fine-tune, got {mine!r}"
             )
     model = run.model
     for name in DROPOUTS:

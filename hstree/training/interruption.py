@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM that take effect between two steps, when the state can be saved."""
+"""Ctrl-C and SIGTERM that take effect between two steps, where the state can be saved."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import time
 from types import FrameType
 from typing import Any
 
-PATIENCE = 2.0  # torchrun passes on a Ctrl-C that the terminal has sent to its processes as well
+PATIENCE = 2.0  # seconds; after a Ctrl-C, processes of torchrun receive the signal twice
 
 
 class Interruption:
-    """A context in which SIGINT and SIGTERM are only noted; one that comes more than two seconds
-    after the first interrupts at once, wherever the program is.
+    """A context in which SIGINT and SIGTERM are only recorded. A second signal more than two
+    seconds after the first interrupts the program immediately.
 
-    Signals that were ignored before stay so. Outside the main thread, which alone receives
-    signals, nothing changes.
+    Signals that were ignored before are still ignored. Outside the main thread, which alone
+    receives signals, nothing changes.
 
     Attributes:
-        signal: number of the signal that came, or None.
+        signal: number of the received signal, or None.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Optimisers for dense and row-sparse parameters, averaging, the lengths of windows and
+"""Optimizers for dense and row-sparse parameters, averaging, the lengths of windows and
 learning-rate schedules."""
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from hstree.runs.config import SHORTEST_WINDOW
 def build_optimizers(
     model: LanguageModel, config: TrainConfig, *, averaged: bool = False
 ) -> list[Optimizer]:
-    """Optimisers of the backbone's and the head's parameter groups.
+    """Optimizers of the parameter groups of the backbone and the head.
 
-    ``adamw``: :class:`hstree.optim.AdamW`; ``sgd``: SGD; one optimiser for the parameters with
-    dense gradients, one for those with row-sparse ones. Every parameter group holds ``factor``, by
-    which :func:`set_learning_rate` multiplies the backbone's learning rate. For a group with a
-    learning rate of its own it is this rate over ``config.learning_rate``: the top of the
-    schedule gives the rate itself, and warm-up and decay scale it as they scale the backbone's. A
-    parameter that head and backbone share counts as the backbone's. Biases have the weight decay of
-    the weights, row-sparse parameters have none.
+    ``adamw``: :class:`hstree.optim.AdamW`; ``sgd``: SGD; one optimizer for the parameters with
+    dense gradients, another for those with row-sparse gradients. Every parameter group holds
+    ``factor``, by which :func:`set_learning_rate` multiplies the backbone's learning rate. For a
+    group with a learning rate of its own it is this rate over ``config.learning_rate``: the top of
+    the schedule gives the rate itself, and warm-up and decay scale it as they scale the backbone's.
+    A parameter that head and backbone share counts as the backbone's. Biases have the weight decay
+    of the weights, row-sparse parameters have none.
 
     Args:
         model: the language model.
         config: optimizer, learning rate, weight decay.
         averaged: averaged SGD instead (:class:`torch.optim.ASGD` with t0 = 0 and lambd = 0), which
-            holds the mean of the weights after each of its steps but the first; see
-            :func:`averaged_weights`. Its learning rate is that of the step before, from the second
-            step on.
+            keeps the mean of the weights after each of its steps except the first; see
+            :func:`averaged_weights`. From the second step on, it uses the learning rate of the
+            previous step.
 
     Raises:
-        ConfigError: averaged SGD for a head with row-sparse groups, whose averages change in every
-            row.
-        ValueError: the head's groups leave out a parameter.
+        ConfigError: averaged SGD for a head with row-sparse gradients, since averages change in
+            every row.
+        ValueError: the parameter groups of the head leave out a parameter.
     """
     rate, decay = config.learning_rate, config.weight_decay
     backbone = list(model.backbone.parameters())
     taken = {id(parameter) for parameter in backbone}
     row_sparse = {id(parameter) for parameter in model.head.sparse_parameters()}
-    # The order of the parameters is that of the optimisers' states in saved runs.
+    # Saved runs store the optimizer states in this order.
     dense: list[dict[str, Any]] = [{"params": backbone, "factor": 1.0}]
     sparse: list[dict[str, Any]] = []
     for group in model.head.parameter_groups(rate, decay, decay_biases=True):
@@ -70,8 +70,8 @@ def build_optimizers(
         )
     if averaged and sparse:
         raise ConfigError(
-            f"--averaging, --finetune: averaged SGD cannot take the row-sparse gradients of the "
-            f"head {model.head.name!r}; train it without --sparse from the start"
+            f"--averaging, --finetune: averaged SGD does not support the row-sparse gradients of "
+            f"the head {model.head.name!r}; train it without --sparse from the start"
         )
     optimizers: list[Optimizer]
     if averaged:
@@ -88,8 +88,8 @@ def build_optimizers(
 @contextmanager
 @torch.no_grad()
 def averaged_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """A context in which the parameters hold the averages of averaged SGD, and the averages the
-    parameters; of other optimisers nothing changes."""
+    """A context that swaps the parameters with the averages of averaged SGD. It does nothing for
+    other optimizers."""
 
     def exchange() -> None:
         for optimizer in optimizers:
@@ -108,10 +108,10 @@ def averaged_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
 
 
 def non_monotone(losses: Sequence[float], nonmono: int) -> bool:
-    """Whether the last of the validation losses is worse than the best of all before it but the
-    last ``nonmono`` of those.
+    """Whether the last validation loss is worse than the best of the earlier ones, the last
+    ``nonmono`` of these excepted.
 
-    The rule by which NT-ASGD begins to average (Merity et al., Regularizing and Optimizing LSTM
+    The rule by which NT-ASGD starts to average (Merity et al., Regularizing and Optimizing LSTM
     Language Models, 2018, algorithm 1) and by which fine-tuning ends.
     """
     reference = losses[: max(len(losses) - 1 - nonmono, 0)]
@@ -119,8 +119,8 @@ def non_monotone(losses: Sequence[float], nonmono: int) -> bool:
 
 
 def window_lengths(total: int, bptt: int, generator: np.random.Generator | None) -> Iterator[int]:
-    """Lengths of consecutive windows over ``total`` time steps; the last goes beyond them if they
-    do not add up.
+    """Lengths of consecutive windows that cover ``total`` time steps; the last window may extend
+    beyond them.
 
     Args:
         total: time steps.
@@ -146,11 +146,11 @@ def set_learning_rate(optimizers: Iterable[Optimizer], learning_rate: float) -> 
 
 
 def scheduled_learning_rate(config: TrainConfig, step: float, total: int) -> float:
-    """Learning rate of a step (counted from 0; windows of drawn lengths are fractions of it) of
-    ``total``: a linear rise over ``config.warmup`` steps, then the schedule.
+    """Learning rate of a step out of ``total``: a linear rise over ``config.warmup`` steps, then
+    the schedule. Steps are counted from 0; windows of random length count as fractions of a step.
 
     ``cosine`` falls to 0 as (1 + cos(pi x)) / 2 and ``linear`` as 1 - x, where x runs from 0 at the
-    end of the warm-up to 1 at the last step; ``constant`` stays.
+    end of the warm-up to 1 at the last step; ``constant`` does not change.
     """
     warmup = min(config.warmup, total // 2)
     if step < warmup:

@@ -9,13 +9,13 @@ from hstree.runs import EpochRecord, perplexity
 
 
 def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: str) -> bytes:
-    """A PNG of training and validation perplexity by epoch, with the unigram perplexity of the
+    """A PNG of training and validation perplexity by epoch, the unigram perplexity of the
     validation text, and a line where averaging of the weights begins.
 
     Args:
         records: one for each epoch, at least one.
         unigram_loss: loss of the unigram distribution on the validation text, nats per token.
-        title: what was trained.
+        title: title of the picture.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 

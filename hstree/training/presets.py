@@ -1,13 +1,13 @@
 """Published settings of AWD-LSTM language models on Penn Treebank and WikiText-2, by name.
 
-A name is a corpus and a head: ``ptb-softmax``, ``wt2-mos``. The backbone and the rules of training
+A name is a corpus and a head: ``ptb-softmax``, ``wt2-mos``. The backbone and the training settings
 are those of Merity et al., Regularizing and Optimizing LSTM Language Models (2018); the mixtures
 are those of Yang et al., Breaking the Softmax Bottleneck (2018). Averaging begins after epoch 200,
-as in the comparison of output layers whose results these settings are to give; ``averaging="nt"``
-is the rule of the two papers. The number of epochs is the papers' too.
+as in the comparison of output layers that these settings reproduce; the two papers use
+``averaging="nt"``. The number of epochs is that of the papers.
 
-The presets of the head ``trees`` are not published: they put it on the backbone of the softmax, and
-at its learning rate: the factor of 8 that suits AdamW makes SGD at 20 diverge.
+The presets of the head ``trees`` are not published. They use the backbone and the learning rate of
+the softmax: the factor of 8 that suits AdamW makes SGD at 20 diverge.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     for column, corpus in enumerate(_CORPORA)
     for head, (columns, tied, options) in _HEADS.items()
 }
-"""The settings of each preset that differ from the defaults, or may."""
+"""The settings of each preset that can differ from the defaults."""
 
 
 def preset(name: str, **changes: Any) -> TrainConfig:
@@ -94,9 +94,9 @@ def preset(name: str, **changes: Any) -> TrainConfig:
 
     Args:
         name: a key of :data:`PRESETS`.
-        **changes: fields of :class:`TrainConfig`, in place of the preset's. A ``head_option``
-            replaces the preset's option of the same name and leaves its others; with another
-            ``head`` the preset's options are left out.
+        **changes: fields of :class:`TrainConfig` that replace those of the preset. A
+            ``head_option`` replaces only the option of the same name; with another ``head`` the
+            options of the preset are dropped.
 
     Raises:
         ConfigError: an unknown name, or a value that is not valid.

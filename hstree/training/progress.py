@@ -1,4 +1,4 @@
-"""What people see while a model trains: a progress bar on a terminal, plain lines elsewhere."""
+"""What a run tells those who follow it: messages, steps and epochs."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import math
 import sys
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from contextlib import ExitStack
+from typing import Protocol
 
+from hstree._progress import Task, shown
+from hstree._terminal import fold
 from hstree.runs import EpochRecord, perplexity
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 
 class Reporter(Protocol):
     """Receives what happens in a run."""
 
     def message(self, text: str) -> None:
-        """A line worth reading."""
+        """A message of one or more lines."""
 
     def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
-        """Training begins, or goes on after ``step`` steps."""
+        """Training begins, or resumes after ``step`` steps."""
 
     def step(self, epoch: int, loss: float, tokens: int) -> None:
-        """An optimiser step of an epoch (counted from 1) has been made on ``tokens`` tokens."""
+        """An optimizer step of an epoch (counted from 1) has been made on ``tokens`` tokens."""
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch and its validation have ended."""
@@ -34,7 +34,7 @@ class Reporter(Protocol):
 
 
 class _Meter:
-    """Loss and speed, averaged over about the last twenty steps."""
+    """Loss and speed, averaged over about twenty steps."""
 
     def __init__(self) -> None:
         self.loss = math.nan
@@ -57,25 +57,11 @@ class _Meter:
         self._last = time.perf_counter()
 
     def __str__(self) -> str:
-        return (
-            f"loss {self.loss:.3f}  perplexity {perplexity(self.loss):6.1f}  "
-            f"{self.tokens_per_second:6,.0f} tokens/s"
-        )
-
-
-def _epoch_line(record: EpochRecord, epochs: int) -> str:
-    return (
-        f"epoch {record.epoch:>{len(str(epochs))}}/{epochs}  "
-        f"perplexity train {record.train_perplexity:7.1f}  "
-        f"valid {record.valid_perplexity:7.1f}  "
-        f"{record.tokens_per_second:7,.0f} tokens/s  {record.seconds:5.1f} s"
-        + ("  averaged" if record.averaged else "")
-        + ("  best" if record.best else "")
-    )
+        return f"perplexity {perplexity(self.loss):.1f}  {self.tokens_per_second:,.0f} tokens/s"
 
 
 class Silent:
-    """A reporter that says nothing."""
+    """A reporter that prints nothing."""
 
     def message(self, text: str) -> None:
         pass
@@ -94,13 +80,13 @@ class Silent:
 
 
 class Reporters:
-    """Several reporters that hear the same."""
+    """Several reporters that receive the same."""
 
     def __init__(self, reporters: Iterable[Reporter]) -> None:
         self._reporters = list(reporters)
 
     def add(self, reporter: Reporter) -> None:
-        """One more, from now on."""
+        """Add a reporter, which receives what happens from now on."""
         self._reporters.append(reporter)
 
     def message(self, text: str) -> None:
@@ -124,94 +110,44 @@ class Reporters:
             reporter.stop()
 
 
-class PlainLines:
-    """One line each epoch, and one every ``interval`` seconds in between."""
-
-    def __init__(self, interval: float = 10.0) -> None:
-        self.interval = interval
-        self._meter = _Meter()
-        self._epochs = self._total = self._done = 0
-        self._begin = self._spoke = 0.0
-
-    def message(self, text: str) -> None:
-        print(text, flush=True)
-
-    def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
-        self._epochs, self._total, self._done = epochs, epochs * steps_per_epoch - step, 0
-        self._begin = self._spoke = time.perf_counter()
-        self._meter.pause()
-
-    def step(self, epoch: int, loss: float, tokens: int) -> None:
-        self._done += 1
-        self._meter.update(loss, tokens)
-        now = time.perf_counter()
-        if now - self._spoke >= self.interval:
-            self._spoke = now
-            left = (now - self._begin) / self._done * (self._total - self._done)
-            print(f"epoch {epoch}/{self._epochs}  {self._meter}  {left:5.0f} s left", flush=True)
-
-    def epoch(self, record: EpochRecord) -> None:
-        print(_epoch_line(record, self._epochs), flush=True)
-        self._spoke = time.perf_counter()
-        self._meter.pause()
-
-    def stop(self) -> None:
-        pass
-
-
-class ProgressBar:
-    """A bar over all steps of the run, with loss, perplexity, tokens/s and the time left; a line
-    above it each epoch."""
+class ConsoleReporter:
+    """Prints messages and a line for each epoch on standard output, and shows progress with the
+    time left on standard error."""
 
     def __init__(self) -> None:
         self._meter = _Meter()
         self._epochs = 0
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
+        self._task: Task | None = None
+        self._progress = ExitStack()
 
     def message(self, text: str) -> None:
-        if self._progress is not None:
-            self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
-        else:
-            print(text, flush=True)
+        for line in text.splitlines():
+            print(fold(line, sys.stdout), flush=True)
 
     def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
         self._epochs = epochs
         self._meter.pause()
-        self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}/" + str(epochs)),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[meter]}"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
-            expand=True,
-        )
-        self._task = self._progress.add_task(
-            "train",
-            total=epochs * steps_per_epoch,
-            completed=step,
-            epoch=1 + step // steps_per_epoch,
-            meter="",
-        )
-        self._progress.start()
+        self._progress.enter_context(shown())
+        self._task = Task(f"epoch 1/{epochs}", epochs * steps_per_epoch, step)
+        self._progress.callback(self._task.close)
 
     def step(self, epoch: int, loss: float, tokens: int) -> None:
+        assert self._task is not None
         self._meter.update(loss, tokens)
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, advance=1, epoch=epoch, meter=str(self._meter))
+        self._task.description = f"epoch {epoch}/{self._epochs}"
+        self._task.note = str(self._meter)
+        self._task.advance()
 
     def epoch(self, record: EpochRecord) -> None:
-        self.message(_epoch_line(record, self._epochs))
+        print(
+            f"epoch {record.epoch:>{len(str(self._epochs))}}/{self._epochs}  perplexity "
+            f"train {record.train_perplexity:7.1f}  valid {record.valid_perplexity:7.1f}  "
+            f"{record.seconds:5.1f} s"
+            + ("  averaged" if record.averaged else "")
+            + ("  best" if record.best else ""),
+            flush=True,
+        )
         self._meter.pause()
 
     def stop(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-
-
-def default_reporter() -> Reporter:
-    """A progress bar if standard output is a terminal, else plain lines."""
-    return ProgressBar() if sys.stdout.isatty() else PlainLines()
+        self._progress.close()

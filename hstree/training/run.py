@@ -1,4 +1,4 @@
-"""A run from its settings to its final figures, and on from where it stopped."""
+"""Train a run from its settings to its final figures, or resume it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .session import Session, TrainResult
 
 
 def train(config: TrainConfig, reporter: Reporter | None = None) -> TrainResult:
-    """Train as configured and leave a run folder.
+    """Train as configured and write a run folder.
 
-    The folder appears when training begins, complete; from then on its files are replaced
-    atomically, so it can be read at any time, and :func:`resume` goes on from the last state that
-    was saved, whatever stopped the training: at the start, at the end of every epoch, in between
-    every ``config.save_interval`` seconds, and when Ctrl-C or SIGTERM stop it between two steps.
-    While weights are averaged, it is the averages that are validated and kept.
+    The folder appears, complete, when training begins. Its files are then replaced atomically, so
+    it can be read at any time. The state is saved at the start, at the end of every epoch, every
+    ``config.save_interval`` seconds within an epoch, and when Ctrl-C or SIGTERM stops the training;
+    :func:`resume` continues from the last saved state. While weights are averaged, the averages are
+    validated and saved.
 
-    In processes that ``torchrun`` started, each trains on ``config.batch_size`` streams of its own,
-    with the mean of their gradients; the first validates, reports and writes.
+    With ``torchrun``, each process trains on ``config.batch_size`` streams of its own, with the
+    mean of their gradients. The first process validates, reports and writes.
 
     Raises:
-        ValueError: a setting, the corpus or the run folder is not usable; nothing was written.
+        ValueError: a setting, the corpus or the run folder is not valid; nothing was written.
         TrainingError: the loss is not finite; the best epoch so far is kept.
         TrainingInterrupted: on Ctrl-C or SIGTERM.
     """
@@ -43,21 +43,22 @@ def train(config: TrainConfig, reporter: Reporter | None = None) -> TrainResult:
 def resume(
     run: str | os.PathLike[str], /, reporter: Reporter | None = None, **changes: Any
 ) -> TrainResult:
-    """Go on with a run from the last state that was saved.
+    """Resume a run from its last saved state.
 
-    On the same CPU, with as many threads and processes, the weights become those of a run that was
-    never interrupted, bit for bit, unless settings change.
+    On the same CPU, with the same number of threads and processes and unchanged settings, the
+    weights are bitwise identical to those of a run that was never interrupted.
 
     Args:
         run: the folder.
-        reporter: told of every step from there.
-        **changes: of :data:`~hstree.runs.RESUMABLE`. With more ``epochs`` a falling learning rate
-            goes on as if it had been planned for that many.
+        reporter: receives every further step.
+        **changes: new values of settings in :data:`~hstree.runs.RESUMABLE`. With more ``epochs``
+        the rest of the
+            learning rate schedule is that of a run planned for that many.
 
     Raises:
-        CheckpointError: the folder has no readable state, its text has changed, or another process
-            trains in it.
-        ConfigError: another setting is to change, or all epochs are done.
+        CheckpointError: the state cannot be read, the text has changed, or another process trains
+            in the folder.
+        ConfigError: a setting that cannot change, or all epochs are done.
         TrainingError, TrainingInterrupted: as :func:`train`.
     """
     for name in changes:

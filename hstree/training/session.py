@@ -1,5 +1,4 @@
-"""What happens between a run's start, or its resumption, and its end: epochs, validation, what is
-kept."""
+"""A run from its start, or its resumption, to its end: epochs, validation, saved files."""
 
 from __future__ import annotations
 
@@ -43,10 +42,10 @@ class TrainingInterrupted(KeyboardInterrupt):
     """Training was interrupted.
 
     Attributes:
-        run: the run folder, from which :func:`resume` goes on; None if training had not begun.
-        best: record of the epoch whose weights it holds, None if none has ended; epoch 0 is the
-            start of fine-tuning.
-        signal: number of the signal that came, or None.
+        run: the run folder, for :func:`resume`; None if training had not begun.
+        best: record of the epoch whose weights it holds, None if no epoch has finished; epoch 0 is
+            the start of fine-tuning.
+        signal: number of the received signal, or None.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What :func:`train` returns.
+    """The result of :func:`train`.
 
     Attributes:
         run: the run folder.
@@ -76,10 +75,9 @@ class TrainResult:
 
 
 class Session:
-    """One process's part in a run, from its start or its resumption to its end or interruption.
+    """The part of one process in a run, from its start or resumption to its end or interruption.
 
-    :meth:`folder` holds the run folder while :meth:`begin` or :meth:`load` and then :meth:`run` are
-    called.
+    Call :meth:`begin` or :meth:`load`, then :meth:`run`, within the context :meth:`folder`.
     """
 
     def __init__(self, config: TrainConfig, reporter: Reporter | None, group: Processes) -> None:
@@ -98,7 +96,8 @@ class Session:
 
     @contextmanager
     def folder(self, path: Path | None) -> Iterator[None]:
-        """Holds the run folder, new or at ``path``; errors say what is kept in it."""
+        """A context that locks the run folder, new or at ``path``; errors say what is kept in
+        it."""
         if self.processes.main and path is not None:
             self.directory = RunDirectory.open(path)
         elif self.processes.main:
@@ -123,26 +122,30 @@ class Session:
                 self.directory.close()
 
     def begin(self) -> Training:
-        """Begin a training, and write the first files of its folder."""
+        """Begin training, and write the first files of the folder."""
         self._say_lstm_precision()
         self.training, files = begin(self.config, self.processes, self.reporter)
         self._save(self.training, {CONFIG: self._config_json(), **files})
         return self.training
 
     def load(self, folder: Path) -> Training:
-        """Go on with the training whose state lies in ``folder``."""
+        """Resume the training whose state is in ``folder``."""
         training = self.training = load(folder, self.config, self.processes)
         if training.done and (folder / SUMMARY).is_file():
             raise ConfigError(
                 f"--resume: the {len(training.records)} epochs of {folder} are done"
-                + ("; fine-tuning has ended" if training.ended else "; go on with more --epochs")
+                + (
+                    "; fine-tuning has ended"
+                    if training.ended
+                    else "; to continue, give more --epochs"
+                )
             )
         if self.directory is not None:
             self.directory.write({CONFIG: self._config_json()})
             self.directory.remove(SUMMARY)  # of fewer epochs
         position = training.trainer.position
         self.reporter.message(
-            f"going on with {folder} in epoch "
+            f"resuming {folder} in epoch "
             f"{position.epoch + (not training.trainer.in_epoch)}, after step {position.step}"
         )
         self._say_lstm_precision()
@@ -155,14 +158,14 @@ class Session:
         lowered = self.config.precision == "bfloat16" and self.processes.device.type == "cpu"
         if lowered and not cpu_has_lstm(torch.bfloat16):
             self.reporter.message(
-                "--precision bfloat16: the LSTM layers run in float32, since oneDNN has no "
-                "bfloat16 LSTM for this CPU"
+                "--precision bfloat16: the LSTM layers run in float32, since oneDNN has\n"
+                "no bfloat16 LSTM for this CPU"
             )
 
     # Epochs
 
     def run(self, training: Training) -> TrainResult:
-        """The epochs that remain, and the final figures."""
+        """Train the remaining epochs and compute the final figures."""
         trainer = training.trainer
         if self.config.tensorboard and self.directory is not None:
             self.reporter.add(TensorBoardLog(self.directory.path))
@@ -191,7 +194,7 @@ class Session:
         return TrainResult(path, summary, training.records, model)
 
     def _steps(self, training: Training) -> None:
-        """The steps that remain of the epoch."""
+        """Make the remaining steps of the epoch."""
         for step in training.trainer.steps():
             try:
                 self.reporter.step(step.epoch, step.loss, step.tokens)
@@ -201,7 +204,7 @@ class Session:
                 raise
 
     def _stop_or_save(self, training: Training) -> None:
-        """Stop if that was asked for, save if it is time: all processes at the same step.
+        """Stop if a signal was received, save if it is time: all processes at the same step.
 
         Raises:
             KeyboardInterrupt: to stop.
@@ -216,14 +219,14 @@ class Session:
             self._save(training)
 
     def _end_epoch(self, training: Training) -> None:
-        """Validate, and keep what the epoch has brought."""
+        """Validate, and save the results of the epoch."""
         trainer, corpus, position = training.trainer, training.corpus, training.trainer.position
         begin_time = time.perf_counter()
         with averaged_weights(trainer.optimizers):
             valid_loss = self.processes.from_main(
                 evaluate(training.model, corpus.valid) if self.processes.main else math.nan
             )
-            # Far beyond the loss of a guess, log V, nothing comes back.
+            # Training does not recover from a loss far above log V, that of a uniform guess.
             if not valid_loss <= 3.0 * math.log(len(corpus.vocabulary)):
                 raise TrainingError(
                     f"the validation loss became {valid_loss:.4g} nats per token in epoch "
@@ -258,13 +261,13 @@ class Session:
         if trainer.averaging and not averaged and not training.done:
             self.reporter.message(f"averaging of the weights begins after epoch {position.epoch}")
 
-    # What is kept
+    # Saved files
 
     def _save(self, training: Training, files: dict[str, Content] | None = None) -> None:
-        """Write files, and after them the state of the training.
+        """Write files, and then the training state.
 
         Raises:
-            TrainingError: weights are not finite; the state that was saved before is kept.
+            TrainingError: weights are not finite; the previously saved state is kept.
         """
         state = training.state(self._seconds(training))
         self._write({**(files or {}), STATE: state})
@@ -280,7 +283,7 @@ class Session:
     def _best(self) -> EpochRecord | None:
         if self.training is not None:
             return self.training.best
-        path = self._published()  # which is being loaded
+        path = self._published()  # being loaded
         return None if path is None else read_run(path).best
 
     def _published(self) -> Path | None:
@@ -293,7 +296,7 @@ class Session:
         if path is None:
             return "nothing was written"
         if best is None:
-            kept = f"no epoch had ended; the last good state is kept in {path}"
+            kept = f"no epoch had finished; the last good state is kept in {path}"
         else:
             kept = f"the weights of epoch {best.epoch} and the last good state are kept in {path}"
-        return f"{kept}, from which hstree train --resume {path} goes on"
+        return f"{kept}; resume with hstree train --resume {path}"

@@ -1,4 +1,4 @@
-"""A training under way: begun from settings, saved, and loaded from a run folder."""
+"""The state of a training: begun from settings, saved to and loaded from a run folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .trainer import Trainer, evaluate, process_seed
 
 @dataclass
 class Training:
-    """What a run is made of, and how far it is.
+    """The parts of a run and its progress.
 
     Attributes:
         config: its settings.
@@ -50,11 +50,11 @@ class Training:
         fingerprint: of the text.
         statistics: of the text.
         trainer: the loop, which holds the model.
-        records: one for each epoch that has ended.
-        best: record of the epoch whose weights are kept, None if none has ended; epoch 0 is the
-            start of fine-tuning.
-        ended: whether fine-tuning has stopped to improve.
-        seconds: spent until it was loaded.
+        records: one for each finished epoch.
+        best: record of the epoch whose weights are kept, None if no epoch has finished; epoch 0 is
+            the start of fine-tuning.
+        ended: whether fine-tuning has stopped improving.
+        seconds: time spent before the state was loaded.
     """
 
     config: TrainConfig
@@ -74,7 +74,7 @@ class Training:
 
     @cached_property
     def unigram_loss(self) -> float:
-        """Of the unigram model on the validation text, nats per token."""
+        """Loss of the unigram model on the validation text, in nats per token."""
         return self.statistics.unigram_loss(self.corpus.valid[1:])
 
     @property
@@ -83,8 +83,8 @@ class Training:
         return self.ended or len(self.records) >= self.config.epochs
 
     def state(self, seconds: float) -> Callable[[Path], None]:
-        """What writes all of it to a file, to be read by :func:`load`, and the seconds spent so
-        far.
+        """A function that writes everything, and the seconds spent so far, to a file for
+        :func:`load`.
 
         Raises:
             TrainingError: weights are not finite.
@@ -113,10 +113,10 @@ def begin(
     from which fine-tuning starts.
 
     Raises:
-        ValueError: a setting, the text or the run to be fine-tuned is not usable.
+        ValueError: a setting, the text or the run to fine-tune is not valid.
     """
     origin = None if config.finetune is None else load_run(config.finetune)
-    with processes.main_first():  # the others find the tokenised text in the cache
+    with processes.main_first():  # the others find the tokenized text in the cache
         corpus = load_corpus(
             config.data,
             min_count=config.min_count,
@@ -124,16 +124,18 @@ def begin(
             vocabulary=None if origin is None else origin.vocabulary,
             tokenizer=config.tokenizer if origin is None else origin.tokenizer,
         )
-    reporter.message(str(corpus))
+    reporter.message(
+        f"corpus: {corpus.name}\n        {len(corpus.train):,} training, {len(corpus.valid):,} "
+        f"validation, {len(corpus.test):,} test tokens; {len(corpus.vocabulary):,} classes"
+    )
     check_size(corpus, config, processes.size)
     statistics = corpus.statistics()
     if config.averaging == "et" and config.averaging_epoch >= config.epochs:
         reporter.message(
-            f"weights will not be averaged: --averaging-epoch is {config.averaging_epoch}, and "
-            f"--epochs {config.epochs}"
+            f"weights will not be averaged: --averaging-epoch is {config.averaging_epoch}, "
+            f"--epochs is {config.epochs}"
         )
     if origin is None:
-        reporter.message(f"building the model with the head {config.head!r} ...")
         started = time.perf_counter()
         model = build_model(config, len(corpus.vocabulary), statistics).to(processes.device)
         reporter.message(_describe(model, time.perf_counter() - started))
@@ -158,17 +160,17 @@ def begin(
 
 
 def load(folder: Path, config: TrainConfig, processes: Processes) -> Training:
-    """The training as it was when the state in a run folder was saved.
+    """The training whose state was saved in a run folder.
 
     Args:
         folder: of the run.
-        config: its settings, :data:`~hstree.runs.RESUMABLE` ones perhaps changed.
-        processes: as many as there were.
+        config: its settings; those of :data:`~hstree.runs.RESUMABLE` may have changed.
+        processes: as many as before.
 
     Raises:
-        CheckpointError: there is no state, or it does not fit the other files or the text.
-        ConfigError: fewer epochs than are done.
-        ValueError: there is no such text.
+        CheckpointError: there is no state, or it is inconsistent with the other files or the text.
+        ConfigError: fewer epochs than have finished.
+        ValueError: the text does not exist.
     """
     model, tensors, values = load_state(folder / STATE)
     try:
@@ -186,15 +188,16 @@ def load(folder: Path, config: TrainConfig, processes: Processes) -> Training:
         settings = _fixed_settings(config)
         other = [name for name in settings if values["settings"][name] != settings[name]]
         if other:
-            raise ValueError(f"the state of a run with another {', '.join(other)} than {CONFIG}")
+            raise ValueError(f"the state of a run whose {', '.join(other)} differs from {CONFIG}")
         if values["corpus"] != fingerprint:
             raise ValueError(
-                f"--resume: the text {corpus.name} is not the one of this run: it has changed, or "
-                f"--data names another"
+                f"--resume: the text {corpus.name} is not the text of this run: it has changed, or "
+                f"--data names another one"
             )
         if config.epochs < len(records):
             raise ConfigError(
-                f"--epochs: expected at least {len(records)}, which are done, got {config.epochs}"
+                f"--epochs: expected at least {len(records)}, the number of finished epochs, "
+                f"got {config.epochs}"
             )
         trainer = Trainer(model.to(processes.device), corpus, config, processes)
         trainer.restore(tensors, values["trainer"])
@@ -211,11 +214,11 @@ def load(folder: Path, config: TrainConfig, processes: Processes) -> Training:
 
 def _inconsistent(folder: Path, error: Exception) -> CheckpointError:
     reason = " ".join(str(error).split())
-    return CheckpointError(f"{folder / STATE}: not a consistent state: {reason}")
+    return CheckpointError(f"{folder / STATE}: inconsistent training state: {reason}")
 
 
 def _fixed_settings(config: TrainConfig) -> dict[str, Any]:
-    """The settings that make the run what it is; JSON-able."""
+    """The settings that cannot change when a run is resumed; JSON-able."""
     changing = (*RESUMABLE, "run", "finetune")
     settings: dict[str, Any] = json.loads(config.to_json())
     return {name: value for name, value in settings.items() if name not in changing}
@@ -225,6 +228,6 @@ def _describe(model: LanguageModel, seconds: float) -> str:
     backbone = sum(parameter.numel() for parameter in model.backbone.parameters())
     head = own_parameter_count(model.head, model.backbone)
     return (
-        f"LSTM with {backbone:,} parameters, head {model.head.name!r} with {head:,} parameters, "
-        f"built in {seconds:.1f} s"
+        f"model:  LSTM with {backbone:,} parameters\n"
+        f"        head {model.head.name!r} with {head:,} parameters, built in {seconds:.1f} s"
     )

@@ -1,4 +1,4 @@
-"""The final figures of a run: quality against the unigram model, cost against a flat softmax."""
+"""The final figures of a run: quality next to the unigram model, cost next to a flat softmax."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .build import own_parameter_count
 from .state import Training
 from .trainer import Trainer, evaluate
 
-COST_LOGITS = 2**26  # at most, of the flat softmax against which the head is timed
+COST_LOGITS = 2**26  # largest number of logits of the flat softmax in the timing of the head
 
 
 def summarize(training: Training, model: LanguageModel, seconds: float) -> Summary:
-    """The final figures of a training of which at least one epoch has ended.
+    """The final figures of a training with at least one finished epoch.
 
     Args:
-        training: which has ended.
+        training: a finished training.
         model: best weights, in evaluation mode.
-        seconds: spent on it.
+        seconds: time spent on the training.
     """
     assert training.best is not None
     corpus = training.corpus
@@ -50,7 +50,7 @@ def summarize(training: Training, model: LanguageModel, seconds: float) -> Summa
 
 
 def _head_cost(model: LanguageModel, trainer: Trainer) -> HeadCost:
-    """Cost of the head on context vectors of the first training batch of one process."""
+    """Cost of the head on the context vectors of the first training batch of one process."""
     config = trainer.config
     streams = min(config.batch_size, max(1, COST_LOGITS // (config.bptt * model.head.n_classes)))
     tokens, target = (
@@ -86,10 +86,10 @@ def measure_head_cost(
         head: any head; its gradients are cleared afterwards.
         hidden: [N, D] context vectors.
         target: int64 [N].
-        flat_features: the last features, which the flat softmax reads; default all. Of a head that
-            reads several layers, those of the last layer.
-        repeats: repetitions of each at most, after two that do not count.
-        budget: seconds after which no further repetition begins (at least three are made).
+        flat_features: number of features, the last ones, that the flat softmax reads; default: all.
+            For a head that reads several layers, the size of the last layer.
+        repeats: largest number of timed repetitions, after two for warm-up.
+        budget: seconds after which no further repetition starts (at least three are timed).
     """
     hidden = hidden.detach().requires_grad_()
     read = hidden[:, -(flat_features or head.in_features) :]
@@ -136,29 +136,43 @@ def _seconds(step: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - begin
 
 
-def format_summary(summary: Summary) -> str:
-    """The summary as a table of plain text."""
+def format_summary(summary: Summary, other: Summary | None = None) -> str:
+    """The summary as a table of plain text, at most 80 columns wide.
+
+    Args:
+        summary: of the run.
+        other: of a run with another head and otherwise the same settings, to be shown next to it.
+    """
     cost = summary.cost
     faster = (
         f"{cost.ratio:.1f} times faster"
         if cost.ratio >= 1
         else f"{1 / cost.ratio:.1f} times slower"
     )
-    rows = [
-        ("", "valid", "test"),
-        ("perplexity", f"{summary.valid_perplexity:,.1f}", f"{summary.test_perplexity:,.1f}"),
-        (
-            "perplexity of the unigram model",
-            f"{summary.unigram_valid_perplexity:,.1f}",
-            f"{summary.unigram_test_perplexity:,.1f}",
-        ),
+    lines = [
+        f"{'perplexity':<34}{'valid':>12}{'test':>12}{'seconds':>10}",
+        f"{f'head {summary.head}':<34}{_perplexities(summary)}{summary.seconds:>10,.0f}",
     ]
-    table = [f"{name:<34}{valid:>12}{test:>12}" for name, valid, test in rows]
-    table += [
-        f"{'parameters of the backbone':<34}{summary.backbone_parameters:>12,}",
-        f"{'parameters of the head':<34}{summary.head_parameters:>12,}",
-        f"{f'head step, {cost.rows:,} rows':<34}{1e3 * cost.head_seconds:>9.2f} ms",
-        f"{'flat softmax of the same size':<34}{1e3 * cost.flat_seconds:>9.2f} ms   "
-        f"the head is {faster}",
-    ]
-    return "\n".join(table)
+    if other is not None:
+        label = f"head {other.head}, same settings"
+        lines.append(
+            f"{label:<34}{_perplexities(other)}{other.seconds:>10,.0f}   "
+            f"x {other.seconds / summary.seconds:.1f}"
+        )
+    return "\n".join(
+        [
+            *lines,
+            f"{'unigram model':<34}{summary.unigram_valid_perplexity:>12,.1f}"
+            f"{summary.unigram_test_perplexity:>12,.1f}",
+            "",
+            f"{'parameters of the backbone':<34}{summary.backbone_parameters:>12,}",
+            f"{'parameters of the head':<34}{summary.head_parameters:>12,}",
+            f"{f'head, one step of {cost.rows:,} rows':<34}{1e3 * cost.head_seconds:>9.2f} ms",
+            f"{'flat softmax of the same size':<34}{1e3 * cost.flat_seconds:>9.2f} ms   "
+            f"the head is {faster}",
+        ]
+    )
+
+
+def _perplexities(summary: Summary) -> str:
+    return f"{summary.valid_perplexity:>12,.1f}{summary.test_perplexity:>12,.1f}"

@@ -27,9 +27,9 @@ class TensorBoardLog:
     """A reporter that writes events to the subfolder ``tensorboard`` of a run folder.
 
     ``train/loss`` (nats per token) and ``train/perplexity`` are means over the tokens of ten steps;
-    ``valid/loss``, ``valid/perplexity``, ``learning_rate`` and ``tokens_per_second`` come once an
-    epoch. All are plotted over the optimiser steps of the whole run. A run that is resumed goes on
-    with the same curves: what was written after the step from which it goes on is taken back.
+    ``valid/loss``, ``valid/perplexity``, ``learning_rate`` and ``tokens_per_second`` are written
+    once per epoch. The horizontal axis is the number of optimizer steps of the whole run. A resumed
+    run continues the same curves: points after the step where it resumes are removed.
 
     Args:
         run: the run folder; it need not exist before :meth:`start`.
@@ -53,7 +53,7 @@ class TensorBoardLog:
 
         self._step = step
         self._clear()
-        # Points of the step itself stay: they are not written again.
+        # Points of this step remain: they are not written again.
         self._writer = SummaryWriter(str(self._folder), purge_step=step + 1, flush_secs=10)
 
     def step(self, epoch: int, loss: float, tokens: int) -> None:
@@ -81,7 +81,7 @@ class TensorBoardLog:
             self._writer = None
 
     def _write_point(self) -> None:
-        """The steps since the last point, if there are any, as one point."""
+        """Write the steps since the last point, if there are any, as one point."""
         if self._tokens > 0:
             loss = self._total / self._tokens
             self._write(self._step, {"train/loss": loss, "train/perplexity": perplexity(loss)})

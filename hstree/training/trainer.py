@@ -40,21 +40,21 @@ EVALUATION_STREAMS = 20
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on: the loss is not a number."""
+    """Training cannot continue: the loss or a weight is not finite."""
 
 
 @dataclass
 class Position:
-    """Where training stands, between two steps.
+    """The position of training, between two steps.
 
     Attributes:
         epoch: the current epoch, counted from 1; 0 before the first.
-        time_step: where in the streams of the training text the next window begins.
-        step: optimiser steps since the beginning.
+        time_step: time step of the training streams at which the next window begins.
+        step: number of optimizer steps since the beginning.
         loss: sum over the targets of the current epoch so far, in nats.
         tokens: number of these targets.
-        seconds: spent on the current epoch's steps.
-        learning_rate: of the last step, for a window of ``bptt`` time steps.
+        seconds: time spent on the steps of the current epoch.
+        learning_rate: learning rate of the last step, for a window of ``bptt`` time steps.
     """
 
     epoch: int = 0
@@ -73,18 +73,18 @@ class Position:
 
     @property
     def tokens_per_second(self) -> float:
-        """Mean over the current epoch's steps."""
+        """Mean over the steps of the current epoch."""
         return self.tokens / self.seconds
 
 
 class Step(NamedTuple):
-    """An optimiser step that has been made.
+    """A finished optimizer step.
 
     Attributes:
         epoch: counted from 1.
         loss: mean negative log-likelihood over the window, in nats per token, without penalties
             and options of the loss.
-        tokens: of the window.
+        tokens: number of targets in the window.
     """
 
     epoch: int
@@ -93,12 +93,12 @@ class Step(NamedTuple):
 
 
 def process_seed(seed: int, rank: int) -> int:
-    """Another seed for every process, so that each drops out other elements."""
+    """A different seed for every process, so that dropout masks differ."""
     return seed + 1_000_003 * rank
 
 
 class _Objective(nn.Module):
-    """What is minimised, of the streams of one process or a part of them."""
+    """The objective to minimize, for the streams of one process or a part of them."""
 
     def __init__(self, model: LanguageModel, config: TrainConfig) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _Objective(nn.Module):
             read: BackboneOutput = self.model.backbone(tokens, state)
             loss, nll = self.head_loss(read.hidden, target)
         objective = share * activation_penalty(read, self.config.alpha, self.config.beta)
-        # The mean over no target is NaN; a graph there must be, for DistributedDataParallel.
+        # The mean over no targets is NaN, but DistributedDataParallel needs a graph.
         if loss_share > 0:
             loss, nll = loss_share * loss, loss_share * nll
         else:
@@ -138,20 +138,20 @@ class Trainer:
     """Trains a model on a corpus.
 
     Args:
-        model: on the device on which to train.
-        corpus: ids of the model's classes.
-        config: batch size, windows, optimiser, learning rates, schedule, clipping, penalties,
+        model: the model, on the training device.
+        corpus: class ids of the model.
+        config: batch size, windows, optimizer, learning rates, schedule, clipping, penalties,
             averaging, epochs.
-        processes: those that share the batch; each calls the same methods.
+        processes: the processes that share the batch; each calls the same methods.
 
     Attributes:
-        position: where training stands.
-        in_epoch: whether the current epoch has not been validated yet.
+        position: position in the training text, and figures of the current epoch.
+        in_epoch: whether the current epoch has begun and has not been validated yet.
         averaging: whether averaged SGD has begun.
 
     Raises:
-        ValueError: a part of the corpus is too small for the batch, or averaged SGD cannot take the
-            head.
+        ValueError: a part of the corpus is too small for the batch, or averaged SGD does not
+            support the head.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Trainer:
             ignore_index=model.head.ignore_index,
         )
         self.windows = -(-len(self.streams) // config.bptt)
-        self.steps_per_epoch = self.windows  # about, where lengths are drawn
+        self.steps_per_epoch = self.windows  # an estimate if lengths are random
         if config.variable_bptt:
             self.steps_per_epoch = max(1, round(len(self.streams) / (0.975 * config.bptt)))
         self.lengths = np.random.default_rng(config.seed) if config.variable_bptt else None
@@ -180,7 +180,7 @@ class Trainer:
         self.averaging = False
         self.valid_losses: list[float] = []
         if config.averaging != "none" or config.finetune is not None:
-            averaged = build_optimizers(model, config, averaged=True)  # refuses sparse groups now
+            averaged = build_optimizers(model, config, averaged=True)  # raises if a group is sparse
             from_start = config.averaging == "et" and config.averaging_epoch == 0
             if from_start or config.finetune is not None:
                 self.optimizers, self.averaging = averaged, True
@@ -198,8 +198,8 @@ class Trainer:
         self.in_epoch = False
 
     def steps(self) -> Iterator[Step]:
-        """One pass over the training text, or what remains of it after :meth:`restore`. Between two
-        steps :meth:`state` can be saved.
+        """Make one pass over the training text, or the rest of a pass after :meth:`restore`.
+        :meth:`state` can be saved between two steps.
 
         Raises:
             TrainingError: the loss is not finite.
@@ -217,10 +217,10 @@ class Trainer:
             yield self._step(length)
 
     def note_validation(self, loss: float) -> bool:
-        """End the epoch, note its validation loss, and begin to average if it is time.
+        """End the epoch, record its validation loss, and start averaging if it is time.
 
         Returns:
-            Whether training ends here: fine-tuning has stopped to improve.
+            Whether training ends, since fine-tuning has stopped improving.
         """
         self.in_epoch = False
         self.valid_losses.append(loss)
@@ -238,7 +238,7 @@ class Trainer:
         return False
 
     def _step(self, length: int) -> Step:
-        """A step on the next window."""
+        """Make a step on the next window."""
         config, position, begin = self.config, self.position, time.perf_counter()
         windows_before = (position.epoch - 1) * self.windows + position.time_step / config.bptt
         rate = scheduled_learning_rate(config, windows_before, config.epochs * self.windows)
@@ -252,7 +252,7 @@ class Trainer:
         for part in range(config.accumulate):
             first = self.processes.rank * config.batch_size + part * width
             columns = slice(first, first + width)
-            # Gradients are averaged over the processes: the factor makes a sum of that.
+            # Gradients are averaged over the processes; the factor turns the mean into a sum.
             loss_share = size * (int(counted[:, columns].sum()) / n_targets)
             with self._no_exchange() if part + 1 < config.accumulate else nullcontext():
                 objective, values, self.states[part] = self.objective(
@@ -300,12 +300,12 @@ class Trainer:
         )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What :meth:`restore` needs beside the model's weights, to go on as if nothing had
-        happened; between two steps.
+        """The training state without the weights of the model, for :meth:`restore`. To be called
+        between two steps.
 
         Returns:
-            tensors and, JSON-able, everything else: optimisers with their averages, random states
-            and LSTM states of all processes, position.
+            Tensors, and a JSON-able dictionary of everything else: optimizers with their averages,
+            random states and LSTM states of all processes, position.
         """
         tensors: dict[str, Tensor] = {}
         numbers: dict[str, Any] = {}
@@ -337,16 +337,16 @@ class Trainer:
         }
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Go on from a :meth:`state`; the model's weights are the caller's part.
+        """Continue from a :meth:`state`. The caller restores the weights of the model.
 
         Raises:
-            ValueError: the state is of another number of processes.
-            KeyError, IndexError, TypeError, RuntimeError: it is no state of this model.
+            ValueError: the state belongs to another number of processes.
+            KeyError, IndexError, TypeError, RuntimeError: the state belongs to another model.
         """
         if values["processes"] != self.processes.size:
             raise ValueError(
-                f"--resume: the run has {values['processes']} processes, start as many "
-                f"(now {self.processes.size})"
+                f"--resume: expected {values['processes']} processes as before, "
+                f"got {self.processes.size}"
             )
         self.position = Position(**values["position"])
         self.in_epoch = values["in_epoch"]
@@ -386,7 +386,8 @@ class Trainer:
 
 
 def evaluate(model: LanguageModel, tokens: Any) -> float:
-    """Mean negative log-probability in nats per token of a token stream (numpy ids [n], n >= 2),
-    every token but the first a target, in at most ``EVALUATION_STREAMS`` streams."""
+    """Mean negative log-probability, in nats per token, of a token stream (numpy ids [n], n >= 2).
+    Every token except the first is a target; the text is read in at most ``EVALUATION_STREAMS``
+    streams."""
     streams = max(1, min(EVALUATION_STREAMS, (len(tokens) - 1) // 50))
     return evaluate_loss(model, Streams(tokens, streams, ignore_index=model.head.ignore_index))

@@ -180,16 +180,14 @@ def describe(
     if frequencies is not None:
         weight = outline.weight[outline.weight > 0]
         entropy = float(-(weight * np.log2(weight)).sum())
-        lines[-1] += (
-            f", {tree.average_depth(outline.weight):.2f} by frequency "
-            f"(the frequencies have {max(entropy, 0.0):.2f} bits)"
-        )
+        lines[-1] += f", {tree.average_depth(outline.weight):.2f} by frequency"
+        lines.append(f"entropy of the frequencies: {max(entropy, 0.0):.2f} bits")
     lines.append("")
 
     def show(item: _Item, branch: str, below: str) -> None:
-        text = outline.label(item, 72 - len(below), ", ")
         count = "" if item.n_hidden or item.node < 0 else f"  {item.end - item.begin:,} classes:"
-        lines.append(f"{branch}{_percent(item.share)}{count}  {text}")
+        line = f"{branch}{_percent(item.share)}{count}  "
+        lines.append(line + outline.label(item, max(80 - len(line), 20), ", "))
         if item.node < 0 or item.level >= outline.levels:
             return
         outline.unfold(item, _TEXT_CHILDREN)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from hstree import _host
 from hstree._checks import check_frequencies, check_int, check_int_array, check_seed
+from hstree._progress import track
 from hstree.trees.tables import MAX_CLASSES, MAX_DEPTH
 from hstree.trees.tree import Tree
 
@@ -373,5 +374,5 @@ def build_ensemble(
             leaf,
             **options,
         )
-        for t in range(n_trees)
+        for t in track(range(n_trees), "building trees", n_trees)
     ]

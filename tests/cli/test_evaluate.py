@@ -237,7 +237,7 @@ def test_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
         ("--cache --cache-theta -1", "--cache-theta: expected a number of at least 0, got -1"),
         ("--dynamic --dynamic-epsilon 0", "--dynamic-epsilon: expected a positive number, got 0"),
-        ("--dynamic --dynamic-batch-size 99999", "too few for a batch of 99999 streams"),
+        ("--dynamic --dynamic-batch-size 99999", "tokens for a batch size of 99999"),
         (
             "--dynamic --dynamic-rule sgd --dynamic-learning-rate 1e38",
             "learning_rate: the loss became",

@@ -234,7 +234,9 @@ def test_bad_input() -> None:
     for options, message in bad:
         with pytest.raises(ValueError, match=message):
             evaluate_dynamic(model, TEST, **options)
-    with pytest.raises(ValueError, match="203 tokens are too few for a batch of 300 streams"):
+    with pytest.raises(
+        ValueError, match="expected at least 301 tokens for a batch size of 300, got 203"
+    ):
         gradient_rms(model, TRAIN, batch_size=300)
     with pytest.raises(ValueError, match="max_batches: expected a whole number of at least 1"):
         gradient_rms(model, TRAIN, max_batches=0)

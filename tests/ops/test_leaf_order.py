@@ -96,6 +96,7 @@ def test_values_out_of_range() -> None:
             PATH.operator(*batch.arguments(), order)
 
 
+@pytest.mark.slow  # the kernels are compiled first
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_step_of_a_head_sorts_once(emulated: EmulatedLibrary, sparse: bool) -> None:
     """Forward and backward of the CUDA operators, for wide and binary nodes of the same trees."""

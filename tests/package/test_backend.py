@@ -366,3 +366,19 @@ def test_metadata_and_sdist_need_no_torch(tmp_path: Path) -> None:
     assert (metadata.parent / "entry_points.txt").read_text() == (
         "[console_scripts]\nhstree = hstree.cli:main\n"
     )
+
+
+def test_build_shows_files_with_the_time_left(
+    setup: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    compile_ = "c++ -MMD -O3 -c -c /x/csrc/cpu/{0}.cpp -o /x/build/{0}.o -std=c++17"
+    error = "/x/csrc/cpu/b.cpp:3:1: error: expected ';'"
+    with setup.BuildProgress():
+        subprocess.run(["echo", f"[1/3] {compile_.format('a')}"], check=True)
+        subprocess.run(["echo", f"FAILED: /x/build/b.o\n{error}"], check=True)
+        subprocess.run(["echo", f"[3/3] {compile_.format('c')}"], check=True)
+    lines = capfd.readouterr().out.splitlines()
+    assert re.fullmatch(r"\[1/3\] cpu/a\.cpp, about \d+ s left", lines[0])
+    assert lines[1:] == ["FAILED: /x/build/b.o", error, "[3/3] cpu/c.cpp"]
+    print("after")
+    assert capfd.readouterr().out == "after\n"

@@ -90,8 +90,8 @@ def test_foreign_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("description", "message"),
     [
-        ("{}", "not a consistent model file: 'version'"),
-        ("no json", "not a consistent model file"),
+        ("{}", "inconsistent model file: 'version'"),
+        ("no json", "inconsistent model file"),
         ('{"version": 99}', "expected format version 3, got 99"),
         (
             '{"version": 3, "aliases": {}, "backbone": {"kind": "gru"}}',
@@ -99,7 +99,7 @@ def test_foreign_models(tmp_path: Path) -> None:
         ),
         (
             '{"version": 3, "aliases": {"head.weight": "absent"}}',
-            "not a consistent model file: 'absent'",
+            "inconsistent model file: 'absent'",
         ),
     ],
 )

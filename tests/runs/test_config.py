@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from hstree.runs import ConfigError, TrainConfig, parse_options
+from hstree.runs.flags import add_config_arguments, config_flags, config_values
 from hstree.runs.settings import field_types
 
 
@@ -135,3 +137,20 @@ def test_options_are_json_or_text() -> None:
 def test_json_holds_every_setting() -> None:
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     assert set(json.loads(TrainConfig().to_json())) == names
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TrainConfig(),
+        TrainConfig(data="my text", epochs=3, learning_rate=0.5, seed=7, tied=True),
+        TrainConfig(head="plif", head_option=("a=1", "b=x y"), sparse=True, threads=2),
+    ],
+)
+def test_flags_of_a_configuration_give_it_again(config: TrainConfig) -> None:
+    parser = argparse.ArgumentParser()
+    add_config_arguments(parser)
+    flags = config_flags(config)
+    assert TrainConfig(**config_values(parser.parse_args(flags))) == config
+    assert (flags == []) == (config == TrainConfig())
+    assert "--seed" not in config_flags(config, leave_out={"seed"})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
 from pathlib import Path
 
 import pytest
 
-from hstree.runs import UNGROUPED, CheckpointError, TrainConfig, read_run
+from hstree.runs import UNGROUPED, CheckpointError, TrainConfig, counterpart, read_run
 
 from .made_up import SUMMARY, write_run
 
@@ -110,5 +112,27 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
         read_run(tmp_path / "empty")
     write_run(tmp_path / "runs" / "a")
     write_run(tmp_path / "runs" / "b")
-    with pytest.raises(CheckpointError, match="its subfolders are runs: name these"):
+    with pytest.raises(CheckpointError, match="its subfolders are runs: name one of them"):
         read_run(tmp_path / "runs")
+
+
+def test_counterpart_has_another_head_and_the_same_settings(tmp_path: Path) -> None:
+    trees = read_run(write_run(tmp_path / "trees", head="trees", n_trees=8, root=64))
+    assert counterpart(trees, "softmax") is None
+    write_run(tmp_path / "other-setting", dropout=0.3)
+    write_run(tmp_path / "other-seed", seed=2)
+    write_run(tmp_path / "unfinished", test=None)
+    write_run(tmp_path / "other-text", summary={"unigram_test_perplexity": 600.0})
+    write_run(tmp_path / "other-head", head="gss")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "summary.json").write_text("{}")
+    assert counterpart(trees, "softmax") is None
+    for age, name in ((50, "older"), (10, "newer")):  # other machines are no other settings
+        folder = write_run(tmp_path / name, tied=True, head_option=["a=1"], threads=age)
+        os.utime(folder / "summary.json", (time.time() - age,) * 2)
+    found = counterpart(trees, "softmax")
+    assert found is not None
+    assert found.path == tmp_path / "newer"
+    found = counterpart(found, "trees")
+    assert found is not None
+    assert found.path == trees.path

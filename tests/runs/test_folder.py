@@ -55,7 +55,7 @@ def test_files_are_replaced_in_one_step(tmp_path: Path) -> None:
 
 def test_existing_folders_are_not_touched(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with pytest.raises(CheckpointError, match="run exists already"):
+    with pytest.raises(CheckpointError, match="run already exists"):
         RunDirectory(tmp_path / "run", "unused")
     assert names(tmp_path / "run") == []
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hstree._progress import track
 from hstree.layers import ACTIVATIONS, GATES, MoEDense
 
 THRESHOLDS = (0.1, 0.01, 0.001)
@@ -175,7 +176,7 @@ def jacobian_experiment(
         # Memory: gradients of every expert's output for each output, a few tensors at a time.
         chunk_size = max(1, _CHUNK_BYTES // (features * (k or 1) * features * 8))
         values = []
-        for seed in range(seeds):
+        for seed in track(range(seeds), f"{kind} layer", seeds):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 x = torch.randn(inputs, features, dtype=torch.float64)

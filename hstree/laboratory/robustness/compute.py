@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hstree._progress import track
+
 from ..rank.compute import EPSILONS, effective_rank, press_threshold
 
 
@@ -70,7 +72,7 @@ def reconstructions(
     matrix = first = (u[:, :rank] * s[:rank]) @ vh[:rank]
     keep = rank if prune else size
     ranks = []
-    for _ in range(repetitions):
+    for _ in track(range(repetitions), "reconstructing", repetitions):
         u, s, vh = torch.linalg.svd(matrix)
         ranks.append(_press_rank(s))
         matrix = (u[:, :keep] * s[:keep]) @ vh[:keep]
@@ -114,7 +116,7 @@ def noise_ranks(
     clean = (left * torch.exp(-torch.arange(rank, dtype=torch.float64) / 2)) @ right.T
     noise = torch.randn(size, size, generator=generator, dtype=torch.float64)
     points = []
-    for c in variances:
+    for c in track(variances, "adding noise", len(variances)):
         s = torch.linalg.svdvals((clean + math.sqrt(c) / size * noise).to(device, dtype))
         expected = expected_press_rank(size, c, rank, dtype)
         values = s.double().cpu().numpy()

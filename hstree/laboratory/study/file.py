@@ -43,7 +43,8 @@ EXAMPLE = """\
     learning_rate = 0.004         # any setting, in place of the one for all
     head_options = { c = [-1.5, 0.0], k = [1.5, 2.5] }
 
-A list is a grid: this study has softmax and four gss models, with three seeds each.
+A list is a grid: this study has softmax and four models of gss, each with three
+seeds.
 """
 _SETTINGS = tuple(field.name for field in dataclasses.fields(TrainConfig))
 _SPLITS = ("train", "valid", "test")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hstree._files import write_atomic
+from hstree._progress import duration
 from hstree.runs import UNGROUPED, RunFigures, TrainConfig, choose_device, load_run, read_run
 from hstree.training import Reporter, Silent, TrainingError, TrainingInterrupted, resume, train
 
@@ -130,7 +131,7 @@ def run_study(
     changed(runs)
     for number in [number for number, run in enumerate(runs) if run.state in OPEN][:limit]:
         run, listener, left = runs[number], reporter(), seconds_left(runs)
-        time = "" if left is None else f", about {left / 60:.0f} min of training left"
+        time = "" if left is None else f", about {duration(left)} of training left"
         listener.message(f"run {number + 1} of {len(runs)}: {run.path.name}{time}")
         try:
             runs[number] = _finish(study, run, listener)

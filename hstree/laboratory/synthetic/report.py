@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from operator import itemgetter
 
 from hstree._arguments import count as at_least_1
 from hstree._arguments import positive
+from hstree._progress import Task
 from hstree.runs import choose_device
 
 from ..report import Report
@@ -36,8 +34,16 @@ def measure(arguments: argparse.Namespace) -> Report:
         arguments.seeds,
     )
     device = choose_device(arguments.device)
-    with _progress(setting.n_fits) as advance:
+    task = Task("fitting heads", setting.n_fits)
+
+    def advance(fit: SyntheticFit) -> None:
+        task.note = _described(fit)
+        task.advance()
+
+    try:
         result = synthetic_bottleneck(setting, device, advance, processes=arguments.processes)
+    finally:
+        task.close()
     return synthetic_report(result)
 
 
@@ -116,38 +122,8 @@ def _notes(result: SyntheticResult) -> Iterator[str]:
         yield f"Options of the heads: {'; '.join(options)}."
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[SyntheticFit], None]]:
-    """A function to call with each fit. It shows a progress bar if standard error is a terminal,
-    otherwise prints a line every ten seconds."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-        numbers, line, time_left = MofNCompleteColumn(), BarColumn(None), TimeRemainingColumn()
-        columns = (numbers, line, "{task.description}", time_left, "left")
-        console = Console(stderr=True)
-        with Progress(*columns, console=console, expand=True, transient=True) as bar:
-            task = bar.add_task("", total=total)
-            yield lambda fit: bar.update(task, advance=1, description=_described(fit))
-        return
-    begin = spoke = time.perf_counter()
-    done = 0
-
-    def advance(fit: SyntheticFit) -> None:
-        nonlocal spoke, done
-        done += 1
-        now = time.perf_counter()
-        if now - spoke >= 10:
-            spoke = now
-            left = (now - begin) / done * (total - done)
-            print(f"{done}/{total}  {_described(fit)}  {left:.0f} s left", file=sys.stderr)
-
-    yield advance
-
-
 def _described(fit: SyntheticFit) -> str:
-    return f"{fit.head}, D = {fit.dimension}, alpha = {fit.alpha:g}, KL {fit.divergence:.3f}"
+    return f"{fit.head}, D = {fit.dimension}, alpha = {fit.alpha:g}"
 
 
 _NUMBER = {"metavar": "N", "type": at_least_1}
