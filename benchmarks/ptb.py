@@ -103,10 +103,10 @@ TRIED: dict[str, list[tuple[float, float]]] = {
 }
 
 CHOICE = (
-    "Runs this short favour high rates. The runs above take 14 times as many steps, so the rate of "
+    "Runs this short favor high rates. The runs above take 14 times as many steps, so the rate of "
     "their backbone is below the best one tried, the same for all heads, and the factors of "
     "`adaptive` and `trees` are half the best ones tried. No other rate was tried at full length. "
-    "The factor of a tied flat head concerns its bias alone."
+    "The factor of a tied flat head applies only to its bias."
 )
 PLIF_CHOICE = (
     " The slopes of `plif` have a learning rate of their own, 0.02 at the top of the schedule. "

@@ -97,7 +97,7 @@ In each round every contestant has its turn, in order and back in the next round
 many steps as fit into 0.1 s, at least one and at most twenty, after one that does not count
 unless it takes longer than 1 s; its figure is their median. Times are CPU time of a process
 with one thread, or wall time where threads are compared. Ratios are taken within a round, and
-the tables show their medians. The `.json` file beside this page holds the seconds of every
+the tables show their medians. The `.json` file next to this page holds the seconds of every
 round, the parameters, the bytes that a step adds at its peak, as `benchmarks/memory.py` counts
 them, the bytes of row-sparse gradients, and the nodes that the paths of a step visit."""
 
@@ -144,11 +144,11 @@ TARGETS = [
 
 def _path_targets() -> list[Ratio]:
     targets = []
-    wanted = {1: (200, 600, 4000), 8: (40, 120, 700)}
+    limits = {1: (200, 600, 4000), 8: (40, 120, 700)}
     for t in (8, 1):
         ours = f"hstree, T = {t}"
         torch_trees = (f"torch tree, T = {t}", f"torch tree, bags, T = {t}")
-        for size, times in zip(PATH_SIZES, wanted[t], strict=True):
+        for size, times in zip(PATH_SIZES, limits[t], strict=True):
             contest, of = f"path, V = {size.classes}", f"path, T = {t}, V = {size.classes}"
             targets += [
                 Ratio(f"fastest flat loss / {of}", contest, FLAT_LOSSES, ours, at_least=times),
