@@ -98,7 +98,7 @@ class Summary:
 
     @property
     def text(self) -> tuple[int, int, str]:
-        """Identifies the corpus: number of classes, number of training tokens, and perplexity of
+        """Identifies the corpus by its number of classes, its training tokens and the perplexity of
         the unigram model on the test text (six digits). Perplexities of different texts cannot be
         compared."""
         return self.classes, self.train_tokens, f"{self.unigram_test_perplexity:.6g}"

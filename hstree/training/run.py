@@ -52,8 +52,7 @@ def resume(
         run: the folder.
         reporter: receives every further step.
         **changes: new values of settings in :data:`~hstree.runs.RESUMABLE`. With more ``epochs``
-        the rest of the
-            learning rate schedule is that of a run planned for that many.
+            the rest of the learning rate schedule is that of a run planned for that many.
 
     Raises:
         CheckpointError: the state cannot be read, the text has changed, or another process trains
