@@ -36,7 +36,7 @@ nitpick_ignore_regex = [
         r"(torch|numpy|np|npt|nn|abc|collections|multiprocessing|os|pathlib|typing|matplotlib"
         r"|safetensors|tokenizers|transformers)(\..*)?",
     ),
-    ("py:class", "Tensor|Module|DeviceMesh|ParamsT|_Module"),
+    ("py:class", "Tensor|Module|Size|DeviceMesh|ParamsT|_Module"),
     ("py:(class|exc)", r"hstree\.laboratory\.\w+\.\w+\.\w+|StudyError|StudyInterrupted"),
     (
         "py:class",
