@@ -1,4 +1,4 @@
-"""Classification with 100,000 labels: trees beside a linear layer and torch's adaptive softmax.
+"""Classification with 100,000 labels: trees against a linear layer and torch's adaptive softmax.
 
     python examples/classification.py                     # one label a row; about a minute
     python examples/classification.py --labels 5          # five labels a row
@@ -7,7 +7,7 @@
 The data are made up: labels follow a power law and lie in clusters of a feature space; the features
 of a row are the mean of its labels' prototypes, and noise. Below every head stands the same small
 network, and each head is trained in a process of its own. The examples of hstree are no benchmarks:
-benchmarks/results/classification.md has figures from a machine at rest.
+benchmarks/results/classification.md has figures from an idle machine.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def compile_library(
     options: tuple[str, ...] = ALIGNMENT,
     link: tuple[str, ...] = (),
 ) -> Path:
-    """Compiles sources with g++ into one shared library; .cu files and those beside the emulator
+    """Compiles sources with g++ into one shared library; .cu files and those next to the emulator
     see it."""
     common = ["g++", "-std=c++17", "-O1", "-fPIC", "-fno-gnu-unique", "-fvisibility=hidden"]
     common += ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-attributes"]

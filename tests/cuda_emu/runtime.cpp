@@ -1,4 +1,4 @@
-// What the emulated library has beside the CUDA sources: the parts of torch's CUDA runtime that a build of torch for
+// What the emulated library has in addition to the CUDA sources: the parts of torch's CUDA runtime that a build of torch for
 // the CPU lacks, and what the tests set and read.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
