@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Train an LSTM language model and write a run folder with its settings, vocabulary, metrics,
 learning curve and best weights. Without arguments it trains on the docstrings and help topics of
-this Python installation, with four clustered trees, in about 3 minutes on two CPU cores. --preset
+this Python installation, with four clustered trees, in about 4 minutes on two CPU cores. --preset
 uses the published settings of an AWD-LSTM, which need a GPU and hours; --finetune starts from the
 best weights of another run. Ctrl-C and SIGTERM save the state and stop; --resume continues from the
 last saved state. To train in several processes: torchrun -m -- hstree.cli train.
