@@ -442,7 +442,7 @@ class TreeOpSuite:
             len(rows_of[y]) for rows_of in batch.rows_of for y in batch.target.tolist() if y >= 0
         )
         name = self.op.longest_name
-        match = rf"{name}: the .* class \d+ ha.* got {name} {longest - 1}"
+        match = rf"{name}: the .* class \d+ ha.* got {name} = {longest - 1}"
         self.raises(replace(batch, longest=longest - 1), match)
         self.backward_raises(batch, score[:, :, : longest - 1], match)
         limit = self.limit
