@@ -265,8 +265,8 @@ def test_another_number_of_processes_is_refused(folder: Path, found: list[dict[s
     for report in found:
         (message,) = report["errors"]
         assert "1 process" in message
-        assert "now 2" in message
-    with pytest.raises((CheckpointError, ConfigError), match=r"2 processes.*now 1"):
+        assert "got 2" in message
+    with pytest.raises((CheckpointError, ConfigError), match=r"2 processes.*got 1"):
         resume(folder / "left-by-two")
 
 

@@ -62,7 +62,7 @@ class Server:
         assert self._process.returncode == 0
 
     def start(self, config: TrainConfig) -> int:
-        """Begin a run, or go on with it, in a process of its own; returns its id."""
+        """Begins or resumes a run in a process of its own; returns its id."""
         assert self._process.stdin is not None
         settings = config.to_json().replace("\n", " ")
         self._process.stdin.write(f"60 {settings}\n")
@@ -119,7 +119,7 @@ def test_killed_twenty_times(settings: dict[str, Any], server: Server, tmp_path:
             time.sleep(generator.uniform(0, 1.2 * setup))
         else:
             server.wait_for_steps()
-            time.sleep(generator.uniform(0, 2 * training / KILLS))
+            time.sleep(generator.uniform(0, training / KILLS / 2))
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         status = server.status()
