@@ -94,8 +94,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     header = [f"hstree: {built.version}, {cuda}, built with torch {built.torch}"]
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         header += [
-            "time: on two cores about 4 minutes with -n 2, 7 without",
-            'everything: -n 2 -m "slow or not slow", about 12 minutes',
+            "time: on two cores about 5 minutes with -n 2",
+            'everything: -n 2 -m "slow or not slow", about 20 minutes',
         ]
     return header
 

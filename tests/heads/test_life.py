@@ -394,6 +394,7 @@ def run_cold(kinds: Iterable[str], use: str, backend: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_cold_compile() -> None:
     """The first call of a process is a compiled one."""
     run_cold(["trees, wide, subset, context"], "log_prob", "aot_eager")
