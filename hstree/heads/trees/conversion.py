@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree.heads.trees.blocks import BLOCKS
-from hstree.heads.trees.layout import TreeLayout
 from hstree.heads.trees.state import EnsembleState
+from hstree.heads.trees.tree_layout import TreeLayout
 
 
 @torch.no_grad()

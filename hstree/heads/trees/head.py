@@ -22,6 +22,7 @@ from hstree.heads.trees.layout import Layout, TreeArrays, check_trees
 from hstree.heads.trees.sampling import sample_classes
 from hstree.heads.trees.search import search_classes
 from hstree.heads.trees.subsets import draw_subsets
+from hstree.heads.trees.tree_layout import BINARY, ROOT
 from hstree.heads.trees.vectors import NODE_VECTORS
 from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import leaf_order, tree_log_prob
@@ -124,7 +125,7 @@ class TreeEnsemble(Constructors):
         self._gate = GATES[gate if self.n_trees > 1 else "uniform"]
         self._vectors = NODE_VECTORS[node_vectors]
 
-        self.layout = Layout(self.trees, n_classes, bounds=self._vectors.needs_bounds)
+        self.layout = self._layout_of(self.trees)
         self.tree_arrays = nn.ModuleList(TreeArrays(tree) for tree in self.trees)
         subsets = draw_subsets(self.n_trees, in_features, self.subset_size, subset_block, seed)
         self.register_constant("feature_index", subsets)
@@ -139,6 +140,12 @@ class TreeEnsemble(Constructors):
         self._vectors.register(self, None if embedding is None else embedding.weight)
         self._reset_nodes()
         self._gate.register(self)
+
+    def _layout_of(self, trees: list[Tree]) -> Layout:
+        vectors = self._vectors
+        return Layout(
+            trees, self.n_classes, bounds=vectors.needs_bounds, leaf_groups=vectors.leaf_groups
+        )
 
     # The model: blocks of nodes, mixed by the gate
 
@@ -176,19 +183,20 @@ class TreeEnsemble(Constructors):
         """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T] the logarithms of
         the weights of the trees."""
         dtype, blocks, layout = sum_dtype(hidden.dtype), self.blocks(), self.layout
-        x = tree_features(to_dtype_of(blocks, hidden), self.feature_index, self.n_trees)
-        scores = [block.scores(x).to(dtype) for block in blocks]
+        hidden = to_dtype_of(blocks, hidden)
+        x = tree_features(hidden, self.feature_index, self.n_trees)
+        scores = [block.scores(hidden, x).to(dtype) for block in blocks]
         if not scores:  # a single class
             scores = [hidden.new_zeros(self.n_trees, 0, hidden.shape[0], dtype=dtype)]
-        n_binary, n_wide, _ = layout.n_rows
+        root_begin = sum(layout.n_rows[:ROOT])
         return tree_log_prob(
             scores[0] if len(scores) == 1 else torch.cat(scores, 1),
             log_gate,
             layout.node,
             layout.edge,
             self.n_classes,
-            wide_begin=n_binary,
-            root_begin=n_binary + n_wide,
+            wide_begin=layout.n_rows[BINARY],
+            root_begin=root_begin,
         )
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -232,12 +240,17 @@ class TreeEnsemble(Constructors):
             self.tree_arrays.to(parameter.device)
 
     def sparse_parameters(self) -> list[nn.Parameter]:
-        return [
-            getattr(self, f"{block.prefix}{name}")
+        """A tied embedding belongs to the model, whose own part of the gradient may be dense."""
+        if not self.sparse:
+            return []
+        apart = {id(parameter) for parameter in self._apart()}
+        of_blocks = [
+            getattr(self, name)
             for block in self.block_types
-            for name in ("weight", "bias")
-            if self.sparse and block.visits_rows
+            for name in (block.weight_name, f"{block.prefix}bias")
+            if block.visits_rows
         ]
+        return [parameter for parameter in of_blocks if id(parameter) not in apart]
 
     def _apart(self) -> list[Tensor]:
         return [self.output_embedding] if self.tied else []
@@ -274,7 +287,7 @@ class TreeEnsemble(Constructors):
         )
 
     def extra_repr(self) -> str:
-        n_binary, n_wide, n_root = self.layout.n_rows
+        n_binary, n_wide, _, n_root = self.layout.n_rows
         return (
             f"{super().extra_repr()}, n_trees={self.n_trees}, subset_size={self.subset_size}, "
             f"root={n_root or 2}, binary_nodes={n_binary}, wide_rows={n_wide}, "

@@ -31,6 +31,7 @@ class EnsembleState(Head):
     bias: Tensor | None
     wide_bias: Tensor | None
     root_bias: Tensor | None
+    leaf_bias: Tensor | None
     scale: Tensor | None
     wide_scale: Tensor | None
     root_scale: Tensor | None
