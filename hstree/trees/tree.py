@@ -88,7 +88,11 @@ class Tree(TreeArrays):
     # Wider trees
 
     def collapse(
-        self, root: int = 1, leaf: int = 1, frequencies: npt.ArrayLike | None = None
+        self,
+        root: int = 1,
+        leaf: int = 1,
+        levels: int | None = None,
+        frequencies: npt.ArrayLike | None = None,
     ) -> Tree:
         """A tree with the same order of leaves, whose top and small subtrees are single softmaxes.
 
@@ -97,27 +101,47 @@ class Tree(TreeArrays):
         while there are at most C clusters. The weight of a node is its frequency mass, or its
         number of leaves without frequencies; ties go to more leaves, then to the left. A node with
         too many children is not replaced, and a root with more than C children does not change.
-        Then every maximal subtree of at most G = ``leaf`` leaves becomes one softmax.
+        Then every maximal subtree of at most G = ``leaf`` leaves becomes one softmax, a group.
 
-        C = 1 and G = 1 do not change the tree; max(C, G) >= V gives the flat softmax.
+        The nodes between the root and the groups stay, unless the number of levels is given: with
+        two levels every cluster is one softmax over its classes; with three, over its groups and
+        the classes that are in none.
+
+        C = 1 and G = 1 without ``levels`` do not change the tree; max(C, G) >= V gives the flat
+        softmax.
 
         Args:
             root: largest width of the root, C >= 1.
-            leaf: largest size of a leaf group, G >= 1.
+            leaf: largest size of a leaf group, G >= 1; with two levels, 1.
+            levels: largest number of inner nodes on a path, 2 or 3; None: any number.
             frequencies: class frequencies, real [V], finite, none negative.
+
+        Raises:
+            TypeError: if the frequencies are not real numbers.
+            ValueError: for a value out of range, or ``leaf`` above 1 with two levels.
 
         Example:
             >>> import hstree
             >>> tree = hstree.trees.random_tree(1000)
             >>> tree.collapse(root=16, leaf=8)
             Tree(n_classes=1000, n_binary=112, n_wide=129, root_width=16, height=5)
+            >>> tree.collapse(root=16, leaf=8, levels=3)
+            Tree(n_classes=1000, n_binary=0, n_wide=145, root_width=16, height=3)
+            >>> tree.collapse(root=16, levels=2)
+            Tree(n_classes=1000, n_binary=0, n_wide=17, root_width=16, height=2)
         """
+        if levels is not None:
+            levels = check_int("levels", levels, 2, 3)
+        if levels == 2 and check_int("leaf", leaf, 1) > 1:
+            raise ValueError(
+                f"leaf: expected 1 with levels=2, where a cluster is one softmax, got {leaf}"
+            )
         root = min(check_int("root", root, 1), self.n_classes)
         leaf = min(check_int("leaf", leaf, 1), self.n_classes)
         weight = None if frequencies is None else check_frequencies(frequencies, self.n_classes)
-        if root <= 2 and leaf <= 2 and self.is_binary:
+        if levels is None and root <= 2 and leaf <= 2 and self.is_binary:
             return self
-        return Tree._adopt(_host.collapse(*self._raw(), root, leaf, weight))
+        return Tree._adopt(_host.collapse(*self._raw(), root, leaf, levels or 0, weight))
 
     # Other representations
 
