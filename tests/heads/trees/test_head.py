@@ -460,7 +460,7 @@ def test_from_linear_with_improbable_classes() -> None:
     ("options", "match"),
     [
         ({"at": torch.zeros(3)}, r"at: expected shape \[10\], got \[3\]"),
-        ({"node_vectors": "free"}, "node_vectors: expected no such option, .* got 'free'"),
+        ({"node_vectors": "shared"}, "node_vectors: expected one of free, leaves, got 'shared'"),
         ({"embedding": None}, "embedding: expected no such option, .* got None"),
         ({"trees": [random_tree(V - 1)]}, r"trees\[0\]: expected 37 classes, got 36"),
     ],
