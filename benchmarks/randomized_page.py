@@ -134,7 +134,7 @@ def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, byt
         points = [(r.mean("head_parameters") or 0, r.mean("valid"), r) for r in own]
         points.sort(key=lambda point: point[0])
         x, y = [size / 1e3 for size, _, _ in points], [value for _, value, _ in points]
-        axes.plot(x, y, "o-", label=label, **line_style(number))
+        axes.plot(x, y, marker="o", label=label, **line_style(number))
         for size, value, result in points:
             text = str(result.settings["n_trees"])
             axes.annotate(text, (size / 1e3, value), (3, 3), fontsize=7, textcoords="offset points")

@@ -36,9 +36,14 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     random = np.random.default_rng(0)
     for part, lines in (("train", 80), ("valid", 30), ("test", 30)):
-        words = random.zipf(1.6, (lines, 9)).clip(max=CLASSES - 2)
-        rows = (" ".join(f"w{word}" for word in line) for line in words)
-        (folder / f"{part}.txt").write_text("\n".join(rows) + "\n")
+        rows, word = [], 0
+        for _ in range(lines):
+            row = []
+            for noise in random.integers(3, size=9):
+                word = (3 * word + int(noise)) % (CLASSES - 2)
+                row.append(f"w{word}")
+            rows.append(" ".join(row) + "\n")
+        (folder / f"{part}.txt").write_text("".join(rows))
     return folder
 
 
@@ -284,7 +289,7 @@ def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
 def test_copies_of_one_tree_are_one_tree(corpus: Corpus) -> None:
     small = {"embedding_size": 8, "hidden_size": 8, "epochs": 1, "batch_size": 2}
     settings = randomized.TRAINING | small | {randomized.FACTOR: 4.0, "head": "trees"}
-    settings |= {"recipe": "huffman", "subset": randomized.FEATURES, "gate": "uniform"}
+    settings |= {"recipe": "random", "subset": randomized.FEATURES, "gate": "uniform"}
     found = {}
     for n_trees, identical in ((1, False), (3, True), (3, False)):
         shape = {"n_trees": n_trees, "identical": identical}
@@ -305,7 +310,7 @@ def test_a_curve_at_many_classes(corpus: Corpus) -> None:
     assert seconds == sorted(seconds)
     assert seconds[-1] <= 1.0
     assert perplexity_at(points, 100.0) == points[-1]["valid"]
-    assert perplexity_at(points, 0.0) is None
+    assert perplexity_at(points, -1.0) is None
     assert figures["valid"] < len(corpus.vocabulary)
 
 
