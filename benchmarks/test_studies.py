@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from benchmarks import large_vocabulary, randomized, trees_study
 from benchmarks.large_vocabulary_page import perplexity_at
+from benchmarks.ptb import CpuTimes
 from benchmarks.studies.command import RESULTS, Study, parser, progress, work
 from benchmarks.studies.measure import band_losses, band_perplexity, rows_scored, text_name
 from benchmarks.studies.page import results
@@ -193,7 +195,8 @@ def test_contenders_of_a_study_differ(study: Study) -> None:
 
 def test_trees_study_runs_what_the_trainer_accepts() -> None:
     for contender in trees_study.CONTENDERS:
-        TrainConfig(**contender.settings, **trees_study.ELSEWHERE)
+        settings = {k: v for k, v in contender.settings.items() if k != "relearn_trees"}
+        TrainConfig(**settings, **trees_study.ELSEWHERE)
 
 
 # Figures
@@ -248,6 +251,32 @@ def test_a_measured_run(corpus: Corpus, text: Path, tmp_path: Path) -> None:
     assert band_perplexity(figures["bands"]) == pytest.approx(figures["valid"], rel=1e-5)
     assert figures["epoch_seconds"] > 0
     assert not any(tmp_path.iterdir())  # only the figures remain
+
+
+def test_an_interrupted_run_goes_on(
+    corpus: Corpus, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig(
+        data=str(text), run=str(tmp_path / "run"), head="softmax", embedding_size=4,
+        hidden_size=4, epochs=2, batch_size=2, bptt=5, threads=1, device="cpu",
+    )  # fmt: skip
+    whole = measured_run(replace(config, run=str(tmp_path / "whole")), corpus)
+    step, made = CpuTimes.step, []
+
+    def interrupted(times: CpuTimes, epoch: int, loss: float, tokens: int) -> None:
+        step(times, epoch, loss, tokens)
+        made.append(epoch)
+        if made.count(2) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CpuTimes, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            measured_run(config, corpus)
+    figures = measured_run(config, corpus)
+    assert figures["epochs"] == whole["epochs"]
+    assert figures["test"] == whole["test"]
+    assert figures["epoch_seconds"] > 0  # of the first epoch
 
 
 def test_a_run_that_diverges_is_recorded(corpus: Corpus, text: Path, tmp_path: Path) -> None:
