@@ -16,6 +16,19 @@ struct WideNode {
   int64_t first_row, width, child;
 };
 
+const char* path_name(const TreeTable& table) {
+  return table.leaf_class ? "group" : "wide_path";
+}
+
+void check_classes(const char* op, const TreeTable& table, const WideNode& node) {
+  for (int64_t r = node.first_row; r < node.first_row + node.width; ++r) {
+    if (table.leaf_class[r] < 0 || table.leaf_class[r] >= table.classes) {
+      fail(op, ": leaf_class: expected a class in [0, ", table.classes, "), got ", table.leaf_class[r],
+           " at leaf ", r);
+    }
+  }
+}
+
 // The wide nodes on the path of class y, root first.
 void read_path(const char* op, const TreeTable& table, PathSpan span, int64_t y,
                std::vector<WideNode>& nodes) {
@@ -25,9 +38,11 @@ void read_path(const char* op, const TreeTable& table, PathSpan span, int64_t y,
     const WideNode node = {table.path[3 * e], table.path[3 * e + 1], table.path[3 * e + 2]};
     if (node.first_row < 0 || node.width < 1 || node.first_row + node.width > table.weight_rows ||
         node.child < 0 || node.child >= node.width) {
-      fail(op, ": wide_path[", e, "]: expected a child of a block of rows in [0, ", table.weight_rows,
-           "), got (first_row ", node.first_row, ", width ", node.width, ", child ", node.child, ")");
+      fail(op, ": ", path_name(table), "[", e, "]: expected a child of a block of rows in [0, ",
+           table.weight_rows, "), got (first_row ", node.first_row, ", width ", node.width, ", child ",
+           node.child, ")");
     }
+    if (table.leaf_class) check_classes(op, table, node);
     total += node.width;
     if (total > table.longest) {
       fail(op, ": max_width: the wide nodes on the path of class ", y, " have at least ", total,
@@ -40,7 +55,8 @@ void read_path(const char* op, const TreeTable& table, PathSpan span, int64_t y,
 WidePlan wide_plan(const char* op, const TreeTable& table, const int64_t* target, int64_t batch_rows) {
   WidePlan plan;
   plan.row = rows_in_leaf_order(op, table, target, batch_rows);
-  const std::vector<PathSpan> spans = path_spans(op, "wide_offset", table, target, plan.row);
+  const std::vector<PathSpan> spans =
+      path_spans(op, table.leaf_class ? "group_offset" : "wide_offset", table, target, plan.row);
   const int64_t rows = static_cast<int64_t>(plan.row.size());
   plan.first_child.reserve(rows + 1);
   plan.first_child.push_back(0);

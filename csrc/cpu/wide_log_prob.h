@@ -32,7 +32,7 @@ struct WidePlan {
   int64_t visited = 0;               // weight rows
 };
 
-// The plan of each tree. Throws std::runtime_error for a target or an entry of the tables that is out of
+// The plan of each tree, also for the leaf op. Throws std::runtime_error for a target or an entry of the tables that is out of
 // range.
 std::vector<WidePlan> wide_plans(const TreeBatch& batch);
 

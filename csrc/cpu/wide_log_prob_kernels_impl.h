@@ -1,4 +1,6 @@
 // Body of the kernels of the wide op, under the rules of vector_impl.h.
+#pragma once
+
 #include "cpu/vector_impl.h"
 
 namespace hstree::cpu {
@@ -117,9 +119,8 @@ static inline A largest_of(Vector<A> v) {
 }
 
 // z <- log_softmax(z + bias), in place.
-template <typename T>
-static inline void log_softmax(const T* bias, int64_t width, accumulate_t<T>* z) {
-  using A = accumulate_t<T>;
+template <typename T, typename A>
+static inline void log_softmax(const T* bias, int64_t width, A* z) {
   constexpr int64_t W = VectorOf<A>::width;
   Vector<A> most = splat(static_cast<A>(-__builtin_inf()));
   for (int64_t c = 0; c < width; c += W) {
