@@ -8,7 +8,8 @@ their magnitudes, so they hold at any scale of the values.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,8 @@ from kernels.emulation import (
 
 @dataclass(frozen=True)
 class Case:
-    """A batch. `widest` children at most for each node; 0 for the op on binary nodes."""
+    """A batch. `widest` children at most for each node; 0 for the op on binary nodes. `leaves`: for
+    the leaf op, whose trees are groups of classes, or, if nested, wide trees over half of them."""
 
     why: str
     rows: int = 41
@@ -36,8 +38,9 @@ class Case:
     in_features: int = 16
     features: int | None = None  # of a subset; None: no feature_index
     block: int = 1  # of features of which the subset is made
-    shape: str = "random"  # of the tree: random, chain, balanced
+    shape: str = "random"  # of the tree: random, chain, balanced, flat, nested
     widest: int = 0
+    leaves: bool = False
     scale: float = 1.0
     ignored: float = 0.15  # share of the rows
     favourite: float = 0.0  # share of the rows that have class 0
@@ -116,6 +119,27 @@ WIDE_CASES = (
     Case("a node of more children than a batch, blocks", classes=77, shape="flat", widest=77,
          in_features=64, features=32, block=16, kinds=HALF),
 )  # fmt: skip
+LEAF_CASES = tuple(
+    replace(case, leaves=True)
+    for case in (
+        Case("groups and classes without one", trees=3, widest=6),
+        Case("no bias, single accesses", in_features=19, widest=5, bias=False),
+        Case("groups of two", widest=2, kinds=BOTH),
+        Case("nodes above groups", widest=4, shape="nested", kinds=BOTH),
+        Case("several chunks of features", rows=17, in_features=1056, widest=6, kinds=BOTH),
+        Case("chunks of float64", rows=17, in_features=258, widest=4, kinds=(FLOAT64,)),
+        Case("a group of more classes than a batch", classes=77, shape="flat", widest=77,
+             in_features=64),
+        Case("width beyond the limit of segments", rows=70, classes=4200, shape="flat", widest=4200,
+             trees=2, in_features=4, kinds=(FLOAT32,)),
+        Case("one class", classes=1, widest=4, kinds=(FLOAT32,)),
+        Case("zero rows", rows=0, widest=4, kinds=(FLOAT32,)),
+        Case("all rows ignored", ignored=1.0, widest=4, kinds=BOTH),
+        Case("runs over several segments", rows=300, classes=9, trees=3, widest=3, favourite=0.5),
+        Case("one class in all rows", rows=150, favourite=1.0, ignored=0.0, widest=3, kinds=BOTH),
+        Case("values of order 100", widest=6, scale=100.0),
+    )
+)  # fmt: skip
 
 
 @dataclass
@@ -132,6 +156,16 @@ class Batch:
     def subset(self, tree: int) -> Array:
         index = self.tables.feature_index
         return np.arange(self.tables.in_features) if index is None else index[tree]
+
+    def weight_rows(self, tree: int, first: int, width: int) -> tuple[Any, ...]:
+        """Index of the rows of a node in weight."""
+        tree_index, rows = self.bias_rows(tree, first, width)
+        return (tree_index, rows) if self.tables.leaf_class is None else (rows,)
+
+    def bias_rows(self, tree: int, first: int, width: int) -> tuple[Any, ...]:
+        rows = slice(first, first + width)
+        leaf_class = self.tables.leaf_class
+        return tree, rows if leaf_class is None else leaf_class[tree, rows]
 
     def targets(self) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
         for row, target in enumerate(self.tables.target):
@@ -179,9 +213,37 @@ def random_tree(
     return position, paths, weight_rows
 
 
+def random_groups(
+    case: Case, random: np.random.Generator
+) -> tuple[Array, list[list[tuple[int, int, int]]], Array]:
+    """Leaf positions, paths by class, and the classes of the rows of a tree of the leaf op."""
+    if case.shape == "nested":
+        half = replace(case, classes=case.classes // 2, shape="random")
+        position, paths, _ = random_tree(half, random)
+        rest = np.arange(len(position), case.classes, dtype=np.int32)
+        paths += [[] for _ in rest]
+        return np.append(position, rest), paths, random.permutation(case.classes)
+    order = random.permutation(case.classes)
+    paths = [[] for _ in range(case.classes)]
+    begin = 0
+    while begin < case.classes:
+        width = case.classes if case.shape == "flat" else int(random.integers(1, case.widest + 1))
+        members = order[begin : begin + width]
+        for child, member in enumerate(members):
+            paths[member] = [(begin, len(members), child)] if len(members) > 1 else []
+        begin += width
+    return np.argsort(order).astype(np.int32), paths, order
+
+
 def make_batch(case: Case, kind: ElementType, seed: int = 0) -> Batch:
     random = np.random.default_rng(seed)
-    trees = [random_tree(case, random) for _ in range(case.trees)]
+    leaf_class = None
+    if case.leaves:
+        grouped = [random_groups(case, random) for _ in range(case.trees)]
+        leaf_class = np.stack([classes for _, _, classes in grouped]).astype(np.int32)
+        trees = [(position, paths, case.classes) for position, paths, _ in grouped]
+    else:
+        trees = [random_tree(case, random) for _ in range(case.trees)]
     weight_rows = max(rows for _, _, rows in trees)
     paths = [paths for _, paths, _ in trees]
     lengths = np.array([[len(path) for path in tree] for tree in paths])
@@ -216,6 +278,7 @@ def make_batch(case: Case, kind: ElementType, seed: int = 0) -> Batch:
         weight_rows=weight_rows,
         in_features=case.in_features,
         stride=stride,
+        leaf_class=leaf_class,
     )
 
     def exact(values: Array) -> Array:
@@ -226,7 +289,7 @@ def make_batch(case: Case, kind: ElementType, seed: int = 0) -> Batch:
     return Batch(
         tables=tables,
         hidden=exact(scale * random.standard_normal((case.rows, case.in_features))),
-        weight=exact(scale * random.standard_normal((*shape, tables.features))),
+        weight=exact(scale * random.standard_normal((*shape[case.leaves :], tables.features))),
         bias=exact(scale * random.standard_normal(shape)) if case.bias else None,
         # Upstream gradients of either sign, over three orders of magnitude.
         grad_log_prob=(
@@ -287,12 +350,12 @@ def true_score(batch: Batch) -> Checked:
         features = batch.hidden[row, batch.subset(tree)]
         column = 0
         for first, width, _ in path:
-            products = features * batch.weight[tree, first : first + width]
+            products = features * batch.weight[batch.weight_rows(tree, first, width)]
             where = (row, tree, slice(column, column + width))
             score.value[where] = products.sum(1)
             score.terms[where] = np.abs(products).sum(1)
             if batch.bias is not None:
-                score.add(where, batch.bias[tree, first : first + width])
+                score.add(where, batch.bias[batch.bias_rows(tree, first, width)])
             column += width
     return score
 
@@ -323,7 +386,7 @@ def true_backward(batch: Batch, score: Array) -> tuple[Checked, Checked, Checked
     """Gradients of hidden, weight and bias from the given scores."""
     tables = batch.tables
     grad_hidden = Checked.zeros(tables.rows, tables.in_features)
-    grad_weight = Checked.zeros(tables.trees, tables.weight_rows, tables.features)
+    grad_weight = Checked.zeros(*batch.weight.shape)
     grad_bias = Checked.zeros(tables.trees, tables.weight_rows)
     for row, tree, path in batch.targets():
         subset = batch.subset(tree)
@@ -338,14 +401,16 @@ def true_backward(batch: Batch, score: Array) -> tuple[Checked, Checked, Checked
                 slope = np.array([sigmoid(-z[0]) if child else -sigmoid(z[0])])
                 slope_terms = np.abs(slope)
             grad = float(batch.grad_log_prob[row, tree])
-            rows = slice(first, first + width)
-            weight, features = batch.weight[tree, rows], batch.hidden[row, subset]
+            rows, of_bias = (
+                index(tree, first, width) for index in (batch.weight_rows, batch.bias_rows)
+            )
+            weight, features = batch.weight[rows], batch.hidden[row, subset]
             grad_hidden.value[row, subset] += grad * (slope @ weight)
             grad_hidden.terms[row, subset] += abs(grad) * (slope_terms @ np.abs(weight))
-            grad_weight.value[tree, rows] += grad * np.outer(slope, features)
-            grad_weight.terms[tree, rows] += abs(grad) * np.outer(slope_terms, np.abs(features))
-            grad_bias.value[tree, rows] += grad * slope
-            grad_bias.terms[tree, rows] += abs(grad) * slope_terms
+            grad_weight.value[rows] += grad * np.outer(slope, features)
+            grad_weight.terms[rows] += abs(grad) * np.outer(slope_terms, np.abs(features))
+            grad_bias.value[of_bias] += grad * slope
+            grad_bias.terms[of_bias] += abs(grad) * slope_terms
             column += width
     return grad_hidden, grad_weight, grad_bias
 
@@ -361,6 +426,7 @@ class Results:
     grad_bias: Array
     index: Array
     sparse_weight: Array
+    bias_index: Array
     sparse_bias: Array
 
 
@@ -379,23 +445,24 @@ def run_batch(
     log_prob, own_score = op.forward(values, weight, bias)
     arguments = (batch.grad_log_prob, values, weight, own_score if score is None else score)
     grad_hidden, grad_weight, grad_bias = op.backward(False, *arguments)
-    again, index, sparse_weight, sparse_bias = op.backward(True, *arguments)
+    again, *sparse = op.backward(True, *arguments)
     assert again.tobytes() == grad_hidden.tobytes()
-    return Results(
-        log_prob, own_score, grad_hidden, grad_weight, grad_bias, index, sparse_weight, sparse_bias
-    )
+    return Results(log_prob, own_score, grad_hidden, grad_weight, grad_bias, *sparse)
 
 
 def assert_sparse_is_dense(results: Results) -> None:
     """Bit for bit: the visited rows are the dense rows, all others are zero; sorted, no repeats."""
-    tree, row = results.index
-    assert (results.sparse_weight == results.grad_weight[tree, row]).all()
-    assert (results.sparse_bias == results.grad_bias[tree, row]).all()
-    rest = results.grad_weight.copy()
-    rest[tree, row] = 0
-    assert not rest.any()
-    place = tree * results.grad_weight.shape[1] + row
-    assert (np.diff(place) > 0).all()
+    pairs = (
+        (results.index, results.sparse_weight, results.grad_weight),
+        (results.bias_index, results.sparse_bias, results.grad_bias),
+    )
+    for index, sparse, dense in pairs:
+        where = tuple(index)
+        assert (sparse == dense[where]).all()
+        rest = dense.copy()
+        rest[where] = 0
+        assert not rest.any()
+        assert (np.diff(np.ravel_multi_index(where, dense.shape[: len(where)])) > 0).all()
 
 
 def check(kernels: Kernels, case: Case, kind: ElementType) -> None:
@@ -412,17 +479,22 @@ def check(kernels: Kernels, case: Case, kind: ElementType) -> None:
 
     grads = true_backward(batch, rounded_score)
     got = (results.grad_hidden, results.grad_weight, results.grad_bias)
-    terms = max(tables.trees * tables.stride, tables.rows)
+    # A row of the leaf op's weight belongs to every tree.
+    terms = max(tables.trees * tables.stride, tables.rows * (tables.trees if case.leaves else 1))
     for name, stored, true in zip(("hidden", "weight", "bias"), got, grads, strict=True):
         # Of the factors of matrix products, which are sums of two elements.
         of_terms = 2.0**-16 if kind in HALF and name != "bias" else 0.0
         got_grad = kind.decode(stored)
         close(f"grad_{name}", got_grad, true, terms, unit, kind.unit, kind.tiny, of_terms)
     assert_sparse_is_dense(results)
-    visited = {
-        (tree, first + k)
-        for _, tree, path in batch.targets()
-        for first, width, _ in path
-        for k in range(width)
-    }
-    assert set(zip(*results.index.tolist(), strict=True)) == visited
+    visited: set[tuple[int, int]] = set()
+    for _, tree, path in batch.targets():
+        for first, width, _ in path:
+            rows = range(first, first + width)
+            _, of_bias = batch.bias_rows(tree, first, width)
+            visited |= {(tree, row) for row in (of_bias.tolist() if case.leaves else rows)}
+    assert set(zip(*results.bias_index.tolist(), strict=True)) == visited
+    if case.leaves:
+        assert set(results.index[0].tolist()) == {row for _, row in visited}
+    else:
+        assert (results.index == results.bias_index).all()
