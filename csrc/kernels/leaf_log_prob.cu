@@ -7,8 +7,8 @@ namespace {
 
 constexpr int leaf_threads = 128;
 
-// count of leaf_count. Reads leaf_class once for each node that the batch visits: O(N T + visited rows). Threads may
-// store the same 1; deterministic. One warp for each (tree, place).
+// count of leaf_count. Reads leaf_class once for each node that the batch visits: O(N T + visited rows).
+// Threads may store the same 1; deterministic. One warp for each (tree, place).
 __global__ void __launch_bounds__(leaf_threads)
     leaf_count_kernel(Tables tables, LeafOrder leaf_order, int32_t* count) {
   const int64_t i = (int64_t(blockIdx.x) * leaf_threads + threadIdx.x) / 32;
@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(leaf_threads)
   }
 }
 
-// index and bias_index of leaf_index. O(T V). No atomics; deterministic. One thread for each element of count.
+// index and bias_index of leaf_index. O(T V). No atomics; deterministic. One thread for each class of all
+// trees together and of each tree.
 __global__ void __launch_bounds__(leaf_threads)
     leaf_index_kernel(Tables tables, const int64_t* slot, int64_t nnz, int64_t biases, int64_t* index,
                       int64_t* bias_index) {
@@ -99,10 +100,10 @@ void leaf_index(const Tables& tables, const int64_t* slot, int64_t nnz, int64_t 
          leaf_threads, 0, stream, tables, slot, nnz, biases, index, bias_index);
 }
 
-// grad_weight[y] = sum over the trees, in order, of the gradient of tree t's row of class y as in the wide op. A tree
-// adds to sum after the one before it: each row of a tree is added by one thread for each column, so that no atomics
-// are needed and the order of every sum is fixed. Bytes: as the wide op, and sum read and written for the
-// visited rows of each tree. The workspace is that of one tree.
+// grad_weight[y] = sum over the trees, in order, of the gradient of tree t's row of class y as in the wide op.
+// A tree adds to sum after the one before it, and each of its elements in one thread: no atomics, and the order
+// of every sum is fixed. Bytes: as the wide op, and sum read and written for the visited rows of each tree. The
+// workspace is that of one tree.
 void leaf_log_prob_backward_weight(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
                                    const int64_t* slot, const WideBackward& tensors, void* workspace,
                                    int64_t rows, void* sum, void* grad_weight, void* grad_bias,

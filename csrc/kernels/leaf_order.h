@@ -1,5 +1,5 @@
-// Shared by path_log_prob.h, wide_log_prob.h and leaf_log_prob.h: the tables of a batch, the order of its rows, and the plan
-// of the nodes that they visit.
+// Shared by path_log_prob.h, wide_log_prob.h and leaf_log_prob.h: the tables of a batch, the order of its rows,
+// and the plan of the nodes that they visit.
 //
 // Plain C++: no CUDA and no torch include. All tensors are contiguous and on the device of the stream.
 // Launchers throw std::runtime_error when a launch fails, launch nothing when rows or trees is 0, and never

@@ -127,7 +127,8 @@ struct RowSums {
 
   T sum[tile_rows][vector] = {};
 
-  // Adds those of the `count` rows weight_row[...] of `weight` to the rows of the item. first_column: of the block.
+  // Adds those of the `count` rows weight_row[...] of `weight` to the rows of the item. first_column: of the
+  // block.
   __device__ __forceinline__ void add(const Factors& factors, const Item& item, const T* weight,
                                       const int32_t* weight_row, int count, int64_t features,
                                       int64_t first_column) {

@@ -117,8 +117,7 @@ __global__ void __launch_bounds__(weight_threads, 3)
   }
 }
 
-// slot: as at the kernel. first_tree: the segments' first tree. wide_stores: whether Rows can put four columns of a
-// row at once.
+// slot, first_tree: as at the kernel. wide_stores: whether Rows can put four columns of a row at once.
 template <typename T, typename Rows>
 void wide_weight_gradient(const Tables& tables, const LeafOrder& leaf_order, const int64_t* slot,
                           const WideBackward& tensors, const Segments& segments,

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernels.batches import Batch, Case, make_batch
 from kernels.cases import (
-    Batch,
-    Case,
     assert_sparse_is_dense,
     close,
-    make_batch,
     run_batch,
     true_backward,
     true_forward,

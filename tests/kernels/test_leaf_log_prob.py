@@ -7,7 +7,8 @@ from dataclasses import astuple, replace
 import pytest
 from cuda_emu.library import ORDERS
 
-from kernels.cases import LEAF_CASES, Case, check, make_batch, run_batch
+from kernels.batches import Case, make_batch
+from kernels.cases import LEAF_CASES, check, run_batch
 from kernels.corruption import (
     Corruption,
     check_bad_ranks,

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from cuda_emu.library import ORDERS
 
+from kernels.batches import Case, make_batch
 from kernels.cases import (
     PATH_CASES,
-    Case,
     check,
     close,
-    make_batch,
     run_batch,
     true_forward,
     unit_of_sums,

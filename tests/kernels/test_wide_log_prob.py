@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from cuda_emu.library import ORDERS
 
-from kernels.cases import WIDE_CASES, Case, check, make_batch, run_batch
+from kernels.batches import Case, make_batch
+from kernels.cases import WIDE_CASES, check, run_batch
 from kernels.corruption import (
     Corruption,
     check_bad_ranks,

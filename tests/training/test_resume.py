@@ -61,6 +61,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "trees": {"head": "trees", "subset_size": 8},
     "sparse-trees": {"head": "trees", "sparse": True},
     "sparse-trees-sgd": {**SGD, "head": "trees", "sparse": True, "variable_bptt": True},
+    "sampled": {"head": "sampled", "sparse": True, "head_option": ("negatives=8",)},
     "mos": {"head": "mos", "head_option": ("components=3", "latent_dropout=0.3")},
     "plif": {"head": "plif", "head_option": ("intervals=1000",)},
     "tied": {"tied": True, "context_size": 12},
