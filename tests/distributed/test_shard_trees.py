@@ -285,11 +285,12 @@ def equal_but_for_filling(found: dict[str, Tensor], alone: Model) -> None:
 
 
 def test_errors_say_what_was_expected(two: Found) -> None:
-    dimensions, uneven, shared, softmax, again, save = two[0]["trees refused"]
+    dimensions, uneven, shared, leaves, softmax, again, save = two[0]["trees refused"]
     assert dimensions.startswith("mesh: expected one dimension, got 2, ('data', 'trees')")
     assert uneven.startswith("head: expected a multiple of 2 trees")
     assert uneven.endswith("got 3")
     assert "expected node_vectors='free', got 'shared'" in shared
+    assert "expected node_vectors='free', got 'leaves'" in leaves
     assert softmax == "head: expected a whole TreeEnsemble, got Softmax"
     assert again == "head: expected a whole TreeEnsemble, got ShardedTreeEnsemble"
     assert "hstree.distributed.gather_trees(head)" in save
