@@ -96,7 +96,7 @@ def preset(name: str, **changes: Any) -> TrainConfig:
         name: a key of :data:`PRESETS`.
         **changes: fields of :class:`TrainConfig` that replace those of the preset. A
             ``head_option`` replaces only the option of the same name; with another ``head`` the
-            options of the preset are dropped.
+            options of the preset are dropped, and so is ``relearn_trees``.
 
     Raises:
         ConfigError: an unknown name, or a value that is not valid.
@@ -115,5 +115,5 @@ def preset(name: str, **changes: Any) -> TrainConfig:
         kept = [o for o in settings["head_option"] if not parse_options([o]).keys() & replaced]
         changes = changes | {"head_option": (*kept, *given)}
     else:
-        settings = settings | {"head_option": ()}
+        settings = settings | {"head_option": (), "relearn_trees": ()}
     return TrainConfig(**(settings | changes))

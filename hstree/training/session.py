@@ -195,7 +195,14 @@ class Session:
 
     def _steps(self, training: Training) -> None:
         """Make the remaining steps of the epoch."""
-        for step in training.trainer.steps():
+        trainer = training.trainer
+        if trainer.begin_epoch():
+            self.reporter.message(
+                f"trees re-learned before epoch {trainer.position.epoch}, "
+                f"{trainer.position.relearn_seconds:.1f} s"
+                + ("; averaging of the weights begins again" if trainer.averaging else "")
+            )
+        for step in trainer.steps():
             try:
                 self.reporter.step(step.epoch, step.loss, step.tokens)
                 self._stop_or_save(training)
@@ -244,8 +251,9 @@ class Session:
             valid_loss=valid_loss,
             best=is_best,
             tokens_per_second=position.tokens_per_second,
-            seconds=position.seconds + time.perf_counter() - begin_time,
+            seconds=position.relearn_seconds + position.seconds + time.perf_counter() - begin_time,
             averaged=trainer.averaging,
+            relearn_seconds=position.relearn_seconds,
         )
         training.records.append(record)
         training.best = record if is_best else training.best
