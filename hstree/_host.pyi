@@ -25,6 +25,7 @@ def collapse(
     boundary: _I32,
     root: int,
     leaf: int,
+    levels: int,
     frequencies: _F64 | None,
     /,
 ) -> _Arrays: ...

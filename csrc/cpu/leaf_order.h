@@ -11,6 +11,7 @@ struct TreeTable {
   const int64_t* offset;         // [V + 1] into path
   const int32_t* path;           // [P] node << 1 | goes_left; wide: [P, 3] (first_row, width, child)
   const int32_t* leaf_position;  // [V]
+  const int32_t* leaf_class;     // [V], the class of each row, or null: the tree has rows of its own
   const int64_t* order;          // [N] rows in leaf order
   int64_t classes;               // V
   int64_t path_size;             // P

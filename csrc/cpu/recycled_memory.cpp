@@ -1,8 +1,6 @@
 #include "cpu/recycled_memory.h"
 
-#if defined(__linux__)
 #include <sys/mman.h>
-#endif
 
 #include <algorithm>
 #include <cstdlib>
@@ -81,6 +79,19 @@ void* acquire(int64_t bytes) {
 
 void release(void* block) {
   pool().release(block);
+}
+
+void* acquire_zero_pages(int64_t bytes) {
+  void* const pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) throw std::bad_alloc();
+#if defined(__linux__)
+  madvise(pages, bytes, MADV_NOHUGEPAGE);  // a huge page would be filled as a whole
+#endif
+  return pages;
+}
+
+void release_pages(void* pages, int64_t bytes) {
+  munmap(pages, bytes);
 }
 
 }  // namespace hstree::cpu

@@ -17,4 +17,9 @@ void* acquire(int64_t bytes);
 // Frees a block of `acquire`. A few free blocks are kept.
 void release(void* block);
 
+// Zeros of which only a part will be touched: pages that the system fills at the first access. Throws
+// std::bad_alloc.
+void* acquire_zero_pages(int64_t bytes);
+void release_pages(void* pages, int64_t bytes);
+
 }  // namespace hstree::cpu

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "cpu/class_slots.h"
 #include "cpu/elements.h"
 #include "cpu/features.h"
 #include "cpu/leaf_order.h"
@@ -28,15 +29,17 @@ struct TreeBatch {
   const int32_t* path;           // [P] or [P, 3]
   const int32_t* leaf_position;  // [T, V]
   const int32_t* feature_index;  // [T, S] or null
-  const int64_t* order;          // [T, N], the result of leaf_order
+  const int32_t*
+      leaf_class;        // [T, V], the class of each row of a tree, or null: each tree has rows of its own
+  const int64_t* order;  // [T, N], the result of leaf_order
   int64_t rows, in_features, trees, weight_rows, features, classes, path_size, longest;
 };
 
 template <typename T>
 struct Forward {
   const T* hidden;            // [N, D]
-  const T* weight;            // [T, M, S]
-  const T* bias;              // [T, M] or null
+  const T* weight;            // [T, M, S], or [V, D] with leaf_class
+  const T* bias;              // [T, M] or null; M = V with leaf_class
   accumulate_t<T>* log_prob;  // [N, T] zeros
   accumulate_t<T>* score;     // [N, T, L] zeros
 };
@@ -46,11 +49,18 @@ struct Backward {
   const accumulate_t<T>* grad_log_prob;  // [N, T]
   const accumulate_t<T>* score;          // [N, T, L]
   const T* hidden;                       // [N, D]
-  const T* weight;                       // [T, M, S]
+  const T* weight;                       // [T, M, S], or [V, D] with leaf_class
   accumulate_t<T>* grad_hidden;          // [N, D]
   T* grad_weight;                        // [T, M, S] zeros, or [nnz, S] if sparse
   T* grad_bias;                          // [T, M] zeros, or [nnz] if sparse
   bool sparse;
+};
+
+// The gradients of a weight that all trees read through leaf_class, instead of those above.
+template <typename T>
+struct SharedGradient {
+  accumulate_t<T>* weight;  // [V, D] zeros, or [nnz, D] zeros
+  const ClassSlots* slots;  // row of each class in it; null: the class
 };
 
 // Throws std::runtime_error with the concatenated parts as its message.
@@ -80,6 +90,7 @@ inline TreeTable tree_table(const TreeBatch& batch, int64_t t) {
   return {batch.path_offset + t * (batch.classes + 1),
           batch.path,
           batch.leaf_position + t * batch.classes,
+          batch.leaf_class ? batch.leaf_class + t * batch.classes : nullptr,
           batch.order + t * batch.rows,
           batch.classes,
           batch.path_size,

@@ -16,6 +16,19 @@ struct WideNode {
   int64_t first_row, width, child;
 };
 
+const char* path_name(const TreeTable& table) {
+  return table.leaf_class ? "group" : "wide_path";
+}
+
+void check_classes(const char* op, const TreeTable& table, const WideNode& node) {
+  for (int64_t r = node.first_row; r < node.first_row + node.width; ++r) {
+    if (table.leaf_class[r] < 0 || table.leaf_class[r] >= table.classes) {
+      fail(op, ": leaf_class: expected a class in [0, ", table.classes, "), got ", table.leaf_class[r],
+           " at leaf ", r);
+    }
+  }
+}
+
 // The wide nodes on the path of class y, root first.
 void read_path(const char* op, const TreeTable& table, PathSpan span, int64_t y,
                std::vector<WideNode>& nodes) {
@@ -25,9 +38,11 @@ void read_path(const char* op, const TreeTable& table, PathSpan span, int64_t y,
     const WideNode node = {table.path[3 * e], table.path[3 * e + 1], table.path[3 * e + 2]};
     if (node.first_row < 0 || node.width < 1 || node.first_row + node.width > table.weight_rows ||
         node.child < 0 || node.child >= node.width) {
-      fail(op, ": wide_path[", e, "]: expected a child of a block of rows in [0, ", table.weight_rows,
-           "), got (first_row ", node.first_row, ", width ", node.width, ", child ", node.child, ")");
+      fail(op, ": ", path_name(table), "[", e, "]: expected a child of a block of rows in [0, ",
+           table.weight_rows, "), got (first_row ", node.first_row, ", width ", node.width, ", child ",
+           node.child, ")");
     }
+    if (table.leaf_class) check_classes(op, table, node);
     total += node.width;
     if (total > table.longest) {
       fail(op, ": max_width: the wide nodes on the path of class ", y, " have at least ", total,
@@ -40,7 +55,8 @@ void read_path(const char* op, const TreeTable& table, PathSpan span, int64_t y,
 WidePlan wide_plan(const char* op, const TreeTable& table, const int64_t* target, int64_t batch_rows) {
   WidePlan plan;
   plan.row = rows_in_leaf_order(op, table, target, batch_rows);
-  const std::vector<PathSpan> spans = path_spans(op, "wide_offset", table, target, plan.row);
+  const std::vector<PathSpan> spans =
+      path_spans(op, table.leaf_class ? "group_offset" : "wide_offset", table, target, plan.row);
   const int64_t rows = static_cast<int64_t>(plan.row.size());
   plan.first_child.reserve(rows + 1);
   plan.first_child.push_back(0);
@@ -80,6 +96,7 @@ WidePlan wide_plan(const char* op, const TreeTable& table, const int64_t* target
 template <typename T>
 WideTree<T> wide_tree(const TreeBatch& batch, const WidePlan& plan, const FeatureSubsets& subsets, int64_t t,
                       const T* hidden, const T* weight, const T* bias) {
+  const int64_t first_row = batch.leaf_class ? 0 : t * batch.weight_rows;
   return {plan.row.data(),
           plan.first_child.data(),
           plan.child.data(),
@@ -87,8 +104,9 @@ WideTree<T> wide_tree(const TreeBatch& batch, const WidePlan& plan, const Featur
           subsets[t],
           batch.in_features,
           batch.features,
-          weight + t * batch.weight_rows * batch.features,
+          weight + first_row * batch.features,
           bias ? bias + t * batch.weight_rows : nullptr,
+          batch.leaf_class ? batch.leaf_class + t * batch.classes : nullptr,
           batch.trees * batch.longest,
           workspace_stride(batch.features)};
 }
@@ -116,6 +134,28 @@ void visited_index(const std::vector<WidePlan>& plans, int64_t* index) {
   }
 }
 
+ClassSlots visited_classes(const TreeBatch& batch, const std::vector<WidePlan>& plans) {
+  ClassSlots slots(batch.classes);
+  for (size_t t = 0; t < plans.size(); ++t) {
+    const int32_t* leaf_class = batch.leaf_class + t * batch.classes;
+    for (const WideRun& run : plans[t].run) {
+      for (int64_t r = run.first_row; r < run.first_row + run.width; ++r) slots.add(leaf_class[r]);
+    }
+  }
+  slots.count();
+  return slots;
+}
+
+void visited_biases(const TreeBatch& batch, const std::vector<WidePlan>& plans, int64_t* index) {
+  int64_t* const class_index = index + visited(plans);
+  visited_index(plans, index);
+  int64_t i = 0;
+  for (size_t t = 0; t < plans.size(); ++t) {
+    const int32_t* leaf_class = batch.leaf_class + t * batch.classes;
+    for (int64_t n = 0; n < plans[t].visited; ++n, ++i) class_index[i] = leaf_class[class_index[i]];
+  }
+}
+
 template <typename T>
 void wide_log_prob(const TreeBatch& batch, const Forward<T>& tensors) {
   using A = accumulate_t<T>;
@@ -129,7 +169,7 @@ void wide_log_prob(const TreeBatch& batch, const Forward<T>& tensors) {
     A* score = tensors.score + t * batch.longest;
     // A thread processes the rows whose scores begin in its part.
     parallel(plan.scores, grain, [&](int64_t begin, int64_t end) {
-      A* scratch = cpu::scratch<A, 0>(wide_scores_scratch(batch.features));
+      A* scratch = cpu::scratch<A, 0>(wide_scores_scratch(batch.features, batch.longest));
       const auto after =
           std::upper_bound(plan.run.begin(), plan.run.end(), begin,
                            [](int64_t entry, const WideRun& run) { return entry < run.entry; });
@@ -154,7 +194,7 @@ void wide_log_prob(const TreeBatch& batch, const Forward<T>& tensors) {
 
 template <typename T>
 void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>& plans,
-                            const Backward<T>& tensors) {
+                            const Backward<T>& tensors, const SharedGradient<T>& shared) {
   using A = accumulate_t<T>;
   const WideKernels<T>& kernels = wide_kernels<T>();
   const FeatureSubsets subsets(batch);
@@ -165,7 +205,12 @@ void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
     const WidePlan& plan = plans[t];
     const WideTree<T> tree = wide_tree<T>(batch, plan, subsets, t, tensors.hidden, tensors.weight, nullptr);
     const int64_t first = tensors.sparse ? first_slot : t * batch.weight_rows;
-    T* grad_weight = tensors.grad_weight + first * batch.features;
+    const WideGradients<T> grad = {tensors.grad_hidden,
+                                   batch.leaf_class ? nullptr : tensors.grad_weight + first * batch.features,
+                                   shared.weight,
+                                   shared.slots,
+                                   tensors.grad_bias + first,
+                                   tensors.sparse};
     // Threads divide the runs if there are many, otherwise the features. Nested runs belong to the outermost
     // one.
     const int64_t outermost =
@@ -180,15 +225,13 @@ void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
       for (; part < last; ++part) {
         const int64_t piece = part / intervals, begin = part % intervals * width;
         const int64_t end = std::min(begin + width, batch.features);
-        T* grad_bias = begin == 0 ? tensors.grad_bias + first : nullptr;
         bool mine = false;
         for (size_t r = 0; r < plan.run.size(); ++r) {
           const WideRun& run = plan.run[r];
           if (run.depth == 0) mine = run.entry * pieces / plan.scores == piece;
           if (!mine) continue;
           kernels.gradients(tree, run, next_of(plan, r), begin, end, tensors.grad_log_prob + t, batch.trees,
-                            tensors.score + t * batch.longest, tensors.grad_hidden, grad_weight, grad_bias,
-                            tensors.sparse ? run.slot : run.first_row, scratch);
+                            tensors.score + t * batch.longest, grad, scratch);
         }
       }
     });
@@ -196,9 +239,10 @@ void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
   }
 }
 
-#define HSTREE_WIDE(T)                                                 \
-  template void wide_log_prob<T>(const TreeBatch&, const Forward<T>&); \
-  template void wide_log_prob_backward<T>(const TreeBatch&, const std::vector<WidePlan>&, const Backward<T>&);
+#define HSTREE_WIDE(T)                                                                    \
+  template void wide_log_prob<T>(const TreeBatch&, const Forward<T>&);                    \
+  template void wide_log_prob_backward<T>(const TreeBatch&, const std::vector<WidePlan>&, \
+                                          const Backward<T>&, const SharedGradient<T>&);
 HSTREE_WIDE(float)
 HSTREE_WIDE(double)
 HSTREE_WIDE(BFloat16)

@@ -1,4 +1,5 @@
-// CPU kernels of the wide op, for nodes with a softmax over their children.
+// CPU kernels of the wide op, for nodes with a softmax over their children, and of the leaf op, whose trees share
+// the rows of one weight: row r of tree t is weight[leaf_class[t, r]], with the bias bias[t, leaf_class[t, r]].
 //
 //     z_c = dot(hidden[i, subset_t], weight[t, first_row + c]) + bias[t, first_row + c], children c of a node
 //     score = log_softmax(z)
@@ -42,8 +43,14 @@ void visited_index(const std::vector<WidePlan>& plans, int64_t* index);
 template <typename T>
 void wide_log_prob(const TreeBatch& batch, const Forward<T>& tensors);
 
+// With leaf_class: the classes whose rows a batch visits, and tree and class of each visited bias, in the order of
+// its row-sparse gradient. index [2, nnz].
+ClassSlots visited_classes(const TreeBatch& batch, const std::vector<WidePlan>& plans);
+void visited_biases(const TreeBatch& batch, const std::vector<WidePlan>& plans, int64_t* index);
+
+// The trees are added up one after the other in shared.weight.
 template <typename T>
 void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>& plans,
-                            const Backward<T>& tensors);
+                            const Backward<T>& tensors, const SharedGradient<T>& shared = {});
 
 }  // namespace hstree::cpu

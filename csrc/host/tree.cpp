@@ -1,11 +1,9 @@
 #include "tree.h"
 
 #include <algorithm>
-#include <queue>
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <vector>
 
 namespace hstree::host {
@@ -268,95 +266,6 @@ Array<double> edge_masses(const TreeView& tree, const double* frequencies) {
     if (m > 0) mass[above[m]] = sum;
   }
   return mass;
-}
-
-TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, const double* frequencies) {
-  const int64_t n_classes = tree.n_classes, n_nodes = tree.n_nodes;
-  TreeArrays out{Array<int32_t>(n_classes), Array<int64_t>(n_nodes + 1),
-                 Array<int32_t>(tree.node_offset[n_nodes])};
-  std::copy_n(tree.order, n_classes, out.order.data());
-  int64_t n_out = 0, n_boundary = 0;
-  out.node_offset[0] = 0;
-  const auto finish_node = [&] { out.node_offset[++n_out] = n_boundary; };
-
-  // Mass of each inner node and the number of inner nodes in its subtree (itself included).
-  const Array<int32_t> above = edge_above(tree);
-  Array<int64_t> subtree(n_nodes, 1);
-  Array<double> mass(n_nodes);
-  Array<int32_t> child_node(tree.n_edges(), -1);
-  {
-    Array<int32_t> edge_node(tree.n_edges());
-    for (int64_t m = 0; m < n_nodes; ++m) {
-      for (int64_t k = 0; k < tree.n_children(m); ++k) {
-        edge_node[tree.first_edge(m) + k] = static_cast<int32_t>(m);
-      }
-      if (m > 0) child_node[above[m]] = static_cast<int32_t>(m);
-    }
-    for (int64_t m = n_nodes - 1; m > 0; --m) subtree[edge_node[above[m]]] += subtree[m];
-  }
-  if (frequencies != nullptr) {
-    const Array<double> below = edge_masses(tree, frequencies);
-    for (int64_t m = 1; m < n_nodes; ++m) mass[m] = below[above[m]];
-  } else {
-    for (int64_t m = 1; m < n_nodes; ++m) mass[m] = tree.end(m) - tree.begin(m);
-  }
-
-  const auto copy_subtree = [&](int64_t top) {
-    for (int64_t m = top; m < top + subtree[top];) {
-      const int32_t begin = tree.begin(m), end = tree.end(m);
-      if (end - begin <= leaf) {
-        for (int32_t i = begin; i <= end; ++i) out.boundary[n_boundary++] = i;
-        m += subtree[m];
-      } else {
-        n_boundary = std::copy(tree.bounds(m), tree.boundary + tree.node_offset[m + 1],
-                               out.boundary.data() + n_boundary) -
-                     out.boundary.data();
-        ++m;
-      }
-      finish_node();
-    }
-  };
-
-  if (n_nodes > 0 && (root <= tree.n_children(0) || n_classes <= leaf)) {
-    copy_subtree(0);
-  } else if (n_nodes > 0) {
-    // Expand the heaviest node first; ties go to the node with more leaves, then to the earlier one. A node
-    // with more children than the rest of C allows stays a child, and the search continues with the next.
-    using Entry = std::tuple<double, int32_t, int32_t, int32_t>;  // mass, leaves, -begin, node
-    std::priority_queue<Entry> frontier;
-    std::vector<int32_t> kept;  // frontier nodes that are not expanded
-    std::vector<char> cut(n_classes + 1, 0);
-    int64_t width = 1;
-    const auto expand = [&](int64_t m) {
-      const int32_t* b = tree.bounds(m);
-      width += tree.n_children(m) - 1;
-      for (int64_t k = 0; k < tree.n_children(m); ++k) {
-        cut[b[k]] = 1;
-        const int32_t child = child_node[tree.first_edge(m) + k];
-        if (child >= 0) frontier.emplace(mass[child], b[k + 1] - b[k], -b[k], child);
-      }
-    };
-    expand(0);
-    while (!frontier.empty()) {
-      const int32_t m = std::get<3>(frontier.top());
-      frontier.pop();
-      if (width + tree.n_children(m) - 1 <= root) {
-        expand(m);
-      } else {
-        kept.push_back(m);
-      }
-    }
-    for (int64_t i = 0; i < n_classes; ++i) {
-      if (cut[i]) out.boundary[n_boundary++] = static_cast<int32_t>(i);
-    }
-    out.boundary[n_boundary++] = static_cast<int32_t>(n_classes);
-    finish_node();
-    std::sort(kept.begin(), kept.end());  // preorder
-    for (const int32_t m : kept) copy_subtree(m);
-  }
-  out.node_offset.shrink(n_out + 1);
-  out.boundary.shrink(n_boundary);
-  return out;
 }
 
 std::pair<Array<int64_t>, Array<int64_t>> to_parents(const TreeView& tree) {

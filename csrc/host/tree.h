@@ -97,8 +97,9 @@ Tables tables(const TreeView& tree);
 Array<double> edge_masses(const TreeView& tree, const double* frequencies);
 
 // See Tree.collapse in hstree/trees/tree.py. `frequencies` [V], or null: the mass of a node is its leaf
-// count.
-TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, const double* frequencies);
+// count. `levels` 0: any number.
+TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t levels,
+                    const double* frequencies);
 
 // All nodes, leaves included, numbered in preorder: parent (-1 for the root) and class (-1 for an inner
 // node).

@@ -1,4 +1,4 @@
-// The path op and the wide op on the CPU.
+// The path op, the wide op and the leaf op on the CPU.
 #include "cpu/path_log_prob.h"
 #include "cpu/recycled_memory.h"
 #include "cpu/wide_log_prob.h"
@@ -16,6 +16,20 @@ Tensor gradient(const Tensor& like, int64_t rows, int64_t features, Dtype dtype,
                                   cpu::release);
 }
 
+// Zeros [N, T, longest]. With shared rows most of them are never touched, as a few groups are far wider than
+// those of most rows: their memory consists of pages that the system fills with zeros at the first access.
+Tensor scores(const TreeArguments& a) {
+  const Dtype dtype = accumulate_dtype(a.hidden);
+  const int64_t element = dtype == Dtype::Double ? 8 : 4, row = a.trees() * a.longest;
+  const int64_t bytes = a.rows() * row * element;
+  if (!a.kind.shared || bytes < cpu::smallest_recycled) {
+    return zeros(a.hidden, {a.rows(), a.trees(), a.longest}, dtype);
+  }
+  return torch::stable::from_blob(cpu::acquire_zero_pages(bytes), {a.rows(), a.trees(), a.longest},
+                                  {row, a.longest, 1}, a.hidden.device(), dtype,
+                                  [bytes](void* pages) { cpu::release_pages(pages, bytes); });
+}
+
 // The given order, or the one computed from the targets.
 Tensor order_of(const TreeArguments& a, const std::optional<Tensor>& given) {
   return given ? *given : leaf_order_cpu(a.op, a.target, a.leaf_position);
@@ -28,6 +42,7 @@ cpu::TreeBatch tree_batch(const TreeArguments& a, const Tensor& order) {
           const_data<int32_t>(a.path),
           const_data<int32_t>(a.leaf_position),
           a.feature_index ? const_data<int32_t>(*a.feature_index) : nullptr,
+          a.leaf_class ? const_data<int32_t>(*a.leaf_class) : nullptr,
           const_data<int64_t>(order),
           a.rows(),
           a.in_features(),
@@ -44,7 +59,7 @@ cpu::TreeBatch tree_batch(const TreeArguments& a, const Tensor& order) {
 ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tensor>& bias,
                                const std::optional<Tensor>& order) {
   const Tensor log_prob = zeros(a.hidden, {a.rows(), a.trees()}, accumulate_dtype(a.hidden));
-  const Tensor score = zeros(a.hidden, {a.rows(), a.trees(), a.longest}, accumulate_dtype(a.hidden));
+  const Tensor score = scores(a);
   const Tensor rows = order_of(a, order);
   const cpu::TreeBatch batch = tree_batch(a, rows);
   dispatch(a.type, [&](auto element) {
@@ -100,6 +115,44 @@ SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_pr
   });
   if (dtype != accumulate_dtype(a.hidden)) grad_hidden = torch::stable::to(grad_hidden, dtype);
   return {grad_hidden, index, grad_weight, grad_bias};
+}
+
+SharedSparseResult leaf_backward_cpu(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score,
+                                     const TreePlan& plan, bool sparse) {
+  const Dtype dtype = a.hidden.scalar_type(), sums = accumulate_dtype(a.hidden);
+  const Tensor order = order_of(a, plan.order);
+  const cpu::TreeBatch batch = tree_batch(a, order);
+  const std::vector<cpu::WidePlan> plans = cpu::wide_plans(batch);
+  const std::optional<cpu::ClassSlots> slots =
+      sparse ? std::make_optional(cpu::visited_classes(batch, plans)) : std::nullopt;
+  const int64_t rows = sparse ? slots->size() : a.classes(), biases = sparse ? cpu::visited(plans) : 0;
+  Tensor index = empty(a.hidden, {sparse ? rows : 0}, Dtype::Long);
+  Tensor bias_index = empty(a.hidden, {2, biases}, Dtype::Long);
+  Tensor grad_hidden, grad_weight, grad_bias;
+  if (sparse) {
+    slots->list(data<int64_t>(index));
+    cpu::visited_biases(batch, plans, data<int64_t>(bias_index));
+    grad_bias = empty(a.weight, {biases}, dtype);
+  } else {
+    grad_bias = zeros(a.weight, {a.trees(), a.classes()}, dtype);
+  }
+  dispatch(a.type, [&](auto element) {
+    using T = decltype(element);
+    using A = cpu::accumulate_t<T>;
+    grad_hidden = gradient(a.hidden, a.rows(), a.in_features(), sums, sizeof(A));
+    grad_weight = gradient(a.weight, rows, a.features(), sums, sizeof(A));
+    std::fill_n(data<A>(grad_weight), rows * a.features(), A{0});
+    cpu::wide_log_prob_backward(
+        batch, plans,
+        cpu::Backward<T>{const_data<A>(grad_log_prob), const_data<A>(score), const_data<T>(a.hidden),
+                         const_data<T>(a.weight), data<A>(grad_hidden), nullptr, data<T>(grad_bias), sparse},
+        cpu::SharedGradient<T>{data<A>(grad_weight), slots ? &*slots : nullptr});
+  });
+  if (dtype != sums) {
+    grad_hidden = torch::stable::to(grad_hidden, dtype);
+    grad_weight = torch::stable::to(grad_weight, dtype);
+  }
+  return {grad_hidden, index, grad_weight, bias_index, grad_bias};
 }
 
 }  // namespace hstree

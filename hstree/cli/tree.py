@@ -37,7 +37,17 @@ def add_command(commands: Any) -> None:
     )
     add_config_arguments(
         build,
-        only=("data", "min_count", "max_vocabulary", "tokenizer", "recipe", "root", "leaf", "seed"),
+        only=(
+            "data",
+            "min_count",
+            "max_vocabulary",
+            "tokenizer",
+            "recipe",
+            "root",
+            "leaf",
+            "levels",
+            "seed",
+        ),
     )
     build.set_defaults(handler=_build)
 
@@ -178,6 +188,7 @@ def _build(arguments: argparse.Namespace) -> int:
         settings.seed,
         settings.root,
         settings.leaf,
+        settings.levels,
     )
     write_atomic(_words_file(output), vocabulary.to_bytes())
     tree.save(output)

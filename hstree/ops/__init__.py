@@ -3,6 +3,7 @@ formulas."""
 
 from hstree.ops.cross_entropy import mixture_cross_entropy, monotone_cross_entropy
 from hstree.ops.feature_gather import feature_gather
+from hstree.ops.leaf_log_prob import leaf_log_prob
 from hstree.ops.leaf_order import leaf_order
 from hstree.ops.logit_function import LogitFunction
 from hstree.ops.mixture_log_prob import default_chunk_rows, mixture_log_prob
@@ -21,6 +22,7 @@ __all__ = [
     "LogitFunction",
     "default_chunk_rows",
     "feature_gather",
+    "leaf_log_prob",
     "leaf_order",
     "mark_targets",
     "mixture_cross_entropy",

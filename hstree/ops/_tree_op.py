@@ -1,10 +1,11 @@
-"""The Python part that the path op and the wide op share: fake kernels, autograd formula and
-row-sparse gradients.
+"""The Python part that the path op, the wide op and the leaf op share: fake kernels, autograd
+formula and row-sparse gradients.
 
-Both have the signature ``op(hidden, weight, bias, target, offset, path, leaf_position,
-feature_index, longest, order) -> (log_prob, score, order, plan)``. ``score`` is [N, T, longest].
-``order`` comes from :func:`hstree.ops.leaf_order` and is empty if it was given. ``plan`` is
-internal to the kernels and kept for the backward pass.
+All have the signature ``op(hidden, weight, bias, target, offset, path, leaf_position, index,
+longest, order) -> (log_prob, score, order, plan)``. ``index`` is ``leaf_class`` in the leaf op and
+``feature_index`` in the others. ``score`` is [N, T, longest]. ``order`` comes from
+:func:`hstree.ops.leaf_order` and is empty if it was given. ``plan`` is internal to the kernels and
+kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -39,18 +40,25 @@ _ROWS = (0, None, None, 0, *[None] * 5)  # row dimensions of hidden to longest, 
 
 
 class TreeOp:
-    """An op of the library ``hstree`` by name; registers its fake kernels and gradients."""
+    """An op of the library ``hstree`` by name; registers its fake kernels and gradients.
 
-    def __init__(self, forward: str, on_paths: OnPaths) -> None:
+    Args:
+        forward: name of the op.
+        on_paths: the op on the paths of the targets.
+        shared: whether all trees read the rows of one weight [V, D], through ``leaf_class``.
+    """
+
+    def __init__(self, forward: str, on_paths: OnPaths, *, shared: bool = False) -> None:
         self.on_paths = on_paths
+        self.shared = shared
         namespace = torch.ops.hstree
         backward = f"{forward}_backward"
         self.forward: Operator = getattr(namespace, forward).default
         self.backward: Operator = getattr(namespace, backward).default
         self.backward_sparse: Operator = getattr(namespace, f"{backward}_sparse").default
-        torch.library.register_fake(f"hstree::{forward}", _forward_fake)
-        torch.library.register_fake(f"hstree::{backward}", _backward_fake)
-        torch.library.register_fake(f"hstree::{backward}_sparse", _backward_sparse_fake)
+        torch.library.register_fake(f"hstree::{forward}", self._forward_fake)
+        torch.library.register_fake(f"hstree::{backward}", self._backward_fake)
+        torch.library.register_fake(f"hstree::{backward}_sparse", self._backward_sparse_fake)
         # The gradient of hidden alone needs no memory of the size of the weight.
         hidden = f"{backward}_hidden"
         schema = str(self.backward_sparse._schema)
@@ -123,7 +131,7 @@ class TreeOp:
         offset: Tensor,
         path: Tensor,
         leaf_position: Tensor,
-        feature_index: Tensor | None,
+        index: Tensor | None,
         longest: int,
         order: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -131,14 +139,17 @@ class TreeOp:
         [N, T, longest, S]."""
         trees, classes = leaf_position.shape
         dtype = sum_dtype(hidden.dtype)
-        if feature_index is None:
+        if index is None or self.shared:
             x = hidden.unsqueeze(1).expand(-1, trees, -1)
         else:
-            x = hidden[:, feature_index.long()]
+            x = hidden[:, index.long()]
         tree = torch.arange(trees, device=hidden.device).unsqueeze(1)
 
         def score_of(row: Tensor) -> Tensor:
-            score = (weight[tree, row].to(dtype) @ x.to(dtype).unsqueeze(-1)).squeeze(-1)
+            if self.shared and index is not None:
+                row = index[tree, row].long()
+            rows = weight[row] if self.shared else weight[tree, row]
+            score = (rows.to(dtype) @ x.to(dtype).unsqueeze(-1)).squeeze(-1)
             return score if bias is None else score + bias[tree, row]
 
         known = target.clamp(0, classes - 1)
@@ -148,6 +159,71 @@ class TreeOp:
         log_prob = log_prob.masked_fill((target >= classes).unsqueeze(1), torch.nan)
         order = leaf_order(target, leaf_position) if order is None else order[:0, :0]
         return log_prob, score.detach(), order, order.new_empty(0, dtype=torch.int32)
+
+    def _forward_fake(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        offset: Tensor,
+        path: Tensor,
+        leaf_position: Tensor,
+        index: Tensor | None,
+        longest: int,
+        order: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dimensions = 2 if self.shared else 3
+        if hidden.dim() != 2:
+            raise RuntimeError(f"hidden: expected shape [N, D], got {tuple(hidden.shape)}")
+        if weight.dim() != dimensions:
+            number = "two" if self.shared else "three"
+            raise RuntimeError(
+                f"weight: expected {number} dimensions, got shape {tuple(weight.shape)}"
+            )
+        if hidden.dtype != weight.dtype:
+            raise RuntimeError(f"weight: expected dtype {hidden.dtype}, got {weight.dtype}")
+        rows, trees = hidden.shape[0], (leaf_position if self.shared else weight).shape[0]
+        dtype = sum_dtype(hidden.dtype)
+        return (
+            hidden.new_empty((rows, trees), dtype=dtype),
+            hidden.new_empty((rows, trees, longest), dtype=dtype),
+            hidden.new_empty((trees, rows) if order is None else (0, 0), dtype=torch.int64),
+            hidden.new_empty((_plan_size(hidden, trees),), dtype=torch.int32),
+        )
+
+    def _backward_fake(
+        self,
+        grad_log_prob: Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        offset: Tensor,
+        path: Tensor,
+        leaf_position: Tensor,
+        *_: Any,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return (
+            hidden.new_empty(hidden.shape),
+            weight.new_empty(weight.shape),
+            weight.new_empty(leaf_position.shape if self.shared else weight.shape[:2]),
+        )
+
+    def _backward_sparse_fake(
+        self, grad_log_prob: Tensor, hidden: Tensor, weight: Tensor, *_: Any
+    ) -> tuple[Tensor, ...]:
+        context = torch.library.get_ctx()
+        visited = context.new_dynamic_size()
+        biases = context.new_dynamic_size() if self.shared else visited
+        index = (visited,) if self.shared else (2, visited)
+        outputs = [
+            hidden.new_empty(hidden.shape),
+            hidden.new_empty(index, dtype=torch.int64),
+            weight.new_empty((visited, weight.shape[-1])),
+        ]
+        if self.shared:
+            outputs.append(hidden.new_empty((2, biases), dtype=torch.int64))
+        return *outputs, weight.new_empty((biases,))
 
 
 def _hidden_gradients(
@@ -201,12 +277,21 @@ class _SparseGradient(torch.autograd.Function):
     def backward(ctx: Any, grad_log_prob: Tensor) -> Any:
         arguments = ctx.saved_tensors
         with _without_autograd():
-            grad_hidden, index, rows, bias_rows = ctx.op.backward_sparse(grad_log_prob, *arguments)
-        weight = arguments[1]
-        trees, weight_rows, _features = weight.shape
-        grad_weight = torch.sparse_coo_tensor(index, rows, weight.shape, check_invariants=False)
+            grad_hidden, *sparse = ctx.op.backward_sparse(grad_log_prob, *arguments)
+        weight, leaf_position = arguments[1], arguments[5]
+        if ctx.op.shared:
+            index, rows, bias_index, bias_rows = sparse
+            # The classes are distinct and increase.
+            grad_weight = torch.sparse_coo_tensor(
+                index[None], rows, weight.shape, check_invariants=False, is_coalesced=True
+            )
+            bias_shape = leaf_position.shape
+        else:
+            index, rows, bias_rows = sparse
+            grad_weight = torch.sparse_coo_tensor(index, rows, weight.shape, check_invariants=False)
+            bias_index, bias_shape = index, weight.shape[:2]
         grad_bias = torch.sparse_coo_tensor(
-            index, bias_rows, (trees, weight_rows), check_invariants=False
+            bias_index, bias_rows, bias_shape, check_invariants=False
         )
         return None, *_hidden_gradients(ctx, grad_hidden, grad_weight, grad_bias)
 
@@ -218,53 +303,3 @@ def apply_sparse(op: TreeOp, *inputs: Any) -> Tensor:
         return dense
     log_prob: Tensor = _SparseGradient.apply(op, *inputs)  # type: ignore[no-untyped-call]
     return log_prob
-
-
-def _forward_fake(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    offset: Tensor,
-    path: Tensor,
-    leaf_position: Tensor,
-    feature_index: Tensor | None,
-    longest: int,
-    order: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if hidden.dim() != 2:
-        raise RuntimeError(f"hidden: expected shape [N, D], got {tuple(hidden.shape)}")
-    if weight.dim() != 3:
-        raise RuntimeError(f"weight: expected three dimensions, got shape {tuple(weight.shape)}")
-    if hidden.dtype != weight.dtype:
-        raise RuntimeError(f"weight: expected dtype {hidden.dtype}, got {weight.dtype}")
-    rows, trees = hidden.shape[0], weight.shape[0]
-    dtype = sum_dtype(hidden.dtype)
-    return (
-        hidden.new_empty((rows, trees), dtype=dtype),
-        hidden.new_empty((rows, trees, longest), dtype=dtype),
-        hidden.new_empty((trees, rows) if order is None else (0, 0), dtype=torch.int64),
-        hidden.new_empty((_plan_size(hidden, trees),), dtype=torch.int32),
-    )
-
-
-def _backward_fake(
-    grad_log_prob: Tensor, hidden: Tensor, weight: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        hidden.new_empty(hidden.shape),
-        weight.new_empty(weight.shape),
-        weight.new_empty(weight.shape[:2]),
-    )
-
-
-def _backward_sparse_fake(
-    grad_log_prob: Tensor, hidden: Tensor, weight: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    visited = torch.library.get_ctx().new_dynamic_size()
-    return (
-        hidden.new_empty(hidden.shape),
-        hidden.new_empty((2, visited), dtype=torch.int64),
-        weight.new_empty((visited, weight.shape[2])),
-        weight.new_empty((visited,)),
-    )

@@ -12,7 +12,7 @@ from torch import Tensor
 from hstree.ops._tree_op import TreeOp
 
 
-def _on_paths(
+def log_prob_on_paths(
     score_of: Callable[[Tensor], Tensor], begin: Tensor, end: Tensor, path: Tensor, longest: int
 ) -> tuple[Tensor, Tensor]:
     first_row, width, child = path.long().unbind(1)
@@ -34,7 +34,7 @@ def _on_paths(
     return score.where(ordinal == child[node], 0.0).sum(-1), score
 
 
-_op = TreeOp("wide_log_prob", _on_paths)
+_op = TreeOp("wide_log_prob", log_prob_on_paths)
 
 
 def wide_log_prob(

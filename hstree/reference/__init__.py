@@ -2,6 +2,7 @@
 kernels with."""
 
 from hstree.reference.feature_gather import feature_gather_reference
+from hstree.reference.leaf_log_prob import leaf_log_prob_reference
 from hstree.reference.leaf_order import leaf_order_reference
 from hstree.reference.mixture_log_prob import mixture_log_prob_reference
 from hstree.reference.monotone_log_prob import monotone_log_prob_reference
@@ -14,6 +15,7 @@ from hstree.reference.wide_log_prob import wide_log_prob_reference
 
 __all__ = [
     "feature_gather_reference",
+    "leaf_log_prob_reference",
     "leaf_order_reference",
     "mixture_log_prob_reference",
     "monotone_log_prob_reference",

@@ -131,6 +131,14 @@ class TrainConfig:
         "trees: largest number of classes in a leaf softmax, G (1: binary down to the classes)",
         at_least(1),
     )
+    levels: int | None = setting(
+        None,
+        "head",
+        "trees: number of levels; 2: the root, then one softmax over the classes below each of its "
+        "children, 3: one more between them, over groups of --leaf classes (default: binary nodes "
+        "between the root and the groups)",
+        choices=(2, 3),
+    )
     gate: str = setting(
         "context", "head", "trees: mixture weights", choices=("uniform", "constant", "context")
     )
@@ -298,6 +306,8 @@ class TrainConfig:
                 f"--accumulate: expected a divisor of --batch-size {self.batch_size}, "
                 f"got {self.accumulate}"
             )
+        if self.levels == 2 and self.leaf != 1:
+            raise ConfigError(f"--leaf: expected 1 with --levels 2, got {self.leaf}")
         self.head_options()
 
     def head_options(self) -> dict[str, Any]:
@@ -307,7 +317,7 @@ class TrainConfig:
         if self.tied:
             options["tied"] = True
         if self.head == "trees":
-            names = ("n_trees", "root", "leaf", "gate", "recipe", "subset_size", "sparse")
+            names = ("n_trees", "root", "leaf", "levels", "gate", "recipe", "subset_size", "sparse")
             options |= {name: getattr(self, name) for name in names}
         return options | parse_options(self.head_option)
 

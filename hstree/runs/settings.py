@@ -42,7 +42,7 @@ def setting(
     group: str,
     help: str,
     *limits: Limit,
-    choices: tuple[str, ...] = (),
+    choices: tuple[Any, ...] = (),
     metavar: str = "",
 ) -> Any:
     """A dataclass field whose metadata holds the other arguments."""
@@ -109,7 +109,7 @@ def checked(config: type, field: dataclasses.Field[Any], value: Any) -> Any:
         raise ConfigError(f"{flag}: expected a finite number, got {value}")
     choices = field.metadata["choices"]
     if choices and value not in choices:
-        raise ConfigError(f"{flag}: expected one of {', '.join(choices)}, got {value!r}")
+        raise ConfigError(f"{flag}: expected one of {', '.join(map(str, choices))}, got {value!r}")
     for part in value if kind is tuple else (value,):
         for limit in field.metadata["limits"]:
             if not limit.holds(part):

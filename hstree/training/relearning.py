@@ -68,7 +68,7 @@ def context_means(model: LanguageModel, streams: Streams, processes: Processes) 
         processes: they get the same sums.
     """
     device = model.backbone.embedding.weight.device
-    means = ContextMeans(model.head.n_classes, model.head.in_features)
+    means = ContextMeans(model.head.n_classes, model.head.in_features, device=device)
     width = streams.batch_size // processes.size
     columns = slice(processes.rank * width, (processes.rank + 1) * width)
     state: State | None = None

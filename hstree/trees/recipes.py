@@ -31,6 +31,7 @@ def random_tree(
     *,
     root: int = 1,
     leaf: int = 1,
+    levels: int | None = None,
     frequencies: npt.ArrayLike | None = None,
 ) -> Tree:
     """A balanced binary tree over a uniform random permutation of the classes, then collapsed.
@@ -43,6 +44,7 @@ def random_tree(
         seed: seed, 0 to 2^64 - 1.
         root: width of the root, C of :meth:`Tree.collapse`.
         leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
+        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`.
         frequencies: class frequencies, real [V], for :meth:`Tree.collapse` only.
 
     Raises:
@@ -57,11 +59,16 @@ def random_tree(
     n_classes = check_int("n_classes", n_classes, 1, MAX_CLASSES)
     weight = None if frequencies is None else check_frequencies(frequencies, n_classes)
     tree = Tree._adopt(_host.random_tree(n_classes, check_seed(seed)))
-    return tree.collapse(root, leaf, weight)
+    return tree.collapse(root, leaf, levels, weight)
 
 
 def huffman_tree(
-    frequencies: npt.ArrayLike, seed: int = 0, *, root: int = 1, leaf: int = 1
+    frequencies: npt.ArrayLike,
+    seed: int = 0,
+    *,
+    root: int = 1,
+    leaf: int = 1,
+    levels: int | None = None,
 ) -> Tree:
     """The Huffman tree, which minimizes sum_c f_c depth_c among all binary trees, then collapsed.
 
@@ -75,6 +82,7 @@ def huffman_tree(
         seed: seed, 0 to 2^64 - 1.
         root: width of the root, C of :meth:`Tree.collapse`.
         leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
+        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`.
 
     Raises:
         TypeError: if the frequencies are not real numbers.
@@ -89,7 +97,7 @@ def huffman_tree(
     """
     weight = check_frequencies(frequencies)
     tree = Tree._adopt(_host.huffman_tree(weight, check_seed(seed)))
-    return tree.collapse(root, leaf, weight)
+    return tree.collapse(root, leaf, levels, weight)
 
 
 def cluster_tree(
@@ -99,6 +107,7 @@ def cluster_tree(
     *,
     root: int = 1,
     leaf: int = 1,
+    levels: int | None = None,
     balance: Balance = "mass",
     max_depth: int = MAX_DEPTH,
     iterations: int = 8,
@@ -128,6 +137,7 @@ def cluster_tree(
         seed: seed, 0 to 2^64 - 1.
         root: width of the root, C of :meth:`Tree.collapse`.
         leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
+        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`.
         balance: whether the halves have equal frequency, ``"mass"``, or equal numbers of classes,
             ``"count"``; with the latter only :meth:`Tree.collapse` uses the frequencies.
         max_depth: largest number of inner nodes on a path before collapsing, ceil(log2 V) to
@@ -204,37 +214,27 @@ def cluster_tree(
             bool(bootstrap),
         )
     )
-    return tree.collapse(root, leaf, weight)
+    return tree.collapse(root, leaf, levels, weight)
 
 
-def _build_random(
-    n_classes: int, frequencies: Any, vectors: Any, seed: int, root: int, leaf: int
-) -> Tree:
-    return random_tree(n_classes, seed, root=root, leaf=leaf, frequencies=frequencies)
+def _build_random(n_classes: int, frequencies: Any, vectors: Any, seed: int, **shape: Any) -> Tree:
+    return random_tree(n_classes, seed, frequencies=frequencies, **shape)
 
 
-def _build_huffman(
-    n_classes: int, frequencies: Any, vectors: Any, seed: int, root: int, leaf: int
-) -> Tree:
+def _build_huffman(n_classes: int, frequencies: Any, vectors: Any, seed: int, **shape: Any) -> Tree:
     if frequencies is None:
         raise ValueError("frequencies: expected an array for the recipe 'huffman', got None")
-    return huffman_tree(frequencies, seed, root=root, leaf=leaf)
+    return huffman_tree(frequencies, seed, **shape)
 
 
 def _build_cluster(
-    n_classes: int,
-    frequencies: Any,
-    vectors: Any,
-    seed: int,
-    root: int,
-    leaf: int,
-    **options: Any,
+    n_classes: int, frequencies: Any, vectors: Any, seed: int, **options: Any
 ) -> Tree:
     if vectors is None:
         raise ValueError("vectors: expected an array for the recipe 'cluster', got None")
     if np.ndim(vectors) != 2 or len(vectors) != n_classes:
         raise ValueError(f"vectors: expected shape ({n_classes}, F), got {np.shape(vectors)}")
-    return cluster_tree(vectors, frequencies, seed, root=root, leaf=leaf, **options)
+    return cluster_tree(vectors, frequencies, seed, **options)
 
 
 RECIPES: MappingProxyType[str, Callable[..., Tree]] = MappingProxyType(
@@ -242,10 +242,11 @@ RECIPES: MappingProxyType[str, Callable[..., Tree]] = MappingProxyType(
 )
 """The recipes of :func:`build_tree` by name."""
 
+_SHAPE = ("root", "leaf", "levels")
 _CLUSTER_OPTIONS = tuple(
     name
     for name, parameter in inspect.signature(cluster_tree).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY and name not in ("root", "leaf")
+    if parameter.kind is parameter.KEYWORD_ONLY and name not in _SHAPE
 )
 _OPTIONS = {"random": (), "huffman": (), "cluster": _CLUSTER_OPTIONS}
 
@@ -269,6 +270,7 @@ def build_tree(
     seed: int = 0,
     root: int = 1,
     leaf: int = 1,
+    levels: int | None = None,
     **options: Any,
 ) -> Tree:
     """Build a tree by the name of its recipe.
@@ -282,6 +284,7 @@ def build_tree(
         seed: seed, 0 to 2^64 - 1.
         root: width of the root, C of :meth:`Tree.collapse`.
         leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
+        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`.
         **options: further arguments of :func:`cluster_tree`.
 
     Raises:
@@ -302,7 +305,8 @@ def build_tree(
     n_classes = check_int("n_classes", n_classes, 1, MAX_CLASSES)
     if frequencies is not None:
         frequencies = check_frequencies(frequencies, n_classes)
-    return RECIPES[recipe](n_classes, frequencies, vectors, seed, root, leaf, **options)
+    options |= {"root": root, "leaf": leaf, "levels": levels}
+    return RECIPES[recipe](n_classes, frequencies, vectors, seed, **options)
 
 
 def tree_seed(seed: int, index: int) -> int:
@@ -333,6 +337,7 @@ def build_ensemble(
     seed: int = 0,
     root: int = 1,
     leaf: int = 1,
+    levels: int | None = None,
     **options: Any,
 ) -> list[Tree]:
     """Build several trees by one recipe; tree t has the seed ``tree_seed(seed, t)``.
@@ -347,6 +352,7 @@ def build_ensemble(
         seed: seed, 0 to 2^64 - 1.
         root: as in :func:`build_tree`.
         leaf: as in :func:`build_tree`.
+        levels: as in :func:`build_tree`.
         **options: further arguments of :func:`cluster_tree`.
 
     Raises:
@@ -372,6 +378,7 @@ def build_ensemble(
             tree_seed(seed, t),
             root,
             leaf,
+            levels,
             **options,
         )
         for t in track(range(n_trees), "building trees", n_trees)

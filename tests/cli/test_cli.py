@@ -188,6 +188,18 @@ def test_tree_build_describe_draw(
     ]
 
 
+def test_tree_build_with_levels(
+    data: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["tree", "build", "words.tree", "--data", str(data), "--root", "4"]
+    assert "--levels: invalid choice: 4" in fails(capsys, *command, "--levels", "4")
+    error = fails(capsys, *command, "--levels", "2", "--leaf", "3")
+    assert "--leaf: expected 1 with --levels 2, got 3" in error
+    assert main([*command, "--levels", "2"]) == 0
+    tree = Tree.load("words.tree")
+    assert (tree.root_width, tree.height) == (4, 2)
+
+
 def test_tree_from_a_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tree", "build", "a.tree", "--from-run", str(runs / "softmax")]) == 0
     assert Vocabulary.load("a.tree.vocabulary.txt") == load_run(runs / "softmax").vocabulary

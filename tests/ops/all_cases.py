@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from ops.cases import CASES, DTYPES, PATH, WIDE, TreeOpUnderTest, check
+from ops.cases import CASES, DTYPES, LEAF, PATH, WIDE, TreeOpUnderTest, check
 from ops.logit_function_cases import check_every_case
 from ops.test_wide_log_prob import BLOCKS
 from ops.tree_op_suite import MANY
@@ -26,7 +26,7 @@ def main(name: str, path: str) -> None:
     if name == "logit_functions":
         results = check_every_case()
     else:
-        results = check_every_tree({op.name: op for op in (PATH, WIDE)}[name])
+        results = check_every_tree({op.name: op for op in (LEAF, PATH, WIDE)}[name])
     torch.save(results, path)
 
 

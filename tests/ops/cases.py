@@ -1,10 +1,11 @@
-"""Batches over small random trees for the path op and the wide op, and how results are judged.
+"""Batches over small random trees for the ops on the paths of targets, and how results are judged.
 
 Tables are built here from nested tuples, apart from hstree.trees, so that the two check each other.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hstree.ops import path_log_prob, wide_log_prob
-from hstree.reference import path_log_prob_reference, wide_log_prob_reference
+from hstree.ops import leaf_log_prob, path_log_prob, wide_log_prob
+from hstree.reference import (
+    leaf_log_prob_reference,
+    path_log_prob_reference,
+    wide_log_prob_reference,
+)
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -78,7 +83,8 @@ CASES = (
 
 @dataclass
 class Batch:
-    """Arguments of an op, in its order; `longest` is max_depth or max_width."""
+    """Arguments of an op, in its order; `longest` is max_depth or max_width. `feature_index` is the
+    leaf op's leaf_class."""
 
     hidden: Tensor
     weight: Tensor
@@ -173,6 +179,34 @@ def walk(nested: Any, wide: bool) -> Iterator[tuple[int, list[tuple[int, int, in
     yield from visit(nested, [])
 
 
+def leaf_groups(nested: Any) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    """(class, (first leaf, width, child) of its node if its children are all classes, else zeros)
+    from left to right."""
+    places = itertools.count()
+
+    def visit(item: tuple[Any, ...]) -> Iterator[Any]:
+        is_group = not any(isinstance(below, tuple) for below in item)
+        first = None
+        for child, below in enumerate(item):
+            if isinstance(below, tuple):
+                yield from visit(below)
+                continue
+            place = next(places)
+            first = place if first is None else first
+            yield below, (first, len(item), child) if is_group else (0, 0, 0)
+
+    if not isinstance(nested, tuple):
+        return iter([(nested, (0, 0, 0))])
+    return visit(nested)
+
+
+def upstream(case: Case, random: np.random.Generator) -> Tensor:
+    """Gradients [N, T] of either sign, over three orders of magnitude, float32."""
+    size = (case.rows, case.trees)
+    values = random.standard_normal(size) * 10.0 ** random.uniform(-2, 1, size)
+    return torch.from_numpy(values).to(torch.float32)
+
+
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
@@ -192,6 +226,7 @@ class TreeOpUnderTest:
     reference: Callable[..., tuple[Tensor, Tensor]]
     longest_name: str
     wide: bool
+    shared = False
 
     @property
     def operator(self) -> Any:
@@ -278,10 +313,6 @@ class TreeOpUnderTest:
         def draw(*size: int) -> Tensor:
             return torch.from_numpy(case.scale * random.standard_normal(size)).to(dtype)
 
-        # Upstream gradients of either sign, over three orders of magnitude.
-        upstream = random.standard_normal((case.rows, case.trees)) * 10.0 ** random.uniform(
-            -2, 1, (case.rows, case.trees)
-        )
         width = (-1, 3) if self.wide else (-1,)
         return Batch(
             hidden=draw(case.rows, case.in_features),
@@ -293,11 +324,63 @@ class TreeOpUnderTest:
             leaf_position=torch.from_numpy(leaf_position),
             feature_index=index,
             longest=max(lengths),
-            grad=torch.from_numpy(upstream).to(torch.float32).to(dtype),
+            grad=upstream(case, random).to(dtype),
             rows_of=rows_of,
         )
 
 
+@dataclass(frozen=True)
+class LeafOpUnderTest(TreeOpUnderTest):
+    """The leaf op: its groups are the nodes whose children are all classes. No feature subsets."""
+
+    shared = True
+
+    def batch(self, case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch:
+        random = np.random.default_rng(seed)
+        offset = np.zeros((case.trees, case.classes + 1), np.int64)
+        leaf_class = np.zeros((case.trees, case.classes), np.int32)
+        group, rows_of = [], []
+        for t in range(case.trees):
+            nested = random_nested(case.classes, case.widest, case.shape, random)
+            of_class = {}
+            for place, (c, node) in enumerate(leaf_groups(nested)):
+                leaf_class[t, place] = c
+                of_class[c] = node
+            rows_of.append([])
+            for c in range(case.classes):
+                offset[t, c] = len(group)
+                first, width, _ = node = of_class[c]
+                group += [node] if width else []
+                rows_of[t].append(leaf_class[t, first : first + width].tolist())
+            offset[t, -1] = len(group)
+        target = random.integers(0, case.classes, case.rows)
+        target[random.random(case.rows) < case.ignored] = -1
+
+        def draw(*size: int) -> Tensor:
+            return torch.from_numpy(case.scale * random.standard_normal(size)).to(dtype)
+
+        return Batch(
+            hidden=draw(case.rows, case.in_features),
+            weight=draw(case.classes, case.in_features),
+            bias=draw(case.trees, case.classes) if case.bias else None,
+            target=torch.from_numpy(target),
+            offset=torch.from_numpy(offset),
+            path=torch.tensor(group, dtype=torch.int32).reshape(-1, 3),
+            leaf_position=torch.from_numpy(np.argsort(leaf_class).astype(np.int32)),
+            feature_index=torch.from_numpy(leaf_class),
+            longest=max(len(rows) for tree in rows_of for rows in tree),
+            grad=upstream(case, random).to(dtype),
+            rows_of=rows_of,
+        )
+
+
+LEAF = LeafOpUnderTest(
+    "leaf_log_prob",
+    leaf_log_prob,
+    leaf_log_prob_reference,
+    "max_width",
+    wide=True,
+)
 PATH = TreeOpUnderTest(
     "path_log_prob",
     path_log_prob,

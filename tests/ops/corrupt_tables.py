@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ops.cases import PATH, WIDE, Case
+from ops.cases import LEAF, PATH, WIDE, Case
 
 TABLES = ("target", "offset", "path", "leaf_position", "feature_index")
 
 
 def main(name: str) -> None:
     torch.set_num_threads(1)
-    op = {op.name: op for op in (PATH, WIDE)}[name]
+    op = {op.name: op for op in (LEAF, PATH, WIDE)}[name]
     random = np.random.default_rng(0)
     refused = accepted = 0
     for seed in range(40):

@@ -30,7 +30,7 @@ from hstree.ops import (
     tree_topk,
 )
 from ops import test_tree_log_prob
-from ops.cases import PATH, WIDE, Case, TreeOpUnderTest
+from ops.cases import LEAF, PATH, WIDE, Case, TreeOpUnderTest
 
 # In torch's own code, the first time that forward mode is at work.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -220,6 +220,8 @@ def subjects() -> dict[str, Subject]:
         "wide_log_prob, all features, no bias": on_paths(
             WIDE, replace(SMALL, subset=None, bias=False)
         ),
+        "leaf_log_prob": on_paths(LEAF),
+        "leaf_log_prob, no bias": on_paths(LEAF, replace(SMALL, bias=False)),
         "feature_gather": Subject(
             lambda _, hidden: feature_gather(hidden, index),
             lambda _, hidden: reference.feature_gather_reference(hidden, index),

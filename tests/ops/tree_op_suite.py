@@ -1,4 +1,5 @@
-"""What the path op and the wide op must both do; test_path.py and test_wide.py run it."""
+"""What the path op, the wide op and the leaf op must all do; test_path_log_prob.py,
+test_wide_log_prob.py and test_leaf_log_prob.py run it."""
 
 from __future__ import annotations
 
@@ -323,21 +324,22 @@ class TreeOpSuite:
         ("hidden", Tensor.int, "hidden: expected dtype float32, float64, bfloat16 or .*, got Int"),
         ("weight", lambda w: w[0], r"weight: expected shape \[T, ., S\], got \[\d+, 7\]"),
         ("weight", Tensor.double, "weight: expected the dtype of hidden, Float, got Double"),
+        ("weight", lambda w: w[1:], r"weight: expected size 3 \(trees of leaf_position\)"),
         ("weight", lambda w: w[:, :, 1:], r"feature_index: expected size 6 \(features of weight\)"),
         ("target", lambda y: y[1:], r"target: expected size 29 \(rows of hidden\)"),
         ("target", lambda y: y[None], r"target: expected shape \[N\], got \[1, 29\]"),
         ("target", Tensor.int, "target: expected dtype Long, got Int"),
         ("offset", lambda o: o[0], r"{offset}: expected shape \[T, V \+ 1\], got \[24\]"),
-        ("offset", lambda o: o[:2], r"{offset}: expected size 3 \(trees of weight\)"),
+        ("offset", lambda o: o[:2], r"{offset}: expected size 3 \(trees of leaf_position\)"),
         ("offset", lambda o: o[:, 1:], r"{offset}: expected size 24 \(classes of leaf_position"),
         ("offset", Tensor.int, "{offset}: expected dtype Long, got Int"),
         ("path", lambda p: p[None], r"{path}: expected shape "),
         ("path", Tensor.long, "{path}: expected dtype Int, got Long"),
         ("leaf_position", lambda p: p[0], r"leaf_position: expected shape \[T, V\], got \[23\]"),
-        ("leaf_position", lambda p: p[1:], r"leaf_position: expected size 3 \(trees of weight\)"),
+        ("leaf_position", lambda p: p[:, 1:], r"{offset}: expected size 23 \(classes of leaf_p"),
         ("leaf_position", Tensor.long, "leaf_position: expected dtype Int, got Long"),
         ("feature_index", lambda i: i[0], r"feature_index: expected shape \[T, S\], got \[7\]"),
-        ("feature_index", lambda i: i[1:], r"feature_index: expected size 3 \(trees of weight\)"),
+        ("feature_index", lambda i: i[1:], r"feature_index: expected size 3 \(trees of leaf_"),
         ("feature_index", lambda i: i[:, 1:], r"feature_index: expected size 7 \(features of we"),
         ("feature_index", Tensor.long, "feature_index: expected dtype Int, got Long"),
         ("feature_index", None, r"weight: expected size 19 \(features of hidden, as there is no"),
@@ -360,7 +362,7 @@ class TreeOpSuite:
         ("value", "match"),
         [
             (lambda b: b[0], r"bias: expected shape \[T, .\]"),
-            (lambda b: b[1:], r"bias: expected size 3 \(trees of weight\)"),
+            (lambda b: b[1:], r"bias: expected size 3 \(trees of leaf_position\)"),
             (lambda b: b[:, 1:], r"bias: expected size \d+ \(rows of weight in a tree\)"),
             (Tensor.double, "bias: expected the dtype of weight, Float, got Double"),
         ],
@@ -375,14 +377,14 @@ class TreeOpSuite:
         for value, match in (
             (lambda g: g[0], r"grad_log_prob: expected shape \[N, T\], got \[3\]"),
             (lambda g: g[1:], r"grad_log_prob: expected size 29 \(rows of hidden\)"),
-            (lambda g: g[:, 1:], r"grad_log_prob: expected size 3 \(trees of weight\)"),
+            (lambda g: g[:, 1:], r"grad_log_prob: expected size 3 \(trees of leaf_position\)"),
             (Tensor.double, "grad_log_prob: expected dtype Float, got Double"),
         ):
             self.backward_raises(broken(batch, "grad", value), score, match)
         for value, match in (
             (score[0], r"score: expected shape \[N, T, max_"),
             (score[1:], r"score: expected size 29 \(rows of hidden\)"),
-            (score[:, 1:], r"score: expected size 3 \(trees of weight\)"),
+            (score[:, 1:], r"score: expected size 3 \(trees of leaf_position\)"),
             (score.double(), "score: expected dtype Float, got Double"),
         ):
             self.backward_raises(batch, value, match)

@@ -74,6 +74,8 @@ def test_whole_numbers_serve_as_floats() -> None:
         ({"max_vocabulary": 3}, "--max-vocabulary: expected at least 4"),
         ({"schedule": "step"}, "--schedule: expected one of cosine, linear, constant, got 'step'"),
         ({"gate": "and"}, "--gate: expected one of uniform, constant, context"),
+        ({"levels": 4}, "--levels: expected one of 2, 3, got 4"),
+        ({"levels": 2, "leaf": 8}, "--leaf: expected 1 with --levels 2, got 8"),
         ({"head_option": ("novalue",)}, "--head-option: expected KEY=VALUE, got 'novalue'"),
         ({"head_option": (1,)}, r"--head-option: expected a tuple of str, got \(1,\)"),
         ({"relearn_trees": (1,)}, "--relearn-trees: expected at least 2, got 1"),
@@ -122,6 +124,8 @@ def test_head_options() -> None:
     trees = TrainConfig(n_trees=3, sparse=True, head_option=("root=7",)).head_options()
     assert trees["n_trees"] == 3
     assert trees["root"] == 7
+    assert trees["levels"] is None
+    assert TrainConfig(levels=3, leaf=8).head_options()["levels"] == 3
     assert trees["sparse"] is True
     assert {"leaf", "gate", "recipe", "subset_size", "learning_rate_factor"} <= set(trees)
 
@@ -151,7 +155,7 @@ def test_json_holds_every_setting() -> None:
     "config",
     [
         TrainConfig(),
-        TrainConfig(data="my text", epochs=3, learning_rate=0.5, seed=7, tied=True),
+        TrainConfig(data="my text", epochs=3, learning_rate=0.5, seed=7, tied=True, levels=2),
         TrainConfig(head="plif", head_option=("a=1", "b=x y"), sparse=True, threads=2),
         TrainConfig(relearn_trees=(2,)),
         TrainConfig(relearn_trees=(2, 10), head_option=("node_vectors=leaves",)),

@@ -72,7 +72,7 @@ def arrays(nested):
     return order, offset, boundary
 
 
-def collapse(nested, root, leaf, frequencies=None):
+def collapse(nested, root, leaf, levels=None, frequencies=None):
     """Tree.collapse on nested tuples, step by step."""
     n_classes = len(leaves(nested))
     if n_classes == 1:
@@ -109,7 +109,22 @@ def collapse(nested, root, leaf, frequencies=None):
             return tuple(leaves(item))
         return tuple(group(child) for child in item)
 
-    return tuple(group(child) for child in children)
+    def groups(item):
+        """The groups below an item as a flat list; a class that is in none is an entry."""
+        if not isinstance(item, tuple):
+            return [item]
+        if len(leaves(item)) <= leaf:
+            return [tuple(leaves(item))]
+        return [entry for child in item for entry in groups(child)]
+
+    def below(cluster):
+        if levels is None or not isinstance(cluster, tuple):
+            return group(cluster)
+        if levels == 2 or len(leaves(cluster)) <= leaf:
+            return tuple(leaves(cluster))
+        return tuple(groups(cluster))
+
+    return tuple(below(child) for child in children)
 
 
 def is_valid(order, node_offset, boundary):

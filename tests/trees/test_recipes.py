@@ -264,16 +264,72 @@ def build(recipe, frequencies, seed=0, **options):
     seed=st.integers(0, 2**64 - 1),
     root=st.integers(1, 100),
     leaf=st.integers(1, 20),
+    levels=st.sampled_from([None, 2, 3]),
 )
-def test_any_frequencies_give_a_valid_tree(recipe, frequencies, seed, root, leaf):
+def test_any_frequencies_give_a_valid_tree(recipe, frequencies, seed, root, leaf, levels):
+    leaf = 1 if levels == 2 else leaf
     plain = build(recipe, frequencies, seed)
     assert plain.is_binary
     assert plain.height <= MAX_DEPTH
     assert Tree(**plain.arrays()) == plain  # validates again
-    tree = build(recipe, frequencies, seed, root=root, leaf=leaf)
-    assert tree == plain.collapse(root, leaf, frequencies)
+    tree = build(recipe, frequencies, seed, root=root, leaf=leaf, levels=levels)
+    assert tree == plain.collapse(root, leaf, levels, frequencies)
     if len(frequencies) <= 2:
         assert tree.to_nested() in (0, (0, 1), (1, 0))
+
+
+def intervals(tree):
+    """(begin, end, begin of the parent, end of the parent) of every inner node except the root."""
+    edges = tree.edges()
+    inner = edges.child_node >= 0
+    parent = edges.node[inner]
+    first, last = tree.node_offset[parent], tree.node_offset[parent + 1] - 1
+    bounds = edges.begin[inner], edges.end[inner], tree.boundary[first], tree.boundary[last]
+    return {tuple(map(int, interval)) for interval in zip(*bounds, strict=True)}
+
+
+@pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
+@given(
+    n_classes=st.integers(1, 300),
+    root=st.integers(1, 310),
+    leaf=st.integers(1, 40),
+    seed=st.integers(0, 2**32),
+)
+def test_shapes_with_two_and_three_levels(recipe, n_classes, root, leaf, seed):
+    frequencies = zipf(n_classes)
+    plain = build(recipe, frequencies, seed)
+    clustered = build(recipe, frequencies, seed, root=root)
+    two = build(recipe, frequencies, seed, root=root, levels=2)
+    three = build(recipe, frequencies, seed, root=root, leaf=leaf, levels=3)
+    for tree, height in ((two, 2), (three, 3)):
+        assert (tree.order == plain.order).all()
+        assert tree.height <= height
+        if root >= n_classes > 1:
+            assert tree.to_nested() == tuple(plain.order.tolist())
+    assert two.root_width == clustered.root_width
+    if n_classes > 1:
+        assert (
+            two.boundary[: two.root_width + 1] == clustered.boundary[: two.root_width + 1]
+        ).all()
+    assert all(begin == 0 and end == n_classes for _, _, begin, end in intervals(two))
+    if n_classes <= leaf:
+        assert three.height <= 1
+        return
+    width = three.root_width
+    assert width == clustered.root_width
+    assert (three.boundary[: width + 1] == clustered.boundary[: width + 1]).all()
+    # The groups: the largest subtrees of at most G leaves inside a cluster.
+    expected = {
+        (begin, end)
+        for begin, end, above, until in intervals(clustered)
+        if end - begin <= leaf and (until - above > leaf or (above, until) == (0, n_classes))
+    }
+    parents = {(above, until) for _, _, above, until in intervals(three)}
+    found = {(begin, end) for begin, end, *_ in intervals(three) if (begin, end) not in parents}
+    outside = {(begin, end) for begin, end in found if end - begin > leaf}
+    assert found - outside == expected
+    # A cluster without a group is one softmax over its classes.
+    assert all(not any(begin <= b and e <= end for b, e in expected) for begin, end in outside)
 
 
 @pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])

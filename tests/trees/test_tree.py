@@ -168,20 +168,30 @@ def test_average_depth():
 # Collapse
 
 
-@given(nested_trees(), st.integers(1, 50), st.integers(1, 20), st.data())
-def test_collapse(nested, root, leaf, data):
+@given(
+    nested_trees(),
+    st.integers(1, 50),
+    st.integers(1, 20),
+    st.sampled_from([None, 2, 3]),
+    st.data(),
+)
+def test_collapse(nested, root, leaf, levels, data):
+    leaf = 1 if levels == 2 else leaf
     tree = Tree.from_nested(nested)
     n = tree.n_classes
     frequencies = data.draw(
         st.none() | st.lists(st.integers(0, 5), min_size=n, max_size=n), label="frequencies"
     )
-    collapsed = tree.collapse(root, leaf, frequencies)
-    assert collapsed.to_nested() == support.collapse(nested, root, leaf, frequencies)
+    collapsed = tree.collapse(root, leaf, levels, frequencies)
+    assert collapsed.to_nested() == support.collapse(nested, root, leaf, levels, frequencies)
+    assert Tree(**collapsed.arrays()) == collapsed  # validates again
     assert collapsed.order.tolist() == tree.order.tolist()
     assert collapsed.height <= tree.height
     assert collapsed.root_width <= max(root, leaf, tree.root_width)
-    assert tree.collapse(1, 1, frequencies) == tree
-    assert tree.collapse(n, 1, frequencies) == tree.collapse(1, n, frequencies)
+    assert tree.collapse(1, 1, None, frequencies) == tree
+    flat = tree.collapse(n, 1, levels, frequencies)
+    assert flat == tree.collapse(1, n, None, frequencies) == tree.collapse(1, n, 3, frequencies)
+    assert flat.height <= 1
 
 
 def test_collapse_by_hand():
@@ -192,9 +202,27 @@ def test_collapse_by_hand():
     assert tree.collapse(leaf=4).to_nested() == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert tree.collapse(root=3, leaf=4).to_nested() == ((0, 1), (2, 3), (4, 5, 6, 7))
     rare_first = [0, 0, 0, 0, 0, 0, 9, 1]
-    assert tree.collapse(5, 4, rare_first).to_nested() == ((0, 1), (2, 3), (4, 5), 6, 7)
+    assert tree.collapse(5, 4, None, rare_first).to_nested() == ((0, 1), (2, 3), (4, 5), 6, 7)
     assert tree.collapse(8).to_nested() == tuple(range(8))
     assert tree.collapse(10**12, 10**12).to_nested() == tuple(range(8))
+
+
+def test_collapse_to_two_or_three_levels_by_hand():
+    left, right = (((0, 1), 2), (3, (4, 5))), ((6, 7), ((8, 9), (10, 11)))
+    tree = Tree.from_nested((left, right))
+    two = ((0, 1, 2, 3, 4, 5), (6, 7, 8, 9, 10, 11))
+    assert tree.collapse(levels=2).to_nested() == two
+    assert tree.collapse(root=3, levels=2).to_nested() == ((0, 1, 2), (3, 4, 5), two[1])
+    assert tree.collapse(levels=3).to_nested() == two
+    assert tree.collapse(leaf=2, levels=3).to_nested() == (
+        ((0, 1), 2, 3, (4, 5)),
+        ((6, 7), (8, 9), (10, 11)),
+    )
+    assert tree.collapse(leaf=4, levels=3).to_nested() == (
+        ((0, 1, 2), (3, 4, 5)),
+        ((6, 7), (8, 9, 10, 11)),
+    )
+    assert tree.collapse(leaf=6, levels=3).to_nested() == two
 
 
 def test_collapse_passes_over_a_node_with_too_many_children():
@@ -209,6 +237,10 @@ def test_collapse_passes_over_a_node_with_too_many_children():
         ({"root": 0}, ValueError, "root: expected a whole number of at least 1, got 0"),
         ({"leaf": -3}, ValueError, "leaf: expected a whole number of at least 1, got -3"),
         ({"root": 2.0}, ValueError, r"root: expected a whole number of at least 1, got 2\.0"),
+        ({"levels": 1}, ValueError, "levels: expected a whole number from 2 to 3, got 1"),
+        ({"levels": 4}, ValueError, "levels: expected a whole number from 2 to 3, got 4"),
+        ({"levels": 2.5}, ValueError, r"levels: expected a whole number from 2 to 3, got 2\.5"),
+        ({"levels": 2, "leaf": 4}, ValueError, "leaf: expected 1 with levels=2, .*, got 4"),
         ({"frequencies": [1, 2]}, ValueError, r"shape \(3,\), got shape \(2,\)"),
         ({"frequencies": [1, -2, 0]}, ValueError, r"frequencies\[1\]: .* at least 0, got -2"),
         ({"frequencies": [1, 0, np.nan]}, ValueError, r"frequencies\[2\]: .* got nan"),

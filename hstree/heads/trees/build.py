@@ -51,6 +51,7 @@ def several_trees(
     seed: int,
     root: int,
     leaf: int,
+    levels: int | None,
     options: Mapping[str, Any] | None = None,
 ) -> list[Tree]:
     """:func:`hstree.trees.build_ensemble`; several clustered trees get noise by default, so that
@@ -58,7 +59,7 @@ def several_trees(
     if options is None:
         options = {"noise": 0.3} if recipe == "cluster" and n_trees > 1 else {}
     return build_ensemble(
-        recipe, n_classes, n_trees, frequencies, vectors, seed, root, leaf, **options
+        recipe, n_classes, n_trees, frequencies, vectors, seed, root, leaf, levels, **options
     )
 
 
@@ -70,6 +71,7 @@ def corpus_trees(
     seed: int,
     root: int,
     leaf: int,
+    levels: int | None,
     contexts: Sequence[str],
     tree_options: Mapping[str, Any] | None,
 ) -> list[Tree]:
@@ -84,5 +86,5 @@ def corpus_trees(
         ]
     counts = statistics.frequencies
     return several_trees(
-        recipe, n_classes, counts, vectors, n_trees, seed, root, leaf, tree_options
+        recipe, n_classes, counts, vectors, n_trees, seed, root, leaf, levels, tree_options
     )

@@ -46,6 +46,7 @@ class Constructors(EnsembleState):
         recipe: str = "huffman",
         root: int | None = None,
         leaf: int = 1,
+        levels: int | None = None,
         seed: int = 0,
         **options: Any,
     ) -> Self:
@@ -62,6 +63,7 @@ class Constructors(EnsembleState):
                 smallest power of two that is at least the square root of V if that is more; V for
                 one tree over at most 1,024 classes.
             leaf: size of the leaf groups, G of :meth:`hstree.trees.Tree.collapse`.
+            levels: number of levels, 2, 3 or None, of :meth:`hstree.trees.Tree.collapse`.
             seed: seed of the trees and of the feature subsets.
             **options: further arguments of the head.
 
@@ -81,7 +83,9 @@ class Constructors(EnsembleState):
         frequencies = check_frequencies(counts, name="counts")
         n_classes = len(frequencies)
         n_trees, root = ensemble_shape(n_classes, n_trees, root)
-        trees = several_trees(recipe, n_classes, frequencies, None, n_trees, seed, root, leaf)
+        trees = several_trees(
+            recipe, n_classes, frequencies, None, n_trees, seed, root, leaf, levels
+        )
         return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
 
     @classmethod
@@ -126,6 +130,7 @@ class Constructors(EnsembleState):
         recipe: str = "cluster",
         root: int | None = None,
         leaf: int = 1,
+        levels: int | None = None,
         tied: bool = False,
         contexts: Sequence[str] = ("left", "both"),
         tree_options: Mapping[str, Any] | None = None,
@@ -143,6 +148,7 @@ class Constructors(EnsembleState):
             recipe: ``"cluster"``, ``"huffman"`` or ``"random"``.
             root: width of the root, C; see :meth:`from_counts`.
             leaf: size of the leaf groups, G; see :meth:`from_counts`.
+            levels: number of levels; see :meth:`from_counts`.
             tied: derive the node vectors from ``embedding`` (``node_vectors="shared"``).
             contexts: contexts of the word vectors for clustered trees, used alternately; see
                 :func:`hstree.trees.word_vectors`. The vectors have 100 features, or 32 from
@@ -160,7 +166,7 @@ class Constructors(EnsembleState):
             options.setdefault("node_vectors", "shared")
         n_trees, root = ensemble_shape(n_classes, n_trees, root)
         trees = corpus_trees(
-            statistics, n_classes, n_trees, recipe, seed, root, leaf, contexts, tree_options
+            statistics, n_classes, n_trees, recipe, seed, root, leaf, levels, contexts, tree_options
         )
         return cls(
             in_features,
@@ -182,6 +188,7 @@ class Constructors(EnsembleState):
         n_trees: int | None = None,
         root: int | None = None,
         leaf: int | None = None,
+        levels: int | None = None,
         frequencies: npt.ArrayLike | None = None,
         seed: int = 0,
         **options: Any,
@@ -210,14 +217,15 @@ class Constructors(EnsembleState):
             root: width of the root, C; None: 1,024, or the smallest power of two that is at least
                 the square root of V if that is more. Up to 1,024 classes this is the softmax
                 itself.
-            leaf: size of the leaf groups, G; None: 64.
+            leaf: size of the leaf groups, G; None: 64, or 1 with two levels.
+            levels: number of levels; see :meth:`from_counts`.
             frequencies: class counts [V] that balance the clusters; None: all equal.
             seed: seed of the trees and of the feature subsets.
             **options: further arguments of the head, except ``node_vectors`` and ``embedding``.
 
         Raises:
             ValueError: for ``node_vectors`` or ``embedding``, ``at`` of a wrong shape, or
-                ``n_trees``, ``root`` or ``leaf`` together with ``trees``.
+                ``n_trees``, ``root``, ``leaf`` or ``levels`` together with ``trees``.
 
         Example:
             >>> import torch, hstree
@@ -238,12 +246,14 @@ class Constructors(EnsembleState):
         if trees is None:
             n_trees, root = ensemble_shape(n_classes, n_trees or 1, root, usual_root=1024)
             rows = linear.weight.detach().float().cpu().numpy()
-            leaf = 64 if leaf is None else leaf
+            if leaf is None:
+                leaf = 1 if levels == 2 else 64
             trees = several_trees(
-                "cluster", n_classes, frequencies, [rows], n_trees, seed, root, leaf
+                "cluster", n_classes, frequencies, [rows], n_trees, seed, root, leaf, levels
             )
         else:
-            for name, value in (("n_trees", n_trees), ("root", root), ("leaf", leaf)):
+            given = {"n_trees": n_trees, "root": root, "leaf": leaf, "levels": levels}
+            for name, value in given.items():
                 if value is not None:
                     raise ValueError(f"{name}: expected None together with trees, got {value!r}")
         head = cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)

@@ -82,6 +82,16 @@ def test_shapes_that_are_asked_for(build: Callable[..., TreeEnsemble], n_classes
     assert build(n_classes, root=2, leaf=1).trees[0].is_binary
 
 
+@every_way
+@pytest.mark.parametrize(("levels", "leaf"), [(2, None), (3, 8)])
+def test_levels(build: Callable[..., TreeEnsemble], levels: int, leaf: int | None) -> None:
+    shape = {"n_trees": 2, "root": 20, "levels": levels} | ({} if leaf is None else {"leaf": leaf})
+    trees = build(200, **shape).trees
+    assert [(tree.root_width, tree.height) for tree in trees] == [(20, levels)] * 2
+    with pytest.raises(ValueError, match=r"leaf: expected 1 with levels=2, .*, got 3"):
+        build(200, root=20, leaf=3, levels=2)
+
+
 @pytest.mark.parametrize(
     ("n_classes", "n_trees", "root", "expected"),
     [
@@ -171,7 +181,7 @@ def test_what_is_no_list_of_trees(trees: Any, match: str) -> None:
 
 def test_bad_arguments() -> None:
     linear, tree = torch.nn.Linear(D, 5), huffman_tree([3, 2, 1, 1, 1])
-    for name in ("n_trees", "root", "leaf"):
+    for name in ("n_trees", "root", "leaf", "levels"):
         with pytest.raises(ValueError, match=f"{name}: expected None together with trees, got 2"):
             TreeEnsemble.from_linear(linear, [tree], **{name: 2})
     with pytest.raises(

@@ -1,0 +1,155 @@
+// Tree.collapse: the top of a tree, and what lies below each cluster, as single softmaxes.
+#include <algorithm>
+#include <queue>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tree.h"
+
+namespace hstree::host {
+namespace {
+
+// Writes the nodes of the collapsed tree in preorder. It has no more boundaries than the tree itself.
+class Writer {
+ public:
+  Writer(const TreeView& tree, const Edges& all, int64_t leaf, int64_t levels)
+      : tree_(tree),
+        leaf_(leaf),
+        levels_(levels),
+        out_{Array<int32_t>(tree.n_classes), Array<int64_t>(tree.n_nodes + 1),
+             Array<int32_t>(tree.node_offset[tree.n_nodes])},
+        n_inner_(tree.n_nodes, 1) {
+    std::copy_n(tree.order, tree.n_classes, out_.order.data());
+    out_.node_offset[0] = 0;
+    Array<int32_t> parent(tree.n_nodes, -1);
+    for (int64_t e = 0; e < tree.n_edges(); ++e) {
+      if (all.child_node[e] >= 0) parent[all.child_node[e]] = all.node[e];
+    }
+    for (int64_t m = tree.n_nodes - 1; m > 0; --m) n_inner_[parent[m]] += n_inner_[m];
+  }
+
+  void bound(int64_t position) { out_.boundary[n_boundary_++] = static_cast<int32_t>(position); }
+  void finish_node() { out_.node_offset[++n_out_] = n_boundary_; }
+
+  // One softmax over the classes at the leaf positions [begin, end).
+  void softmax(int64_t begin, int64_t end) {
+    for (int64_t i = begin; i <= end; ++i) bound(i);
+    finish_node();
+  }
+
+  // The subtree of node `top`, a child of the root.
+  void cluster(int64_t top) {
+    if (levels_ == 2) {
+      softmax(tree_.begin(top), tree_.end(top));
+    } else if (levels_ == 3 && tree_.end(top) - tree_.begin(top) > leaf_) {
+      softmax_over_groups(top);
+    } else {
+      copy(top);
+    }
+  }
+
+  TreeArrays finish() {
+    out_.node_offset.shrink(n_out_ + 1);
+    out_.boundary.shrink(n_boundary_);
+    return std::move(out_);
+  }
+
+ private:
+  bool is_group(int64_t m) const { return tree_.end(m) - tree_.begin(m) <= leaf_; }
+  // The first node in preorder after m and all nodes below it.
+  int64_t after(int64_t m) const { return m + n_inner_[m]; }
+
+  void copy(int64_t top) {
+    for (int64_t m = top; m < after(top);) {
+      if (is_group(m)) {
+        softmax(tree_.begin(m), tree_.end(m));
+        m = after(m);
+      } else {
+        for (const int32_t* b = tree_.bounds(m); b <= tree_.bounds(m) + tree_.n_children(m); ++b) bound(*b);
+        finish_node();
+        ++m;
+      }
+    }
+  }
+
+  // One softmax over the largest groups below `top` and the classes outside them, then the groups.
+  void softmax_over_groups(int64_t top) {
+    std::vector<int64_t> groups;
+    int64_t position = tree_.begin(top);
+    for (int64_t m = top; m < after(top);) {
+      if (is_group(m)) {
+        while (position < tree_.begin(m)) bound(position++);
+        bound(position);
+        position = tree_.end(m);
+        groups.push_back(m);
+        m = after(m);
+      } else {
+        ++m;
+      }
+    }
+    while (position <= tree_.end(top)) bound(position++);
+    finish_node();
+    for (const int64_t m : groups) softmax(tree_.begin(m), tree_.end(m));
+  }
+
+  const TreeView& tree_;
+  const int64_t leaf_, levels_;
+  TreeArrays out_;
+  Array<int64_t> n_inner_;  // inner nodes of each subtree, its top included
+  int64_t n_out_ = 0, n_boundary_ = 0;
+};
+
+}  // namespace
+
+TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t levels,
+                    const double* frequencies) {
+  const int64_t n_classes = tree.n_classes, n_nodes = tree.n_nodes;
+  const Edges all = edges(tree);
+  Writer writer(tree, all, leaf, levels);
+  if (n_nodes == 0) return writer.finish();
+  if (n_classes <= leaf) {
+    writer.softmax(0, n_classes);
+    return writer.finish();
+  }
+
+  Array<double> mass;
+  if (frequencies != nullptr) mass = edge_masses(tree, frequencies);
+
+  // Expand the heaviest node first; ties go to the node with more leaves, then to the earlier one. A node
+  // with more children than the rest of C allows stays a child, and the search continues with the next.
+  using Entry = std::tuple<double, int32_t, int32_t, int32_t>;  // mass, leaves, -begin, node
+  std::priority_queue<Entry> frontier;
+  std::vector<int32_t> kept;  // frontier nodes that are not expanded
+  std::vector<char> cut(n_classes, 0);
+  int64_t width = 1;
+  const auto expand = [&](int64_t m) {
+    width += tree.n_children(m) - 1;
+    for (int64_t e = tree.first_edge(m); e < tree.first_edge(m) + tree.n_children(m); ++e) {
+      cut[all.begin[e]] = 1;
+      if (all.child_node[e] < 0) continue;
+      const int32_t leaves = all.end[e] - all.begin[e];
+      frontier.emplace(frequencies == nullptr ? leaves : mass[e], leaves, -all.begin[e], all.child_node[e]);
+    }
+  };
+  expand(0);
+  while (!frontier.empty()) {
+    const int32_t m = std::get<3>(frontier.top());
+    frontier.pop();
+    if (width + tree.n_children(m) - 1 <= root) {
+      expand(m);
+    } else {
+      kept.push_back(m);
+    }
+  }
+  for (int64_t i = 0; i < n_classes; ++i) {
+    if (cut[i]) writer.bound(i);
+  }
+  writer.bound(n_classes);
+  writer.finish_node();
+  std::sort(kept.begin(), kept.end());  // preorder
+  for (const int32_t m : kept) writer.cluster(m);
+  return writer.finish();
+}
+
+}  // namespace hstree::host
