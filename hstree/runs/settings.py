@@ -103,14 +103,15 @@ def checked(config: type, field: dataclasses.Field[Any], value: Any) -> Any:
     flag = f"--{flag_name(field.name)}"
     if type(value) is not kind:
         raise ConfigError(f"{flag}: expected {kind.__name__}, got {value!r}")
-    if item is not None and any(type(part) is not item for part in value):
+    parts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+    if item is not None and any(type(part) is not item for part in parts):
         raise ConfigError(f"{flag}: expected a tuple of {item.__name__}, got {value!r}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{flag}: expected a finite number, got {value}")
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise ConfigError(f"{flag}: expected one of {', '.join(map(str, choices))}, got {value!r}")
-    for part in value if kind is tuple else (value,):
+    for part in parts:
         for limit in field.metadata["limits"]:
             if not limit.holds(part):
                 raise ConfigError(f"{flag}: expected {limit.text}, got {part}")
