@@ -11,7 +11,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "cpu/class_slots.h"
 #include "cpu/elements.h"
 #include "cpu/features.h"
 #include "cpu/leaf_order.h"
@@ -38,8 +37,8 @@ struct TreeBatch {
 template <typename T>
 struct Forward {
   const T* hidden;            // [N, D]
-  const T* weight;            // [T, M, S], or [V, D] with leaf_class
-  const T* bias;              // [T, M] or null; M = V with leaf_class
+  const T* weight;            // [T, M, S], of the leaf op [V, D]
+  const T* bias;              // [T, M] or null, M = V
   accumulate_t<T>* log_prob;  // [N, T] zeros
   accumulate_t<T>* score;     // [N, T, L] zeros
 };
@@ -49,18 +48,11 @@ struct Backward {
   const accumulate_t<T>* grad_log_prob;  // [N, T]
   const accumulate_t<T>* score;          // [N, T, L]
   const T* hidden;                       // [N, D]
-  const T* weight;                       // [T, M, S], or [V, D] with leaf_class
+  const T* weight;                       // [T, M, S], of the leaf op [V, D]
   accumulate_t<T>* grad_hidden;          // [N, D]
-  T* grad_weight;                        // [T, M, S] zeros, or [nnz, S] if sparse
+  T* grad_weight;                        // [T, M, S] zeros, or [nnz, S] if sparse; of the leaf op [V, D]
   T* grad_bias;                          // [T, M] zeros, or [nnz] if sparse
   bool sparse;
-};
-
-// The gradients of a weight that all trees read through leaf_class, instead of those above.
-template <typename T>
-struct SharedGradient {
-  accumulate_t<T>* weight;  // [V, D] zeros, or [nnz, D] zeros
-  const ClassSlots* slots;  // row of each class in it; null: the class
 };
 
 // Throws std::runtime_error with the concatenated parts as its message.

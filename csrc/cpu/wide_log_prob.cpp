@@ -96,7 +96,6 @@ WidePlan wide_plan(const char* op, const TreeTable& table, const int64_t* target
 template <typename T>
 WideTree<T> wide_tree(const TreeBatch& batch, const WidePlan& plan, const FeatureSubsets& subsets, int64_t t,
                       const T* hidden, const T* weight, const T* bias) {
-  const int64_t first_row = batch.leaf_class ? 0 : t * batch.weight_rows;
   return {plan.row.data(),
           plan.first_child.data(),
           plan.child.data(),
@@ -104,9 +103,8 @@ WideTree<T> wide_tree(const TreeBatch& batch, const WidePlan& plan, const Featur
           subsets[t],
           batch.in_features,
           batch.features,
-          weight + first_row * batch.features,
+          weight + t * batch.weight_rows * batch.features,
           bias ? bias + t * batch.weight_rows : nullptr,
-          batch.leaf_class ? batch.leaf_class + t * batch.classes : nullptr,
           batch.trees * batch.longest,
           workspace_stride(batch.features)};
 }
@@ -134,28 +132,6 @@ void visited_index(const std::vector<WidePlan>& plans, int64_t* index) {
   }
 }
 
-ClassSlots visited_classes(const TreeBatch& batch, const std::vector<WidePlan>& plans) {
-  ClassSlots slots(batch.classes);
-  for (size_t t = 0; t < plans.size(); ++t) {
-    const int32_t* leaf_class = batch.leaf_class + t * batch.classes;
-    for (const WideRun& run : plans[t].run) {
-      for (int64_t r = run.first_row; r < run.first_row + run.width; ++r) slots.add(leaf_class[r]);
-    }
-  }
-  slots.count();
-  return slots;
-}
-
-void visited_biases(const TreeBatch& batch, const std::vector<WidePlan>& plans, int64_t* index) {
-  int64_t* const class_index = index + visited(plans);
-  visited_index(plans, index);
-  int64_t i = 0;
-  for (size_t t = 0; t < plans.size(); ++t) {
-    const int32_t* leaf_class = batch.leaf_class + t * batch.classes;
-    for (int64_t n = 0; n < plans[t].visited; ++n, ++i) class_index[i] = leaf_class[class_index[i]];
-  }
-}
-
 template <typename T>
 void wide_log_prob(const TreeBatch& batch, const Forward<T>& tensors) {
   using A = accumulate_t<T>;
@@ -169,7 +145,7 @@ void wide_log_prob(const TreeBatch& batch, const Forward<T>& tensors) {
     A* score = tensors.score + t * batch.longest;
     // A thread processes the rows whose scores begin in its part.
     parallel(plan.scores, grain, [&](int64_t begin, int64_t end) {
-      A* scratch = cpu::scratch<A, 0>(wide_scores_scratch(batch.features, batch.longest));
+      A* scratch = cpu::scratch<A, 0>(wide_scores_scratch(batch.features));
       const auto after =
           std::upper_bound(plan.run.begin(), plan.run.end(), begin,
                            [](int64_t entry, const WideRun& run) { return entry < run.entry; });
@@ -194,7 +170,7 @@ void wide_log_prob(const TreeBatch& batch, const Forward<T>& tensors) {
 
 template <typename T>
 void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>& plans,
-                            const Backward<T>& tensors, const SharedGradient<T>& shared) {
+                            const Backward<T>& tensors) {
   using A = accumulate_t<T>;
   const WideKernels<T>& kernels = wide_kernels<T>();
   const FeatureSubsets subsets(batch);
@@ -205,12 +181,7 @@ void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
     const WidePlan& plan = plans[t];
     const WideTree<T> tree = wide_tree<T>(batch, plan, subsets, t, tensors.hidden, tensors.weight, nullptr);
     const int64_t first = tensors.sparse ? first_slot : t * batch.weight_rows;
-    const WideGradients<T> grad = {tensors.grad_hidden,
-                                   batch.leaf_class ? nullptr : tensors.grad_weight + first * batch.features,
-                                   shared.weight,
-                                   shared.slots,
-                                   tensors.grad_bias + first,
-                                   tensors.sparse};
+    T* grad_weight = tensors.grad_weight + first * batch.features;
     // Threads divide the runs if there are many, otherwise the features. Nested runs belong to the outermost
     // one.
     const int64_t outermost =
@@ -225,13 +196,15 @@ void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
       for (; part < last; ++part) {
         const int64_t piece = part / intervals, begin = part % intervals * width;
         const int64_t end = std::min(begin + width, batch.features);
+        T* grad_bias = begin == 0 ? tensors.grad_bias + first : nullptr;
         bool mine = false;
         for (size_t r = 0; r < plan.run.size(); ++r) {
           const WideRun& run = plan.run[r];
           if (run.depth == 0) mine = run.entry * pieces / plan.scores == piece;
           if (!mine) continue;
           kernels.gradients(tree, run, next_of(plan, r), begin, end, tensors.grad_log_prob + t, batch.trees,
-                            tensors.score + t * batch.longest, grad, scratch);
+                            tensors.score + t * batch.longest, tensors.grad_hidden, grad_weight, grad_bias,
+                            tensors.sparse ? run.slot : run.first_row, scratch);
         }
       }
     });
@@ -239,10 +212,9 @@ void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
   }
 }
 
-#define HSTREE_WIDE(T)                                                                    \
-  template void wide_log_prob<T>(const TreeBatch&, const Forward<T>&);                    \
-  template void wide_log_prob_backward<T>(const TreeBatch&, const std::vector<WidePlan>&, \
-                                          const Backward<T>&, const SharedGradient<T>&);
+#define HSTREE_WIDE(T)                                                 \
+  template void wide_log_prob<T>(const TreeBatch&, const Forward<T>&); \
+  template void wide_log_prob_backward<T>(const TreeBatch&, const std::vector<WidePlan>&, const Backward<T>&);
 HSTREE_WIDE(float)
 HSTREE_WIDE(double)
 HSTREE_WIDE(BFloat16)

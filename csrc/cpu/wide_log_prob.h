@@ -1,5 +1,4 @@
-// CPU kernels of the wide op, for nodes with a softmax over their children, and of the leaf op, whose trees share
-// the rows of one weight: row r of tree t is weight[leaf_class[t, r]], with the bias bias[t, leaf_class[t, r]].
+// CPU kernels of the wide op, for nodes with a softmax over their children.
 //
 //     z_c = dot(hidden[i, subset_t], weight[t, first_row + c]) + bias[t, first_row + c], children c of a node
 //     score = log_softmax(z)
@@ -33,7 +32,7 @@ struct WidePlan {
   int64_t visited = 0;               // weight rows
 };
 
-// The plan of each tree. Throws std::runtime_error for a target or an entry of the tables that is out of
+// The plan of each tree, also for the leaf op. Throws std::runtime_error for a target or an entry of the tables that is out of
 // range.
 std::vector<WidePlan> wide_plans(const TreeBatch& batch);
 
@@ -43,14 +42,8 @@ void visited_index(const std::vector<WidePlan>& plans, int64_t* index);
 template <typename T>
 void wide_log_prob(const TreeBatch& batch, const Forward<T>& tensors);
 
-// With leaf_class: the classes whose rows a batch visits, and tree and class of each visited bias, in the order of
-// its row-sparse gradient. index [2, nnz].
-ClassSlots visited_classes(const TreeBatch& batch, const std::vector<WidePlan>& plans);
-void visited_biases(const TreeBatch& batch, const std::vector<WidePlan>& plans, int64_t* index);
-
-// The trees are added up one after the other in shared.weight.
 template <typename T>
 void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>& plans,
-                            const Backward<T>& tensors, const SharedGradient<T>& shared = {});
+                            const Backward<T>& tensors);
 
 }  // namespace hstree::cpu

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "cpu/class_slots.h"
 #include "cpu/elements.h"
 #include "cpu/features.h"
 
@@ -30,31 +29,12 @@ struct WideTree {
   const int32_t* child;        // by place, then by depth
   const T* hidden;             // [N, D]
   FeatureSubset subset;
-  int64_t in_features;        // D
-  int64_t features;           // S
-  const T* weight;            // [., S]
-  const T* bias;              // [.] or null
-  const int32_t* leaf_class;  // row of weight and bias to read for each row of the tree, or null: the same
-  int64_t score_stride;       // from row to row of score
-  int64_t workspace_stride;   // workspace_stride(S)
-
-  int64_t read_row(int64_t row) const { return leaf_class ? leaf_class[row] : row; }
-};
-
-// Where the gradients of a tree go. Each row of weight is written once for each tree; A if shared, because the
-// trees are added up.
-template <typename T>
-struct WideGradients {
-  using A = accumulate_t<T>;
-
-  A* hidden;                // [N, D], added to
-  T* weight;                // [., S] if the tree has rows of its own
-  A* shared;                // [., S], added to, if the trees share them
-  const ClassSlots* slots;  // row of each class in `shared`; null: the class
-  T* bias;                  // [.]
-  bool sparse;              // rows of weight and bias begin at run.slot, otherwise at run.first_row
-
-  int64_t shared_row(int64_t leaf_class) const { return slots ? (*slots)[leaf_class] : leaf_class; }
+  int64_t in_features;       // D
+  int64_t features;          // S
+  const T* weight;           // [., S]
+  const T* bias;             // [.] or null
+  int64_t score_stride;      // from row to row of score
+  int64_t workspace_stride;  // workspace_stride(S)
 };
 
 // A run is processed in blocks of wide_rows rows and wide_children children.
@@ -62,8 +42,8 @@ constexpr int64_t wide_rows = 32;
 constexpr int64_t wide_children = 64;
 
 // Elements of the workspaces of `scores` and `gradients`.
-inline int64_t wide_scores_scratch(int64_t features, int64_t longest) {
-  return wide_rows * workspace_stride(features) + longest;
+inline int64_t wide_scores_scratch(int64_t features) {
+  return wide_rows * workspace_stride(features);
 }
 inline int64_t wide_gradients_scratch(int64_t features) {
   return (2 * wide_rows + wide_children) * workspace_stride(features) + (wide_rows + 1) * wide_children;
@@ -79,11 +59,12 @@ struct WideKernels {
                  A* score, A* scratch);
 
   // Gradients of a run for the features begin <= s < end, multiples of 16 or end = S, from
-  // grad_log_prob[row * trees]. Stores those of bias if begin is 0. The order of each sum does not depend on the
-  // interval.
+  // grad_log_prob[row * trees]. Stores the gradients of the weights in grad_weight [., S] from row grad_row
+  // on, and those of the bias in grad_bias from grad_row on, unless it is null. Adds to grad_hidden [N, D].
+  // The order of each sum does not depend on the interval.
   void (*gradients)(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
-                    int64_t end, const A* grad_log_prob, int64_t trees, const A* score,
-                    const WideGradients<T>& grad, A* scratch);
+                    int64_t end, const A* grad_log_prob, int64_t trees, const A* score, A* grad_hidden,
+                    T* grad_weight, T* grad_bias, int64_t grad_row, A* scratch);
 };
 
 template <typename T>

@@ -1,4 +1,6 @@
 // Body of the kernels of the wide op, under the rules of vector_impl.h.
+#pragma once
+
 #include "cpu/vector_impl.h"
 
 namespace hstree::cpu {
@@ -39,14 +41,12 @@ static inline void store_up_to(T* p, int64_t count, Vector<accumulate_t<T>> v) {
 // Weight rows that will be read next, prefetched during the sums over other rows' columns.
 template <typename T>
 struct Ahead {
-  const WideTree<T>& tree;
-  int64_t first_row, rows;
-  int64_t begin;  // first column
+  const T* weight;  // first of them
+  int64_t rows;
+  int64_t stride;
 
   void fetch(int64_t column) const {
-    for (int64_t i = 0; i < rows; ++i) {
-      __builtin_prefetch(tree.weight + tree.read_row(first_row + i) * tree.features + begin + column, 0, 2);
-    }
+    for (int64_t i = 0; i < rows; ++i) __builtin_prefetch(weight + i * stride + column, 0, 2);
   }
 };
 
@@ -54,23 +54,10 @@ struct Ahead {
 template <typename T>
 static inline Ahead<T> share(const WideTree<T>& tree, const WideRun* next, int64_t begin, int64_t c,
                              int64_t k, int64_t width) {
-  if (!next) return {tree, 0, 0, 0};
+  if (!next) return {nullptr, 0, 0};
   const int64_t first = c * next->width / width, last = (c + k) * next->width / width;
-  return {tree, next->first_row + first, last - first, begin};
+  return {tree.weight + (next->first_row + first) * tree.features + begin, last - first, tree.features};
 }
-
-// The weights of up to child_tile children.
-template <typename T>
-struct ChildRows {
-  const T* row[child_tile];
-
-  ChildRows(const WideTree<T>& tree, int64_t first_row, int64_t children, int64_t column) {
-    for (int64_t k = 0; k < child_tile; ++k) {
-      const int64_t r = tree.read_row(first_row + (k < children ? k : 0));
-      row[k] = tree.weight + r * tree.features + column;
-    }
-  }
-};
 
 // z_r[k] = dot(x_r, w_k) for R rows and K children.
 template <typename T>
@@ -80,21 +67,21 @@ struct ScoreTile {
 
   const A* x;
   int64_t x_stride;
-  const ChildRows<T>& weight;
+  const T* weight;
   int64_t features;
   Ahead<T> ahead;
   A* const* z;
   int64_t child;
 
   template <bool whole, int R, int K>
-  static inline void step(const A* x, int64_t x_stride, const ChildRows<T>& w, int64_t features, int64_t s,
+  static inline void step(const A* x, int64_t x_stride, const T* w, int64_t features, int64_t s,
                           Vector<A> (&sum)[R][K]) {
     Vector<A> xs[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) xs[r] = load(x + r * x_stride + s);
 #pragma GCC unroll 4
     for (int k = 0; k < K; ++k) {
-      const Vector<A> ws = load_some<whole>(w.row[k] + s, features - s);
+      const Vector<A> ws = load_some<whole>(w + k * features + s, features - s);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) sum[r][k] += xs[r] * ws;
     }
@@ -158,12 +145,7 @@ static void scores(const WideTree<T>& tree, const WideRun& run, const WideRun* n
                    int64_t end, accumulate_t<T>* score, accumulate_t<T>* x) {
   using A = accumulate_t<T>;
   const int64_t stride = tree.workspace_stride;
-  A* bias = x + wide_rows * stride;
-  if (tree.leaf_class && tree.bias && begin < end) {
-    for (int64_t c = 0; c < run.width; ++c) {
-      bias[c] = load_first(tree.bias + tree.leaf_class[run.first_row + c], 1)[0];
-    }
-  }
+  const T* weight = tree.weight + run.first_row * tree.features;
   for (int64_t first = begin; first < end; first += wide_rows) {
     const int64_t rows = end - first < wide_rows ? end - first : wide_rows;
     A* z[wide_rows];
@@ -174,12 +156,11 @@ static void scores(const WideTree<T>& tree, const WideRun& run, const WideRun* n
     }
     for (int64_t c = 0; c < run.width; c += child_tile) {
       const int64_t children = run.width - c < child_tile ? run.width - c : child_tile;
-      const ChildRows<T> weight(tree, run.first_row + c, children, 0);
       for (int64_t r = 0; r < rows; r += row_tile) {
         const bool fetch = r == 0 && first == begin;
         const ScoreTile<T> tile = {x + r * stride,
                                    stride,
-                                   weight,
+                                   weight + c * tree.features,
                                    tree.features,
                                    share(tree, fetch ? next : nullptr, 0, c, children, run.width),
                                    z + r,
@@ -188,11 +169,7 @@ static void scores(const WideTree<T>& tree, const WideRun& run, const WideRun* n
       }
     }
     for (int64_t r = 0; r < rows; ++r) {
-      if (tree.leaf_class) {
-        log_softmax(tree.bias ? bias : nullptr, run.width, z[r]);
-      } else {
-        log_softmax(tree.bias ? tree.bias + run.first_row : nullptr, run.width, z[r]);
-      }
+      log_softmax(tree.bias ? tree.bias + run.first_row : nullptr, run.width, z[r]);
     }
   }
 }
@@ -208,13 +185,13 @@ struct GradientTile {
   const A* x;
   A* grad_x;
   int64_t stride;
-  const ChildRows<T>& weight;
+  const T* weight;
+  int64_t weight_stride;
   int64_t features;
   Ahead<T> ahead;
   A* sum;       // of the gradient of the weights
   bool opened;  // earlier rows were summed
   T* target;    // of finished sums, if aligned for streaming, otherwise null
-  int64_t target_stride;
 
   template <bool whole, int R, int K>
   inline void step(int64_t s, const Vector<A> (&zs)[R][K]) const {
@@ -226,7 +203,7 @@ struct GradientTile {
     }
 #pragma GCC unroll 4
     for (int k = 0; k < K; ++k) {
-      const Vector<A> w = load_some<whole>(weight.row[k] + s, features - s);
+      const Vector<A> w = load_some<whole>(weight + k * weight_stride + s, features - s);
       Vector<A> d = opened ? load(sum + k * stride + s) : Vector<A>{};
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
@@ -234,7 +211,7 @@ struct GradientTile {
         d += zs[r][k] * xs[r];
       }
       if (whole && target) {
-        stream(target + k * target_stride + s, d);
+        stream(target + k * weight_stride + s, d);
       } else {
         store(sum + k * stride + s, d);
       }
@@ -276,7 +253,8 @@ static inline void score_gradient(const A* score, int64_t count, int64_t chosen,
 template <typename T>
 static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
                       int64_t end, const accumulate_t<T>* grad_log_prob, int64_t trees,
-                      const accumulate_t<T>* score, const WideGradients<T>& grad, accumulate_t<T>* scratch) {
+                      const accumulate_t<T>* score, accumulate_t<T>* grad_hidden, T* grad_weight,
+                      T* grad_bias, int64_t grad_row, accumulate_t<T>* scratch) {
   using A = accumulate_t<T>;
   constexpr int64_t W = VectorOf<A>::width;
   const int64_t size = end - begin, stride = tree.workspace_stride;
@@ -286,8 +264,7 @@ static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun
   A* z = sums + wide_children * stride;
   A* bias_sum = z + wide_rows * wide_children;
   // Then all rows are aligned, and size and begin are whole numbers of vectors.
-  const bool aligned = !tree.leaf_class && tree.features % W == 0 && is_aligned(grad.weight + begin);
-  const int64_t grad_row = grad.sparse ? run.slot : run.first_row;
+  const bool aligned = tree.features % W == 0 && is_aligned(grad_weight + begin);
   for (int64_t c0 = 0; c0 < run.width; c0 += wide_children) {
     const int64_t children = run.width - c0 < wide_children ? run.width - c0 : wide_children;
     for (int64_t c = 0; c < children; c += W) store(bias_sum + c, Vector<A>{});
@@ -303,8 +280,8 @@ static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun
       }
       for (int64_t c = 0; c < children; c += child_tile) {
         const int64_t some = children - c < child_tile ? children - c : child_tile;
-        const ChildRows<T> weight(tree, run.first_row + c0 + c, some, begin);
-        T* target = tree.leaf_class ? nullptr : grad.weight + (grad_row + c0 + c) * tree.features + begin;
+        const T* weight = tree.weight + (run.first_row + c0 + c) * tree.features + begin;
+        T* target = grad_weight + (grad_row + c0 + c) * tree.features + begin;
         for (int64_t r = 0; r < rows; r += row_tile) {
           const bool opened = r > 0 || first > run.begin, stays = first + r + row_tile < run.end;
           const GradientTile<T> tile = {z + r * wide_children + c,
@@ -312,39 +289,27 @@ static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun
                                         grad_x + r * stride,
                                         stride,
                                         weight,
+                                        tree.features,
                                         size,
                                         share(tree, opened ? nullptr : next, begin, c0 + c, some, run.width),
                                         sums + c * stride,
                                         opened,
-                                        aligned && !stays ? target : nullptr,
-                                        tree.features};
+                                        aligned && !stays ? target : nullptr};
           run_tile<row_tile, child_tile>(tile, rows - r, some);
         }
         if (aligned || first + rows < run.end) continue;
         for (int64_t k = 0; k < some; ++k) {
-          const A* sum = sums + (c + k) * stride;
-          if (tree.leaf_class) {
-            const int64_t row = grad.shared_row(tree.leaf_class[run.first_row + c0 + c + k]);
-            scatter_add({}, 0, size, sum, grad.shared + row * tree.features + begin);
-          } else {
-            stream_row(sum, size, target + k * tree.features);
-          }
+          stream_row(sums + (c + k) * stride, size, target + k * tree.features);
         }
       }
       for (int64_t r = 0; r < rows; ++r) {
         scatter_add(tree.subset, begin, end, grad_x + r * stride,
-                    grad.hidden + tree.row[first + r] * tree.in_features);
+                    grad_hidden + tree.row[first + r] * tree.in_features);
       }
     }
-    if (begin > 0) continue;
-    if (tree.leaf_class && !grad.sparse) {
-      for (int64_t c = 0; c < children; ++c) {
-        store_first(grad.bias + tree.leaf_class[run.first_row + c0 + c], 1, load(bias_sum + c));
-      }
-      continue;
-    }
+    if (!grad_bias) continue;
     for (int64_t c = 0; c < children; c += W) {
-      store_up_to(grad.bias + grad_row + c0 + c, children - c, load(bias_sum + c));
+      store_up_to(grad_bias + grad_row + c0 + c, children - c, load(bias_sum + c));
     }
   }
   end_of_streams();

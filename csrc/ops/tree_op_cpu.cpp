@@ -1,4 +1,7 @@
 // The path op, the wide op and the leaf op on the CPU.
+#include <algorithm>
+
+#include "cpu/leaf_log_prob.h"
 #include "cpu/path_log_prob.h"
 #include "cpu/recycled_memory.h"
 #include "cpu/wide_log_prob.h"
@@ -16,18 +19,20 @@ Tensor gradient(const Tensor& like, int64_t rows, int64_t features, Dtype dtype,
                                   cpu::release);
 }
 
-// Zeros [N, T, longest]. With shared rows most of them are never touched, as a few groups are far wider than
-// those of most rows: their memory consists of pages that the system fills with zeros at the first access.
-Tensor scores(const TreeArguments& a) {
+// The scores [N, T, longest] of the leaf op, uninitialized: a few groups are far wider than those of most rows.
+// Large ones lie in pages that the system provides at the first access, since most are never touched.
+Tensor leaf_scores(const TreeArguments& a) {
+  constexpr int64_t largest_recycled = 1 << 26;
   const Dtype dtype = accumulate_dtype(a.hidden);
-  const int64_t element = dtype == Dtype::Double ? 8 : 4, row = a.trees() * a.longest;
-  const int64_t bytes = a.rows() * row * element;
-  if (!a.kind.shared || bytes < cpu::smallest_recycled) {
-    return zeros(a.hidden, {a.rows(), a.trees(), a.longest}, dtype);
-  }
-  return torch::stable::from_blob(cpu::acquire_zero_pages(bytes), {a.rows(), a.trees(), a.longest},
-                                  {row, a.longest, 1}, a.hidden.device(), dtype,
-                                  [bytes](void* pages) { cpu::release_pages(pages, bytes); });
+  const int64_t row = a.trees() * a.longest, bytes = a.rows() * row * (dtype == Dtype::Double ? 8 : 4);
+  const std::vector<int64_t> shape = {a.rows(), a.trees(), a.longest};
+  if (bytes < cpu::smallest_recycled) return zeros(a.hidden, shape, dtype);
+  const bool recycled = bytes <= largest_recycled;
+  void* const memory = recycled ? cpu::acquire(bytes) : cpu::acquire_zero_pages(bytes);
+  return torch::stable::from_blob(memory, shape, {row, a.longest, 1}, a.hidden.device(), dtype,
+                                  [recycled, bytes](void* address) {
+                                    recycled ? cpu::release(address) : cpu::release_pages(address, bytes);
+                                  });
 }
 
 // The given order, or the one computed from the targets.
@@ -59,7 +64,9 @@ cpu::TreeBatch tree_batch(const TreeArguments& a, const Tensor& order) {
 ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tensor>& bias,
                                const std::optional<Tensor>& order) {
   const Tensor log_prob = zeros(a.hidden, {a.rows(), a.trees()}, accumulate_dtype(a.hidden));
-  const Tensor score = scores(a);
+  const Tensor score = a.kind.shared
+                           ? leaf_scores(a)
+                           : zeros(a.hidden, {a.rows(), a.trees(), a.longest}, accumulate_dtype(a.hidden));
   const Tensor rows = order_of(a, order);
   const cpu::TreeBatch batch = tree_batch(a, rows);
   dispatch(a.type, [&](auto element) {
@@ -68,7 +75,9 @@ ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tenso
     const cpu::Forward<T> tensors = {const_data<T>(a.hidden), const_data<T>(a.weight),
                                      bias ? const_data<T>(*bias) : nullptr, data<A>(log_prob),
                                      data<A>(score)};
-    if (a.kind.wide) {
+    if (a.kind.shared) {
+      cpu::leaf_log_prob(batch, tensors);
+    } else if (a.kind.wide) {
       cpu::wide_log_prob(batch, tensors);
     } else {
       cpu::path_log_prob(batch, tensors);
@@ -118,20 +127,18 @@ SparseResult tree_backward_cpu(const TreeArguments& a, const Tensor& grad_log_pr
 }
 
 SharedSparseResult leaf_backward_cpu(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score,
-                                     const TreePlan& plan, bool sparse) {
+                                     const TreePlan& given, bool sparse) {
   const Dtype dtype = a.hidden.scalar_type(), sums = accumulate_dtype(a.hidden);
-  const Tensor order = order_of(a, plan.order);
+  const Tensor order = order_of(a, given.order);
   const cpu::TreeBatch batch = tree_batch(a, order);
-  const std::vector<cpu::WidePlan> plans = cpu::wide_plans(batch);
-  const std::optional<cpu::ClassSlots> slots =
-      sparse ? std::make_optional(cpu::visited_classes(batch, plans)) : std::nullopt;
-  const int64_t rows = sparse ? slots->size() : a.classes(), biases = sparse ? cpu::visited(plans) : 0;
-  Tensor index = empty(a.hidden, {sparse ? rows : 0}, Dtype::Long);
-  Tensor bias_index = empty(a.hidden, {2, biases}, Dtype::Long);
+  const cpu::LeafPlan plan = cpu::leaf_plan(batch);
+  const int64_t visited = sparse ? plan.visited.size() : 0, biases = sparse ? plan.visit.size() : 0;
+  const Tensor index = empty(a.hidden, {visited}, Dtype::Long);
+  const Tensor bias_index = empty(a.hidden, {2, biases}, Dtype::Long);
   Tensor grad_hidden, grad_weight, grad_bias;
   if (sparse) {
-    slots->list(data<int64_t>(index));
-    cpu::visited_biases(batch, plans, data<int64_t>(bias_index));
+    std::copy(plan.visited.begin(), plan.visited.end(), data<int64_t>(index));
+    cpu::visited_biases(plan, data<int64_t>(bias_index));
     grad_bias = empty(a.weight, {biases}, dtype);
   } else {
     grad_bias = zeros(a.weight, {a.trees(), a.classes()}, dtype);
@@ -140,18 +147,14 @@ SharedSparseResult leaf_backward_cpu(const TreeArguments& a, const Tensor& grad_
     using T = decltype(element);
     using A = cpu::accumulate_t<T>;
     grad_hidden = gradient(a.hidden, a.rows(), a.in_features(), sums, sizeof(A));
-    grad_weight = gradient(a.weight, rows, a.features(), sums, sizeof(A));
-    std::fill_n(data<A>(grad_weight), rows * a.features(), A{0});
-    cpu::wide_log_prob_backward(
-        batch, plans,
+    grad_weight = gradient(a.weight, sparse ? visited : a.classes(), a.features(), dtype, sizeof(T));
+    cpu::leaf_log_prob_backward(
+        batch, plan,
         cpu::Backward<T>{const_data<A>(grad_log_prob), const_data<A>(score), const_data<T>(a.hidden),
-                         const_data<T>(a.weight), data<A>(grad_hidden), nullptr, data<T>(grad_bias), sparse},
-        cpu::SharedGradient<T>{data<A>(grad_weight), slots ? &*slots : nullptr});
+                         const_data<T>(a.weight), data<A>(grad_hidden), data<T>(grad_weight),
+                         data<T>(grad_bias), sparse});
   });
-  if (dtype != sums) {
-    grad_hidden = torch::stable::to(grad_hidden, dtype);
-    grad_weight = torch::stable::to(grad_weight, dtype);
-  }
+  if (dtype != sums) grad_hidden = torch::stable::to(grad_hidden, dtype);
   return {grad_hidden, index, grad_weight, bias_index, grad_bias};
 }
 

@@ -44,8 +44,9 @@ def leaf_log_prob(
             z = weight[classes] @ hidden[i] + bias[t, classes]
             log_prob[i, t] += z.log_softmax(0)[child]
 
-    Deterministic: the gradient of the weight is summed over the trees in their order. Holds at most
-    the scores [N, T, max_width]; forward mode also holds their rows.
+    Deterministic. Reads a row of the weight once for all trees, and writes its gradient once. Holds
+    at most the scores [N, T, max_width], on the CPU only those of the targets' groups; forward mode
+    also holds their rows.
 
     Args:
         hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.

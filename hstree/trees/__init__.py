@@ -1,6 +1,7 @@
-"""Trees over classes: representation, recipes, word vectors and drawings."""
+"""Trees over classes: representation, recipes, class vectors and drawings."""
 
 from hstree.trees.draw import describe, draw
+from hstree.trees.means import ContextMeans
 from hstree.trees.nested import Nested
 from hstree.trees.recipes import (
     build_ensemble,
@@ -17,6 +18,7 @@ from hstree.trees.vectors import word_vectors
 
 __all__ = [
     "MAX_DEPTH",
+    "ContextMeans",
     "Nested",
     "Tree",
     "TreeEdges",
