@@ -90,13 +90,6 @@ class Processes:
         dist.all_gather(tensors, tensor)
         return tensors
 
-    @torch.no_grad()
-    def weights_from_main(self, module: nn.Module) -> None:
-        """Overwrite the weights and buffers of a module with those of the first process."""
-        if self.size > 1:
-            for tensor in module.state_dict().values():
-                dist.broadcast(tensor, src=0)
-
     def wrap(self, module: nn.Module, *, may_skip_parameters: bool) -> nn.Module:
         """The module in DistributedDataParallel. One process: the module itself.
 

@@ -183,14 +183,16 @@ class Session:
                     self._published(), training.best, self.interruption.signal
                 ) from None
         path = self.processes.from_main(self.directory.path if self.directory else Path())
-        model, summary = training.model.eval(), None
+        result = None
         if self.processes.main:
             model = load_model(path / MODEL).to(self.processes.device)
             summary = summarize(training, model, self._seconds(training))
             self._write({SUMMARY: summary.to_json().encode()})
-        self.processes.weights_from_main(model)
-        summary = self.processes.from_main(summary)
-        assert summary is not None
+            result = model.cpu(), summary
+        result = self.processes.from_main(result)  # the best model may have other trees
+        assert result is not None
+        model, summary = result
+        model.to(self.processes.device)
         return TrainResult(path, summary, training.records, model)
 
     def _steps(self, training: Training) -> None:
