@@ -1,0 +1,196 @@
+"""Does an ensemble of randomized trees beat one tree, and by what: copies, trees, feature subsets?
+
+    python -m benchmarks.randomized --data ptb/
+
+Binary trees over the most frequent words of Penn Treebank, a small LSTM, one epoch, three seeds.
+The command makes the runs that are missing in benchmarks/results/randomized.json, each with one
+thread, and the page beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.randomized_page import page, pictures
+from benchmarks.studies.command import Study, parser, work
+from benchmarks.studies.measure import text_name
+from benchmarks.studies.plan import Contender, Run
+from hstree.data import Corpus, load_corpus
+from hstree.heads import Head, Softmax, TreeEnsemble
+from hstree.laboratory import log_prob_rank
+from hstree.models import AWDLSTM, LanguageModel
+from hstree.runs import TrainConfig
+from hstree.training import Trainer, evaluate
+from hstree.trees import build_ensemble
+
+CLASSES, FEATURES, RANK_ROWS, TOKENS = 1000, 64, 2000, 300_000
+TRAINING: dict[str, Any] = {
+    "embedding_size": FEATURES,
+    "hidden_size": FEATURES,
+    "layers": 1,
+    "dropout": 0.1,
+    "dropout_input": 0.1,
+    "epochs": 2,
+    "learning_rate": 0.004,
+    "schedule": "cosine",
+    "batch_size": 20,
+    "bptt": 35,
+}
+ELSEWHERE = {"device": "cpu", "threads": 1}
+FACTOR = "head_learning_rate_factor"
+FACTORS = {FACTOR: (2.0, 4.0, 8.0)}
+
+
+def _trees(
+    n_trees: int,
+    recipe: str = "cluster",
+    *,
+    subset: int | None = None,
+    gate: str = "uniform",
+    identical: bool = False,
+) -> Contender:
+    settings = {
+        "head": "trees",
+        "recipe": recipe,
+        "n_trees": n_trees,
+        "subset": subset or FEATURES,
+        "gate": gate,
+        "identical": identical,
+    }
+    features = {None: "all features", FEATURES // 2: "D/2", FEATURES // 4: "D/4"}[subset]
+    kind = "copies of one tree" if identical else "trees"
+    title = f"{n_trees} {kind}" if n_trees > 1 else "one tree"
+    parts = [f"{title}, {recipe}", features, "learned gate" if gate == "context" else ""]
+    name = [recipe, str(n_trees), f"s{subset}" if subset else "", "copies" if identical else ""]
+    name.append("gate" if gate == "context" else "")
+    like = None if recipe == "cluster" and n_trees == 1 and subset is None else "cluster-1"
+    return Contender(
+        "-".join(part for part in name if part),
+        ", ".join(part for part in parts if part),
+        TRAINING | {FACTOR: 4.0} | settings,
+        {} if like else FACTORS,
+        like,
+    )
+
+
+def _all() -> Iterator[Contender]:
+    half, quarter = FEATURES // 2, FEATURES // 4
+    yield _trees(1)
+    settings = TRAINING | {FACTOR: 1.0, "head": "softmax"}
+    yield Contender("softmax", "softmax", settings, {FACTOR: (1.0, 2.0, 4.0)})
+    yield _trees(4, identical=True)
+    yield _trees(4)
+    yield _trees(4, identical=True, gate="context")
+    yield _trees(4, gate="context")
+    yield _trees(4, identical=True, subset=half)
+    yield _trees(8, identical=True, subset=half)
+    for n_trees in (2, 4, 8, 16):
+        yield _trees(n_trees, subset=half)
+    for n_trees in (4, 8, 16):
+        yield _trees(n_trees, subset=quarter)
+    for n_trees in (2, 8, 16):
+        yield _trees(n_trees)
+    yield _trees(16, gate="context")
+    yield _trees(8, subset=half, gate="context")
+    for recipe in ("huffman", "random"):
+        for n_trees in (1, 4, 16):
+            yield _trees(n_trees, recipe)
+        yield _trees(8, recipe, subset=half)
+
+
+CONTENDERS: Sequence[Contender] = tuple(_all())
+STUDY = Study("randomized", CONTENDERS, page, pictures)
+
+
+def first_words(data: Path) -> Corpus:
+    """The first TOKENS training tokens, in the words of the CLASSES most frequent ones."""
+    corpus = load_corpus(data, max_vocabulary=CLASSES)
+    return replace(corpus, train=corpus.train[:TOKENS])
+
+
+def build_head(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> Head:
+    """The output layer of a run."""
+    classes, statistics = len(corpus.vocabulary), corpus.statistics()
+    options: dict[str, Any] = {"learning_rate_factor": settings[FACTOR]}
+    frequencies = statistics.frequencies
+    if settings["head"] == "softmax":
+        return Softmax(FEATURES, classes, frequencies=frequencies, **options)
+    n_trees, recipe = settings["n_trees"], settings["recipe"]
+    vectors = [statistics.vectors(n_features=32)] if recipe == "cluster" else None
+    noise = {"noise": 0.3} if recipe == "cluster" and n_trees > 1 else {}
+    different = 1 if settings["identical"] else n_trees
+    trees = build_ensemble(recipe, classes, different, frequencies, vectors, seed, **noise)
+    return TreeEnsemble(
+        FEATURES,
+        classes,
+        trees * (n_trees // different),
+        subset_size=settings["subset"],
+        gate=settings["gate"],
+        frequencies=frequencies,
+        seed=seed,
+        **options,
+    )
+
+
+def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
+    """Train a model; its perplexities, ``head_parameters``, the ``rank`` of log P over the first
+    RANK_ROWS test contexts, and CPU ``seconds`` of an epoch."""
+    settings = run.settings
+    torch.set_num_threads(ELSEWHERE["threads"])
+    torch.manual_seed(run.seed)
+    config = TrainConfig(
+        **{key: settings[key] for key in (*TRAINING, FACTOR)}, seed=run.seed, **ELSEWHERE
+    )
+    backbone = AWDLSTM(
+        len(corpus.vocabulary),
+        config.embedding_size,
+        config.hidden_size,
+        dropout=config.dropout,
+        dropout_input=config.dropout_input,
+    )
+    head = build_head(settings, corpus, run.seed)
+    model = LanguageModel(backbone, head)
+    trainer, seconds = Trainer(model, corpus, config), 0.0
+    for _ in range(config.epochs):
+        begin = time.process_time()
+        for _ in trainer.steps():
+            pass
+        seconds += time.process_time() - begin
+        trainer.note_validation(0.0)
+    figures = {
+        "valid": math.exp(evaluate(model, corpus.valid)),
+        "test": math.exp(evaluate(model, corpus.test)),
+        "head_parameters": sum(parameter.numel() for parameter in head.parameters()),
+        "rank": log_prob_rank(
+            model, np.asarray(corpus.test), min(RANK_ROWS, len(corpus.test)), torch.float64
+        ).press_rank,
+        "seconds": seconds / config.epochs,
+    }
+    print(run.name, figures, flush=True)
+    return figures
+
+
+def main() -> None:
+    arguments = parser(__doc__, STUDY)
+    arguments.add_argument("--data", type=Path, help="folder of Penn Treebank")
+    given = arguments.parse_args()
+
+    def prepare() -> tuple[str, Any]:
+        if given.data is None:
+            arguments.error("expected --data")
+        corpus = first_words(given.data)
+        return text_name(corpus), lambda run: measure(run, corpus)
+
+    work(STUDY, given, prepare)
+
+
+if __name__ == "__main__":
+    main()
