@@ -53,6 +53,8 @@ def relearn(
         means.vectors(),
         at=means.mean,
         seed=tree_seed(config.seed, epoch),
+        frequencies=means.count.cpu(),
+        tree_options=options.get("tree_options") if options["recipe"] == "cluster" else None,
         **{name: options[name] for name in SHAPE if name in options},
     )
     return [head.get_parameter(name) for name in restarted]

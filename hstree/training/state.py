@@ -192,7 +192,8 @@ def load(folder: Path, config: TrainConfig, processes: Processes) -> Training:
     fingerprint = corpus.fingerprint()
     try:
         settings = _fixed_settings(config)
-        other = [name for name in settings if values["settings"][name] != settings[name]]
+        saved = _fixed_settings(TrainConfig()) | values["settings"]  # new settings: the default
+        other = [name for name in settings if saved[name] != settings[name]]
         if other:
             raise ValueError(f"the state of a run whose {', '.join(other)} differs from {CONFIG}")
         if values["corpus"] != fingerprint:

@@ -268,6 +268,8 @@ class TreeEnsemble(Constructors):
         *,
         at: Tensor | None = None,
         seed: int | None = None,
+        frequencies: npt.ArrayLike | None = None,
+        tree_options: Mapping[str, Any] | None = None,
         **shape: Any,
     ) -> list[str]:
         """:meth:`replace_trees` by trees that cluster the classes by the given vectors.
@@ -277,6 +279,10 @@ class TreeEnsemble(Constructors):
                 :class:`hstree.trees.ContextMeans`.
             at: see :meth:`replace_trees`.
             seed: seed of the trees; None: that of the head.
+            frequencies: class counts [V] that balance the clusters, such as
+                ``ContextMeans.count``; None: those the head was built with, which a loaded head
+                does not know.
+            tree_options: see :meth:`from_corpus`.
             **shape: ``leaf`` and ``levels`` of :func:`hstree.trees.build_ensemble`; by default
                 those of the present trees: their height if it is 2 or 3, and their widest group.
 
@@ -298,10 +304,11 @@ class TreeEnsemble(Constructors):
         trees = several_trees(
             "cluster",
             self.n_classes,
-            self.frequencies,
+            self.frequencies if frequencies is None else frequencies,
             [rows],
             self.n_trees,
             self.seed if seed is None else seed,
+            options=tree_options,
             **options,
         )
         return self.replace_trees(trees, at=at)
