@@ -92,6 +92,15 @@ def _all() -> Iterator[Contender]:
         head_option=option,
         **leaves,
     )
+    yield _contender(
+        "leaves-relearned",
+        "4 trees, C = 512, shared leaves, re-learned after each of two epochs",
+        n_trees=4,
+        root=512,
+        head_option=option,
+        relearn_trees=(2, 3),
+        **leaves,
+    )
 
 
 CONTENDERS: Sequence[Contender] = tuple(_all())

@@ -72,6 +72,14 @@ HEADS: dict[str, dict[str, Any]] = {
     "adaptive": {"head": "adaptive", "head_learning_rate_factor": 16.0},
     "tree": TREES | {"n_trees": 1, "gate": "uniform"},
     "trees": TREES | {"n_trees": 4, "gate": "context"},
+    "leaves": TREES
+    | {
+        "n_trees": 4,
+        "gate": "context",
+        "levels": 2,
+        "head_option": ("node_vectors=leaves",),
+        "relearn_trees": (2,),
+    },
 }
 
 TITLES = {
@@ -81,6 +89,7 @@ TITLES = {
     "adaptive": "adaptive softmax",
     "tree": "one tree, C = 256",
     "trees": "four trees, C = 256",
+    "leaves": "four trees, C = 256, shared leaves",
 }
 
 # Short runs: the beginning of the text, learning rates of the backbone, factors of the head.
@@ -100,6 +109,7 @@ TRIED: dict[str, list[tuple[float, float]]] = {
     ],
     "tree": [(0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
     "trees": [(0.004, 1.0), (0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
+    "leaves": [(0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
 }
 
 CHOICE = (
@@ -308,8 +318,9 @@ def cpu_seconds(run: RunFigures) -> tuple[float, float] | None:
 
 def head_text(run: RunFigures) -> str:
     settings = run.settings
-    names = ["n_trees", "root", "gate"] if run.head == "trees" else []
-    parts = [f"{name}={settings[name]}" for name in names] + list(settings["head_option"])
+    names = ["n_trees", "root", "levels", "gate"] if run.head == "trees" else []
+    parts = [f"{name}={settings[name]}" for name in names if settings[name] is not None]
+    parts += settings["head_option"]
     return ", ".join(["tied" if settings["tied"] else "not tied", *parts])
 
 

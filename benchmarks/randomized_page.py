@@ -126,7 +126,7 @@ def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, byt
     found = [r for r in results(contenders, records) if r.mean("valid") is not None]
     if not found:
         return {}
-    figure = new_figure(7, 4)
+    figure = new_figure(8, 4)
     axes = figure.subplots()
     for number, (label, (subset, identical)) in enumerate(CURVES.items()):
         shape = {"recipe": "cluster", "gate": "uniform", "subset": subset, "identical": identical}
@@ -144,5 +144,5 @@ def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, byt
     axes.set(xscale="log", xlabel="parameters of the head, thousands (numbers: trees)")
     axes.set_ylabel("validation perplexity")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize="small")
     return {PICTURE: rendered(figure)}

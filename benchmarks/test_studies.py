@@ -273,6 +273,8 @@ def test_an_interrupted_run_goes_on(
         patch.setattr(CpuTimes, "step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             measured_run(config, corpus)
+    with pytest.raises(ValueError, match="expected a run with the settings"):
+        measured_run(replace(config, learning_rate=0.1), corpus)
     figures = measured_run(config, corpus)
     assert figures["epochs"] == whole["epochs"]
     assert figures["test"] == whole["test"]

@@ -37,7 +37,7 @@ FAMILIES: dict[str, Family] = {
     "trees, shared leaves": lambda c: _shared(c) and not _relearned(c),
     "trees, shared leaves, re-learned": lambda c: _shared(c) and _relearned(c),
 }
-MARKERS = "sDv^ox"
+MARKERS = "sDv^oP"
 
 
 def _trees(contender: Contender) -> bool:
@@ -171,7 +171,7 @@ def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, byt
     found = [r for r in results(contenders, records) if r.mean("valid") is not None]
     if not found:
         return {}
-    figure = new_figure(10, 4)
+    figure = new_figure(10, 4.6)
     axes = figure.subplots(1, 2, sharey=True)
     panels = ((axes[0], "rows", 1.0), (axes[1], "head_parameters", 1e6))
     for number, (family, belongs) in enumerate(FAMILIES.items()):
@@ -193,5 +193,6 @@ def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, byt
     axes[1].set(xscale="log", xlabel="parameters of the head, millions")
     for panel in axes:
         panel.grid(alpha=0.3)
-    axes[1].legend(frameon=False, fontsize="small")
+    handles = axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize="small")
     return {PICTURE: rendered(figure)}

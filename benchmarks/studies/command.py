@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,10 @@ def work(
         while run := next_run(study.contenders, records, arguments.only):
             if arguments.minutes is not None and time.monotonic() - begin > 60 * arguments.minutes:
                 break
-            figures = measure(run)
+            try:
+                figures = measure(run)
+            except KeyboardInterrupt:
+                sys.exit(f"{run.name}: interrupted; the same command goes on")
             records.add(run.contender.name, run.settings, run.seed, text, figures)
             study.write(records)
     study.write(records)

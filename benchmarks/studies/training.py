@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.ptb import CpuTimes, cpu_file, finished
 from hstree.data import Corpus
-from hstree.runs import EpochRecord, TrainConfig, load_model, read_run
-from hstree.runs.names import MODEL, STATE, SUMMARY
+from hstree.runs import EpochRecord, TrainConfig, load_config, load_model, read_run
+from hstree.runs.names import MODEL, SUMMARY
 from hstree.runs.records import Summary
 from hstree.training import TrainingError, resume, train
 
@@ -49,6 +50,9 @@ def measured_run(config: TrainConfig, corpus: Corpus, *, keep: bool = False) -> 
         corpus: the text of ``config.data``.
         keep: whether to keep the folder; without, only the figures remain.
 
+    Raises:
+        ValueError: the folder holds a run with other settings.
+
     Returns:
         ``valid``, ``test``: perplexities, None if training diverged; ``epochs``: validation
         perplexity by epoch; ``head_parameters``, ``backbone_parameters``; ``rows`` of
@@ -62,11 +66,14 @@ def measured_run(config: TrainConfig, corpus: Corpus, *, keep: bool = False) -> 
     print(f"{run.name}:", flush=True)
     begin = time.process_time()
     times = _EpochTimes(cpu_file(run))
+    expected = config.with_absolute_paths()
+    if run.is_dir() and replace(load_config(run), run=config.run) != expected:
+        raise ValueError(f"{run}: expected a run with the settings {config}, got another; move it")
     try:
-        if (run / STATE).is_file() and not finished(run):
-            resume(run, times)
-        elif not finished(run):
+        if not run.is_dir():
             train(config, times)
+        elif not finished(run):
+            resume(run, times)
     except TrainingError as error:
         print(error, flush=True)
         figures: dict[str, Any] = {"valid": None, "test": None, "error": str(error)}

@@ -157,6 +157,18 @@ __device__ __forceinline__ void hidden_features(const Tables& tables, int tree, 
   }
 }
 
+// The first row of the weight of a tree, or of the one weight that all trees share.
+template <typename T>
+__device__ __forceinline__ const T* tree_weight(const Tables& tables, int tree, const void* weight) {
+  return static_cast<const T*>(weight) +
+         (tables.leaf_class == nullptr ? tree * tables.weight_rows * tables.features : 0);
+}
+
+// The row of that weight which is row `row` of the tree.
+__device__ __forceinline__ int32_t weight_row(const Tables& tables, int tree, int32_t row) {
+  return tables.leaf_class == nullptr ? row : __ldg(tables.leaf_class + tree * tables.classes + row);
+}
+
 // First entry in tables.path of the path of the row's target, which leaf_plan found valid.
 __device__ __forceinline__ int64_t path_begin(const Tables& tables, int tree, int64_t row) {
   return tables.offset[tree * (tables.classes + 1) + tables.target[row]];

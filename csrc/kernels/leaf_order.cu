@@ -68,6 +68,15 @@ __global__ void __launch_bounds__(block_threads) check_features_kernel(Tables ta
   if (threadIdx.x == 0) tree_valid[tree] = !valid ? 0 : in_blocks ? valid_in_blocks : 1;
 }
 
+// tree_valid[t] = 0 if leaf_class[t] has an entry outside [0, V). leaf_class [T, V] int32 -> tree_valid [T]
+// int32. O(T V). Threads may store the same 0; deterministic. One thread for each (tree, row).
+__global__ void __launch_bounds__(block_threads) check_classes_kernel(Tables tables, int32_t* tree_valid) {
+  const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
+  if (i >= tables.trees * tables.classes) return;
+  const int32_t own = tables.leaf_class[i];
+  if (own < 0 || own >= tables.classes) tree_valid[i / tables.classes] = 0;
+}
+
 // key[t, i] = leaf_position[t, target[i]] in [0, INT32_MAX), or INT32_MAX for rows without a valid target.
 // O(N T). No atomics; deterministic. One thread for each (tree, row).
 __global__ void __launch_bounds__(block_threads) leaf_key_kernel(Tables tables, int32_t* key) {
@@ -154,6 +163,13 @@ __global__ void __launch_bounds__(block_threads)
 void check_features(const Tables& tables, int32_t* tree_valid, cudaStream_t stream) {
   if (tables.trees == 0) return;
   launch(check_features_kernel, grid_size(tables.trees), block_threads, 0, stream, tables, tree_valid);
+}
+
+void check_classes(const Tables& tables, int32_t* tree_valid, cudaStream_t stream) {
+  const int64_t count = tables.trees * tables.classes;
+  if (tables.leaf_class == nullptr || count == 0) return;
+  launch(check_classes_kernel, grid_size(divide_up(count, block_threads)), block_threads, 0, stream, tables,
+         tree_valid);
 }
 
 void check_paths(const Tables& tables, int32_t* tree_valid, cudaStream_t stream) {

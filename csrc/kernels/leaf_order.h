@@ -1,5 +1,5 @@
-// Shared by path_log_prob.h and wide_log_prob.h: the tables of a batch, the order of its rows, and the plan
-// of the nodes that they visit.
+// Shared by path_log_prob.h, wide_log_prob.h and leaf_log_prob.h: the tables of a batch, the order of its rows,
+// and the plan of the nodes that they visit.
 //
 // Plain C++: no CUDA and no torch include. All tensors are contiguous and on the device of the stream.
 // Launchers throw std::runtime_error when a launch fails, launch nothing when rows or trees is 0, and never
@@ -21,7 +21,8 @@ struct Tables {
   const int32_t* path;    // [P] node << 1 | goes_left, or [P, 3] (first_row, width, child) if wide
   const int32_t* leaf_position;  // [T, V]
   const int32_t* feature_index;  // [T, S] strictly increasing, or null: S = D, all features
-  const int32_t* tree_valid;     // [T] from check_features and check_paths
+  const int32_t* leaf_class;     // [T, V] or null; see below
+  const int32_t* tree_valid;     // [T] from check_features, check_classes and check_paths
   int64_t rows;                  // N
   int64_t classes;               // V
   int64_t entries;               // P
@@ -32,6 +33,8 @@ struct Tables {
   int stride;                    // last dimension of score: max_depth (at most 64) or max_width
   bool wide;
 };
+// With leaf_class, row r of tree t is row leaf_class[t, r] of one weight [V, D] and bias leaf_class[t, r] of
+// the tree: the leaf op. Then M = R = V, feature_index is null, and wide is true.
 
 // The rows of each tree in leaf order, from left to right. Rows that are ignored or have a target out of
 // range come last.
@@ -53,6 +56,9 @@ void leaf_key(const Tables& tables, int32_t* key, cudaStream_t stream);
 constexpr int32_t valid_in_blocks = 2;
 void check_features(const Tables& tables, int32_t* tree_valid, cudaStream_t stream);
 
+// tree_valid[t] = 0 if leaf_class[t] leaves [0, V); nothing if it is null.
+void check_classes(const Tables& tables, int32_t* tree_valid, cudaStream_t stream);
+
 // tree_valid[t] = 0 if the path of any row's target in tree t has an entry out of range.
 void check_paths(const Tables& tables, int32_t* tree_valid, cudaStream_t stream);
 
@@ -72,7 +78,8 @@ void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t
 // T * C * stride int64; path_log_prob_backward_weight also T * stride * N sums, N up to a multiple of 16, and
 // at most T * (N * stride + 33 C) int64. path_log_prob_backward_hidden takes less: T * N * (10 * stride + 8)
 // bytes (float64: 14 and 12). C is N / 512 for batches that fill a GPU (float64: N / 256), and more for
-// smaller ones, at most N / 128; wide: at most N / 64 and 4096 / stride (segment.cuh).
+// smaller ones, at most N / 128; wide: at most N / 64 and 4096 / stride (segment.cuh). With leaf_class, T counts
+// as 1: leaf_log_prob_backward_weight.
 int64_t backward_workspace_bytes(ScalarType type, const Tables& tables);
 
 }  // namespace hstree

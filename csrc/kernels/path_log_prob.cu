@@ -397,7 +397,8 @@ void backward_weight(ScalarType type, const Tables& tables, const LeafOrder& lea
                      cudaStream_t stream) {
   using P = RunProduct<T>;
   const Segments segments(type, tables);
-  const SegmentOutput<T> output(segments, workspace, grad_weight, grad_bias);
+  const StoredRows<T> rows = {static_cast<T*>(grad_weight), static_cast<T*>(grad_bias)};
+  const SegmentOutput<T> output(segments, workspace, rows);
   char* memory = static_cast<char*>(workspace);
   Sum<T>* factor = reinterpret_cast<Sum<T>*>(memory + segments.factor_at());
   int32_t* groups = reinterpret_cast<int32_t*>(memory + segments.groups_at());

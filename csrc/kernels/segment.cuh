@@ -24,7 +24,7 @@ struct Segments {
   int64_t places;  // of a segment, a multiple of 16
   int64_t count;   // C
   int64_t stride, columns;
-  int64_t trees;
+  int64_t trees;        // processed by one launch
   int64_t padded_rows;  // N rounded up to a multiple of 16
   int64_t sum_bytes;    // of one sum
   bool wide;
@@ -32,7 +32,7 @@ struct Segments {
   __host__ Segments(ScalarType type, const Tables& tables)
       : stride(tables.stride),
         columns(tables.features + 1),
-        trees(tables.trees),
+        trees(tables.leaf_class == nullptr ? tables.trees : 1),
         padded_rows(divide_up(tables.rows, 16) * 16),
         sum_bytes(type == ScalarType::float64 ? sizeof(double) : sizeof(float)),
         wide(tables.wide) {
@@ -62,8 +62,41 @@ struct Segments {
   static __host__ int64_t round(int64_t bytes) { return divide_up(bytes, 16) * 16; }
 };
 
-// The destinations of the sums of a segment.
+// Gradients of the rows of weight and bias that are stored, not added to: [rows, S] and [rows].
 template <typename T>
+struct StoredRows {
+  T* grad_weight;
+  T* grad_bias;  // or null
+
+  // One column of a row; column S is the bias.
+  __device__ __forceinline__ void put(int64_t row, int64_t features, int64_t column, Sum<T> sum) const {
+    if (column < features) {
+      store(grad_weight + row * features + column, sum);
+    } else if (grad_bias != nullptr) {
+      store(grad_bias + row, sum);
+    }
+  }
+
+  // Count columns at once. Returns whether it can, which depends on Count and T alone.
+  template <int Count>
+  __device__ __forceinline__ bool put_vector(int64_t row, int64_t features, int64_t column,
+                                             const Sum<T> (&sum)[Count]) const {
+    if constexpr (Count * sizeof(T) == 16 || Count * sizeof(T) == 8) {
+      std::conditional_t<Count * sizeof(T) == 16, uint4, uint2> raw;
+      T rounded[Count];
+#pragma unroll
+      for (int e = 0; e < Count; ++e) rounded[e] = round_to<T>(sum[e]);
+      memcpy(&raw, rounded, sizeof raw);
+      *reinterpret_cast<decltype(raw)*>(grad_weight + row * features + column) = raw;
+      return true;
+    } else {
+      return false;
+    }
+  }
+};
+
+// The destinations of the sums of a segment. Rows: of the gradients, StoredRows or AddedRows.
+template <typename T, typename Rows = StoredRows<T>>
 struct SegmentOutput {
   enum Goal : int { store_sum, head_sum, tail_sum };
 
@@ -72,15 +105,10 @@ struct SegmentOutput {
   int64_t*
       state;  // [T, C, stride] what crosses the segment's end: row of the gradient of the run that starts
               // in it, `through` for a run from the previous segment, or `none`
-  T* grad_weight;  // [rows, S]
-  T* grad_bias;    // [rows], or null
+  Rows rows;
 
-  __host__ SegmentOutput(const Segments& segments, void* workspace, void* grad_weight, void* grad_bias)
-      : head(nullptr),
-        tail(nullptr),
-        state(nullptr),
-        grad_weight(static_cast<T*>(grad_weight)),
-        grad_bias(static_cast<T*>(grad_bias)) {
+  __host__ SegmentOutput(const Segments& segments, void* workspace, const Rows& rows)
+      : head(nullptr), tail(nullptr), state(nullptr), rows(rows) {
     if (segments.positions() == 0) return;
     head = static_cast<Sum<T>*>(workspace);
     tail = head + segments.positions() * segments.columns;
@@ -92,42 +120,22 @@ struct SegmentOutput {
     return incoming ? head_sum : outgoing ? tail_sum : store_sum;
   }
 
-  // The gradient of one column of a weight row; column S is the bias.
-  __device__ __forceinline__ void store_row(int64_t row, int64_t features, int64_t column, Sum<T> sum) const {
-    if (column < features) {
-      store(grad_weight + row * features + column, sum);
-    } else if (grad_bias != nullptr) {
-      store(grad_bias + row, sum);
-    }
-  }
-
   // The part of a run that crosses an end of its segment. position: index in [T, C, stride].
   __device__ __forceinline__ Sum<T>* part(Goal goal, int64_t position, int64_t features) const {
     return (goal == head_sum ? head : tail) + position * (features + 1);
   }
 
   // Sums of columns column ... column + Count - 1 of a run; columns from S on are skipped. row: row of the
-  // gradient, ignored unless the goal is store_sum. wide: whether Count elements of a gradient can be written
-  // at once.
+  // gradient, ignored unless the goal is store_sum. wide: whether Rows can put Count columns at once.
   template <int Count>
   __device__ __forceinline__ void write(Goal goal, int64_t row, int64_t position, int64_t features,
                                         int64_t column, const Sum<T> (&sum)[Count], bool wide) const {
-    if (goal == store_sum && wide && column < features) {
-      if constexpr (Count * sizeof(T) == 16 || Count * sizeof(T) == 8) {
-        std::conditional_t<Count * sizeof(T) == 16, uint4, uint2> raw;
-        T rounded[Count];
-#pragma unroll
-        for (int e = 0; e < Count; ++e) rounded[e] = round_to<T>(sum[e]);
-        memcpy(&raw, rounded, sizeof raw);
-        *reinterpret_cast<decltype(raw)*>(grad_weight + row * features + column) = raw;
-        return;
-      }
-    }
+    if (goal == store_sum && wide && column < features && rows.put_vector(row, features, column, sum)) return;
 #pragma unroll
     for (int e = 0; e < Count; ++e) {
       if (column + e >= features) break;
       if (goal == store_sum) {
-        store(grad_weight + row * features + column + e, sum[e]);
+        rows.put(row, features, column + e, sum[e]);
       } else {
         part(goal, position, features)[column + e] = sum[e];
       }
@@ -137,7 +145,7 @@ struct SegmentOutput {
   __device__ __forceinline__ void write_bias(Goal goal, int64_t row, int64_t position, int64_t features,
                                              Sum<T> sum) const {
     if (goal == store_sum) {
-      store_row(row, features, features, sum);
+      rows.put(row, features, features, sum);
     } else {
       part(goal, position, features)[features] = sum;
     }
@@ -158,9 +166,9 @@ __global__ void __launch_bounds__(reduce_threads) clear_state_kernel(int64_t* st
 // bytes, each read at most once. One block for each (tree, segment), chunk of columns and share of the
 // positions, one thread for each column. The segments of a run are counted first, 32 at a time, so that the
 // loads of its parts are independent.
-template <typename T>
+template <typename T, typename Rows>
 __global__ void __launch_bounds__(reduce_threads)
-    segment_reduce_kernel(Segments segments, SegmentOutput<T> output) {
+    segment_reduce_kernel(Segments segments, SegmentOutput<T, Rows> output) {
   const int64_t first = int64_t(blockIdx.x) * segments.stride;
   const int64_t last_segment = segments.count - 1 - blockIdx.x % segments.count;
   const int64_t column = int64_t(blockIdx.y) * reduce_threads + threadIdx.x;
@@ -187,25 +195,25 @@ __global__ void __launch_bounds__(reduce_threads)
     for (int64_t part = 0; part < parts; ++part) {
       sum += head[part * segments.stride * segments.columns];
     }
-    output.store_row(row, segments.columns - 1, column, sum);
+    output.rows.put(row, segments.columns - 1, column, sum);
   }
 }
 
-template <typename T>
-void clear_state(const Segments& segments, const SegmentOutput<T>& output, cudaStream_t stream) {
+template <typename T, typename Rows>
+void clear_state(const Segments& segments, const SegmentOutput<T, Rows>& output, cudaStream_t stream) {
   const int64_t count = segments.positions();
   if (count == 0) return;
   launch(clear_state_kernel<T>, grid_size(divide_up(count, reduce_threads)), reduce_threads, 0, stream,
          output.state, count);
 }
 
-template <typename T>
-void segment_reduce(const Segments& segments, const SegmentOutput<T>& output, cudaStream_t stream) {
+template <typename T, typename Rows>
+void segment_reduce(const Segments& segments, const SegmentOutput<T, Rows>& output, cudaStream_t stream) {
   if (segments.positions() == 0) return;
   const dim3 grid(grid_size(segments.trees * segments.count),
                   static_cast<unsigned>(divide_up(segments.columns, reduce_threads)),
                   static_cast<unsigned>(segments.stride < 8 ? segments.stride : 8));
-  launch(segment_reduce_kernel<T>, grid, reduce_threads, 0, stream, segments, output);
+  launch(segment_reduce_kernel<T, Rows>, grid, reduce_threads, 0, stream, segments, output);
 }
 
 }  // namespace hstree

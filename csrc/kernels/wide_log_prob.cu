@@ -1,7 +1,8 @@
 #include "common.cuh"
 #include "product.cuh"
-#include "weight_product.cuh"
+#include "round.cuh"
 #include "wide_log_prob.h"
+#include "wide_weight_gradient.cuh"
 
 namespace hstree {
 namespace {
@@ -11,14 +12,6 @@ __device__ __forceinline__ int score_column(const Tables& tables, int64_t path_b
   int column = 0;
   for (int above = 0; above < level; ++above) column += tables.path[3 * (path_begin + above) + 1];
   return column;
-}
-
-// d log_softmax(z)[child] / dz[k] from score[k] = log_softmax(z)[k]
-__device__ __forceinline__ float wide_slope(float score, bool chosen) {
-  return (chosen ? 1.0f : 0.0f) - expf(score);
-}
-__device__ __forceinline__ double wide_slope(double score, bool chosen) {
-  return (chosen ? 1.0 : 0.0) - exp(score);
 }
 
 // Replaces the logits of a row of the tile by their log-softmax, node by node, and clears the rest of score.
@@ -90,7 +83,7 @@ __global__ void __launch_bounds__(product_threads, forward_blocks)
       const int first_column = score_column(tables, path_begin, item.level);
       product.multiply(
           tile, begin, width, children, item.begin, item.end,
-          [&](int child) { return Run{item.node + child, item.begin, item.end}; },
+          [&](int child) { return Run{weight_row(tables, tree, item.node + child), item.begin, item.end}; },
           [&](int child, int r, S sum) {
             S* score = static_cast<S*>(tensors.score) + (tile.row[r] * tables.trees + tree) * tables.stride +
                        first_column + child;
@@ -98,7 +91,7 @@ __global__ void __launch_bounds__(product_threads, forward_blocks)
               sum += *score;
             } else if (tensors.bias != nullptr) {
               const T* bias = static_cast<const T*>(tensors.bias) + tree * tables.weight_rows;
-              sum += to_sum(__ldg(bias + item.node + child));
+              sum += to_sum(__ldg(bias + weight_row(tables, tree, item.node + child)));
             }
             *score = sum;
           });
@@ -134,14 +127,16 @@ struct RowSums {
 
   T sum[tile_rows][vector] = {};
 
-  // Adds those of `count` weight rows, from `weight` on, to the rows of the item. first_column: of the block.
-  __device__ __forceinline__ void add(const Factors& factors, const Item& item, const T* weight, int count,
-                                      int64_t features, int64_t first_column) {
+  // Adds those of the `count` rows weight_row[...] of `weight` to the rows of the item. first_column: of the
+  // block.
+  __device__ __forceinline__ void add(const Factors& factors, const Item& item, const T* weight,
+                                      const int32_t* weight_row, int count, int64_t features,
+                                      int64_t first_column) {
     const int64_t column = first_column + threadIdx.x * vector;
     if (column >= features) return;
     for (int k = 0; k < count; ++k) {
       T value[vector];
-      load<vector>(weight + k * features + column, value);
+      load<vector>(weight + weight_row[k] * features + column, value);
 #pragma unroll
       for (int group = 0; group < tile_rows; group += 4) {
         if (item.begin >= group + 4 || item.end <= group) continue;
@@ -174,8 +169,9 @@ struct RowSums<T, Aligned, true> {
 
   float sum[4][8] = {};  // columns 8 (2 t + i % 2) ... of row g + i / 2 * 8
 
-  __device__ __forceinline__ void add(const Factors& factors, const Item& item, const T* weight, int count,
-                                      int64_t features, int64_t first_column) {
+  __device__ __forceinline__ void add(const Factors& factors, const Item& item, const T* weight,
+                                      const int32_t* weight_row, int count, int64_t features,
+                                      int64_t first_column) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int64_t column = first_column + threadIdx.x / 32 * 64 + 8 * g;
     uint32_t part[4][4];
@@ -183,7 +179,7 @@ struct RowSums<T, Aligned, true> {
     for (int i = 0; i < 4; ++i) {
       const int k = 2 * t + i % 2 + i / 2 * 8;
       const int64_t left = k < count ? features - column : 0;
-      load_part(weight + k * features + column, left, part[i]);
+      load_part(weight + (k < count ? weight_row[k] : 0) * features + column, left, part[i]);
     }
     uint32_t high[4], low[4];
     factors.operands(0, high, low);
@@ -259,24 +255,6 @@ __device__ __forceinline__ void add_to_row(const Tables& tables, int tree, int64
   }
 }
 
-constexpr int round_threads = 256;
-
-// output[i] = value[i], rounded to T.  value [count] Sum<T>, output [count] T. One thread for each element.
-template <typename T>
-__global__ void __launch_bounds__(round_threads) round_kernel(const Sum<T>* value, T* output, int64_t count) {
-  const int64_t i = int64_t(blockIdx.x) * round_threads + threadIdx.x;
-  if (i < count) store(output + i, value[i]);
-}
-
-// grad_hidden = sum, rounded, unless they are one buffer.
-template <typename T>
-void round_sums(const Tables& tables, const void* sum, void* grad_hidden, cudaStream_t stream) {
-  const int64_t count = tables.rows * tables.in_features;
-  if (sum == grad_hidden || count == 0) return;
-  launch(round_kernel<T>, grid_size(divide_up(count, round_threads)), round_threads, 0, stream,
-         static_cast<const Sum<T>*>(sum), static_cast<T*>(grad_hidden), count);
-}
-
 // The wide op, gradient of hidden, one tree:
 //   sum[i, subset_t] += sum over nodes and children k of
 //       grad_log_prob[i,t] * ([k = child] - exp(score[k])) * weight[t, first_row + k]
@@ -294,9 +272,10 @@ __global__ void __launch_bounds__(row_threads)
   using R = RowSums<T, Aligned>;
   __shared__ Tile tile;
   __shared__ typename R::Factors factors;
+  __shared__ int32_t row_of_child[R::children];
   tile.fill(tables, leaf_order, tree, int64_t(blockIdx.x) * tile_rows, tables.rows);
   const int64_t first_column = int64_t(blockIdx.y) * R::columns;
-  const T* weight = static_cast<const T*>(tensors.weight) + tree * tables.weight_rows * tables.features;
+  const T* weight = tree_weight<T>(tables, tree, tensors.weight);
   R sums;
   for (int i = 0; i < tile.items(); ++i) {
     const Item item = tile.item(i);
@@ -317,118 +296,17 @@ __global__ void __launch_bounds__(row_threads)
         }
         factors.set(r, k % R::children, value);
       }
+      for (int k = threadIdx.x; k < count; k += row_threads) {
+        row_of_child[k] = weight_row(tables, tree, item.node + first + k);
+      }
       __syncthreads();
-      sums.add(factors, item, weight + (int64_t(item.node) + first) * tables.features, count, tables.features,
-               first_column);
+      sums.add(factors, item, weight, row_of_child, count, tables.features, first_column);
     }
   }
   sums.each([&](int r, int at, const auto& sum) {
     if (tile.length[r] <= 0) return;
     add_to_row(tables, tree, first_column + at, wide_sums, sum, total + tile.row[r] * tables.in_features);
   });
-}
-
-// The wide op, gradients of weight and bias.
-//   grad_weight[t, first_row + k] = sum_i grad_log_prob[i,t] * ([k = child_i] - exp(score[i, t, c + k])) *
-//       hidden[i, subset_t], rows i below the node
-//   grad_bias[t, first_row + k] = the same without hidden: column S, where hidden is 1
-// Tensors: shapes at WideBackward and SegmentOutput; slot [T N + 1] int64, the sums of leaf_plan's count, or
-//   null for dense gradients, in row t R + first_row + k. Only rows of visited nodes are written. Rows
-//   without a valid path add nothing.
-//   A feature of bfloat16 or float16 that is not finite makes its column NaN for the node.
-// Sums in Sum<T>, rounded to T once. Work O(N T width S). Bytes: hidden once for each 16 children, each
-//   gradient row once, and the workspace (segment.cuh).
-// No atomics; the order of every sum depends on N, T, S and stride alone: deterministic.
-// One block for each (tree, segment), chunk of columns and share of the children, which takes the run of each
-//   node 16 rows and 16 children at a time.
-template <typename T>
-__global__ void __launch_bounds__(weight_threads, 3)
-    wide_log_prob_backward_weight_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot,
-                                         WideBackward tensors, Segments segments, SegmentOutput<T> output,
-                                         bool wide_stores) {
-  using S = Sum<T>;
-  using W = WeightProduct<T>;
-  __shared__ int64_t row[tile_rows];
-  __shared__ typename W::template Factors<item_group> factors;
-  const int tid = threadIdx.x, lane = tid % 32;
-  const int tree = static_cast<int>(blockIdx.x / segments.count);
-  const int64_t begin = blockIdx.x % segments.count * segments.places;
-  const int64_t end = begin + segments.places < tables.rows ? begin + segments.places : tables.rows;
-  const int64_t position = blockIdx.x * segments.stride;
-  const int64_t block_column = int64_t(blockIdx.y) * weight_columns<T>;
-  W product(tables, tree, block_column);
-  const int64_t* order = leaf_order.order + tree * tables.rows;
-  const int32_t* length = leaf_order.length + tree * tables.rows;
-  const int32_t* shared = leaf_order.shared + tree * tables.rows;
-
-  for (int64_t place = begin; place < end; ++place) {
-    const int fresh = place == begin ? 0 : shared[place];
-    if (length[place] <= fresh) continue;
-    const int64_t path_begin = hstree::path_begin(tables, tree, order[place]);
-    int64_t grad_row = slot == nullptr ? 0 : slot[tree * tables.rows + place];
-    int first_column = 0;
-    for (int level = 0; level < length[place]; ++level) {
-      const int32_t* entry = tables.path + 3 * (path_begin + level);
-      const int children = entry[1];
-      const bool incoming = level < shared[place];
-      if (slot == nullptr) grad_row = tree * tables.weight_rows + entry[0];
-      if (level >= fresh) {
-        int64_t run_end = place + 1;  // each warp finds the first place that does not share the node
-        for (;; run_end += 32) {
-          const int64_t at = run_end + lane;
-          const unsigned stop = __ballot_sync(all_lanes, at >= end || shared[at] <= level);
-          if (stop == 0) continue;
-          run_end += __ffs(stop) - 1;
-          break;
-        }
-        const bool outgoing = run_end == end && end < tables.rows && shared[end] > level;
-        const auto goal = SegmentOutput<T>::goal(incoming, outgoing);
-        for (int first = blockIdx.z * item_group; first < children; first += gridDim.z * item_group) {
-          const int count = children - first < item_group ? children - first : item_group;
-          typename W::Sums sum;
-          S bias = 0;
-          for (int64_t group = place; group < run_end; group += tile_rows) {
-            const int rows = static_cast<int>(run_end - group < tile_rows ? run_end - group : tile_rows);
-            __syncthreads();
-            if (tid < tile_rows) row[tid] = tid < rows ? order[group + tid] : -1;
-            if (tid < count && outgoing && group == place && blockIdx.y == 0) {
-              output.state[position + first_column + first + tid] =
-                  incoming ? Segments::through : grad_row + first + tid;
-            }
-            __syncthreads();
-            for (int i = tid; i < item_group * tile_rows; i += W::threads) {
-              const int k = i / tile_rows, r = i % tile_rows;
-              S value = 0;
-              if (k < count && r < rows) {
-                const int64_t at = row[r] * tables.trees + tree;
-                const int chosen = tables.path[3 * (hstree::path_begin(tables, tree, row[r]) + level) + 2];
-                const S score =
-                    static_cast<const S*>(tensors.score)[at * tables.stride + first_column + first + k];
-                value =
-                    static_cast<const S*>(tensors.grad_log_prob)[at] * wide_slope(score, chosen == first + k);
-              }
-              factors.set(k, r, value);
-            }
-            product.load(tables, static_cast<const T*>(tensors.hidden), [&](int r) { return row[r]; });
-            __syncthreads();
-            product.add(factors, 0, [&](int) { return Item{0, 0, 0, rows}; }, sum);
-            if (tid < count) bias += factors.sum(tid);
-          }
-          const int64_t to = position + first_column + first;
-          W::each(sum, [&](int k, int column, auto& part) {
-            if (k >= count) return;
-            output.write(goal, grad_row + first + k, to + k, tables.features, block_column + column, part,
-                         wide_stores);
-          });
-          if (blockIdx.y == 0 && tid < count) {
-            output.write_bias(goal, grad_row + first + tid, to + tid, tables.features, bias);
-          }
-        }
-      }
-      first_column += children;
-      if (slot != nullptr && level >= shared[place]) grad_row += children;
-    }
-  }
 }
 
 template <typename T, bool Aligned>
@@ -464,7 +342,7 @@ void wide_log_prob_backward_hidden(ScalarType type, const Tables& tables, const 
     if (tables.features > 0) {
       backward_hidden<T, is_aligned()>(tables, leaf_order, tensors, static_cast<Sum<T>*>(sum), stream);
     }
-    round_sums<T>(tables, sum, grad_hidden, stream);
+    round_sums<T>(sum, grad_hidden, tables.rows * tables.in_features, stream);
   });
 }
 
@@ -475,16 +353,10 @@ void wide_log_prob_backward_weight(ScalarType type, const Tables& tables, const 
   dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const Segments segments(type, tables);
-    const SegmentOutput<T> output(segments, workspace, grad_weight, grad_bias);
-    const int64_t chunks = tables.features > 0 ? divide_up(tables.features, weight_columns<T>) : 1;
-    const int64_t shares = divide_up(tables.stride, item_group);
-    const dim3 grid(grid_size(segments.trees * segments.count), static_cast<unsigned>(chunks),
-                    static_cast<unsigned>(shares < 16 ? shares : 16));
-    clear_state(segments, output, stream);
-    launch(wide_log_prob_backward_weight_kernel<T>, grid, WeightProduct<T>::threads, 0, stream, tables,
-           leaf_order, slot, tensors, segments, output,
-           aligned<T>(grad_weight, tables.features, 4 * sizeof(T)));
-    segment_reduce(segments, output, stream);
+    const StoredRows<T> rows = {static_cast<T*>(grad_weight), static_cast<T*>(grad_bias)};
+    wide_weight_gradient<T>(tables, leaf_order, slot, tensors, segments,
+                            SegmentOutput<T>(segments, workspace, rows), 0,
+                            aligned<T>(grad_weight, tables.features, 4 * sizeof(T)), stream);
   });
 }
 

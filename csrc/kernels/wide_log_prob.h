@@ -1,4 +1,5 @@
-// Launchers of the wide op: log-softmax of the chosen child at every wide node on the path of a class.
+// Launchers of the wide op: log-softmax of the chosen child at every wide node on the path of a class. The leaf
+// op shares its kernels: leaf_log_prob.h.
 //
 // The binding calls the sequence described in path_log_prob.h, with offset = wide_offset, path = wide_path
 // [P, 3], entries = P, weight_rows = R, stride = max_width, wide = true, and wide_log_prob,
@@ -14,7 +15,7 @@ namespace hstree {
 
 struct WideForward {
   const void* hidden;  // [N, D]
-  const void* weight;  // [T, R, S]
+  const void* weight;  // [T, R, S], or [V, D] with leaf_class
   const void* bias;    // [T, R], or null
   void* log_prob;      // [N, T] accumulation dtype, every element written
   void* score;         // [N, T, max_width] accumulation dtype, every element written
@@ -24,7 +25,7 @@ struct WideBackward {
   const void* grad_log_prob;  // [N, T] accumulation dtype
   const void* score;          // [N, T, max_width] accumulation dtype, from wide_log_prob
   const void* hidden;         // [N, D]; read by wide_log_prob_backward_weight only
-  const void* weight;         // [T, R, S]; read by wide_log_prob_backward_hidden only
+  const void* weight;         // as in WideForward; read by wide_log_prob_backward_hidden only
 };
 
 // type: of hidden, weight, bias and of all gradients.

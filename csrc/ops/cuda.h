@@ -4,6 +4,8 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include <utility>
+
 #include "kernels/leaf_order.h"
 #include "ops/tensor.h"
 
@@ -46,6 +48,15 @@ inline int64_t last_value(const Tensor& tensor) {
   const Tensor last = torch::stable::narrow(copy, 0, tensor.size(0) - 1, 1);
   const Tensor host = torch::stable::to(last, torch::stable::Device(torch::headeronly::DeviceType::CPU));
   return *const_data<int64_t>(host);
+}
+
+// Two elements of a one-dimensional int64 tensor. Synchronizes with the device, once.
+inline std::pair<int64_t, int64_t> two_values(const Tensor& tensor, int64_t first, int64_t second) {
+  const Tensor both = torch::stable::from_blob(data<int64_t>(tensor) + first, {2}, {second - first},
+                                               tensor.device(), Dtype::Long);
+  const Tensor host = torch::stable::to(torch::stable::contiguous(both),
+                                        torch::stable::Device(torch::headeronly::DeviceType::CPU));
+  return {const_data<int64_t>(host)[0], const_data<int64_t>(host)[1]};
 }
 
 }  // namespace hstree

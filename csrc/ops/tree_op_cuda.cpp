@@ -1,6 +1,7 @@
-// The path op and the wide op on CUDA: the call sequence that kernels/path_log_prob.h describes. The schemas are in
-// path_log_prob.cpp and wide_log_prob.cpp.
+// The path op, the wide op and the leaf op on CUDA: the call sequence that kernels/path_log_prob.h describes. The
+// schemas are in path_log_prob.cpp, wide_log_prob.cpp and leaf_log_prob.cpp.
 #ifdef HSTREE_CUDA
+#include "kernels/leaf_log_prob.h"
 #include "kernels/path_log_prob.h"
 #include "kernels/wide_log_prob.h"
 #include "ops/leaf_order_cuda.h"
@@ -25,6 +26,7 @@ class Plan {
                const_data<int32_t>(a.path),
                const_data<int32_t>(a.leaf_position),
                a.feature_index ? const_data<int32_t>(*a.feature_index) : nullptr,
+               a.leaf_class ? const_data<int32_t>(*a.leaf_class) : nullptr,
                nullptr,
                a.rows(),
                a.classes(),
@@ -44,6 +46,7 @@ class Plan {
     leaf_order_ = {const_data<int64_t>(order_), length, shared, row_length};
     if (kept.plan) return;
     check_features(tables_, tree_valid, stream);
+    check_classes(tables_, tree_valid, stream);
     check_paths(tables_, tree_valid, stream);
     leaf_plan(tables_, const_data<int64_t>(order_), length, shared, row_length, count, stream);
   }
@@ -93,9 +96,39 @@ ForwardResult tree_forward_cuda(const TreeArguments& a, const std::optional<Tens
   return {log_prob, score, new_order(a, order, plan.order()), plan.plan()};
 }
 
+void check_plan(const TreeArguments& a, const TreePlan& kept) {
+  if (!kept.plan) return;
+  check_dtype(a.op, "plan", *kept.plan, Dtype::Int);
+  check_dim(a.op, "plan", *kept.plan, 1, "[4 T N + 1 + T]");
+  check_size(a.op, "plan", *kept.plan, 0, plan_size(a), "4 T N + 1 + T");
+  check_device(a.op, "plan", *kept.plan, a.hidden);
+  check(kept.plan->is_contiguous() && kept.order, a.op,
+        ": plan: expected a contiguous tensor, and order with it");
+}
+
+Tensor backward_workspace(const TreeArguments& a, const Plan& plan) {
+  return empty(a.hidden, {backward_workspace_bytes(a.type, plan.tables())}, Dtype::Byte);
+}
+
+WideBackward wide_tensors(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score) {
+  return {grad_log_prob.const_data_ptr(), score.const_data_ptr(), a.hidden.const_data_ptr(),
+          a.weight.const_data_ptr()};
+}
+
+// grad_hidden of the wide op and of the leaf op.
+Tensor wide_grad_hidden(const TreeArguments& a, const Plan& plan, const WideBackward& tensors,
+                        cudaStream_t stream) {
+  const Dtype dtype = a.hidden.scalar_type(), sums = accumulate_dtype(a.hidden);
+  const Tensor sum = zeros(a.hidden, {a.rows(), a.in_features()}, sums);
+  const Tensor grad_hidden = dtype == sums ? sum : empty(a.hidden, {a.rows(), a.in_features()}, dtype);
+  wide_log_prob_backward_hidden(a.type, plan.tables(), plan.leaf_order(), tensors, sum.mutable_data_ptr(),
+                                grad_hidden.mutable_data_ptr(), stream);
+  return grad_hidden;
+}
+
 SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_prob, const Tensor& score,
                                 const TreePlan& kept, bool sparse) {
-  const Dtype dtype = a.hidden.scalar_type(), sums = accumulate_dtype(a.hidden);
+  const Dtype dtype = a.hidden.scalar_type();
   Tensor index = empty(a.hidden, {2, 0}, Dtype::Long);
   const auto dense_weight = [&] {
     return zeros(a.weight, {a.trees(), a.weight_rows(), a.features()}, dtype);
@@ -106,14 +139,7 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
     if (!sparse) return {grad_hidden, index, dense_weight(), dense_bias()};
     return {grad_hidden, index, empty(a.weight, {0, a.features()}, dtype), empty(a.weight, {0}, dtype)};
   }
-  if (kept.plan) {
-    check_dtype(a.op, "plan", *kept.plan, Dtype::Int);
-    check_dim(a.op, "plan", *kept.plan, 1, "[4 T N + 1 + T]");
-    check_size(a.op, "plan", *kept.plan, 0, plan_size(a), "4 T N + 1 + T");
-    check_device(a.op, "plan", *kept.plan, a.hidden);
-    check(kept.plan->is_contiguous() && kept.order, a.op,
-          ": plan: expected a contiguous tensor, and order with it");
-  }
+  check_plan(a, kept);
   const CudaCall call(a.hidden);
   const Plan plan(a, kept, call.stream());
   const LeafOrder order = plan.leaf_order();
@@ -123,17 +149,12 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
     slot = plan.slot();
     nnz = last_value(slot);  // synchronizes here, before more work is queued
   }
-  const WideBackward wide = {grad_log_prob.const_data_ptr(), score.const_data_ptr(),
-                             a.hidden.const_data_ptr(), a.weight.const_data_ptr()};
+  const WideBackward wide = wide_tensors(a, grad_log_prob, score);
   const PathBackward path = {wide.grad_log_prob, wide.score, wide.hidden, wide.weight};
-  const int64_t bytes = backward_workspace_bytes(a.type, plan.tables());
-  const Tensor workspace = empty(a.hidden, {bytes}, Dtype::Byte);
+  const Tensor workspace = backward_workspace(a, plan);
   Tensor grad_hidden;
   if (a.kind.wide) {
-    const Tensor sum = zeros(a.hidden, {a.rows(), a.in_features()}, sums);
-    grad_hidden = dtype == sums ? sum : empty(a.hidden, {a.rows(), a.in_features()}, dtype);
-    wide_log_prob_backward_hidden(a.type, plan.tables(), order, wide, sum.mutable_data_ptr(),
-                                  grad_hidden.mutable_data_ptr(), call.stream());
+    grad_hidden = wide_grad_hidden(a, plan, wide, call.stream());
   } else {
     grad_hidden = empty(a.hidden, {a.rows(), a.in_features()}, dtype);
     path_log_prob_backward_hidden(a.type, plan.tables(), order, path, workspace.mutable_data_ptr(),
@@ -162,6 +183,47 @@ SparseResult tree_backward_cuda(const TreeArguments& a, const Tensor& grad_log_p
   return {grad_hidden, index, grad_weight, grad_bias};
 }
 
+SharedSparseResult leaf_backward_cuda(const TreeArguments& a, const Tensor& grad_log_prob,
+                                      const Tensor& score, const TreePlan& kept, bool sparse) {
+  const Dtype dtype = a.hidden.scalar_type(), sums = accumulate_dtype(a.hidden);
+  const auto bias_zeros = [&] { return zeros(a.weight, {a.trees(), a.classes()}, dtype); };
+  int64_t rows = sparse ? 0 : a.classes(), biases = 0;
+  if (nothing_to_do(a)) {
+    return {zeros(a.hidden, {a.rows(), a.in_features()}, dtype), empty(a.hidden, {0}, Dtype::Long),
+            zeros(a.weight, {rows, a.features()}, dtype), empty(a.hidden, {2, 0}, Dtype::Long),
+            sparse ? empty(a.weight, {0}, dtype) : bias_zeros()};
+  }
+  check_plan(a, kept);
+  const CudaCall call(a.hidden);
+  const Plan plan(a, kept, call.stream());
+  Tensor slot;
+  if (sparse) {
+    const int64_t of_trees = a.trees() * a.classes();
+    const Tensor count = zeros(a.hidden, {1 + a.classes() + of_trees}, Dtype::Int);
+    leaf_count(plan.tables(), plan.leaf_order(), data<int32_t>(count), call.stream());
+    slot = cumulative_sum(count);
+    const auto [visited, total] = two_values(slot, a.classes(), a.classes() + of_trees);  // synchronizes
+    rows = visited;
+    biases = total - visited;
+  }
+  const WideBackward tensors = wide_tensors(a, grad_log_prob, score);
+  const Tensor grad_hidden = wide_grad_hidden(a, plan, tensors, call.stream());
+  const Tensor index = empty(a.hidden, {sparse ? rows : 0}, Dtype::Long);
+  const Tensor bias_index = empty(a.hidden, {2, biases}, Dtype::Long);
+  if (sparse) {
+    leaf_index(plan.tables(), const_data<int64_t>(slot), rows, biases, data<int64_t>(index),
+               data<int64_t>(bias_index), call.stream());
+  }
+  const Tensor sum = zeros(a.weight, {rows, a.features()}, sums);
+  const Tensor grad_weight = dtype == sums ? sum : empty(a.weight, {rows, a.features()}, dtype);
+  const Tensor grad_bias = sparse ? empty(a.weight, {biases}, dtype) : bias_zeros();
+  leaf_log_prob_backward_weight(a.type, plan.tables(), plan.leaf_order(),
+                                sparse ? const_data<int64_t>(slot) : nullptr, tensors,
+                                backward_workspace(a, plan).mutable_data_ptr(), rows, sum.mutable_data_ptr(),
+                                grad_weight.mutable_data_ptr(), grad_bias.mutable_data_ptr(), call.stream());
+  return {grad_hidden, index, grad_weight, bias_index, grad_bias};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
@@ -173,6 +235,9 @@ STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
   m.impl("wide_log_prob", TORCH_BOX(&WideOp::forward<tree_forward_cuda>));
   m.impl("wide_log_prob_backward", TORCH_BOX(&WideOp::backward<tree_backward_cuda>));
   m.impl("wide_log_prob_backward_sparse", TORCH_BOX(&WideOp::backward_sparse<tree_backward_cuda>));
+  m.impl("leaf_log_prob", TORCH_BOX(&LeafOp::forward<tree_forward_cuda>));
+  m.impl("leaf_log_prob_backward", TORCH_BOX(&LeafOp::backward<leaf_backward_cuda>));
+  m.impl("leaf_log_prob_backward_sparse", TORCH_BOX(&LeafOp::backward_sparse<leaf_backward_cuda>));
 }
 
 }  // namespace hstree

@@ -44,9 +44,10 @@ def leaf_log_prob(
             z = weight[classes] @ hidden[i] + bias[t, classes]
             log_prob[i, t] += z.log_softmax(0)[child]
 
-    Deterministic. Reads a row of the weight once for all trees, and writes its gradient once. Holds
-    at most the scores [N, T, max_width], on the CPU only those of the targets' groups; forward mode
-    also holds their rows.
+    Deterministic. On the CPU a row of the weight is read, and its gradient written, once for all
+    trees; on CUDA the trees add up in a gradient in float32 (float64 for float64 hidden), in order.
+    Holds at most the scores [N, T, max_width], on the CPU only those of the targets' groups;
+    forward mode also holds their rows.
 
     Args:
         hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.

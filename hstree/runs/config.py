@@ -152,7 +152,7 @@ class TrainConfig:
         at_least(1),
     )
     sparse: bool = setting(
-        False, "head", "trees: row-sparse gradients; only the visited rows are updated"
+        False, "head", "trees, sampled: row-sparse gradients; only the visited rows are updated"
     )
     relearn_trees: tuple[int, ...] = setting(
         (),
@@ -312,13 +312,16 @@ class TrainConfig:
 
     def head_options(self) -> dict[str, Any]:
         """Options for ``Head.from_corpus``: the learning-rate factor, ``tied`` if it is set, the
-        tree settings if the head is ``trees``, and every ``head_option``."""
+        tree settings if the head is ``trees``, ``sparse`` if it is ``sampled``, and every
+        ``head_option``."""
         options: dict[str, Any] = {"learning_rate_factor": self.head_learning_rate_factor}
         if self.tied:
             options["tied"] = True
         if self.head == "trees":
             names = ("n_trees", "root", "leaf", "levels", "gate", "recipe", "subset_size", "sparse")
             options |= {name: getattr(self, name) for name in names}
+        elif self.head == "sampled":
+            options["sparse"] = self.sparse
         return options | parse_options(self.head_option)
 
     def with_absolute_paths(self) -> TrainConfig:

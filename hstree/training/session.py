@@ -169,6 +169,11 @@ class Session:
         trainer = training.trainer
         if self.config.tensorboard and self.directory is not None:
             self.reporter.add(TensorBoardLog(self.directory.path))
+        if training.model.head.samples_in_training:
+            self.reporter.message(
+                f"head {self.config.head}: the training perplexity is an estimate from sampled "
+                "classes,\ntoo low on average; that of the validation text is exact"
+            )
         with self.interruption:
             try:
                 self.reporter.start(
@@ -255,6 +260,7 @@ class Session:
             tokens_per_second=position.tokens_per_second,
             seconds=position.relearn_seconds + position.seconds + time.perf_counter() - begin_time,
             averaged=trainer.averaging,
+            sampled=training.model.head.samples_in_training,
             relearn_seconds=position.relearn_seconds,
         )
         training.records.append(record)

@@ -192,7 +192,7 @@ def load(folder: Path, config: TrainConfig, processes: Processes) -> Training:
     fingerprint = corpus.fingerprint()
     try:
         settings = _fixed_settings(config)
-        saved = _fixed_settings(TrainConfig()) | values["settings"]  # new settings: the default
+        saved = _fixed_settings(TrainConfig()) | values["settings"]  # a new setting: its default
         other = [name for name in settings if saved[name] != settings[name]]
         if other:
             raise ValueError(f"the state of a run whose {', '.join(other)} differs from {CONFIG}")

@@ -67,7 +67,7 @@ class Position:
     @property
     def train_loss(self) -> float:
         """Mean negative log-likelihood over the current epoch, in nats per token, without penalties
-        and options of the loss."""
+        and options of the loss; the estimate of a head that samples classes in training."""
         return self.loss / self.tokens
 
     @property

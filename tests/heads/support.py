@@ -23,6 +23,7 @@ from hstree.heads import (
     MixtureOfSoftmaxesPLIF,
     MonotonicNetwork,
     PLIFFrozen,
+    SampledSoftmax,
     SigSoftmax,
     Softmax,
     TreeEnsemble,
@@ -81,6 +82,8 @@ Formula: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 # Few intervals of a radius that many logits leave.
 PIECES: dict[str, Any] = {"intervals": 12, "radius": 3.0}
+# Draws each class once, so that the loss in training mode is exact.
+EVERY_CLASS: dict[str, Any] = {"negatives": V, "distribution": "uniform"}
 
 HEADS: dict[str, Callable[..., Head]] = {
     "softmax": lambda **more: Softmax(D, V, frequencies=FREQUENCIES, **more),
@@ -110,6 +113,10 @@ HEADS: dict[str, Callable[..., Head]] = {
     ),
     "adaptive": lambda **more: AdaptiveSoftmax(
         D, V, cutoffs=(5, 20), div_value=2.0, order=REVERSED, **more
+    ),
+    "sampled": lambda **more: SampledSoftmax(D, V, frequencies=FREQUENCIES, **EVERY_CLASS, **more),
+    "sampled, sparse, tied": lambda **more: SampledSoftmax(
+        D, V, embedding=embedding(), sparse=True, **EVERY_CLASS, **more
     ),
     "trees": _trees(1, 1, 1),
     "trees, sparse": _trees(2, 8, 4, sparse=True, gate="constant"),

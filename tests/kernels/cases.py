@@ -1,4 +1,4 @@
-"""Batches over small random trees, and what the ops must give on them: plain loops in float64.
+"""The batches of the tests, and what the ops must give on them: plain loops in float64.
 
 `check` runs one batch and compares; it serves the tests and, in a process of its own under the
 sanitizers, sanitized.py. Error bounds follow from the number of terms of a sum and the sum of
@@ -7,11 +7,11 @@ their magnitudes, so they hold at any scale of the values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kernels.batches import Batch, Case, make_batch
 from kernels.emulation import (
     BFLOAT16,
     FLOAT16,
@@ -20,33 +20,8 @@ from kernels.emulation import (
     Array,
     ElementType,
     Kernels,
-    Tables,
     TreeOp,
 )
-
-
-@dataclass(frozen=True)
-class Case:
-    """A batch. `widest` children at most for each node; 0 for the op on binary nodes."""
-
-    why: str
-    rows: int = 41
-    trees: int = 2
-    classes: int = 23
-    in_features: int = 16
-    features: int | None = None  # of a subset; None: no feature_index
-    block: int = 1  # of features of which the subset is made
-    shape: str = "random"  # of the tree: random, chain, balanced
-    widest: int = 0
-    scale: float = 1.0
-    ignored: float = 0.15  # share of the rows
-    favourite: float = 0.0  # share of the rows that have class 0
-    bias: bool = True
-    kinds: tuple[ElementType, ...] = field(default=(FLOAT32, FLOAT64, BFLOAT16, FLOAT16))
-
-    def __str__(self) -> str:
-        return self.why.replace(" ", "-")
-
 
 BOTH = (FLOAT32, BFLOAT16)
 HALF = (BFLOAT16, FLOAT16)
@@ -116,125 +91,27 @@ WIDE_CASES = (
     Case("a node of more children than a batch, blocks", classes=77, shape="flat", widest=77,
          in_features=64, features=32, block=16, kinds=HALF),
 )  # fmt: skip
-
-
-@dataclass
-class Batch:
-    """Tables and exact values of the tensors of a case; `paths` by tree and class."""
-
-    tables: Tables
-    hidden: Array
-    weight: Array
-    bias: Array | None
-    grad_log_prob: Array
-    paths: list[list[list[tuple[int, int, int]]]]  # (first row, width, child); binary: width 1
-
-    def subset(self, tree: int) -> Array:
-        index = self.tables.feature_index
-        return np.arange(self.tables.in_features) if index is None else index[tree]
-
-    def targets(self) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
-        for row, target in enumerate(self.tables.target):
-            for tree in range(self.tables.trees):
-                if target >= 0 and self.paths[tree][target]:
-                    yield row, tree, self.paths[tree][target]
-
-
-def random_tree(
-    case: Case, random: np.random.Generator
-) -> tuple[Array, list[list[tuple[int, int, int]]], int]:
-    """Leaf positions, paths by class, and weight rows; nodes are numbered in preorder."""
-    order = random.permutation(case.classes)
-    if case.favourite:  # class 0 in the middle, so that runs start before and go on after it
-        order = np.roll(order, case.classes // 2 - int(np.flatnonzero(order == 0)[0]))
-    paths: list[list[tuple[int, int, int]]] = [[] for _ in range(case.classes)]
-    weight_rows = 0
-    stack: list[tuple[int, int, list[tuple[int, int, int]]]] = [(0, case.classes, [])]
-    while stack:
-        begin, end, above = stack.pop()
-        size = end - begin
-        if size == 1:
-            paths[order[begin]] = above
-            continue
-        if case.shape == "chain":
-            cuts = [begin + 1]
-        elif case.shape == "balanced":
-            cuts = [begin + size // 2]
-        elif case.shape == "flat":
-            cuts = list(range(begin + 1, end))
-        else:
-            width = 2 if case.widest == 0 else int(random.integers(2, min(size, case.widest) + 1))
-            cuts = sorted(
-                int(c) for c in random.choice(np.arange(begin + 1, end), width - 1, replace=False)
-            )
-        bounds = [begin, *cuts, end]
-        width = len(bounds) - 1
-        first = weight_rows
-        weight_rows += width if case.widest else 1
-        for child in reversed(range(width)):
-            entry = (first, width, child) if case.widest else (first, 1, 1 - child)
-            stack.append((bounds[child], bounds[child + 1], [*above, entry]))
-    position = np.empty(case.classes, np.int32)
-    position[order] = np.arange(case.classes)
-    return position, paths, weight_rows
-
-
-def make_batch(case: Case, kind: ElementType, seed: int = 0) -> Batch:
-    random = np.random.default_rng(seed)
-    trees = [random_tree(case, random) for _ in range(case.trees)]
-    weight_rows = max(rows for _, _, rows in trees)
-    paths = [paths for _, paths, _ in trees]
-    lengths = np.array([[len(path) for path in tree] for tree in paths])
-    offset = np.zeros((case.trees, case.classes + 1), np.int64)
-    flat = np.cumsum(lengths.reshape(-1)).reshape(lengths.shape)
-    offset[:, 1:] = flat
-    offset[1:, 0] = flat[:-1, -1]
-    entries = [entry for tree in paths for path in tree for entry in path]
-    if case.widest:
-        path = np.array(entries, np.int32).reshape(-1, 3)
-        stride = max(sum(width for _, width, _ in path) for tree in paths for path in tree)
-    else:
-        path = np.array([node << 1 | left for node, _, left in entries], np.int32)
-        stride = int(lengths.max())
-    feature_index = None
-    if case.features is not None:
-        blocks, taken = case.in_features // case.block, case.features // case.block
-        first = case.block * np.stack(
-            [np.sort(random.choice(blocks, taken, replace=False)) for _ in range(case.trees)]
-        )
-        feature_index = (first[:, :, None] + np.arange(case.block)).reshape(case.trees, -1)
-        feature_index = feature_index.astype(np.int32)
-    target = random.integers(0, case.classes, case.rows)
-    target[random.random(case.rows) < case.favourite] = 0
-    target[random.random(case.rows) < case.ignored] = -1
-    tables = Tables(
-        target=target,
-        offset=offset,
-        path=path,
-        leaf_position=np.stack([position for position, _, _ in trees]),
-        feature_index=feature_index,
-        weight_rows=weight_rows,
-        in_features=case.in_features,
-        stride=stride,
+LEAF_CASES = tuple(
+    replace(case, leaves=True)
+    for case in (
+        Case("groups and classes without one", trees=3, widest=6),
+        Case("no bias, single accesses", in_features=19, widest=5, bias=False),
+        Case("groups of two", widest=2, kinds=BOTH),
+        Case("nodes above groups", widest=4, shape="nested", kinds=BOTH),
+        Case("several chunks of features", rows=17, in_features=1056, widest=6, kinds=BOTH),
+        Case("chunks of float64", rows=17, in_features=258, widest=4, kinds=(FLOAT64,)),
+        Case("a group of more classes than a batch", classes=77, shape="flat", widest=77,
+             in_features=64),
+        Case("width beyond the limit of segments", rows=70, classes=4200, shape="flat", widest=4200,
+             trees=2, in_features=4, kinds=(FLOAT32,)),
+        Case("one class", classes=1, widest=4, kinds=(FLOAT32,)),
+        Case("zero rows", rows=0, widest=4, kinds=(FLOAT32,)),
+        Case("all rows ignored", ignored=1.0, widest=4, kinds=BOTH),
+        Case("runs over several segments", rows=300, classes=9, trees=3, widest=3, favourite=0.5),
+        Case("one class in all rows", rows=150, favourite=1.0, ignored=0.0, widest=3, kinds=BOTH),
+        Case("values of order 100", widest=6, scale=100.0),
     )
-
-    def exact(values: Array) -> Array:
-        return kind.decode(kind.encode(values))
-
-    shape = (case.trees, weight_rows)
-    scale = case.scale
-    return Batch(
-        tables=tables,
-        hidden=exact(scale * random.standard_normal((case.rows, case.in_features))),
-        weight=exact(scale * random.standard_normal((*shape, tables.features))),
-        bias=exact(scale * random.standard_normal(shape)) if case.bias else None,
-        # Upstream gradients of either sign, over three orders of magnitude.
-        grad_log_prob=(
-            random.standard_normal((case.rows, case.trees))
-            * 10.0 ** random.uniform(-2, 1, (case.rows, case.trees))
-        ).astype(kind.sums),
-        paths=paths,
-    )
+)  # fmt: skip
 
 
 @dataclass
@@ -287,12 +164,12 @@ def true_score(batch: Batch) -> Checked:
         features = batch.hidden[row, batch.subset(tree)]
         column = 0
         for first, width, _ in path:
-            products = features * batch.weight[tree, first : first + width]
+            products = features * batch.weight[batch.weight_rows(tree, first, width)]
             where = (row, tree, slice(column, column + width))
             score.value[where] = products.sum(1)
             score.terms[where] = np.abs(products).sum(1)
             if batch.bias is not None:
-                score.add(where, batch.bias[tree, first : first + width])
+                score.add(where, batch.bias[batch.bias_rows(tree, first, width)])
             column += width
     return score
 
@@ -323,7 +200,7 @@ def true_backward(batch: Batch, score: Array) -> tuple[Checked, Checked, Checked
     """Gradients of hidden, weight and bias from the given scores."""
     tables = batch.tables
     grad_hidden = Checked.zeros(tables.rows, tables.in_features)
-    grad_weight = Checked.zeros(tables.trees, tables.weight_rows, tables.features)
+    grad_weight = Checked.zeros(*batch.weight.shape)
     grad_bias = Checked.zeros(tables.trees, tables.weight_rows)
     for row, tree, path in batch.targets():
         subset = batch.subset(tree)
@@ -338,14 +215,16 @@ def true_backward(batch: Batch, score: Array) -> tuple[Checked, Checked, Checked
                 slope = np.array([sigmoid(-z[0]) if child else -sigmoid(z[0])])
                 slope_terms = np.abs(slope)
             grad = float(batch.grad_log_prob[row, tree])
-            rows = slice(first, first + width)
-            weight, features = batch.weight[tree, rows], batch.hidden[row, subset]
+            rows, of_bias = (
+                index(tree, first, width) for index in (batch.weight_rows, batch.bias_rows)
+            )
+            weight, features = batch.weight[rows], batch.hidden[row, subset]
             grad_hidden.value[row, subset] += grad * (slope @ weight)
             grad_hidden.terms[row, subset] += abs(grad) * (slope_terms @ np.abs(weight))
-            grad_weight.value[tree, rows] += grad * np.outer(slope, features)
-            grad_weight.terms[tree, rows] += abs(grad) * np.outer(slope_terms, np.abs(features))
-            grad_bias.value[tree, rows] += grad * slope
-            grad_bias.terms[tree, rows] += abs(grad) * slope_terms
+            grad_weight.value[rows] += grad * np.outer(slope, features)
+            grad_weight.terms[rows] += abs(grad) * np.outer(slope_terms, np.abs(features))
+            grad_bias.value[of_bias] += grad * slope
+            grad_bias.terms[of_bias] += abs(grad) * slope_terms
             column += width
     return grad_hidden, grad_weight, grad_bias
 
@@ -361,6 +240,7 @@ class Results:
     grad_bias: Array
     index: Array
     sparse_weight: Array
+    bias_index: Array
     sparse_bias: Array
 
 
@@ -379,23 +259,24 @@ def run_batch(
     log_prob, own_score = op.forward(values, weight, bias)
     arguments = (batch.grad_log_prob, values, weight, own_score if score is None else score)
     grad_hidden, grad_weight, grad_bias = op.backward(False, *arguments)
-    again, index, sparse_weight, sparse_bias = op.backward(True, *arguments)
+    again, *sparse = op.backward(True, *arguments)
     assert again.tobytes() == grad_hidden.tobytes()
-    return Results(
-        log_prob, own_score, grad_hidden, grad_weight, grad_bias, index, sparse_weight, sparse_bias
-    )
+    return Results(log_prob, own_score, grad_hidden, grad_weight, grad_bias, *sparse)
 
 
 def assert_sparse_is_dense(results: Results) -> None:
     """Bit for bit: the visited rows are the dense rows, all others are zero; sorted, no repeats."""
-    tree, row = results.index
-    assert (results.sparse_weight == results.grad_weight[tree, row]).all()
-    assert (results.sparse_bias == results.grad_bias[tree, row]).all()
-    rest = results.grad_weight.copy()
-    rest[tree, row] = 0
-    assert not rest.any()
-    place = tree * results.grad_weight.shape[1] + row
-    assert (np.diff(place) > 0).all()
+    pairs = (
+        (results.index, results.sparse_weight, results.grad_weight),
+        (results.bias_index, results.sparse_bias, results.grad_bias),
+    )
+    for index, sparse, dense in pairs:
+        where = tuple(index)
+        assert (sparse == dense[where]).all()
+        rest = dense.copy()
+        rest[where] = 0
+        assert not rest.any()
+        assert (np.diff(np.ravel_multi_index(where, dense.shape[: len(where)])) > 0).all()
 
 
 def check(kernels: Kernels, case: Case, kind: ElementType) -> None:
@@ -412,17 +293,22 @@ def check(kernels: Kernels, case: Case, kind: ElementType) -> None:
 
     grads = true_backward(batch, rounded_score)
     got = (results.grad_hidden, results.grad_weight, results.grad_bias)
-    terms = max(tables.trees * tables.stride, tables.rows)
+    # A row of the leaf op's weight belongs to every tree.
+    terms = max(tables.trees * tables.stride, tables.rows * (tables.trees if case.leaves else 1))
     for name, stored, true in zip(("hidden", "weight", "bias"), got, grads, strict=True):
         # Of the factors of matrix products, which are sums of two elements.
         of_terms = 2.0**-16 if kind in HALF and name != "bias" else 0.0
         got_grad = kind.decode(stored)
         close(f"grad_{name}", got_grad, true, terms, unit, kind.unit, kind.tiny, of_terms)
     assert_sparse_is_dense(results)
-    visited = {
-        (tree, first + k)
-        for _, tree, path in batch.targets()
-        for first, width, _ in path
-        for k in range(width)
-    }
-    assert set(zip(*results.index.tolist(), strict=True)) == visited
+    visited: set[tuple[int, int]] = set()
+    for _, tree, path in batch.targets():
+        for first, width, _ in path:
+            rows = range(first, first + width)
+            _, of_bias = batch.bias_rows(tree, first, width)
+            visited |= {(tree, row) for row in (of_bias.tolist() if case.leaves else rows)}
+    assert set(zip(*results.bias_index.tolist(), strict=True)) == visited
+    if case.leaves:
+        assert set(results.index[0].tolist()) == {row for _, row in visited}
+    else:
+        assert (results.index == results.bias_index).all()

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernels.batches import Batch, Case, make_batch
 from kernels.cases import (
-    Batch,
-    Case,
     assert_sparse_is_dense,
     close,
-    make_batch,
     run_batch,
     true_backward,
     true_forward,
@@ -31,7 +29,7 @@ class Corruption:
 
     name: str
     spoil: Callable[[Batch], None]
-    wide: bool | None = None  # None: either op
+    ops: tuple[str, ...] = ("path", "wide", "leaf")
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")
@@ -65,34 +63,56 @@ def features(*values: int) -> Callable[[Batch], None]:
     return spoil
 
 
+def classes(value: int) -> Callable[[Batch], None]:
+    """Replaces an entry of leaf_class in tree 1."""
+
+    def spoil(batch: Batch) -> None:
+        assert batch.tables.leaf_class is not None
+        batch.tables.leaf_class[1, 7] = value
+
+    return spoil
+
+
+OWN = ("path", "wide")  # the ops on weights of each tree
+CHILDREN = ("wide", "leaf")
 CORRUPTIONS = (
     Corruption("offset past the end", offset(1, lambda b: len(b.tables.path) + 1)),
     Corruption("offset far past the end", offset(1, lambda _: 2**62)),
     Corruption("offset negative", offset(0, lambda _: -1)),
     Corruption("offset very negative", offset(0, lambda _: -(2**63))),
     Corruption("path too long", offset(0, lambda _: 0)),
-    Corruption("node past the end", entry(lambda b: b.tables.weight_rows << 1), False),
-    Corruption("node far past the end", entry(lambda _: 2**31 - 1), False),
-    Corruption("node negative", entry(lambda _: -2), False),
-    Corruption("row negative", entry(lambda _: -1, 0), True),
-    Corruption("row far past the end", entry(lambda _: 2**31 - 1, 0), True),
-    Corruption("width zero", entry(lambda _: 0, 1), True),
-    Corruption("width negative", entry(lambda _: -(2**31), 1), True),
-    Corruption("width far past the end", entry(lambda _: 2**31 - 1, 1), True),
-    Corruption("width over max_width", entry(lambda b: b.tables.stride + 1, 1), True),
-    Corruption("child negative", entry(lambda _: -1, 2), True),
-    Corruption("child past the end", entry(lambda _: 2**31 - 1, 2), True),
-    Corruption("feature past the end", features(16)),
-    Corruption("feature far past the end", features(2**31 - 1)),
-    Corruption("feature negative", features(-1)),
-    Corruption("features unsorted", features(15, 14)),
-    Corruption("feature repeated", features(15, 15)),
+    Corruption("node past the end", entry(lambda b: b.tables.weight_rows << 1), ("path",)),
+    Corruption("node far past the end", entry(lambda _: 2**31 - 1), ("path",)),
+    Corruption("node negative", entry(lambda _: -2), ("path",)),
+    Corruption("row negative", entry(lambda _: -1, 0), CHILDREN),
+    Corruption("row far past the end", entry(lambda _: 2**31 - 1, 0), CHILDREN),
+    Corruption("width zero", entry(lambda _: 0, 1), CHILDREN),
+    Corruption("width negative", entry(lambda _: -(2**31), 1), CHILDREN),
+    Corruption("width far past the end", entry(lambda _: 2**31 - 1, 1), CHILDREN),
+    Corruption("width over max_width", entry(lambda b: b.tables.stride + 1, 1), CHILDREN),
+    Corruption("child negative", entry(lambda _: -1, 2), CHILDREN),
+    Corruption("child past the end", entry(lambda _: 2**31 - 1, 2), CHILDREN),
+    Corruption("feature past the end", features(16), OWN),
+    Corruption("feature far past the end", features(2**31 - 1), OWN),
+    Corruption("feature negative", features(-1), OWN),
+    Corruption("features unsorted", features(15, 14), OWN),
+    Corruption("feature repeated", features(15, 15), OWN),
+    Corruption("class past the end", classes(12), ("leaf",)),
+    Corruption("class far past the end", classes(2**31 - 1), ("leaf",)),
+    Corruption("class negative", classes(-1), ("leaf",)),
 )
 BAD_TARGETS = (12, 13, 2**31, 2**62, 2**63 - 1)
 
 
-def case(wide: bool, rows: int = 90) -> Case:
-    return Case("corrupt", rows=rows, classes=12, features=8, widest=4 if wide else 0)
+CASES = {
+    "path": Case("corrupt", rows=90, classes=12, features=8),
+    "wide": Case("corrupt", rows=90, classes=12, features=8, widest=4),
+    "leaf": Case("corrupt", rows=90, classes=12, widest=4, leaves=True),
+}
+
+
+def corruptions(op: str) -> list[Corruption]:
+    return [corruption for corruption in CORRUPTIONS if op in corruption.ops]
 
 
 def check_batch(
@@ -120,8 +140,8 @@ def check_batch(
     tables.target[:] = targets
 
 
-def check_corruption(kernels: Kernels, corruption: Corruption, wide: bool) -> None:
-    batch = make_batch(case(wide), FLOAT32, seed=3)
+def check_corruption(kernels: Kernels, corruption: Corruption, op: str) -> None:
+    batch = make_batch(CASES[op], FLOAT32, seed=3)
     batch.tables.target[:12] = np.arange(12)  # every class is asked for
     corruption.spoil(batch)
     batch.paths[1] = [[] for _ in batch.paths[1]]
@@ -132,22 +152,23 @@ def check_corruption(kernels: Kernels, corruption: Corruption, wide: bool) -> No
     assert (np.isnan(half.log_prob) == unusable).all()
 
 
-def check_bad_targets(kernels: Kernels, wide: bool) -> None:
-    batch = make_batch(case(wide), FLOAT32, seed=4)
+def check_bad_targets(kernels: Kernels, op: str) -> None:
+    batch = make_batch(CASES[op], FLOAT32, seed=4)
     batch.tables.target[3 : 3 + len(BAD_TARGETS)] = BAD_TARGETS
     batch.tables.target[60:62] = (-100, -(2**63))  # ignored
     unusable = np.repeat((batch.tables.target >= 12)[:, None], 2, axis=1)
     check_batch(kernels, batch, unusable)
 
 
-def check_bad_ranks(kernels: Kernels, wide: bool) -> None:
+def check_bad_ranks(kernels: Kernels, op: str) -> None:
     """Ranks that do not belong to the paths: gradients of weights may be wrong, nothing else."""
-    batch = make_batch(case(wide), FLOAT32, seed=5)
+    batch = make_batch(CASES[op], FLOAT32, seed=5)
     ranks = np.array([2**31 - 1, -1, 7, 7, -(2**31), 10**6])
     batch.tables.leaf_position[:] = np.resize(ranks, batch.tables.leaf_position.shape)
     log_prob, _ = true_forward(batch)
     results = run_batch(kernels, batch, FLOAT32)
     unit = unit_of_sums(FLOAT32)
-    close("log_prob", results.log_prob, log_prob, 8 + batch.tables.stride, unit, 0.0, 0.0)
+    terms = batch.tables.features + batch.tables.stride
+    close("log_prob", results.log_prob, log_prob, terms, unit, 0.0, 0.0)
     grad_hidden, _, _ = true_backward(batch, results.score)
     close("grad_hidden", results.grad_hidden, grad_hidden, 2 * batch.tables.stride, unit, unit, 0.0)

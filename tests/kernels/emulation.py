@@ -84,6 +84,7 @@ class Tables:
     weight_rows: int
     in_features: int
     stride: int
+    leaf_class: Array | None = None  # of the leaf op
 
     @property
     def wide(self) -> bool:
@@ -211,14 +212,16 @@ class Kernels:
 
 
 class TreeOp:
-    """The path op or the wide op on a batch of tables."""
+    """The path op, the wide op or the leaf op on a batch of tables."""
 
     def __init__(self, kind: ElementType, tables: Tables) -> None:
         self.kind = kind
         self.tables = tables
-        self.name = "wide_log_prob" if tables.wide else "path_log_prob"
+        self.shared = tables.leaf_class is not None
+        kind_of_tree = "leaf" if self.shared else "wide" if tables.wide else "path"
+        self.name = f"{kind_of_tree}_log_prob"
         arrays = (tables.target, tables.offset, tables.path, tables.leaf_position)
-        index = tables.feature_index
+        index = tables.leaf_class if self.shared else tables.feature_index
         self.table_tensors = (
             *(torch.from_numpy(array) for array in arrays),
             None if index is None else torch.from_numpy(index),
@@ -234,11 +237,17 @@ class TreeOp:
     def backward(
         self, sparse: bool, grad: Array, values: Array, weight: Array, score: Array
     ) -> list[Array]:
-        """Gradients of hidden, weight and bias; if sparse, the index after the first."""
+        """Gradients of hidden, weight and bias; if sparse, the index of the last two before each of
+        them."""
         name = f"{self.name}_backward_sparse" if sparse else f"{self.name}_backward"
         tensors = (to_tensor(self.kind, array) for array in (values, weight))
         scores = torch.from_numpy(score)
         outputs = call(
             name, torch.from_numpy(grad), *tensors, *self.table_tensors, scores, *self.kept
         )
-        return [to_array(output) for output in outputs]
+        arrays = [to_array(output) for output in outputs]
+        if sparse and not self.shared:
+            arrays.insert(3, arrays[1])
+        elif sparse:
+            arrays[1] = arrays[1][None]
+        return arrays

@@ -16,12 +16,12 @@ import numpy as np
 from cuda_emu.library import ORDERS, EmulatedLibrary
 
 import hstree  # noqa: F401  (the schemas of the operators)
-from kernels.cases import PATH_CASES, WIDE_CASES, check
+from kernels.cases import LEAF_CASES, PATH_CASES, WIDE_CASES, check
 from kernels.corruption import (
-    CORRUPTIONS,
     check_bad_ranks,
     check_bad_targets,
     check_corruption,
+    corruptions,
 )
 from kernels.emulation import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64, Kernels
 from kernels.logit_cases import (
@@ -38,16 +38,15 @@ from kernels.sparse_adam_cases import SPARSE_ADAM_SHAPES, check_sparse_adam
 
 def checks(kernels: Kernels) -> list[Callable[[], object]]:
     result: list[Callable[[], object]] = []
-    for case in (*PATH_CASES, *WIDE_CASES):
+    for case in (*PATH_CASES, *WIDE_CASES, *LEAF_CASES):
         # The widths of accesses: 4, 2 and 8 bytes; float16 is as bfloat16.
         kinds = [kind for kind in case.kinds if kind is not FLOAT16]
         result += [partial(check, kernels, case, kind) for kind in kinds]
-    for wide in (False, True):
-        for corruption in CORRUPTIONS:
-            if corruption.wide in (None, wide):
-                result.append(partial(check_corruption, kernels, corruption, wide))
-        result.append(partial(check_bad_targets, kernels, wide))
-        result.append(partial(check_bad_ranks, kernels, wide))
+    for op in ("path", "wide", "leaf"):
+        for corruption in corruptions(op):
+            result.append(partial(check_corruption, kernels, corruption, op))
+        result.append(partial(check_bad_targets, kernels, op))
+        result.append(partial(check_bad_ranks, kernels, op))
     index = np.array([[0, 3, 4], [-1, 2**31 - 1, 5]], np.int32)
     values = np.ones((3, 5), np.float32)
     grad = np.ones((3, 2, 3), np.float32)

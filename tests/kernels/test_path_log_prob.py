@@ -9,22 +9,21 @@ import numpy as np
 import pytest
 from cuda_emu.library import ORDERS
 
+from kernels.batches import Case, make_batch
 from kernels.cases import (
     PATH_CASES,
-    Case,
     check,
     close,
-    make_batch,
     run_batch,
     true_forward,
     unit_of_sums,
 )
 from kernels.corruption import (
-    CORRUPTIONS,
     Corruption,
     check_bad_ranks,
     check_bad_targets,
     check_corruption,
+    corruptions,
 )
 from kernels.emulation import (
     BFLOAT16,
@@ -37,7 +36,7 @@ from kernels.emulation import (
 
 pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
 
-WIDE = False
+OP = "path"
 
 
 @pytest.mark.parametrize(
@@ -86,17 +85,17 @@ def test_subsets_of_neighbours(kernels: Kernels, index: Sequence[int]) -> None:
     close("log_prob", results.log_prob, log_prob, len(index) + score.value.shape[2], unit, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("corruption", [c for c in CORRUPTIONS if c.wide in (None, WIDE)], ids=str)
+@pytest.mark.parametrize("corruption", corruptions(OP), ids=str)
 def test_corrupt_tables_give_nan(kernels: Kernels, corruption: Corruption) -> None:
-    check_corruption(kernels, corruption, WIDE)
+    check_corruption(kernels, corruption, OP)
 
 
 def test_target_out_of_range_gives_nan(kernels: Kernels) -> None:
-    check_bad_targets(kernels, WIDE)
+    check_bad_targets(kernels, OP)
 
 
 def test_wrong_ranks_leave_log_prob_and_grad_hidden_right(kernels: Kernels) -> None:
-    check_bad_ranks(kernels, WIDE)
+    check_bad_ranks(kernels, OP)
 
 
 @pytest.mark.parametrize("kind", ELEMENT_TYPES, ids=lambda kind: kind.name)

@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 from cuda_emu.library import ORDERS
 
-from kernels.cases import WIDE_CASES, Case, check, make_batch, run_batch
+from kernels.batches import Case, make_batch
+from kernels.cases import WIDE_CASES, check, run_batch
 from kernels.corruption import (
-    CORRUPTIONS,
     Corruption,
     check_bad_ranks,
     check_bad_targets,
     check_corruption,
+    corruptions,
 )
 from kernels.emulation import FLOAT64, ElementType, Kernels
 
 pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
 
-WIDE = True
+OP = "wide"
 
 
 @pytest.mark.parametrize(
@@ -43,17 +44,17 @@ def test_same_bits_in_every_scheduling_order(kernels: Kernels, case: Case) -> No
     assert all(result == results[0] for result in results[1:])
 
 
-@pytest.mark.parametrize("corruption", [c for c in CORRUPTIONS if c.wide in (None, WIDE)], ids=str)
+@pytest.mark.parametrize("corruption", corruptions(OP), ids=str)
 def test_corrupt_tables_give_nan(kernels: Kernels, corruption: Corruption) -> None:
-    check_corruption(kernels, corruption, WIDE)
+    check_corruption(kernels, corruption, OP)
 
 
 def test_target_out_of_range_gives_nan(kernels: Kernels) -> None:
-    check_bad_targets(kernels, WIDE)
+    check_bad_targets(kernels, OP)
 
 
 def test_wrong_ranks_leave_log_prob_and_grad_hidden_right(kernels: Kernels) -> None:
-    check_bad_ranks(kernels, WIDE)
+    check_bad_ranks(kernels, OP)
 
 
 def test_one_node_equals_log_softmax(kernels: Kernels) -> None:

@@ -121,6 +121,10 @@ def test_head_options() -> None:
         "tied": True,
     }
     assert "tied" not in TrainConfig(head="softmax").head_options()
+    assert TrainConfig(head="sampled", sparse=True).head_options() == {
+        "learning_rate_factor": 8.0,
+        "sparse": True,
+    }
     trees = TrainConfig(n_trees=3, sparse=True, head_option=("root=7",)).head_options()
     assert trees["n_trees"] == 3
     assert trees["root"] == 7
