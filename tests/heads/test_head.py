@@ -587,6 +587,10 @@ def test_from_corpus_tied() -> None:
         D, V, statistics(), embedding=embedding, tied=True, node_vectors="shared", root=4
     )
     assert ensemble.output_embedding is embedding.weight
+    leaves = TreeEnsemble.from_corpus(
+        D, V, statistics(), embedding=embedding, tied=True, node_vectors="leaves", root=4
+    )
+    assert leaves.output_embedding is embedding.weight
     with pytest.raises(ValueError, match="tied: expected an embedding to tie to, got None"):
         TreeEnsemble.from_corpus(D, V, statistics(), tied=True, node_vectors="shared", root=4)
 
@@ -594,7 +598,7 @@ def test_from_corpus_tied() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 @pytest.mark.parametrize(
     "kind",  # slow, for every head: test_life.py
-    ["softmax", "mos", "trees, wide, subset, context"],
+    ["softmax", "mos", "trees, wide, subset, context", "trees, leaves"],
 )
 def test_compile(kind: str) -> None:
     """One graph, two batch sizes: loss and gradients."""

@@ -76,8 +76,8 @@ class Block:
         """
         raise NotImplementedError
 
-    def scores(self, hidden: Tensor, x: Tensor) -> Tensor:
-        """w . x + b of all vectors, [T, R, N].
+    def scores(self, hidden: Tensor, x: Tensor) -> Tensor | list[Tensor]:
+        """w . x + b of all vectors, [T, R, N], or a list of [R, N].
 
         Args:
             hidden: context vectors [N, D].
@@ -160,18 +160,16 @@ class LeafBlock(Block):
             order=order,
         )
 
-    def scores(self, hidden: Tensor, x: Tensor) -> Tensor:
+    def scores(self, hidden: Tensor, x: Tensor) -> list[Tensor]:
         """E . h is computed once for all trees."""
         dtype, many = sum_dtype(hidden.dtype), _are_many(hidden)
         product = self.weight @ hidden.t() if many else F.linear(hidden, self.weight).t()
         product, bias = product.to(dtype), self.bias.to(dtype)
         # Tree by tree: the gradient is a sum of permutations, in a fixed order.
-        return torch.stack(
-            [
-                product.index_select(0, classes) + of_tree.index_select(0, classes).unsqueeze(1)
-                for of_tree, classes in zip(bias, self.layout.leaf_class, strict=True)
-            ]
-        )
+        return [
+            product.index_select(0, classes).add_(of_tree.index_select(0, classes).unsqueeze(1))
+            for of_tree, classes in zip(bias, self.layout.leaf_class, strict=True)
+        ]
 
 
 class RootBlock(Block):

@@ -192,18 +192,22 @@ class TreeEnsemble(Constructors):
         dtype, blocks, layout = sum_dtype(hidden.dtype), self.blocks(), self.layout
         hidden = to_dtype_of(blocks, hidden)
         x = tree_features(hidden, self.feature_index, self.n_trees)
-        scores = [block.scores(hidden, x).to(dtype) for block in blocks]
+        scores = [block.scores(hidden, x) for block in blocks]
+        shape = self.n_trees, sum(layout.n_rows), hidden.shape[0]
         if not scores:  # a single class
-            scores = [hidden.new_zeros(self.n_trees, 0, hidden.shape[0], dtype=dtype)]
-        root_begin = sum(layout.n_rows[:ROOT])
+            score = hidden.new_zeros(shape)
+        elif len(scores) == 1 and isinstance(scores[0], Tensor):
+            score = scores[0]
+        else:
+            score = torch.cat([rows for of_tree in zip(*scores, strict=True) for rows in of_tree])
         return tree_log_prob(
-            scores[0] if len(scores) == 1 else torch.cat(scores, 1),
+            score.view(shape).to(dtype),
             log_gate,
             layout.node,
             layout.edge,
             self.n_classes,
             wide_begin=layout.n_rows[BINARY],
-            root_begin=root_begin,
+            root_begin=sum(layout.n_rows[:ROOT]),
         )
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
