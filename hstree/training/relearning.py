@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hstree._progress import track
 from hstree.data import Streams
@@ -15,6 +15,7 @@ from hstree.trees import ContextMeans, tree_seed
 from .distributed import Processes
 
 WINDOW = 128  # time steps that are computed together
+FITTED_CONTEXTS = 1 << 16  # to which the nodes above the leaf groups are fitted
 SHAPE = ("root", "leaf", "levels")
 
 
@@ -45,35 +46,43 @@ def relearn(
     Returns:
         The parameters of the head that have new values.
     """
-    means = context_means(model, streams, processes)
+    means, hidden, target = read_contexts(model, streams, processes)
     options = config.head_options()
     head = model.head
     assert isinstance(head, TreeEnsemble)
+    seed = tree_seed(config.seed, epoch)
     restarted = head.relearn(
         means.vectors(),
         at=means.mean,
-        seed=tree_seed(config.seed, epoch),
+        seed=seed,
         frequencies=means.count.cpu(),
         tree_options=options.get("tree_options") if options["recipe"] == "cluster" else None,
         **{name: options[name] for name in SHAPE if name in options},
     )
+    head.fit_nodes(hidden, target, seed=seed)
     return [head.get_parameter(name) for name in restarted]
 
 
 @torch.no_grad()
-def context_means(model: LanguageModel, streams: Streams, processes: Processes) -> ContextMeans:
-    """Mean hidden state of the contexts before each word, in evaluation mode.
+def read_contexts(
+    model: LanguageModel, streams: Streams, processes: Processes
+) -> tuple[ContextMeans, Tensor, Tensor]:
+    """Mean hidden state of the contexts before each word, in evaluation mode, and about
+    FITTED_CONTEXTS of the contexts: hidden states [N, D] and next words [N].
 
     Args:
         model: language model, temporarily set to evaluation mode.
         streams: the text; each process reads an equal part of the streams.
-        processes: they get the same sums.
+        processes: they get the same results.
     """
     device = model.backbone.embedding.weight.device
     means = ContextMeans(model.head.n_classes, model.head.in_features, device=device)
     width = streams.batch_size // processes.size
     columns = slice(processes.rank * width, (processes.rank + 1) * width)
     state: State | None = None
+    contexts = len(streams) * streams.batch_size
+    kept = max(1, WINDOW * FITTED_CONTEXTS // max(contexts, FITTED_CONTEXTS))  # of each window
+    sample: list[tuple[Tensor, Tensor]] = []
     training = model.training
     model.eval()
     try:
@@ -83,7 +92,11 @@ def context_means(model: LanguageModel, streams: Streams, processes: Processes) 
             hidden, state = model.hidden(tokens, state)
             counted = target != model.head.ignore_index
             means.add(hidden[counted], target[counted])
+            sample.append((hidden[:kept].flatten(0, 1), target[:kept].flatten()))
     finally:
         model.train(training)
     processes.add((means.count, means.sum, means.second_moment))
-    return means
+    states, words = (
+        torch.cat(processes.gather(torch.cat(part))) for part in zip(*sample, strict=True)
+    )
+    return means, states, words

@@ -16,7 +16,7 @@ from hstree.heads import TreeEnsemble
 from hstree.runs import ConfigError, TrainConfig, load_config, load_run, perplexity, read_epochs
 from hstree.training import Processes, Trainer, build_model, evaluate, finetuning, train
 from hstree.training import session as session_module
-from hstree.training.relearning import context_means
+from hstree.training.relearning import read_contexts
 from training.runs import Recorder
 from training.toy import small_config, write_corpus
 
@@ -31,10 +31,13 @@ SGD: dict[str, Any] = {
 
 
 class Apart(Processes):
-    """One of several processes, which keeps its sums to itself."""
+    """One of several processes, which keeps its sums and contexts to itself."""
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         pass
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -97,10 +100,12 @@ def test_means_are_those_of_the_whole_text(corpus: Corpus, processes: int) -> No
     model = build_model(config, len(corpus.vocabulary), corpus.statistics())
     trainer = Trainer(model, corpus, config)
     model.train()
-    parts = []
+    parts, samples = [], []
     for rank in range(processes):
         group = Apart(rank, processes, torch.device("cpu"))
-        parts.append(context_means(model, trainer.streams, group))
+        means, *sample = read_contexts(model, trainer.streams, group)
+        parts.append(means)
+        samples.append(sample)
     assert model.training
 
     n_classes, n_features = model.head.n_classes, model.head.in_features
@@ -116,6 +121,12 @@ def test_means_are_those_of_the_whole_text(corpus: Corpus, processes: int) -> No
             total[word] += row
             moment += row.outer(row)
     assert count.sum() == len(corpus.train) - 1
+    # The whole text is the sample of so short a text: window by window, rank by rank.
+    width = trainer.streams.batch_size // processes
+    for rank, (states, words) in enumerate(samples):
+        columns = slice(rank * width, (rank + 1) * width)
+        assert torch.equal(words, target[:, columns].flatten())
+        torch.testing.assert_close(states, hidden[:, columns].flatten(0, 1))
     found = [
         sum(getattr(part, name).double() for part in parts)
         for name in ("count", "sum", "second_moment")
