@@ -63,8 +63,8 @@ def not_synchronised() -> list[dict[str, Any]]:
     return found
 
 
-def a_head_alone() -> dict[str, Any]:
-    head = DistributedDataParallel(tree_head(sparse=True).double())
+def a_head_alone(**options: Any) -> dict[str, Any]:
+    head = DistributedDataParallel(tree_head(sparse=True, **options).double())
     hidden, target = head_batch()
     head(my_part(hidden), my_part(target)).loss.backward()
     return gradients(head.module)
@@ -164,6 +164,7 @@ SCENARIOS = {
     "ddp unused": one_rank_reaches_no_row,
     "ddp no_sync": not_synchronised,
     "ddp head": a_head_alone,
+    "ddp leaves": lambda: a_head_alone(node_vectors="leaves"),
     "ddp one node": a_head_of_one_node,
     "ddp sampled": a_sampled_softmax,
     "ddp layouts": dense_gradients_of_sparse_parameters,
@@ -220,9 +221,12 @@ def test_no_sync_exchanges_nothing(two: Found) -> None:
         torch.testing.assert_close(second, both, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["ddp head", "ddp layouts"])
-def test_gradients_of_a_head(name: str, two: Found) -> None:
-    head = tree_head(sparse=True).double()
+@pytest.mark.parametrize(
+    ("name", "node_vectors"),
+    [("ddp head", "free"), ("ddp layouts", "free"), ("ddp leaves", "leaves")],
+)
+def test_gradients_of_a_head(name: str, node_vectors: str, two: Found) -> None:
+    head = tree_head(sparse=True, node_vectors=node_vectors).double()
     head(*head_batch()).loss.backward()
     for found in two:
         torch.testing.assert_close(found[name], gradients(head), rtol=0, atol=1e-12)
