@@ -271,7 +271,7 @@ def test_fitting_a_root_over_all_classes_moves_its_bias_alone() -> None:
 
 def test_fitting_is_refused() -> None:
     head = TreeEnsemble(D, V, others())
-    with pytest.raises(ValueError, match="node_vectors: expected 'leaves'.*got 'free'"):
+    with pytest.raises(ValueError, match=r"node_vectors: expected 'leaves'.*got 'free'"):
         head.fit_nodes(draw(9, D), draw_targets(9))
     with pytest.raises(ValueError, match=r"hidden: expected floating point of shape \[8, 10\]"):
         ensemble().fit_nodes(draw(9, D), draw_targets(8))
