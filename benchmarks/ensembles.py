@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.contest import Build, Contestant, Size, batch, step
-from benchmarks.heads import FLAT, FLAT_LOSSES
+from benchmarks.heads import FLAT_LOSSES
 from hstree.heads import TreeEnsemble
 from hstree.trees import build_ensemble
 
