@@ -45,6 +45,7 @@ FORMULAS = {
     "doc": "sum_k pi_k softmax(W z_k + b), z_k from two layers, K = 5 + 15",
     "mixtape": "softmax(sum_k pi_yk w_y . z_k + b_y), K = 4",
     "adaptive": "P(y) among 2000 classes and a cluster, or P(cluster) P(y in it)",
+    "sampled": "softmax(l); in training, of the target and 1024 negatives",
     "trees": "sum_t pi_t prod over the path to y of P(child), 4 clustered trees, root 256",
 }
 
@@ -194,6 +195,7 @@ HEAD_CONTESTS: dict[str, dict[str, Build]] = {
         "moc": _head("moc", _mixture),
         "mixtape": _head("mixtape", lambda size: {"latent_features": size.latent}),
         "adaptive": _head("adaptive", lambda size: {"cutoffs": [size.classes // 5]}),
+        "sampled": _head("sampled", lambda size: {"distribution": "log-uniform"}),
         "trees": _trees,
     },
     "mixtures": {

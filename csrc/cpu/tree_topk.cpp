@@ -65,6 +65,13 @@ struct Stamp {
   int64_t place = 0;
 };
 
+// dot(leaf_weight[class], hidden) of the row of a search.
+template <typename A>
+struct ClassProduct {
+  uint64_t search = 0;
+  A value = 0;
+};
+
 uint64_t next_search() {
   static thread_local uint64_t searches = 0;
   return ++searches;
@@ -82,9 +89,11 @@ class Search {
         kernels_(*HSTREE_BY_CAPABILITY(path_kernels, T)),
         stride_(workspace_stride(a_.features)),
         x_(a_.trees * stride_),
+        hidden_(a_.leaf_weight ? workspace_stride(a_.in_features) : 0),
         open_(a_.trees),
         opened_(scratch<Stamp, 0>(a_.trees * a_.nodes)),
         seen_(scratch<uint64_t, 0>(a_.classes)),
+        product_(scratch<ClassProduct<A>, 0>(a_.leaf_weight ? a_.classes : 0)),
         at_most_(a_.trees),
         terms_(a_.trees) {}
 
@@ -93,6 +102,9 @@ class Search {
     row_ = row;
     log_probs_.clear();
     found_.clear();
+    if (a_.leaf_weight) {
+      kernels_.features({}, a_.in_features, a_.hidden + row * a_.in_features, hidden_.data());
+    }
     for (int64_t t = 0; t < a_.trees; ++t) {
       kernels_.features(subsets_[t], a_.features, a_.hidden + row * a_.in_features, x_.data() + t * stride_);
       open_[t].clear();
@@ -256,6 +268,9 @@ class Search {
     A* const log_prob = log_probs_.data() + place;
     if (n.block == wide_root) {
       std::copy_n(a_.root + (t * a_.rows + row_) * a_.root_width, n.width, log_prob);
+    } else if (is_leaf_group(n)) {
+      leaf_scores(t, n, log_prob);
+      log_softmax(log_prob, n.width);
     } else {
       const T* const bias = a_.bias[n.block];
       const int64_t first = t * a_.weight_rows[n.block] + n.row;
@@ -269,6 +284,33 @@ class Search {
     }
     for (int32_t c = 0; c < n.width; ++c) log_prob[c] += base;
     opened(t, index) = {search_, place};
+  }
+
+  void leaf_scores(int64_t t, const TreeNode& n, A* z) {
+    const T* const bias = a_.leaf_bias ? a_.leaf_bias + t * a_.classes : nullptr;
+    for (int32_t c = 0; c < n.width; ++c) {
+      const int32_t below = edge(t, n.first_edge + c).below;
+      if (below >= 0) {
+        fail(a_.op, ": edge[", t, ", ", n.first_edge + c, "]: expected a class below a leaf group, got node ",
+             below);
+      }
+      const int64_t index = ~static_cast<int64_t>(below);
+      check_index("class of edge", index, a_.classes);
+      ClassProduct<A>& product = product_[index];
+      if (product.search != search_) {
+        product.search = search_;
+        kernels_.products(hidden_.data(), a_.leaf_weight + index * a_.in_features, nullptr, 1, a_.in_features,
+                          &product.value);
+      }
+      z[c] = 0;
+      if (bias)
+        kernels_.products(hidden_.data(), a_.leaf_weight, bias + index, 1, 0, z + c);  // of no features
+      z[c] += product.value;
+    }
+  }
+
+  bool is_leaf_group(const TreeNode& n) const {
+    return a_.leaf_weight && n.block == wide_node && n.row >= a_.weight_rows[wide_node];
   }
 
   static int32_t scores(const TreeNode& n) { return n.block == binary_node ? 1 : n.width; }
@@ -289,6 +331,8 @@ class Search {
     bool has_rows = false;
     if (n.block == wide_root) {
       has_rows = a_.root && index == 0 && n.width == a_.root_width;
+    } else if (is_leaf_group(n)) {
+      has_rows = n.width <= a_.weight_rows[wide_node] + a_.classes - n.row;
     } else if (n.block == wide_node || (n.block == binary_node && n.width == 2)) {
       has_rows = n.row >= 0 && scores(n) <= a_.weight_rows[n.block] - n.row;
     }
@@ -303,9 +347,11 @@ class Search {
   const PathKernels<T>& kernels_;
   const int64_t stride_;
   std::vector<A> x_;                            // [T, stride] the row's features
+  std::vector<A> hidden_;                       // [stride] all features of the row, with leaf groups
   std::vector<std::vector<OpenEdge<A>>> open_;  // [T] heaps
   Stamp* const opened_;                         // [T, nodes] index of the children's log-probabilities
   uint64_t* const seen_;                        // [V]
+  ClassProduct<A>* const product_;              // [V] with leaf groups
   std::vector<A> at_most_;                      // [T] log-probabilities, or upper bounds of them
   std::vector<A> terms_;                        // [T]
   std::vector<A> log_probs_;                    // of the edges below opened nodes, from the root

@@ -8,11 +8,15 @@
 // bound (Fagin, Lotem and Naor, "Optimal aggregation algorithms for middleware", JCSS 2003: the threshold
 // algorithm).
 //
+// A leaf group is a node of wide_node whose rows begin at or after weight_rows[1]; all of its children are
+// classes. Their scores are dot(leaf_weight[class], hidden) + leaf_bias[t, class], and the products are computed
+// once for all trees.
+//
 // Always exact up to rounding. Equally probable classes are sorted by number, but which of them are among the
 // k is undefined. NaN counts as the largest value. Sums in float32 (float64 for float64). Work: if the k-th
 // most probable class has probability p, the T trees yield at most T / p classes, each looked up on paths of
 // L nodes: O(T^2 L / p) nodes are opened, at worst all. A thread keeps 16 bytes for each node and 8 for each
-// class. No atomics; threads divide rows: bitwise identical for every number of threads.
+// class, 24 with leaf groups. No atomics; threads divide rows: bitwise identical for every number of threads.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +35,9 @@ struct TreeTopk {
   const T* weight[2];  // of binary and of wide nodes, [T, weight_rows, S]; null: none
   const T* bias[2];    // [T, weight_rows] or null
   int64_t weight_rows[2];
-  const A* root;  // [T, N, root_width] log-probabilities of the children of a wide root
+  const T* leaf_weight;  // [V, D] of the classes in leaf groups, or null
+  const T* leaf_bias;    // [T, V] or null
+  const A* root;         // [T, N, root_width] log-probabilities of the children of a wide root
   int64_t root_width;
   const A* log_gate;             // [N, T]
   const int32_t* feature_index;  // [T, S] or null

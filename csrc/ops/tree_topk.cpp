@@ -42,10 +42,33 @@ Block block(const char* name, const char* bias_name, const std::optional<Tensor>
   return {torch::stable::contiguous(*weight), torch::stable::contiguous(*bias)};
 }
 
+// The weight [V, D] and bias [T, V] of the classes in leaf groups.
+Block leaf_vectors(const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                   const Tensor& hidden, int64_t trees, int64_t classes) {
+  if (!weight) {
+    check(!bias, op, ": leaf_bias: expected None, as there is no leaf_weight");
+    return {};
+  }
+  check_dim(op, "leaf_weight", *weight, 2, "[V, D]");
+  check_dtype(op, "leaf_weight", *weight, hidden.scalar_type());
+  check_device(op, "leaf_weight", *weight, hidden);
+  check_size(op, "leaf_weight", *weight, 0, classes, "classes of leaf_edge");
+  check_size(op, "leaf_weight", *weight, 1, hidden.size(1), "features of hidden");
+  if (!bias) return {torch::stable::contiguous(*weight), std::nullopt};
+  check_dim(op, "leaf_bias", *bias, 2, "[T, V]");
+  check_dtype(op, "leaf_bias", *bias, hidden.scalar_type());
+  check_device(op, "leaf_bias", *bias, hidden);
+  check_size(op, "leaf_bias", *bias, 0, trees, "trees of log_gate");
+  check_size(op, "leaf_bias", *bias, 1, classes, "classes of leaf_edge");
+  return {torch::stable::contiguous(*weight), torch::stable::contiguous(*bias)};
+}
+
 std::tuple<Tensor, Tensor> tree_topk_cpu(const Tensor& hidden, const std::optional<Tensor>& weight,
                                          const std::optional<Tensor>& bias,
                                          const std::optional<Tensor>& wide_weight,
                                          const std::optional<Tensor>& wide_bias,
+                                         const std::optional<Tensor>& leaf_weight,
+                                         const std::optional<Tensor>& leaf_bias,
                                          const std::optional<Tensor>& root_log_prob, const Tensor& log_gate,
                                          const std::optional<Tensor>& feature_index, const Tensor& node,
                                          const Tensor& edge, const Tensor& leaf_edge, int64_t k) {
@@ -93,6 +116,7 @@ std::tuple<Tensor, Tensor> tree_topk_cpu(const Tensor& hidden, const std::option
   check(classes == 1 || nodes.size(1) > 0, op, ": node: expected at least one node of a tree over ", classes,
         " classes");
 
+  const Block leaf = leaf_vectors(leaf_weight, leaf_bias, hidden, trees, classes);
   const Tensor from = torch::stable::contiguous(hidden), gate = torch::stable::contiguous(log_gate);
   const Tensor log_prob = empty(hidden, {rows, k}, sums), found = empty(hidden, {rows, k}, Dtype::Long);
   dispatch(type, [&](auto element) {
@@ -106,6 +130,8 @@ std::tuple<Tensor, Tensor> tree_topk_cpu(const Tensor& hidden, const std::option
                        {at(blocks[0].weight), at(blocks[1].weight)},
                        {at(blocks[0].bias), at(blocks[1].bias)},
                        {blocks[0].rows(), blocks[1].rows()},
+                       at(leaf.weight),
+                       at(leaf.bias),
                        root ? const_data<A>(*root) : nullptr,
                        root ? root->size(2) : 0,
                        const_data<A>(gate),
@@ -132,7 +158,8 @@ std::tuple<Tensor, Tensor> tree_topk_cpu(const Tensor& hidden, const std::option
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(
       "tree_topk(Tensor hidden, Tensor? weight, Tensor? bias, Tensor? wide_weight, Tensor? wide_bias, "
-      "Tensor? root_log_prob, Tensor log_gate, Tensor? feature_index, Tensor node, Tensor edge, "
+      "Tensor? leaf_weight, Tensor? leaf_bias, Tensor? root_log_prob, Tensor log_gate, Tensor? "
+      "feature_index, Tensor node, Tensor edge, "
       "Tensor leaf_edge, int k) -> (Tensor log_prob, Tensor index)");
 }
 

@@ -11,6 +11,7 @@ from hstree.heads.mixture import (
     MixtureOfSoftmaxesPLIF,
 )
 from hstree.heads.registry import head_class, head_names, load_head, register_head
+from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
 from hstree.heads.trees import TreeEnsemble
 
@@ -28,6 +29,7 @@ __all__ = [
     "MixtureOfSoftmaxesPLIF",
     "MonotonicNetwork",
     "PLIFFrozen",
+    "SampledSoftmax",
     "SigSoftmax",
     "Softmax",
     "TreeEnsemble",

@@ -35,7 +35,8 @@ class HeadOutput(NamedTuple):
 
     Attributes:
         output: log-probability of each row's target, in nats, shape of ``target``; 0 for ignored
-            rows. Options of the loss do not change it: compute perplexities from it.
+            rows. Options of the loss do not change it: compute perplexities from it. An estimate
+            in the training mode of a head that samples classes, :class:`SampledSoftmax`.
         loss: the training loss after the head's ``reduction``: the negative log-likelihood, with
             class weights, label smoothing and z-loss where the head has them.
 
@@ -104,6 +105,9 @@ class Head(HeadParameters, Resettable, ABC):
 
     may_skip_parameters: ClassVar[bool] = False
     """Whether a batch may leave some parameters without a gradient."""
+
+    samples_in_training: ClassVar[bool] = False
+    """Whether, in training mode, ``output`` and the loss are estimates from sampled classes."""
 
     no_z_loss: ClassVar[str | None] = "it has no target_score"
     """Why the head cannot have a z-loss. None if it can, which needs :meth:`target_score`."""

@@ -19,6 +19,7 @@ from hstree.heads.mixture import (
     MixtureOfSoftmaxes,
     MixtureOfSoftmaxesPLIF,
 )
+from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
 from hstree.heads.trees import TreeEnsemble
 
@@ -58,6 +59,7 @@ for _head in (
     TreeEnsemble,
     Softmax,
     AdaptiveSoftmax,
+    SampledSoftmax,
     SigSoftmax,
     GSS,
     PLIF,

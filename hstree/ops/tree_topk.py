@@ -16,6 +16,8 @@ def tree_topk(
     bias: Tensor | None,
     wide_weight: Tensor | None,
     wide_bias: Tensor | None,
+    leaf_weight: Tensor | None,
+    leaf_bias: Tensor | None,
     root_log_prob: Tensor | None,
     log_gate: Tensor,
     feature_index: Tensor | None,
@@ -48,13 +50,17 @@ def tree_topk(
         wide_weight: vectors of the children of wide nodes, [T, R, S], or None. The edges of a node
             have the log-softmax over its rows.
         wide_bias: biases of the children of wide nodes, [T, R], or None.
+        leaf_weight: vectors of the classes in leaf groups, [V, D], or None. They are shared by all
+            trees and read all features; each product with a row of ``hidden`` is computed once.
+        leaf_bias: biases of the classes in leaf groups, [T, V], or None.
         root_log_prob: log-probabilities of the children of a wide root, [T, N, C], or None; dtype
             of ``log_gate``.
         log_gate: log-weights of the trees, gamma [N, T]: float32, or float64 for float64 hidden.
         feature_index: features that each tree reads, [T, S] int32, increasing; None: all, S = D.
         node: nodes in preorder, int32 [T, m, 5]: block (0 ``weight``, 1 ``wide_weight``, 2
             ``root_log_prob``), first row in the block, first edge, number of edges, edge above (-1
-            for the root).
+            for the root). A node of block 1 whose first row is R or more is a leaf group: its
+            children are all classes, and have rows of ``leaf_weight``.
         edge: edges, int32 [T, E, 2]: the node above, and the node below or ``~class`` for a leaf.
         leaf_edge: edge above the leaf of each class, int32 [T, V].
         k: number of classes to return, in [1, V].
@@ -73,8 +79,8 @@ def tree_topk(
         >>> edge = torch.tensor([[[0, 1], [0, ~2], [1, ~0], [1, ~1]]], dtype=torch.int32)
         >>> leaf_edge = torch.tensor([[2, 3, 1]], dtype=torch.int32)
         >>> weight = torch.tensor([[[1.0], [3.0]]])
-        >>> log_prob, classes = tree_topk(torch.ones(1, 1), weight, None, None, None, None,
-        ...                               torch.zeros(1, 1), None, node, edge, leaf_edge, 2)
+        >>> log_prob, classes = tree_topk(torch.ones(1, 1), weight, None, None, None, None, None,
+        ...                               None, torch.zeros(1, 1), None, node, edge, leaf_edge, 2)
         >>> log_prob.exp(), classes
         (tensor([[0.6964, 0.2689]]), tensor([[0, 2]]))
 
@@ -86,6 +92,8 @@ def tree_topk(
         bias,
         wide_weight,
         wide_bias,
+        leaf_weight,
+        leaf_bias,
         root_log_prob,
         log_gate,
         feature_index,
@@ -98,7 +106,7 @@ def tree_topk(
 
 
 def _fake(hidden: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    log_gate, k = rest[5], rest[-1]
+    log_gate, k = rest[7], rest[-1]
     shape = (hidden.shape[0], k)
     return log_gate.new_empty(shape), log_gate.new_empty(shape, dtype=torch.int64)
 
@@ -106,7 +114,7 @@ def _fake(hidden: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 def _no_derivative(ctx: Any, *grads: Any) -> Any:
     raise RuntimeError(
         "hstree::tree_topk: not differentiable; compute the log-probabilities of its classes with "
-        "path_log_prob and wide_log_prob, or with TreeEnsemble.topk"
+        "path_log_prob, wide_log_prob and leaf_log_prob, or with TreeEnsemble.topk"
     )
 
 
@@ -114,5 +122,5 @@ torch.library.register_fake("hstree::tree_topk", _fake)
 register_autograd(
     "tree_topk",
     _no_derivative,
-    vmap=by_rows(torch.ops.hstree.tree_topk, (0, *[None] * 4, 1, 0, *[None] * 5), (0, 0)),
+    vmap=by_rows(torch.ops.hstree.tree_topk, (0, *[None] * 6, 1, 0, *[None] * 5), (0, 0)),
 )

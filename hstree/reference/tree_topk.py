@@ -12,6 +12,8 @@ def tree_topk_reference(
     bias: Tensor | None,
     wide_weight: Tensor | None,
     wide_bias: Tensor | None,
+    leaf_weight: Tensor | None,
+    leaf_bias: Tensor | None,
     root_log_prob: Tensor | None,
     log_gate: Tensor,
     feature_index: Tensor | None,
@@ -35,6 +37,19 @@ def tree_topk_reference(
         return z if bias is None else z + bias.to(dtype).unsqueeze(2)
 
     binary, wide = scores(weight, bias), scores(wide_weight, wide_bias)
+    if leaf_weight is not None:
+        # A leaf group has a row for each class, in the order of its edges.
+        score = leaf_weight.to(dtype) @ hidden.to(dtype).t()
+        leaf = x.new_zeros(trees, leaf_edge.shape[1], len(hidden))
+        for t in range(trees):
+            for block, row, first_edge, width, _ in node[t].tolist():
+                if block == 1 and row >= wide.shape[1]:
+                    classes = ~edge[t, first_edge : first_edge + width, 1].long()
+                    rows = slice(row - wide.shape[1], row - wide.shape[1] + width)
+                    leaf[t, rows] = score[classes]
+                    if leaf_bias is not None:
+                        leaf[t, rows] += leaf_bias[t, classes].to(dtype).unsqueeze(1)
+        wide = torch.cat([wide, leaf], 1)
     root = x.new_zeros(trees, 0, len(hidden)) if root_log_prob is None else root_log_prob.mT
     log_prob = tree_log_prob_reference(
         torch.cat([binary, wide, root], 1),

@@ -152,7 +152,15 @@ class TrainConfig:
         at_least(1),
     )
     sparse: bool = setting(
-        False, "head", "trees: row-sparse gradients; only the visited rows are updated"
+        False, "head", "trees, sampled: row-sparse gradients; only the visited rows are updated"
+    )
+    relearn_trees: tuple[int, ...] = setting(
+        (),
+        "head",
+        "trees with node_vectors=leaves: build the trees anew before each of these epochs, from "
+        "the mean hidden state before each word of the training text; 2: after the first epoch",
+        at_least(2),
+        metavar="EPOCH[,EPOCH]",
     )
     head_option: tuple[str, ...] = setting(
         (),
@@ -304,13 +312,16 @@ class TrainConfig:
 
     def head_options(self) -> dict[str, Any]:
         """Options for ``Head.from_corpus``: the learning-rate factor, ``tied`` if it is set, the
-        tree settings if the head is ``trees``, and every ``head_option``."""
+        tree settings if the head is ``trees``, ``sparse`` if it is ``sampled``, and every
+        ``head_option``."""
         options: dict[str, Any] = {"learning_rate_factor": self.head_learning_rate_factor}
         if self.tied:
             options["tied"] = True
         if self.head == "trees":
             names = ("n_trees", "root", "leaf", "levels", "gate", "recipe", "subset_size", "sparse")
             options |= {name: getattr(self, name) for name in names}
+        elif self.head == "sampled":
+            options["sparse"] = self.sparse
         return options | parse_options(self.head_option)
 
     def with_absolute_paths(self) -> TrainConfig:
@@ -341,11 +352,7 @@ class TrainConfig:
         unknown = sorted(set(values) - known)
         if unknown:
             raise ConfigError(f"unknown settings: {', '.join(unknown)}")
-        settings: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-        return cls(**settings)
+        return cls(**values)
 
 
 def _absolute(path: str | None) -> str | None:

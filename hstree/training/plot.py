@@ -27,7 +27,7 @@ def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: s
         [record.train_perplexity for record in records],
         "o-",
         color="#4c78a8",
-        label="training",
+        label="training, from sampled classes" if records[0].sampled else "training",
         ms=4,
     )
     valid = [record.valid_perplexity for record in records]

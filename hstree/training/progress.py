@@ -139,9 +139,10 @@ class ConsoleReporter:
         self._task.advance()
 
     def epoch(self, record: EpochRecord) -> None:
+        train = f"{'~' if record.sampled else ''}{record.train_perplexity:.1f}"
         print(
             f"epoch {record.epoch:>{len(str(self._epochs))}}/{self._epochs}  perplexity "
-            f"train {record.train_perplexity:7.1f}  valid {record.valid_perplexity:7.1f}  "
+            f"train {train:>7}  valid {record.valid_perplexity:7.1f}  "
             f"{record.seconds:5.1f} s"
             + ("  averaged" if record.averaged else "")
             + ("  best" if record.best else ""),

@@ -135,6 +135,12 @@ def begin(
             f"weights will not be averaged: --averaging-epoch is {config.averaging_epoch}, "
             f"--epochs is {config.epochs}"
         )
+    late = [epoch for epoch in config.relearn_trees if epoch > config.epochs]
+    if late:
+        reporter.message(
+            f"trees will not be re-learned before epoch {', '.join(map(str, late))}: --epochs is "
+            f"{config.epochs}"
+        )
     if origin is None:
         started = time.perf_counter()
         model = build_model(config, len(corpus.vocabulary), statistics).to(processes.device)
@@ -186,7 +192,8 @@ def load(folder: Path, config: TrainConfig, processes: Processes) -> Training:
     fingerprint = corpus.fingerprint()
     try:
         settings = _fixed_settings(config)
-        other = [name for name in settings if values["settings"][name] != settings[name]]
+        saved = _fixed_settings(TrainConfig()) | values["settings"]  # a new setting: its default
+        other = [name for name in settings if saved[name] != settings[name]]
         if other:
             raise ValueError(f"the state of a run whose {', '.join(other)} differs from {CONFIG}")
         if values["corpus"] != fingerprint:

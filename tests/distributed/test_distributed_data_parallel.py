@@ -11,9 +11,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from distributed.models import batches, gradients, model, my_part, train, tree_head, weights
+from distributed.models import (
+    D,
+    Model,
+    V,
+    batches,
+    gradients,
+    model,
+    my_part,
+    train,
+    tree_head,
+    weights,
+)
 from hstree.distributed import DistributedDataParallel
-from hstree.heads import TreeEnsemble
+from hstree.heads import SampledSoftmax, TreeEnsemble
 
 
 def trained(sparse: bool, parts: int = 1, **options: Any) -> dict[str, Any]:
@@ -52,8 +63,8 @@ def not_synchronised() -> list[dict[str, Any]]:
     return found
 
 
-def a_head_alone() -> dict[str, Any]:
-    head = DistributedDataParallel(tree_head(sparse=True).double())
+def a_head_alone(**options: Any) -> dict[str, Any]:
+    head = DistributedDataParallel(tree_head(sparse=True, **options).double())
     hidden, target = head_batch()
     head(my_part(hidden), my_part(target)).loss.backward()
     return gradients(head.module)
@@ -65,6 +76,20 @@ def a_head_of_one_node() -> dict[str, Any]:
     hidden, target = head_batch()
     head(my_part(hidden), my_part(target)).loss.backward()
     return gradients(head.module)
+
+
+def a_sampled_softmax() -> dict[str, Any]:
+    wrapped = DistributedDataParallel(sampled())
+    tokens, target = map(my_part, next(batches()))
+    wrapped(tokens, target)["loss"].backward()
+    return gradients(wrapped.module)
+
+
+def sampled() -> Model:
+    """A loss that is exact, as every class is drawn once."""
+    torch.manual_seed(0)
+    head = SampledSoftmax(D, V, negatives=V, distribution="uniform", sparse=True)
+    return Model(head, sparse=True).double()
 
 
 def one_node() -> TreeEnsemble:
@@ -139,7 +164,9 @@ SCENARIOS = {
     "ddp unused": one_rank_reaches_no_row,
     "ddp no_sync": not_synchronised,
     "ddp head": a_head_alone,
+    "ddp leaves": lambda: a_head_alone(node_vectors="leaves"),
     "ddp one node": a_head_of_one_node,
+    "ddp sampled": a_sampled_softmax,
     "ddp layouts": dense_gradients_of_sparse_parameters,
     "ddp again": wrapped_again,
     "ddp other trees": other_trees,
@@ -194,9 +221,12 @@ def test_no_sync_exchanges_nothing(two: Found) -> None:
         torch.testing.assert_close(second, both, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["ddp head", "ddp layouts"])
-def test_gradients_of_a_head(name: str, two: Found) -> None:
-    head = tree_head(sparse=True).double()
+@pytest.mark.parametrize(
+    ("name", "node_vectors"),
+    [("ddp head", "free"), ("ddp layouts", "free"), ("ddp leaves", "leaves")],
+)
+def test_gradients_of_a_head(name: str, node_vectors: str, two: Found) -> None:
+    head = tree_head(sparse=True, node_vectors=node_vectors).double()
     head(*head_batch()).loss.backward()
     for found in two:
         torch.testing.assert_close(found[name], gradients(head), rtol=0, atol=1e-12)
@@ -207,6 +237,13 @@ def test_gradients_of_a_head_of_one_node(two: Found) -> None:
     head(*head_batch()).loss.backward()
     for found in two:
         torch.testing.assert_close(found["ddp one node"], gradients(head), rtol=0, atol=1e-12)
+
+
+def test_gradients_of_a_sampled_softmax(two: Found) -> None:
+    alone = sampled()
+    alone(*next(batches()))["loss"].backward()
+    for found in two:
+        torch.testing.assert_close(found["ddp sampled"], gradients(alone), rtol=0, atol=1e-12)
 
 
 def test_a_model_is_wrapped_again(two: Found) -> None:

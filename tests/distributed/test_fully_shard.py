@@ -26,6 +26,7 @@ FULL = StateDictOptions(full_state_dict=True)
 HEADS = {
     "trees": lambda: tree_head(),
     "sparse trees": lambda: tree_head(sparse=True),
+    "sparse trees, leaves": lambda: tree_head(sparse=True, node_vectors="leaves"),
     "softmax": lambda: Softmax(12, 40),
     "mos": lambda: MixtureOfSoftmaxes(12, 40, components=2),
     "mixtape": lambda: Mixtape(12, 40),

@@ -139,6 +139,7 @@ def refused() -> list[str]:
         lambda: shard_trees(whole("context"), two_dimensions),
         lambda: shard_trees(tree_head(3), mesh()),
         lambda: shard_trees(tree_head(2, node_vectors="shared"), mesh()),
+        lambda: shard_trees(tree_head(2, node_vectors="leaves"), mesh()),
         lambda: shard_trees(Softmax(12, 40), mesh()),
         lambda: shard_trees(head, mesh()),
         lambda: head.save("head.safetensors"),

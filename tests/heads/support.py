@@ -23,6 +23,7 @@ from hstree.heads import (
     MixtureOfSoftmaxesPLIF,
     MonotonicNetwork,
     PLIFFrozen,
+    SampledSoftmax,
     SigSoftmax,
     Softmax,
     TreeEnsemble,
@@ -71,11 +72,18 @@ def _tied(**more: Any) -> Head:
     return TreeEnsemble(D, V, shared, node_vectors="shared", embedding=embedding(), **more)
 
 
+def _leaves_tied(**more: Any) -> Head:
+    built = trees("cluster", 2, 8, 4)
+    return TreeEnsemble(D, V, built, node_vectors="leaves", embedding=embedding(), **more)
+
+
 Formula: TypeAlias = Callable[[Any, Tensor], Tensor]
 """Log-probabilities [N, V] of a head: hidden [N, D]."""
 
 # Few intervals of a radius that many logits leave.
 PIECES: dict[str, Any] = {"intervals": 12, "radius": 3.0}
+# Draws each class once, so that the loss in training mode is exact.
+EVERY_CLASS: dict[str, Any] = {"negatives": V, "distribution": "uniform"}
 
 HEADS: dict[str, Callable[..., Head]] = {
     "softmax": lambda **more: Softmax(D, V, frequencies=FREQUENCIES, **more),
@@ -106,11 +114,18 @@ HEADS: dict[str, Callable[..., Head]] = {
     "adaptive": lambda **more: AdaptiveSoftmax(
         D, V, cutoffs=(5, 20), div_value=2.0, order=REVERSED, **more
     ),
+    "sampled": lambda **more: SampledSoftmax(D, V, frequencies=FREQUENCIES, **EVERY_CLASS, **more),
+    "sampled, sparse, tied": lambda **more: SampledSoftmax(
+        D, V, embedding=embedding(), sparse=True, **EVERY_CLASS, **more
+    ),
     "trees": _trees(1, 1, 1),
     "trees, sparse": _trees(2, 8, 4, sparse=True, gate="constant"),
     "trees, wide, subset, context": _trees(3, 8, 5, subset_size=4, gate="context", seed=5),
     "trees, shared": _trees(2, 1, 6, node_vectors="shared", subset_size=7, gate="context"),
     "trees, shared, tied": _tied,
+    "trees, leaves": _trees(2, 8, 5, node_vectors="leaves", subset_size=6, gate="context"),
+    "trees, leaves, sparse": _trees(3, 9, 4, node_vectors="leaves", sparse=True),
+    "trees, leaves, tied": _leaves_tied,
 }
 """By description, which begins with the registered name; each takes the options of Head."""
 
@@ -255,9 +270,9 @@ def allocations(step: Callable[[], Any]) -> tuple[int, int]:
     return max(sizes), int(np.cumsum(sizes).max())
 
 
-def _leaves(nested: Any) -> list[int]:
+def _classes(nested: Any) -> list[int]:
     return (
-        [c for child in nested for c in _leaves(child)] if isinstance(nested, tuple) else [nested]
+        [c for child in nested for c in _classes(child)] if isinstance(nested, tuple) else [nested]
     )
 
 
@@ -285,26 +300,51 @@ def probabilities(head: TreeEnsemble, hidden: Tensor, mass: Any = None) -> Any:
         gate = _softmax(h @ _array(head.gate_linear.weight).T + _array(head.gate_linear.bias))
     blocks = ("", "wide_", "root_")
     biases = [_array(getattr(head, f"{block}bias")) for block in blocks]
-    free = head.node_vectors == "free"
-    scales = [_array(getattr(head, f"{block}{'weight' if free else 'scale'}")) for block in blocks]
+    free, leaves = (head.node_vectors == name for name in ("free", "leaves"))
+    embedding = None if free else _array(head.output_embedding)
+    leaf_bias = _array(head.leaf_bias)
+    scales = [
+        _array(getattr(head, f"{block}{'weight' if free or leaves else 'scale'}"))
+        for block in blocks
+    ]
     for t, tree in enumerate(head.trees):
         features = slice(None) if head.feature_index is None else head.feature_index[t].tolist()
         x = h[:, features]
         used = [0, 0, 0]
 
         def mean(nested: Any, features: Any = features) -> Any:
-            rows = _leaves(nested)
+            rows = _classes(nested)
             weight = np.ones(len(rows)) if mass is None else np.asarray(mass, float)[rows]
-            return weight @ _array(head.output_embedding)[rows][:, features] / weight.sum()
+            return weight @ embedding[rows][:, features] / weight.sum()
 
-        def visit(item: Any, p: Any, root: bool, t: int = t, x: Any = x, used: Any = used) -> None:
+        def visit(
+            item: Any,
+            p: Any,
+            root: bool,
+            t: int = t,
+            x: Any = x,
+            used: Any = used,
+            features: Any = features,
+        ) -> None:
             if not isinstance(item, tuple):
                 result[:, item] += gate[:, t] * p
                 return
             block = 0 if len(item) == 2 else 2 if root else 1
+            if leaves and block < 2 and all(isinstance(child, int) for child in item):
+                share = _softmax(h @ embedding[list(item)].T + leaf_bias[t, list(item)])
+                for k, child in enumerate(item):
+                    visit(child, p * share[:, k], False)
+                return
             rows = slice(used[block], used[block] + (1 if block == 0 else len(item)))
             used[block] = rows.stop
-            if free:
+            if leaves and root and block == 2:
+                w = np.zeros((len(item), x.shape[1]))
+                for k, child in enumerate(item):
+                    if isinstance(child, int):
+                        w[k] = embedding[child, features]
+                if scales[2] is not None:
+                    w += scales[2][t]
+            elif free or leaves:
                 w = scales[block][t, rows]
             elif block == 0:
                 w = scales[0][t, rows, None] * (mean(item[0]) - mean(item[1]))

@@ -346,7 +346,8 @@ def test_parameter_groups(kind: str) -> None:
     """Every parameter once, tied and frozen ones excepted; weights alone decay. Learned slopes have
     a learning rate of their own, all others the factor."""
     head = make(kind, learning_rate_factor=3.0)
-    tied = {"weight", "output_embedding"} if "tied" in kind else set()
+    embedding = "output_embedding" if "trees" in kind else "weight"
+    tied = {embedding} if "tied" in kind else set()
     own = {n: p for n, p in head.named_parameters() if n not in tied and p.requires_grad}
     names = {id(p): name for name, p in own.items()}
     for decay_biases in (False, True):
@@ -586,6 +587,10 @@ def test_from_corpus_tied() -> None:
         D, V, statistics(), embedding=embedding, tied=True, node_vectors="shared", root=4
     )
     assert ensemble.output_embedding is embedding.weight
+    leaves = TreeEnsemble.from_corpus(
+        D, V, statistics(), embedding=embedding, tied=True, node_vectors="leaves", root=4
+    )
+    assert leaves.output_embedding is embedding.weight
     with pytest.raises(ValueError, match="tied: expected an embedding to tie to, got None"):
         TreeEnsemble.from_corpus(D, V, statistics(), tied=True, node_vectors="shared", root=4)
 
@@ -593,7 +598,7 @@ def test_from_corpus_tied() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 @pytest.mark.parametrize(
     "kind",  # slow, for every head: test_life.py
-    ["softmax", "mos", "trees, wide, subset, context"],
+    ["softmax", "mos", "trees, wide, subset, context", "trees, leaves"],
 )
 def test_compile(kind: str) -> None:
     """One graph, two batch sizes: loss and gradients."""

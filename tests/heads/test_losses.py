@@ -29,7 +29,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "smoothing": {"label_smoothing": 0.2},
     "both": {"class_weight": WEIGHT, "label_smoothing": 0.2},
 }
-NORMALISED = ("softmax", "sigsoftmax", "gss", "plif", "plif-frozen", "monotonic", "moc", "mixtape")
+NORMALISED = (
+    "softmax",
+    "sigsoftmax",
+    "gss",
+    "plif",
+    "plif-frozen",
+    "monotonic",
+    "moc",
+    "mixtape",
+    "sampled",
+)
 """Names of the heads that have one normalizer."""
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -129,7 +139,10 @@ def logits_of(head: Any, hidden: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("option", [None, "both"])
-@pytest.mark.parametrize("kind", [kind for kind in HEADS if kind.split(",")[0] in NORMALISED])
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in HEADS if kind.split(",")[0] in NORMALISED and "sparse" not in kind],
+)
 def test_z_loss(kind: str, option: str | None, reduction: str) -> None:
     head = build(kind, reduction=reduction, z_loss=0.1, **OPTIONS.get(option or "", {}))
     hidden, target = batch()
@@ -155,9 +168,13 @@ def test_z_loss_is_refused(kind: str) -> None:
         make(kind, z_loss=0.1)
 
 
-def test_smoothing_of_sparse_gradients_is_refused() -> None:
+def test_options_that_reach_every_class_are_refused_with_sparse_gradients() -> None:
     with pytest.raises(ValueError, match="label_smoothing: expected 0 for trees with sparse=True"):
         make("trees, sparse", label_smoothing=0.1)
+    for option in ("label_smoothing", "z_loss"):
+        match = f"{option}: expected 0 for the head 'sampled' with sparse=True, .* got 0.1"
+        with pytest.raises(ValueError, match=match):
+            make("sampled, sparse, tied", **{option: 0.1})
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def test_names() -> None:
         "mos-plif",
         "plif",
         "plif-frozen",
+        "sampled",
         "sigsoftmax",
         "softmax",
         "trees",

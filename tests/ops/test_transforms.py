@@ -614,7 +614,7 @@ def topk_arguments() -> tuple[Any, ...]:
     node = torch.tensor([[[0, 0, 0, 2, -1], [0, 1, 2, 2, 0]]], dtype=torch.int32)
     edge = torch.tensor([[[0, 1], [0, ~2], [1, ~0], [1, ~1]]], dtype=torch.int32)
     leaf_edge = torch.tensor([[2, 3, 1]], dtype=torch.int32)
-    return (None, None, None, None, torch.zeros(ROWS, 1).double(), None, node, edge, leaf_edge, 2)
+    return (*[None] * 6, torch.zeros(ROWS, 1).double(), None, node, edge, leaf_edge, 2)
 
 
 def test_tree_topk() -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree.heads.trees.layout import TreeLayout
+from hstree.heads.trees.tree_layout import TreeLayout
 from hstree.ops import tree_log_prob
 from hstree.ops._composed_tree_log_prob import composed_log_prob
 from hstree.reference import tree_log_prob_reference

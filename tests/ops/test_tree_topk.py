@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hstree.heads.trees.layout import Layout, TreeLayout
+from hstree.heads.trees.layout import Layout
+from hstree.heads.trees.tree_layout import TreeLayout
 from hstree.ops import tree_topk
 from hstree.reference import tree_topk_reference
 from hstree.trees import Tree, build_ensemble
@@ -34,6 +35,8 @@ class Mixture:
     bias: Tensor | None
     wide_weight: Tensor | None
     wide_bias: Tensor | None
+    leaf_weight: Tensor | None
+    leaf_bias: Tensor | None
     root_log_prob: Tensor | None
     log_gate: Tensor
     feature_index: Tensor | None
@@ -67,6 +70,7 @@ def draw(
     bias: bool = True,
     scale: float = 0.5,
     seed: int = 0,
+    leaves: bool = False,
 ) -> Mixture:
     """In float64, of values that every dtype holds."""
     random = np.random.default_rng(seed)
@@ -75,8 +79,8 @@ def draw(
         drawn = torch.from_numpy(random.standard_normal(shape) * scale)
         return drawn.to(torch.bfloat16).to(torch.float16).double()
 
-    layout = Layout(trees, trees[0].n_classes)
-    n_binary, n_wide, width = layout.n_rows
+    layout = Layout(trees, trees[0].n_classes, leaf_groups=leaves)
+    n_binary, n_wide, n_leaves, width = layout.n_rows
     index, size = None, features
     if subset is not None:
         size = subset
@@ -88,6 +92,8 @@ def draw(
         values(len(trees), n_binary) if n_binary and bias else None,
         values(len(trees), n_wide, size, scale=scale) if n_wide else None,
         values(len(trees), n_wide) if n_wide and bias else None,
+        values(n_leaves, features, scale=scale) if n_leaves else None,
+        values(len(trees), n_leaves) if n_leaves and bias else None,
         values(len(trees), rows, width).log_softmax(2) if width else None,
         values(rows, len(trees)).log_softmax(1),
         index,
@@ -103,7 +109,7 @@ def walked(mixture: Mixture, row: int) -> list[float]:
     V = mixture.trees[0].n_classes
     terms = []
     for t, tree in enumerate(mixture.trees):
-        x = mixture.hidden[row]
+        x = hidden = mixture.hidden[row]
         if mixture.feature_index is not None:
             x = x[mixture.feature_index[t].long()]
         used = {"weight": 0, "wide_weight": 0}
@@ -118,12 +124,27 @@ def walked(mixture: Mixture, row: int) -> list[float]:
             return z
 
         def walk(
-            below: Any, value: float, root: bool, t: int = t, log_prob: list[float] = log_prob
+            below: Any,
+            value: float,
+            root: bool,
+            t: int = t,
+            hidden: Tensor = hidden,
+            log_prob: list[float] = log_prob,
         ) -> None:
             if isinstance(below, int):
                 log_prob[below] = value
                 return
-            if len(below) == 2:
+            is_wide_root = root and len(below) > 2
+            if (
+                mixture.leaf_weight is not None
+                and not is_wide_root
+                and set(map(type, below)) == {int}
+            ):
+                classes = list(below)
+                z = mixture.leaf_weight[classes] @ hidden
+                z += 0 if mixture.leaf_bias is None else mixture.leaf_bias[t, classes]
+                steps = z.log_softmax(0).tolist()
+            elif len(below) == 2:
                 z = score("weight")
                 steps = [-math.log1p(math.exp(-z)), -math.log1p(math.exp(z))]
             elif root:
@@ -171,6 +192,9 @@ MIXTURES = {
     "binary trees over subsets": lambda: draw(huffman(37, 3), features=40, subset=17),
     "wide root": lambda: draw(huffman(50, 2, root=8), subset=7),
     "wide root, groups of leaves": lambda: draw(huffman(60, 3, root=6, leaf=5), rows=3),
+    "shared leaves": lambda: draw(huffman(60, 3, root=6, leaf=5), subset=9, leaves=True),
+    "shared leaves of random wide trees": lambda: draw(random_trees(41, 4), leaves=True),
+    "two classes, shared": lambda: draw(huffman(2, 2), leaves=True, bias=False),
     "random wide trees": lambda: draw(random_trees(41, 4), bias=False),
     "one node": lambda: draw(huffman(30, 2, root=30)),
     "two classes": lambda: draw(huffman(2, 2)),
@@ -357,6 +381,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "bias": (
         {"bias": torch.zeros(3, 35).double()},
         r"bias: expected size 36 \(rows of its weight\) in dimension 1",
+    ),
+    "leaf weight": (
+        {"leaf_weight": torch.zeros(37, 17).double()},
+        r"leaf_weight: expected size 19 \(features of hidden\) in dimension 1",
+    ),
+    "leaf bias": (
+        {"leaf_bias": torch.zeros(3, 37).double()},
+        "leaf_bias: expected None, as there is no leaf_weight",
     ),
     "no weight": ({"weight": None}, "bias: expected None, as there is no weight"),
     "gate": (

@@ -18,6 +18,7 @@ from hstree.heads import Softmax, TreeEnsemble, head_names, registry
 from hstree.runs import ConfigError, EpochRecord, choose_device, load_run, read_epochs
 from hstree.runs.checkpoint import load_state
 from hstree.training import (
+    ConsoleReporter,
     Silent,
     Trainer,
     TrainingError,
@@ -90,6 +91,23 @@ def test_sparse_trees_learn(data: Path, tmp_path: Path) -> None:
     result = train(small_config(data, tmp_path / "run", head="trees", sparse=True))
     summary = result.summary
     assert summary.valid_perplexity < 0.5 * summary.unigram_valid_perplexity
+
+
+def test_training_figures_of_sampled_classes_are_marked(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the console, in the records and in the first message; those of other heads are not."""
+    config = small_config(data, tmp_path / "run", head="sampled", sparse=True, epochs=1)
+    result = train(config, ConsoleReporter())
+    assert [record.sampled for record in read_epochs(result.run)] == [True]
+    out = capsys.readouterr().out
+    assert "the training perplexity is an estimate from sampled classes" in out
+    assert f"train {f'~{result.records[0].train_perplexity:.1f}':>7}  valid" in out
+    assert evaluate(result.model, load_corpus(data).valid) == result.records[0].valid_loss
+    recorder = Recorder()
+    train(small_config(data, tmp_path / "other", head="softmax", epochs=1), recorder)
+    assert not recorder.records[0].sampled
+    assert not any("sampled" in message for message in recorder.messages)
 
 
 def test_run_folder_is_complete(data: Path, tmp_path: Path) -> None:

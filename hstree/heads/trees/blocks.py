@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
-from hstree.heads.trees.layout import BINARY, ROOT, WIDE, Layout
+from hstree.heads.trees.layout import Layout
+from hstree.heads.trees.tree_layout import BINARY, LEAF, ROOT, WIDE
 from hstree.ops.feature_gather import feature_gather
+from hstree.ops.leaf_log_prob import leaf_log_prob
 from hstree.ops.monotone_log_prob import monotone_log_prob
 from hstree.ops.path_log_prob import path_log_prob
 from hstree.ops.wide_log_prob import wide_log_prob
@@ -29,7 +31,7 @@ class Block:
 
     Attributes:
         weight: vectors of the nodes [T, R, S], R in the largest tree; see
-            :class:`hstree.heads.trees.layout.TreeLayout`.
+            :class:`hstree.heads.trees.tree_layout.TreeLayout`.
         bias: biases of the nodes [T, R].
         layout: tables of the trees.
         feature_index: features that each tree reads, int32 [T, S]; None: all.
@@ -45,6 +47,8 @@ class Block:
     kind: ClassVar[int]
     prefix: ClassVar[str]
     """Prefix of the names of its parameters."""
+    weight_name: ClassVar[str]
+    """Name of the parameter that its vectors are read from, where each node has its own."""
     visits_rows: ClassVar[bool]
     """Whether a step reads only the vectors on the paths of the targets, with the contexts sorted
     by leaf."""
@@ -53,6 +57,14 @@ class Block:
     def of_edges(values: Values, edge: npt.NDArray[np.int64]) -> Values:
         """Values of the vectors, from values [E, ...] of the edges of a tree."""
         return values[edge]
+
+    def features(self, hidden: Tensor, t: int) -> Tensor:
+        """The features [..., S] of hidden [..., D] that its nodes read in tree t."""
+        return hidden if self.feature_index is None else hidden[..., self.feature_index[t].long()]
+
+    def rows(self, t: int, row: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors [..., S] and biases [...] of the rows, int64 [...], in tree t."""
+        return self.weight[t, row], self.bias[t, row]
 
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
         """Sum of log P(child that holds the target) over these nodes of its path, [N, T].
@@ -64,18 +76,22 @@ class Block:
         """
         raise NotImplementedError
 
-    def scores(self, x: Tensor) -> Tensor:
-        """w . x + b of all vectors, [T, R, N]: x [T, N, S], the features of each tree."""
-        if torch.compiler.is_exporting() or x.shape[1] > 2:  # exported: any number of contexts
+    def scores(self, hidden: Tensor, x: Tensor) -> Tensor | list[Tensor]:
+        """w . x + b of all vectors, [T, R, N], or a list of [R, N].
+
+        Args:
+            hidden: context vectors [N, D].
+            x: the features of each tree, [T, N, S].
+        """
+        if _are_many(hidden):
             return torch.baddbmm(self.bias.unsqueeze(2), self.weight, x.mT)
-        # With one or two contexts, the product is faster with them as its rows.
         return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT).mT
 
 
 class BinaryBlock(Block):
     """log sigmoid(z) for the left child and log sigmoid(-z) for the right, z = w . x + b."""
 
-    kind, prefix, visits_rows = BINARY, "", True
+    kind, prefix, weight_name, visits_rows = BINARY, "", "weight", True
 
     @staticmethod
     def of_edges(values: Values, edge: npt.NDArray[np.int64]) -> Values:
@@ -101,7 +117,7 @@ class BinaryBlock(Block):
 class WideBlock(Block):
     """log-softmax of w . x + b over the children of a node."""
 
-    kind, prefix, visits_rows = WIDE, "wide_", True
+    kind, prefix, weight_name, visits_rows = WIDE, "wide_", "wide_weight", True
 
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
         return wide_log_prob(
@@ -119,10 +135,47 @@ class WideBlock(Block):
         )
 
 
+class LeafBlock(Block):
+    """log-softmax of E_y . h + b_ty over the classes y of a leaf group, with the output embedding E
+    of all trees: weight [V, D], bias [T, V] and all features."""
+
+    kind, prefix, weight_name, visits_rows = LEAF, "leaf_", "output_embedding", True
+
+    def rows(self, t: int, row: Tensor) -> tuple[Tensor, Tensor]:
+        classes = self.layout.leaf_class[t, row].long()
+        return self.weight[classes], self.bias[t, classes]
+
+    def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        return leaf_log_prob(
+            hidden,
+            self.weight,
+            self.bias,
+            target,
+            self.layout.group_offset,
+            self.layout.group,
+            self.layout.leaf_position,
+            self.layout.leaf_class,
+            max_width=self.layout.max_group,
+            sparse=self.sparse,
+            order=order,
+        )
+
+    def scores(self, hidden: Tensor, x: Tensor) -> list[Tensor]:
+        """E . h is computed once for all trees."""
+        dtype, many = sum_dtype(hidden.dtype), _are_many(hidden)
+        product = self.weight @ hidden.t() if many else F.linear(hidden, self.weight).t()
+        product, bias = product.to(dtype), self.bias.to(dtype)
+        # Tree by tree: the gradient is a sum of permutations, in a fixed order.
+        return [
+            product.index_select(0, classes).add_(of_tree.index_select(0, classes).unsqueeze(1))
+            for of_tree, classes in zip(bias, self.layout.leaf_class, strict=True)
+        ]
+
+
 class RootBlock(Block):
     """A :class:`WideBlock` of wide roots, which all targets visit: one dense product."""
 
-    kind, prefix, visits_rows = ROOT, "root_", False
+    kind, prefix, weight_name, visits_rows = ROOT, "root_", "root_weight", False
 
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
         child = self.layout.root_child[:, target].long()
@@ -145,8 +198,14 @@ class RootBlock(Block):
         return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.transpose(1, 2))
 
 
-BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, RootBlock)
+BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, LeafBlock, RootBlock)
 """The block types, indexed by kind."""
+
+
+def _are_many(hidden: Tensor) -> bool:
+    """Whether there are more than two contexts. A product with one or two is faster with them as
+    its rows. Exported programs take any number."""
+    return torch.compiler.is_exporting() or hidden.shape[0] > 2
 
 
 def to_dtype_of(blocks: Sequence[Block], hidden: Tensor) -> Tensor:
@@ -166,16 +225,20 @@ def log_odds(layout: Layout, frequencies: FloatArray) -> list[FloatArray]:
     frequencies [V].
 
     log(mass of the left subtree / mass of the right subtree) for a binary node, log(mass of the
-    child / mass of the node) for a child of a wide node.
+    child / mass of the node) for a child of a wide node, and log(mass of the class / mass of all)
+    in leaf groups, [T, V] by class. There only differences within a group matter, and this is the
+    same in other trees.
     """
     biases = [np.zeros((len(layout.trees), rows)) for rows in layout.n_rows]
+    if layout.n_rows[LEAF]:
+        biases[LEAF][:] = np.log(frequencies / frequencies.sum())
     for t, of_tree in enumerate(layout.trees):
         tree, node = of_tree.tree, of_tree.tree.edges().node
         mass = np.log(tree.edge_masses(frequencies))
         share = mass - np.log(np.bincount(node, np.exp(mass), tree.n_nodes))[node]
-        for block, bias in zip(BLOCKS, biases, strict=True):
+        for block in (BinaryBlock, WideBlock, RootBlock):
             edge = of_tree.edge[block.kind]
             # The mass of a binary node cancels.
             values = mass if block is BinaryBlock else share
-            bias[t, : len(edge)] = block.of_edges(values, edge)
+            biases[block.kind][t, : len(edge)] = block.of_edges(values, edge)
     return biases

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from hstree._checks import check_frequencies
+from hstree._checks import check_choice, check_frequencies
 from hstree.heads.trees.build import corpus_trees, ensemble_shape, several_trees
 from hstree.heads.trees.conversion import copy_softmax
 from hstree.heads.trees.state import EnsembleState
@@ -149,7 +149,8 @@ class Constructors(EnsembleState):
             root: width of the root, C; see :meth:`from_counts`.
             leaf: size of the leaf groups, G; see :meth:`from_counts`.
             levels: number of levels; see :meth:`from_counts`.
-            tied: derive the node vectors from ``embedding`` (``node_vectors="shared"``).
+            tied: read the node vectors from ``embedding``, with ``node_vectors="shared"`` unless
+                ``"leaves"`` is given.
             contexts: contexts of the word vectors for clustered trees, used alternately; see
                 :func:`hstree.trees.word_vectors`. The vectors have 100 features, or 32 from
                 V = 65,537, where the decomposition for 100 takes minutes.
@@ -221,10 +222,11 @@ class Constructors(EnsembleState):
             levels: number of levels; see :meth:`from_counts`.
             frequencies: class counts [V] that balance the clusters; None: all equal.
             seed: seed of the trees and of the feature subsets.
-            **options: further arguments of the head, except ``node_vectors`` and ``embedding``.
+            **options: further arguments of the head, except ``embedding``. With
+                ``node_vectors="leaves"`` the output embedding is the weight of the softmax.
 
         Raises:
-            ValueError: for ``node_vectors`` or ``embedding``, ``at`` of a wrong shape, or
+            ValueError: for ``node_vectors="shared"`` or ``embedding``, ``at`` of a wrong shape, or
                 ``n_trees``, ``root``, ``leaf`` or ``levels`` together with ``trees``.
 
         Example:
@@ -234,12 +236,12 @@ class Constructors(EnsembleState):
             >>> torch.allclose(head.log_prob(hidden), linear(hidden).log_softmax(-1), atol=1e-5)
             True
         """
-        for name in ("node_vectors", "embedding"):
-            if name in options:
-                raise ValueError(
-                    f"{name}: expected no such option, because every node gets its own vectors, "
-                    f"got {options[name]!r}"
-                )
+        if "embedding" in options:
+            raise ValueError(
+                "embedding: expected no such option, because the vectors are copied from linear, "
+                f"got {options['embedding']!r}"
+            )
+        check_choice("node_vectors", options.get("node_vectors", "free"), ("free", "leaves"))
         n_classes, in_features = linear.weight.shape
         if at is not None and at.shape != (in_features,):
             raise ValueError(f"at: expected shape [{in_features}], got {list(at.shape)}")

@@ -19,9 +19,11 @@ from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree
 from hstree.heads.trees.constructors import Constructors
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.layout import Layout, TreeArrays, check_trees
+from hstree.heads.trees.relearning import Relearning
 from hstree.heads.trees.sampling import sample_classes
 from hstree.heads.trees.search import search_classes
 from hstree.heads.trees.subsets import draw_subsets
+from hstree.heads.trees.tree_layout import BINARY, ROOT
 from hstree.heads.trees.vectors import NODE_VECTORS
 from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import leaf_order, tree_log_prob
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class TreeEnsemble(Constructors):
+class TreeEnsemble(Relearning, Constructors):
     r"""A mixture of T hierarchical softmaxes, each with its own tree and its own subset of the
     features.
 
@@ -57,21 +59,26 @@ class TreeEnsemble(Constructors):
         gate: weights pi of the trees: ``"uniform"``, ``"constant"`` (learned, the same for all
             contexts) or ``"context"`` (softmax of a linear layer of h).
         node_vectors: ``"free"``: every node has its own vectors. They start at zero, so that the
-            untrained head gives the distribution of ``frequencies``. ``"shared"``: all node vectors
-            are computed from one output embedding E [V, D]. A binary node has s (mean of E over the
-            left leaves - mean over the right leaves), and a child of a wide node has s (mean over
-            the child's leaves). The means are weighted by frequency. Each row has a learned scale
-            s, which starts at 1 where the means are over single classes and at 3 elsewhere. A step
-            costs O(T V S) for any number of rows.
-        embedding: embedding to use as E with ``"shared"``, such as the model's input embedding;
-            None: the head gets its own.
+            untrained head gives the distribution of ``frequencies``. ``"leaves"``: the classes of a
+            leaf group (a node whose children are all classes) read one output embedding E [V, D] in
+            every tree, with all features, and have a bias in each tree. The nodes above have their
+            own vectors, which start at zero; a child of a wide root that is a class adds its row of
+            E. The trees can be replaced during training: :meth:`relearn`. ``"shared"``: all node
+            vectors are computed from one output embedding E [V, D]. A binary node has s (mean of E
+            over the left leaves - mean over the right leaves), and a child of a wide node has s
+            (mean over the child's leaves). The means are weighted by frequency. Each row has a
+            learned scale s, which starts at 1 where the means are over single classes and at 3
+            elsewhere. A step costs O(T V S) for any number of rows.
+        embedding: embedding to use as E, such as the model's input embedding; None: the head gets
+            its own.
         frequencies: class counts [V] that initialize the biases (log-odds); None: all equal.
-        sparse: whether the vectors of binary nodes, and of wide nodes below the root, have
-            row-sparse gradients, as with ``torch.nn.Embedding(sparse=True)``. The cost of a step is
-            then independent of V. Requires :class:`hstree.optim.AdamW`, or SGD or Adagrad without
-            weight decay; on several ranks use :mod:`hstree.distributed`. Off by default, because
-            torch's AdamW, torch.compile and the trainers of other libraries accept only dense
-            gradients. With dense gradients a training step takes 10 times as long at V = 100,000.
+        sparse: whether the vectors of binary nodes and of wide nodes below the root, and E with
+            ``"leaves"``, have row-sparse gradients, as with ``torch.nn.Embedding(sparse=True)``.
+            The cost of a step is then independent of V. Requires :class:`hstree.optim.AdamW`, or
+            SGD or Adagrad without weight decay; on several ranks use :mod:`hstree.distributed`. Off
+            by default, because torch's AdamW, torch.compile and the trainers of other libraries
+            accept only dense gradients. With dense gradients a training step takes 10 times as long
+            at V = 100,000.
         seed: seed of the feature subsets.
         **options: further arguments of :class:`Head`.
 
@@ -109,8 +116,8 @@ class TreeEnsemble(Constructors):
         **options: Any,
     ) -> None:
         super().__init__(in_features, n_classes, **options)
-        self.trees = check_trees(trees, self.n_classes)
-        self.n_trees = len(self.trees)
+        trees = check_trees(trees, self.n_classes)
+        self.n_trees = len(trees)
         self.subset_size = in_features if subset_size is None else subset_size
         self.subset_block, self.seed = subset_block, seed
         self.gate = check_choice("gate", gate, GATES)
@@ -124,13 +131,11 @@ class TreeEnsemble(Constructors):
         self._gate = GATES[gate if self.n_trees > 1 else "uniform"]
         self._vectors = NODE_VECTORS[node_vectors]
 
-        self.layout = Layout(self.trees, n_classes, bounds=self._vectors.needs_bounds)
-        self.tree_arrays = nn.ModuleList(TreeArrays(tree) for tree in self.trees)
+        self.set_trees(trees)
         subsets = draw_subsets(self.n_trees, in_features, self.subset_size, subset_block, seed)
         self.register_constant("feature_index", subsets)
         counts = np.ones(n_classes) if frequencies is None else frequencies
         self.frequencies = smoothed_frequencies(counts, n_classes)
-        self.block_types = [block for block in BLOCKS if self.layout.n_rows[block.kind]]
         # The optimizer's state in saved runs depends on this order of the parameters.
         for block in BLOCKS:
             rows = self.layout.n_rows[block.kind]
@@ -139,6 +144,14 @@ class TreeEnsemble(Constructors):
         self._vectors.register(self, None if embedding is None else embedding.weight)
         self._reset_nodes()
         self._gate.register(self)
+
+    def set_trees(self, trees: list[Tree]) -> None:
+        vectors, self.trees = self._vectors, trees
+        self.layout = Layout(
+            trees, self.n_classes, bounds=vectors.needs_bounds, leaf_groups=vectors.leaf_groups
+        )
+        self.tree_arrays = nn.ModuleList(TreeArrays(tree) for tree in trees)
+        self.block_types = [block for block in BLOCKS if self.layout.n_rows[block.kind]]
 
     # The model: blocks of nodes, mixed by the gate
 
@@ -176,19 +189,24 @@ class TreeEnsemble(Constructors):
         """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T] the logarithms of
         the weights of the trees."""
         dtype, blocks, layout = sum_dtype(hidden.dtype), self.blocks(), self.layout
-        x = tree_features(to_dtype_of(blocks, hidden), self.feature_index, self.n_trees)
-        scores = [block.scores(x).to(dtype) for block in blocks]
+        hidden = to_dtype_of(blocks, hidden)
+        x = tree_features(hidden, self.feature_index, self.n_trees)
+        scores = [block.scores(hidden, x) for block in blocks]
+        shape = self.n_trees, sum(layout.n_rows), hidden.shape[0]
         if not scores:  # a single class
-            scores = [hidden.new_zeros(self.n_trees, 0, hidden.shape[0], dtype=dtype)]
-        n_binary, n_wide, _ = layout.n_rows
+            score = hidden.new_zeros(shape)
+        elif len(scores) == 1 and isinstance(scores[0], Tensor):
+            score = scores[0]
+        else:
+            score = torch.cat([rows for of_tree in zip(*scores, strict=True) for rows in of_tree])
         return tree_log_prob(
-            scores[0] if len(scores) == 1 else torch.cat(scores, 1),
+            score.view(shape).to(dtype),
             log_gate,
             layout.node,
             layout.edge,
             self.n_classes,
-            wide_begin=n_binary,
-            root_begin=n_binary + n_wide,
+            wide_begin=layout.n_rows[BINARY],
+            root_begin=sum(layout.n_rows[:ROOT]),
         )
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -232,12 +250,17 @@ class TreeEnsemble(Constructors):
             self.tree_arrays.to(parameter.device)
 
     def sparse_parameters(self) -> list[nn.Parameter]:
-        return [
-            getattr(self, f"{block.prefix}{name}")
+        """A tied embedding belongs to the model, whose own part of the gradient may be dense."""
+        if not self.sparse:
+            return []
+        apart = {id(parameter) for parameter in self._apart()}
+        of_blocks = [
+            getattr(self, name)
             for block in self.block_types
-            for name in ("weight", "bias")
-            if self.sparse and block.visits_rows
+            for name in (block.weight_name, f"{block.prefix}bias")
+            if block.visits_rows
         ]
+        return [parameter for parameter in of_blocks if id(parameter) not in apart]
 
     def _apart(self) -> list[Tensor]:
         return [self.output_embedding] if self.tied else []
@@ -274,7 +297,7 @@ class TreeEnsemble(Constructors):
         )
 
     def extra_repr(self) -> str:
-        n_binary, n_wide, n_root = self.layout.n_rows
+        n_binary, n_wide, _, n_root = self.layout.n_rows
         return (
             f"{super().extra_repr()}, n_trees={self.n_trees}, subset_size={self.subset_size}, "
             f"root={n_root or 2}, binary_nodes={n_binary}, wide_rows={n_wide}, "

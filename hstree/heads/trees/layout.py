@@ -1,8 +1,6 @@
-"""The layout of the node vectors of each tree, and the tables of all trees for the ops.
+"""The tables of all trees of an ensemble for the ops, and the trees in the state dict.
 
-A tree has three kinds of nodes: a binary node has one vector, a wide node has one for each child,
-and a wide root is a separate kind. All trees share tensors of one shape, padded to the largest
-tree.
+All trees share tensors of one shape, padded to the largest tree.
 """
 
 from __future__ import annotations
@@ -16,72 +14,9 @@ import torch
 from torch import Tensor
 
 from hstree.heads.buffers import Tables
+from hstree.heads.trees.paths import path_tables, stacked, stacked_paths
+from hstree.heads.trees.tree_layout import KINDS, LEAF, ROOT, WIDE, TreeLayout
 from hstree.trees import Tree
-
-IntArray = npt.NDArray[np.int64]
-
-
-KINDS = BINARY, WIDE, ROOT = 0, 1, 2
-"""Kinds of nodes, with the numbers of :func:`hstree.ops.tree_topk`."""
-
-
-class TreeLayout:
-    """Positions of the vectors of one tree. The vectors of each kind of node are contiguous, with
-    the nodes in preorder.
-
-    Attributes:
-        tree: the tree.
-        kind: kind of each node, int64 [M].
-        first_row: position of each node's first vector among those of its kind, int64 [M].
-        edge: for each kind, the edge of each vector, int64 [R]: the edge to its child at a wide
-            node, to the left child at a binary node.
-    """
-
-    def __init__(self, tree: Tree) -> None:
-        edges = tree.edges()
-        self.tree = tree
-        self.kind: IntArray = np.where(tree.n_children == 2, BINARY, WIDE).astype(np.int64)
-        if tree.root_width > 2:
-            self.kind[0] = ROOT
-        of_edge, left = self.kind[edges.node], edges.ordinal == 0
-        self.edge: tuple[IntArray, ...] = tuple(
-            np.flatnonzero((of_edge == kind) & (left if kind == BINARY else True)) for kind in KINDS
-        )
-        self.first_row: IntArray = np.zeros(tree.n_nodes, np.int64)
-        for edge in self.edge:
-            first = np.flatnonzero(left[edge])
-            self.first_row[edges.node[edge[first]]] = first
-
-    def nodes(self) -> dict[str, npt.NDArray[np.int32]]:
-        """Tables of one tree for :func:`hstree.ops.tree_topk` and
-        :func:`hstree.ops.tree_log_prob`: node [M, 5], edge [E, 2] and leaf_edge [V]."""
-        tree, edges = self.tree, self.tree.edges()
-        first_edge = tree.node_offset[:-1] - np.arange(tree.n_nodes)
-        below = np.flatnonzero(edges.child_node >= 0)
-        above = np.full(tree.n_nodes, -1)
-        above[edges.child_node[below]] = below
-        leaf = np.flatnonzero(edges.child_node < 0)
-        classes = tree.order[edges.begin[leaf]]
-        child = edges.child_node.copy()
-        child[leaf] = ~classes
-        leaf_edge = np.full(tree.n_classes, -1)
-        leaf_edge[classes] = leaf
-        node = [self.kind, self.first_row, first_edge, tree.n_children, above]
-        tables = {
-            "node": np.stack(node, 1),
-            "edge": np.stack([edges.node, child], 1),
-            "leaf_edge": leaf_edge,
-        }
-        return {name: table.astype(np.int32) for name, table in tables.items()}
-
-    def bounds(self, kind: int) -> IntArray:
-        """Begin and end of the leaves below each vector's edge, int64 [R, 2]. For binary nodes
-        int64 [R, 3]: begin of the left child's leaves, begin and end of the right child's."""
-        edges, edge = self.tree.edges(), self.edge[kind]
-        columns = [edges.begin[edge], edges.end[edge]]
-        if kind == BINARY:
-            columns.append(edges.end[edge + 1])
-        return np.stack(columns, 1).astype(np.int64)
 
 
 class TreeArrays(Tables):
@@ -134,21 +69,26 @@ class Layout(Tables):
         trees: T trees over V classes, with roots of the same width.
         n_classes: number of classes, V.
         bounds: whether to build ``leaf_class`` and the bounds.
+        leaf_groups: whether leaf groups are a kind of their own, with ``leaf_class`` and the tables
+            of :func:`hstree.ops.leaf_log_prob`.
 
     Raises:
         ValueError: for no tree, or trees of different sizes or root widths.
 
     Attributes:
         trees: layout of each tree.
-        n_rows: for each kind, the largest number of vectors in a tree.
-        max_depth, max_width: arguments of :func:`hstree.ops.path_log_prob` and
-            :func:`hstree.ops.wide_log_prob`.
-        path_offset, path, wide_offset, wide_path, leaf_position: tables of these two ops.
+        n_rows: for each kind, the largest number of vectors in a tree; V for leaf groups.
+        max_depth, max_width, max_group: arguments of :func:`hstree.ops.path_log_prob`,
+            :func:`hstree.ops.wide_log_prob` and :func:`hstree.ops.leaf_log_prob`.
+        path_offset, path, wide_offset, wide_path, leaf_position: tables of the first two ops.
+        group_offset, group: tables of the third.
         root_child: int32 [T, V + 2], child of a wide root that holds the class. Entry V, for bad
             targets, is a child that does not exist; the last entry, for target -1, is -1.
         node, edge, leaf_edge: tables of :func:`hstree.ops.tree_topk`, padded with zeros.
-        leaf_class: int64 [T, V], class of each leaf.
-        bounds_0, bounds_1, bounds_2: :meth:`TreeLayout.bounds` of each kind, int64 [T, R, .].
+        leaf_class: int32 [T, V], class of each leaf.
+        root_row, root_class: int64 [K], children of wide roots that are classes, as t C + child,
+            and their classes.
+        bounds_0 to bounds_3: :meth:`TreeLayout.bounds` of each kind, int64 [T, R, .].
     """
 
     path_offset: Tensor
@@ -161,16 +101,30 @@ class Layout(Tables):
     edge: Tensor
     leaf_edge: Tensor
     leaf_class: Tensor
+    group_offset: Tensor
+    group: Tensor
+    root_row: Tensor
+    root_class: Tensor
 
-    def __init__(self, trees: Sequence[Tree], n_classes: int, *, bounds: bool = False) -> None:
+    def __init__(
+        self,
+        trees: Sequence[Tree],
+        n_classes: int,
+        *,
+        bounds: bool = False,
+        leaf_groups: bool = False,
+    ) -> None:
         super().__init__()
         check_trees(trees, n_classes)
-        self.trees = [TreeLayout(tree) for tree in trees]
-        self.has_bounds = bounds
+        self.trees = [TreeLayout(tree, leaf_groups=leaf_groups) for tree in trees]
+        self.has_bounds, self.has_groups = bounds, leaf_groups
         self.n_rows = [max(len(tree.edge[kind]) for tree in self.trees) for kind in KINDS]
-        tables = [tree.tables() for tree in trees]
-        self.max_depth = max(table.max_depth for table in tables)
-        self.max_width = max(table.max_width for table in tables)
+        if self.n_rows[LEAF]:
+            self.n_rows[LEAF] = n_classes
+        paths = [path_tables(tree) for tree in self.trees]
+        self.max_depth = max(table.max_depth for table in paths)
+        self.max_width = max(table.max_width for table in paths)
+        self.max_group = max(tree.widest_group for tree in self.trees)
         self.register_tables(persistent=False)
 
     def bounds(self, kind: int) -> Tensor:
@@ -179,12 +133,18 @@ class Layout(Tables):
         return bounds
 
     def tables(self) -> dict[str, npt.NDArray[Any]]:
-        trees = [layout.tree for layout in self.trees]
-        out = _paths(trees)
-        nodes = [layout.nodes() for layout in self.trees]
+        out = stacked_paths([path_tables(tree) for tree in self.trees])
+        nodes = [layout.nodes(self.n_rows[WIDE]) for layout in self.trees]
         out |= {name: _stack([tables[name] for tables in nodes]) for name in nodes[0]}
+        if self.has_bounds or self.has_groups:
+            out["leaf_class"] = np.stack([layout.tree.order for layout in self.trees])
+        if self.has_groups:
+            out |= stacked([layout.groups() for layout in self.trees], "group", "group_offset")
+            rows, classes = zip(*(layout.root_classes() for layout in self.trees), strict=True)
+            place = [t * self.n_rows[ROOT] + row for t, row in enumerate(rows)]
+            out["root_row"] = np.concatenate(place).astype(np.int64)
+            out["root_class"] = np.concatenate(classes).astype(np.int64)
         if self.has_bounds:
-            out["leaf_class"] = np.stack([tree.order.astype(np.int64) for tree in trees])
             for kind in KINDS:
                 # Padding rows have a leaf too: a mean over no leaves would be NaN.
                 bounds = [layout.bounds(kind) for layout in self.trees]
@@ -244,21 +204,4 @@ def _stack(tables: list[npt.NDArray[Any]], filling: Any = 0) -> npt.NDArray[Any]
     out[:] = filling
     for t, table in enumerate(tables):
         out[t, : len(table)] = table
-    return out
-
-
-def _paths(trees: list[Tree]) -> dict[str, npt.NDArray[Any]]:
-    """The tables of :func:`hstree.ops.path_log_prob` and :func:`hstree.ops.wide_log_prob`, and the
-    children of wide roots."""
-    tables = [tree.tables() for tree in trees]
-    out = {"leaf_position": np.stack([table.leaf_position for table in tables])}
-    for path, offset in (("path", "path_offset"), ("wide_path", "wide_offset")):
-        paths = [getattr(table, path) for table in tables]
-        starts = np.cumsum([0, *map(len, paths[:-1])])
-        out[path] = np.concatenate(paths)
-        out[offset] = np.stack([getattr(table, offset) for table in tables]) + starts[:, None]
-    if tables[0].root_child is not None:
-        children = np.stack([np.asarray(table.root_child) for table in tables])
-        beyond = np.tile(np.array([tables[0].root_width, -1], np.int32), (len(trees), 1))
-        out["root_child"] = np.concatenate([children, beyond], 1)
     return out

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
-from hstree.heads.trees.blocks import BinaryBlock, WideBlock
+from hstree.heads.trees.blocks import BinaryBlock, LeafBlock, WideBlock
 from hstree.heads.trees.head import TreeEnsemble
 from hstree.trees.paths import edge_paths
 
@@ -23,6 +23,7 @@ class LevelLogProbs(NamedTuple):
         log_prob: log-probability of the child that holds the target, at the node of its path on
             each level, [N, T, L]; 0 below the leaf.
         group: whether that node is wide and not the root, usually a leaf group; bool [N, T, L].
+            With ``node_vectors="leaves"`` also for leaf groups of two classes.
         log_gate: log-weights of the trees, log pi [N, T].
     """
 
@@ -48,7 +49,6 @@ def level_log_probs(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Level
     log_prob = torch.zeros(shape, dtype=dtype, device=device)
     group = np.zeros(shape, bool)
     for t, layout in enumerate(head.layout.trees):
-        x = hidden if head.feature_index is None else hidden[:, head.feature_index[t].long()]
         edges, n_children = layout.tree.edges(), layout.tree.n_children
         for level, edge in enumerate(edge_paths(layout.tree, classes).T):
             node = edges.node[edge]
@@ -56,20 +56,22 @@ def level_log_probs(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Level
                 of = np.flatnonzero((edge >= 0) & (layout.kind[node] == block.kind))
                 if not of.size:
                     continue
-                weight, bias = block.weight[t], block.bias[t]
+                x = block.features(hidden, t)
                 n = torch.from_numpy(of).to(device)
                 child = torch.from_numpy(edges.ordinal[edge[of]].astype(np.int64)).to(device)
                 if isinstance(block, BinaryBlock):
                     row = torch.from_numpy(layout.first_row[node[of]]).to(device)
-                    z = (x[n].to(weight.dtype) * weight[row]).sum(1) + bias[row]
+                    weight, bias = block.rows(t, row)
+                    z = (x[n].to(weight.dtype) * weight).sum(1) + bias
                     log_prob[n, t, level] = F.logsigmoid(torch.where(child == 0, z, -z).to(dtype))
                     continue
-                group[of, t, level] = isinstance(block, WideBlock)
+                group[of, t, level] = isinstance(block, (WideBlock, LeafBlock))
                 for m in np.unique(node[of]):  # one dense product for each wide node
                     first = int(layout.first_row[m])
-                    rows = slice(first, first + int(n_children[m]))
+                    row = torch.arange(first, first + int(n_children[m]), device=device)
+                    weight, bias = block.rows(t, row)
                     here = torch.from_numpy(node[of] == m).to(device)
-                    z = F.linear(x[n[here]].to(weight.dtype), weight[rows], bias[rows]).to(dtype)
+                    z = F.linear(x[n[here]].to(weight.dtype), weight, bias).to(dtype)
                     chosen = z.log_softmax(1).gather(1, child[here, None])[:, 0]
                     log_prob[n[here], t, level] = chosen
     return LevelLogProbs(log_prob, torch.from_numpy(group).to(device), head.log_gate(hidden))

@@ -28,10 +28,7 @@ def sample_classes(
     for t in range(head.n_trees):
         of = (chosen == t).nonzero().squeeze(1)
         if len(of):
-            x = hidden[of]
-            if head.feature_index is not None:
-                x = x[:, head.feature_index[t].long()]
-            out[of] = _walk(head, t, blocks, x, generator)
+            out[of] = _walk(head, t, blocks, hidden[of], generator)
     return out
 
 
@@ -39,14 +36,14 @@ def _walk(
     head: EnsembleState,
     t: int,
     blocks: Sequence[Block],
-    x: Tensor,
+    hidden: Tensor,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Classes [N] drawn from tree t: x [N, S], the features that it reads."""
+    """Classes [N] drawn from tree t: hidden [N, D]."""
     layout = head.layout.trees[t]
     tree, edges = layout.tree, layout.tree.edges()
-    leaf = np.zeros(len(x), np.int64)
-    node = np.full(len(x), 0 if tree.n_nodes else -1, np.int64)
+    leaf = np.zeros(len(hidden), np.int64)
+    node = np.full(len(hidden), 0 if tree.n_nodes else -1, np.int64)
     while (active := np.flatnonzero(node >= 0)).size:
         now = node[active]
         kind, first_row = layout.kind[now], layout.first_row[now]
@@ -56,13 +53,13 @@ def _walk(
         for block in blocks:
             of = np.flatnonzero(kind == block.kind)
             if of.size:
-                here = x[torch.from_numpy(active[of]).to(x.device)]
+                here = hidden[torch.from_numpy(active[of]).to(hidden.device)]
                 child[of] = _draw(block, t, first_row[of], n_children[of], here, generator)
         edge = first_edge + child
         node[active] = edges.child_node[edge]
         done = edges.child_node[edge] < 0
         leaf[active[done]] = edges.begin[edge[done]]
-    return torch.from_numpy(tree.order[leaf].astype(np.int64)).to(x.device)
+    return torch.from_numpy(tree.order[leaf].astype(np.int64)).to(hidden.device)
 
 
 def _draw(
@@ -70,20 +67,22 @@ def _draw(
     t: int,
     first_row: IntArray,
     n_children: IntArray,
-    x: Tensor,
+    hidden: Tensor,
     generator: torch.Generator | None,
 ) -> IntArray:
-    """A child of one node for each context x [N, S]."""
+    """A child of one node for each context: hidden [N, D]."""
     binary = isinstance(block, BinaryBlock)
     n_rows = np.ones_like(n_children) if binary else n_children
     place = np.arange(int(n_rows.max()))
-    row = torch.from_numpy(first_row[:, None] + np.minimum(place, n_rows[:, None] - 1)).to(x.device)
-    vectors = block.weight[t, row[0] if isinstance(block, RootBlock) else row]
-    z = (vectors @ x.unsqueeze(-1).to(vectors.dtype)).squeeze(-1) + block.bias[t, row]
+    row = torch.from_numpy(first_row[:, None] + np.minimum(place, n_rows[:, None] - 1))
+    row = row.to(hidden.device)
+    vectors, bias = block.rows(t, row[0] if isinstance(block, RootBlock) else row)
+    x = block.features(hidden, t).unsqueeze(-1).to(vectors.dtype)
+    z = (vectors @ x).squeeze(-1) + bias
     if binary:
         prob = torch.cat([z, torch.zeros_like(z)], 1).softmax(1)
     else:
-        beyond = torch.from_numpy(place >= n_rows[:, None]).to(x.device)
+        beyond = torch.from_numpy(place >= n_rows[:, None]).to(hidden.device)
         prob = z.masked_fill(beyond, -torch.inf).softmax(1)
     drawn = torch.multinomial(prob.float(), 1, generator=generator).squeeze(1)
     child: IntArray = drawn.cpu().numpy()

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hstree._dtypes import sum_dtype
 from hstree.heads.trees.blocks import Block, RootBlock, to_dtype_of
-from hstree.heads.trees.layout import KINDS
 from hstree.heads.trees.state import EnsembleState
+from hstree.heads.trees.tree_layout import KINDS
 from hstree.ops import tree_topk
 
 
@@ -21,7 +21,7 @@ def search_classes(
     x, layout = to_dtype_of(blocks, hidden).detach(), head.layout
     dtype = sum_dtype(x.dtype)
     of_kind = {block.kind: block for block in blocks}
-    binary, wide, root = (of_kind.get(kind) for kind in KINDS)
+    binary, wide, leaf, root = (of_kind.get(kind) for kind in KINDS)
     root_log_prob = None
     if isinstance(root, RootBlock):
         root_log_prob = root.logits(hidden).detach().to(dtype).log_softmax(-1)
@@ -31,6 +31,8 @@ def search_classes(
         binary.bias.detach() if binary else None,
         wide.weight.detach() if wide else None,
         wide.bias.detach() if wide else None,
+        leaf.weight.detach() if leaf else None,
+        leaf.bias.detach() if leaf else None,
         root_log_prob,
         head.log_gate(hidden).detach().to(dtype),
         head.feature_index,

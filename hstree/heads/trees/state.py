@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hstree.heads.base import Head
 from hstree.heads.trees.blocks import Block
 from hstree.heads.trees.layout import Layout
+from hstree.trees import Tree
 
 
 class EnsembleState(Head):
@@ -18,10 +19,14 @@ class EnsembleState(Head):
     :class:`hstree.heads.trees.TreeEnsemble` (gate, node vectors, search, sampling) read them."""
 
     n_trees: int
+    seed: int
     subset_size: int
     sparse: bool
     tied: bool
+    trees: list[Tree]
+    node_vectors: str
     layout: Layout
+    tree_arrays: nn.ModuleList
     block_types: list[type[Block]]
     frequencies: npt.NDArray[np.float64]
 
@@ -31,6 +36,7 @@ class EnsembleState(Head):
     bias: Tensor | None
     wide_bias: Tensor | None
     root_bias: Tensor | None
+    leaf_bias: Tensor | None
     scale: Tensor | None
     wide_scale: Tensor | None
     root_scale: Tensor | None
@@ -39,6 +45,10 @@ class EnsembleState(Head):
     mass: Tensor
     gate_logits: Tensor
     gate_linear: nn.Linear
+
+    @abstractmethod
+    def set_trees(self, trees: list[Tree]) -> None:
+        """Set the trees and their tables. The parameters stay as they are."""
 
     @abstractmethod
     def blocks(self) -> list[Block]:

@@ -1,8 +1,9 @@
-"""The vectors of the nodes: free, or shared through an output embedding."""
+"""The vectors of the nodes: free, or read from an output embedding, at the leaves or everywhere."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import ClassVar
 
@@ -12,12 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hstree._transforms import is_transformed
 from hstree.heads.buffers import fill
-from hstree.heads.trees.blocks import BLOCKS, BinaryBlock, Block
+from hstree.heads.trees.blocks import BinaryBlock, Block, LeafBlock, RootBlock, WideBlock
 from hstree.heads.trees.layout import Layout
 from hstree.heads.trees.state import EnsembleState
+from hstree.heads.trees.tree_layout import LEAF, ROOT
 
 DERIVED_SCALE = 3.0
+
+NODE_BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, RootBlock)
+"""Blocks of nodes that may have vectors or scales of their own."""
 
 
 class NodeVectors(ABC):
@@ -26,6 +32,9 @@ class NodeVectors(ABC):
 
     needs_bounds: ClassVar[bool] = False
     """Whether :meth:`blocks` reads the bounds of :class:`hstree.heads.trees.layout.Layout`."""
+
+    leaf_groups: ClassVar[bool] = False
+    """Whether leaf groups are a kind of nodes of their own."""
 
     @abstractmethod
     def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
@@ -51,26 +60,71 @@ class FreeVectors(NodeVectors):
         if embedding is not None:
             raise ValueError(
                 "embedding: expected None with node_vectors='free', got an embedding; pass "
-                "node_vectors='shared' to use it"
+                "node_vectors='leaves' or 'shared' to use it"
             )
-        for block in BLOCKS:
-            rows = head.layout.n_rows[block.kind]
-            shape = (head.n_trees, rows, head.subset_size)
-            weight = nn.Parameter(torch.empty(shape)) if rows else None
-            head.register_parameter(f"{block.prefix}weight", weight)
+        _register_own(head, NODE_BLOCKS)
 
     def reset(self, head: EnsembleState) -> None:
         for block in head.block_types:
-            nn.init.zeros_(getattr(head, f"{block.prefix}weight"))
+            nn.init.zeros_(getattr(head, block.weight_name))
 
     def blocks(self, head: EnsembleState) -> list[Block]:
         layout, index = head.layout, head.feature_index
         out = []
         for block in head.block_types:
-            weight: Tensor = getattr(head, f"{block.prefix}weight")
+            weight: Tensor = getattr(head, block.weight_name)
             bias: Tensor = getattr(head, f"{block.prefix}bias")
             out.append(block(weight, bias, layout, index, head.sparse))
         return out
+
+
+class LeafVectors(NodeVectors):
+    """The classes of all leaf groups read the rows of one output embedding. The nodes above have
+    vectors of their own, which start at zero. A child of a wide root that is a class adds its own
+    vector to its row of the output embedding; a root over all classes has no vectors of its own."""
+
+    leaf_groups = True
+
+    def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
+        _register_embedding(head, embedding)
+        _register_own(head, NODE_BLOCKS if head.layout.n_rows[LEAF] else ())
+
+    def reset(self, head: EnsembleState) -> None:
+        if not head.tied:
+            nn.init.uniform_(head.output_embedding, -0.1, 0.1)
+        for block in NODE_BLOCKS:
+            own: Tensor | None = getattr(head, block.weight_name)
+            if own is not None:
+                nn.init.zeros_(own)
+
+    def blocks(self, head: EnsembleState) -> list[Block]:
+        layout, index = head.layout, head.feature_index
+        out = []
+        for block in head.block_types:
+            weight: Tensor = getattr(head, block.weight_name)
+            bias: Tensor = getattr(head, f"{block.prefix}bias")
+            if block is RootBlock:
+                weight = self._root_vectors(head)
+            features = None if block is LeafBlock else index
+            out.append(block(weight, bias, layout, features, head.sparse))
+        return out
+
+    @staticmethod
+    def _root_vectors(head: EnsembleState) -> Tensor:
+        """Vectors [T, C, S] of the children of wide roots."""
+        layout, index, own = head.layout, head.feature_index, head.root_weight
+        if own is not None and not len(layout.root_row):
+            return own
+        # A root over all classes reads all rows of the embedding.
+        sparse = head.sparse and own is not None and not head.tied
+        sparse = sparse and not is_transformed()
+        rows = F.embedding(layout.root_class, head.output_embedding, sparse=sparse)
+        if index is not None:
+            tree = layout.root_row // layout.n_rows[ROOT]
+            rows = rows.gather(1, index[tree].long())
+        if own is None:
+            return rows.view(head.n_trees, -1, head.subset_size)
+        return own.flatten(0, 1).index_add(0, layout.root_row, rows).view_as(own)
 
 
 class SharedVectors(NodeVectors):
@@ -85,19 +139,12 @@ class SharedVectors(NodeVectors):
                 "sparse: expected False with node_vectors='shared', whose gradients are dense, got "
                 "True"
             )
-        shape = (head.n_classes, head.in_features)
-        if embedding is None:
-            embedding = nn.Parameter(torch.empty(shape))
-        elif tuple(embedding.shape) != shape:
-            raise ValueError(
-                f"embedding: expected a weight of shape {shape}, got {tuple(embedding.shape)}"
-            )
-        head.output_embedding = embedding
+        _register_embedding(head, embedding)
         # In units of 2^-50, at least 1: integers, which .half() does not change.
         share = head.frequencies / head.frequencies.sum()
         units = np.maximum(np.rint(share * 2.0**50), 1).astype(np.int64)
         head.register_constant("mass", torch.from_numpy(units))
-        for block in BLOCKS:
+        for block in NODE_BLOCKS:
             rows = head.layout.n_rows[block.kind]
             scale = nn.Parameter(torch.empty(head.n_trees, rows)) if rows else None
             head.register_parameter(f"{block.prefix}scale", scale)
@@ -138,7 +185,7 @@ class SharedVectors(NodeVectors):
         embedding, layout = head.output_embedding, head.layout
         if head.feature_index is not None:
             embedding = embedding[:, head.feature_index[t].long()]
-        leaf_class = layout.leaf_class[t]
+        leaf_class = layout.leaf_class[t].long()
         mass = head.mass.double()[leaf_class]
         sums = F.pad((embedding[leaf_class].double() * mass.unsqueeze(1)).cumsum(0), (0, 0, 1, 0))
         masses = F.pad(mass.cumsum(0), (1, 0))
@@ -153,4 +200,29 @@ class SharedVectors(NodeVectors):
         return out
 
 
-NODE_VECTORS: dict[str, NodeVectors] = {"free": FreeVectors(), "shared": SharedVectors()}
+def _register_embedding(head: EnsembleState, embedding: Tensor | None) -> None:
+    """Register the output embedding [V, D]: the given one, or a parameter of the head."""
+    shape = (head.n_classes, head.in_features)
+    if embedding is None:
+        embedding = nn.Parameter(torch.empty(shape))
+    elif tuple(embedding.shape) != shape:
+        raise ValueError(
+            f"embedding: expected a weight of shape {shape}, got {tuple(embedding.shape)}"
+        )
+    head.output_embedding = embedding
+
+
+def _register_own(head: EnsembleState, blocks: Sequence[type[Block]]) -> None:
+    """Register the vectors of the blocks' nodes; None for other blocks."""
+    for block in NODE_BLOCKS:
+        rows = head.layout.n_rows[block.kind] if block in blocks else 0
+        shape = (head.n_trees, rows, head.subset_size)
+        weight = nn.Parameter(torch.empty(shape)) if rows else None
+        head.register_parameter(block.weight_name, weight)
+
+
+NODE_VECTORS: dict[str, NodeVectors] = {
+    "free": FreeVectors(),
+    "leaves": LeafVectors(),
+    "shared": SharedVectors(),
+}

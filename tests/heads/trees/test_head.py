@@ -69,7 +69,7 @@ def check_probabilities(head: TreeEnsemble, mass: Any) -> None:
 
 @pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("node_vectors", ["free", "shared"])
+@pytest.mark.parametrize("node_vectors", ["free", "leaves", "shared"])
 def test_probabilities(recipe: str, shape: tuple[int, int], node_vectors: str) -> None:
     """Every gate, with and without feature subsets."""
     for gate, subset in itertools.product(("uniform", "constant", "context"), (None, 4)):
@@ -77,7 +77,7 @@ def test_probabilities(recipe: str, shape: tuple[int, int], node_vectors: str) -
         check_probabilities(randomise(head), FREQUENCIES)
 
 
-@pytest.mark.parametrize("node_vectors", ["free", "shared"])
+@pytest.mark.parametrize("node_vectors", ["free", "leaves", "shared"])
 @pytest.mark.parametrize("nested", NESTED.values(), ids=NESTED.keys())
 def test_given_trees(nested: list[Any], node_vectors: str) -> None:
     built = [Tree.from_nested(n) for n in nested]
@@ -95,7 +95,7 @@ def test_log_prob_of_few_rows(subset_size: int | None) -> None:
         torch.testing.assert_close(head.log_prob(hidden[:rows]), log_prob[:rows])
 
 
-@pytest.mark.parametrize("node_vectors", ["free", "shared"])
+@pytest.mark.parametrize("node_vectors", ["free", "leaves", "shared"])
 @pytest.mark.parametrize("n_trees", [1, 2])
 @pytest.mark.parametrize("n_classes", [1, 2, 3])
 def test_few_classes(n_classes: int, n_trees: int, node_vectors: str) -> None:
@@ -117,7 +117,7 @@ def test_few_classes(n_classes: int, n_trees: int, node_vectors: str) -> None:
     assert head.predict(hidden).max() < n_classes
 
 
-@pytest.mark.parametrize("node_vectors", ["free", "shared"])
+@pytest.mark.parametrize("node_vectors", ["free", "leaves", "shared"])
 @pytest.mark.parametrize("recipe", ["random", "huffman"])
 def test_full_width_is_the_flat_softmax(recipe: str, node_vectors: str) -> None:
     """C = V: values and gradients of F.linear and log_softmax, rows in leaf order."""
@@ -140,7 +140,7 @@ def test_full_width_is_the_flat_softmax(recipe: str, node_vectors: str) -> None:
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
     expected.backward()
     loss.backward()
-    if node_vectors == "shared":
+    if node_vectors != "free":
         got = head.output_embedding.grad
     else:
         got = torch.empty_like(weight).index_copy_(0, order, head.root_weight.grad[0])
@@ -183,7 +183,10 @@ def test_untrained_large_vocabulary() -> None:
     {"shape": (6, 5), "n_trees": 3, "gate": "uniform"},
     {"shape": (1, 5), "n_trees": 2, "gate": "constant"},
     {"shape": (6, 5), "n_trees": 2, "node_vectors": "shared", "gate": "context", "subset_size": 4},
-], ids=["binary", "all parts", "all parts and features", "leaf groups", "shared"])  # fmt: skip
+    {"shape": (6, 5), "n_trees": 2, "node_vectors": "leaves", "gate": "context", "subset_size": 4},
+    {"shape": (9, 1), "n_trees": 3, "node_vectors": "leaves", "recipe": "cluster"},
+], ids=["binary", "all parts", "all parts and features", "leaf groups", "shared", "leaves",
+        "leaf groups of two"])  # fmt: skip
 def test_gradients_through_forward_and_log_prob(options: dict[str, Any]) -> None:
     """float64: the ops' backward against autograd through all classes."""
     head = randomise(ensemble(**options, reduction="none")).double()
@@ -457,7 +460,7 @@ def test_from_linear_with_improbable_classes() -> None:
     ("options", "match"),
     [
         ({"at": torch.zeros(3)}, r"at: expected shape \[10\], got \[3\]"),
-        ({"node_vectors": "free"}, "node_vectors: expected no such option, .* got 'free'"),
+        ({"node_vectors": "shared"}, "node_vectors: expected one of free, leaves, got 'shared'"),
         ({"embedding": None}, "embedding: expected no such option, .* got None"),
         ({"trees": [random_tree(V - 1)]}, r"trees\[0\]: expected 37 classes, got 36"),
     ],
@@ -470,7 +473,7 @@ def test_bad_from_linear(options: dict[str, Any], match: str) -> None:
 
 def test_device_moves(device: torch.device) -> None:
     """Tables and levels follow the module; results are those of the CPU."""
-    for node_vectors in ("free", "shared"):
+    for node_vectors in ("free", "leaves", "shared"):
         head = randomise(ensemble("huffman", (6, 4), 2, gate="context", node_vectors=node_vectors))
         hidden, target = draw(20, D), draw_targets(20)
         expected = head.log_prob(hidden).detach(), head(hidden, target).loss.detach()
@@ -510,7 +513,7 @@ def bad(**options: Any) -> Any:
             subset_size=8, subset_block=4),
         bad(match=r"subset_block: expected a divisor .* got 0", subset_size=4, subset_block=0),
         bad(match="gate: expected one of uniform, constant, context, got 'x'", gate="x"),
-        bad(match="node_vectors: expected one of free, shared, got 'x'", node_vectors="x"),
+        bad(match="node_vectors: expected one of free, leaves, shared, got 'x'", node_vectors="x"),
         bad(match="embedding: expected None with node_vectors='free'",
             embedding=torch.nn.Embedding(V, D)),
         bad(match=r"embedding: expected a weight of shape \(37, 10\), got \(37, 9\)",

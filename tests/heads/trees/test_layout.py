@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hstree.heads.trees.layout import BINARY, ROOT, WIDE, Layout, TreeLayout
+from hstree.heads.trees.layout import Layout
+from hstree.heads.trees.tree_layout import BINARY, ROOT, WIDE, TreeLayout
 from hstree.trees import Tree
 
 NESTED = ((0, (1, 2)), 3, (4, (5, 6), (7, 8, 9)))  # a wide root, wide and binary nodes below it
@@ -15,7 +16,7 @@ def test_kinds_and_vectors_of_a_tree() -> None:
     layout = TreeLayout(Tree.from_nested(NESTED))
     assert layout.kind.tolist() == [ROOT, BINARY, BINARY, WIDE, BINARY, WIDE]
     assert layout.first_row.tolist() == [0, 0, 1, 0, 2, 3]
-    assert [len(edge) for edge in layout.edge] == [3, 6, 3]
+    assert [len(edge) for edge in layout.edge] == [3, 6, 0, 3]
     assert layout.bounds(BINARY).tolist() == [[0, 1, 3], [1, 2, 3], [5, 6, 7]]
     assert layout.bounds(WIDE)[:3].tolist() == [[4, 5], [5, 7], [7, 10]]
     assert layout.bounds(ROOT).tolist() == [[0, 3], [3, 4], [4, 10]]
@@ -32,7 +33,7 @@ def test_tables_are_not_saved_and_can_be_made_again() -> None:
     trees = [Tree.from_nested(NESTED), Tree.from_nested((0, 1, (2, 3, 4, 5, 6, 7, 8, 9)))]
     layout = Layout(trees, 10, bounds=True)
     assert not layout.state_dict()
-    assert layout.n_rows == [3, 8, 3]
+    assert layout.n_rows == [3, 8, 0, 3]
     tables = {name: table.clone() for name, table in layout.named_buffers()}
     for table in layout.buffers():
         table.fill_(-9)

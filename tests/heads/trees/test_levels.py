@@ -10,7 +10,11 @@ import torch.nn.functional as F
 from heads.support import HEADS, D, V, draw, make
 from hstree.heads import TreeEnsemble
 from hstree.heads.trees import level_log_probs
-from hstree.reference import path_log_prob_reference, wide_log_prob_reference
+from hstree.reference import (
+    leaf_log_prob_reference,
+    path_log_prob_reference,
+    wide_log_prob_reference,
+)
 
 KINDS = [kind for kind in HEADS if kind.startswith("trees")]
 
@@ -54,6 +58,19 @@ def test_levels_add_up(kind: str) -> None:
                 index,
                 layout.max_width,
             )
+        if "leaf_" in blocks:
+            of_groups, _ = leaf_log_prob_reference(
+                hidden,
+                blocks["leaf_"].weight,
+                head.leaf_bias,
+                target,
+                layout.group_offset,
+                layout.group,
+                layout.leaf_position,
+                layout.leaf_class,
+                layout.max_group,
+            )
+            groups += of_groups
         if "root_" in blocks:
             root = blocks["root_"]
             for t in range(head.n_trees):
