@@ -17,6 +17,7 @@ from hstree.trees import build_ensemble
 ADAPTIVE = "AdaptiveLogSoftmaxWithLoss"
 MODULE = "TreeEnsemble"
 KERNELS = "its kernels"
+WIKITEXT_CLASSES = 33_278
 BINARY = {"n_trees": 8}
 WIDE = {"n_trees": 4, "root": 256, "leaf": 32}
 """T, C and G."""
@@ -151,6 +152,31 @@ def _adaptive(size: Size, device: str) -> Contestant:
     )
 
 
+def _two_levels(size: Size, device: str, root: int, sparse: bool) -> Contestant:
+    """Four trees of two levels whose leaves share one output embedding."""
+    hidden, target, frequencies = batch(size.rows, size.features, size.classes)
+    root = min(root, size.classes // 4)
+    trees = build_ensemble("huffman", size.classes, 4, frequencies, root=root, levels=2)
+    options = {"node_vectors": "leaves", "gate": "context", "sparse": sparse}
+    head = TreeEnsemble(size.features, size.classes, trees, frequencies=frequencies, **options)
+    assert head.root_weight is not None
+    nn.init.uniform_(head.root_weight, -0.1, 0.1)
+    leaves = [hidden, *head.parameters()]
+    return Contestant(
+        step(lambda: head(hidden, target).loss, leaves),
+        parameters=sum(leaf.numel() for leaf in leaves[1:]),
+        leaves=leaves,
+    )
+
+
+SHARED_SIZES = {classes: Size(700, 200, classes, 200) for classes in (10_000, WIKITEXT_CLASSES)}
+"""A batch of 20 streams of 35 steps."""
+SHARED_LEAVES = {
+    f"C = {root}, {kind}": partial(_two_levels, root=root, sparse=kind == "row-sparse")
+    for root in (256, 512)
+    for kind in ("dense", "row-sparse")
+}
+
 ENSEMBLE_CONTESTS: dict[str, dict[str, Build]] = {
     "wide": {MODULE: partial(_module, **WIDE), ADAPTIVE: _adaptive, **FLAT_LOSSES},
     "wide parts": {
@@ -164,4 +190,5 @@ ENSEMBLE_CONTESTS: dict[str, dict[str, Build]] = {
         MODULE: partial(_module, **BINARY),
         KERNELS: partial(_parts, parts=[_path], **BINARY),
     },
+    **{f"shared leaves, V = {classes}": SHARED_LEAVES | FLAT_LOSSES for classes in SHARED_SIZES},
 }

@@ -26,7 +26,7 @@ import torch
 
 import hstree
 from benchmarks.decoding import DECODED_ROWS, QUESTIONS, SOFTMAX, TREES
-from benchmarks.ensembles import ADAPTIVE, KERNELS, MODULE
+from benchmarks.ensembles import ADAPTIVE, KERNELS, MODULE, SHARED_LEAVES, SHARED_SIZES
 from benchmarks.heads import FLAT, FORMULAS, LARGE_CHUNKS, OWN_CHUNKS, SMALL_CHUNKS
 from benchmarks.optimizers import (
     ADAM,
@@ -235,6 +235,17 @@ TREE_TARGETS = [
     _memory_target("wide `TreeEnsemble`", "wide", MODULE),
     Ratio("wide `TreeEnsemble` / its kernels", "wide parts", MODULE, KERNELS, at_most=1.3),
     Ratio("binary `TreeEnsemble` / its kernels", "binary parts", MODULE, KERNELS, at_most=1.3),
+    *(
+        Ratio(
+            f"four trees, shared leaves, {name} / {FLAT}, V = {classes}",
+            f"shared leaves, V = {classes}",
+            name,
+            FLAT,
+            at_most=most,
+        )
+        for classes, most in zip(SHARED_SIZES, (0.25, 0.06), strict=True)
+        for name in SHARED_LEAVES
+    ),
     *(
         Ratio(
             f"step of {name} / path, T = 8, V = {size.classes}",

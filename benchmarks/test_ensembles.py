@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.contest import TINY, contest
-from benchmarks.ensembles import MODULE
+from benchmarks.ensembles import MODULE, SHARED_SIZES
 from benchmarks.memory import measure
 from benchmarks.paths import WIKITEXT
 from benchmarks.registry import CONTESTS
@@ -26,3 +26,11 @@ def test_ensemble(benchmark: Any, short: bool, name: str, rounds: int) -> None:
     result = contest(benchmark, CONTESTS[name], size, "cpu", rounds)
     if name == "wide" and not short:
         result[MODULE]["peak_bytes"] = measure(name, [MODULE], size, "cpu")[MODULE]
+
+
+@pytest.mark.parametrize("classes", SHARED_SIZES)
+def test_shared_leaves(benchmark: Any, short: bool, classes: int) -> None:
+    name = f"shared leaves, V = {classes}"
+    size, rounds = (TINY, 1) if short else (SHARED_SIZES[classes], 9)
+    benchmark.group = f"{name} (cpu)"
+    contest(benchmark, CONTESTS[name], size, "cpu", rounds)

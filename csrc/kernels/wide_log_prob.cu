@@ -273,6 +273,7 @@ __global__ void __launch_bounds__(row_threads)
   __shared__ Tile tile;
   __shared__ typename R::Factors factors;
   __shared__ int32_t row_of_child[R::children];
+  static_assert(R::children <= row_threads);
   tile.fill(tables, leaf_order, tree, int64_t(blockIdx.x) * tile_rows, tables.rows);
   const int64_t first_column = int64_t(blockIdx.y) * R::columns;
   const T* weight = tree_weight<T>(tables, tree, tensors.weight);
@@ -296,9 +297,8 @@ __global__ void __launch_bounds__(row_threads)
         }
         factors.set(r, k % R::children, value);
       }
-      for (int k = threadIdx.x; k < count; k += row_threads) {
-        row_of_child[k] = weight_row(tables, tree, item.node + first + k);
-      }
+      const int own = static_cast<int>(threadIdx.x);
+      if (own < count) row_of_child[own] = weight_row(tables, tree, item.node + first + own);
       __syncthreads();
       sums.add(factors, item, weight, row_of_child, count, tables.features, first_column);
     }

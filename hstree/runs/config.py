@@ -154,6 +154,14 @@ class TrainConfig:
     sparse: bool = setting(
         False, "head", "trees, sampled: row-sparse gradients; only the visited rows are updated"
     )
+    relearn_trees: tuple[int, ...] = setting(
+        (),
+        "head",
+        "trees with node_vectors=leaves: build the trees anew before each of these epochs, from "
+        "the mean hidden state before each word of the training text; 2: after the first epoch",
+        at_least(2),
+        metavar="EPOCH[,EPOCH]",
+    )
     head_option: tuple[str, ...] = setting(
         (),
         "head",
@@ -344,11 +352,7 @@ class TrainConfig:
         unknown = sorted(set(values) - known)
         if unknown:
             raise ConfigError(f"unknown settings: {', '.join(unknown)}")
-        settings: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-        return cls(**settings)
+        return cls(**values)
 
 
 def _absolute(path: str | None) -> str | None:

@@ -26,7 +26,7 @@ def add_config_arguments(
         name = field.metadata["group"]
         if name not in groups:
             groups[name] = parser.add_argument_group(name)
-        kind, optional = types[field.name]
+        kind, optional, item = types[field.name]
         help_text = field.metadata["help"].replace("{heads}", ", ".join(head_names()))
         help_text = help_text.replace("%", "%%")
         if not optional and kind is not tuple:
@@ -40,14 +40,14 @@ def add_config_arguments(
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         else:
-            options["type"] = str if kind is tuple else kind
+            options["type"] = _numbers if item is int else item or kind
             if field.metadata["choices"]:
                 options["choices"] = field.metadata["choices"]
             else:
                 options["metavar"] = field.metadata["metavar"] or {int: "N", float: "X"}.get(
                     kind, "NAME"
                 )
-            if kind is tuple:
+            if item is str:
                 options["action"] = "append"
         groups[name].add_argument(f"--{flag_name(field.name)}", **options)
 
@@ -70,16 +70,29 @@ def config_flags(config: TrainConfig, *, leave_out: Container[str] = ()) -> list
         leave_out: settings for which no flags are wanted.
     """
     flags: list[str] = []
+    types = field_types(TrainConfig)
     for field in dataclasses.fields(TrainConfig):
         value, flag = getattr(config, field.name), f"--{flag_name(field.name)}"
         if value == field.default or field.name in leave_out:
             continue
         if isinstance(value, bool):
             flags.append(flag if value else f"--no-{flag_name(field.name)}")
+        elif types[field.name].item is int:
+            flags += [flag, ",".join(map(str, value))]
         else:
             for item in value if isinstance(value, tuple) else (value,):
                 flags += [flag, str(item)]
     return flags
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers separated by commas."""
+    try:
+        return tuple(int(number) for number in text.split(",")) if text else ()
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers separated by commas, got {text!r}"
+        ) from None
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class ConfigError(ValueError):
@@ -61,10 +61,18 @@ def flag_name(name: str) -> str:
     return name.replace("_", "-")
 
 
+class FieldType(NamedTuple):
+    """Type of a field: int, float, str, bool or tuple; for a tuple also the type of its items.
+    ``optional``: whether None is allowed."""
+
+    kind: type
+    optional: bool
+    item: type | None
+
+
 @cache
-def field_types(config: type) -> dict[str, tuple[type, bool]]:
-    """For each field of a dataclass its type (int, float, str, bool or tuple) and whether None is
-    allowed."""
+def field_types(config: type) -> dict[str, FieldType]:
+    """The type of each field of a dataclass."""
     result = {}
     for name, hint in typing.get_type_hints(config).items():
         optional = isinstance(hint, types.UnionType)
@@ -73,33 +81,40 @@ def field_types(config: type) -> dict[str, tuple[type, bool]]:
             if optional
             else hint
         )
-        result[name] = (typing.get_origin(kind) or kind, optional)
+        outer = typing.get_origin(kind) or kind
+        item = typing.get_args(kind)[0] if outer is tuple else None
+        result[name] = FieldType(outer, optional, item)
     return result
 
 
 def checked(config: type, field: dataclasses.Field[Any], value: Any) -> Any:
-    """The value of a field, a whole number as a float where the field is one.
+    """The value of a field, a whole number as a float where the field is one, a list as a tuple.
 
     Raises:
         ConfigError: a value of another type, not finite, or outside the choices or limits.
     """
-    kind, optional = field_types(config)[field.name]
+    kind, optional, item = field_types(config)[field.name]
     if value is None and optional:
         return None
     if kind is float and type(value) is int:
         value = float(value)
+    if kind is tuple and isinstance(value, list):
+        value = tuple(value)
     flag = f"--{flag_name(field.name)}"
-    strings = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
-    if type(value) is not kind or (kind is tuple and not strings):
+    if type(value) is not kind:
         raise ConfigError(f"{flag}: expected {kind.__name__}, got {value!r}")
+    parts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+    if item is not None and any(type(part) is not item for part in parts):
+        raise ConfigError(f"{flag}: expected a tuple of {item.__name__}, got {value!r}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{flag}: expected a finite number, got {value}")
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise ConfigError(f"{flag}: expected one of {', '.join(map(str, choices))}, got {value!r}")
-    for limit in field.metadata["limits"]:
-        if not limit.holds(value):
-            raise ConfigError(f"{flag}: expected {limit.text}, got {value}")
+    for part in parts:
+        for limit in field.metadata["limits"]:
+            if not limit.holds(part):
+                raise ConfigError(f"{flag}: expected {limit.text}, got {part}")
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -63,6 +63,16 @@ class Processes:
         dist.all_reduce(tensor)
         return tensor.tolist()
 
+    @torch.no_grad()
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by its sum over the processes, bitwise the same on all."""
+        if self.size > 1:
+            for tensor in tensors:
+                total = tensor.to(self.device, copy=True)
+                dist.reduce(total, dst=0)
+                dist.broadcast(total, src=0)
+                tensor.copy_(total)
+
     def from_main(self, value: _Value) -> _Value:
         """The value of the first process."""
         if self.size == 1:
@@ -79,13 +89,6 @@ class Processes:
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(tensors, tensor)
         return tensors
-
-    @torch.no_grad()
-    def weights_from_main(self, module: nn.Module) -> None:
-        """Overwrite the weights and buffers of a module with those of the first process."""
-        if self.size > 1:
-            for tensor in module.state_dict().values():
-                dist.broadcast(tensor, src=0)
 
     def wrap(self, module: nn.Module, *, may_skip_parameters: bool) -> nn.Module:
         """The module in DistributedDataParallel. One process: the module itself.

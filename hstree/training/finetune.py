@@ -12,7 +12,7 @@ from hstree.runs.config import DROPOUTS
 from hstree.runs.settings import flag_name
 
 # Settings of one run, not of the model.
-_NOT_INHERITED = ("run", "device", "threads")
+_NOT_INHERITED = ("run", "device", "threads", "relearn_trees")
 
 
 def finetuning(origin: str | os.PathLike[str], /, **changes: Any) -> TrainConfig:
@@ -41,7 +41,7 @@ def starting_model(config: TrainConfig, run: Run) -> LanguageModel:
     for field in dataclasses.fields(TrainConfig):
         mine, theirs = getattr(config, field.name), getattr(run.config, field.name)
         fixed = field.metadata["group"] in ("data", "model", "head")
-        fixed = fixed and field.name not in ("data", *DROPOUTS)
+        fixed = fixed and field.name not in ("data", "relearn_trees", *DROPOUTS)
         if fixed and mine != theirs:
             raise ConfigError(
                 f"--{flag_name(field.name)}: expected {theirs!r} as in {run.path}, the run to "

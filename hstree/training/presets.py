@@ -7,7 +7,8 @@ as in the comparison of output layers that these settings reproduce; the two pap
 ``averaging="nt"``. The number of epochs is that of the papers.
 
 The presets of the head ``trees`` are not published. They use the backbone and the learning rate of
-the softmax: the factor of 8 that suits AdamW makes SGD at 20 diverge.
+the softmax: the factor of 8 that suits AdamW makes SGD at 20 diverge. The four trees share their
+output embedding at the leaves, and are re-learned after the first epoch.
 """
 
 from __future__ import annotations
@@ -61,6 +62,14 @@ _MIXTURE: dict[str, tuple[Any, Any]] = {
     "seed": (28, 1881),
 }
 
+_TREES: dict[str, tuple[Any, Any]] = _SOFTMAX | {
+    "n_trees": (4, 4),
+    "levels": (2, 2),
+    "root": (1024, 1024),
+    "gate": ("context", "context"),
+    "relearn_trees": ((2,), (2,)),
+}
+
 _MIXTURE_OPTIONS = ("components=15", "latent_dropout=0.29")
 
 # For each head its columns, whether it is tied to the word embeddings, and its options.
@@ -72,7 +81,7 @@ _HEADS: dict[str, tuple[dict[str, tuple[Any, Any]], bool, tuple[tuple[str, ...],
     "plif-frozen": (_SOFTMAX, True, ((), ())),
     "mos": (_MIXTURE, True, (_MIXTURE_OPTIONS, _MIXTURE_OPTIONS)),
     "moc": (_MIXTURE, True, (_MIXTURE_OPTIONS, _MIXTURE_OPTIONS)),
-    "trees": (_SOFTMAX, False, ((), ())),
+    "trees": (_TREES, False, (("node_vectors=leaves",), ("node_vectors=leaves",))),
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -96,7 +105,7 @@ def preset(name: str, **changes: Any) -> TrainConfig:
         name: a key of :data:`PRESETS`.
         **changes: fields of :class:`TrainConfig` that replace those of the preset. A
             ``head_option`` replaces only the option of the same name; with another ``head`` the
-            options of the preset are dropped.
+            options of the preset are dropped, and so is ``relearn_trees``.
 
     Raises:
         ConfigError: an unknown name, or a value that is not valid.
@@ -115,5 +124,5 @@ def preset(name: str, **changes: Any) -> TrainConfig:
         kept = [o for o in settings["head_option"] if not parse_options([o]).keys() & replaced]
         changes = changes | {"head_option": (*kept, *given)}
     else:
-        settings = settings | {"head_option": ()}
+        settings = settings | {"head_option": (), "relearn_trees": ()}
     return TrainConfig(**(settings | changes))

@@ -188,19 +188,28 @@ class Session:
                     self._published(), training.best, self.interruption.signal
                 ) from None
         path = self.processes.from_main(self.directory.path if self.directory else Path())
-        model, summary = training.model.eval(), None
+        result = None
         if self.processes.main:
             model = load_model(path / MODEL).to(self.processes.device)
             summary = summarize(training, model, self._seconds(training))
             self._write({SUMMARY: summary.to_json().encode()})
-        self.processes.weights_from_main(model)
-        summary = self.processes.from_main(summary)
-        assert summary is not None
+            result = model.cpu(), summary
+        result = self.processes.from_main(result)  # the best model may have other trees
+        assert result is not None
+        model, summary = result
+        model.to(self.processes.device)
         return TrainResult(path, summary, training.records, model)
 
     def _steps(self, training: Training) -> None:
         """Make the remaining steps of the epoch."""
-        for step in training.trainer.steps():
+        trainer = training.trainer
+        if trainer.begin_epoch():
+            self.reporter.message(
+                f"trees re-learned before epoch {trainer.position.epoch}, "
+                f"{trainer.position.relearn_seconds:.1f} s"
+                + ("; averaging of the weights begins again" if trainer.averaging else "")
+            )
+        for step in trainer.steps():
             try:
                 self.reporter.step(step.epoch, step.loss, step.tokens)
                 self._stop_or_save(training)
@@ -249,9 +258,10 @@ class Session:
             valid_loss=valid_loss,
             best=is_best,
             tokens_per_second=position.tokens_per_second,
-            seconds=position.seconds + time.perf_counter() - begin_time,
+            seconds=position.relearn_seconds + position.seconds + time.perf_counter() - begin_time,
             averaged=trainer.averaging,
             sampled=training.model.head.samples_in_training,
+            relearn_seconds=position.relearn_seconds,
         )
         training.records.append(record)
         training.best = record if is_best else training.best

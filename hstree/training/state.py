@@ -135,6 +135,12 @@ def begin(
             f"weights will not be averaged: --averaging-epoch is {config.averaging_epoch}, "
             f"--epochs is {config.epochs}"
         )
+    late = [epoch for epoch in config.relearn_trees if epoch > config.epochs]
+    if late:
+        reporter.message(
+            f"trees will not be re-learned before epoch {', '.join(map(str, late))}: --epochs is "
+            f"{config.epochs}"
+        )
     if origin is None:
         started = time.perf_counter()
         model = build_model(config, len(corpus.vocabulary), statistics).to(processes.device)

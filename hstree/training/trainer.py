@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Iterator
@@ -11,30 +12,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hstree.data import Corpus, Streams
-from hstree.models import (
-    BackboneOutput,
-    LanguageModel,
-    State,
-    activation_penalty,
-    detach,
-    evaluate_loss,
-)
+from hstree.models import LanguageModel, State, evaluate_loss
 from hstree.optim import clip_grad_norm_
 from hstree.runs import TrainConfig
 
 from .build import check_size
 from .distributed import Processes
+from .objective import Objective
 from .optimizer import (
     build_optimizers,
+    keep_state,
     non_monotone,
     scheduled_learning_rate,
     set_learning_rate,
     window_lengths,
 )
+from .relearning import check_relearnable, relearn
 
 EVALUATION_STREAMS = 20
 
@@ -54,6 +51,7 @@ class Position:
         loss: sum over the targets of the current epoch so far, in nats.
         tokens: number of these targets.
         seconds: time spent on the steps of the current epoch.
+        relearn_seconds: time spent on re-learning the trees before them; 0: not re-learned.
         learning_rate: learning rate of the last step, for a window of ``bptt`` time steps.
     """
 
@@ -63,6 +61,7 @@ class Position:
     loss: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
+    relearn_seconds: float = 0.0
     learning_rate: float = 0.0
 
     @property
@@ -97,43 +96,6 @@ def process_seed(seed: int, rank: int) -> int:
     return seed + 1_000_003 * rank
 
 
-class _Objective(nn.Module):
-    """The objective to minimize, for the streams of one process or a part of them."""
-
-    def __init__(self, model: LanguageModel, config: TrainConfig) -> None:
-        super().__init__()
-        self.model = model
-        self.config = config
-
-        def head_loss(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-            """The loss, and the mean negative log-likelihood without the options of the loss."""
-            output, loss = model.head(hidden, target)
-            return loss, -output.detach().sum() / (target != model.head.ignore_index).sum()
-
-        self.head_loss = torch.compile(head_loss, dynamic=True) if config.compile else head_loss
-
-    def forward(
-        self, tokens: Tensor, target: Tensor, state: State | None, loss_share: float, share: float
-    ) -> tuple[Tensor, Tensor, State]:
-        """``loss_share`` times the mean loss plus ``share`` times the penalties; its value and
-        ``loss_share`` times the mean negative log-likelihood, float64 [2]; the state without its
-        history."""
-        with torch.autocast(
-            tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"
-        ):
-            read: BackboneOutput = self.model.backbone(tokens, state)
-            loss, nll = self.head_loss(read.hidden, target)
-        objective = share * activation_penalty(read, self.config.alpha, self.config.beta)
-        # The mean over no targets is NaN, but DistributedDataParallel needs a graph.
-        if loss_share > 0:
-            loss, nll = loss_share * loss, loss_share * nll
-        else:
-            loss = nll = 0.0 * read.dropped.sum()
-        objective = objective + loss
-        values = torch.stack([objective.detach(), nll.detach()]).double()
-        return objective, values, detach(read.state)
-
-
 class Trainer:
     """Trains a model on a corpus.
 
@@ -141,7 +103,7 @@ class Trainer:
         model: the model, on the training device.
         corpus: class ids of the model.
         config: batch size, windows, optimizer, learning rates, schedule, clipping, penalties,
-            averaging, epochs.
+            averaging, epochs, re-learning of trees.
         processes: the processes that share the batch; each calls the same methods.
 
     Attributes:
@@ -150,8 +112,8 @@ class Trainer:
         averaging: whether averaged SGD has begun.
 
     Raises:
-        ValueError: a part of the corpus is too small for the batch, or averaged SGD does not
-            support the head.
+        ValueError: a part of the corpus is too small for the batch, averaged SGD does not support
+            the head, or the trees of the head cannot be re-learned.
     """
 
     def __init__(
@@ -166,6 +128,8 @@ class Trainer:
         self.device = model.backbone.embedding.weight.device
         self.processes = processes or Processes(0, 1, self.device)
         check_size(corpus, config, self.processes.size)
+        if config.relearn_trees:
+            check_relearnable(model.head)
         self.streams = Streams(
             corpus.train,
             config.batch_size * self.processes.size,
@@ -184,33 +148,68 @@ class Trainer:
             from_start = config.averaging == "et" and config.averaging_epoch == 0
             if from_start or config.finetune is not None:
                 self.optimizers, self.averaging = averaged, True
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         full_streams = (len(corpus.train) - 1) // len(self.streams)
-        always_targets = (
+        self._always_targets = (
             full_streams > self.streams.batch_size - config.batch_size // config.accumulate
         )
-        self.objective = self.processes.wrap(
-            _Objective(model, config),
-            may_skip_parameters=model.head.may_skip_parameters or not always_targets,
-        )
+        self._own_objective = Objective(model, config)
+        self._take_parameters()
         self.position = Position()
         self.states: list[State | None] = [None] * config.accumulate
         self.in_epoch = False
 
+    def _take_parameters(self) -> None:
+        """Note the trainable parameters, and wrap the objective for several processes."""
+        model = self.model
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.objective = self.processes.wrap(
+            self._own_objective,
+            may_skip_parameters=model.head.may_skip_parameters or not self._always_targets,
+        )
+
+    def begin_epoch(self) -> bool:
+        """Begin the next epoch, if none is in progress; if ``config.relearn_trees`` says so,
+        re-learn the trees of the head first.
+
+        Returns:
+            Whether the trees were re-learned.
+        """
+        if self.in_epoch:
+            return False
+        position, begin = self.position, time.perf_counter()
+        relearns = position.epoch + 1 in self.config.relearn_trees
+        if relearns:
+            self._relearn_trees(position.epoch + 1)
+        self.in_epoch = True
+        position.epoch += 1
+        position.time_step = position.tokens = 0
+        position.loss = position.seconds = 0.0
+        position.relearn_seconds = time.perf_counter() - begin if relearns else 0.0
+        self.states = [None] * self.config.accumulate
+        return relearns
+
+    def _relearn_trees(self, epoch: int) -> None:
+        """Re-learn the trees. The optimizers keep the state of all other parameters; averages of
+        weights start again."""
+        # The reducer of DistributedDataParallel holds on to the parameters and their shapes.
+        self.objective = self._own_objective
+        gc.collect()
+        restarted = relearn(self.model, self.streams, self.config, epoch, self.processes)
+        optimizers = build_optimizers(self.model, self.config, averaged=self.averaging)
+        if not self.averaging:
+            keep_state(self.optimizers, optimizers, leave_out=restarted)
+        self.optimizers = optimizers
+        self._take_parameters()
+
     def steps(self) -> Iterator[Step]:
-        """Make one pass over the training text, or the rest of a pass after :meth:`restore`.
-        :meth:`state` can be saved between two steps.
+        """Make one pass over the training text, or the rest of a pass after :meth:`restore` or
+        :meth:`begin_epoch`. :meth:`state` can be saved between two steps.
 
         Raises:
             TrainingError: the loss is not finite.
         """
         position = self.position
-        if not self.in_epoch:
-            self.in_epoch = True
-            position.epoch += 1
-            position.time_step = position.tokens = 0
-            position.loss = position.seconds = 0.0
-            self.states = [None] * self.config.accumulate
+        self.begin_epoch()
         self.model.train()
         remaining = len(self.streams) - position.time_step
         for length in window_lengths(remaining, self.config.bptt, self.lengths):

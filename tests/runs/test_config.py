@@ -21,6 +21,9 @@ def test_round_trip() -> None:
     assert TrainConfig.from_json(config.to_json()) == config
     assert TrainConfig.from_json(TrainConfig().to_json()) == TrainConfig()
     assert TrainConfig.from_json('{"epochs": 3}') == TrainConfig(epochs=3)
+    config = TrainConfig(relearn_trees=[2, 5])  # type: ignore[arg-type]
+    assert config.relearn_trees == (2, 5)
+    assert TrainConfig.from_json(config.to_json()) == config
 
 
 def test_every_setting_is_described() -> None:
@@ -74,6 +77,11 @@ def test_whole_numbers_serve_as_floats() -> None:
         ({"levels": 4}, "--levels: expected one of 2, 3, got 4"),
         ({"levels": 2, "leaf": 8}, "--leaf: expected 1 with --levels 2, got 8"),
         ({"head_option": ("novalue",)}, "--head-option: expected KEY=VALUE, got 'novalue'"),
+        ({"head_option": (1,)}, r"--head-option: expected a tuple of str, got \(1,\)"),
+        ({"relearn_trees": (1,)}, "--relearn-trees: expected at least 2, got 1"),
+        ({"relearn_trees": (2, "3")}, r"--relearn-trees: expected a tuple of int, got \(2, '3'\)"),
+        ({"relearn_trees": (True,)}, "--relearn-trees: expected a tuple of int"),
+        ({"relearn_trees": 2}, "--relearn-trees: expected tuple, got 2"),
         ({"epochs": "3"}, "--epochs: expected int, got '3'"),
         ({"sparse": 1}, "--sparse: expected bool, got 1"),
         ({"epochs": True}, "--epochs: expected int, got True"),
@@ -153,6 +161,8 @@ def test_json_holds_every_setting() -> None:
         TrainConfig(),
         TrainConfig(data="my text", epochs=3, learning_rate=0.5, seed=7, tied=True, levels=2),
         TrainConfig(head="plif", head_option=("a=1", "b=x y"), sparse=True, threads=2),
+        TrainConfig(relearn_trees=(2,)),
+        TrainConfig(relearn_trees=(2, 10), head_option=("node_vectors=leaves",)),
     ],
 )
 def test_flags_of_a_configuration_give_it_again(config: TrainConfig) -> None:
@@ -162,3 +172,19 @@ def test_flags_of_a_configuration_give_it_again(config: TrainConfig) -> None:
     assert TrainConfig(**config_values(parser.parse_args(flags))) == config
     assert (flags == []) == (config == TrainConfig())
     assert "--seed" not in config_flags(config, leave_out={"seed"})
+
+
+def test_flags_with_several_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_config_arguments(parser)
+
+    def parsed(text: str) -> dict[str, Any]:
+        return config_values(parser.parse_args(["--relearn-trees", text]))
+
+    assert parsed("2,10") == {"relearn_trees": (2, 10)}
+    assert parsed("3") == {"relearn_trees": (3,)}
+    assert parsed("") == {"relearn_trees": ()}
+    assert config_values(parser.parse_args([])) == {}
+    with pytest.raises(SystemExit):
+        parsed("2,x")
+    assert "--relearn-trees: expected whole numbers" in capsys.readouterr().err

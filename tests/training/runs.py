@@ -13,7 +13,7 @@ from hstree.runs import EpochRecord, read_epochs
 from hstree.training import Silent
 
 # What depends on the clock.
-CLOCK = ("seconds", "tokens_per_second")
+CLOCK = ("seconds", "tokens_per_second", "relearn_seconds")
 
 
 class Recorder(Silent):

@@ -36,6 +36,7 @@ SGD = {
     "warmup": 0,
 }
 NO_DROPOUT = {"dropout": 0.0, "dropout_input": 0.0, "dropout_hidden": 0.0}
+RELEARNED = {"head": "trees", "head_option": ("node_vectors=leaves",), "relearn_trees": (2,)}
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {**SGD, "weight_decay": 1e-3, "alpha": 1.0, "beta": 1.0, "layers": 2},
     "windows": {**SGD, "variable_bptt": True},
@@ -46,6 +47,9 @@ CASES: dict[str, dict[str, Any]] = {
     "trees": {"head": "trees"},
     "sparse-trees": {"head": "trees", "sparse": True},
     "sparse-trees-sgd": {**SGD, "head": "trees", "sparse": True},
+    "relearned": {**RELEARNED},
+    "relearned-averaged": {**SGD, **RELEARNED, "averaging": "et", "averaging_epoch": 1},
+    "sparse-relearned": {**RELEARNED, "sparse": True},
     "mos": {**SGD, "head": "mos", "head_option": ("components=3",)},
     "adaptive": {"head": "adaptive", "head_option": ("cutoffs=[4,8]",)},
     "accumulated": {**SGD, "accumulate": 2},
@@ -62,6 +66,7 @@ DISTURBED: dict[str, dict[str, Any]] = {
         "epochs": 4,
     },
     "sparse-trees": {**CASES["sparse-trees"], "epochs": 4},
+    "relearned": {**RELEARNED, "relearn_trees": (2, 3), "epochs": 4},
 }
 CLI: dict[str, Any] = {  # many small steps in an epoch
     "epochs": 4,
@@ -169,11 +174,11 @@ def launch(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
-    tests = str(Path(__file__).parents[1])
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     return subprocess.Popen(
         [sys.executable, "-m", *torchrun, *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": tests},
+        env=os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -255,9 +260,9 @@ def test_interrupted_and_resumed(name: str, folder: Path) -> None:
 def test_a_signal_to_one_process_stops_all_at_the_same_step(
     folder: Path, found: list[dict[str, Any]]
 ) -> None:
-    assert [steps for steps, _, _ in found[0]["steps"]] == 2 * [3, 1, 5, 4]
+    assert [steps for steps, _, _ in found[0]["steps"]] == len(DISTURBED) * [3, 1, 5, 4]
     assert all(asked == made for asked, made, _ in found[0]["steps"])
-    assert len(found[1]["steps"]) == 8
+    assert len(found[1]["steps"]) == 4 * len(DISTURBED)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hstree.data import CorpusStatistics
-from hstree.runs import ConfigError, TrainConfig
+from hstree.runs import ConfigError, TrainConfig, parse_options
 from hstree.training import PRESETS, build_model, preset
 
 # The table of the study: Penn Treebank, WikiText-2.
@@ -67,9 +67,10 @@ def test_published_settings(name: str) -> None:
         "mos": {"components": 15, "latent_dropout": 0.29},
         "moc": {"components": 15, "latent_dropout": 0.29},
         "gss": {"c": -1.5, "k": 3.0 if corpus == "wt2" else 2.5},
+        "trees": {"node_vectors": "leaves"},
     }
-    given = dict(option.split("=") for option in config.head_option)
-    assert {key: float(value) for key, value in given.items()} == options.get(head, {})
+    assert parse_options(config.head_option) == options.get(head, {})
+    assert config.relearn_trees == ((2,) if head == "trees" else ())
     assert TrainConfig.from_json(config.to_json()) == config
 
 
@@ -108,6 +109,8 @@ def test_head_options_are_replaced_one_by_one() -> None:
     assert other.head_option == ()
     assert other.batch_size == 12
     assert preset("ptb-mos", head="gss", head_option=("k=2",)).head_option == ("k=2",)
+    assert preset("ptb-trees", head="softmax").relearn_trees == ()
+    assert preset("ptb-trees", relearn_trees=()).relearn_trees == ()
 
 
 def test_unknown_names() -> None:

@@ -45,6 +45,7 @@ SGD = {
     "schedule": "constant",
     "warmup": 0,
 }
+RELEARNED = {"head": "trees", "head_option": ("node_vectors=leaves",), "relearn_trees": (2,)}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "adamw": {
         "layers": 2,
@@ -62,6 +63,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "sparse-trees": {"head": "trees", "sparse": True},
     "sparse-trees-sgd": {**SGD, "head": "trees", "sparse": True, "variable_bptt": True},
     "sampled": {"head": "sampled", "sparse": True, "head_option": ("negatives=8",)},
+    "relearned": {**RELEARNED, "relearn_trees": (2, 3), "epochs": 3},
+    "relearned-et": {**SGD, **RELEARNED, "averaging": "et", "averaging_epoch": 1},
     "mos": {"head": "mos", "head_option": ("components=3", "latent_dropout=0.3")},
     "plif": {"head": "plif", "head_option": ("intervals=1000",)},
     "tied": {"tied": True, "context_size": 12},

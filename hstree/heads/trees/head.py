@@ -16,11 +16,10 @@ from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
 from hstree.heads.buffers import fill
 from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
-from hstree.heads.trees.build import several_trees
 from hstree.heads.trees.constructors import Constructors
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.layout import Layout, TreeArrays, check_trees
-from hstree.heads.trees.replacement import like_shape, replace_trees
+from hstree.heads.trees.relearning import Relearning
 from hstree.heads.trees.sampling import sample_classes
 from hstree.heads.trees.search import search_classes
 from hstree.heads.trees.subsets import draw_subsets
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class TreeEnsemble(Constructors):
+class TreeEnsemble(Relearning, Constructors):
     r"""A mixture of T hierarchical softmaxes, each with its own tree and its own subset of the
     features.
 
@@ -229,86 +228,6 @@ class TreeEnsemble(Constructors):
         """Ancestral sampling: a tree by the gate, then a child at each node. O(L) scores per
         row."""
         return sample_classes(self, hidden, generator)
-
-    # Other trees
-
-    def replace_trees(self, trees: Sequence[Tree], *, at: Tensor | None = None) -> list[str]:
-        r"""Take other trees over the same classes, with ``node_vectors="leaves"``.
-
-        The output embedding E, the biases of the classes and the gate stay. The vectors and biases
-        of the nodes above the leaf groups start as the first-order expansion of the scores
-        :math:`E_y \cdot h + b_{ty}` of the classes about a hidden vector :math:`h_0`; see
-        :meth:`from_linear`.
-
-        Parameters keep their identity, also where their shape changes. Optimizers must drop the
-        state of the parameters named in the result. A kind of nodes that the old trees did not
-        have gets new parameters, and one that the new trees do not have loses its own.
-        :class:`~torch.nn.parallel.DistributedDataParallel` must be applied again.
-
-        Args:
-            trees: as many trees as the present ones, with a root of the same width.
-            at: the hidden vector h_0 [D], such as the mean of some hidden vectors; None: 0.
-
-        Returns:
-            Names of the parameters that start anew.
-
-        Raises:
-            ValueError: for other ``node_vectors``, other numbers of trees, classes or children of
-                the root, or parameters that are sharded or on the meta device.
-
-        Example:
-            >>> import hstree
-            >>> from hstree.trees import build_ensemble
-            >>> trees = build_ensemble("huffman", 2000, 2, root=64, levels=2)
-            >>> head = hstree.TreeEnsemble(16, 2000, trees, node_vectors="leaves")
-            >>> head.replace_trees(build_ensemble("random", 2000, 2, root=64, levels=2))
-            ['root_bias', 'root_weight']
-        """
-        return replace_trees(self, trees, at)
-
-    def relearn(
-        self,
-        vectors: npt.ArrayLike | Tensor,
-        *,
-        at: Tensor | None = None,
-        seed: int | None = None,
-        **shape: Any,
-    ) -> list[str]:
-        """:meth:`replace_trees` by trees that cluster the classes by the given vectors.
-
-        Args:
-            vectors: class vectors, real [V, F], such as those of
-                :class:`hstree.trees.ContextMeans`.
-            at: see :meth:`replace_trees`.
-            seed: seed of the trees; None: that of the head.
-            **shape: ``leaf`` and ``levels`` of :func:`hstree.trees.build_ensemble`; by default
-                those of the present trees: their height if it is 2 or 3, and their widest group.
-
-        Returns:
-            Names of the parameters that start anew.
-
-        Raises:
-            ValueError: as in :meth:`replace_trees`, or for vectors of a wrong shape.
-
-        Example:
-            >>> import torch, hstree
-            >>> head = hstree.TreeEnsemble.from_counts(
-            ...     16, range(2000, 0, -1), root=64, levels=2, node_vectors="leaves")
-            >>> head.relearn(torch.randn(2000, 8))
-            ['root_bias', 'root_weight']
-        """
-        options = like_shape(self, shape)
-        rows = vectors.detach().cpu().numpy() if isinstance(vectors, Tensor) else vectors
-        trees = several_trees(
-            "cluster",
-            self.n_classes,
-            self.frequencies,
-            [rows],
-            self.n_trees,
-            self.seed if seed is None else seed,
-            **options,
-        )
-        return self.replace_trees(trees, at=at)
 
     # Life cycle
 

@@ -19,6 +19,7 @@ class EnsembleState(Head):
     :class:`hstree.heads.trees.TreeEnsemble` (gate, node vectors, search, sampling) read them."""
 
     n_trees: int
+    seed: int
     subset_size: int
     sparse: bool
     tied: bool

@@ -217,3 +217,61 @@ def test_refused_on_the_meta_device() -> None:
         head = TreeEnsemble(D, V, others(), node_vectors="leaves")
     with pytest.raises(ValueError, match="trees: expected a head with data, got one on the meta"):
         head.replace_trees(others())
+
+
+def test_fitted_roots_are_logistic_regressions() -> None:
+    """Of the clusters, by LBFGS. Leaves and gate stay."""
+    head = ensemble(root=6)
+    head.replace_trees(others(root=6, levels=2))
+    kept = ("output_embedding", "leaf_bias", "gate_linear.weight", "gate_linear.bias")
+    before = {name: head.get_parameter(name).clone() for name in kept}
+    hidden, target = draw(400, D), draw_targets(400).clamp(min=0)
+    head.fit_nodes(hidden, target, epochs=100, batch_size=100, learning_rate=0.05, seed=3)
+    assert all(torch.equal(head.get_parameter(name), value) for name, value in before.items())
+    assert all(parameter.grad is None for parameter in head.parameters())
+    (root,) = (block for block in head.blocks() if block.prefix == "root_")
+    fitted = -root.target_log_prob(hidden, target, None).mean(0)
+    for t, tree in enumerate(head.trees):
+        place = np.argsort(tree.order)
+        cluster = torch.from_numpy(np.searchsorted(tree.boundary[1:7], place, "right"))
+        linear = torch.nn.Linear(D, 6)
+        optimizer = torch.optim.LBFGS(linear.parameters(), max_iter=300)
+
+        def loss(linear: torch.nn.Linear = linear, of: Tensor = cluster[target]) -> Tensor:
+            linear.zero_grad()
+            value = torch.nn.functional.cross_entropy(linear(hidden), of)
+            value.backward()
+            return value
+
+        optimizer.step(loss)
+        assert fitted[t].item() == pytest.approx(loss().item(), rel=2e-3)
+
+
+@pytest.mark.parametrize("shape", [{"leaf": 3, "levels": 3}, {"leaf": 4}, {}], ids=str)
+def test_fitting_lowers_the_loss_and_is_deterministic(shape: dict[str, Any]) -> None:
+    hidden, target = draw(300, D), draw_targets(300)
+    states = []
+    for _ in range(2):
+        head = ensemble(subset_size=6)
+        head.replace_trees(others(**shape), at=draw(D))
+        before = head(hidden, target).loss.item()
+        head.fit_nodes(hidden, target, batch_size=64)
+        assert head(hidden, target).loss.item() < before
+        states.append(head.state_dict())
+    assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
+
+
+def test_fitting_a_root_over_all_classes_moves_its_bias_alone() -> None:
+    head = ensemble(root=V)
+    expected = {name: value.clone() for name, value in head.state_dict().items()}
+    head.fit_nodes(draw(9, D), draw_targets(9))
+    del expected["root_bias"]
+    assert all(torch.equal(head.state_dict()[name], value) for name, value in expected.items())
+
+
+def test_fitting_is_refused() -> None:
+    head = TreeEnsemble(D, V, others())
+    with pytest.raises(ValueError, match=r"node_vectors: expected 'leaves'.*got 'free'"):
+        head.fit_nodes(draw(9, D), draw_targets(9))
+    with pytest.raises(ValueError, match=r"hidden: expected floating point of shape \[8, 10\]"):
+        ensemble().fit_nodes(draw(9, D), draw_targets(8))
