@@ -179,8 +179,11 @@ class SampledSoftmax(FlatHead):
         hidden = hidden.masked_fill(ignored[:, None], 0)  # it may hold infinities
         # A row without a target reads one that is read anyway, and gives it no gradient.
         known = torch.where(ignored | (target >= self.n_classes), classes[0], target)
-        gather = _gather_sparse if self.sparse else _gather
-        weight, bias = gather(self.weight, self.bias, torch.cat([known, classes]))
+        gather = gather_rows
+        if self.sparse and torch.compiler.is_compiling():
+            # Imported when needed: it imports torch._dynamo, which takes seconds.
+            from hstree.heads._uncompiled import gather_rows as gather
+        weight, bias = gather(self.weight, self.bias, torch.cat([known, classes]), self.sparse)
         parts = [known.shape[0], self.negatives]  # len() would fix the number in an export
         own, others = torch.split(weight, parts)
         score = (wide(hidden) * wide(own)).sum(1)
@@ -232,18 +235,9 @@ def _cumulative(mass: npt.NDArray[np.float64]) -> Tensor:
     return torch.from_numpy(width.cumsum())
 
 
-def _gather(
-    weight: Tensor, bias: Tensor | None, rows: Tensor, sparse: bool = False
+def gather_rows(
+    weight: Tensor, bias: Tensor | None, rows: Tensor, sparse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Rows [n, D] of the weight and [n] of the bias."""
     of_bias = None if bias is None else torch.gather(bias, 0, rows, sparse_grad=sparse)
     return F.embedding(rows, weight, sparse=sparse), of_bias
-
-
-@torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
-    reason="torch.compile has no sparse gradients; pass sparse=False"
-)
-def _gather_sparse(
-    weight: Tensor, bias: Tensor | None, rows: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    return _gather(weight, bias, rows, sparse=True)

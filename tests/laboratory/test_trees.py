@@ -191,11 +191,15 @@ def test_levels_sum_to_the_loss(kind: str) -> None:
     entropy = -(gates * gates.log()).sum(1)
     assert found.gate_perplexity == pytest.approx(entropy.exp().mean().item(), rel=1e-5)
     for t, tree in enumerate(head.trees):  # how many paths come to a level, by walking them
-        nodes = [[int(tree.n_children[node]) for node, _ in tree.path(c)] for c in range(V)]
+        leaves = np.bincount(tree.edges().node[tree.edges().child_node < 0], minlength=tree.n_nodes)
+        group = tree.n_children > 2
+        if head.node_vectors == "leaves":
+            group |= leaves == tree.n_children
+        nodes = [[bool(group[node]) for node, _ in tree.path(c)] for c in range(V)]
         reached = np.zeros(found.reached.shape[1])
         for c in target.tolist():
-            for level, width in enumerate(nodes[c]):
-                reached[-1 if width > 2 and level else level] += 1
+            for level, of_group in enumerate(nodes[c]):
+                reached[-1 if of_group and level else level] += 1
         np.testing.assert_allclose(found.reached[t], reached / len(target))
 
 

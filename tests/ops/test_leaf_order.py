@@ -74,7 +74,7 @@ def test_errors(device: torch.device) -> None:
     order = leaf_order(target, leaf_position)
     for bad, match in (
         (order[0], r"order: expected shape \[T, N\], got \[70\]"),
-        (order[1:], r"order: expected size 3 \(trees of weight\)"),
+        (order[1:], r"order: expected size 3 \(trees of leaf_position\)"),
         (order[:, 1:], r"order: expected size 70 \(rows of hidden\)"),
         (order.int(), "order: expected dtype Long, got Int"),
     ):
