@@ -207,6 +207,7 @@ SCENARIOS = {
 Found = list[dict[str, Any]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_values_and_gradients(name: str, two: Found) -> None:
     expected = values(whole(name))
