@@ -204,10 +204,11 @@ SCENARIOS = {
     "trees shown": lambda: repr(shard_trees(tree_head(4), mesh())),
 }
 
+pytestmark = pytest.mark.slow
+
 Found = list[dict[str, Any]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_values_and_gradients(name: str, two: Found) -> None:
     expected = values(whole(name))
@@ -305,7 +306,6 @@ def test_a_rank_holds_its_share(two: Found) -> None:
         assert tables <= 0.55 * all_tables
 
 
-@pytest.mark.slow
 def test_trees_by_rows() -> None:
     alone = model(sparse=True, n_trees=4)
     losses = train(alone)
