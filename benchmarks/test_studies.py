@@ -161,8 +161,7 @@ def test_contenders_of_a_study_differ(study: Study) -> None:
 
 def test_trees_study_runs_what_the_trainer_accepts() -> None:
     for contender in trees_study.CONTENDERS:
-        settings = {k: v for k, v in contender.settings.items() if k != "relearn_trees"}
-        TrainConfig(**settings, **trees_study.ELSEWHERE)
+        TrainConfig(**contender.settings, **trees_study.ELSEWHERE)
 
 
 def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
