@@ -227,19 +227,20 @@ def _of_all_classes(head: TreeEnsemble, x: Tensor, target: Tensor) -> Tensor:
     return -head.log_prob(x).gather(1, target[:, None]).squeeze(1)
 
 
-def _wide(setting: Setting, device: str, leaf: int) -> Step:
+def _wide(setting: Setting, device: str, node_vectors: str = "free", **shape: int) -> Step:
     """A whole ensemble of Huffman trees over all features with a wide root."""
     input, target, frequencies = _inputs(setting, device)
-    trees = build_ensemble(
-        "huffman", setting.classes, setting.wide_trees, frequencies, root=setting.root, leaf=leaf
-    )
+    size, root = setting.classes, setting.root
+    trees = build_ensemble("huffman", size, setting.wide_trees, frequencies, root=root, **shape)
+    options = {"frequencies": frequencies, "sparse": True, "node_vectors": node_vectors}
     with torch.device(device):
-        head = TreeEnsemble(
-            setting.features, setting.classes, trees, frequencies=frequencies, sparse=True
-        )
+        head = TreeEnsemble(setting.features, size, trees, **options)
     head.to(device, input.dtype)
+    weights = [head.weight, head.wide_weight, head.root_weight]
+    if node_vectors == "leaves":
+        weights.append(head.output_embedding)
     with torch.no_grad():
-        for weight in (head.weight, head.wide_weight, head.root_weight):
+        for weight in weights:
             if weight is not None:
                 weight.normal_(std=setting.features**-0.5)
     return _of_head(head, setting, input, target, _of_all_classes)

@@ -102,6 +102,11 @@ CONTESTANTS: dict[str, Entry] = {
     "wide-32": Entry("wide trees, groups of 32 leaves", "wide", {"leaf": 32}),
     "wide-128": Entry("wide trees, groups of 128 leaves", "wide", {"leaf": 128}),
     "wide-binary": Entry("wide root over binary nodes", "wide", {"leaf": 1}),
+    "leaves": Entry(
+        "trees of two levels, one output embedding for all leaves",
+        "wide",
+        {"levels": 2, "node_vectors": "leaves"},
+    ),
     "plif-function": Entry("PLIF of float32 elements by itself", "function"),
     "softmax": Entry("head `softmax`", "head", {"head": "softmax"}),
     "plif": Entry("head `plif`", "head", {"head": "plif"}),
