@@ -1,6 +1,7 @@
 #include "cpu/leaf_log_prob.h"
 
 #include <algorithm>
+#include <numeric>
 #include <type_traits>
 
 #include "cpu/capability.h"
@@ -13,26 +14,32 @@ const LeafKernels<T>& leaf_kernels() {
   return *HSTREE_BY_CAPABILITY(leaf_kernels, T);
 }
 
-// Sorts the children of all runs by class.
+// Sorts the children of all runs by class. Of the work only V / 64 words depend on V.
 void sort_visits(const TreeBatch& batch, LeafPlan& plan) {
-  std::vector<int64_t> slot(batch.classes + 1);
+  std::vector<uint64_t> seen((batch.classes + 63) / 64);  // a bit for each class
   for (const LeafRun& run : plan.run) {
-    for (int64_t c = 0; c < run.width; ++c) ++slot[run.leaf_class[c]];
+    for (int64_t c = 0; c < run.width; ++c)
+      seen[run.leaf_class[c] / 64] |= uint64_t{1} << run.leaf_class[c] % 64;
   }
-  int64_t visits = 0;
-  for (int64_t c = 0; c < batch.classes; ++c) {
-    if (!slot[c]) continue;
-    plan.visited.push_back(c);
-    plan.first_visit.push_back(visits);
-    visits += slot[c];
-    slot[c] = plan.first_visit.back();
+  int32_t* number = scratch<int32_t, 0>(batch.classes);  // place in visited, set for those classes alone
+  for (size_t w = 0; w < seen.size(); ++w) {
+    for (uint64_t rest = seen[w]; rest; rest &= rest - 1) {
+      const int64_t c = w * 64 + __builtin_ctzll(rest);
+      number[c] = static_cast<int32_t>(plan.visited.size());
+      plan.visited.push_back(c);
+    }
   }
-  plan.first_visit.push_back(visits);
-  plan.visit.resize(visits);
+  plan.first_visit.assign(plan.visited.size() + 1, 0);
+  for (const LeafRun& run : plan.run) {
+    for (int64_t c = 0; c < run.width; ++c) ++plan.first_visit[number[run.leaf_class[c]] + 1];
+  }
+  std::partial_sum(plan.first_visit.begin(), plan.first_visit.end(), plan.first_visit.begin());
+  plan.visit.resize(plan.first_visit.back());
+  std::vector<int64_t> next(plan.first_visit);
   for (size_t r = 0; r < plan.run.size(); ++r) {
     const LeafRun& run = plan.run[r];
     for (int64_t c = 0; c < run.width; ++c) {
-      plan.visit[slot[run.leaf_class[c]]++] = {static_cast<int32_t>(r), static_cast<int32_t>(c)};
+      plan.visit[next[number[run.leaf_class[c]]]++] = {static_cast<int32_t>(r), static_cast<int32_t>(c)};
     }
   }
 }

@@ -28,9 +28,8 @@ struct TreeBatch {
   const int32_t* path;           // [P] or [P, 3]
   const int32_t* leaf_position;  // [T, V]
   const int32_t* feature_index;  // [T, S] or null
-  const int32_t*
-      leaf_class;        // [T, V], the class of each row of a tree, or null: each tree has rows of its own
-  const int64_t* order;  // [T, N], the result of leaf_order
+  const int32_t* leaf_class;     // [T, V], the class of each row of a tree, or null: rows of its own
+  const int64_t* order;          // [T, N], the result of leaf_order
   int64_t rows, in_features, trees, weight_rows, features, classes, path_size, longest;
 };
 
@@ -38,7 +37,7 @@ template <typename T>
 struct Forward {
   const T* hidden;            // [N, D]
   const T* weight;            // [T, M, S], of the leaf op [V, D]
-  const T* bias;              // [T, M] or null, M = V
+  const T* bias;              // [T, M] or null, of the leaf op [T, V] or null
   accumulate_t<T>* log_prob;  // [N, T] zeros
   accumulate_t<T>* score;     // [N, T, L] zeros
 };

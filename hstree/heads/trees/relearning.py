@@ -122,8 +122,9 @@ class Relearning(EnsembleState):
             -\sum_{n \in \mathrm{path}_t(y)} \log P_t(\text{child} \mid n, h)
 
         over the nodes n above the leaf groups, by Adam with a cosine schedule. The output
-        embedding, the biases of the classes and the gate stay. After :meth:`replace_trees` it takes
-        the new nodes in seconds to where the training of the model continues.
+        embedding, the biases of the classes and the gate stay. To be called after
+        :meth:`replace_trees` or :meth:`relearn`, before training continues: the expansion that they
+        start the new nodes from is coarse.
 
         Args:
             hidden: context vectors, floating point [N, D], such as those of a sample of the
