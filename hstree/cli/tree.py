@@ -150,6 +150,7 @@ def _build(arguments: argparse.Namespace) -> int:
 
     from hstree._files import write_atomic
     from hstree.data import load_corpus
+    from hstree.heads.trees.build import ensemble_shape, shape_below
     from hstree.runs import load_run
     from hstree.training import TrainConfig
     from hstree.trees import build_tree
@@ -180,15 +181,10 @@ def _build(arguments: argparse.Namespace) -> int:
         frequencies = statistics.frequencies
         if settings.recipe == "cluster":
             vectors = statistics.vectors()
+    _, root = ensemble_shape(len(vocabulary), settings.n_trees, settings.root)
+    leaf, levels = shape_below(len(vocabulary), root, settings.leaf, settings.levels)
     tree = build_tree(
-        settings.recipe,
-        len(vocabulary),
-        frequencies,
-        vectors,
-        settings.seed,
-        settings.root,
-        settings.leaf,
-        settings.levels,
+        settings.recipe, len(vocabulary), frequencies, vectors, settings.seed, root, leaf, levels
     )
     write_atomic(_words_file(output), vocabulary.to_bytes())
     tree.save(output)

@@ -57,7 +57,7 @@ def shard_trees(head: TreeEnsemble, mesh: DeviceMesh) -> ShardedTreeEnsemble:
         >>> from torch import distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "trees"))
-        >>> head = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1))
+        >>> head = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1), leaf=1)
         >>> head = hstree.distributed.shard_trees(head, mesh["trees"])
         >>> model = hstree.distributed.DistributedDataParallel(
         ...     head, process_group=mesh.get_group("data")
@@ -102,7 +102,7 @@ def gather_trees(head: ShardedTreeEnsemble) -> TreeEnsemble:
         >>> from torch import distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-        >>> whole = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1))
+        >>> whole = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1), leaf=1)
         >>> head = hstree.distributed.shard_trees(whole, mesh)
         >>> whole = hstree.distributed.gather_trees(head)
         >>> if dist.get_rank() == 0:

@@ -122,21 +122,26 @@ class TrainConfig:
         "to --embedding-size",
     )
     n_trees: int = setting(4, "head", "trees: number of trees, T", at_least(1))
-    root: int = setting(
-        256, "head", "trees: number of children of the root, C (1: a binary root)", at_least(1)
-    )
-    leaf: int = setting(
-        1,
+    root: int | None = setting(
+        None,
         "head",
-        "trees: largest number of classes in a leaf softmax, G (1: binary down to the classes)",
+        "trees: number of children of the root, C (1: a binary root; default: 256, more from "
+        "65,537 classes)",
+        at_least(1),
+    )
+    leaf: int | None = setting(
+        None,
+        "head",
+        "trees: largest number of classes in a leaf softmax, G; without --levels below binary "
+        "nodes (1: binary down to the classes; default: 16 with three levels)",
         at_least(1),
     )
     levels: int | None = setting(
         None,
         "head",
         "trees: number of levels; 2: the root, then one softmax over the classes below each of its "
-        "children, 3: one more between them, over groups of --leaf classes (default: binary nodes "
-        "between the root and the groups)",
+        "children, 3: one more between them, over groups of --leaf classes (default: 2, 3 from "
+        "16,385 classes, or any number of binary nodes with --leaf)",
         choices=(2, 3),
     )
     gate: str = setting(
@@ -306,7 +311,7 @@ class TrainConfig:
                 f"--accumulate: expected a divisor of --batch-size {self.batch_size}, "
                 f"got {self.accumulate}"
             )
-        if self.levels == 2 and self.leaf != 1:
+        if self.levels == 2 and self.leaf not in (None, 1):
             raise ConfigError(f"--leaf: expected 1 with --levels 2, got {self.leaf}")
         self.head_options()
 

@@ -64,7 +64,6 @@ _MIXTURE: dict[str, tuple[Any, Any]] = {
 
 _TREES: dict[str, tuple[Any, Any]] = _SOFTMAX | {
     "n_trees": (4, 4),
-    "levels": (2, 2),
     "root": (1024, 1024),
     "gate": ("context", "context"),
     "relearn_trees": ((2,), (2,)),
@@ -81,7 +80,7 @@ _HEADS: dict[str, tuple[dict[str, tuple[Any, Any]], bool, tuple[tuple[str, ...],
     "plif-frozen": (_SOFTMAX, True, ((), ())),
     "mos": (_MIXTURE, True, (_MIXTURE_OPTIONS, _MIXTURE_OPTIONS)),
     "moc": (_MIXTURE, True, (_MIXTURE_OPTIONS, _MIXTURE_OPTIONS)),
-    "trees": (_TREES, False, (("node_vectors=leaves",), ("node_vectors=leaves",))),
+    "trees": (_TREES, False, ((), ())),
 }
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -57,7 +57,7 @@ def relearn(
         seed=seed,
         frequencies=means.count.cpu(),
         tree_options=options.get("tree_options") if options["recipe"] == "cluster" else None,
-        **{name: options[name] for name in SHAPE if name in options},
+        **{name: options[name] for name in SHAPE if options.get(name) is not None},
     )
     head.fit_nodes(hidden, target, seed=seed)
     return [head.get_parameter(name) for name in restarted]

@@ -119,7 +119,7 @@ PRINTS = [
 FAILS = [
     "train --preset ptb",
     "train --run runs/long-name-of-a-run-1",
-    "train --head-option colour=red --head trees --run new",
+    "train --data toy --head-option colour=red --head trees --run new",
     "evaluate runs",
     "tree draw runs/long-name-of-a-run-1 --index 7",
 ]

@@ -598,7 +598,7 @@ def test_from_corpus_tied() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 @pytest.mark.parametrize(
     "kind",  # slow, for every head: test_life.py
-    ["softmax", "mos", "trees, wide, subset, context", "trees, leaves"],
+    ["softmax", "trees, leaves"],
 )
 def test_compile(kind: str) -> None:
     """One graph, two batch sizes: loss and gradients."""

@@ -318,7 +318,7 @@ class Uses(nn.Module):
 
 
 USES = ("loss", "log_prob", "topk", "predict")
-QUICK = ("softmax", "mos", "trees", "trees, wide, subset, context", "trees, shared")
+QUICK = ("softmax", "trees", "trees, leaves")
 
 
 def exported(module: Uses) -> torch.export.ExportedProgram:

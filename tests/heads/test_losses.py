@@ -271,7 +271,8 @@ def test_bfloat16_weights() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 @pytest.mark.parametrize(
-    "kind", ["softmax", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gss", "trees"))]
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow) for kind in ("softmax", "gss", "trees")],
 )
 def test_compile(kind: str) -> None:
     torch._dynamo.reset()

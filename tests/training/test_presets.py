@@ -67,7 +67,6 @@ def test_published_settings(name: str) -> None:
         "mos": {"components": 15, "latent_dropout": 0.29},
         "moc": {"components": 15, "latent_dropout": 0.29},
         "gss": {"c": -1.5, "k": 3.0 if corpus == "wt2" else 2.5},
-        "trees": {"node_vectors": "leaves"},
     }
     assert parse_options(config.head_option) == options.get(head, {})
     assert config.relearn_trees == ((2,) if head == "trees" else ())

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from hstree.data.statistics import CorpusStatistics
 
 FLAT_CLASSES = 1024
+TWO_LEVEL_CLASSES = 1 << 14
 MANY_CLASSES = 1 << 16
+GROUP = 16
 
 
 def ensemble_shape(
@@ -40,6 +42,31 @@ def ensemble_shape(
         square_root = 1 << ((n_classes - 1).bit_length() + 1) // 2
         root = max(1, min(max(usual_root, square_root), n_classes // 4))
     return n_trees, root
+
+
+def shape_below(
+    n_classes: int, root: int, leaf: int | None, levels: int | None
+) -> tuple[int, int | None]:
+    """Size of the leaf groups G and number of levels of trees with a root of this width, with
+    defaults for None.
+
+    Trees have two levels up to TWO_LEVEL_CLASSES classes. Beyond that, the batches of a training
+    step would reach almost all rows of the output embedding, because the clusters of rare classes
+    are large: three levels. Binary nodes if ``leaf`` is given or the root is binary.
+    """
+    if leaf is None and levels is None and root > 2:
+        levels = 2 if n_classes <= TWO_LEVEL_CLASSES else 3
+    if leaf is None:
+        leaf = GROUP if levels == 3 else 1
+    return leaf, levels
+
+
+def usual_vectors(n_classes: int, root: int, levels: int | None, tied: bool = False) -> str:
+    """The default of ``node_vectors``: trees of two or three levels share the output embedding of
+    their leaves, unless the root has all classes as its children."""
+    if levels is not None and root < n_classes:
+        return "leaves"
+    return "shared" if tied else "free"
 
 
 def several_trees(

@@ -9,7 +9,13 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from hstree._checks import check_choice, check_frequencies
-from hstree.heads.trees.build import corpus_trees, ensemble_shape, several_trees
+from hstree.heads.trees.build import (
+    corpus_trees,
+    ensemble_shape,
+    several_trees,
+    shape_below,
+    usual_vectors,
+)
 from hstree.heads.trees.conversion import copy_softmax
 from hstree.heads.trees.state import EnsembleState
 from hstree.trees import Tree
@@ -23,11 +29,14 @@ if TYPE_CHECKING:
 class Constructors(EnsembleState):
     """Constructors of :class:`hstree.heads.TreeEnsemble` that also build its trees.
 
-    Defaults of the number of trees T (``n_trees``) and the width of the root C (``root``): up to
-    V = 1,024 classes, one node over all classes. It is a softmax, and costs no more than four roots
-    of 256 children. Beyond that, four trees with 256 children of the root or, from V = 65,537, the
-    smallest power of two that is at least the square root of V. The measurements are in
-    ``ptb-reduced.md`` of the benchmark results.
+    Default shape: up to V = 1,024 classes, one node over all classes. It is a softmax, and costs no
+    more than four roots of 256 children. Beyond that, T = 4 trees (``n_trees``) whose roots have
+    C = 256 children (``root``) or, from V = 65,537, the smallest power of two that is at least the
+    square root of V. Up to V = 16,384 each of these clusters is one softmax over its classes. From
+    there on, it is one over groups of at most G = 16 classes, and each group one over its classes.
+    A step then scores far fewer than V vectors, whatever the number of features. The classes share
+    one output embedding in all trees, ``node_vectors="leaves"``. The measurements are in
+    ``trees-study.md`` of the benchmark results.
     """
 
     if TYPE_CHECKING:
@@ -45,7 +54,7 @@ class Constructors(EnsembleState):
         n_trees: int | None = None,
         recipe: str = "huffman",
         root: int | None = None,
-        leaf: int = 1,
+        leaf: int | None = None,
         levels: int | None = None,
         seed: int = 0,
         **options: Any,
@@ -62,10 +71,14 @@ class Constructors(EnsembleState):
             root: width of the root, C of :meth:`hstree.trees.Tree.collapse`; None: 256, or the
                 smallest power of two that is at least the square root of V if that is more; V for
                 one tree over at most 1,024 classes.
-            leaf: size of the leaf groups, G of :meth:`hstree.trees.Tree.collapse`.
-            levels: number of levels, 2, 3 or None, of :meth:`hstree.trees.Tree.collapse`.
+            leaf: size of the leaf groups, G of :meth:`hstree.trees.Tree.collapse`; None: 16 with
+                three levels, otherwise 1.
+            levels: number of levels of :meth:`hstree.trees.Tree.collapse`, 2 or 3; None: 2, or 3
+                from V = 16,385. If ``leaf`` is given or the root is binary, None is any number of
+                binary nodes between the root and the leaf groups.
             seed: seed of the trees and of the feature subsets.
-            **options: further arguments of the head.
+            **options: further arguments of the head. ``node_vectors`` is ``"leaves"`` for trees of
+                two or three levels, otherwise ``"free"``.
 
         Raises:
             TypeError: if the counts are not real numbers.
@@ -83,6 +96,8 @@ class Constructors(EnsembleState):
         frequencies = check_frequencies(counts, name="counts")
         n_classes = len(frequencies)
         n_trees, root = ensemble_shape(n_classes, n_trees, root)
+        leaf, levels = shape_below(n_classes, root, leaf, levels)
+        options.setdefault("node_vectors", usual_vectors(n_classes, root, levels))
         trees = several_trees(
             recipe, n_classes, frequencies, None, n_trees, seed, root, leaf, levels
         )
@@ -129,7 +144,7 @@ class Constructors(EnsembleState):
         n_trees: int | None = None,
         recipe: str = "cluster",
         root: int | None = None,
-        leaf: int = 1,
+        leaf: int | None = None,
         levels: int | None = None,
         tied: bool = False,
         contexts: Sequence[str] = ("left", "both"),
@@ -149,23 +164,23 @@ class Constructors(EnsembleState):
             root: width of the root, C; see :meth:`from_counts`.
             leaf: size of the leaf groups, G; see :meth:`from_counts`.
             levels: number of levels; see :meth:`from_counts`.
-            tied: read the node vectors from ``embedding``, with ``node_vectors="shared"`` unless
-                ``"leaves"`` is given.
+            tied: read the vectors of the classes from ``embedding``. With binary nodes, and with a
+                root over all classes, ``node_vectors`` is then ``"shared"`` by default.
             contexts: contexts of the word vectors for clustered trees, used alternately; see
                 :func:`hstree.trees.word_vectors`. The vectors have 100 features, or 32 from
                 V = 65,537, where the decomposition for 100 takes minutes.
             tree_options: further options of the recipe; None: ``noise=0.3`` for several clustered
                 trees, so that they differ.
-            **options: further arguments of the head.
+            **options: further arguments of the head; ``node_vectors`` as in :meth:`from_counts`.
 
         Raises:
             ValueError: if ``tied`` is set without an embedding, or a value is out of range.
         """
         if tied and embedding is None:
             raise ValueError("tied: expected an embedding to tie to, got None")
-        if tied:
-            options.setdefault("node_vectors", "shared")
         n_trees, root = ensemble_shape(n_classes, n_trees, root)
+        leaf, levels = shape_below(n_classes, root, leaf, levels)
+        options.setdefault("node_vectors", usual_vectors(n_classes, root, levels, tied))
         trees = corpus_trees(
             statistics, n_classes, n_trees, recipe, seed, root, leaf, levels, contexts, tree_options
         )

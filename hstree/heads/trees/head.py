@@ -58,17 +58,18 @@ class TreeEnsemble(Relearning, Constructors):
             features in larger accesses.
         gate: weights pi of the trees: ``"uniform"``, ``"constant"`` (learned, the same for all
             contexts) or ``"context"`` (softmax of a linear layer of h).
-        node_vectors: ``"free"``: every node has its own vectors. They start at zero, so that the
-            untrained head gives the distribution of ``frequencies``. ``"leaves"``: the classes of a
+        node_vectors: ``"free"``: every node has its own vectors. ``"leaves"``: the classes of a
             leaf group (a node whose children are all classes) read one output embedding E [V, D] in
             every tree, with all features, and have a bias in each tree. The nodes above have their
-            own vectors, which start at zero; a child of a wide root that is a class adds its row of
-            E. The trees can be replaced during training: :meth:`relearn`. ``"shared"``: all node
-            vectors are computed from one output embedding E [V, D]. A binary node has s (mean of E
-            over the left leaves - mean over the right leaves), and a child of a wide node has s
-            (mean over the child's leaves). The means are weighted by frequency. Each row has a
-            learned scale s, which starts at 1 where the means are over single classes and at 3
-            elsewhere. A step costs O(T V S) for any number of rows.
+            own vectors; a child of a wide root that is a class adds its row of E. The trees can be
+            replaced during training: :meth:`relearn`. With both, the vectors start at zero, so that
+            the untrained head gives the distribution of ``frequencies``; a given ``embedding``
+            keeps its values. ``"shared"``: all node vectors are computed from one output embedding
+            E [V, D]. A binary node has s (mean of E over the left leaves - mean over the right
+            leaves), and a child of a wide node has s (mean over the child's leaves). The means are
+            weighted by frequency. Each row has a learned scale s, which starts at 1 where the means
+            are over single classes and at 3 elsewhere. A step costs O(T V S) for any number of
+            rows.
         embedding: embedding to use as E, such as the model's input embedding; None: the head gets
             its own.
         frequencies: class counts [V] that initialize the biases (log-odds); None: all equal.

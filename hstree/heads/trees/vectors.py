@@ -80,8 +80,9 @@ class FreeVectors(NodeVectors):
 
 class LeafVectors(NodeVectors):
     """The classes of all leaf groups read the rows of one output embedding. The nodes above have
-    vectors of their own, which start at zero. A child of a wide root that is a class adds its own
-    vector to its row of the output embedding; a root over all classes has no vectors of its own."""
+    vectors of their own. All start at zero, except a tied embedding. A child of a wide root that is
+    a class adds its own vector to its row of the output embedding; a root over all classes has no
+    vectors of its own."""
 
     leaf_groups = True
 
@@ -91,7 +92,7 @@ class LeafVectors(NodeVectors):
 
     def reset(self, head: EnsembleState) -> None:
         if not head.tied:
-            nn.init.uniform_(head.output_embedding, -0.1, 0.1)
+            nn.init.zeros_(head.output_embedding)
         for block in NODE_BLOCKS:
             own: Tensor | None = getattr(head, block.weight_name)
             if own is not None:

@@ -35,6 +35,7 @@ def from_tokens(n_classes: int, **options: Any) -> TreeEnsemble:
 
 
 def from_linear(n_classes: int, **options: Any) -> TreeEnsemble:
+    torch.manual_seed(0)
     return TreeEnsemble.from_linear(torch.nn.Linear(D, n_classes), **options)
 
 
@@ -114,6 +115,51 @@ def test_shape(
     assert ensemble_shape(n_classes, n_trees, root) == expected
 
 
+@pytest.mark.parametrize("build", [from_counts, from_tokens])
+@pytest.mark.parametrize(
+    ("options", "height", "node_vectors"),
+    [
+        ({}, 2, "leaves"),
+        ({"n_trees": 1}, 2, "leaves"),
+        ({"levels": 3, "leaf": 5}, 3, "leaves"),
+        ({"levels": 3}, 3, "leaves"),
+        ({"levels": 2, "node_vectors": "free"}, 2, "free"),
+        ({"leaf": 8}, None, "free"),
+        ({"root": 1}, None, "free"),
+        ({"root": 1500, "n_trees": 1}, 1, "free"),
+    ],
+)
+def test_default_below_the_root(
+    build: Callable[..., TreeEnsemble], options: Any, height: int | None, node_vectors: str
+) -> None:
+    head = build(1500, **options)
+    assert head.node_vectors == node_vectors
+    if height is None:
+        assert min(tree.height for tree in head.trees) > 3
+    else:
+        assert {tree.height for tree in head.trees} == {height}
+
+
+@pytest.mark.parametrize(("n_classes", "height"), [(16_384, 2), (16_385, 3)])
+def test_default_number_of_levels(n_classes: int, height: int) -> None:
+    head = from_counts(n_classes, n_trees=1)
+    assert head.trees[0].height == height
+    assert head.node_vectors == "leaves"
+    assert height == 2 or head.layout.max_group == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "node_vectors"),
+    [({}, "leaves"), ({"leaf": 1}, "shared"), ({"root": 1500, "n_trees": 1}, "shared")],
+)
+def test_default_vectors_if_tied(options: Any, node_vectors: str) -> None:
+    embedding = torch.nn.Embedding(1500, D)
+    statistics = CorpusStatistics.from_tokens(text_of(1500), 1500)
+    head = TreeEnsemble.from_corpus(D, 1500, statistics, embedding=embedding, tied=True, **options)
+    assert head.node_vectors == node_vectors
+    assert head.output_embedding is embedding.weight
+
+
 def test_from_counts_is_their_distribution() -> None:
     """Of whatever holds the counts; trees as build_ensemble builds them."""
     counts = counts_of(1500)
@@ -122,7 +168,7 @@ def test_from_counts_is_their_distribution() -> None:
     expected = torch.from_numpy(expected / expected.sum()).log().float()
     for some in (counts, counts.tolist(), torch.from_numpy(counts), counts.astype(np.float32)):
         head = TreeEnsemble.from_counts(D, some, seed=3)
-        assert head.trees == build_ensemble("huffman", 1500, 4, counts, seed=3, root=256)
+        assert head.trees == build_ensemble("huffman", 1500, 4, counts, seed=3, root=256, levels=2)
         torch.testing.assert_close(
             head.log_prob(hidden), expected.expand(2, -1), atol=1e-5, rtol=1e-5
         )

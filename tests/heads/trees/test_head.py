@@ -538,7 +538,9 @@ def test_from_corpus_trees() -> None:
     tokens = random.integers(0, V, 500).astype(np.int32)
     statistics = CorpusStatistics.from_tokens(tokens, V)
     head = TreeEnsemble.from_corpus(D, V, statistics, recipe="huffman", n_trees=1, root=5, seed=9)
-    expected = build_tree("huffman", V, statistics.frequencies, seed=tree_seed(9, 0), root=5)
+    expected = build_tree(
+        "huffman", V, statistics.frequencies, seed=tree_seed(9, 0), root=5, levels=2
+    )
     assert head.trees == [expected]
     several = TreeEnsemble.from_corpus(D, V, statistics, n_trees=3, root=5)
     assert len(set(several.trees)) == 3
