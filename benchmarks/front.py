@@ -14,29 +14,32 @@ from statistics import median
 from typing import Any
 
 from benchmarks.optimizers import TRAINING_SIZES
+from benchmarks.studies.page import results
+from benchmarks.studies.records import Records
 from benchmarks.table import ratio, sources
+from benchmarks.trees_study import CONTENDERS
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- summary: begin -->", "<!-- summary: end -->"
 UNIT = "linear, torch.optim.AdamW"
 
-# Contestants of the training steps, as README calls them, with the runs of benchmarks.ptb.
+# Contestants of the training steps, as README calls them, with those of benchmarks.trees_study.
 ROWS = {
     UNIT: ("`nn.Linear` + `F.cross_entropy`", "softmax"),
     "softmax, torch.optim.AdamW": ("`hstree.Softmax`", "softmax"),
     "adaptive, torch.optim.AdamW": ("`nn.AdaptiveLogSoftmaxWithLoss`", "adaptive"),
-    "trees, torch.optim.AdamW": ("`hstree.TreeEnsemble`, 4 trees", "trees"),
-    "trees, sparse, hstree.optim.AdamW": ("4 trees, `sparse=True`", "trees"),
-    "one tree, sparse, hstree.optim.AdamW": ("1 tree, `sparse=True`", "tree"),
+    "trees, torch.optim.AdamW": ("`hstree.TreeEnsemble`, 4 trees", "leaves-4x256"),
+    "trees, sparse, hstree.optim.AdamW": ("4 trees, `sparse=True`", "leaves-4x256"),
+    "one tree, sparse, hstree.optim.AdamW": ("1 tree, `sparse=True`", "leaves-1x256"),
 }
 
 
-def front_table(speed: dict[str, Any], perplexity: dict[str, dict[str, float]]) -> str:
+def front_table(speed: dict[str, Any], perplexity: dict[str, float]) -> str:
     """Time, memory and perplexity of a softmax, the adaptive softmax and trees.
 
     Args:
         speed: the results of benchmarks.table.
-        perplexity: those of benchmarks.ptb by head.
+        perplexity: on the test text, by contestant of benchmarks.trees_study.
     """
     contests = speed["contests"]["cpu"]
     there = [contests[f"training steps, V = {size.classes}"] for size in TRAINING_SIZES]
@@ -49,8 +52,8 @@ def front_table(speed: dict[str, Any], perplexity: dict[str, dict[str, float]]) 
     for name, (title, run) in ROWS.items():
         times = [_times(ratio(contest["contestants"], UNIT, name)) for contest in there]
         memory = there[-1]["contestants"][name]["peak_bytes"] / 2**20
-        test = perplexity[run]["test"]
-        lines.append(f"| {title} | {' | '.join(times)} | {memory:,.0f} MiB | {test:.1f} |")
+        test = f"{perplexity[run]:.1f}" if run in perplexity else "not measured"
+        lines.append(f"| {title} | {' | '.join(times)} | {memory:,.0f} MiB | {test} |")
     seconds = (median(contest["contestants"][UNIT]["seconds"]) for contest in there)
     unit = ", ".join(f"{1000 * s:,.0f} ms" for s in seconds)
     lines += [
@@ -59,7 +62,7 @@ def front_table(speed: dict[str, Any], perplexity: dict[str, dict[str, float]]) 
         f"{last.rows} rows of {last.features} features, one core) as a multiple of the first "
         f"row's, whose steps take {unit}. Memory: what the first step adds to the process, "
         "gradients and optimizer state included, parameters not. Test perplexity: Penn Treebank, "
-        "V = 10,000, three epochs of a small LSTM, one seed, not converged. "
+        "V = 10,000, five epochs of a small LSTM, one seed, not converged. "
         f"{sources(there)}",
     ]
     return "\n".join([*lines[:-1], *textwrap.wrap(lines[-1], 120, break_on_hyphens=False)])
@@ -83,10 +86,11 @@ def replaced(text: str, table: str) -> str:
 
 def readme() -> str:
     """README.md with the table that the committed figures make."""
-    results = ROOT / "benchmarks" / "results"
+    folder = ROOT / "benchmarks" / "results"
+    study = results(CONTENDERS, Records(folder / "trees-study.json"))
     table = front_table(
-        json.loads((results / "cpu.json").read_text()),
-        json.loads((results / "ptb-heads.json").read_text()),
+        json.loads((folder / "cpu.json").read_text()),
+        {result.contender.name: result.runs[0]["test"] for result in study},
     )
     return replaced((ROOT / "README.md").read_text(), table)
 

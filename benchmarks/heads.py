@@ -46,7 +46,7 @@ FORMULAS = {
     "mixtape": "softmax(sum_k pi_yk w_y . z_k + b_y), K = 4",
     "adaptive": "P(y) among 2000 classes and a cluster, or P(cluster) P(y in it)",
     "sampled": "softmax(l); in training, of the target and 1024 negatives",
-    "trees": "sum_t pi_t prod over the path to y of P(child), 4 clustered trees, root 256",
+    "trees": "sum_t pi_t prod over the path to y of P(child), 4 binary trees, C = 256",
 }
 
 
@@ -103,12 +103,12 @@ def _two_layers(size: Size) -> dict[str, Any]:
 
 
 def _trees(size: Size, device: str) -> Contestant:
-    """The head that `hstree train` builds, for a text of independent words."""
+    """Binary trees with vectors of their own, for a text of independent words."""
     random = np.random.default_rng(0)
     frequencies = 1.0 / np.arange(1, size.classes + 1)
     text = random.choice(size.classes, 10 * size.classes, p=frequencies / frequencies.sum())
     statistics = CorpusStatistics.from_tokens(text, size.classes)
-    head = TreeEnsemble.from_corpus(size.features, size.classes, statistics, gate="context")
+    head = TreeEnsemble.from_corpus(size.features, size.classes, statistics, leaf=1, gate="context")
     return _step(head, size, device)
 
 

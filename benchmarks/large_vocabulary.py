@@ -43,9 +43,9 @@ TRAINING: dict[str, Any] = {
 }
 ELSEWHERE = {"device": "cpu", "threads": 1}
 FACTOR = "head_learning_rate_factor"
-TRIED_SECONDS, SECONDS, POINTS = 600, 3600, 20
+TRIED_SECONDS, SECONDS, POINTS = 100, 600, 8
 """CPU seconds of a run that tries a rate, those of the others, and points of each curve."""
-VALID_TOKENS = 20_000
+VALID_TOKENS = 10_000
 MEMORY_STEPS = 3
 
 
@@ -73,6 +73,7 @@ def _all() -> Iterator[Contender]:
         head="trees",
         n_trees=4,
         root=512,
+        leaf=1,
         sparse=True,
         gate="context",
     )
@@ -90,15 +91,6 @@ def _all() -> Iterator[Contender]:
         n_trees=4,
         root=1024,
         head_option=option,
-        **leaves,
-    )
-    yield _contender(
-        "leaves-relearned",
-        "4 trees, C = 512, shared leaves, re-learned after each of two epochs",
-        n_trees=4,
-        root=512,
-        head_option=option,
-        relearn_trees=(2, 3),
         **leaves,
     )
 

@@ -12,7 +12,7 @@ from hstree._figures import line_style, new_figure
 from hstree._figures import picture as rendered
 
 PICTURE = "large-vocabulary.png"
-SHARES = (0.1, 0.25, 0.5, 1.0)
+SHARES = (0.125, 0.25, 0.5, 1.0)
 """Shares of the training time that have a column in the table."""
 INTRODUCTION = """\
 # Output layers at 100,000 classes and more
@@ -78,7 +78,7 @@ def _table(found: Sequence[Result]) -> list[str]:
         last = run["points"][-1]
         rows.append(
             row([
-                result.contender.title,
+                result.title,
                 *("" if value is None else f"{value:.1f}" for value in values),
                 f"{last['tokens'] / last['seconds']:,.0f}",
                 f"{run['head_parameters'] / 1e6:.1f} M",
@@ -104,11 +104,11 @@ def _verdict(found: Sequence[Result]) -> list[str]:
         pairs = [(p["valid"], perplexity_at(best.runs[0]["points"], p["seconds"])) for p in points]
         known = [(theirs, ours) for theirs, ours in pairs if ours is not None]
         below = sum(ours < theirs for theirs, ours in known)
-        rows.append(row([other.contender.title, f"{below} of {len(known)}"]))
+        rows.append(row([other.title, f"{below} of {len(known)}"]))
     return [
         "## Target: below the others at every second of training",
         "",
-        f"Points of the other curves at which {best.contender.title} is below.",
+        f"Points of the other curves at which {best.title} is below.",
         "",
         *table(["head", "points"], rows),
     ]
@@ -125,7 +125,7 @@ def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, byt
         run, style = result.runs[0], line_style(number)
         minutes = [point["seconds"] / 60 for point in run["points"]]
         values = [point["valid"] for point in run["points"]]
-        axes[0].plot(minutes, values, label=result.contender.title, **style)
+        axes[0].plot(minutes, values, label=result.title, **style)
         if run["bytes"] is not None:
             axes[1].plot(run["bytes"] / 2**20, values[-1], "o", color=style["color"])
     axes[0].set(yscale="log", xlabel="CPU minutes of training, one core")

@@ -59,7 +59,7 @@ COMMON: dict[str, Any] = {
 
 # The flat heads and the mixture are tied to the word embeddings, as in their published settings;
 # the adaptive softmax and the trees have vectors of their own.
-TREES: dict[str, Any] = {"head": "trees", "root": 256, "head_learning_rate_factor": 4.0}
+TREES: dict[str, Any] = {"head": "trees", "root": 256, "head_learning_rate_factor": 4.0, "leaf": 1}
 HEADS: dict[str, dict[str, Any]] = {
     "softmax": {"head": "softmax", "tied": True, "head_learning_rate_factor": 1.0},
     "plif": {"head": "plif", "tied": True, "head_learning_rate_factor": 1.0},
@@ -73,13 +73,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "tree": TREES | {"n_trees": 1, "gate": "uniform"},
     "trees": TREES | {"n_trees": 4, "gate": "context"},
     "leaves": TREES
-    | {
-        "n_trees": 4,
-        "gate": "context",
-        "levels": 2,
-        "head_option": ("node_vectors=leaves",),
-        "relearn_trees": (2,),
-    },
+    | {"n_trees": 4, "root": 1024, "gate": "context", "levels": 2, "relearn_trees": (2,)},
 }
 
 TITLES = {
@@ -89,7 +83,7 @@ TITLES = {
     "adaptive": "adaptive softmax",
     "tree": "one tree, C = 256",
     "trees": "four trees, C = 256",
-    "leaves": "four trees, C = 256, shared leaves",
+    "leaves": "four trees, C = 1,024, shared leaves",
 }
 
 # Short runs: the beginning of the text, learning rates of the backbone, factors of the head.
@@ -318,8 +312,8 @@ def cpu_seconds(run: RunFigures) -> tuple[float, float] | None:
 
 def head_text(run: RunFigures) -> str:
     settings = run.settings
-    names = ["n_trees", "root", "levels", "gate"] if run.head == "trees" else []
-    parts = [f"{name}={settings[name]}" for name in names if settings[name] is not None]
+    names = ["n_trees", "root", "levels", "gate", "relearn_trees"] if run.head == "trees" else []
+    parts = [f"{name}={settings[name]}" for name in names if settings[name]]
     parts += settings["head_option"]
     return ", ".join(["tied" if settings["tied"] else "not tied", *parts])
 
@@ -422,18 +416,23 @@ def page(runs: dict[str, RunFigures], tries: Sequence[str], name: Path) -> str:
             CHOICE + (PLIF_CHOICE if "plif" in runs else ""),
             "",
         ]
+    if published := published_text(runs):
+        lines += [
+            "## Published, at convergence",
+            "",
+            f"Validation / test perplexity of the full models: {published}. These are means of ten "
+            "seeds after hundreds of epochs with the settings of the presets `ptb-*`: another "
+            "model and another optimizer, so they do not compare with the figures above.",
+            "",
+        ]
+    made_by = ["--tries"] * bool(tries) + ["--speed"] * bool(found)
+    made_by.append(f"--save benchmarks/results/{name.name}")
     lines += [
-        "## Published, at convergence",
-        "",
-        f"Validation / test perplexity of the full models: {published_text(runs)}. These are means "
-        "of ten seeds after hundreds of epochs with the settings of the presets `ptb-*`: another "
-        "model and another optimizer, so they do not compare with the figures above.",
-        "",
         "## Made by",
         "",
         *(
             f"    python -m benchmarks.ptb --data ptb/ --runs runs/ptb --heads {heads} {do}"
-            for do in ("--tries", "--speed", f"--save benchmarks/results/{name.name}")
+            for do in made_by
         ),
         "",
         f"{cpu_name()}, one thread, torch {torch.__version__}, Python "

@@ -112,6 +112,25 @@ def test_a_sweep_goes_on_until_the_best_lies_between_others(
     assert [(run.settings["factor"], run.seed) for run in runs[len(tried) :]] == [(best, 2)]
 
 
+def test_results_of_a_sweep_that_goes_on(tmp_path: Path) -> None:
+    swept = {"factor": (2.0, 4.0, 8.0)}
+    contenders = [
+        Contender("a", "A", {}, swept),
+        Contender("b", "B", {"kind": "b"}, swept, final={"long": True}),
+    ]
+    records = Records(tmp_path / "a.json")
+    assert not results(contenders, records)
+    for contender in contenders:
+        for factor, valid in ((2.0, 7.0), (4.0, 6.0)):
+            settings = contender.settings | {"factor": factor}
+            records.add(contender.name, settings, 1, "text", {"valid": valid})
+    (found,) = results(contenders, records)  # short runs are no results
+    assert (found.title, found.settings["factor"]) == ("A (sweep not finished)", 4.0)
+    records.add("a", {"factor": 8.0}, 1, "text", {"valid": 6.5})
+    (found,) = results(contenders, records)
+    assert (found.title, found.settings["factor"]) == ("A", 4.0)
+
+
 def test_a_sweep_that_only_diverges_ends(tmp_path: Path) -> None:
     contender = Contender("a", "A", {}, {"factor": (2.0, 4.0)}, seeds=1)
     records = Records(tmp_path / "a.json")
@@ -151,7 +170,9 @@ def test_only_some_contenders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
 def test_contenders_of_a_study_differ(study: Study) -> None:
     names = [contender.name for contender in study.contenders]
-    settings = [json.dumps(dict(c.settings), sort_keys=True) for c in study.contenders]
+    settings = [
+        json.dumps([dict(c.settings), dict(c.final)], sort_keys=True) for c in study.contenders
+    ]
     assert len({*names}) == len(names)
     assert len({*settings}) == len(settings)
     for contender in study.contenders:
@@ -161,7 +182,7 @@ def test_contenders_of_a_study_differ(study: Study) -> None:
 
 def test_trees_study_runs_what_the_trainer_accepts() -> None:
     for contender in trees_study.CONTENDERS:
-        TrainConfig(**contender.settings, **trees_study.ELSEWHERE)
+        TrainConfig(**contender.settings | contender.final | trees_study.ELSEWHERE)
 
 
 def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:

@@ -216,7 +216,8 @@ def _filled(study: Study, file: Path) -> Records:
             run.settings,
             run.seed,
             "text",
-            figures | {"bands": bands, "points": points},
+            figures
+            | {"bands": bands, "points": points, "epochs": [120.0, valid], "epoch_seconds": 60.0},
         )
     return records
 
@@ -231,8 +232,9 @@ def test_page_and_pictures(study: Study, tmp_path: Path) -> None:
     page = (tmp_path / f"{study.name}.md").read_text()
     for contender in study.contenders[:6]:
         assert f"| {contender.title} |" in page
-    assert (tmp_path / f"{study.name}.png").read_bytes().startswith(b"\x89PNG")
-    assert f"({study.name}.png)" in page
+    for picture in study.pictures(study.contenders, records):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+        assert f"({picture})" in page
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)

@@ -6,13 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from matplotlib.ticker import FixedLocator, NullLocator
+
 from benchmarks.studies.page import Result, results, row, sweep_rows, table
 from benchmarks.studies.plan import Contender
 from benchmarks.studies.records import Records, made_on
 from hstree._figures import line_style, new_figure
 from hstree._figures import picture as rendered
 
-PICTURE = "trees-study.png"
+PICTURE, TIMES = "trees-study.png", "trees-study-time.png"
+TIMED = (
+    "softmax",
+    "adaptive",
+    "sampled",
+    "leaves-1x256",
+    "leaves-4x256",
+    "leaves-4x1024-relearn-2",
+)
+"""Contenders of the curves over time."""
 VALID_TARGETS = ((107.9, 2.3e6), (105.0, 3.0e6))
 """Validation perplexity, at most, with at most this many parameters of the head."""
 
@@ -21,10 +32,11 @@ INTRODUCTION = """\
 
 One LSTM layer, five epochs, one protocol for every head; **not converged**. The learning rate of
 the head (of the whole model for tied heads) was chosen for each head by the validation perplexity
-of the first seed; further seeds follow with the chosen one. ± is the standard deviation over
-seeds. *Rows scored* are the vectors that a training step multiplies with a context, mean over the
-training text. *Head step* is a forward and backward pass of the head alone over 700 contexts, as
-a share of that of `F.linear` + `F.cross_entropy` in the same process.
+of the first seed; further seeds follow with the chosen one. Re-learned trees and other shapes take
+over the rate of four trees with C = 256. ± is the standard deviation over seeds. *Rows scored* are
+the vectors that a training step multiplies with a context, mean over the training text. *Head step*
+is a forward and backward pass of the head alone over 700 contexts, as a share of that of `F.linear`
++ `F.cross_entropy` in the same process.
 """
 NOTHING = "No run has finished yet.\n"
 
@@ -49,7 +61,7 @@ def _shared(contender: Contender) -> bool:
 
 
 def _relearned(contender: Contender) -> bool:
-    return bool(contender.settings.get("relearn_trees"))
+    return bool(contender.final.get("relearn_trees"))
 
 
 def _tied(contender: Contender) -> bool:
@@ -63,10 +75,17 @@ def page(contenders: Sequence[Contender], records: Records) -> str:
     if not found:
         return "\n".join([*lines, NOTHING])
     lines += _settings(contenders)
-    lines += ["## Results", "", *_result_table(found)]
+    long = [result for result in found if "epochs" not in result.contender.final]
+    shapes = [result for result in found if "epochs" in result.contender.final]
+    lines += ["## Results", "", *_result_table(long)]
     lines += [f"![Validation perplexity against rows scored and parameters]({PICTURE})", ""]
-    lines += ["## Targets", "", *_targets(found)]
-    lines += ["## Loss by word frequency", "", *_bands(found)]
+    if _timed(long):
+        lines += ["## Time", "", *_time_table(long)]
+        lines += [f"![Validation perplexity against time of training]({TIMES})", ""]
+    if shapes:
+        lines += ["## Numbers of trees and widths of the root", "", *_shape_table(shapes)]
+    lines += ["## Targets", "", *_targets(long)]
+    lines += ["## Loss by word frequency", "", *_bands(long)]
     sweeps = sweep_rows(contenders, records)
     lines += [
         "## Learning rates tried",
@@ -101,7 +120,7 @@ def _result_table(found: Sequence[Result]) -> list[str]:
         swept = result.contender.sweeps or {"head_learning_rate_factor": ()}
         rows.append(
             row([
-                result.contender.title,
+                result.title,
                 ", ".join(f"{result.settings[name]:g}" for name in swept),
                 result.spread("valid"),
                 result.spread("test"),
@@ -113,6 +132,50 @@ def _result_table(found: Sequence[Result]) -> list[str]:
         )  # fmt: skip
     columns = ["head", "factor or rate", "valid", "test", "seeds", "parameters", "rows scored"]
     return table([*columns, "head step"], rows)
+
+
+def _timed(found: Sequence[Result]) -> list[Result]:
+    """The contenders of the curves over time that have their times."""
+    return [
+        result
+        for result in found
+        if result.contender.name in TIMED and result.mean("epoch_seconds") is not None
+    ]
+
+
+def _time_table(found: Sequence[Result]) -> list[str]:
+    timed = _timed(found)
+    flat = [r.mean("epoch_seconds") for r in timed if r.contender.name == "softmax"]
+    rows = []
+    for result in timed:
+        seconds = result.mean("epoch_seconds") or 0.0
+        share = f"{seconds / flat[0]:.2f}" if flat and flat[0] else ""
+        rows.append(row([result.title, f"{seconds:,.0f}", share]))
+    return [
+        "CPU seconds of an epoch, without validation, median; other processes ran on the second "
+        "core.",
+        "",
+        *table(["head", "seconds of an epoch", "/ softmax"], rows),
+    ]
+
+
+def _shape_table(found: Sequence[Result]) -> list[str]:
+    by_shape = {(r.settings["n_trees"], r.settings["root"]): r for r in found}
+    trees, roots = (sorted({shape[axis] for shape in by_shape}) for axis in (0, 1))
+    rows = []
+    for n_trees in trees:
+        cells = [str(n_trees)]
+        for root in roots:
+            result = by_shape.get((n_trees, root))
+            cells.append("" if result is None else result.spread("valid"))
+        rows.append(row(cells))
+    epochs = found[0].settings["epochs"]
+    return [
+        f"Validation perplexity of trees with shared leaves after {epochs} epochs, a schedule of "
+        "their own.",
+        "",
+        *table(["trees", *(f"C = {root:,}" for root in roots)], rows),
+    ]
 
 
 def _targets(found: Sequence[Result]) -> list[str]:
@@ -138,7 +201,7 @@ def _target(what: str, fitting: Sequence[Result], limit: float) -> str:
     mean = best.mean("valid")
     assert mean is not None
     met = "yes" if mean <= limit else "no"
-    return row([what, best.contender.title, best.spread("valid"), met])
+    return row([what, best.title, best.spread("valid"), met])
 
 
 def _bands(found: Sequence[Result]) -> list[str]:
@@ -152,7 +215,7 @@ def _bands(found: Sequence[Result]) -> list[str]:
         name = f"{band['from']:,} and more" if above is None else f"{band['from']:,} to {above:,}"
         titles.append(f"{name} ({band['tokens'] / total:.0%})")
         above = band["from"] - 1
-    rows = [row([r.contender.title, *_band_means(r.runs)]) for r in shown]
+    rows = [row([r.title, *_band_means(r.runs)]) for r in shown]
     return [
         "Nats per token of the validation text, by the number of times that the word occurs in the "
         "training text (share of the tokens).",
@@ -169,8 +232,34 @@ def _band_means(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, bytes]:
     """The picture by name of its file; none before a run has finished."""
     found = [r for r in results(contenders, records) if r.mean("valid") is not None]
+    found = [result for result in found if "epochs" not in result.contender.final]
     if not found:
         return {}
+    times = _time_picture(_timed(found))
+    return {PICTURE: _cost_picture(found)} | ({TIMES: times} if times else {})
+
+
+def _time_picture(timed: Sequence[Result]) -> bytes | None:
+    if not timed:
+        return None
+    figure = new_figure(7, 3.6)
+    axes = figure.subplots()
+    for result in timed:
+        epochs, seconds = result.runs[0]["epochs"], result.runs[0]["epoch_seconds"]
+        minutes = [seconds * (n + 1) / 60 for n in range(len(epochs))]
+        style = line_style(TIMED.index(result.contender.name))
+        axes.plot(minutes, epochs, marker="o", label=result.title, **style)
+    axes.set(yscale="log", xlim=(0, None), xlabel="minutes of training, one CPU thread")
+    axes.set_ylabel("validation perplexity (log scale)")
+    axes.yaxis.set_major_locator(FixedLocator([100, 110, 120, 130, 140, 150, 160, 180, 200]))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    return rendered(figure)
+
+
+def _cost_picture(found: Sequence[Result]) -> bytes:
     figure = new_figure(10, 4.6)
     axes = figure.subplots(1, 2, sharey=True)
     panels = ((axes[0], "rows", 1.0), (axes[1], "head_parameters", 1e6))
@@ -195,4 +284,4 @@ def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, byt
         panel.grid(alpha=0.3)
     handles = axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize="small")
-    return {PICTURE: rendered(figure)}
+    return rendered(figure)

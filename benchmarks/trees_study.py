@@ -11,6 +11,7 @@ one thread; its cost is the CPU time of its process.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,20 @@ COMMON: dict[str, Any] = {
     "schedule": "cosine",
     "head_learning_rate_factor": 8.0,
 }
+SHORT = {"epochs": 2}
+"""What differs in the runs that compare shapes."""
 ELSEWHERE = {"device": "cpu", "threads": 1, "save_interval": 120.0}
 """Settings without an effect on the result."""
 
 FACTOR, RATE = "head_learning_rate_factor", "learning_rate"
-SOFTMAX_FACTORS, TREE_FACTORS = (0.5, 1.0, 2.0), (4.0, 8.0, 16.0)
-RATES = (0.001, 0.002, 0.004)
-TREES, CHILDREN = (1, 2, 4, 8), (64, 128, 256, 512, 1024)
-RELEARNED = {"": (), "relearn-2": (2,), "relearn-2-3": (2, 3)}
+SOFTMAX_FACTORS, TREE_FACTORS = (2.0, 4.0), (4.0, 8.0)
+RATES = (0.002, 0.004)
+TREES, CHILDREN = (1, 2, 4, 8), (64, 256, 1024)
+MAIN, TIED, SHAPE = range(3)
+"""Groups of contenders."""
 
 
-def leaves(n_trees: int, root: int, relearn: str = "", tied: bool = False) -> dict[str, Any]:
+def leaves(n_trees: int, root: int, tied: bool = False) -> dict[str, Any]:
     """Settings of trees whose leaves share one output embedding."""
     settings = {
         "head": "trees",
@@ -56,81 +60,86 @@ def leaves(n_trees: int, root: int, relearn: str = "", tied: bool = False) -> di
         "gate": "context",
         "head_option": ("node_vectors=leaves",),
     }
-    if RELEARNED[relearn]:
-        settings["relearn_trees"] = RELEARNED[relearn]
     return settings | ({"tied": True} if tied else {})
 
 
-def leaves_name(n_trees: int, root: int, relearn: str = "", tied: bool = False) -> str:
-    """Such as leaves-4x256-relearn-2-tied."""
-    parts = [f"leaves-{n_trees}x{root}", relearn, "tied" if tied else ""]
-    return "-".join(part for part in parts if part)
-
-
-def _leaves_title(n_trees: int, root: int, relearn: str, tied: bool) -> str:
-    trees = "one tree" if n_trees == 1 else f"{n_trees} trees"
-    epochs = ", ".join(map(str, RELEARNED[relearn]))
-    parts = [
-        f"{trees}, C = {root:,}, shared leaves",
-        f"re-learned before epoch {epochs}" if epochs else "",
-        "tied" if tied else "",
+def _leaves(
+    n_trees: int,
+    root: int,
+    *,
+    relearn: tuple[int, ...] = (),
+    tied: bool = False,
+    like: str | None = None,
+    short: bool = False,
+    **more: Any,
+) -> Contender:
+    epochs = ",".join(map(str, relearn))
+    name = [
+        f"leaves-{n_trees}x{root}",
+        "-".join(["relearn", *map(str, relearn)] if relearn else []),
+        "tied" * tied,
     ]
-    return ", ".join(part for part in parts if part)
+    trees = "one tree" if n_trees == 1 else f"{n_trees} trees"
+    title = [f"{trees}, C = {root:,}, shared leaves", f"re-learned before epoch {epochs}"]
+    title = [title[0], title[1] if relearn else "", "tied" if tied else ""]
+    swept = {RATE: RATES} if tied else {}
+    return Contender(
+        "-".join(filter(None, name)) + "-2-epochs" * short,
+        ", ".join(filter(None, title)),
+        COMMON | leaves(n_trees, root, tied),
+        {} if like else swept | {FACTOR: TREE_FACTORS},
+        like,
+        (SHORT if short else {}) | ({"relearn_trees": relearn} if relearn else {}),
+        **more,
+    )
 
 
 def _free(n_trees: int, root: int, **more: Any) -> dict[str, Any]:
     gate = "context" if n_trees > 1 else "uniform"
-    return {"head": "trees", "n_trees": n_trees, "root": root, "gate": gate} | more
+    own = {"head_option": ("node_vectors=free",)}
+    return {"head": "trees", "n_trees": n_trees, "root": root, "gate": gate, **own, **more}
+
+
+def _other(name: str, title: str, *, seeds: int = 1, **settings: Any) -> Contender:
+    tied, factors = settings.get("tied"), SOFTMAX_FACTORS if settings["head"] != "trees" else ()
+    swept = {RATE: RATES} if tied else {FACTOR: factors or TREE_FACTORS}
+    return Contender(name, title, COMMON | settings, swept, seeds=seeds)
 
 
 def _all() -> Iterator[Contender]:
-    factors = {FACTOR: TREE_FACTORS}
-
-    def flat(name: str, title: str, **settings: Any) -> Contender:
-        swept = {RATE: RATES} if settings.get("tied") else {FACTOR: SOFTMAX_FACTORS}
-        return Contender(name, title, COMMON | settings, swept)
-
-    def shared(n_trees: int, root: int, relearn: str = "", tied: bool = False) -> Contender:
-        return Contender(
-            leaves_name(n_trees, root, relearn, tied),
-            _leaves_title(n_trees, root, relearn, tied),
-            COMMON | leaves(n_trees, root, relearn, tied),
-            {RATE: RATES, **factors} if tied else factors,
-        )
-
-    first = [
-        flat("softmax", "softmax", head="softmax"),
-        shared(4, 256, "relearn-2"),
-        shared(4, 1024, "relearn-2"),
-        flat("softmax-tied", "softmax, tied", head="softmax", tied=True),
-        shared(4, 256, "relearn-2", tied=True),
-    ]
-    yield from first
-    adaptive = {"head": "adaptive"}
-    second = {
-        "adaptive-1024": ("adaptive softmax, 1,024 in the head", adaptive, "cutoffs=[1024]"),
-        "adaptive-2000": ("adaptive softmax, 2,000 and 6,000", adaptive, "cutoffs=[2000,6000]"),
-        "sampled": ("sampled softmax, 1,024 negatives", {"head": "sampled"}, "negatives=1024"),
-        "tree": ("one tree, C = 256, binary below", _free(1, 256), None),
-        "trees": ("4 trees, C = 256, binary below", _free(4, 256), None),
-        "two-levels-256": ("one tree, C = 256, two levels", _free(1, 256, levels=2), None),
-        "two-levels-1024": ("one tree, C = 1,024, two levels", _free(1, 1024, levels=2), None),
-    }
-    for name, (title, settings, option) in second.items():
-        options = {"head_option": (option,)} if option else {}
-        yield Contender(name, title, COMMON | settings | options, factors, group=1)
-    done = {contender.name for contender in first}
-    for tied in (False, True):
-        like = leaves_name(4, 256, "relearn-2", tied)
-        for relearn in RELEARNED:
-            for n_trees in TREES:
-                for root in CHILDREN:
-                    name = leaves_name(n_trees, root, relearn, tied)
-                    if name in done:
-                        continue
-                    title = _leaves_title(n_trees, root, relearn, tied)
-                    settings = COMMON | leaves(n_trees, root, relearn, tied)
-                    yield Contender(name, title, settings, like=like, seeds=1, group=2)
+    like = "leaves-4x256"
+    yield _other("softmax", "softmax", head="softmax", seeds=3)
+    yield _leaves(4, 256)
+    yield _leaves(4, 256, relearn=(2,), like=like, seeds=1)
+    yield _leaves(4, 256, relearn=(2, 3), like=like, seeds=1)
+    yield _leaves(4, 1024, like=like, seeds=1)
+    yield _leaves(4, 1024, relearn=(2,), like=like, seeds=1)
+    three = _leaves(4, 256, like=like, seeds=1)
+    yield replace(
+        three,
+        name="leaves-4x256-three-levels",
+        title=f"{three.title}, three levels, G = 16",
+        settings=three.settings | {"levels": 3, "leaf": 16},
+    )
+    yield _leaves(1, 256, like=like, seeds=1)
+    one = "cutoffs=[1024]"
+    yield _other(
+        "adaptive", "adaptive softmax, 1,024 in the head", head="adaptive", head_option=(one,)
+    )
+    negatives = "negatives=1024"
+    yield _other(
+        "sampled", "sampled softmax, 1,024 negatives", head="sampled", head_option=(negatives,)
+    )
+    yield _other("tree", "one tree, C = 256, binary below", **_free(1, 256, leaf=1))
+    yield _other("trees", "4 trees, C = 256, binary below", **_free(4, 256, leaf=1))
+    yield _other("two-levels", "one tree, C = 256, two levels", **_free(1, 256, levels=2))
+    yield replace(_other("softmax-tied", "softmax, tied", head="softmax", tied=True), group=TIED)
+    yield _leaves(4, 256, tied=True, seeds=1, group=TIED)
+    tied = "leaves-4x256-tied"
+    yield _leaves(4, 1024, tied=True, like=tied, seeds=1, group=TIED)
+    for n_trees in TREES:
+        for root in CHILDREN:
+            yield _leaves(n_trees, root, like=like, short=True, seeds=1, group=SHAPE)
 
 
 CONTENDERS: Sequence[Contender] = tuple(_all())

@@ -19,11 +19,18 @@ class Result:
         contender: the contender.
         settings: their settings.
         runs: figures of each finished seed, at least one.
+        chosen: whether the sweeps are finished.
     """
 
     contender: Contender
     settings: Mapping[str, Any]
     runs: Sequence[Mapping[str, Any]]
+    chosen: bool = True
+
+    @property
+    def title(self) -> str:
+        """What it is; says so if the settings are only the best so far."""
+        return self.contender.title + ("" if self.chosen else " (sweep not finished)")
 
     def mean(self, figure: str) -> float | None:
         """Mean of a figure over the seeds; None if a run has none."""
@@ -44,17 +51,19 @@ class Result:
 
 
 def results(contenders: Sequence[Contender], records: Records) -> list[Result]:
-    """The contenders with at least one finished run after their sweeps, in order."""
+    """The contenders with at least one finished run, in order: after their sweeps, or with the best
+    value so far."""
     found = []
     for contender in contenders:
-        settings = state(contender, contenders, records).settings
+        at = state(contender, contenders, records)
+        settings = at.settings or at.so_far
         if settings is None:
             continue
         seeds = range(1, contender.seeds + 1)
         runs = [records.figures(settings, seed) for seed in seeds]
         finished = [run for run in runs if run is not None]
         if finished:
-            found.append(Result(contender, settings, finished))
+            found.append(Result(contender, settings, finished, at.settings is not None))
     return found
 
 

@@ -52,8 +52,12 @@ class Run:
     def name(self) -> str:
         """For a folder: the contender, the values of its sweeps, and the seed."""
         keys = [*self.contender.sweeps, *self.contender.final]
-        parts = [f"{key}={self.settings[key]:g}" for key in keys if key in self.settings]
+        parts = [f"{key}={_text(self.settings[key])}" for key in keys if key in self.settings]
         return "-".join([self.contender.name, *parts, f"seed={self.seed}"])
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else ",".join(map(str, value))
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,14 @@ class State:
         tried: for each sweep its values with their validation perplexities.
         missing: the next runs, empty if all are done; those of a sweep first.
         settings: of the final runs; None while a sweep goes on.
+        so_far: while the last sweep goes on, the settings with its best value so far, if its runs
+            are as long as the final ones.
     """
 
     tried: dict[str, dict[float, float]]
     missing: tuple[Run, ...]
     settings: Mapping[str, Any] | None
+    so_far: Mapping[str, Any] | None = None
 
 
 def state(contender: Contender, contenders: Sequence[Contender], records: Records) -> State:
@@ -93,20 +100,27 @@ def state(contender: Contender, contenders: Sequence[Contender], records: Record
             missing = [value for value in wanted if value not in tried[name]]
             if missing:
                 runs = tuple(Run(contender, settings | {name: v}, 1) for v in missing)
-                return State(tried, runs, None)
+                comparable = name == list(contender.sweeps)[-1] and not contender.final
+                if not tried[name] or not comparable:
+                    return State(tried, runs, None)
+                return State(tried, runs, None, settings | {name: _best(tried[name])})
             wanted = _beyond(tried[name], values)
-        settings[name] = min(tried[name], key=tried[name].__getitem__)
+        settings[name] = _best(tried[name])
     settings |= contender.final
     runs = (Run(contender, settings, seed) for seed in range(1, contender.seeds + 1))
     left = tuple(run for run in runs if records.figures(run.settings, run.seed) is None)
     return State(tried, left, settings)
 
 
+def _best(tried: Mapping[float, float]) -> float:
+    return min(tried, key=tried.__getitem__)
+
+
 def _beyond(tried: Mapping[float, float], values: Sequence[float]) -> list[float]:
     """The next value of a sweep if the best one is the smallest or the largest of several."""
     if len(values) == 1:
         return []
-    best = min(tried, key=tried.__getitem__)
+    best = _best(tried)
     if best == max(tried) and 2 * best <= LARGEST_SHARE * max(values):
         return [2 * best]
     if best == min(tried) and best / 2 >= SMALLEST_SHARE * min(values):
