@@ -140,8 +140,8 @@ class TrainConfig:
         None,
         "head",
         "trees: number of levels; 2: the root, then one softmax over the classes below each of its "
-        "children, 3: one more between them, over groups of --leaf classes (default: 2, 3 from "
-        "16,385 classes, or any number of binary nodes with --leaf)",
+        "children, 3: one more between them, over groups of --leaf classes (default: 2, 3 with "
+        "--sparse from 16,385 classes, or any number of binary nodes with --leaf)",
         choices=(2, 3),
     )
     gate: str = setting(

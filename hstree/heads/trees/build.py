@@ -45,17 +45,18 @@ def ensemble_shape(
 
 
 def shape_below(
-    n_classes: int, root: int, leaf: int | None, levels: int | None
+    n_classes: int, root: int, leaf: int | None, levels: int | None, sparse: bool = False
 ) -> tuple[int, int | None]:
     """Size of the leaf groups G and number of levels of trees with a root of this width, with
-    defaults for None.
+    defaults for None: binary nodes if ``leaf`` is given or the root is binary, otherwise two
+    levels.
 
-    Trees have two levels up to TWO_LEVEL_CLASSES classes. Beyond that, the batches of a training
-    step would reach almost all rows of the output embedding, because the clusters of rare classes
-    are large: three levels. Binary nodes if ``leaf`` is given or the root is binary.
+    With row-sparse gradients and more than TWO_LEVEL_CLASSES classes, three levels: below two, a
+    batch reaches almost all rows of the output embedding, because clusters of rare classes are
+    large.
     """
     if leaf is None and levels is None and root > 2:
-        levels = 2 if n_classes <= TWO_LEVEL_CLASSES else 3
+        levels = 3 if sparse and n_classes > TWO_LEVEL_CLASSES else 2
     if leaf is None:
         leaf = GROUP if levels == 3 else 1
     return leaf, levels

@@ -30,13 +30,16 @@ class Constructors(EnsembleState):
     """Constructors of :class:`hstree.heads.TreeEnsemble` that also build its trees.
 
     Default shape: up to V = 1,024 classes, one node over all classes. It is a softmax, and costs no
-    more than four roots of 256 children. Beyond that, T = 4 trees (``n_trees``) whose roots have
-    C = 256 children (``root``) or, from V = 65,537, the smallest power of two that is at least the
-    square root of V. Up to V = 16,384 each of these clusters is one softmax over its classes. From
-    there on, it is one over groups of at most G = 16 classes, and each group one over its classes.
-    A step then scores far fewer than V vectors, whatever the number of features. The classes share
-    one output embedding in all trees, ``node_vectors="leaves"``. The measurements are in
+    more than four roots of 256 children. Beyond that, T = 4 trees (``n_trees``) of two levels: a
+    root with C = 256 children (``root``) or, from V = 65,537, the smallest power of two that is at
+    least the square root of V, and below each of them one softmax over its classes. The classes
+    share one output embedding in all trees, ``node_vectors="leaves"``. The measurements are in
     ``trees-study.md`` of the benchmark results.
+
+    With ``sparse=True`` and more than 16,384 classes the trees have three levels: below the root a
+    softmax over groups of at most G = 16 classes, then one over the classes of a group. Otherwise
+    the row-sparse gradient would have almost all rows, because clusters of rare classes are large.
+    This is three to four times faster, and costs 2% in perplexity on Penn Treebank.
     """
 
     if TYPE_CHECKING:
@@ -74,8 +77,8 @@ class Constructors(EnsembleState):
             leaf: size of the leaf groups, G of :meth:`hstree.trees.Tree.collapse`; None: 16 with
                 three levels, otherwise 1.
             levels: number of levels of :meth:`hstree.trees.Tree.collapse`, 2 or 3; None: 2, or 3
-                from V = 16,385. If ``leaf`` is given or the root is binary, None is any number of
-                binary nodes between the root and the leaf groups.
+                from V = 16,385 with ``sparse=True``. If ``leaf`` is given or the root is binary,
+                None is any number of binary nodes between the root and the leaf groups.
             seed: seed of the trees and of the feature subsets.
             **options: further arguments of the head. ``node_vectors`` is ``"leaves"`` for trees of
                 two or three levels, otherwise ``"free"``.
@@ -96,7 +99,7 @@ class Constructors(EnsembleState):
         frequencies = check_frequencies(counts, name="counts")
         n_classes = len(frequencies)
         n_trees, root = ensemble_shape(n_classes, n_trees, root)
-        leaf, levels = shape_below(n_classes, root, leaf, levels)
+        leaf, levels = shape_below(n_classes, root, leaf, levels, bool(options.get("sparse")))
         options.setdefault("node_vectors", usual_vectors(n_classes, root, levels))
         trees = several_trees(
             recipe, n_classes, frequencies, None, n_trees, seed, root, leaf, levels
@@ -179,7 +182,7 @@ class Constructors(EnsembleState):
         if tied and embedding is None:
             raise ValueError("tied: expected an embedding to tie to, got None")
         n_trees, root = ensemble_shape(n_classes, n_trees, root)
-        leaf, levels = shape_below(n_classes, root, leaf, levels)
+        leaf, levels = shape_below(n_classes, root, leaf, levels, bool(options.get("sparse")))
         options.setdefault("node_vectors", usual_vectors(n_classes, root, levels, tied))
         trees = corpus_trees(
             statistics, n_classes, n_trees, recipe, seed, root, leaf, levels, contexts, tree_options

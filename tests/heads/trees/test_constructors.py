@@ -140,9 +140,12 @@ def test_default_below_the_root(
         assert {tree.height for tree in head.trees} == {height}
 
 
-@pytest.mark.parametrize(("n_classes", "height"), [(16_384, 2), (16_385, 3)])
-def test_default_number_of_levels(n_classes: int, height: int) -> None:
-    head = from_counts(n_classes, n_trees=1)
+@pytest.mark.parametrize(
+    ("n_classes", "sparse", "height"), [(16_384, True, 2), (16_385, True, 3), (16_385, False, 2)]
+)
+def test_default_number_of_levels(n_classes: int, sparse: bool, height: int) -> None:
+    """Row-sparse gradients of two levels would have almost all rows."""
+    head = from_counts(n_classes, n_trees=1, sparse=sparse)
     assert head.trees[0].height == height
     assert head.node_vectors == "leaves"
     assert height == 2 or head.layout.max_group == 16
