@@ -96,6 +96,12 @@ TRAINING: dict[str, Build] = {
     "one tree, sparse, hstree.optim.AdamW": partial(
         _head, make=partial(TreeEnsemble.from_counts, n_trees=1, sparse=True), optimizer=AdamW
     ),
+    "binary trees, sparse, hstree.optim.AdamW": partial(
+        _head, make=partial(TreeEnsemble.from_counts, leaf=1, sparse=True), optimizer=AdamW
+    ),
+    "trees of two levels, sparse, hstree.optim.AdamW": partial(
+        _head, make=partial(TreeEnsemble.from_counts, levels=2, sparse=True), optimizer=AdamW
+    ),
     "trees, sparse, hstree.optim.AdamW": partial(
         _head, make=partial(TreeEnsemble.from_counts, sparse=True), optimizer=AdamW
     ),

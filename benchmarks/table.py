@@ -52,9 +52,10 @@ compared. V is the number of classes, N the rows of a step, D the features."""
 TRAINING = """\
 Forward, backward and optimizer of an output layer, as multiples of the last row. Trees:
 `from_counts`, that is Huffman trees whose leaves share one output embedding, with a root of C = 256
-children, or 512 from V = 65,537; two levels, or three from V = 16,385. Classes are drawn from
-Zipf's law. Adaptive softmax: default cutoffs, 2,000 and 10,000. Peak extra memory is that of a
-first step: gradients and the optimizer's state included, parameters and inputs not."""
+children, or 512 from V = 65,537; two levels, or three if sparse, from V = 16,385. Binary trees:
+`leaf=1`. Classes are drawn from Zipf's law. Adaptive softmax: default cutoffs, 2,000 and 10,000.
+Peak extra memory is that of a first step: gradients and the optimizer's state included, parameters
+and inputs not."""
 
 HEADS = """\
 Time and memory are those of one training step without the optimizer, as multiples of those of

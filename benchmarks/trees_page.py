@@ -279,7 +279,7 @@ def _cost_picture(found: Sequence[Result]) -> bytes:
                     label=f"{family}, tied" if tied else family,
                 )
     axes[0].set(xscale="log", xlabel="rows scored for each word", ylabel="validation perplexity")
-    axes[1].set(xscale="log", xlabel="parameters of the head, millions")
+    axes[1].set(xlabel="parameters of the head, millions")
     for panel in axes:
         panel.grid(alpha=0.3)
     handles = axes[0].get_legend_handles_labels()
