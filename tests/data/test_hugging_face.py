@@ -23,7 +23,6 @@ ROWS = {
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hugging-face")))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the packages that it imports

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import os
 import pickle
 import sys
 import warnings
@@ -23,7 +22,6 @@ from hstree.heads import AdaptiveSoftmax, Head, MixtureOfSoftmaxes, Softmax, Tre
 from hstree.optim import AdamW, clip_grad_norm_
 from hstree.trees import build_ensemble
 
-os.environ["HF_HUB_OFFLINE"] = "1"
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what the packages import
     import accelerate  # noqa: F401

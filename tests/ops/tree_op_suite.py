@@ -251,7 +251,10 @@ class TreeOpSuite:
         torch.library.opcheck(self.op.operator, batch.arguments())
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
-    def test_compile(self, device: torch.device) -> None:
+    @pytest.mark.parametrize(
+        "backend", ["aot_eager", pytest.param(BACKEND, marks=pytest.mark.slow)]
+    )
+    def test_compile(self, device: torch.device, backend: str) -> None:
         """Forward and backward, for batches of two sizes."""
         torch._dynamo.reset()
 
@@ -265,7 +268,7 @@ class TreeOpSuite:
             function(*leaves, batch).backward()
             return [leaf.grad for leaf in leaves]
 
-        compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend=BACKEND)
+        compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend=backend)
         for rows in (29, 41):
             for got, expected in zip(run(compiled, rows), run(loss, rows), strict=True):
                 torch.testing.assert_close(got, expected)

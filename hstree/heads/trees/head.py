@@ -74,12 +74,12 @@ class TreeEnsemble(Relearning, Constructors):
             its own.
         frequencies: class counts [V] that initialize the biases (log-odds); None: all equal.
         sparse: whether the vectors of binary nodes and of wide nodes below the root, and E with
-            ``"leaves"``, have row-sparse gradients, as with ``torch.nn.Embedding(sparse=True)``.
-            The cost of a step is then independent of V. Requires :class:`hstree.optim.AdamW`, or
-            SGD or Adagrad without weight decay; on several ranks use :mod:`hstree.distributed`. Off
-            by default, because torch's AdamW, torch.compile and the trainers of other libraries
-            accept only dense gradients. With dense gradients a training step takes 10 times as long
-            at V = 100,000.
+            ``"leaves"``, have row-sparse gradients, as with ``torch.nn.Embedding(sparse=True)``. A
+            step then costs what the rows that a batch visits cost: few in binary trees and in
+            groups of few classes, almost all of E in trees of two levels with many classes.
+            Requires :class:`hstree.optim.AdamW`, or SGD or Adagrad without weight decay; on several
+            ranks use :mod:`hstree.distributed`. Off by default, because torch's AdamW,
+            torch.compile and the trainers of other libraries accept only dense gradients.
         seed: seed of the feature subsets.
         **options: further arguments of :class:`Head`.
 
