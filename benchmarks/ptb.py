@@ -26,9 +26,8 @@ from statistics import median
 from typing import Any
 
 import torch
-from matplotlib.ticker import FixedLocator, NullLocator
 
-from hstree._figures import line_style, new_figure
+from benchmarks.plot import perplexity_over_time
 from hstree._figures import picture as rendered
 from hstree.data import load_corpus
 from hstree.laboratory import compare, to_markdown, validation_curves
@@ -276,21 +275,13 @@ def speed_text(found: dict[str, dict[str, float]], heads: Iterable[str], picture
 
 def time_curves(runs: dict[str, RunFigures], found: dict[str, dict[str, float]]) -> bytes:
     """A PNG of validation perplexity against minutes of training with one thread."""
-    figure = new_figure(7, 3.6)
-    axes = figure.subplots()
+    curves = []
     for number, (head, run) in enumerate(runs.items()):
         seconds = COMMON["batch_size"] * COMMON["bptt"] / found[head]["1"]
         minutes = [epoch.step * seconds / 60 for epoch in run.epochs]
         perplexities = [epoch.valid_perplexity for epoch in run.epochs]
-        axes.plot(minutes, perplexities, marker="o", label=TITLES[head], **line_style(number))
-    axes.set(yscale="log", xlim=(0, None), xlabel="minutes of training, one CPU thread")
-    axes.set_ylabel("validation perplexity (log scale)")
-    axes.yaxis.set_major_locator(FixedLocator([100, 110, 120, 130, 140, 150, 160, 180, 200]))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    return rendered(figure)
+        curves.append((number, TITLES[head], minutes, perplexities))
+    return perplexity_over_time(curves)
 
 
 # The page

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from matplotlib.ticker import FixedLocator, NullLocator
-
+from benchmarks.plot import perplexity_over_time
 from benchmarks.studies.page import Result, results, row, sweep_rows, table
 from benchmarks.studies.plan import Contender
 from benchmarks.studies.records import Records, made_on
@@ -235,28 +234,18 @@ def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, byt
     found = [result for result in found if "epochs" not in result.contender.final]
     if not found:
         return {}
-    times = _time_picture(_timed(found))
-    return {PICTURE: _cost_picture(found)} | ({TIMES: times} if times else {})
+    timed = _timed(found)
+    return {PICTURE: _cost_picture(found)} | ({TIMES: _time_picture(timed)} if timed else {})
 
 
-def _time_picture(timed: Sequence[Result]) -> bytes | None:
-    if not timed:
-        return None
-    figure = new_figure(7, 3.6)
-    axes = figure.subplots()
+def _time_picture(timed: Sequence[Result]) -> bytes:
+    curves = []
     for result in timed:
-        epochs, seconds = result.runs[0]["epochs"], result.runs[0]["epoch_seconds"]
-        minutes = [seconds * (n + 1) / 60 for n in range(len(epochs))]
-        style = line_style(TIMED.index(result.contender.name))
-        axes.plot(minutes, epochs, marker="o", label=result.title, **style)
-    axes.set(yscale="log", xlim=(0, None), xlabel="minutes of training, one CPU thread")
-    axes.set_ylabel("validation perplexity (log scale)")
-    axes.yaxis.set_major_locator(FixedLocator([100, 110, 120, 130, 140, 150, 160, 180, 200]))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    return rendered(figure)
+        perplexities, seconds = result.runs[0]["epochs"], result.runs[0]["epoch_seconds"]
+        minutes = [seconds * (n + 1) / 60 for n in range(len(perplexities))]
+        number = TIMED.index(result.contender.name)
+        curves.append((number, result.title, minutes, perplexities))
+    return perplexity_over_time(curves)
 
 
 def _cost_picture(found: Sequence[Result]) -> bytes:

@@ -101,8 +101,8 @@ def _free(n_trees: int, root: int, **more: Any) -> dict[str, Any]:
 
 
 def _other(name: str, title: str, *, seeds: int = 1, **settings: Any) -> Contender:
-    tied, factors = settings.get("tied"), SOFTMAX_FACTORS if settings["head"] != "trees" else ()
-    swept = {RATE: RATES} if tied else {FACTOR: factors or TREE_FACTORS}
+    factors = TREE_FACTORS if settings["head"] == "trees" else SOFTMAX_FACTORS
+    swept = {RATE: RATES} if settings.get("tied") else {FACTOR: factors}
     return Contender(name, title, COMMON | settings, swept, seeds=seeds)
 
 

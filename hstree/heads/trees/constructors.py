@@ -39,7 +39,7 @@ class Constructors(EnsembleState):
     With ``sparse=True`` and more than 16,384 classes the trees have three levels: below the root a
     softmax over groups of at most G = 16 classes, then one over the classes of a group. Otherwise
     the row-sparse gradient would have almost all rows, because clusters of rare classes are large.
-    This is three to four times faster, and costs 2% in perplexity on Penn Treebank.
+    This is three times as fast (``cpu.md``), and costs 2% in perplexity on Penn Treebank.
     """
 
     if TYPE_CHECKING:
