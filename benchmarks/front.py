@@ -62,7 +62,8 @@ def front_table(speed: dict[str, Any], perplexity: dict[str, float]) -> str:
         f"{last.rows} rows of {last.features} features, one core) as a multiple of the first "
         f"row's, whose steps take {unit}. Trees have two levels; with `sparse=True` and more than "
         f"16,384 classes three, which costs {_cost(perplexity)} in perplexity. "
-        "Memory: what the first step adds to the process, gradients and optimizer state included, parameters not. Test perplexity: "
+        "Memory: what the first step adds to the process, gradients and optimizer state included, "
+        "parameters not. Test perplexity: "
         "Penn Treebank, V = 10,000, five epochs of a small LSTM, one seed, not converged. "
         f"{sources(there)}",
     ]
