@@ -43,7 +43,7 @@ TRAINING: dict[str, Any] = {
 }
 ELSEWHERE = {"device": "cpu", "threads": 1}
 FACTOR = "head_learning_rate_factor"
-TRIED_SECONDS, SECONDS, POINTS = 100, 600, 8
+TRIED_SECONDS, SECONDS, POINTS = 60, 400, 8
 """CPU seconds of a run that tries a rate, those of the others, and points of each curve."""
 VALID_TOKENS = 10_000
 MEMORY_STEPS = 3
@@ -57,42 +57,20 @@ def _contender(name: str, title: str, **settings: Any) -> Contender:
 
 
 def _all() -> Iterator[Contender]:
-    leaves = {"head": "trees", "levels": 2, "sparse": True, "gate": "context"}
-    option = ("node_vectors=leaves",)
+    trees = {"head": "trees", "n_trees": 4, "root": 512, "sparse": True, "gate": "context"}
     yield _contender("softmax", "softmax", head="softmax")
-    yield _contender("adaptive", "adaptive softmax", head="adaptive")
     yield _contender(
         "sampled",
         "sampled softmax, 1,024 negatives",
         head="sampled",
         head_option=("negatives=1024", "sparse=true"),
     )
+    yield _contender("adaptive", "adaptive softmax", head="adaptive")
     yield _contender(
-        "trees",
-        "4 trees, C = 512, binary below",
-        head="trees",
-        n_trees=4,
-        root=512,
-        leaf=1,
-        sparse=True,
-        gate="context",
+        "three-levels", "4 trees, C = 512, shared leaves, three levels", levels=3, leaf=16, **trees
     )
-    yield _contender(
-        "leaves",
-        "4 trees, C = 512, shared leaves",
-        n_trees=4,
-        root=512,
-        head_option=option,
-        **leaves,
-    )
-    yield _contender(
-        "leaves-1024",
-        "4 trees, C = 1,024, shared leaves",
-        n_trees=4,
-        root=1024,
-        head_option=option,
-        **leaves,
-    )
+    yield _contender("two-levels", "4 trees, C = 512, shared leaves", levels=2, **trees)
+    yield _contender("binary", "4 trees, C = 512, binary below", leaf=1, **trees)
 
 
 CONTENDERS: Sequence[Contender] = tuple(_all())

@@ -110,10 +110,10 @@ def _all() -> Iterator[Contender]:
     like = "leaves-4x256"
     yield _other("softmax", "softmax", head="softmax", seeds=3)
     yield _leaves(4, 256)
-    yield _leaves(4, 256, relearn=(2,), like=like, seeds=1)
+    yield _leaves(4, 256, relearn=(2,), like=like)
     yield _leaves(4, 256, relearn=(2, 3), like=like, seeds=1)
     yield _leaves(4, 1024, like=like, seeds=1)
-    yield _leaves(4, 1024, relearn=(2,), like=like, seeds=1)
+    yield _leaves(4, 1024, relearn=(2,), like=like)
     three = _leaves(4, 256, like=like, seeds=1)
     yield replace(
         three,
