@@ -1,0 +1,73 @@
+// The arguments that tree_topk, sample and candidate_log_prob share: a mixture of trees with its vectors.
+#pragma once
+
+#include <optional>
+
+#include "cpu/mixture_row.h"
+#include "ops/tensor.h"
+
+namespace hstree {
+
+#define HSTREE_TREE_VECTORS_SCHEMA                                                        \
+  "Tensor hidden, Tensor? weight, Tensor? bias, Tensor? wide_weight, Tensor? wide_bias, " \
+  "Tensor? leaf_weight, Tensor? leaf_bias, Tensor? root_log_prob, Tensor log_gate, "      \
+  "Tensor? feature_index, Tensor node, Tensor edge, Tensor leaf_edge"
+
+// Checked, contiguous tensors. The weight and bias of each block of nodes, of the classes in leaf groups last.
+struct TreeTensors {
+  const char* op;
+  ScalarType type;
+  Dtype sums;
+  Tensor hidden;
+  std::optional<Tensor> weight[3], bias[3];
+  std::optional<Tensor> root_log_prob;
+  Tensor log_gate;
+  std::optional<Tensor> feature_index;
+  Tensor node, edge, leaf_edge;
+
+  int64_t rows() const { return hidden.size(0); }
+  int64_t trees() const { return log_gate.size(1); }
+  int64_t classes() const { return leaf_edge.size(1); }
+  int64_t features() const { return feature_index ? feature_index->size(1) : hidden.size(1); }
+  int64_t weight_rows(int block) const { return weight[block] ? weight[block]->size(1) : 0; }
+};
+
+// Throws std::runtime_error for a wrong shape, dtype or device.
+TreeTensors tree_tensors(const char* op, const Tensor& hidden, const std::optional<Tensor>& weight,
+                         const std::optional<Tensor>& bias, const std::optional<Tensor>& wide_weight,
+                         const std::optional<Tensor>& wide_bias, const std::optional<Tensor>& leaf_weight,
+                         const std::optional<Tensor>& leaf_bias, const std::optional<Tensor>& root_log_prob,
+                         const Tensor& log_gate, const std::optional<Tensor>& feature_index,
+                         const Tensor& node, const Tensor& edge, const Tensor& leaf_edge);
+
+template <typename T>
+cpu::TreeVectors<T> tree_vectors(const TreeTensors& tensors, double sharpness = 1) {
+  using A = cpu::accumulate_t<T>;
+  const auto at = [](const std::optional<Tensor>& tensor) {
+    return tensor ? const_data<T>(*tensor) : nullptr;
+  };
+  return {tensors.op,
+          const_data<T>(tensors.hidden),
+          {at(tensors.weight[0]), at(tensors.weight[1])},
+          {at(tensors.bias[0]), at(tensors.bias[1])},
+          {tensors.weight_rows(0), tensors.weight_rows(1)},
+          at(tensors.weight[2]),
+          at(tensors.bias[2]),
+          tensors.root_log_prob ? const_data<A>(*tensors.root_log_prob) : nullptr,
+          tensors.root_log_prob ? tensors.root_log_prob->size(2) : 0,
+          const_data<A>(tensors.log_gate),
+          tensors.feature_index ? const_data<int32_t>(*tensors.feature_index) : nullptr,
+          const_data<cpu::TreeNode>(tensors.node),
+          const_data<cpu::TreeEdge>(tensors.edge),
+          const_data<int32_t>(tensors.leaf_edge),
+          tensors.rows(),
+          tensors.hidden.size(1),
+          tensors.trees(),
+          tensors.features(),
+          tensors.node.size(1),
+          tensors.edge.size(1),
+          tensors.classes(),
+          static_cast<A>(sharpness)};
+}
+
+}  // namespace hstree
