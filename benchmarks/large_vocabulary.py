@@ -71,12 +71,11 @@ def _all() -> Iterator[Contender]:
     )
     yield _contender("adaptive", "adaptive softmax", factors=(2.0, 4.0), head="adaptive")
     title = "4 trees, C = 512, shared leaves"
-    yield _contender(
-        like, f"{title}, three levels", factors=(4.0, 8.0), levels=3, leaf=16, **trees
-    )
+    yield _contender(like, f"{title}, three levels", factors=(4.0, 8.0), levels=3, leaf=16, **trees)
     yield _contender("two-levels", title, like=like, levels=2, **trees)
     yield _contender("binary", "4 trees, C = 512, binary below", like=like, leaf=1, **trees)
     yield _contender("softmax", "softmax", head="softmax")
+
 
 CONTENDERS: Sequence[Contender] = tuple(_all())
 STUDY = Study("large-vocabulary", CONTENDERS, page, pictures)

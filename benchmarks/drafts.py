@@ -1,0 +1,361 @@
+"""Draft heads of a softmax: how often their words are accepted, and how long a draw takes.
+
+    hstree train --data ptb/ --run runs/softmax --head softmax --embedding-size 200 \\
+        --hidden-size 200 --layers 1 --epochs 2 --optimizer adamw --learning-rate 0.002 ...
+    python -m benchmarks.drafts runs/softmax --data ptb/
+
+All drafts read the hidden states of the trained model: the softmax over a part of the vocabulary,
+a softmax of lower rank, and trees whose leaves are the rows of the softmax. Low rank and trees are
+fitted to the softmax on hidden states of the training text; acceptance is measured on those of the
+validation text. Larger vocabularies have random weights, for time alone. One thread; every time is
+a share of that of the softmax's product W h in the same process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from hstree.decoding import expected_acceptance
+from torch import Tensor, nn
+
+from benchmarks.drafts_page import page, picture
+from benchmarks.ptb import cpu_name
+from hstree._files import write_atomic
+from hstree.heads import Softmax, TreeEnsemble
+from hstree.models.stream import read_stream
+from hstree.runs import load_run
+from hstree.trees import ContextMeans, build_ensemble
+
+FITTED, EVALUATED = 150_000, 20_000
+"""Hidden states of the training and of the validation text."""
+EPOCHS, BATCH = 3, 1024
+RANDOM_SIZES = ((33_000, 512), (128_000, 512))
+"""V and D of softmaxes with random weights."""
+ROOTS = (64, 256, 1024)
+WORDS = (1, 2, 3, 4, 5, 6, 8)
+"""Words that are drafted before a verification."""
+ROWS = (1, 8)
+REPEATS = 40
+RESULTS = Path(__file__).parent / "results"
+
+
+class Drawing(Protocol):
+    """What the drafts have in common."""
+
+    def log_prob(self, hidden: Tensor) -> Tensor: ...
+    def draw(self, hidden: Tensor) -> object: ...
+    def top(self, hidden: Tensor) -> object: ...
+
+
+class Flat(nn.Module):
+    """A softmax over some of the classes; ``down`` [r, D], if given, precedes it."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor,
+        n_classes: int,
+        *,
+        kept: Tensor | None = None,
+        down: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+        self.down = None if down is None else nn.Parameter(down.clone())
+        self.kept, self.n_classes = kept, n_classes
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        hidden = hidden if self.down is None else F.linear(hidden, self.down)
+        return F.linear(hidden, self.weight, self.bias)
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        log_prob = self.scores(hidden).log_softmax(1)
+        if self.kept is None:
+            return log_prob
+        out = log_prob.new_full((len(hidden), self.n_classes), -torch.inf)
+        return out.index_copy(1, self.kept, log_prob)
+
+    def draw(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        log_prob = self.scores(hidden).log_softmax(1)
+        drawn = torch.multinomial(log_prob.exp(), 1)
+        classes = drawn if self.kept is None else self.kept[drawn]
+        return classes, log_prob.gather(1, drawn)
+
+    def top(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        values, classes = self.scores(hidden).log_softmax(1).topk(10)
+        return values, classes if self.kept is None else self.kept[classes]
+
+
+class Trees:
+    """A :class:`hstree.TreeEnsemble`."""
+
+    def __init__(self, head: TreeEnsemble) -> None:
+        self.head = head
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        return self.head.log_prob(hidden)
+
+    def draw(self, hidden: Tensor) -> object:
+        return self.head.sample(hidden, return_log_prob=True)
+
+    def top(self, hidden: Tensor) -> object:
+        return self.head.topk(hidden, 10)
+
+
+@dataclass
+class Figures:
+    """Of a draft; times as shares of the softmax's product with as many rows.
+
+    Attributes:
+        name: what it is.
+        rows: rows of D numbers that a draw scores, mean over the words of the text.
+        draw: time of a draw with its log-probability, by number of contexts.
+        top: time of the ten most probable words.
+        acceptance: mean over contexts of sum_y min(p, q).
+        divergence: mean of KL(p || q), in nats; infinite for a part of the vocabulary.
+        words, gain: number of drafted words with the largest expected gain in time, and that gain.
+    """
+
+    name: str
+    rows: float
+    draw: dict[int, float] = field(default_factory=dict)
+    top: dict[int, float] = field(default_factory=dict)
+    acceptance: float | None = None
+    divergence: float | None = None
+    words: int | None = None
+    gain: float | None = None
+
+
+def seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+@torch.no_grad()
+def measure_times(
+    softmax: Flat, drafts: Sequence[tuple[Figures, Drawing]], hidden: Tensor
+) -> dict[str, dict[int, float]]:
+    """Fill in the times, medians of calls that take turns. Returns those of the softmax itself as
+    shares of its product: of a draw, and of log-probabilities that verify n rows."""
+    own: dict[str, dict[int, float]] = {"draw": {}, "top": {}, "verify": {}}
+    for n in ROWS:
+        rows = hidden[:n]
+        calls = {"product": lambda rows=rows: F.linear(rows, softmax.weight, softmax.bias)}
+        calls |= {"draw": lambda rows=rows: softmax.draw(rows)}
+        calls |= {"top": lambda rows=rows: softmax.top(rows)}
+        for place, (_, draft) in enumerate(drafts):
+            calls[f"draw {place}"] = lambda rows=rows, draft=draft: draft.draw(rows)
+            calls[f"top {place}"] = lambda rows=rows, draft=draft: draft.top(rows)
+        found = _medians(calls)
+        own["draw"][n], own["top"][n] = found["draw"], found["top"]
+        for place, (figures, _) in enumerate(drafts):
+            figures.draw[n], figures.top[n] = found[f"draw {place}"], found[f"top {place}"]
+    one = hidden[:1]
+    verify = {"product": lambda: F.linear(one, softmax.weight, softmax.bias)}
+    for n in {words + 1 for words in WORDS}:
+        verify[str(n)] = lambda n=n: softmax.scores(hidden[:n]).log_softmax(1)
+    own["verify"] = {int(n): t for n, t in _medians(verify).items() if n != "product"}
+    return own
+
+
+def _medians(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Median times as shares of that of ``product``."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(REPEATS + 2):
+        for name, call in calls.items():
+            spent = seconds(call)
+            if turn > 1:
+                times[name].append(spent)
+    product = statistics.median(times["product"])
+    return {name: statistics.median(of) / product for name, of in times.items()}
+
+
+def best_gain(figures: Figures, own: dict[str, dict[int, float]]) -> None:
+    """Expected words of a round over its time, beside one draw of the softmax for every word: k
+    draws of the draft and one pass of the softmax over k + 1 rows give
+    (1 - a^(k + 1)) / (1 - a) words for the acceptance a (Leviathan et al., ICML 2023)."""
+    assert figures.acceptance is not None
+    a, gains = min(figures.acceptance, 1 - 1e-9), {}
+    for k in WORDS:
+        words = (1 - a ** (k + 1)) / (1 - a)
+        gains[k] = words * own["draw"][1] / (k * figures.draw[1] + own["verify"][k + 1])
+    figures.words = max(gains, key=gains.__getitem__)
+    figures.gain = gains[figures.words]
+
+
+def low_rank(softmax: Flat, hidden: Tensor, rank: int) -> Flat:
+    """The best one of this rank for the scores of the hidden states, then fitted to the softmax's
+    distribution by Adam."""
+    weight, bias = softmax.weight.detach(), softmax.bias.detach()
+    covariance = hidden.t() @ hidden / len(hidden)
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors * values.clamp(min=1e-8).sqrt()
+    left, singular, right = torch.linalg.svd(weight @ root, full_matrices=False)
+    down = right[:rank] @ torch.linalg.inv(root)
+    draft = Flat(left[:, :rank] * singular[:rank], bias, len(weight), down=down)
+    optimizer = torch.optim.Adam(draft.parameters(), 1e-3)
+    steps = EPOCHS * -(-len(hidden) // BATCH)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(hidden)).split(BATCH):
+            with torch.no_grad():
+                target = softmax.scores(hidden[rows]).softmax(1)
+            loss = -(target * draft.log_prob(hidden[rows])).sum(1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    return draft
+
+
+def rows_scored(head: TreeEnsemble, share: Tensor) -> float:
+    """Mean number of vectors that a draw scores: on the path of its word in all trees."""
+    total = 0.0
+    for tree in head.trees:
+        edges = tree.edges()
+        width = np.zeros(tree.n_classes)
+        for place in np.flatnonzero(edges.child_node < 0):
+            width[tree.order[edges.begin[place]]] = tree.n_children[edges.node[place]]
+        total += tree.root_width + float(share.numpy() @ width)
+    return total
+
+
+@torch.no_grad()
+def agree(softmax: Flat, draft: Drawing, hidden: Tensor) -> tuple[float, float]:
+    acceptance, divergence = [], []
+    for rows in hidden.split(500):
+        p, q = softmax.log_prob(rows), draft.log_prob(rows)
+        acceptance.append(expected_acceptance(p, q))
+        divergence.append((p.exp() * (p - q)).sum(1))
+    return float(torch.cat(acceptance).mean()), float(torch.cat(divergence).mean())
+
+
+def trained(run: str, data: str) -> dict[str, Any]:
+    """The drafts of a trained softmax."""
+    loaded = load_run(run)
+    head = loaded.model.head
+    if type(head) is not Softmax:
+        raise SystemExit(f"{run}: expected a run with the head 'softmax', got {head.name!r}")
+    corpus, model = loaded.corpus(data), loaded.model
+    means = ContextMeans(head.n_classes, head.in_features)
+
+    @torch.no_grad()
+    def read(tokens: np.ndarray[Any, Any], n: int) -> Tensor:
+        states = torch.cat(list(read_stream(model, tokens[: n + 1])))
+        return states[:n]
+
+    train, valid = read(corpus.train, FITTED), read(corpus.valid, EVALUATED)
+    means.add(train, torch.from_numpy(corpus.train[1 : len(train) + 1].astype(np.int64)))
+    counts = torch.from_numpy(np.asarray(corpus.vocabulary.frequencies)).double()
+    share, order = counts / counts.sum(), counts.argsort(descending=True)
+    softmax = Flat(head.weight.detach(), head.bias.detach(), head.n_classes)
+    V, D = softmax.weight.shape
+    drafts: list[tuple[Figures, Drawing]] = []
+    for size in (V // 4, V // 10, 295):
+        kept = order[:size].sort().values
+        part = Flat(softmax.weight[kept], softmax.bias[kept], V, kept=kept)
+        drafts.append((Figures(f"the {size:,} most frequent words", size), part))
+    for part_of in (4, 8):
+        torch.manual_seed(0)
+        rank = D // part_of
+        draft = low_rank(softmax, train, rank)
+        drafts.append((Figures(f"rank D / {part_of}, distilled", rank + V / part_of), draft))
+        print(drafts[-1][0].name, agree(softmax, draft, valid), flush=True)
+    for n_trees, root in [*((1, root) for root in ROOTS), (4, 256)]:
+        tree = TreeEnsemble.from_linear(
+            head,
+            tied=True,
+            vectors=means.vectors(),
+            frequencies=means.count,
+            at=means.mean,
+            n_trees=n_trees,
+            root=root,
+        )
+        name = "tree" if n_trees == 1 else "trees"
+        title = f"{n_trees} {name}, C = {root:,}"
+        if n_trees == 1:
+            first = agree(softmax, Trees(tree), valid)
+            print(title, "first order", first, flush=True)
+        tree.fit_nodes(train, head, epochs=EPOCHS, batch_size=BATCH)
+        drafts.append((Figures(f"{title}, distilled", rows_scored(tree, share)), Trees(tree)))
+        if n_trees == 1:
+            drafts[-1][0].name += f" (first order {first[0]:.3f})"
+        print(drafts[-1][0].name, agree(softmax, Trees(tree), valid), flush=True)
+    own = measure_times(softmax, drafts, valid)
+    for figures, draft in drafts:
+        figures.acceptance, figures.divergence = agree(softmax, draft, valid)
+        best_gain(figures, own)
+    return _section(corpus.name, V, D, own, drafts)
+
+
+def random(n_classes: int, features: int) -> dict[str, Any]:
+    """The same drafts of a softmax with random weights, for time alone."""
+    torch.manual_seed(0)
+    linear = nn.Linear(features, n_classes)
+    softmax = Flat(linear.weight.detach(), linear.bias.detach(), n_classes)
+    counts = 1 / torch.arange(1, n_classes + 1).double()
+    drafts: list[tuple[Figures, Drawing]] = []
+    for size in (n_classes // 4, n_classes // 10):
+        kept = torch.arange(size)
+        part = Flat(softmax.weight[kept], softmax.bias[kept], n_classes, kept=kept)
+        drafts.append((Figures(f"the {size:,} most frequent words", size), part))
+    for part_of in (4, 8):
+        rank = features // part_of
+        draft = Flat(
+            torch.randn(n_classes, rank), softmax.bias, n_classes, down=torch.randn(rank, features)
+        )
+        drafts.append((Figures(f"rank D / {part_of}", rank + n_classes / part_of), draft))
+    for n_trees, root in ((1, 512), (1, 1024), (4, 512)):
+        trees = build_ensemble("random", n_classes, n_trees, root=root, levels=2)
+        head = TreeEnsemble.from_linear(linear, trees, tied=True)
+        name = f"{n_trees} {'tree' if n_trees == 1 else 'trees'}, C = {root:,}"
+        drafts.append((Figures(name, rows_scored(head, counts / counts.sum())), Trees(head)))
+    own = measure_times(softmax, drafts, torch.randn(16, features))
+    return _section("random weights", n_classes, features, own, drafts)
+
+
+def _section(
+    text: str,
+    n_classes: int,
+    features: int,
+    own: dict[str, dict[int, float]],
+    drafts: Sequence[tuple[Figures, Drawing]],
+) -> dict[str, Any]:
+    figures = [asdict(of) for of, _ in drafts]
+    return {"text": text, "V": n_classes, "D": features, "softmax": own, "drafts": figures}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", help="folder of a run with the head softmax")
+    parser.add_argument("--data", required=True, help="its text")
+    parser.add_argument("--save", type=Path, default=RESULTS / "drafts")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    sections = [trained(given.run, given.data), *(random(*size) for size in RANDOM_SIZES)]
+    made = (
+        f"{cpu_name()}, one thread, torch {torch.__version__}, Python "
+        f"{platform.python_version()}, {date.today()}"
+    )
+    record = json.loads(json.dumps({"made": made, "sections": sections}))  # keys as text
+    write_atomic(given.save.with_suffix(".json"), (json.dumps(record, indent=1) + "\n").encode())
+    write_atomic(given.save.with_suffix(".md"), page(record).encode())
+    write_atomic(given.save.with_suffix(".png"), picture(record))
+    print(page(record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The page and the picture of benchmarks.drafts, from its record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.studies.page import row, table
+from hstree._figures import line_style, new_figure
+from hstree._figures import picture as rendered
+
+TARGET = 30
+INTRODUCTION = """\
+# Draft heads of a softmax
+
+A draft head draws the next words from the hidden states of a model; the softmax of the model then
+accepts or replaces them, so that the words have exactly the model's distribution
+(`hstree.decoding.speculative`). Trees read the rows of the softmax itself at their leaves; only
+their roots were fitted to it. Times are medians, as shares of the time of the softmax's product W h
+with as many contexts N in the same process: *a draw* includes the word's log-probability. *Gain* is
+the expected number of words of a round over its time, beside a draw of the softmax for every word,
+for the best number of drafted words k; it counts the output layer alone.
+"""
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """The page in Markdown."""
+    lines = [INTRODUCTION]
+    for section in record["sections"]:
+        lines += _section(section)
+    lines += [
+        "## Made by",
+        "",
+        "    python -m benchmarks.drafts RUN --data ptb/",
+        "",
+        f"{record['made']}. All figures: [drafts.json](drafts.json).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _section(section: Mapping[str, Any]) -> list[str]:
+    trained = section["drafts"][0]["acceptance"] is not None
+    lines = [f"## V = {section['V']:,}, D = {section['D']}, {section['text']}", ""]
+    columns = ["draft", "rows scored"]
+    if trained:
+        columns += ["acceptance", "KL, nats", "gain", "k"]
+    columns += ["a draw, N = 1", "N = 8", "top 10, N = 1", "N = 8"]
+    own, rows = section["softmax"], []
+    times = [own["draw"]["1"], own["draw"]["8"], own["top"]["1"], own["top"]["8"]]
+    first = ["the softmax itself", f"{section['V']:,}", *(["1", "0", "1", ""] if trained else [])]
+    rows.append(row([*first, *map(_share, times)]))
+    for draft in section["drafts"]:
+        cells = [draft["name"], f"{draft['rows']:,.0f}"]
+        if trained:
+            finite = draft["divergence"] < 100
+            cells += [
+                f"{draft['acceptance']:.3f}",
+                f"{draft['divergence']:.3f}" if finite else "infinite",
+                f"{draft['gain']:.2f}",
+                str(draft["words"]),
+            ]
+        times = [draft[of][n] for of in ("draw", "top") for n in ("1", "8")]
+        rows.append(row([*cells, *map(_share, times)]))
+    lines += table(columns, rows)
+    if trained:
+        lines += ["![Expected acceptance against the time of a draw](drafts.png)", ""]
+    if section["V"] >= 128_000:
+        lines += _target(section["drafts"])
+    return lines
+
+
+def _share(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"1/{1 / value:.0f}"
+
+
+def _target(drafts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Whether a draw of trees takes at most 1/30 of the product."""
+    trees = [draft for draft in drafts if "tree" in draft["name"]]
+    worst = max(trees, key=lambda draft: max(draft["draw"].values()))
+    share = max(worst["draw"].values())
+    met = "met" if share <= 1 / TARGET else "not met"
+    return [
+        f"Target: a draw of trees takes at most 1/{TARGET} of the softmax's product at N = 1 and "
+        f"8. The slowest, {worst['name']}, takes {_share(share)}: {met}.",
+        "",
+    ]
+
+
+def picture(record: Mapping[str, Any]) -> bytes:
+    """Expected acceptance against the time of a draw, as PNG."""
+    figure = new_figure(6.5, 4)
+    axes = figure.subplots()
+    kinds = {"most frequent words": [], "rank": [], "1 tree": [], "4 trees": []}  # type: ignore[var-annotated]
+    for draft in record["sections"][0]["drafts"]:
+        kind = next(kind for kind in kinds if kind in draft["name"])
+        kinds[kind].append((draft["draw"]["1"], draft["acceptance"], draft["rows"]))
+    for number, (kind, points) in enumerate(kinds.items()):
+        points.sort()
+        x, y, rows = zip(*points, strict=True)
+        axes.plot(x, y, marker="o", label=kind, **line_style(number))
+        for place in zip(x, y, rows, strict=True):
+            axes.annotate(f"{place[2]:,.0f}", place[:2], xytext=(4, 4), textcoords="offset points")
+    axes.set(xscale="log", xlabel="time of a draw / time of the softmax's product, N = 1")
+    axes.set_ylabel("expected acceptance")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False, title="numbers: rows scored")
+    return rendered(figure)
