@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -60,9 +62,10 @@ def speculative(
     accepted, one word more is drawn from p.
 
     The words have the distribution of the model, whatever the draft: the same as those of
-    :func:`hstree.models.generate`, up to rounding. A draft close to the model makes it faster: the
-    softmax of k + 1 hidden vectors takes little longer than that of one, because most of that time
-    is spent reading its weights.
+    :func:`hstree.models.generate`, up to rounding. The draft decides only the speed. It pays if
+    the model's head takes most of the time, takes little longer for k + 1 hidden vectors than for
+    one, as a large softmax does whose weights are read from memory, and accepts most words. The
+    backbone also runs for words that are rejected.
 
     Args:
         model: language model with any head, set to evaluation mode.
@@ -118,30 +121,26 @@ def speculative(
     tokens = torch.tensor(prompt, device=device)[:, None].repeat(1, n_samples)
     state: State | None = None
     verifications = drafted = accepted = 0
-    task = Task("drawing words", n_words)
     rows = torch.arange(n_samples if n_words else 0, device=device)  # samples that are not finished
-    while len(rows):
-        most = min(k, n_words - 1 - int(length[rows].min()))
-        words = _draft(model, draft, tokens, state, most, temperature, generator)
-        log_p = _log_prob(head, words.hidden, temperature, avoid)
-
-        def log_q(step: Tensor, row: Tensor, hidden: Tensor = words.hidden) -> Tensor:
-            return _log_prob(draft, hidden[step, row], temperature)
-
-        count, last = verify(log_p, words.classes, words.log_prob, log_q, generator)
-        verifications += len(rows)
-        drafted += words.classes.numel()
-        accepted += int(count.sum())
-        steps = torch.arange(most + 1, device=device)
-        new = torch.cat([words.classes, last[None]]).T  # [B, most + 1]
-        new = torch.where(steps == count[:, None], last[:, None], new)
-        text[rows[:, None], length[rows, None] + steps] = new  # later words overwrite the rejected
-        length[rows] += count + 1
-        task.advance(min(int(length.min()), n_words) - task.done)
-        (left,) = (length[rows] < n_words).nonzero(as_tuple=True)
-        tokens, state = last[left][None], _state_after(words.states, count[left], left)
-        rows = rows[left]
-    task.close()
+    with closing(Task("drawing words", n_words)) as task:
+        while len(rows):
+            most = min(k, n_words - 1 - int(length[rows].min()))
+            words = _draft(model, draft, tokens, state, most, temperature, generator)
+            log_p = _log_prob(head, words.hidden, temperature, avoid)
+            log_q = partial(_log_prob_at, draft, words.hidden, temperature)
+            count, last = verify(log_p, words.classes, words.log_prob, log_q, generator)
+            verifications += len(rows)
+            drafted += words.classes.numel()
+            accepted += int(count.sum())
+            place = length[rows]  # rejected words are overwritten, by this word and the next draft
+            steps = torch.arange(most, device=device)
+            text[rows[:, None], place[:, None] + steps] = words.classes.T
+            text[rows, place + count] = last
+            length[rows] += count + 1
+            task.advance(min(int(length.min()), n_words) - task.done)
+            (left,) = (length[rows] < n_words).nonzero(as_tuple=True)
+            tokens, state = last[left][None], _state_after(words.states, count[left], left)
+            rows = rows[left]
     calls = max(verifications, 1)
     classes: list[list[int]] = text[:, :n_words].tolist()
     return SpeculativeOutput(classes, verifications, drafted / calls, accepted / calls)
@@ -238,6 +237,13 @@ def _log_prob(head: Head, hidden: Tensor, temperature: float, avoid: int | None 
     if avoid is None and temperature == 1.0:
         return log_prob
     return ((log_prob - log_prob.amax(-1, keepdim=True)) / temperature).log_softmax(-1)
+
+
+def _log_prob_at(
+    head: Head, hidden: Tensor, temperature: float, step: Tensor, row: Tensor
+) -> Tensor:
+    """:func:`_log_prob` [R, V] at R places of hidden [n, B, D]: both int64 [R]."""
+    return _log_prob(head, hidden[step, row], temperature)
 
 
 def _state_after(states: list[State], step: Tensor, row: Tensor) -> State:
