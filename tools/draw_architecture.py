@@ -13,7 +13,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 ROWS: list[dict[str, float]] = [
     {"cli": 1.5},
     {"laboratory": 1},
-    {"layers": 0, "training": 1, "evaluation": 2},
+    {"layers": 0, "training": 1, "evaluation": 2, "decoding": 3},
     {"runs": 1},
     {"integrations": 0, "models": 1.5, "distributed": 2.6},
     {"heads": 1.5, "optim": 2.6},

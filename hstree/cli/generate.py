@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hstree._arguments import count, positive, share
 from hstree._terminal import fold
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
 
+if TYPE_CHECKING:
+    from hstree.models import LanguageModel
+
 _DESCRIPTION = """\
 Generate text with a trained model. Each word is drawn given all words before it: by the head's own
 sampler, or from the probabilities of all words if --temperature, --top-k or --top-p is given. <unk>
 is never drawn. For a run with --tokenizer, words are the tokens of that tokenizer.
+
+With --draft, another head draws most of the words and the model's head accepts or replaces them
+(speculative decoding). The text has the model's distribution; only the speed depends on the draft.
+
+The words drawn per second are written to standard error.
 """
 
 
@@ -47,6 +55,19 @@ def add_command(commands: Any) -> None:
         help="draw only from the most probable words that together reach the probability P",
     )
     parser.add_argument(
+        "--draft",
+        metavar="FILE",
+        help="saved head that drafts words, with the sizes of the model's head, such as trees made "
+        "of its softmax (not with --top-k or --top-p)",
+    )
+    parser.add_argument(
+        "--draft-words",
+        type=count,
+        default=4,
+        metavar="K",
+        help="number of words to draft for each call of the model's head (default: 4)",
+    )
+    parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of the draws (default: 0)"
     )
     add_config_arguments(parser, only=("device", "threads"))
@@ -57,9 +78,12 @@ def _run(arguments: argparse.Namespace) -> int:
     import sys
 
     from hstree.data import detokenize, prompt_words
-    from hstree.models import generate
     from hstree.runs import TrainConfig, choose_device, load_run, set_threads
 
+    if arguments.draft is not None:
+        for flag, value in (("--top-k", arguments.top_k), ("--top-p", arguments.top_p)):
+            if value is not None:
+                raise ValueError(f"--draft: expected no {flag}, got {flag} {value}")
     settings = TrainConfig(**config_values(arguments))
     set_threads(settings)
     run = load_run(arguments.directory, choose_device(settings.device))
@@ -68,20 +92,44 @@ def _run(arguments: argparse.Namespace) -> int:
     if unknown:
         line = f"hstree: not in the vocabulary, read as <unk>: {', '.join(unknown)}"
         print(fold(line, sys.stderr), file=sys.stderr)
-    samples = generate(
-        run.model,
-        [run.vocabulary.end, *run.vocabulary.encode(words)],
-        arguments.words,
-        arguments.samples,
-        seed=arguments.seed,
-        avoid=run.vocabulary.unknown,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-    )
+    prompt = [run.vocabulary.end, *run.vocabulary.encode(words)]
+    samples, speed = _draw(run.model, prompt, run.vocabulary.unknown, arguments)
     join = detokenize if run.tokenizer is None else run.tokenizer.join
     for number, sample in enumerate(samples):
         if number:
             print("-" * 40)
         print(join([*words, *run.vocabulary.decode(sample)]))
+    sys.stdout.flush()
+    print(fold(f"hstree: {speed}", sys.stderr), file=sys.stderr)
     return 0
+
+
+def _draw(
+    model: LanguageModel, prompt: list[int], avoid: int, arguments: argparse.Namespace
+) -> tuple[list[list[int]], str]:
+    """The samples, and the speed in words."""
+    import time
+
+    from hstree.decoding import speculative
+    from hstree.heads import load_head
+    from hstree.models import generate
+
+    size = arguments.words, arguments.samples
+    options = {"seed": arguments.seed, "avoid": avoid}
+    accepted = ""
+    if arguments.draft is None:
+        options |= {name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p")}
+        start = time.perf_counter()
+        samples = generate(model, prompt, *size, **options)
+    else:
+        draft = load_head(arguments.draft).to(model.backbone.embedding.weight.device)
+        temperature = 1.0 if arguments.temperature is None else arguments.temperature
+        options |= {"k": arguments.draft_words, "temperature": temperature}
+        start = time.perf_counter()
+        output = speculative(model, draft, prompt, *size, **options)
+        samples = output.classes
+        accepted = (
+            f"; a verification accepted {output.accepted:.2f} of {output.drafted:.2f} drafted words"
+        )
+    seconds = time.perf_counter() - start
+    return samples, f"{arguments.words * arguments.samples / seconds:,.0f} tokens/s{accepted}"

@@ -66,8 +66,7 @@ def generate(
         [5, 5]
     """
     n_classes = model.head.n_classes
-    if not prompt or min(prompt) < 0 or max(prompt) >= n_classes:
-        raise ValueError(f"prompt: expected class ids in [0, {n_classes}), got {list(prompt)[:10]}")
+    check_prompt(prompt, n_classes)
     device = model.backbone.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -157,6 +156,12 @@ def sample_log_prob(
         reached = prob.cumsum(1)[:, :-1] >= top_p
         prob[:, 1:] = prob[:, 1:].masked_fill(reached, 0.0)
     return classes.gather(1, torch.multinomial(prob, 1, generator=generator)).squeeze(1)
+
+
+def check_prompt(prompt: Sequence[int], n_classes: int) -> None:
+    """Raises ValueError for an empty prompt or a class out of range."""
+    if not prompt or min(prompt) < 0 or max(prompt) >= n_classes:
+        raise ValueError(f"prompt: expected class ids in [0, {n_classes}), got {list(prompt)[:10]}")
 
 
 def _sample_but(

@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from training.toy import small_config, write_corpus
 
 from hstree.cli import main
+from hstree.heads import TreeEnsemble
+from hstree.runs import load_run
 from hstree.training import train
 
 
@@ -22,6 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+SPEED = r"hstree: [\d,]+ tokens/s\n"
 OPTIONS = [[], ["--temperature", "0.7"], ["--top-k", "5"], ["--top-p", "0.9", "--top-k", "8"]]
 
 
@@ -34,7 +38,7 @@ def test_text(
     assert main([*command, "--seed", "3"]) == 0
     first = capsys.readouterr()
     assert first.out.startswith("the old ")
-    assert first.err == ""
+    assert re.fullmatch(SPEED, first.err)
     assert "<unk>" not in first.out
     assert len(re.findall(r"\w+|\.|\n", first.out)) >= 40
     assert main([*command, "--seed", "3"]) == 0
@@ -55,7 +59,8 @@ def test_one_word_is_left(runs: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_unknown_words_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", str(runs / "trees"), "--prompt", "the zebra", "--words", "3"]) == 0
     captured = capsys.readouterr()
-    assert captured.err == "hstree: not in the vocabulary, read as <unk>: zebra\n"
+    notice = "hstree: not in the vocabulary, read as <unk>: zebra\n"
+    assert re.fullmatch(notice + SPEED, captured.err)
     assert captured.out.startswith("the zebra")
 
 
@@ -69,11 +74,39 @@ def test_byte_pairs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.out.startswith(prompt)
     assert len(captured.out) >= len(prompt) + 30
-    assert captured.err == ""
+    assert re.fullmatch(SPEED, captured.err)
     assert main(["generate", str(run), "--prompt", "the O", "--words", "3"]) == 0
     captured = capsys.readouterr()
-    assert captured.err == "hstree: not in the vocabulary, read as <unk>: O\n"
+    notice = "hstree: not in the vocabulary, read as <unk>: O\n"
+    assert re.fullmatch(notice + SPEED, captured.err)
     assert captured.out.startswith("the O")
+
+
+@pytest.mark.parametrize("options", ["", "--draft-words 2", "--temperature 0.7"])
+def test_draft(
+    options: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A head that is the model's own has every word accepted; another one, some."""
+    own, other = tmp_path / "own.safetensors", tmp_path / "other.safetensors"
+    model = load_run(str(runs / "softmax"), torch.device("cpu")).model
+    model.head.save(own)
+    torch.manual_seed(0)
+    TreeEnsemble.from_counts(model.head.in_features, [1] * model.head.n_classes).save(other)
+    command = ["generate", str(runs / "softmax"), "--prompt", "the OLD", *options.split()]
+    shares = []
+    for draft in (own, other):
+        assert main([*command, "--draft", str(draft)]) == 0
+        first = capsys.readouterr()
+        assert first.out.startswith("the old ")
+        assert "<unk>" not in first.out
+        accepted = r"; a verification accepted ([\d.]+) of ([\d.]+) drafted words\n"
+        found = re.fullmatch(SPEED.removesuffix(r"\n") + accepted, first.err)
+        assert found
+        shares.append(float(found[1]) / float(found[2]))
+        assert main([*command, "--draft", str(draft)]) == 0
+        assert capsys.readouterr().out == first.out
+    assert shares[0] > 0.9  # all but <unk>
+    assert 0 < shares[1] < 0.9
 
 
 @pytest.mark.parametrize(
@@ -84,6 +117,10 @@ def test_byte_pairs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--top-k 0", "--top-k: expected at least 1, got 0"),
         ("--top-k 9999", "top_k: expected 1 to"),
         ("--top-p 1.5", "--top-p: expected a number above 0 and at most 1, got 1.5"),
+        ("--draft x --top-k 3", "--draft: expected no --top-k, got --top-k 3"),
+        ("--draft x --top-p 0.5", "--draft: expected no --top-p, got --top-p 0.5"),
+        ("--draft missing.safetensors", "missing.safetensors"),
+        ("--draft-words 0", "--draft-words: expected at least 1, got 0"),
         ("--top-p nan", "--top-p: expected a number above 0 and at most 1, got nan"),
     ],
 )

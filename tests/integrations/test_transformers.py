@@ -179,6 +179,32 @@ def test_generation_is_that_of_the_lm_head(make: Make, how: str) -> None:
     assert texts[0].equal(texts[1])
 
 
+def greedy(model: PreTrainedModel, ids: Tensor, **options: Any) -> tuple[Tensor, int]:
+    """Twelve tokens more, and how often the model was called."""
+    calls: list[nn.Module] = []
+    hook = model.register_forward_hook(lambda module, *_: calls.append(module))
+    text = model.generate(ids, max_new_tokens=12, do_sample=False, **options)
+    hook.remove()
+    return text, len(calls)
+
+
+@MODELS
+def test_trees_assist_generation(make: Make) -> None:
+    """The greedy text of a model that a copy with trees assists is that of the model alone, in
+    fewer calls; and the other way round."""
+    model = sharp(make())
+    assistant = with_trees(copy.deepcopy(model))
+    ids = draw_ids(1, 5)
+    for each, other in ((model, assistant), (assistant, model)):
+        expected, alone = greedy(each, ids)
+        text, assisted = greedy(each, ids, assistant_model=other)
+        assert text.equal(expected)
+        assert assisted < alone == 12
+    torch.manual_seed(5)
+    drawn = model.generate(ids, max_new_tokens=12, do_sample=True, assistant_model=assistant)
+    assert drawn.shape == (1, 17)
+
+
 # Trees
 
 

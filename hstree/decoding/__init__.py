@@ -1,0 +1,5 @@
+"""Decoding with two heads: speculative decoding."""
+
+from .speculative import SpeculativeOutput, speculative
+
+__all__ = ["SpeculativeOutput", "speculative"]

@@ -1,0 +1,265 @@
+"""Speculative decoding: a fast head drafts words, the model's own head accepts or replaces them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hstree._checks import check_int, check_number
+from hstree._progress import Task
+from hstree.heads import Head
+from hstree.models import LanguageModel, State
+from hstree.models.generation import check_prompt
+
+
+class SpeculativeOutput(NamedTuple):
+    """Words drawn by :func:`speculative`, and how well the draft did.
+
+    Attributes:
+        classes: ``n_samples`` lists of ``n_words`` classes.
+        verifications: number of verifications, summed over the samples; each calls the model's
+            head once, for all drafted words.
+        drafted: mean number of words drafted for a verification: k, and fewer near the end.
+        accepted: mean number of drafted words that a verification accepts. It then draws one word
+            more, so the model's head is called once for each ``accepted + 1`` words.
+    """
+
+    classes: list[list[int]]
+    verifications: int
+    drafted: float
+    accepted: float
+
+
+@torch.no_grad()
+def speculative(
+    model: LanguageModel,
+    draft: Head,
+    prompt: Sequence[int],
+    n_words: int,
+    n_samples: int = 1,
+    *,
+    k: int = 4,
+    seed: int = 0,
+    avoid: int | None = None,
+    temperature: float = 1.0,
+) -> SpeculativeOutput:
+    r"""Continue a prompt: words from the model's distribution, most of them drawn by another head.
+
+    The draft head reads the hidden vectors of the same backbone. It draws up to k words, one after
+    the other. One call of the model's head then gives the model's distribution p before and after
+    each of them. A word x that was drawn from the draft's distribution q is accepted with
+    probability
+
+    .. math:: \min\bigl(1, p(x) / q(x)\bigr).
+
+    The first word that is not accepted is replaced by a draw from the normalized
+    :math:`\max(p - q, 0)`, and the words after it are dropped, with their states. If all are
+    accepted, one word more is drawn from p.
+
+    The words have the distribution of the model, whatever the draft: the same as those of
+    :func:`hstree.models.generate`, up to rounding. The draft decides only the speed. It pays if
+    the model's head takes most of the time, takes little longer for k + 1 hidden vectors than for
+    one, as a large softmax does whose weights are read from memory, and accepts most words. The
+    backbone also runs for words that are rejected.
+
+    Args:
+        model: language model with any head, set to evaluation mode.
+        draft: head with the features and classes of the model's, on the same device, such as trees
+            made of its softmax by :meth:`hstree.TreeEnsemble.from_linear`; set to evaluation mode.
+        prompt: classes of the prompt, at least one.
+        n_words: number of words to draw for each sample.
+        n_samples: number of independent continuations.
+        k: number of words to draft for each verification.
+        seed: seed of the draws; the same seed gives the same words on the same device.
+        avoid: class that is never drawn; p is conditioned on the other classes. Where the draft
+            draws it, the word is replaced.
+        temperature: divisor of the log-probabilities of both heads.
+
+    Returns:
+        The words, and the mean number of accepted ones.
+
+    Raises:
+        ValueError: if the sizes of the draft differ from those of the model's head, for an empty
+            prompt, a class out of range, or another argument out of range.
+
+    Example:
+        >>> import hstree
+        >>> from hstree.decoding import speculative
+        >>> from hstree.models import AWDLSTM, LanguageModel
+        >>> softmax = hstree.Softmax(16, 2000)
+        >>> draft = hstree.TreeEnsemble.from_linear(softmax)
+        >>> model = LanguageModel(AWDLSTM(2000, 8, 16), softmax)
+        >>> output = speculative(model, draft, prompt=[3, 14], n_words=12, k=3)
+        >>> len(output.classes[0]), 3 <= output.verifications <= 12
+        (12, True)
+
+    Source: Leviathan, Kalman and Matias, Fast inference from transformers via speculative decoding,
+    ICML 2023; Chen et al., Accelerating large language model decoding with speculative sampling,
+    2023.
+    """
+    head = model.head
+    _check_draft(draft, head)
+    check_prompt(prompt, head.n_classes)
+    check_int("n_words", n_words, 0)
+    check_int("n_samples", n_samples)
+    check_int("k", k)
+    check_number("temperature", temperature, positive=True)
+    if avoid is not None:
+        check_int("avoid", avoid, 0, head.n_classes - 1)
+    device = model.backbone.embedding.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+    model.eval()
+    draft.eval()
+
+    text = torch.zeros(n_samples, n_words + k, dtype=torch.int64, device=device)
+    length = torch.zeros(n_samples, dtype=torch.int64, device=device)
+    tokens = torch.tensor(prompt, device=device)[:, None].repeat(1, n_samples)
+    state: State | None = None
+    verifications = drafted = accepted = 0
+    rows = torch.arange(n_samples if n_words else 0, device=device)  # samples that are not finished
+    with closing(Task("drawing words", n_words)) as task:
+        while len(rows):
+            most = min(k, n_words - 1 - int(length[rows].min()))
+            words = _draft(model, draft, tokens, state, most, temperature, generator)
+            log_p = _log_prob(head, words.hidden, temperature, avoid)
+            log_q = partial(_log_prob_at, draft, words.hidden, temperature)
+            count, last = verify(log_p, words.classes, words.log_prob, log_q, generator)
+            verifications += len(rows)
+            drafted += words.classes.numel()
+            accepted += int(count.sum())
+            place = length[rows]  # rejected words are overwritten, by this word and the next draft
+            steps = torch.arange(most, device=device)
+            text[rows[:, None], place[:, None] + steps] = words.classes.T
+            text[rows, place + count] = last
+            length[rows] += count + 1
+            task.advance(min(int(length.min()), n_words) - task.done)
+            (left,) = (length[rows] < n_words).nonzero(as_tuple=True)
+            tokens, state = last[left][None], _state_after(words.states, count[left], left)
+            rows = rows[left]
+    calls = max(verifications, 1)
+    classes: list[list[int]] = text[:, :n_words].tolist()
+    return SpeculativeOutput(classes, verifications, drafted / calls, accepted / calls)
+
+
+def verify(
+    log_p: Tensor,
+    drafted: Tensor,
+    drafted_log_q: Tensor,
+    log_q: Callable[[Tensor, Tensor], Tensor],
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Accept the first of the drafted words, and draw the word after them.
+
+    Args:
+        log_p: the model's log-probabilities before each of the n drafted words and after the last,
+            [n + 1, B, V].
+        drafted: drafted words, int64 [n, B].
+        drafted_log_q: log-probabilities of the drafted words in the distributions that they were
+            drawn from, [n, B].
+        log_q: log-probabilities of all classes in these distributions, [R, V], for R places (step,
+            row); asked only where a word is rejected.
+        generator: random generator on the device; None: the default generator.
+
+    Returns:
+        Number of accepted words [B], and the word after them [B].
+    """
+    n, batch = drafted.shape
+    drafted_log_p = log_p[:-1].gather(2, drafted[:, :, None]).squeeze(2)
+    ratio = (drafted_log_p.double() - drafted_log_q).exp()
+    uniform = torch.rand(n, batch, dtype=ratio.dtype, device=ratio.device, generator=generator)
+    count = (uniform < ratio).long().cumprod(0).sum(0)
+    prob = log_p[count, torch.arange(batch, device=count.device)].exp()
+    (rejected,) = (count < n).nonzero(as_tuple=True)
+    if len(rejected):
+        draft = log_q(count[rejected], rejected).exp().to(prob.dtype)
+        rest = (prob[rejected] - draft).clamp(min=0.0)
+        some = rest.sum(1, keepdim=True) > 0  # p = q up to rounding leaves nothing
+        prob[rejected] = torch.where(some, rest, prob[rejected])
+    return count, torch.multinomial(prob, 1, generator=generator).squeeze(1)
+
+
+class _Draft(NamedTuple):
+    """Drafted words. Hidden vectors and states are those before each of them, and after the
+    last."""
+
+    classes: Tensor  # [n, B]
+    log_prob: Tensor  # [n, B]
+    hidden: Tensor  # [n + 1, B, D]
+    states: list[State]
+
+
+def _draft(
+    model: LanguageModel,
+    draft: Head,
+    tokens: Tensor,
+    state: State | None,
+    n: int,
+    temperature: float,
+    generator: torch.Generator,
+) -> _Draft:
+    """Read ``tokens`` [time, B] after ``state``, then draw n words."""
+    read, state = model.hidden(tokens, state)
+    hidden, states = [read[-1]], [state]
+    classes = [tokens.new_empty(0, tokens.shape[1])]
+    log_prob = [read.new_empty(0, tokens.shape[1])]
+    for _ in range(n):
+        word, of_word = _draw(draft, hidden[-1], temperature, generator)
+        classes.append(word[None])
+        log_prob.append(of_word[None])
+        read, state = model.hidden(word[None], states[-1])
+        hidden.append(read[-1])
+        states.append(state)
+    return _Draft(torch.cat(classes), torch.cat(log_prob), torch.stack(hidden), states)
+
+
+def _draw(
+    draft: Head, hidden: Tensor, temperature: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Classes [B] drawn from the draft, and their log-probabilities [B]: hidden [B, D]."""
+    if temperature == 1.0:
+        classes = draft.sample(hidden, generator)
+        return classes, draft.target_log_prob(draft._encoded(hidden), classes)
+    log_prob = _log_prob(draft, hidden, temperature)
+    classes = torch.multinomial(log_prob.exp(), 1, generator=generator)
+    return classes.squeeze(1), log_prob.gather(1, classes).squeeze(1)
+
+
+def _log_prob(head: Head, hidden: Tensor, temperature: float, avoid: int | None = None) -> Tensor:
+    """Log-probabilities [..., V] of the distribution that words are drawn from."""
+    log_prob = head.log_prob(hidden)
+    if avoid is not None:
+        log_prob[..., avoid] = -torch.inf
+    if avoid is None and temperature == 1.0:
+        return log_prob
+    return ((log_prob - log_prob.amax(-1, keepdim=True)) / temperature).log_softmax(-1)
+
+
+def _log_prob_at(
+    head: Head, hidden: Tensor, temperature: float, step: Tensor, row: Tensor
+) -> Tensor:
+    """:func:`_log_prob` [R, V] at R places of hidden [n, B, D]: both int64 [R]."""
+    return _log_prob(head, hidden[step, row], temperature)
+
+
+def _state_after(states: list[State], step: Tensor, row: Tensor) -> State:
+    """State of each of the rows after its own number of steps: both int64 [R]."""
+
+    def at(parts: list[Tensor]) -> Tensor:
+        return torch.stack(parts)[step, 0, row][None]
+
+    layers = zip(*states, strict=True)
+    return tuple((at([h for h, _ in layer]), at([c for _, c in layer])) for layer in layers)
+
+
+def _check_draft(draft: Head, head: Head) -> None:
+    for name in ("in_features", "n_classes"):
+        expected, got = getattr(head, name), getattr(draft, name)
+        if got != expected:
+            raise ValueError(
+                f"draft: expected {name} = {expected}, that of the model's head, got {got}"
+            )
