@@ -27,12 +27,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from hstree.decoding import expected_acceptance
 from torch import Tensor, nn
 
 from benchmarks.drafts_page import page, picture
 from benchmarks.ptb import cpu_name
 from hstree._files import write_atomic
+from hstree.decoding import expected_acceptance
 from hstree.heads import Softmax, TreeEnsemble
 from hstree.models.stream import read_stream
 from hstree.runs import load_run

@@ -10,11 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hstree._checks import check_int, check_number
+from hstree._checks import check_int, check_temperature
 from hstree._progress import Task
 from hstree.heads import Head
 from hstree.models import LanguageModel, State
 from hstree.models.generation import check_prompt
+
+CANDIDATES = 64
+"""Draws from p that a rejected word is replaced from, before all classes are computed."""
 
 
 class SpeculativeOutput(NamedTuple):
@@ -78,7 +81,8 @@ def speculative(
         seed: seed of the draws; the same seed gives the same words on the same device.
         avoid: class that is never drawn; p is conditioned on the other classes. Where the draft
             draws it, the word is replaced.
-        temperature: divisor of the log-probabilities of both heads.
+        temperature: divisor of the model's log-probabilities, in [1e-6, 1e6]; the draft draws at
+            the same one, see :meth:`hstree.heads.Head.sample`.
 
     Returns:
         The words, and the mean number of accepted ones.
@@ -108,7 +112,7 @@ def speculative(
     check_int("n_words", n_words, 0)
     check_int("n_samples", n_samples)
     check_int("k", k)
-    check_number("temperature", temperature, positive=True)
+    temperature = check_temperature(temperature)
     if avoid is not None:
         check_int("avoid", avoid, 0, head.n_classes - 1)
     device = model.backbone.embedding.weight.device
@@ -126,8 +130,8 @@ def speculative(
         while len(rows):
             most = min(k, n_words - 1 - int(length[rows].min()))
             words = _draft(model, draft, tokens, state, most, temperature, generator)
-            log_p = _log_prob(head, words.hidden, temperature, avoid)
-            log_q = partial(_log_prob_at, draft, words.hidden, temperature)
+            log_p = _model_log_prob(head, words.hidden, temperature, avoid)
+            log_q = partial(_draft_log_prob, draft, words.hidden, temperature)
             count, last = verify(log_p, words.classes, words.log_prob, log_q, generator)
             verifications += len(rows)
             drafted += words.classes.numel()
@@ -150,7 +154,7 @@ def verify(
     log_p: Tensor,
     drafted: Tensor,
     drafted_log_q: Tensor,
-    log_q: Callable[[Tensor, Tensor], Tensor],
+    log_q: Callable[[Tensor, Tensor, Tensor], Tensor],
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Accept the first of the drafted words, and draw the word after them.
@@ -161,8 +165,8 @@ def verify(
         drafted: drafted words, int64 [n, B].
         drafted_log_q: log-probabilities of the drafted words in the distributions that they were
             drawn from, [n, B].
-        log_q: log-probabilities of all classes in these distributions, [R, V], for R places (step,
-            row); asked only where a word is rejected.
+        log_q: log-probabilities [R, K] in these distributions, for R places (step [R], row [R]) of
+            the classes [R, K]; asked only where a word is rejected.
         generator: random generator on the device; None: the default generator.
 
     Returns:
@@ -173,14 +177,42 @@ def verify(
     ratio = (drafted_log_p.double() - drafted_log_q).exp()
     uniform = torch.rand(n, batch, dtype=ratio.dtype, device=ratio.device, generator=generator)
     count = (uniform < ratio).long().cumprod(0).sum(0)
-    prob = log_p[count, torch.arange(batch, device=count.device)].exp()
+    row = torch.arange(batch, device=count.device)
+    of_row = log_p[count, row]
+    words = torch.multinomial(of_row.exp(), CANDIDATES, replacement=True, generator=generator)
+    last = words[:, 0].clone()
     (rejected,) = (count < n).nonzero(as_tuple=True)
     if len(rejected):
-        draft = log_q(count[rejected], rejected).exp().to(prob.dtype)
-        rest = (prob[rejected] - draft).clamp(min=0.0)
+        last[rejected] = _replacement(
+            of_row[rejected], words[rejected], partial(log_q, count[rejected], rejected), generator
+        )
+    return count, last
+
+
+def _replacement(
+    log_p: Tensor,
+    words: Tensor,
+    log_q: Callable[[Tensor], Tensor],
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Draws [R] from the normalized max(p - q, 0): log_p [R, V], words [R, K] drawn from p.
+
+    The first of the words that is kept with probability max(1 - q / p, 0) is such a draw, and only
+    these words need their q. Where none is kept, the q of all classes.
+    """
+    share = (log_q(words).double() - log_p.gather(1, words)).exp()
+    uniform = torch.rand(share.shape, dtype=share.dtype, device=share.device, generator=generator)
+    kept = uniform >= share
+    drawn = words.gather(1, kept.int().argmax(1, keepdim=True)).squeeze(1)
+    (left,) = (~kept.any(1)).nonzero(as_tuple=True)
+    if len(left):
+        prob = log_p.exp()
+        everything = torch.arange(log_p.shape[1], device=log_p.device).expand(log_p.shape)
+        rest = (prob - log_q(everything).exp().to(prob.dtype)).clamp(min=0.0)[left]
         some = rest.sum(1, keepdim=True) > 0  # p = q up to rounding leaves nothing
-        prob[rejected] = torch.where(some, rest, prob[rejected])
-    return count, torch.multinomial(prob, 1, generator=generator).squeeze(1)
+        rest = torch.where(some, rest, prob[left])
+        drawn[left] = torch.multinomial(rest, 1, generator=generator).squeeze(1)
+    return drawn
 
 
 class _Draft(NamedTuple):
@@ -208,7 +240,9 @@ def _draft(
     classes = [tokens.new_empty(0, tokens.shape[1])]
     log_prob = [read.new_empty(0, tokens.shape[1])]
     for _ in range(n):
-        word, of_word = _draw(draft, hidden[-1], temperature, generator)
+        word, of_word = draft.sample(
+            hidden[-1], temperature=temperature, generator=generator, return_log_prob=True
+        )
         classes.append(word[None])
         log_prob.append(of_word[None])
         read, state = model.hidden(word[None], states[-1])
@@ -217,20 +251,8 @@ def _draft(
     return _Draft(torch.cat(classes), torch.cat(log_prob), torch.stack(hidden), states)
 
 
-def _draw(
-    draft: Head, hidden: Tensor, temperature: float, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Classes [B] drawn from the draft, and their log-probabilities [B]: hidden [B, D]."""
-    if temperature == 1.0:
-        classes = draft.sample(hidden, generator)
-        return classes, draft.target_log_prob(draft._encoded(hidden), classes)
-    log_prob = _log_prob(draft, hidden, temperature)
-    classes = torch.multinomial(log_prob.exp(), 1, generator=generator)
-    return classes.squeeze(1), log_prob.gather(1, classes).squeeze(1)
-
-
-def _log_prob(head: Head, hidden: Tensor, temperature: float, avoid: int | None = None) -> Tensor:
-    """Log-probabilities [..., V] of the distribution that words are drawn from."""
+def _model_log_prob(head: Head, hidden: Tensor, temperature: float, avoid: int | None) -> Tensor:
+    """Log-probabilities [..., V] of the distribution that words are to have."""
     log_prob = head.log_prob(hidden)
     if avoid is not None:
         log_prob[..., avoid] = -torch.inf
@@ -239,11 +261,12 @@ def _log_prob(head: Head, hidden: Tensor, temperature: float, avoid: int | None 
     return ((log_prob - log_prob.amax(-1, keepdim=True)) / temperature).log_softmax(-1)
 
 
-def _log_prob_at(
-    head: Head, hidden: Tensor, temperature: float, step: Tensor, row: Tensor
+def _draft_log_prob(
+    draft: Head, hidden: Tensor, temperature: float, step: Tensor, row: Tensor, classes: Tensor
 ) -> Tensor:
-    """:func:`_log_prob` [R, V] at R places of hidden [n, B, D]: both int64 [R]."""
-    return _log_prob(head, hidden[step, row], temperature)
+    """Log-probabilities [R, K] of classes in the distribution that the draft draws from, at R
+    places of hidden [n, B, D]: step and row int64 [R]."""
+    return draft.candidate_log_prob(hidden[step, row], classes, temperature=temperature)
 
 
 def _state_after(states: list[State], step: Tensor, row: Tensor) -> State:

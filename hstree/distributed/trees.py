@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hstree.heads import Head, TreeEnsemble
+from hstree.heads.inference import mask_candidates
 from hstree.heads.trees.gate import GATES
-from hstree.heads.trees.search import candidate_classes
 from hstree.heads.trees.state import EnsembleState
 from hstree.trees import Tree
 
@@ -196,11 +196,6 @@ class ShardedTreeEnsemble(TreeEnsemble):
     ) -> tuple[Tensor, Tensor | None]:
         """Every rank draws from its trees. The first rank chooses one of these draws for each draw
         of a row by the gate, and broadcasts its choice."""
-        on_cpu = hidden.device.type == "cpu"
-        if temperature != 1.0 and not on_cpu:
-            raise ValueError(
-                f"temperature: expected 1 for trees that are sharded over GPUs, got {temperature}"
-            )
         group = self.mesh.get_group()
         own, _ = super().sample_rows(hidden, n, temperature, generator)
         drawn = [torch.empty_like(own) for _ in range(self.mesh.size())]
@@ -211,14 +206,14 @@ class ShardedTreeEnsemble(TreeEnsemble):
         rank = torch.multinomial(by_rank, n, replacement=True, generator=generator)
         dist.broadcast(rank, group=group, group_src=0)
         classes = torch.stack(drawn, 2).gather(2, rank.unsqueeze(2)).squeeze(2)
-        if not on_cpu:
-            return classes, None
-        log_prob = candidate_classes(self, hidden, classes, temperature)
-        return classes, _log_sum_exp(log_prob, self.mesh)
+        return classes, None
 
-    def candidate_rows(self, hidden: Tensor, candidates: Tensor) -> Tensor:
-        """Computed from the log-probabilities of all classes."""
-        return Head.candidate_rows(self, hidden, candidates)
+    def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
+        own = self.composed_candidates(
+            _sum_gradient(hidden, self.mesh), self.log_gate(hidden), candidates, temperature
+        )
+        mixture = _log_sum_exp(own, self.mesh)
+        return mask_candidates(mixture, candidates, self.n_classes)
 
     def extra_repr(self) -> str:
         whole = f"trees {self.own.start}:{self.own.stop} of {self.whole_gate.n_trees}"

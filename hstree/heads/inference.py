@@ -156,7 +156,7 @@ class Inference(nn.Module, ABC):
         if not return_log_prob:
             return classes.view(shape)
         if log_prob is None:
-            log_prob = self.candidate_rows(rows, classes)
+            log_prob = self.candidate_rows(rows, classes, temperature)
         return classes.view(shape), log_prob.view(shape)
 
     def sample_rows(
@@ -167,14 +167,13 @@ class Inference(nn.Module, ABC):
         if not len(hidden):
             shape = (0, n)
             return hidden.new_empty(shape, dtype=torch.int64), hidden.new_empty(shape)
-        log_prob = self.class_log_prob(hidden)
-        if temperature != 1.0:
-            most = log_prob.amax(1, keepdim=True)
-            log_prob = ((log_prob - most) / temperature).log_softmax(1)
+        log_prob = tempered(self.class_log_prob(hidden), temperature)
         classes = torch.multinomial(log_prob.exp(), n, replacement=True, generator=generator)
         return classes, log_prob.gather(1, classes)
 
-    def candidate_log_prob(self, hidden: Tensor, candidates: Tensor) -> Tensor:
+    def candidate_log_prob(
+        self, hidden: Tensor, candidates: Tensor, *, temperature: float = 1.0
+    ) -> Tensor:
         """Log-probabilities of K classes of each row. Differentiable.
 
         For distillation from the top k of a teacher, losses over several labels, scoring of
@@ -186,12 +185,14 @@ class Inference(nn.Module, ABC):
             hidden: context vectors, [..., D].
             candidates: classes, int64 [..., K], in [0, V) or ``ignore_index``, which has
                 log-probability 0 and no gradient. Other values as in :meth:`forward`.
+            temperature: of the distribution that :meth:`sample` draws from.
 
         Returns:
             Log-probabilities, [..., K], in nats.
 
         Raises:
-            ValueError: for a wrong shape or dtype, and on the CPU for a candidate out of range.
+            ValueError: for a wrong shape or dtype, ``temperature`` out of range, and on the CPU for
+                a candidate out of range.
 
         Example:
             >>> import torch, hstree
@@ -209,14 +210,16 @@ class Inference(nn.Module, ABC):
         marked = mark_targets(
             candidates, self.n_classes, self.ignore_index, name="candidates"
         ).reshape(hidden.shape[:-1].numel(), candidates.shape[-1])
-        return self.candidate_rows(self._encoded(hidden), marked).view(candidates.shape)
+        temperature = check_temperature(temperature)
+        log_prob = self.candidate_rows(self._encoded(hidden), marked, temperature)
+        return log_prob.view(candidates.shape)
 
-    def candidate_rows(self, hidden: Tensor, candidates: Tensor) -> Tensor:
+    def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
         """Log-probabilities [N, K]: hidden [N, F], from :meth:`encode`, and candidates [N, K] from
         :func:`hstree.ops.mark_targets`."""
 
         def chosen(hidden: Tensor, candidates: Tensor) -> Tensor:
-            log_prob = self.class_log_prob(hidden)
+            log_prob = tempered(self.class_log_prob(hidden), temperature)
             return log_prob.gather(1, candidates.clamp(0, self.n_classes - 1))
 
         log_prob = by_rows(chosen, self.n_classes, hidden, candidates)
@@ -240,3 +243,11 @@ def mask_candidates(log_prob: Tensor, candidates: Tensor, n_classes: int) -> Ten
     """The log-probabilities with 0 for candidates -1 and NaN for V."""
     log_prob = log_prob.masked_fill(candidates == -1, 0.0)
     return log_prob.masked_fill(candidates == n_classes, torch.nan)
+
+
+def tempered(log_prob: Tensor, temperature: float) -> Tensor:
+    """Logarithms [..., V] of p^(1 / temperature), normalized."""
+    if temperature == 1.0:
+        return log_prob
+    most = log_prob.amax(-1, keepdim=True)
+    return ((log_prob - most) / temperature).log_softmax(-1)

@@ -42,6 +42,11 @@ def test_temperature(kind: str, temperature: float, device: torch.device) -> Non
     classes, log_prob = head.sample(
         hidden, count, temperature=temperature, generator=generator, return_log_prob=True
     )
+    candidates = head.candidate_log_prob(hidden, classes, temperature=temperature)
+    torch.testing.assert_close(log_prob, candidates.detach(), rtol=1e-4, atol=1e-5)
+    everything = torch.arange(V, device=device)[None]
+    mass = head.candidate_log_prob(hidden, everything, temperature=temperature).exp().sum()
+    assert abs(mass.item() - 1) < 1e-5
     found = torch.full((V,), math.nan, dtype=torch.float64)
     found[classes[0].cpu()] = log_prob[0].double().cpu()
     prob = found.exp().nan_to_num(0.0).numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -225,7 +226,7 @@ class TreeEnsemble(Relearning, Constructors):
         with torch.no_grad():
             values, classes = search_classes(self, hidden, k)
         if self._records_gradients(hidden):
-            values = self._composed_candidates(hidden, classes)
+            values = self.composed_candidates(hidden, self.log_gate(hidden), classes)
         return values.to(sum_dtype(hidden.dtype)), classes
 
     def sample_rows(
@@ -237,24 +238,31 @@ class TreeEnsemble(Relearning, Constructors):
             return super().sample_rows(hidden, n, temperature, generator)
         return sample_classes(self, hidden, n, temperature, generator)
 
-    def candidate_rows(self, hidden: Tensor, candidates: Tensor) -> Tensor:
+    def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
         compiled = torch.compiler.is_compiling()  # its mark_targets may have left bad candidates
         if compiled or hidden.device.type != "cpu" or self._records_gradients(hidden):
-            return self._composed_candidates(hidden, candidates)
-        return candidate_classes(self, hidden, candidates).to(sum_dtype(hidden.dtype))
+            log_gate = self.log_gate(hidden)
+            return self.composed_candidates(hidden, log_gate, candidates, temperature)
+        log_prob = candidate_classes(self, hidden, candidates, temperature)
+        return log_prob.to(sum_dtype(hidden.dtype))
 
     def _records_gradients(self, hidden: Tensor) -> bool:
         leaves = chain([hidden], self.parameters())
         recorded = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
         return recorded or is_transformed()
 
-    def _composed_candidates(self, hidden: Tensor, candidates: Tensor) -> Tensor:
+    def composed_candidates(
+        self, hidden: Tensor, log_gate: Tensor, candidates: Tensor, temperature: float = 1.0
+    ) -> Tensor:
         """:meth:`candidate_rows` by the ops of the training step, on the rows of all candidates;
         the root and the gate are scored once for each row."""
         (n_rows, n_candidates), blocks = candidates.shape, self.blocks()
+        log_prob = log_gate.unsqueeze(1)
+        if temperature != 1.0:  # the scores are linear
+            hidden = hidden / temperature
+            blocks = [replace(block, bias=block.bias / temperature) for block in blocks]
         contexts = to_dtype_of(blocks, hidden).repeat_interleave(n_candidates, 0)
         flat = candidates.flatten()
-        log_prob = self.log_gate(hidden).unsqueeze(1)
         below = [block for block in blocks if not isinstance(block, RootBlock)]
         if below:
             order = None
