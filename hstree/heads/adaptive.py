@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hstree._checks import check_order
 from hstree._transforms import is_transformed
-from hstree.heads.base import Head
+from hstree.heads.base import HasWeight, Head
 from hstree.heads.flat import wide
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class AdaptiveSoftmax(Head):
         cls,
         config: dict[str, Any],
         tensors: Mapping[str, Tensor],
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
     ) -> Self:
         return cls(**config, order=tensors["order"], class_weight=tensors.get("class_weight"))
 

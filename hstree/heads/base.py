@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 REDUCTIONS = ("none", "sum", "mean")
 METADATA_KEY = "hstree.head"
+
+
+class HasWeight(Protocol):
+    """A module whose weight [V, D] a head can read as its own, such as :class:`torch.nn.Embedding`,
+    :class:`torch.nn.Linear` and :class:`hstree.Softmax`."""
+
+    @property
+    def weight(self) -> Tensor: ...
 
 
 class HeadOutput(NamedTuple):
@@ -325,7 +333,7 @@ class Head(HeadParameters, Resettable, ABC):
         cls,
         config: dict[str, Any],
         tensors: Mapping[str, Tensor],
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
     ) -> Self:
         """A head into which ``load_state_dict(tensors)`` loads the state.
 
@@ -358,16 +366,42 @@ class Head(HeadParameters, Resettable, ABC):
             **options: further arguments of the head.
         """
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, embedding: HasWeight | None = None) -> None:
         """Write the head to one safetensors file, with its configuration in the metadata.
 
         The file is replaced atomically. :func:`hstree.heads.load_head` reads it.
+
+        Args:
+            path: the file.
+            embedding: module to whose weight the head is tied. The file is then written without
+                this weight; give ``load_head`` the module too. None: the file holds everything.
+
+        Raises:
+            ValueError: if the head is not tied to ``embedding``.
         """
+        shared = [] if embedding is None else self.tied_names(embedding)
         tensors = {
-            key: value.detach().contiguous().cpu() for key, value in self.state_dict().items()
+            key: value.detach().contiguous().cpu()
+            for key, value in self.state_dict().items()
+            if key not in shared
         }
         metadata = {METADATA_KEY: json.dumps({"name": self.name, "config": self.config()})}
         write_atomic(Path(path), lambda part: save_file(tensors, part, metadata))
+
+    def tied_names(self, embedding: HasWeight) -> list[str]:
+        """Names of the parameters that are the weight of ``embedding``.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        weight = embedding.weight
+        names = [name for name, parameter in self.named_parameters() if parameter is weight]
+        if not names:
+            raise ValueError(
+                "embedding: expected the module to whose weight the head is tied, got a "
+                f"{type(embedding).__name__} with another weight"
+            )
+        return names
 
     def extra_repr(self) -> str:
         weighted = "" if self.class_weight is None else ", class_weight=[V]"

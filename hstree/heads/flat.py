@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hstree._dtypes import sum_dtype
 from hstree.heads import functions
-from hstree.heads.base import Head
+from hstree.heads.base import HasWeight, Head
 from hstree.heads.buffers import fill
 from hstree.heads.functions import Function
 from hstree.heads.unigram import smoothed_frequencies
@@ -58,7 +58,7 @@ class FlatHead(Head):
         n_classes: int,
         *,
         bias: bool = True,
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
         frequencies: npt.ArrayLike | None = None,
         function: Function | None = None,
         weight_features: int | None = None,
@@ -204,7 +204,7 @@ class FlatHead(Head):
         cls,
         config: dict[str, Any],
         tensors: Mapping[str, Tensor],
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
     ) -> Self:
         options = dict(config)
         tied = options.pop("tied")

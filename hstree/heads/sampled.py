@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_choice, check_int, check_number
+from hstree.heads.base import HasWeight
 from hstree.heads.flat import FlatHead, wide
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class SampledSoftmax(FlatHead):
         cls,
         config: dict[str, Any],
         tensors: Mapping[str, Tensor],
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
     ) -> Self:
         # The distribution is saved, the frequencies are not.
         head = super().from_config(config | {"distribution": "uniform"}, tensors, embedding)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
+from hstree.heads.base import HasWeight
 from hstree.heads.buffers import fill
 from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
 from hstree.heads.trees.constructors import Constructors
@@ -70,8 +71,8 @@ class TreeEnsemble(Relearning, Constructors):
             weighted by frequency. Each row has a learned scale s, which starts at 1 where the means
             are over single classes and at 3 elsewhere. A step costs O(T V S) for any number of
             rows.
-        embedding: embedding to use as E, such as the model's input embedding; None: the head gets
-            its own.
+        embedding: module whose weight is used as E, such as the model's input embedding or a
+            softmax; None: the head gets its own.
         frequencies: class counts [V] that initialize the biases (log-odds); None: all equal.
         sparse: whether the vectors of binary nodes and of wide nodes below the root, and E with
             ``"leaves"``, have row-sparse gradients, as with ``torch.nn.Embedding(sparse=True)``. A
@@ -110,7 +111,7 @@ class TreeEnsemble(Relearning, Constructors):
         subset_block: int = 1,
         gate: str = "uniform",
         node_vectors: str = "free",
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
         frequencies: npt.ArrayLike | None = None,
         sparse: bool = False,
         seed: int = 0,
@@ -283,7 +284,7 @@ class TreeEnsemble(Relearning, Constructors):
         cls,
         config: dict[str, Any],
         tensors: Mapping[str, Tensor],
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
     ) -> Self:
         options = dict(config)
         tied = options.pop("tied")
