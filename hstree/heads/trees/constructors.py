@@ -205,6 +205,7 @@ class Constructors(EnsembleState):
         trees: Sequence[Tree] | None = None,
         *,
         tied: bool = False,
+        vectors: npt.ArrayLike | Tensor | None = None,
         at: Tensor | None = None,
         n_trees: int | None = None,
         root: int | None = None,
@@ -234,7 +235,10 @@ class Constructors(EnsembleState):
                 of the classes. Below the root it is exact, and it follows the softmax when that is
                 trained; :meth:`fit_nodes` fits the root to it. The head has the dtype of the
                 softmax. See :meth:`Head.save` for a file without the weight.
-            trees: trees over the V classes; None: clustered by the rows of the weight.
+            trees: trees over the V classes; None: clustered by ``vectors``.
+            vectors: class vectors, real [V, F]; None: the rows of the weight. With the mean hidden
+                states of a sample, :meth:`hstree.trees.ContextMeans.vectors`, and their counts as
+                ``frequencies`` the approximation is closer.
             at: the hidden vector h_0 [D]; None: 0, which suits a softmax with a bias. Without a
                 bias use the mean of some hidden vectors.
             n_trees: number of clustered trees, T; None: 1, which has as many parameters as the
@@ -254,8 +258,8 @@ class Constructors(EnsembleState):
 
         Raises:
             ValueError: for ``node_vectors="shared"``, or ``"free"`` with ``tied``; for
-                ``embedding``, ``at`` of a wrong shape, or ``n_trees``, ``root``, ``leaf`` or
-                ``levels`` together with ``trees``.
+                ``embedding``, ``at`` of a wrong shape, or ``vectors``, ``n_trees``, ``root``,
+                ``leaf`` or ``levels`` together with ``trees``.
 
         Example:
             >>> import torch, hstree
@@ -277,14 +281,16 @@ class Constructors(EnsembleState):
             )
         if tied:
             options.setdefault("node_vectors", "leaves")
-        vectors = ("leaves",) if tied else ("free", "leaves")
-        check_choice("node_vectors", options.get("node_vectors", "free"), vectors)
+        kinds = ("leaves",) if tied else ("free", "leaves")
+        check_choice("node_vectors", options.get("node_vectors", "free"), kinds)
         n_classes, in_features = linear.weight.shape
         if at is not None and at.shape != (in_features,):
             raise ValueError(f"at: expected shape [{in_features}], got {list(at.shape)}")
         if trees is None:
             n_trees, root = ensemble_shape(n_classes, n_trees or 1, root, usual_root=1024)
-            rows = linear.weight.detach().float().cpu().numpy()
+            rows = linear.weight if vectors is None else vectors
+            if isinstance(rows, Tensor):
+                rows = rows.detach().float().cpu().numpy()
             if tied:
                 leaf, levels = shape_below(n_classes, root, leaf, levels)
             elif leaf is None:
@@ -293,8 +299,8 @@ class Constructors(EnsembleState):
                 "cluster", n_classes, frequencies, [rows], n_trees, seed, root, leaf, levels
             )
         else:
-            given = {"n_trees": n_trees, "root": root, "leaf": leaf, "levels": levels}
-            for name, value in given.items():
+            shape = {"n_trees": n_trees, "root": root, "leaf": leaf, "levels": levels}
+            for name, value in ({"vectors": vectors} | shape).items():
                 if value is not None:
                     raise ValueError(f"{name}: expected None together with trees, got {value!r}")
         head = cls(

@@ -15,11 +15,15 @@ from hstree._progress import track
 from hstree.heads.trees.blocks import Block, LeafBlock, to_dtype_of
 from hstree.heads.trees.distillation import SoftTargets
 from hstree.heads.trees.state import EnsembleState
+from hstree.heads.trees.tree_layout import LEAF
 from hstree.heads.trees.vectors import NODE_BLOCKS
 from hstree.ops import mark_targets
 
 if TYPE_CHECKING:
     from hstree.heads.softmax import Softmax
+
+CLASS_RATE = 0.01
+SOFTMAX_RATE = 0.1  # times 1 / sqrt(D)
 
 
 def fit_nodes(
@@ -29,7 +33,7 @@ def fit_nodes(
     *,
     epochs: int,
     batch_size: int,
-    learning_rate: float,
+    learning_rate: float | None,
     seed: int,
 ) -> None:
     """See :meth:`hstree.heads.TreeEnsemble.fit_nodes`."""
@@ -40,11 +44,18 @@ def fit_nodes(
         )
     loss = _loss(head, hidden, target)
     parameters = own_parameters(head)
-    if not parameters or not len(hidden):
+    exact = not isinstance(target, Tensor) and not head.layout.n_rows[LEAF]
+    if not parameters or not len(hidden) or exact:
         return
     # In float32 even where the parameters have less: a step may be below their precision.
     fitted = [parameter.detach().to(sum_dtype(parameter.dtype)) for parameter in parameters]
-    optimizer = torch.optim.Adam(fitted, learning_rate)
+    rate, scale = learning_rate or CLASS_RATE, 1.0
+    if not isinstance(target, Tensor):
+        rate = learning_rate or SOFTMAX_RATE / head.in_features**0.5
+        scale = float(hidden.square().mean(dtype=torch.float32).sqrt()) or 1.0
+    vectors, biases = ([value for value in fitted if value.dim() == n] for n in (3, 2))
+    groups = [{"params": vectors, "lr": rate / scale}, {"params": biases, "lr": rate}]
+    optimizer = torch.optim.Adam(groups)
     steps = epochs * -(-len(hidden) // batch_size)
     schedule = CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed % 2**63)

@@ -114,7 +114,7 @@ class Relearning(EnsembleState):
         *,
         epochs: int = 3,
         batch_size: int = 1024,
-        learning_rate: float = 0.01,
+        learning_rate: float | None = None,
         seed: int = 0,
     ) -> None:
         r"""Fit the nodes above the leaf groups to contexts, with ``node_vectors="leaves"``.
@@ -143,7 +143,9 @@ class Relearning(EnsembleState):
                 weight [V, D], with or without a bias, which is not changed.
             epochs: passes over the contexts, at least 1.
             batch_size: contexts of a step.
-            learning_rate: of the first step.
+            learning_rate: of the first step; None: 0.01 for classes, 0.1 / sqrt(D) for a softmax.
+                For a softmax that of the vectors is divided by the root mean square of ``hidden``,
+                so that the fit does not depend on its scale.
             seed: seed of the order of the contexts.
 
         Raises:
@@ -174,6 +176,8 @@ class Relearning(EnsembleState):
             target,
             epochs=check_int("epochs", epochs, 1),
             batch_size=check_int("batch_size", batch_size, 1),
-            learning_rate=check_number("learning_rate", learning_rate, positive=True),
+            learning_rate=learning_rate
+            if learning_rate is None
+            else check_number("learning_rate", learning_rate, positive=True),
             seed=check_seed(seed),
         )
