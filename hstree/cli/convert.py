@@ -107,7 +107,12 @@ def _convert(
     from hstree.training import processes
     from hstree.training.relearning import read_contexts
 
-    def contexts(tokens: npt.NDArray[Any], n: int) -> tuple[ContextMeans, Tensor]:
+    def contexts(split: str, n: int) -> tuple[ContextMeans, Tensor]:
+        tokens = getattr(corpus, split)
+        if len(tokens) < 2:
+            raise ValueError(
+                f"{corpus.name}: the {split} part has {len(tokens)} tokens, at least 2 are needed"
+            )
         streams = Streams(tokens, min(run.config.batch_size, len(tokens) - 1))
         with processes(device) as alone:
             means, hidden, target = read_contexts(run.model, streams, alone, n)
@@ -115,8 +120,8 @@ def _convert(
 
     device = softmax.weight.device.type
     corpus = run_corpus(run, None)
-    means, hidden = contexts(corpus.train, arguments.hidden_states)
-    _, valid = contexts(corpus.valid, _VALIDATED)
+    means, hidden = contexts("train", arguments.hidden_states)
+    _, valid = contexts("valid", _VALIDATED)
     draft = TreeEnsemble.from_linear(
         softmax,
         tied=True,
@@ -137,8 +142,8 @@ def _report(run: Run, draft: TreeEnsemble, before: Agreement, after: Agreement) 
     own = sum(p.numel() for p in draft.parameters() if p is not shared)
     rows = _rows_scored(draft, run.vocabulary.frequencies)
     lines = [
-        f"{run.path}: {draft.n_trees} trees, C = {draft.trees[0].root_width}, that read the "
-        f"softmax over {draft.n_classes:,} words",
+        f"{run.path}: T = {draft.n_trees}, C = {draft.trees[0].root_width}, below it the rows of "
+        f"the softmax over {draft.n_classes:,} words",
         f"parameters       {own:>12,}  beside {shared.numel():,} of the softmax",
         f"rows for a draw  {rows:>12,.0f}  of {draft.n_classes:,}",
         "",

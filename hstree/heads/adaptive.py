@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from hstree._checks import check_order
 from hstree._transforms import is_transformed
-from hstree.heads.base import HasWeight, Head
+from hstree.heads.base import Head
 from hstree.heads.flat import wide
+from hstree.heads.tying import HasWeight
 
 if TYPE_CHECKING:
     from typing_extensions import Self

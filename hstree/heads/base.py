@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -19,6 +19,7 @@ from hstree.heads.buffers import Resettable
 from hstree.heads.losses import by_rows, check_class_weight
 from hstree.heads.parameters import HeadParameters
 from hstree.heads.sharding import register_forward_methods
+from hstree.heads.tying import HasWeight, tied_names
 from hstree.ops import mark_targets
 
 if TYPE_CHECKING:
@@ -28,14 +29,6 @@ if TYPE_CHECKING:
 
 REDUCTIONS = ("none", "sum", "mean")
 METADATA_KEY = "hstree.head"
-
-
-class HasWeight(Protocol):
-    """A module whose weight [V, D] a head can read as its own, such as :class:`torch.nn.Embedding`,
-    :class:`torch.nn.Linear` and :class:`hstree.Softmax`."""
-
-    @property
-    def weight(self) -> Tensor: ...
 
 
 class HeadOutput(NamedTuple):
@@ -369,39 +362,19 @@ class Head(HeadParameters, Resettable, ABC):
     def save(self, path: str | os.PathLike[str], *, embedding: HasWeight | None = None) -> None:
         """Write the head to one safetensors file, with its configuration in the metadata.
 
-        The file is replaced atomically. :func:`hstree.heads.load_head` reads it.
-
-        Args:
-            path: the file.
-            embedding: module to whose weight the head is tied. The file is then written without
-                this weight; give ``load_head`` the module too. None: the file holds everything.
-
-        Raises:
-            ValueError: if the head is not tied to ``embedding``.
+        The file is replaced atomically. :func:`hstree.heads.load_head` reads it. With
+        ``embedding``, the module to whose weight the head is tied, the file does not hold that
+        weight, and ``load_head`` needs the module too. Raises ValueError if the head is not tied to
+        it.
         """
-        shared = [] if embedding is None else self.tied_names(embedding)
+        left_out = [] if embedding is None else tied_names(self, embedding)
         tensors = {
-            key: value.detach().contiguous().cpu()
-            for key, value in self.state_dict().items()
-            if key not in shared
+            name: value.detach().contiguous().cpu()
+            for name, value in self.state_dict().items()
+            if name not in left_out
         }
         metadata = {METADATA_KEY: json.dumps({"name": self.name, "config": self.config()})}
         write_atomic(Path(path), lambda part: save_file(tensors, part, metadata))
-
-    def tied_names(self, embedding: HasWeight) -> list[str]:
-        """Names of the parameters that are the weight of ``embedding``.
-
-        Raises:
-            ValueError: if there is none.
-        """
-        weight = embedding.weight
-        names = [name for name, parameter in self.named_parameters() if parameter is weight]
-        if not names:
-            raise ValueError(
-                "embedding: expected the module to whose weight the head is tied, got a "
-                f"{type(embedding).__name__} with another weight"
-            )
-        return names
 
     def extra_repr(self) -> str:
         weighted = "" if self.class_weight is None else ", class_weight=[V]"

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from hstree._dtypes import sum_dtype
 from hstree.heads import functions
-from hstree.heads.base import HasWeight, Head
+from hstree.heads.base import Head
 from hstree.heads.buffers import fill
 from hstree.heads.functions import Function
+from hstree.heads.tying import HasWeight
 from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import LogitFunction, mixture_log_prob
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from hstree._files import read_tensors
 from hstree.heads.adaptive import AdaptiveSoftmax
-from hstree.heads.base import METADATA_KEY, HasWeight, Head
+from hstree.heads.base import METADATA_KEY, Head
 from hstree.heads.mixtape import Mixtape
 from hstree.heads.mixture import (
     DOC,
@@ -22,6 +22,7 @@ from hstree.heads.mixture import (
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
 from hstree.heads.trees import TreeEnsemble
+from hstree.heads.tying import HasWeight, tied_names
 
 _HEADS: dict[str, type[Head]] = {}
 
@@ -144,7 +145,7 @@ def load_head(path: str | os.PathLike[str], *, embedding: HasWeight | None = Non
         raise ValueError(f"embedding: expected None, since {os.fspath(path)} holds no tied head")
     head = head_class(saved["name"]).from_config(saved["config"], tensors, embedding)
     if embedding is not None:
-        tensors |= dict.fromkeys(head.tied_names(embedding), embedding.weight)
+        tensors |= dict.fromkeys(tied_names(head, embedding), embedding.weight)
     elif tied and not head.state_dict().keys() <= tensors.keys():
         raise ValueError(
             f"embedding: expected the module to whose weight the head in {os.fspath(path)} is "

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_choice, check_int, check_number
-from hstree.heads.base import HasWeight
 from hstree.heads.flat import FlatHead, wide
+from hstree.heads.tying import HasWeight
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
-from hstree.heads.base import HasWeight
 from hstree.heads.buffers import fill
 from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
 from hstree.heads.trees.constructors import Constructors
@@ -26,6 +25,7 @@ from hstree.heads.trees.search import search_classes
 from hstree.heads.trees.subsets import draw_subsets
 from hstree.heads.trees.tree_layout import BINARY, ROOT
 from hstree.heads.trees.vectors import NODE_VECTORS
+from hstree.heads.tying import HasWeight
 from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import leaf_order, tree_log_prob
 from hstree.trees import Tree
