@@ -54,8 +54,8 @@ def add_command(commands: Any) -> None:
         "--root",
         type=count,
         metavar="N",
-        help="number of children of the root, C (default: 1024, at most a quarter of the words, and "
-        "at least the square root of their number; up to 1,024 words: all of them)",
+        help="number of children of the root, C (default: 1024, at most a quarter of the words "
+        "and at least the square root of their number; up to 1,024 words: all of them)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of trees and fit (default: 0)"
