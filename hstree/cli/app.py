@@ -18,7 +18,7 @@ from hstree._progress import shown
 from hstree._terminal import fold
 from hstree.laboratory.comparison import report as compare
 
-from . import evaluate, generate, laboratory, study, train, tree
+from . import convert, evaluate, generate, laboratory, study, train, tree
 
 _DESCRIPTION = """\
 Language models whose output layers are ensembles of randomized hierarchical
@@ -32,6 +32,8 @@ softmaxes, and the other remedies for the softmax bottleneck.
   hstree train --finetune RUN               averaged SGD from its best weights
   hstree evaluate RUN                       perplexity of a trained model
   hstree generate RUN --prompt "the value"  text from a trained model
+  hstree convert RUN                        its softmax as trees that read its
+                                            rows, for speculative decoding
   hstree compare RUN RUN                    runs side by side, means over seeds
   hstree study FILE                         a grid of runs in one table
   hstree tree draw RUN                      a picture of its trees
@@ -74,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser
     )
-    for module in (train, evaluate, generate, compare, study, tree, laboratory):
+    for module in (train, evaluate, generate, convert, compare, study, tree, laboratory):
         module.add_command(commands)
     return parser
 

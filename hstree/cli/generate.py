@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hstree._arguments import count, positive, share
 from hstree._terminal import fold
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
 
 if TYPE_CHECKING:
+    from hstree.heads import Head
     from hstree.models import LanguageModel
 
 _DESCRIPTION = """\
@@ -111,7 +112,6 @@ def _draw(
     import time
 
     from hstree.decoding import speculative
-    from hstree.heads import load_head
     from hstree.models import generate
 
     size = arguments.words, arguments.samples
@@ -122,7 +122,7 @@ def _draw(
         start = time.perf_counter()
         samples = generate(model, prompt, *size, **options)
     else:
-        draft = load_head(arguments.draft).to(model.backbone.embedding.weight.device)
+        draft = _load_draft(arguments.draft, model).to(model.backbone.embedding.weight.device)
         temperature = 1.0 if arguments.temperature is None else arguments.temperature
         options |= {"k": arguments.draft_words, "temperature": temperature}
         start = time.perf_counter()
@@ -133,3 +133,16 @@ def _draw(
         )
     seconds = time.perf_counter() - start
     return samples, f"{arguments.words * arguments.samples / seconds:,.0f} tokens/s{accepted}"
+
+
+def _load_draft(path: str, model: LanguageModel) -> Head:
+    """The draft; one that was saved without the weight that it shares with the model's head, as by
+    ``hstree convert``, reads that again."""
+    from hstree.heads import load_head
+
+    try:
+        return load_head(path)
+    except ValueError as error:
+        if not str(error).startswith("embedding: ") or not hasattr(model.head, "weight"):
+            raise
+    return load_head(path, embedding=cast(Any, model.head))

@@ -1,5 +1,6 @@
-"""Decoding with two heads: speculative decoding."""
+"""Speculative decoding: drafts of a head, and how often its model accepts them."""
 
-from .speculative import SpeculativeOutput, speculative
+from hstree.decoding.acceptance import Agreement, agreement, expected_acceptance
+from hstree.decoding.speculative import SpeculativeOutput, speculative
 
-__all__ = ["SpeculativeOutput", "speculative"]
+__all__ = ["Agreement", "SpeculativeOutput", "agreement", "expected_acceptance", "speculative"]

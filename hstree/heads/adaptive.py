@@ -13,6 +13,7 @@ from hstree._checks import check_order
 from hstree._transforms import is_transformed
 from hstree.heads.base import Head
 from hstree.heads.flat import wide
+from hstree.heads.tying import HasWeight
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -140,7 +141,7 @@ class AdaptiveSoftmax(Head):
         cls,
         config: dict[str, Any],
         tensors: Mapping[str, Tensor],
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
     ) -> Self:
         return cls(**config, order=tensors["order"], class_weight=tensors.get("class_weight"))
 

@@ -20,6 +20,7 @@ from hstree.heads.inference import QUERIES, Inference
 from hstree.heads.losses import by_rows, check_class_weight
 from hstree.heads.parameters import HeadParameters
 from hstree.heads.sharding import register_forward_methods
+from hstree.heads.tying import HasWeight, tied_names
 from hstree.ops import mark_targets
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ class Head(Inference, HeadParameters, Resettable, ABC):
         cls,
         config: dict[str, Any],
         tensors: Mapping[str, Tensor],
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
     ) -> Self:
         """A head into which ``load_state_dict(tensors)`` loads the state.
 
@@ -289,13 +290,19 @@ class Head(Inference, HeadParameters, Resettable, ABC):
             **options: further arguments of the head.
         """
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, embedding: HasWeight | None = None) -> None:
         """Write the head to one safetensors file, with its configuration in the metadata.
 
-        The file is replaced atomically. :func:`hstree.heads.load_head` reads it.
+        The file is replaced atomically. :func:`hstree.heads.load_head` reads it. With
+        ``embedding``, the module to whose weight the head is tied, the file does not hold that
+        weight, and ``load_head`` needs the module too. Raises ValueError if the head is not tied to
+        it.
         """
+        left_out = [] if embedding is None else tied_names(self, embedding)
         tensors = {
-            key: value.detach().contiguous().cpu() for key, value in self.state_dict().items()
+            name: value.detach().contiguous().cpu()
+            for name, value in self.state_dict().items()
+            if name not in left_out
         }
         metadata = {METADATA_KEY: json.dumps({"name": self.name, "config": self.config()})}
         write_atomic(Path(path), lambda part: save_file(tensors, part, metadata))

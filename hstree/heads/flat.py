@@ -16,6 +16,7 @@ from hstree.heads import functions
 from hstree.heads.base import Head
 from hstree.heads.buffers import fill
 from hstree.heads.functions import Function
+from hstree.heads.tying import HasWeight
 from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import LogitFunction, mixture_log_prob
 
@@ -58,7 +59,7 @@ class FlatHead(Head):
         n_classes: int,
         *,
         bias: bool = True,
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
         frequencies: npt.ArrayLike | None = None,
         function: Function | None = None,
         weight_features: int | None = None,
@@ -204,7 +205,7 @@ class FlatHead(Head):
         cls,
         config: dict[str, Any],
         tensors: Mapping[str, Tensor],
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
     ) -> Self:
         options = dict(config)
         tied = options.pop("tied")

@@ -22,6 +22,7 @@ from hstree.heads.mixture import (
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
 from hstree.heads.trees import TreeEnsemble
+from hstree.heads.tying import HasWeight, tied_names
 
 _HEADS: dict[str, type[Head]] = {}
 
@@ -104,15 +105,18 @@ def head_class(name: str) -> type[Head]:
     return _HEADS[name]
 
 
-def load_head(path: str | os.PathLike[str]) -> Head:
+def load_head(path: str | os.PathLike[str], *, embedding: HasWeight | None = None) -> Head:
     """Read a head that :meth:`Head.save` wrote, on the CPU.
 
     Args:
         path: the safetensors file.
+        embedding: module to whose weight [V, D] a head that was saved tied is tied again. The head
+            is then on its device. None: the head gets its own copy of the weight in the file.
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        ValueError: if it is a folder or not a saved head.
+        ValueError: if it is a folder or not a saved head; for an ``embedding`` of another shape, or
+            for a head that was not tied; without it, if the file has no such weight.
 
     Example:
         >>> import hstree
@@ -136,6 +140,16 @@ def load_head(path: str | os.PathLike[str]) -> Head:
             f"{METADATA_KEY} metadata"
         )
     saved: dict[str, Any] = json.loads(metadata[METADATA_KEY])
-    head = head_class(saved["name"]).from_config(saved["config"], tensors)
+    tied = saved["config"].get("tied", False)
+    if embedding is not None and not tied:
+        raise ValueError(f"embedding: expected None, since {os.fspath(path)} holds no tied head")
+    head = head_class(saved["name"]).from_config(saved["config"], tensors, embedding)
+    if embedding is not None:
+        tensors |= dict.fromkeys(tied_names(head, embedding), embedding.weight)
+    elif tied and not head.state_dict().keys() <= tensors.keys():
+        raise ValueError(
+            f"embedding: expected the module to whose weight the head in {os.fspath(path)} is "
+            "tied, because the file was written without this weight, got None"
+        )
     head.load_state_dict(tensors, assign=True)  # keeps the dtype of the tensors
-    return head
+    return head if embedding is None else head.to(embedding.weight.device)

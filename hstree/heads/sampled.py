@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hstree._checks import check_choice, check_int, check_number
 from hstree.heads.flat import FlatHead, wide
+from hstree.heads.tying import HasWeight
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -212,7 +213,7 @@ class SampledSoftmax(FlatHead):
         cls,
         config: dict[str, Any],
         tensors: Mapping[str, Tensor],
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
     ) -> Self:
         # The distribution is saved, the frequencies are not.
         head = super().from_config(config | {"distribution": "uniform"}, tensors, embedding)

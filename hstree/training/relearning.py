@@ -65,15 +65,19 @@ def relearn(
 
 @torch.no_grad()
 def read_contexts(
-    model: LanguageModel, streams: Streams, processes: Processes
+    model: LanguageModel,
+    streams: Streams,
+    processes: Processes,
+    n_contexts: int = FITTED_CONTEXTS,
 ) -> tuple[ContextMeans, Tensor, Tensor]:
     """Mean hidden state of the contexts before each word, in evaluation mode, and about
-    FITTED_CONTEXTS of the contexts: hidden states [N, D] and next words [N].
+    ``n_contexts`` of the contexts: hidden states [N, D] and next words [N].
 
     Args:
         model: language model, temporarily set to evaluation mode.
         streams: the text; each process reads an equal part of the streams.
         processes: they get the same results.
+        n_contexts: number of contexts to return, spread over the text.
     """
     device = model.backbone.embedding.weight.device
     means = ContextMeans(model.head.n_classes, model.head.in_features, device=device)
@@ -81,13 +85,13 @@ def read_contexts(
     columns = slice(processes.rank * width, (processes.rank + 1) * width)
     state: State | None = None
     contexts = len(streams) * streams.batch_size
-    kept = max(1, WINDOW * FITTED_CONTEXTS // max(contexts, FITTED_CONTEXTS))  # of each window
+    kept = max(1, WINDOW * n_contexts // max(contexts, n_contexts))  # of each window
     sample: list[tuple[Tensor, Tensor]] = []
     training = model.training
     model.eval()
     try:
         n_windows = -(-len(streams) // WINDOW)
-        for window in track(streams.windows(WINDOW), "re-learning the trees", n_windows):
+        for window in track(streams.windows(WINDOW), "reading the text", n_windows):
             tokens, target = (part[:, columns].to(device) for part in window)
             hidden, state = model.hidden(tokens, state)
             counted = target != model.head.ignore_index

@@ -22,7 +22,7 @@ ROOMS: dict[str, set[str]] = {
     "heads": {"trees", "data", "ops"},
     "distributed": {"trees", "optim", "heads"},
     "models": {"trees", "data", "ops", "heads"},
-    "decoding": {"heads", "models"},
+    "decoding": {"ops", "heads", "models"},
     "runs": {"trees", "data", "heads", "models"},
     "training": {"trees", "data", "ops", "optim", "heads", "distributed", "models", "runs"},
     "evaluation": {"trees", "data", "ops", "heads", "models"},

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from hstree.data.statistics import CorpusStatistics
+    from hstree.heads.softmax import Softmax
 
 
 class Constructors(EnsembleState):
@@ -200,9 +201,11 @@ class Constructors(EnsembleState):
     @classmethod
     def from_linear(
         cls,
-        linear: nn.Linear,
+        linear: nn.Linear | Softmax,
         trees: Sequence[Tree] | None = None,
         *,
+        tied: bool = False,
+        vectors: npt.ArrayLike | Tensor | None = None,
         at: Tensor | None = None,
         n_trees: int | None = None,
         root: int | None = None,
@@ -227,7 +230,15 @@ class Constructors(EnsembleState):
 
         Args:
             linear: the softmax: weight [V, D], with or without a bias.
-            trees: trees over the V classes; None: clustered by the rows of the weight.
+            tied: use the weight of the softmax itself as the output embedding, not a copy. The head
+                then adds T C D numbers for the roots of trees of two levels and T V for the biases
+                of the classes. Below the root it is exact, and it follows the softmax when that is
+                trained; :meth:`fit_nodes` fits the root to it. The head has the dtype of the
+                softmax. See :meth:`Head.save` for a file without the weight.
+            trees: trees over the V classes; None: clustered by ``vectors``.
+            vectors: class vectors, real [V, F]; None: the rows of the weight. With the mean hidden
+                states of a sample, :meth:`hstree.trees.ContextMeans.vectors`, and their counts as
+                ``frequencies`` the approximation is closer.
             at: the hidden vector h_0 [D]; None: 0, which suits a softmax with a bias. Without a
                 bias use the mean of some hidden vectors.
             n_trees: number of clustered trees, T; None: 1, which has as many parameters as the
@@ -236,16 +247,19 @@ class Constructors(EnsembleState):
             root: width of the root, C; None: 1,024, or the smallest power of two that is at least
                 the square root of V if that is more. Up to 1,024 classes this is the softmax
                 itself.
-            leaf: size of the leaf groups, G; None: 64, or 1 with two levels.
-            levels: number of levels; see :meth:`from_counts`.
+            leaf: size of the leaf groups, G; None: 64, or 1 with two levels; with ``tied`` as in
+                :meth:`from_counts`.
+            levels: number of levels; see :meth:`from_counts`. None with ``tied``: 2.
             frequencies: class counts [V] that balance the clusters; None: all equal.
             seed: seed of the trees and of the feature subsets.
             **options: further arguments of the head, except ``embedding``. With
-                ``node_vectors="leaves"`` the output embedding is the weight of the softmax.
+                ``node_vectors="leaves"``, the default with ``tied``, the output embedding starts as
+                the weight of the softmax.
 
         Raises:
-            ValueError: for ``node_vectors="shared"`` or ``embedding``, ``at`` of a wrong shape, or
-                ``n_trees``, ``root``, ``leaf`` or ``levels`` together with ``trees``.
+            ValueError: for ``node_vectors="shared"``, or ``"free"`` with ``tied``; for
+                ``embedding``, ``at`` of a wrong shape, or ``vectors``, ``n_trees``, ``root``,
+                ``leaf`` or ``levels`` together with ``trees``.
 
         Example:
             >>> import torch, hstree
@@ -253,29 +267,50 @@ class Constructors(EnsembleState):
             >>> head = hstree.TreeEnsemble.from_linear(linear)
             >>> torch.allclose(head.log_prob(hidden), linear(hidden).log_softmax(-1), atol=1e-5)
             True
+
+            Two levels that read the rows of the softmax:
+
+            >>> head = hstree.TreeEnsemble.from_linear(linear, tied=True, root=32)
+            >>> head.output_embedding is linear.weight, head.root_weight.shape
+            (True, torch.Size([1, 32, 16]))
         """
         if "embedding" in options:
             raise ValueError(
-                "embedding: expected no such option, because the vectors are copied from linear, "
+                "embedding: expected no such option, because the vectors are those of linear, "
                 f"got {options['embedding']!r}"
             )
-        check_choice("node_vectors", options.get("node_vectors", "free"), ("free", "leaves"))
+        if tied:
+            options.setdefault("node_vectors", "leaves")
+        kinds = ("leaves",) if tied else ("free", "leaves")
+        check_choice("node_vectors", options.get("node_vectors", "free"), kinds)
         n_classes, in_features = linear.weight.shape
         if at is not None and at.shape != (in_features,):
             raise ValueError(f"at: expected shape [{in_features}], got {list(at.shape)}")
         if trees is None:
             n_trees, root = ensemble_shape(n_classes, n_trees or 1, root, usual_root=1024)
-            rows = linear.weight.detach().float().cpu().numpy()
-            if leaf is None:
+            rows = linear.weight if vectors is None else vectors
+            if isinstance(rows, Tensor):
+                rows = rows.detach().float().cpu().numpy()
+            if tied:
+                leaf, levels = shape_below(n_classes, root, leaf, levels)
+            elif leaf is None:
                 leaf = 1 if levels == 2 else 64
             trees = several_trees(
                 "cluster", n_classes, frequencies, [rows], n_trees, seed, root, leaf, levels
             )
         else:
-            given = {"n_trees": n_trees, "root": root, "leaf": leaf, "levels": levels}
-            for name, value in given.items():
+            shape = {"n_trees": n_trees, "root": root, "leaf": leaf, "levels": levels}
+            for name, value in ({"vectors": vectors} | shape).items():
                 if value is not None:
                     raise ValueError(f"{name}: expected None together with trees, got {value!r}")
-        head = cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
+        head = cls(
+            in_features,
+            n_classes,
+            trees,
+            embedding=linear if tied else None,
+            frequencies=frequencies,
+            seed=seed,
+            **options,
+        ).to(linear.weight.device, linear.weight.dtype if tied else None)
         copy_softmax(head, linear, at)
-        return head.to(linear.weight.device)
+        return head

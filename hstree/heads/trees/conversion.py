@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -11,14 +13,18 @@ from hstree.heads.trees.state import EnsembleState
 from hstree.heads.trees.tree_layout import TreeLayout
 from hstree.heads.trees.vectors import NODE_BLOCKS
 
+if TYPE_CHECKING:
+    from hstree.heads.softmax import Softmax
+
 
 @torch.no_grad()
-def copy_softmax(head: EnsembleState, linear: nn.Linear, at: Tensor | None) -> None:
+def copy_softmax(head: EnsembleState, linear: nn.Linear | Softmax, at: Tensor | None) -> None:
     """Set a head to the first-order approximation of the softmax about ``at`` [D]; None: 0. See
     :meth:`hstree.heads.TreeEnsemble.from_linear`."""
     bias = linear.weight.new_zeros(head.n_classes) if linear.bias is None else linear.bias.detach()
     if head.node_vectors == "leaves":
-        fill(head.output_embedding, linear.weight.detach())
+        if not head.tied:
+            fill(head.output_embedding, linear.weight.detach())
         if head.leaf_bias is not None:
             fill(head.leaf_bias, bias.expand_as(head.leaf_bias))
     expand_nodes(head, linear.weight, bias.double().cpu().expand(head.n_trees, -1), at)

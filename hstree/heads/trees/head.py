@@ -33,6 +33,7 @@ from hstree.heads.trees.search import candidate_classes, sample_classes, search_
 from hstree.heads.trees.subsets import draw_subsets
 from hstree.heads.trees.tree_layout import BINARY, ROOT
 from hstree.heads.trees.vectors import NODE_VECTORS
+from hstree.heads.tying import HasWeight
 from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import leaf_order, tree_log_prob
 from hstree.trees import Tree
@@ -78,8 +79,8 @@ class TreeEnsemble(Relearning, Constructors):
             weighted by frequency. Each row has a learned scale s, which starts at 1 where the means
             are over single classes and at 3 elsewhere. A step costs O(T V S) for any number of
             rows.
-        embedding: embedding to use as E, such as the model's input embedding; None: the head gets
-            its own.
+        embedding: module whose weight is used as E, such as the model's input embedding or a
+            softmax; None: the head gets its own.
         frequencies: class counts [V] that initialize the biases (log-odds); None: all equal.
         sparse: whether the vectors of binary nodes and of wide nodes below the root, and E with
             ``"leaves"``, have row-sparse gradients, as with ``torch.nn.Embedding(sparse=True)``. A
@@ -118,7 +119,7 @@ class TreeEnsemble(Relearning, Constructors):
         subset_block: int = 1,
         gate: str = "uniform",
         node_vectors: str = "free",
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
         frequencies: npt.ArrayLike | None = None,
         sparse: bool = False,
         seed: int = 0,
@@ -330,7 +331,7 @@ class TreeEnsemble(Relearning, Constructors):
         cls,
         config: dict[str, Any],
         tensors: Mapping[str, Tensor],
-        embedding: nn.Embedding | None = None,
+        embedding: HasWeight | None = None,
     ) -> Self:
         options = dict(config)
         tied = options.pop("tied")

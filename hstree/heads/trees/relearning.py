@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
-from torch import Tensor
+from torch import Tensor, nn
 
 from hstree._checks import check_int, check_number, check_seed
 from hstree.heads.trees.build import several_trees
@@ -14,6 +14,9 @@ from hstree.heads.trees.fitting import fit_nodes
 from hstree.heads.trees.replacement import like_shape, replace_trees
 from hstree.heads.trees.state import EnsembleState
 from hstree.trees import Tree
+
+if TYPE_CHECKING:
+    from hstree.heads.softmax import Softmax
 
 
 class Relearning(EnsembleState):
@@ -107,11 +110,11 @@ class Relearning(EnsembleState):
     def fit_nodes(
         self,
         hidden: Tensor,
-        target: Tensor,
+        target: Tensor | nn.Linear | Softmax,
         *,
         epochs: int = 3,
         batch_size: int = 1024,
-        learning_rate: float = 0.01,
+        learning_rate: float | None = None,
         seed: int = 0,
     ) -> None:
         r"""Fit the nodes above the leaf groups to contexts, with ``node_vectors="leaves"``.
@@ -119,20 +122,30 @@ class Relearning(EnsembleState):
         Minimizes the mean over the contexts and the trees of
 
         .. math::
-            -\sum_{n \in \mathrm{path}_t(y)} \log P_t(\text{child} \mid n, h)
+            -\sum_y q(y \mid h) \sum_{n \in \mathrm{path}_t(y)} \log P_t(\text{child} \mid n, h)
 
         over the nodes n above the leaf groups, by Adam with a cosine schedule. The output
-        embedding, the biases of the classes and the gate stay. To be called after
-        :meth:`replace_trees` or :meth:`relearn`, before training continues: the expansion that they
-        start the new nodes from is coarse.
+        embedding, the biases of the classes and the gate stay. The first-order expansion that
+        :meth:`replace_trees`, :meth:`relearn` and :meth:`from_linear` start the nodes from is
+        coarse: call this after them, before training continues.
+
+        With classes as the target, q is 1 for the class that followed. With a softmax as the
+        target, q is its distribution: the nodes are distilled from it, and what is minimized is, up
+        to a constant, the Kullback-Leibler divergence from the softmax to each tree in the
+        distribution of the leaf groups. That of the classes is the same where the leaf groups are
+        exact, as after ``from_linear(softmax, tied=True)``. A step then costs the probabilities of
+        all classes, which are held for a few contexts at a time.
 
         Args:
             hidden: context vectors, floating point [N, D], such as those of a sample of the
                 training text.
-            target: classes, int64 [N], in [0, V) or ``ignore_index``.
+            target: classes, int64 [N], in [0, V) or ``ignore_index``; or a softmax over them with a
+                weight [V, D], with or without a bias, which is not changed.
             epochs: passes over the contexts, at least 1.
             batch_size: contexts of a step.
-            learning_rate: of the first step.
+            learning_rate: of the first step; None: 0.01 for classes, 0.1 / sqrt(D) for a softmax.
+                For a softmax that of the vectors is divided by the root mean square of ``hidden``,
+                so that the fit does not depend on its scale.
             seed: seed of the order of the contexts.
 
         Raises:
@@ -147,6 +160,15 @@ class Relearning(EnsembleState):
             >>> head.fit_nodes(hidden, target)
             >>> bool(head(hidden, target).loss < before)
             True
+
+            A softmax, and what its trees still lack:
+
+            >>> linear = torch.nn.Linear(16, 2000)
+            >>> head = hstree.TreeEnsemble.from_linear(linear, tied=True, root=64)
+            >>> head.fit_nodes(hidden, linear)
+            >>> log_prob, exact = head.log_prob(hidden), linear(hidden).log_softmax(-1)
+            >>> bool((exact.exp() * (exact - log_prob)).sum(-1).mean() < 0.01)
+            True
         """
         fit_nodes(
             self,
@@ -154,6 +176,8 @@ class Relearning(EnsembleState):
             target,
             epochs=check_int("epochs", epochs, 1),
             batch_size=check_int("batch_size", batch_size, 1),
-            learning_rate=check_number("learning_rate", learning_rate, positive=True),
+            learning_rate=learning_rate
+            if learning_rate is None
+            else check_number("learning_rate", learning_rate, positive=True),
             seed=check_seed(seed),
         )

@@ -1,0 +1,31 @@
+"""Heads that read the weight of another module as their own."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+class HasWeight(Protocol):
+    """A module whose weight [V, D] a head can read as its own, such as :class:`torch.nn.Embedding`,
+    :class:`torch.nn.Linear` and :class:`hstree.Softmax`."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+
+def tied_names(head: nn.Module, embedding: HasWeight) -> list[str]:
+    """Names of the parameters of the head that are the weight of ``embedding``.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    weight = embedding.weight
+    names = [name for name, parameter in head.named_parameters() if parameter is weight]
+    if not names:
+        raise ValueError(
+            "embedding: expected the module to whose weight the head is tied, got a "
+            f"{type(embedding).__name__} with another weight"
+        )
+    return names
