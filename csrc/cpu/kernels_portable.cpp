@@ -11,6 +11,7 @@
 
 #define HSTREE_CAPABILITY portable
 #define HSTREE_VECTOR_BYTES 16
+#include "cpu/leaf_group_kernels_impl.h"
 #include "cpu/leaf_log_prob_kernels_impl.h"
 #include "cpu/logit_kernels_impl.h"
 #include "cpu/path_log_prob_kernels_impl.h"

@@ -38,6 +38,8 @@ struct TreeMixture {
   const TreeEdge* edge;    // [T, edges]
   int64_t block_begin[4];  // first row of score of each NodeBlock, and R
   int64_t rows, trees, nodes, edges, classes;
+  const A* leaf_score;  // [N, V] scores of the classes that the leaf groups of all trees share, or null
+  const A* leaf_bias;   // [T, V] added to them
 };
 
 // Sizes that the tables of the trees determine.
@@ -45,9 +47,16 @@ struct Walk {
   const int64_t* nodes;  // [T] of each tree
   int64_t open;          // largest number of nodes that are reached but not yet visited
   int64_t widest;        // largest number of children of a wide node
+  // With leaf groups:
+  const int32_t* slot;  // [T, stride] number of each class's leaf group, or ~ its number among the other classes
+  const int32_t* leaf;  // [T, stride] classes of the leaf groups
+  int64_t stride;       // V, padded with zeros to vectors
+  int64_t groups;       // largest number of leaf groups of a tree
+  int64_t others;       // largest number of classes of a tree outside of leaf groups
 };
 
-// Both throw std::runtime_error for tables that are not those of trees. log_prob [N, V].
+// Both throw std::runtime_error for tables that are not those of trees. log_prob [N, V]. Leaf groups have a
+// forward pass only.
 template <typename A>
 void tree_log_prob(const TreeMixture<A>& mixture, A* log_prob);
 
@@ -76,6 +85,38 @@ struct TreeLogProbKernels {
   void (*backward)(const TreeMixture<A>& mixture, const Walk& walk, int64_t begin, int64_t count,
                    const A* grad, const A* log_prob, A* grad_score, A* grad_log_gate, A* workspace);
 };
+
+// Up to `lanes` rows of a batch with leaf groups, and the terms of their log-probabilities
+//     log_gate[t] + log P_t(y) = value[slot] + (leaf_score + leaf_bias - shift[slot]), or value[slot],
+// with the slot of y in tree t: a leaf group, or a class outside of them.
+template <typename A>
+struct RowGroup {
+  int64_t begin, count;
+  A* score;  // [V] vectors of leaf_score; null for a single row, whose vectors are over classes
+  A* shift;  // [T, groups] vectors, or numbers of a single row: the largest score of the group
+  A* value;  // [T, others + groups] the same; of the other classes, the last one first, then of the groups
+};
+
+// A workspace has `forward_vectors` without those of the classes.
+template <typename A>
+struct LeafGroupKernels {
+  int64_t lanes;
+  // Fills rows.score from class `begin` to `end`.
+  void (*scores)(const TreeMixture<A>& mixture, const RowGroup<A>& rows, int64_t begin, int64_t end);
+  // Fills the terms of tree t.
+  void (*terms)(const TreeMixture<A>& mixture, const Walk& walk, const RowGroup<A>& rows, int64_t t,
+                A* workspace);
+  // Writes log_prob from class `begin` to `end`; the workspace holds T vectors.
+  void (*mix)(const TreeMixture<A>& mixture, const Walk& walk, const RowGroup<A>& rows, int64_t begin,
+              int64_t end, A* log_prob, A* workspace);
+};
+
+template <typename A>
+const LeafGroupKernels<A>* leaf_group_kernels_portable();
+template <typename A>
+const LeafGroupKernels<A>* leaf_group_kernels_avx2();
+template <typename A>
+const LeafGroupKernels<A>* leaf_group_kernels_avx512();
 
 template <typename A>
 const TreeLogProbKernels<A>* tree_log_prob_kernels_portable();

@@ -1,5 +1,7 @@
 // Body of the kernels of log_prob, under the rules of vector_impl.h. A vector holds one number of a group of
 // rows, one row a lane.
+#pragma once
+
 #include "cpu/vector_impl.h"
 
 namespace hstree::cpu {
@@ -98,7 +100,9 @@ static inline void log_sigmoids_ahead(const A* score, const ScoreRows<A>& place,
                                       int64_t nodes, A* left, A* right) {
   constexpr int64_t W = VectorOf<A>::width;
   A z[W] = {};
-  for (int64_t k = 0; k < W && k < nodes; ++k) z[k] = score[place(begin[k])];
+  for (int64_t k = 0; k < W && k < nodes; ++k) {
+    if (begin[k].block == binary_node) z[k] = score[place(begin[k])];
+  }
   Vector<A> lefts, rights;
   log_sigmoids<A>(load(static_cast<const A*>(z)), lefts, rights);
   store(left, lefts);
@@ -108,9 +112,11 @@ static inline void log_sigmoids_ahead(const A* score, const ScoreRows<A>& place,
 // Walks down from the root and calls leaves(classes, values, n) with above + log P_t(class) for a few classes
 // at a time, until all are done, the children of a node from right to left. A stack visits the nodes in
 // preorder. Whether a child is a leaf is unpredictable, so it selects addresses instead of a branch.
-template <bool whole, typename A, typename Leaves>
+// group(n, value) takes a node with above + log P_t of its path, and returns whether it is a leaf group, whose
+// classes are not passed to `leaves`.
+template <bool whole, typename A, typename Leaves, typename Group>
 static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t, int64_t begin, int64_t count,
-                           Vector<A> above, A* open, A* z, const Leaves& leaves) {
+                           Vector<A> above, A* open, A* z, const Leaves& leaves, const Group& group) {
   constexpr int64_t W = VectorOf<A>::width;
   const TreeNode* const node = m.node + t * m.nodes;
   const TreeEdge* const edge = m.edge + t * m.edges;
@@ -143,6 +149,7 @@ static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t,
     const A* const row = m.score + place(n);
     top -= W;
     const Vector<A> base = load(static_cast<const A*>(top));
+    if (group(n, base)) continue;
     if (n.block == binary_node) {
       Vector<A> left, right;
       if (!whole && count == 1) {
@@ -160,6 +167,13 @@ static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t,
   }
   leaves(classes, values, found);
 }
+
+struct NoGroups {
+  template <typename V>
+  bool operator()(const TreeNode&, const V&) const {
+    return false;
+  }
+};
 
 // Computes the gradients of the scores from the leaves up, in the opposite order. G of the classes is stored
 // before `leaf`, the last class first. Returns G of the root.
@@ -291,7 +305,8 @@ static void mix(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int64_
                      } else {
                        add(classes, values, n, mixture);
                      }
-                   });
+                   },
+                   NoGroups{});
   }
   to_rows(mixture, count, m.classes, log_prob + begin * m.classes);
 }
@@ -320,7 +335,8 @@ static void unmix(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int6
                        const Vector<A> g = load(static_cast<const A*>(grads + classes[i] * W)) * share;
                        store(leaf, value == impossible ? Vector<A>{} : g);
                      }
-                   });
+                   },
+                   NoGroups{});
     const Vector<A> total = ascend<whole>(m, walk, t, begin, count, leaf, grad_score, open, z);
     for (int64_t r = 0; r < count; ++r) grad_log_gate[(begin + r) * m.trees + t] = total[r];
   }
