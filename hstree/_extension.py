@@ -22,6 +22,7 @@ MINIMUM_TORCH = (2, 11)
 CPU_OPERATORS = {
     "tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
     "tree_log_prob": "hstree.ops.tree_log_prob is composed of torch's operators",
+    "leaf_tree_log_prob": "hstree.ops.tree_log_prob is composed of torch's operators",
     "tree_log_prob_backward": "autograd of torch's operators",
 }
 

@@ -18,12 +18,12 @@
 
 #define HSTREE_CAPABILITY avx512
 #define HSTREE_VECTOR_BYTES 64
-#include "cpu/leaf_group_kernels_impl.h"
 #include "cpu/leaf_log_prob_kernels_impl.h"
 #include "cpu/logit_kernels_impl.h"
 #include "cpu/path_log_prob_kernels_impl.h"
 #include "cpu/sparse_adam_impl.h"
 #include "cpu/tree_log_prob_kernels_impl.h"
+#include "cpu/tree_mix_kernels_impl.h"
 #include "cpu/wide_log_prob_kernels_impl.h"
 
 #if defined(__clang__)

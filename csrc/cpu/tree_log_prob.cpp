@@ -25,7 +25,7 @@ class CheckedWalk {
         row_is_used_(m_.trees * score_rows()),
         stride_((m_.classes + vector_multiple - 1) / vector_multiple * vector_multiple),
         slot_(m_.trees * stride_),
-        leaf_(m_.leaf_score ? m_.trees * stride_ : 0) {
+        leaf_(m_.leaf_bias ? m_.trees * stride_ : 0) {
     parallel(m_.trees, 1, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) follow(t);
     });
@@ -70,7 +70,7 @@ class CheckedWalk {
     uint8_t* const is_used = row_is_used_.data() + t * score_rows();
     std::vector<uint8_t> reached(m.nodes);
     uint8_t* const is_reached = reached.data();
-    int32_t* leaf = m.leaf_score ? leaf_.data() + t * stride_ : nullptr;
+    int32_t* leaf = m.leaf_bias ? leaf_.data() + t * stride_ : nullptr;
     std::vector<Open> stack(m.nodes + 1);
     Open* const open = stack.data();
     int64_t visited = 0, found = 0, last = 1, most = 1, widest = 0;
@@ -136,7 +136,7 @@ class CheckedWalk {
 
   // Rows of wide_node beyond those of score belong to leaf groups, whose children are all classes.
   static bool is_leaf_group(const TreeMixture<A>& m, const TreeNode& n) {
-    return m.leaf_score && n.block == wide_node && n.row >= wide_rows(m);
+    return m.leaf_bias && n.block == wide_node && n.row >= wide_rows(m);
   }
   static int64_t wide_rows(const TreeMixture<A>& m) {
     return m.block_begin[wide_root] - m.block_begin[wide_node];
@@ -196,26 +196,29 @@ A* aligned(A* memory, int64_t lanes) {
   return reinterpret_cast<A*>((reinterpret_cast<uintptr_t>(memory) + bytes - 1) / bytes * bytes);
 }
 
-// The same with leaf groups. A few rows are computed one by one, with vectors over classes. Threads divide
-// first the trees, then the classes of as many groups of rows as there are threads.
+}  // namespace
+
+// Threads divide first the trees, then the classes, of as many groups of rows as there are threads.
 template <typename A>
-void leaf_groups_log_prob(const TreeMixture<A>& m, const Walk& walk, A* log_prob) {
+void tree_log_prob(const TreeMixture<A>& m, A* log_prob) {
   constexpr int64_t block = 1024;  // classes of a task
-  const LeafGroupKernels<A>& kernels = *HSTREE_BY_CAPABILITY(leaf_group_kernels, A);
+  const CheckedWalk<A> checked(m);
+  const Walk walk = checked.walk();
+  const TreeMixKernels<A>& kernels = *HSTREE_BY_CAPABILITY(tree_mix_kernels, A);
   const int64_t lanes = kernels.lanes, blocks = (m.classes + block - 1) / block;
-  const int64_t shifts = m.trees * walk.groups * lanes, values = shifts + m.trees * walk.others * lanes;
-  const int64_t size = m.classes * lanes + shifts + values;
-  const int64_t wave = std::min<int64_t>(torch::stable::get_num_threads(), m.rows);
+  const int64_t few = m.leaf_bias ? lanes / 4 : 1;  // rows that are faster one by one
+  const int64_t scores = m.leaf_bias ? m.classes * lanes : 0, shifts = m.trees * walk.groups * lanes;
+  const int64_t size = scores + 2 * shifts + m.trees * walk.others * lanes;
+  const int64_t wave = std::min<int64_t>(torch::stable::get_num_threads(), m.rows / lanes + 1 + few);
   const Workspace<A> workspace(wave * size);
   std::vector<RowGroup<A>> groups;
   for (int64_t row = 0; row < m.rows;) {
     groups.clear();
     while (row < m.rows && static_cast<int64_t>(groups.size()) < wave) {
       A* const space = workspace.data() + groups.size() * size;
-      const bool few = 4 * (m.rows - row) <= lanes;
-      const int64_t count = few ? 1 : std::min(lanes, m.rows - row);
-      A* const terms = space + m.classes * lanes;
-      groups.push_back({row, count, few ? nullptr : space, terms, terms + shifts});
+      const bool single = m.rows - row <= few;
+      const int64_t count = single ? 1 : std::min(lanes, m.rows - row);
+      groups.push_back({row, count, single ? 1 : lanes, space, space + scores, space + scores + shifts});
       row += count;
     }
     const auto each = [&](int64_t parts, int64_t vectors, const auto& f) {
@@ -225,30 +228,18 @@ void leaf_groups_log_prob(const TreeMixture<A>& m, const Walk& walk, A* log_prob
       });
     };
     const auto end_of = [&](int64_t part) { return std::min((part + 1) * block, m.classes); };
-    each(blocks, 0, [&](const RowGroup<A>& rows, int64_t part, A*) {
-      if (rows.score) kernels.scores(m, rows, part * block, end_of(part));
-    });
-    each(m.trees, forward_vectors(walk, walk.widest), [&](const RowGroup<A>& rows, int64_t t, A* own) {
+    if (m.leaf_bias && groups[0].lanes > 1) {
+      each(blocks, 0, [&](const RowGroup<A>& rows, int64_t part, A*) {
+        if (rows.lanes > 1) kernels.scores(m, rows, part * block, end_of(part));
+      });
+    }
+    each(m.trees, terms_vectors(walk), [&](const RowGroup<A>& rows, int64_t t, A* own) {
       kernels.terms(m, walk, rows, t, own);
     });
     each(blocks, m.trees, [&](const RowGroup<A>& rows, int64_t part, A* own) {
       kernels.mix(m, walk, rows, part * block, end_of(part), log_prob, own);
     });
   }
-}
-
-}  // namespace
-
-template <typename A>
-void tree_log_prob(const TreeMixture<A>& mixture, A* log_prob) {
-  const CheckedWalk<A> checked(mixture);
-  const Walk walk = checked.walk();
-  if (mixture.leaf_score) return leaf_groups_log_prob(mixture, walk, log_prob);
-  const TreeLogProbKernels<A>& kernels = *HSTREE_BY_CAPABILITY(tree_log_prob_kernels, A);
-  each_vector(mixture, kernels.lanes, forward_vectors(walk, mixture.classes),
-              [&](int64_t begin, int64_t count, A* workspace) {
-                kernels.forward(mixture, walk, begin, count, log_prob, workspace);
-              });
 }
 
 template <typename A>

@@ -38,8 +38,8 @@ struct TreeMixture {
   const TreeEdge* edge;    // [T, edges]
   int64_t block_begin[4];  // first row of score of each NodeBlock, and R
   int64_t rows, trees, nodes, edges, classes;
-  const A* leaf_score;  // [N, V] scores of the classes that the leaf groups of all trees share, or null
-  const A* leaf_bias;   // [T, V] added to them
+  const A* leaf_score;  // [N, V] scores of the classes that the leaf groups of all trees share
+  const A* leaf_bias;   // [T, V] added to them; null: there are no leaf groups
 };
 
 // Sizes that the tables of the trees determine.
@@ -67,9 +67,9 @@ void tree_log_prob_backward(const TreeMixture<A>& mixture, const A* grad, const 
 
 constexpr int64_t leaves_at_once = 128;
 
-// Vectors of the workspaces of `forward` and `backward`.
-inline int64_t forward_vectors(const Walk& walk, int64_t classes) {
-  return classes + walk.open + walk.widest + leaves_at_once;
+// Vectors of the workspaces of `terms` and `backward`.
+inline int64_t terms_vectors(const Walk& walk) {
+  return walk.open + 2 * walk.widest + leaves_at_once;
 }
 inline int64_t backward_vectors(const Walk& walk, int64_t classes) {
   return 3 * classes + walk.open + 2 * walk.widest + leaves_at_once;
@@ -79,27 +79,25 @@ inline int64_t backward_vectors(const Walk& walk, int64_t classes) {
 template <typename A>
 struct TreeLogProbKernels {
   int64_t lanes;
-  void (*forward)(const TreeMixture<A>& mixture, const Walk& walk, int64_t begin, int64_t count, A* log_prob,
-                  A* workspace);
   // Writes the rows of grad_score that belong to a node.
   void (*backward)(const TreeMixture<A>& mixture, const Walk& walk, int64_t begin, int64_t count,
                    const A* grad, const A* log_prob, A* grad_score, A* grad_log_gate, A* workspace);
 };
 
-// Up to `lanes` rows of a batch with leaf groups, and the terms of their log-probabilities
+// Up to a vector of rows of a batch, and the terms of their log-probabilities
 //     log_gate[t] + log P_t(y) = value[slot] + (leaf_score + leaf_bias - shift[slot]), or value[slot],
 // with the slot of y in tree t: a leaf group, or a class outside of them.
 template <typename A>
 struct RowGroup {
   int64_t begin, count;
-  A* score;  // [V] vectors of leaf_score; null for a single row, whose vectors are over classes
-  A* shift;  // [T, groups] vectors, or numbers of a single row: the largest score of the group
-  A* value;  // [T, others + groups] the same; of the other classes, the last one first, then of the groups
+  int64_t lanes;  // of the vectors of shift and value, one for each row; 1: a single row, its vectors are over classes
+  A* score;       // [V] vectors of leaf_score, unused for a single row
+  A* shift;       // [T, groups] vectors: the largest score of the group
+  A* value;       // [T, others + groups] vectors: of the other classes, the last one first, then of the groups
 };
 
-// A workspace has `forward_vectors` without those of the classes.
 template <typename A>
-struct LeafGroupKernels {
+struct TreeMixKernels {
   int64_t lanes;
   // Fills rows.score from class `begin` to `end`.
   void (*scores)(const TreeMixture<A>& mixture, const RowGroup<A>& rows, int64_t begin, int64_t end);
@@ -112,11 +110,11 @@ struct LeafGroupKernels {
 };
 
 template <typename A>
-const LeafGroupKernels<A>* leaf_group_kernels_portable();
+const TreeMixKernels<A>* tree_mix_kernels_portable();
 template <typename A>
-const LeafGroupKernels<A>* leaf_group_kernels_avx2();
+const TreeMixKernels<A>* tree_mix_kernels_avx2();
 template <typename A>
-const LeafGroupKernels<A>* leaf_group_kernels_avx512();
+const TreeMixKernels<A>* tree_mix_kernels_avx512();
 
 template <typename A>
 const TreeLogProbKernels<A>* tree_log_prob_kernels_portable();

@@ -60,29 +60,79 @@ static inline void store_some(A* p, int64_t count, Vector<A> v) {
   }
 }
 
-// Writes the scores of a wide node minus the largest to z and returns their log-sum-exp. With
-// keep_exponentials, writes their exp and returns the sum. Partial sums keep thousands of terms accurate.
+// Sums of the lanes by halves: 0 + 8, 1 + 9, ..., then 0 + 4, ...
+template <typename A>
+static inline A sum_by_halves(Vector<A> v) {
+  A part[VectorOf<A>::width];
+  store(part, v);
+  for (int64_t half = VectorOf<A>::width / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) part[i] += part[half + i];
+  }
+  return part[0];
+}
+
+// The sum of exp(z - most) over the children of a node, for a group of rows; z [width, W]. W partial sums keep
+// thousands of terms accurate. With keep_exponentials, writes the terms to z.
+template <bool keep_exponentials, typename A>
+static inline Vector<A> sum_of_exponentials(A* z, int64_t width, Vector<A> most) {
+  constexpr int64_t W = VectorOf<A>::width;
+  const auto term = [&](int64_t c) {
+    const Vector<A> e = exponential(load(static_cast<const A*>(z + c * W)) - most);
+    if (keep_exponentials) store(z + c * W, e);
+    return e;
+  };
+  Vector<A> parts[W] = {};
+  int64_t c = 0;
+  for (; c + W <= width; c += W) {
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < W; ++i) parts[i] += term(c + i);
+  }
+  A part[W * W];
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < W; ++i) store(part + i * W, parts[i]);
+  const auto add = [&](int64_t i, Vector<A> v) {
+    store(part + i * W, load(static_cast<const A*>(part + i * W)) + v);
+  };
+  for (int64_t i = 0; c + i < width; ++i) add(i, term(c + i));
+  for (int64_t half = W / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) add(i, load(static_cast<const A*>(part + (half + i) * W)));
+  }
+  return load(static_cast<const A*>(part));
+}
+
+// The same for one row, with the same bits: z [width], and -inf after it up to a vector's end. `most` becomes the
+// largest.
+template <typename A>
+static inline A sum_of_exponentials(A* z, int64_t width, A& most) {
+  constexpr int64_t W = VectorOf<A>::width;
+  const Vector<A> impossible = splat(static_cast<A>(-__builtin_inf()));
+  Vector<A> largest = impossible, part = {};
+  store(z + width, impossible);
+  for (int64_t c = 0; c < width; c += W) {
+    const Vector<A> some = load(static_cast<const A*>(z + c));
+    largest = some > largest ? some : largest;
+  }
+  most = largest[0];
+  for (int64_t i = 1; i < W; ++i) most = largest[i] > most ? largest[i] : most;
+  const Vector<A> shift = splat(most);
+  for (int64_t c = 0; c < width; c += W) part += exponential(load(static_cast<const A*>(z + c)) - shift);
+  return sum_by_halves<A>(part);
+}
+
+// Writes the scores of a wide node to z and their largest to `most`, and returns the sum of exp(score - most).
+// With keep_exponentials, writes these to z.
 template <bool whole, bool keep_exponentials, typename A>
-static inline Vector<A> soft_sum(const A* row, int64_t stride, int64_t width, int64_t count, A* z) {
-  constexpr int64_t W = VectorOf<A>::width, run = 32;
-  Vector<A> most = splat(static_cast<A>(-__builtin_inf()));
+static inline Vector<A> soft_sum(const A* row, int64_t stride, int64_t width, int64_t count, A* z,
+                                 Vector<A>& most) {
+  constexpr int64_t W = VectorOf<A>::width;
+  most = splat(static_cast<A>(-__builtin_inf()));
   for (int64_t c = 0; c < width; ++c) {
     if (c + nodes_ahead < width) fetch(row + (c + nodes_ahead) * stride, count);
     const Vector<A> some = load_some<whole>(row + c * stride, count);
     store(z + c * W, some);
     most = some > most ? some : most;
   }
-  Vector<A> sum = {};
-  for (int64_t c = 0; c < width;) {
-    Vector<A> part = {};
-    for (const int64_t end = c + run < width ? c + run : width; c < end; ++c) {
-      const Vector<A> shifted = load(z + c * W) - most, e = exponential(shifted);
-      store(z + c * W, keep_exponentials ? e : shifted);
-      part += e;
-    }
-    sum += part;
-  }
-  return keep_exponentials ? sum : log_of_sum(sum);
+  return sum_of_exponentials<keep_exponentials>(z, width, most);
 }
 
 // log sigmoid(z) and log sigmoid(-z).
@@ -161,8 +211,21 @@ static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t,
       reach(child[1].below, base + right);
       reach(child[0].below, base + left);
     } else {
-      const Vector<A> log_sum = soft_sum<whole, false>(row, m.rows, n.width, count, z);
-      for (int64_t c = n.width - 1; c >= 0; --c) reach(child[c].below, base + (load(z + c * W) - log_sum));
+      Vector<A> most;
+      if (!whole && count == 1) {
+        A largest;
+        for (int64_t c = 0; c < n.width; ++c) z[c] = row[c * m.rows];
+        const Vector<A> log_sum = log_of_sum(splat(sum_of_exponentials(z, n.width, largest)));
+        most = splat(largest);
+        for (int64_t c = n.width - 1; c >= 0; --c) {
+          reach(child[c].below, base + ((splat(z[c]) - most) - log_sum));
+        }
+        continue;
+      }
+      const Vector<A> log_sum = log_of_sum(soft_sum<whole, false>(row, m.rows, n.width, count, z, most));
+      for (int64_t c = n.width - 1; c >= 0; --c) {
+        reach(child[c].below, base + ((load(static_cast<const A*>(z + c * W)) - most) - log_sum));
+      }
     }
   }
   leaves(classes, values, found);
@@ -217,7 +280,8 @@ static inline Vector<A> ascend(const TreeMixture<A>& m, const Walk& walk, int64_
         store(grads + c * W, g);
         total += g;
       }
-      const Vector<A> share = total / soft_sum<whole, true>(row, m.rows, n.width, count, z);
+      Vector<A> most;
+      const Vector<A> share = total / soft_sum<whole, true>(row, m.rows, n.width, count, z, most);
       for (int64_t c = 0; c < n.width; ++c) {
         store_some<whole>(grad + c * m.rows, count, load(grads + c * W) - load(z + c * W) * share);
       }
@@ -236,17 +300,7 @@ static inline Vector<A> gate_of(const TreeMixture<A>& m, int64_t t, int64_t begi
   return load(gate);
 }
 
-// Copies the lanes of vectors [classes] to rows [count, classes], and back with zeros in the other lanes.
-template <typename A>
-static inline void to_rows(const A* vectors, int64_t count, int64_t classes, A* rows) {
-  constexpr int64_t W = VectorOf<A>::width;
-  for (int64_t y = 0; y < classes; y += W) {
-    const int64_t some = classes - y < W ? classes - y : W;
-    for (int64_t r = 0; r < count; ++r) {
-      for (int64_t i = 0; i < some; ++i) rows[r * classes + y + i] = vectors[(y + i) * W + r];
-    }
-  }
-}
+// Copies rows [count, classes] to the lanes of vectors [classes], with zeros in the other lanes.
 template <typename A>
 static inline void to_vectors(const A* rows, int64_t count, int64_t classes, A* vectors) {
   constexpr int64_t W = VectorOf<A>::width;
@@ -257,58 +311,6 @@ static inline void to_vectors(const A* rows, int64_t count, int64_t classes, A* 
       for (int64_t i = 0; i < some; ++i) vectors[(y + i) * W + r] = rows[r * classes + y + i];
     }
   }
-}
-
-// Adds one tree's share of the probability of some classes to the shares of the previous trees.
-template <typename A>
-static inline void add(const int32_t* classes, const A* values, int64_t n, A* mixture) {
-  constexpr int64_t W = VectorOf<A>::width;
-  for (int64_t i = 0; i < n; ++i) {
-    A* const sum = mixture + classes[i] * W;
-    store(sum, log_add<A>(load(static_cast<const A*>(sum)), load(values + i * W)));
-  }
-}
-
-// The same for only a few lanes, one at a time, with vectors over classes.
-template <typename A>
-static inline void add_lanes(const int32_t* classes, const A* values, int64_t n, int64_t count, A* mixture) {
-  constexpr int64_t W = VectorOf<A>::width;
-  A sums[leaves_at_once] = {}, shares[leaves_at_once] = {};
-  for (int64_t r = 0; r < count; ++r) {
-    for (int64_t i = 0; i < n; ++i) {
-      sums[i] = mixture[classes[i] * W + r];
-      shares[i] = values[i * W + r];
-    }
-    for (int64_t i = 0; i < n; i += W) {
-      store(sums + i,
-            log_add<A>(load(static_cast<const A*>(sums + i)), load(static_cast<const A*>(shares + i))));
-    }
-    for (int64_t i = 0; i < n; ++i) mixture[classes[i] * W + r] = sums[i];
-  }
-}
-
-template <bool whole, typename A>
-static void mix(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int64_t count, A* log_prob,
-                A* workspace) {
-  constexpr int64_t W = VectorOf<A>::width;
-  A* const mixture = workspace;
-  A* const open = mixture + m.classes * W;
-  A* const z = open + walk.open * W;
-  for (int64_t t = 0; t < m.trees; ++t) {
-    const Vector<A> gate = gate_of(m, t, begin, count);
-    descend<whole>(m, walk, t, begin, count, gate, open, z,
-                   [&](const int32_t* classes, const A* values, int64_t n) {
-                     if (t == 0) {
-                       for (int64_t i = 0; i < n; ++i) store(mixture + classes[i] * W, load(values + i * W));
-                     } else if (4 * count <= W) {
-                       add_lanes(classes, values, n, count, mixture);
-                     } else {
-                       add(classes, values, n, mixture);
-                     }
-                   },
-                   NoGroups{});
-  }
-  to_rows(mixture, count, m.classes, log_prob + begin * m.classes);
 }
 
 template <bool whole, typename A>
@@ -343,13 +345,6 @@ static void unmix(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int6
 }
 
 template <typename A>
-static void forward(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int64_t count, A* log_prob,
-                    A* workspace) {
-  if (count == VectorOf<A>::width) return mix<true>(m, walk, begin, count, log_prob, workspace);
-  mix<false>(m, walk, begin, count, log_prob, workspace);
-}
-
-template <typename A>
 static void backward(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int64_t count, const A* grad,
                      const A* log_prob, A* grad_score, A* grad_log_gate, A* workspace) {
   if (count == VectorOf<A>::width) {
@@ -360,7 +355,7 @@ static void backward(const TreeMixture<A>& m, const Walk& walk, int64_t begin, i
 
 template <typename A>
 static const TreeLogProbKernels<A>* table() {
-  static constexpr TreeLogProbKernels<A> kernels = {VectorOf<A>::width, forward<A>, backward<A>};
+  static constexpr TreeLogProbKernels<A> kernels = {VectorOf<A>::width, backward<A>};
   return &kernels;
 }
 

@@ -29,7 +29,7 @@ def with_leaf_rows(
         rows = leaf_score.t().index_select(0, of_rows)
         rows = rows + bias.index_select(0, of_rows).unsqueeze(1)
         parts += [upper[:root_begin], rows, upper[root_begin:]]
-    return torch.cat(parts).view(len(score), -1, leaf_score.shape[0])
+    return torch.cat(parts).view(len(score), score.shape[1] + classes.shape[1], score.shape[2])
 
 
 def without_leaf_rows(

@@ -1,27 +1,17 @@
-// Body of the kernels of log_prob of trees with leaf groups, under the rules of vector_impl.h. A vector holds
-// one number of each of a group of rows, or, for a single row, that of adjacent classes. Both add in the same
-// order: the results have the same bits.
+// Body of the forward kernels of log_prob, under the rules of vector_impl.h. A vector holds one number of each of
+// a group of rows, or, for a single row, that of adjacent classes. Both add in the same order: the results have
+// the same bits.
 #include "cpu/tree_log_prob_kernels_impl.h"
 
 namespace hstree::cpu {
 namespace HSTREE_CAPABILITY {
-namespace leaf_group {
+namespace mixture {
 
 using log_prob::log_of_sum;
+using log_prob::sum_of_exponentials;
 
-// Sums of the lanes by halves: 0 + 8, 1 + 9, ..., then 0 + 4, ...
-template <typename A>
-static inline A sum_by_halves(Vector<A> v) {
-  A part[VectorOf<A>::width];
-  store(part, v);
-  for (int64_t half = VectorOf<A>::width / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) part[i] += part[half + i];
-  }
-  return part[0];
-}
-
-// The largest score of a leaf group and the sum of exp(score - largest), for a group of rows. score [V, W];
-// z holds the group's scores.
+// The largest score of a leaf group and the sum of exp(score - largest), for a group of rows: score [V, W]. z
+// holds the group's scores.
 template <typename A>
 static inline void sum_of_group(const A* score, const A* bias, const int32_t* classes, int64_t width, A* z,
                                 Vector<A>& most, Vector<A>& sum) {
@@ -32,49 +22,15 @@ static inline void sum_of_group(const A* score, const A* bias, const int32_t* cl
     store(z + c * W, some);
     most = some > most ? some : most;
   }
-  Vector<A> parts[W] = {};
-  int64_t c = 0;
-  for (; c + W <= width; c += W) {
-#pragma GCC unroll 16
-    for (int64_t i = 0; i < W; ++i) {
-      parts[i] += exponential(load(static_cast<const A*>(z + (c + i) * W)) - most);
-    }
-  }
-  A part[W * W];
-#pragma GCC unroll 16
-  for (int64_t i = 0; i < W; ++i) store(part + i * W, parts[i]);
-  for (int64_t i = 0; c + i < width; ++i) {
-    const Vector<A> e = exponential(load(static_cast<const A*>(z + (c + i) * W)) - most);
-    store(part + i * W, load(static_cast<const A*>(part + i * W)) + e);
-  }
-  for (int64_t half = W / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) {
-      store(part + i * W, load(static_cast<const A*>(part + i * W)) +
-                              load(static_cast<const A*>(part + (half + i) * W)));
-    }
-  }
-  sum = load(static_cast<const A*>(part));
+  sum = sum_of_exponentials<false>(z, width, most);
 }
 
-// The same for one row. score [V]; classes are readable up to a multiple of W.
+// The same for one row: score [V].
 template <typename A>
 static inline void sum_of_group(const A* score, const A* bias, const int32_t* classes, int64_t width, A* z,
                                 A& most, A& sum) {
-  constexpr int64_t W = VectorOf<A>::width;
-  const Vector<A> impossible = splat(static_cast<A>(-__builtin_inf()));
-  Vector<A> largest = impossible;
   for (int64_t c = 0; c < width; ++c) z[c] = score[classes[c]] + bias[classes[c]];
-  store(z + width, impossible);
-  for (int64_t c = 0; c < width; c += W) {
-    const Vector<A> some = load(static_cast<const A*>(z + c));
-    largest = some > largest ? some : largest;
-  }
-  most = largest[0];
-  for (int64_t i = 1; i < W; ++i) most = largest[i] > most ? largest[i] : most;
-  const Vector<A> shift = splat(most);
-  Vector<A> part = {};
-  for (int64_t c = 0; c < width; c += W) part += exponential(load(static_cast<const A*>(z + c)) - shift);
-  sum = sum_by_halves<A>(part);
+  sum = sum_of_exponentials(z, width, most);
 }
 
 // log sum_t exp(term_t) of the T vectors of `term`.
@@ -112,7 +68,7 @@ template <bool whole, typename A>
 static void follow(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows, int64_t t,
                    A* workspace) {
   constexpr int64_t W = VectorOf<A>::width;
-  const int64_t L = rows.score ? W : 1;
+  const int64_t L = rows.lanes;
   A* const open = workspace;
   A* const z = open + walk.open * W;
   A* const group_z = z + (walk.widest + leaves_at_once) * W;
@@ -120,14 +76,14 @@ static void follow(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>&
   A* const value = rows.value + (t * (walk.groups + walk.others) + walk.others) * L;
   A *of_group = value, *of_other = value;
   const int32_t* classes = walk.leaf + t * walk.stride;
-  const A* const bias = m.leaf_bias + t * m.classes;
+  const A* const bias = m.leaf_bias ? m.leaf_bias + t * m.classes : nullptr;
   const int64_t leaf_begin = m.block_begin[wide_root] - m.block_begin[wide_node];
   log_prob::descend<whole>(
       m, walk, t, rows.begin, rows.count, log_prob::gate_of(m, t, rows.begin, rows.count), open, z,
       [&](const int32_t*, const A* values, int64_t n) {
         for (int64_t i = 0; i < n; ++i) {
           of_other -= L;
-          if (rows.score) {
+          if (L == W) {
             store(of_other, load(values + i * W));
           } else {
             *of_other = values[i * W];
@@ -136,7 +92,7 @@ static void follow(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>&
       },
       [&](const TreeNode& n, Vector<A> base) {
         if (n.block != wide_node || n.row < leaf_begin) return false;
-        if (rows.score) {
+        if (L == W) {
           Vector<A> most, sum;
           sum_of_group<A>(rows.score, bias, classes, n.width, group_z, most, sum);
           store(shift, most);
@@ -169,13 +125,13 @@ static void mix_rows(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A
     const int64_t some = end - y < W ? end - y : W;
     A block[W * W];
     for (int64_t i = 0; i < some; ++i) {
-      const Vector<A> score = load(static_cast<const A*>(rows.score + (y + i) * W));
       for (int64_t t = 0; t < m.trees; ++t) {
         const int64_t slot = walk.slot[t * walk.stride + y + i];
         const A* const value = rows.value + (t * (walk.groups + walk.others) + walk.others + slot) * W;
         Vector<A> log_share = load(value);
         if (slot >= 0) {
           const A* const shift = rows.shift + (t * walk.groups + slot) * W;
+          const Vector<A> score = load(static_cast<const A*>(rows.score + (y + i) * W));
           log_share += (score + splat(m.leaf_bias[t * m.classes + y + i])) - load(shift);
         }
         store(term + t * W, log_share);
@@ -193,17 +149,18 @@ template <typename A>
 static void mix_row(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows, int64_t begin,
                     int64_t end, A* log_prob, A* term) {
   constexpr int64_t W = VectorOf<A>::width;
-  const A* const score = m.leaf_score + rows.begin * m.classes;
   A* const row = log_prob + rows.begin * m.classes;
   for (int64_t y = begin; y < end; y += W) {
     const int64_t some = end - y < W ? end - y : W;
-    const Vector<A> scores = load_first(score + y, some);
     for (int64_t t = 0; t < m.trees; ++t) {
       const int32_t* const slot = walk.slot + t * walk.stride + y;
       const A* const shift = rows.shift + t * walk.groups;
       const A* const value = rows.value + t * (walk.groups + walk.others) + walk.others;
-      A z[W];
-      store(z, scores + load_first(m.leaf_bias + t * m.classes + y, some));
+      A z[W] = {};
+      if (m.leaf_bias) {
+        const Vector<A> score = load_first(m.leaf_score + rows.begin * m.classes + y, some);
+        store(z, score + load_first(m.leaf_bias + t * m.classes + y, some));
+      }
       for (int64_t i = 0; i < W; ++i) {
         const int64_t s = slot[i];
         term[t * W + i] = s < 0 ? value[s] : value[s] + (z[i] - shift[s]);
@@ -216,23 +173,23 @@ static void mix_row(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>
 template <typename A>
 static void mix(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows, int64_t begin, int64_t end,
                 A* log_prob, A* workspace) {
-  if (rows.score) return mix_rows(m, walk, rows, begin, end, log_prob, workspace);
+  if (rows.lanes == VectorOf<A>::width) return mix_rows(m, walk, rows, begin, end, log_prob, workspace);
   mix_row(m, walk, rows, begin, end, log_prob, workspace);
 }
 
 template <typename A>
-static const LeafGroupKernels<A>* table() {
-  static constexpr LeafGroupKernels<A> kernels = {VectorOf<A>::width, scores<A>, terms<A>, mix<A>};
+static const TreeMixKernels<A>* table() {
+  static constexpr TreeMixKernels<A> kernels = {VectorOf<A>::width, scores<A>, terms<A>, mix<A>};
   return &kernels;
 }
 
-}  // namespace leaf_group
+}  // namespace mixture
 }  // namespace HSTREE_CAPABILITY
 
 #define HSTREE_TABLE(A)                                                               \
   template <>                                                                         \
-  const LeafGroupKernels<A>* HSTREE_JOIN(leaf_group_kernels_, HSTREE_CAPABILITY)() {  \
-    return HSTREE_CAPABILITY::leaf_group::table<A>();                                 \
+  const TreeMixKernels<A>* HSTREE_JOIN(tree_mix_kernels_, HSTREE_CAPABILITY)() {  \
+    return HSTREE_CAPABILITY::mixture::table<A>();                                 \
   }
 HSTREE_TABLE(float)
 HSTREE_TABLE(double)
