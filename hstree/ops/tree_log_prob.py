@@ -36,13 +36,13 @@ def tree_log_prob(
     all nodes at once. :func:`hstree.reference.tree_log_prob_reference` is an equivalent in PyTorch.
 
     A leaf group has the log-softmax of ``leaf_score + leaf_bias`` over its classes. All trees share
-    ``leaf_score``, and on the CPU the forward pass reads it where it is: less work and memory than
-    with a row of ``score`` for each class and tree. Its backward pass makes these rows.
+    ``leaf_score``, which the CPU kernel reads where it is: less work and memory than with a row of
+    ``score`` for each class and tree. The backward pass makes these rows.
 
-    On the CPU the contexts are the lanes of vector instructions: a few contexts take about as long
-    as a full vector, except with ``leaf_score``. Deterministic for any number of threads.
-    Differentiable once in reverse mode. Forward mode holds the log-probabilities of all edges
-    several times.
+    The vectors of the CPU kernel are over contexts. A single context has vectors over classes, and
+    so have up to a quarter of a vector of contexts with ``leaf_score``. Threads divide the
+    contexts, the trees and the classes. Deterministic for any number of threads. Differentiable
+    once in reverse mode. Forward mode holds the log-probabilities of all edges several times.
 
     Args:
         score: scores of the nodes, [T, R, N], float32 or float64: R rows for each tree, N contexts.

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree.ops import tree_log_prob
+from hstree.ops._composed_tree_log_prob import composed_log_prob
 from hstree.ops._leaf_groups import leaf_classes, with_leaf_rows
 from hstree.reference import tree_log_prob_reference
 from ops.cases import random_nested, threads
@@ -72,6 +73,10 @@ class Batch:
         batch = self.with_leaves(tuple(x.to(dtype) for x in self.arguments()[:4]))
         return replace(batch, grad=self.grad.to(dtype))
 
+    def on(self, device: torch.device | str) -> Batch:
+        tensors = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **tensors)
+
     def rows(self, rows: slice) -> Batch:
         some = self.leaf_score[rows], self.leaf_bias, self.score[..., rows], self.log_gate[rows]
         return replace(self.with_leaves(some), grad=self.grad[rows])
@@ -100,17 +105,21 @@ def mixed(batch: Batch) -> Tensor:
 
 
 def reference(batch: Batch) -> Tensor:
-    """With rows of score for the leaf groups."""
-    of_rows = leaf_classes(
-        batch.node, batch.edge, batch.root_begin - batch.wide_begin, batch.classes
-    )
-    score = with_leaf_rows(
-        batch.score, batch.leaf_score, batch.leaf_bias, of_rows, batch.root_begin
-    )
-    begins = batch.wide_begin, batch.root_begin + batch.classes
+    leaf_score, leaf_bias, score, log_gate, node, edge, *begins, classes = batch.arguments()
     return tree_log_prob_reference(
-        score, batch.log_gate, batch.node, batch.edge, batch.classes, *begins
+        score, log_gate, node, edge, classes, *begins, leaf_score, leaf_bias
     )
+
+
+def composed(batch: Batch) -> Tensor:
+    """As where there is no kernel."""
+    leaf_score, leaf_bias, score, log_gate, node, edge, wide_begin, root_begin, classes = (
+        batch.arguments()
+    )
+    of_rows = leaf_classes(node, edge, root_begin - wide_begin, classes)
+    score = with_leaf_rows(score, leaf_score, leaf_bias, of_rows, root_begin)
+    begins = wide_begin, root_begin + classes
+    return composed_log_prob(score, log_gate, node, edge, classes, *begins)
 
 
 def is_group(item: tuple[Any, ...], is_root: bool) -> bool:
@@ -217,15 +226,19 @@ def draw(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch
     )
 
 
-@pytest.mark.parametrize("function", [mixed, reference], ids=["op", "reference"])
+@pytest.mark.parametrize(
+    "function", [mixed, composed, reference], ids=["op", "composed", "reference"]
+)
 @pytest.mark.parametrize("dtype", SUMS, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_equals_the_walk(case: Case, dtype: torch.dtype, function: Any) -> None:
+def test_equals_the_walk(
+    case: Case, dtype: torch.dtype, function: Any, device: torch.device
+) -> None:
     """log_prob and its gradients, in float64, no worse than the walk in float32."""
     batch = draw(case, dtype)
     eager = batch.gradients(walked)
     true = eager if dtype == torch.float64 else batch.to(torch.float64).gradients(walked)
-    got = batch.gradients(function)
+    got = batch.on(device).gradients(function)
     assert all(x.dtype == dtype for x in got)
     names = ("log_prob", "leaf_score", "leaf_bias", "score", "log_gate")
     for name, *values in zip(names, got, true, eager, strict=True):
@@ -237,11 +250,7 @@ def test_equals_the_walk(case: Case, dtype: torch.dtype, function: Any) -> None:
 def test_other_devices_have_rows_for_the_groups() -> None:
     """The shapes, on the meta device."""
     batch = draw(TWO_LEVELS, torch.float32)
-    tensors = {
-        name: getattr(batch, name).to("meta")
-        for name in ("leaf_score", "leaf_bias", "score", "log_gate", "node", "edge")
-    }
-    assert mixed(replace(batch, **tensors)).shape == batch.leaf_score.shape
+    assert mixed(batch.on("meta")).shape == batch.leaf_score.shape
 
 
 @pytest.mark.parametrize("dtype", SUMS, ids=str)
