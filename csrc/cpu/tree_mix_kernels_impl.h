@@ -7,6 +7,8 @@ namespace hstree::cpu {
 namespace HSTREE_CAPABILITY {
 namespace mixture {
 
+constexpr int64_t classes_ahead = 8;  // distance in classes of the prefetch of terms
+
 using log_prob::log_of_sum;
 using log_prob::sum_of_exponentials;
 
@@ -37,6 +39,7 @@ static inline void sum_of_group(const A* score, const A* bias, const int32_t* cl
 template <typename A>
 static inline Vector<A> log_sum_exp(const A* term, int64_t trees) {
   constexpr int64_t W = VectorOf<A>::width;
+  if (trees == 1) return load(term);
   const Vector<A> impossible = splat(static_cast<A>(-__builtin_inf()));
   Vector<A> most = impossible, sum = {};
   for (int64_t t = 0; t < trees; ++t) {
@@ -126,8 +129,11 @@ static void mix_rows(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A
     A block[W * W];
     for (int64_t i = 0; i < some; ++i) {
       for (int64_t t = 0; t < m.trees; ++t) {
-        const int64_t slot = walk.slot[t * walk.stride + y + i];
-        const A* const value = rows.value + (t * (walk.groups + walk.others) + walk.others + slot) * W;
+        const int32_t* const slots = walk.slot + t * walk.stride;
+        const A* const values = rows.value + (t * (walk.groups + walk.others) + walk.others) * W;
+        if (y + i + classes_ahead < end) __builtin_prefetch(values + slots[y + i + classes_ahead] * int64_t{W});
+        const int64_t slot = slots[y + i];
+        const A* const value = values + slot * W;
         Vector<A> log_share = load(value);
         if (slot >= 0) {
           const A* const shift = rows.shift + (t * walk.groups + slot) * W;
