@@ -16,10 +16,12 @@
 // V = 1 has no nodes. NaN and infinities propagate within their row; where log_gate[t] + log P_t(y) = -inf,
 // tree t has no gradient from y. Rows of score that belong to no node have the gradient 0.
 //
-// Work O(T V N) in each pass. The backward pass walks down again: only log_prob is kept. A thread holds V
-// vectors (3 V in the backward pass) and the open nodes of a tree. A vector holds one number of each of a
-// group of rows, one row a lane, so that one pass over the tables serves the whole group. Threads divide the
-// groups. No atomics; bitwise identical on every run and for every number of threads.
+// Work O(T V N) in each pass. A vector holds one number of each of a group of rows, one row a lane, so that one
+// pass over the tables serves the whole group; a single row has vectors over classes. The forward pass holds up
+// to T V vectors for each group in progress, V where all classes are in leaf groups; threads divide its groups,
+// trees and classes. The backward pass walks down again: only log_prob is kept. There threads divide the groups,
+// and each holds 3 V vectors and the open nodes of a tree. No atomics; bitwise identical on every run and for
+// every number of threads, and the result of a row does not depend on the others.
 #pragma once
 
 #include <cstdint>

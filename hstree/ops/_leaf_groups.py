@@ -38,8 +38,8 @@ def without_leaf_rows(
     """Gradients of score, leaf_score and leaf_bias from that of :func:`with_leaf_rows`. Tree by
     tree, so that the order of the sums is fixed."""
     n_classes = classes.shape[1]
-    sizes = [root_begin, n_classes, grad.shape[1] - root_begin - n_classes]
-    upper, leaves, root = grad.split(sizes, 1)
+    root = grad[:, root_begin + n_classes :]
+    upper, leaves = grad[:, :root_begin], grad[:, root_begin : root_begin + n_classes]
     zeros = grad.new_zeros(n_classes, grad.shape[2])
     grad_leaf_score = zeros
     for of_rows, rows in zip(classes, leaves, strict=True):
