@@ -44,7 +44,7 @@ TRAINING: dict[str, Any] = {
 }
 ELSEWHERE = {"device": "cpu", "threads": 1}
 FACTOR = "head_learning_rate_factor"
-TRIED_SECONDS, SECONDS, POINTS = 60, 400, 8
+TRIED_SECONDS, SECONDS, POINTS = 60, 240, 8
 """CPU seconds of a run that tries a rate, those of the others, and points of their curves."""
 VALID_TOKENS = 10_000
 MEMORY_STEPS = 3

@@ -23,6 +23,7 @@ CPU_OPERATORS = {
     "candidate_log_prob": "TreeEnsemble.candidate_log_prob uses the ops of the training step",
     "tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
     "tree_log_prob": "hstree.ops.tree_log_prob is composed of torch's operators",
+    "leaf_tree_log_prob": "hstree.ops.tree_log_prob is composed of torch's operators",
     "tree_log_prob_backward": "autograd of torch's operators",
 }
 

@@ -25,6 +25,7 @@
 #include "cpu/path_log_prob_kernels_impl.h"
 #include "cpu/sparse_adam_impl.h"
 #include "cpu/tree_log_prob_kernels_impl.h"
+#include "cpu/tree_mix_kernels_impl.h"
 #include "cpu/wide_log_prob_kernels_impl.h"
 
 #if defined(__clang__)

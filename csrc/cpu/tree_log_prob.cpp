@@ -1,6 +1,7 @@
 #include "cpu/tree_log_prob.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "cpu/capability.h"
@@ -19,15 +20,20 @@ class CheckedWalk {
         nodes_(m_.trees),
         open_(m_.trees),
         widest_(m_.trees),
-        row_is_used_(m_.trees * score_rows()) {
+        groups_(m_.trees),
+        others_(m_.trees),
+        row_is_used_(m_.trees * score_rows()),
+        stride_((m_.classes + vector_multiple - 1) / vector_multiple * vector_multiple),
+        slot_(m_.trees * stride_),
+        leaf_(m_.leaf_bias ? m_.trees * stride_ : 0) {
     parallel(m_.trees, 1, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) follow(t);
     });
   }
 
   Walk walk() const {
-    return {nodes_.data(), *std::max_element(open_.begin(), open_.end()),
-            *std::max_element(widest_.begin(), widest_.end())};
+    return {nodes_.data(), most(open_), most(widest_), slot_.data(),
+            leaf_.data(),  stride_,     most(groups_), most(others_)};
   }
 
   int64_t score_rows() const { return m_.block_begin[3]; }
@@ -40,22 +46,37 @@ class CheckedWalk {
     int32_t depth;
   };
 
+  static constexpr int64_t vector_multiple = 16;
+  static constexpr int32_t not_reached = std::numeric_limits<int32_t>::min();
+
+  static int64_t most(const std::vector<int64_t>& of_trees) {
+    return *std::max_element(of_trees.begin(), of_trees.end());
+  }
+
   // Each node and each class must be reached once, nodes in preorder and by the edge that they name.
   void follow(int64_t t) {
     open_[t] = 1;
-    if (m_.classes == 1) return;
+    int32_t* const slot = slot_.data() + t * stride_;
+    std::fill_n(slot, m_.classes, not_reached);
+    std::fill_n(slot + m_.classes, stride_ - m_.classes, 0);
+    if (m_.classes == 1) {
+      slot[0] = ~0;
+      others_[t] = 1;
+      return;
+    }
     // Local copies: the compiler must assume that a write through a byte pointer changes the originals.
     const TreeMixture<A> m = m_;
     const TreeEdge* const edges = m.edge + t * m.edges;
     uint8_t* const is_used = row_is_used_.data() + t * score_rows();
-    std::vector<uint8_t> reached(m.nodes + m.classes);
-    uint8_t* const is_reached[2] = {reached.data(), reached.data() + m.nodes};
-    const int64_t count[2] = {m.nodes, m.classes};  // number of nodes and of leaves that an edge may lead to
+    std::vector<uint8_t> reached(m.nodes);
+    uint8_t* const is_reached = reached.data();
+    int32_t* leaf = m.leaf_bias ? leaf_.data() + t * stride_ : nullptr;
     std::vector<Open> stack(m.nodes + 1);
     Open* const open = stack.data();
-    int64_t visited = 0, found[2] = {}, last = 1, most = 1, widest = 0;
+    int64_t visited = 0, found = 0, last = 1, most = 1, widest = 0;
+    int32_t groups = 0, others = 0;
     open[0] = {-1, 0, 1};
-    is_reached[0][0] = 1;
+    is_reached[0] = 1;
     for (; last > 0; ++visited) {
       most = std::max(most, last);
       const Open at = open[--last];
@@ -69,38 +90,66 @@ class CheckedWalk {
       }
       const TreeNode& n = m.node[t * m.nodes + visited];
       check_node(m, t, at, n);
-      use_rows(m, t, visited, n, is_used);
       if (n.block != binary_node) widest = std::max<int64_t>(widest, n.width);
-      for (int64_t e = n.first_edge + int64_t{n.width} - 1; e >= n.first_edge; --e) {
-        const TreeEdge edge = edges[e];
-        const bool is_leaf = edge.below < 0;
-        const int64_t place = edge.below ^ (edge.below >> 31);  // ~below of a leaf
-        if (edge.above != visited || place >= count[is_leaf] || is_reached[is_leaf][place]) {
-          fail(m.op, ": edge[", t, ", ", e, "]: expected node ", visited, " above, and below it one of ",
-               m.nodes, " nodes or ~class of one of ", m.classes, " classes not met before, got ", edge.above,
-               ", ", edge.below);
+      const auto expect = [&](bool is_right, int64_t e) {
+        if (is_right) return;
+        fail(m.op, ": edge[", t, ", ", e, "]: expected node ", visited, " above, and below it one of ",
+             m.nodes, " nodes or ~class of one of ", m.classes, " classes not met before, got ",
+             edges[e].above, ", ", edges[e].below);
+      };
+      if (is_leaf_group(m, n)) {
+        for (int64_t e = n.first_edge; e < n.first_edge + int64_t{n.width}; ++e) {
+          const int64_t y = ~int64_t{edges[e].below};
+          expect(edges[e].above == visited && y >= 0 && y < m.classes && slot[y] == not_reached, e);
+          slot[y] = groups;
+          *leaf++ = static_cast<int32_t>(y);
         }
-        is_reached[is_leaf][place] = 1;
-        ++found[is_leaf];
-        open[last] = {static_cast<int32_t>(e), edge.below, at.depth + 1};
-        last += !is_leaf;
+        ++groups;
+        found += n.width;
+        continue;
+      }
+      use_rows(m, t, visited, n, is_used);
+      for (int64_t e = n.first_edge + int64_t{n.width} - 1; e >= n.first_edge; --e) {
+        const int32_t below = edges[e].below;
+        if (below < 0) {
+          expect(edges[e].above == visited && ~below < m.classes && slot[~below] == not_reached, e);
+          slot[~below] = ~others++;
+          ++found;
+        } else {
+          expect(edges[e].above == visited && below < m.nodes && !is_reached[below], e);
+          is_reached[below] = 1;
+          open[last++] = {static_cast<int32_t>(e), below, at.depth + 1};
+        }
       }
     }
-    if (found[1] < m.classes) {
-      fail(m.op, ": edge: expected every class below the root of tree ", t, ", found ", found[1], " of ",
+    if (found < m.classes) {
+      fail(m.op, ": edge: expected every class below the root of tree ", t, ", found ", found, " of ",
            m.classes);
     }
+    if (leaf) std::fill(leaf, leaf_.data() + (t + 1) * stride_, 0);
     nodes_[t] = visited;
     open_[t] = most;
     widest_[t] = widest;
+    groups_[t] = groups;
+    others_[t] = others;
+  }
+
+  // Rows of wide_node beyond those of score belong to leaf groups, whose children are all classes.
+  static bool is_leaf_group(const TreeMixture<A>& m, const TreeNode& n) {
+    return m.leaf_bias && n.block == wide_node && n.row >= wide_rows(m);
+  }
+  static int64_t wide_rows(const TreeMixture<A>& m) {
+    return m.block_begin[wide_root] - m.block_begin[wide_node];
   }
 
   static void check_node(const TreeMixture<A>& m, int64_t t, const Open& at, const TreeNode& n) {
     const bool is_wide = n.block == wide_node || n.block == wide_root;
     const bool is_node = is_wide || (n.block == binary_node && n.width == 2);
     const bool has_edges = n.first_edge >= 0 && n.width >= 2 && n.width <= m.edges - n.first_edge;
-    const bool has_rows =
-        is_node && n.row >= 0 && rows_of(n) <= m.block_begin[n.block + 1] - m.block_begin[n.block] - n.row;
+    const bool has_rows = is_leaf_group(m, n)
+                              ? n.width <= wide_rows(m) + m.classes - n.row
+                              : is_node && n.row >= 0 &&
+                                    rows_of(n) <= m.block_begin[n.block + 1] - m.block_begin[n.block] - n.row;
     if (has_edges && has_rows && (at.edge < 0 ? n.above < 0 : n.above == at.edge)) return;
     fail(
         m.op, ": node[", t, ", ", at.node,
@@ -123,8 +172,10 @@ class CheckedWalk {
   static int64_t rows_of(const TreeNode& n) { return n.block == binary_node ? 1 : n.width; }
 
   const TreeMixture<A>& m_;
-  std::vector<int64_t> nodes_, open_, widest_;  // [T]
-  std::vector<uint8_t> row_is_used_;            // [T, R]
+  std::vector<int64_t> nodes_, open_, widest_, groups_, others_;  // [T]
+  std::vector<uint8_t> row_is_used_;                              // [T, R]
+  int64_t stride_;
+  Workspace<int32_t> slot_, leaf_;  // [T, stride]
 };
 
 // Calls f(begin, count, workspace) for all rows, in groups of as many as a vector has lanes.
@@ -138,17 +189,56 @@ void each_vector(const TreeMixture<A>& mixture, int64_t lanes, int64_t vectors, 
   });
 }
 
+// The first multiple of a vector in memory that is one vector larger than needed.
+template <typename A>
+A* aligned(A* memory, int64_t lanes) {
+  const uintptr_t bytes = lanes * sizeof(A);
+  return reinterpret_cast<A*>((reinterpret_cast<uintptr_t>(memory) + bytes - 1) / bytes * bytes);
+}
+
 }  // namespace
 
+// Threads divide first the trees, then the classes, of as many groups of rows as there are threads.
 template <typename A>
-void tree_log_prob(const TreeMixture<A>& mixture, A* log_prob) {
-  const CheckedWalk<A> checked(mixture);
+void tree_log_prob(const TreeMixture<A>& m, A* log_prob) {
+  constexpr int64_t block = 1024;  // classes of a task
+  const CheckedWalk<A> checked(m);
   const Walk walk = checked.walk();
-  const TreeLogProbKernels<A>& kernels = *HSTREE_BY_CAPABILITY(tree_log_prob_kernels, A);
-  each_vector(mixture, kernels.lanes, forward_vectors(walk, mixture.classes),
-              [&](int64_t begin, int64_t count, A* workspace) {
-                kernels.forward(mixture, walk, begin, count, log_prob, workspace);
-              });
+  const TreeMixKernels<A>& kernels = *HSTREE_BY_CAPABILITY(tree_mix_kernels, A);
+  const int64_t lanes = kernels.lanes, blocks = (m.classes + block - 1) / block;
+  const int64_t few = m.leaf_bias ? lanes / 4 : 1;  // rows that are faster one by one
+  const int64_t scores = m.leaf_bias ? m.classes * lanes : 0, shifts = m.trees * walk.groups * lanes;
+  const int64_t size = scores + 2 * shifts + m.trees * walk.others * lanes;
+  const int64_t wave = std::min<int64_t>(torch::stable::get_num_threads(), m.rows / lanes + 1 + few);
+  const Workspace<A> workspace(wave * size);
+  std::vector<RowGroup<A>> groups;
+  for (int64_t row = 0; row < m.rows;) {
+    groups.clear();
+    while (row < m.rows && static_cast<int64_t>(groups.size()) < wave) {
+      A* const space = workspace.data() + groups.size() * size;
+      const bool single = m.rows - row <= few;
+      const int64_t count = single ? 1 : std::min(lanes, m.rows - row);
+      groups.push_back({row, count, single ? 1 : lanes, space, space + scores, space + scores + shifts});
+      row += count;
+    }
+    const auto each = [&](int64_t parts, int64_t vectors, const auto& f) {
+      parallel(groups.size() * parts, 1, [&](int64_t begin, int64_t end) {
+        A* const own = aligned(scratch<A, 0>((vectors + 1) * lanes), lanes);
+        for (; begin < end; ++begin) f(groups[begin / parts], begin % parts, own);
+      });
+    };
+    const auto end_of = [&](int64_t part) { return std::min((part + 1) * block, m.classes); };
+    if (m.leaf_bias && groups[0].lanes > 1) {
+      each(blocks, 0, [&](const RowGroup<A>& rows, int64_t part, A*) {
+        if (rows.lanes > 1) kernels.scores(m, rows, part * block, end_of(part));
+      });
+    }
+    each(m.trees, terms_vectors(walk),
+         [&](const RowGroup<A>& rows, int64_t t, A* own) { kernels.terms(m, walk, rows, t, own); });
+    each(blocks, m.trees, [&](const RowGroup<A>& rows, int64_t part, A* own) {
+      kernels.mix(m, walk, rows, part * block, end_of(part), log_prob, own);
+    });
+  }
 }
 
 template <typename A>

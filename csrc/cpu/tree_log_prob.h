@@ -16,10 +16,12 @@
 // V = 1 has no nodes. NaN and infinities propagate within their row; where log_gate[t] + log P_t(y) = -inf,
 // tree t has no gradient from y. Rows of score that belong to no node have the gradient 0.
 //
-// Work O(T V N) in each pass. The backward pass walks down again: only log_prob is kept. A thread holds V
-// vectors (3 V in the backward pass) and the open nodes of a tree. A vector holds one number of each of a
-// group of rows, one row a lane, so that one pass over the tables serves the whole group. Threads divide the
-// groups. No atomics; bitwise identical on every run and for every number of threads.
+// Work O(T V N) in each pass. A vector holds one number of each of a group of rows, one row a lane, so that one
+// pass over the tables serves the whole group; a single row has vectors over classes. The forward pass holds up
+// to T V vectors for each group in progress, V where all classes are in leaf groups; threads divide its groups,
+// trees and classes. The backward pass walks down again: only log_prob is kept. There threads divide the groups,
+// and each holds 3 V vectors and the open nodes of a tree. No atomics; bitwise identical on every run and for
+// every number of threads, and the result of a row does not depend on the others.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +40,8 @@ struct TreeMixture {
   const TreeEdge* edge;    // [T, edges]
   int64_t block_begin[4];  // first row of score of each NodeBlock, and R
   int64_t rows, trees, nodes, edges, classes;
+  const A* leaf_score;  // [N, V] scores of the classes that the leaf groups of all trees share
+  const A* leaf_bias;   // [T, V] added to them; null: there are no leaf groups
 };
 
 // Sizes that the tables of the trees determine.
@@ -45,9 +49,17 @@ struct Walk {
   const int64_t* nodes;  // [T] of each tree
   int64_t open;          // largest number of nodes that are reached but not yet visited
   int64_t widest;        // largest number of children of a wide node
+  // With leaf groups:
+  const int32_t*
+      slot;  // [T, stride] number of each class's leaf group, or ~ its number among the other classes
+  const int32_t* leaf;  // [T, stride] classes of the leaf groups
+  int64_t stride;       // V, padded with zeros to vectors
+  int64_t groups;       // largest number of leaf groups of a tree
+  int64_t others;       // largest number of classes of a tree outside of leaf groups
 };
 
-// Both throw std::runtime_error for tables that are not those of trees. log_prob [N, V].
+// Both throw std::runtime_error for tables that are not those of trees. log_prob [N, V]. Leaf groups have a
+// forward pass only.
 template <typename A>
 void tree_log_prob(const TreeMixture<A>& mixture, A* log_prob);
 
@@ -58,9 +70,9 @@ void tree_log_prob_backward(const TreeMixture<A>& mixture, const A* grad, const 
 
 constexpr int64_t leaves_at_once = 128;
 
-// Vectors of the workspaces of `forward` and `backward`.
-inline int64_t forward_vectors(const Walk& walk, int64_t classes) {
-  return classes + walk.open + walk.widest + leaves_at_once;
+// Vectors of the workspaces of `terms` and `backward`.
+inline int64_t terms_vectors(const Walk& walk) {
+  return walk.open + 2 * walk.widest + leaves_at_once;
 }
 inline int64_t backward_vectors(const Walk& walk, int64_t classes) {
   return 3 * classes + walk.open + 2 * walk.widest + leaves_at_once;
@@ -70,12 +82,43 @@ inline int64_t backward_vectors(const Walk& walk, int64_t classes) {
 template <typename A>
 struct TreeLogProbKernels {
   int64_t lanes;
-  void (*forward)(const TreeMixture<A>& mixture, const Walk& walk, int64_t begin, int64_t count, A* log_prob,
-                  A* workspace);
   // Writes the rows of grad_score that belong to a node.
   void (*backward)(const TreeMixture<A>& mixture, const Walk& walk, int64_t begin, int64_t count,
                    const A* grad, const A* log_prob, A* grad_score, A* grad_log_gate, A* workspace);
 };
+
+// Up to a vector of rows of a batch, and the terms of their log-probabilities
+//     log_gate[t] + log P_t(y) = value[slot] + (leaf_score + leaf_bias - shift[slot]), or value[slot],
+// with the slot of y in tree t: a leaf group, or a class outside of them.
+template <typename A>
+struct RowGroup {
+  int64_t begin, count;
+  int64_t
+      lanes;  // of the vectors of shift and value, one for each row; 1: a single row, its vectors are over classes
+  A* score;  // [V] vectors of leaf_score, unused for a single row
+  A* shift;  // [T, groups] vectors: the largest score of the group
+  A* value;  // [T, others + groups] vectors: of the other classes, the last one first, then of the groups
+};
+
+template <typename A>
+struct TreeMixKernels {
+  int64_t lanes;
+  // Fills rows.score from class `begin` to `end`.
+  void (*scores)(const TreeMixture<A>& mixture, const RowGroup<A>& rows, int64_t begin, int64_t end);
+  // Fills the terms of tree t.
+  void (*terms)(const TreeMixture<A>& mixture, const Walk& walk, const RowGroup<A>& rows, int64_t t,
+                A* workspace);
+  // Writes log_prob from class `begin` to `end`; the workspace holds T vectors.
+  void (*mix)(const TreeMixture<A>& mixture, const Walk& walk, const RowGroup<A>& rows, int64_t begin,
+              int64_t end, A* log_prob, A* workspace);
+};
+
+template <typename A>
+const TreeMixKernels<A>* tree_mix_kernels_portable();
+template <typename A>
+const TreeMixKernels<A>* tree_mix_kernels_avx2();
+template <typename A>
+const TreeMixKernels<A>* tree_mix_kernels_avx512();
 
 template <typename A>
 const TreeLogProbKernels<A>* tree_log_prob_kernels_portable();

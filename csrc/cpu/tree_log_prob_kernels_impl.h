@@ -1,5 +1,7 @@
 // Body of the kernels of log_prob, under the rules of vector_impl.h. A vector holds one number of a group of
 // rows, one row a lane.
+#pragma once
+
 #include "cpu/vector_impl.h"
 
 namespace hstree::cpu {
@@ -58,29 +60,79 @@ static inline void store_some(A* p, int64_t count, Vector<A> v) {
   }
 }
 
-// Writes the scores of a wide node minus the largest to z and returns their log-sum-exp. With
-// keep_exponentials, writes their exp and returns the sum. Partial sums keep thousands of terms accurate.
+// Sums of the lanes by halves: 0 + 8, 1 + 9, ..., then 0 + 4, ...
+template <typename A>
+static inline A sum_by_halves(Vector<A> v) {
+  A part[VectorOf<A>::width];
+  store(part, v);
+  for (int64_t half = VectorOf<A>::width / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) part[i] += part[half + i];
+  }
+  return part[0];
+}
+
+// The sum of exp(z - most) over the children of a node, for a group of rows; z [width, W]. W partial sums keep
+// thousands of terms accurate. With keep_exponentials, writes the terms to z.
+template <bool keep_exponentials, typename A>
+static inline Vector<A> sum_of_exponentials(A* z, int64_t width, Vector<A> most) {
+  constexpr int64_t W = VectorOf<A>::width;
+  const auto term = [&](int64_t c) {
+    const Vector<A> e = exponential(load(static_cast<const A*>(z + c * W)) - most);
+    if (keep_exponentials) store(z + c * W, e);
+    return e;
+  };
+  Vector<A> parts[W] = {};
+  int64_t c = 0;
+  for (; c + W <= width; c += W) {
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < W; ++i) parts[i] += term(c + i);
+  }
+  A part[W * W];
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < W; ++i) store(part + i * W, parts[i]);
+  const auto add = [&](int64_t i, Vector<A> v) {
+    store(part + i * W, load(static_cast<const A*>(part + i * W)) + v);
+  };
+  for (int64_t i = 0; c + i < width; ++i) add(i, term(c + i));
+  for (int64_t half = W / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) add(i, load(static_cast<const A*>(part + (half + i) * W)));
+  }
+  return load(static_cast<const A*>(part));
+}
+
+// The same for one row, with the same bits: z [width], and -inf after it up to a vector's end. `most` becomes the
+// largest.
+template <typename A>
+static inline A sum_of_exponentials(A* z, int64_t width, A& most) {
+  constexpr int64_t W = VectorOf<A>::width;
+  const Vector<A> impossible = splat(static_cast<A>(-__builtin_inf()));
+  Vector<A> largest = impossible, part = {};
+  store(z + width, impossible);
+  for (int64_t c = 0; c < width; c += W) {
+    const Vector<A> some = load(static_cast<const A*>(z + c));
+    largest = some > largest ? some : largest;
+  }
+  most = largest[0];
+  for (int64_t i = 1; i < W; ++i) most = largest[i] > most ? largest[i] : most;
+  const Vector<A> shift = splat(most);
+  for (int64_t c = 0; c < width; c += W) part += exponential(load(static_cast<const A*>(z + c)) - shift);
+  return sum_by_halves<A>(part);
+}
+
+// Writes the scores of a wide node to z and their largest to `most`, and returns the sum of exp(score - most).
+// With keep_exponentials, writes these to z.
 template <bool whole, bool keep_exponentials, typename A>
-static inline Vector<A> soft_sum(const A* row, int64_t stride, int64_t width, int64_t count, A* z) {
-  constexpr int64_t W = VectorOf<A>::width, run = 32;
-  Vector<A> most = splat(static_cast<A>(-__builtin_inf()));
+static inline Vector<A> soft_sum(const A* row, int64_t stride, int64_t width, int64_t count, A* z,
+                                 Vector<A>& most) {
+  constexpr int64_t W = VectorOf<A>::width;
+  most = splat(static_cast<A>(-__builtin_inf()));
   for (int64_t c = 0; c < width; ++c) {
     if (c + nodes_ahead < width) fetch(row + (c + nodes_ahead) * stride, count);
     const Vector<A> some = load_some<whole>(row + c * stride, count);
     store(z + c * W, some);
     most = some > most ? some : most;
   }
-  Vector<A> sum = {};
-  for (int64_t c = 0; c < width;) {
-    Vector<A> part = {};
-    for (const int64_t end = c + run < width ? c + run : width; c < end; ++c) {
-      const Vector<A> shifted = load(z + c * W) - most, e = exponential(shifted);
-      store(z + c * W, keep_exponentials ? e : shifted);
-      part += e;
-    }
-    sum += part;
-  }
-  return keep_exponentials ? sum : log_of_sum(sum);
+  return sum_of_exponentials<keep_exponentials>(z, width, most);
 }
 
 // log sigmoid(z) and log sigmoid(-z).
@@ -98,7 +150,9 @@ static inline void log_sigmoids_ahead(const A* score, const ScoreRows<A>& place,
                                       int64_t nodes, A* left, A* right) {
   constexpr int64_t W = VectorOf<A>::width;
   A z[W] = {};
-  for (int64_t k = 0; k < W && k < nodes; ++k) z[k] = score[place(begin[k])];
+  for (int64_t k = 0; k < W && k < nodes; ++k) {
+    if (begin[k].block == binary_node) z[k] = score[place(begin[k])];
+  }
   Vector<A> lefts, rights;
   log_sigmoids<A>(load(static_cast<const A*>(z)), lefts, rights);
   store(left, lefts);
@@ -108,9 +162,11 @@ static inline void log_sigmoids_ahead(const A* score, const ScoreRows<A>& place,
 // Walks down from the root and calls leaves(classes, values, n) with above + log P_t(class) for a few classes
 // at a time, until all are done, the children of a node from right to left. A stack visits the nodes in
 // preorder. Whether a child is a leaf is unpredictable, so it selects addresses instead of a branch.
-template <bool whole, typename A, typename Leaves>
+// group(n, value) takes a node with above + log P_t of its path, and returns whether it is a leaf group, whose
+// classes are not passed to `leaves`.
+template <bool whole, typename A, typename Leaves, typename Group>
 static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t, int64_t begin, int64_t count,
-                           Vector<A> above, A* open, A* z, const Leaves& leaves) {
+                           Vector<A> above, A* open, A* z, const Leaves& leaves, const Group& group) {
   constexpr int64_t W = VectorOf<A>::width;
   const TreeNode* const node = m.node + t * m.nodes;
   const TreeEdge* const edge = m.edge + t * m.edges;
@@ -143,6 +199,7 @@ static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t,
     const A* const row = m.score + place(n);
     top -= W;
     const Vector<A> base = load(static_cast<const A*>(top));
+    if (group(n, base)) continue;
     if (n.block == binary_node) {
       Vector<A> left, right;
       if (!whole && count == 1) {
@@ -154,12 +211,32 @@ static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t,
       reach(child[1].below, base + right);
       reach(child[0].below, base + left);
     } else {
-      const Vector<A> log_sum = soft_sum<whole, false>(row, m.rows, n.width, count, z);
-      for (int64_t c = n.width - 1; c >= 0; --c) reach(child[c].below, base + (load(z + c * W) - log_sum));
+      Vector<A> most;
+      if (!whole && count == 1) {
+        A largest;
+        for (int64_t c = 0; c < n.width; ++c) z[c] = row[c * m.rows];
+        const Vector<A> log_sum = log_of_sum(splat(sum_of_exponentials(z, n.width, largest)));
+        most = splat(largest);
+        for (int64_t c = n.width - 1; c >= 0; --c) {
+          reach(child[c].below, base + ((splat(z[c]) - most) - log_sum));
+        }
+        continue;
+      }
+      const Vector<A> log_sum = log_of_sum(soft_sum<whole, false>(row, m.rows, n.width, count, z, most));
+      for (int64_t c = n.width - 1; c >= 0; --c) {
+        reach(child[c].below, base + ((load(static_cast<const A*>(z + c * W)) - most) - log_sum));
+      }
     }
   }
   leaves(classes, values, found);
 }
+
+struct NoGroups {
+  template <typename V>
+  bool operator()(const TreeNode&, const V&) const {
+    return false;
+  }
+};
 
 // Computes the gradients of the scores from the leaves up, in the opposite order. G of the classes is stored
 // before `leaf`, the last class first. Returns G of the root.
@@ -203,7 +280,8 @@ static inline Vector<A> ascend(const TreeMixture<A>& m, const Walk& walk, int64_
         store(grads + c * W, g);
         total += g;
       }
-      const Vector<A> share = total / soft_sum<whole, true>(row, m.rows, n.width, count, z);
+      Vector<A> most;
+      const Vector<A> share = total / soft_sum<whole, true>(row, m.rows, n.width, count, z, most);
       for (int64_t c = 0; c < n.width; ++c) {
         store_some<whole>(grad + c * m.rows, count, load(grads + c * W) - load(z + c * W) * share);
       }
@@ -222,17 +300,7 @@ static inline Vector<A> gate_of(const TreeMixture<A>& m, int64_t t, int64_t begi
   return load(gate);
 }
 
-// Copies the lanes of vectors [classes] to rows [count, classes], and back with zeros in the other lanes.
-template <typename A>
-static inline void to_rows(const A* vectors, int64_t count, int64_t classes, A* rows) {
-  constexpr int64_t W = VectorOf<A>::width;
-  for (int64_t y = 0; y < classes; y += W) {
-    const int64_t some = classes - y < W ? classes - y : W;
-    for (int64_t r = 0; r < count; ++r) {
-      for (int64_t i = 0; i < some; ++i) rows[r * classes + y + i] = vectors[(y + i) * W + r];
-    }
-  }
-}
+// Copies rows [count, classes] to the lanes of vectors [classes], with zeros in the other lanes.
 template <typename A>
 static inline void to_vectors(const A* rows, int64_t count, int64_t classes, A* vectors) {
   constexpr int64_t W = VectorOf<A>::width;
@@ -243,57 +311,6 @@ static inline void to_vectors(const A* rows, int64_t count, int64_t classes, A* 
       for (int64_t i = 0; i < some; ++i) vectors[(y + i) * W + r] = rows[r * classes + y + i];
     }
   }
-}
-
-// Adds one tree's share of the probability of some classes to the shares of the previous trees.
-template <typename A>
-static inline void add(const int32_t* classes, const A* values, int64_t n, A* mixture) {
-  constexpr int64_t W = VectorOf<A>::width;
-  for (int64_t i = 0; i < n; ++i) {
-    A* const sum = mixture + classes[i] * W;
-    store(sum, log_add<A>(load(static_cast<const A*>(sum)), load(values + i * W)));
-  }
-}
-
-// The same for only a few lanes, one at a time, with vectors over classes.
-template <typename A>
-static inline void add_lanes(const int32_t* classes, const A* values, int64_t n, int64_t count, A* mixture) {
-  constexpr int64_t W = VectorOf<A>::width;
-  A sums[leaves_at_once] = {}, shares[leaves_at_once] = {};
-  for (int64_t r = 0; r < count; ++r) {
-    for (int64_t i = 0; i < n; ++i) {
-      sums[i] = mixture[classes[i] * W + r];
-      shares[i] = values[i * W + r];
-    }
-    for (int64_t i = 0; i < n; i += W) {
-      store(sums + i,
-            log_add<A>(load(static_cast<const A*>(sums + i)), load(static_cast<const A*>(shares + i))));
-    }
-    for (int64_t i = 0; i < n; ++i) mixture[classes[i] * W + r] = sums[i];
-  }
-}
-
-template <bool whole, typename A>
-static void mix(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int64_t count, A* log_prob,
-                A* workspace) {
-  constexpr int64_t W = VectorOf<A>::width;
-  A* const mixture = workspace;
-  A* const open = mixture + m.classes * W;
-  A* const z = open + walk.open * W;
-  for (int64_t t = 0; t < m.trees; ++t) {
-    const Vector<A> gate = gate_of(m, t, begin, count);
-    descend<whole>(m, walk, t, begin, count, gate, open, z,
-                   [&](const int32_t* classes, const A* values, int64_t n) {
-                     if (t == 0) {
-                       for (int64_t i = 0; i < n; ++i) store(mixture + classes[i] * W, load(values + i * W));
-                     } else if (4 * count <= W) {
-                       add_lanes(classes, values, n, count, mixture);
-                     } else {
-                       add(classes, values, n, mixture);
-                     }
-                   });
-  }
-  to_rows(mixture, count, m.classes, log_prob + begin * m.classes);
 }
 
 template <bool whole, typename A>
@@ -310,27 +327,21 @@ static void unmix(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int6
   const Vector<A> impossible = splat(static_cast<A>(-__builtin_inf()));
   for (int64_t t = 0; t < m.trees; ++t) {
     A* leaf = below;
-    descend<whole>(m, walk, t, begin, count, gate_of(m, t, begin, count), open, z,
-                   [&](const int32_t* classes, const A* values, int64_t n) {
-                     for (int64_t i = 0; i < n; ++i, leaf += W) {
-                       const Vector<A> value = load(values + i * W);
-                       const Vector<A> log_share =
-                           value - load(static_cast<const A*>(mixture + classes[i] * W));
-                       const Vector<A> share = exponential(log_share > 0 ? Vector<A>{} : log_share);
-                       const Vector<A> g = load(static_cast<const A*>(grads + classes[i] * W)) * share;
-                       store(leaf, value == impossible ? Vector<A>{} : g);
-                     }
-                   });
+    descend<whole>(
+        m, walk, t, begin, count, gate_of(m, t, begin, count), open, z,
+        [&](const int32_t* classes, const A* values, int64_t n) {
+          for (int64_t i = 0; i < n; ++i, leaf += W) {
+            const Vector<A> value = load(values + i * W);
+            const Vector<A> log_share = value - load(static_cast<const A*>(mixture + classes[i] * W));
+            const Vector<A> share = exponential(log_share > 0 ? Vector<A>{} : log_share);
+            const Vector<A> g = load(static_cast<const A*>(grads + classes[i] * W)) * share;
+            store(leaf, value == impossible ? Vector<A>{} : g);
+          }
+        },
+        NoGroups{});
     const Vector<A> total = ascend<whole>(m, walk, t, begin, count, leaf, grad_score, open, z);
     for (int64_t r = 0; r < count; ++r) grad_log_gate[(begin + r) * m.trees + t] = total[r];
   }
-}
-
-template <typename A>
-static void forward(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int64_t count, A* log_prob,
-                    A* workspace) {
-  if (count == VectorOf<A>::width) return mix<true>(m, walk, begin, count, log_prob, workspace);
-  mix<false>(m, walk, begin, count, log_prob, workspace);
 }
 
 template <typename A>
@@ -344,7 +355,7 @@ static void backward(const TreeMixture<A>& m, const Walk& walk, int64_t begin, i
 
 template <typename A>
 static const TreeLogProbKernels<A>* table() {
-  static constexpr TreeLogProbKernels<A> kernels = {VectorOf<A>::width, forward<A>, backward<A>};
+  static constexpr TreeLogProbKernels<A> kernels = {VectorOf<A>::width, backward<A>};
   return &kernels;
 }
 

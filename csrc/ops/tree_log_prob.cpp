@@ -30,7 +30,9 @@ struct TreeLogProbArguments {
             trees(),
             node.size(1),
             edge.size(1),
-            classes};
+            classes,
+            nullptr,
+            nullptr};
   }
 };
 
@@ -92,6 +94,35 @@ Tensor tree_log_prob_cpu(const Tensor& score, const Tensor& log_gate, const Tens
   return log_prob;
 }
 
+Tensor leaf_tree_log_prob_cpu(const Tensor& leaf_score, const Tensor& leaf_bias, const Tensor& score,
+                              const Tensor& log_gate, const Tensor& node, const Tensor& edge,
+                              int64_t wide_begin, int64_t root_begin, int64_t classes) {
+  const char* op = "hstree::leaf_tree_log_prob";
+  const TreeLogProbArguments arguments =
+      arguments_of(op, score, log_gate, node, edge, wide_begin, root_begin, classes);
+  check_dim(op, "leaf_score", leaf_score, 2, "[N, V]");
+  check_dtype(op, "leaf_score", leaf_score, score.scalar_type());
+  check_device(op, "leaf_score", leaf_score, score);
+  check_size(op, "leaf_score", leaf_score, 0, arguments.rows(), "rows, the last dimension of score");
+  check_size(op, "leaf_score", leaf_score, 1, classes, "classes");
+  check_dim(op, "leaf_bias", leaf_bias, 2, "[T, V]");
+  check_dtype(op, "leaf_bias", leaf_bias, score.scalar_type());
+  check_device(op, "leaf_bias", leaf_bias, score);
+  check_size(op, "leaf_bias", leaf_bias, 0, arguments.trees(), "trees of score");
+  check_size(op, "leaf_bias", leaf_bias, 1, classes, "classes");
+  const Tensor leaf_scores = torch::stable::contiguous(leaf_score);
+  const Tensor leaf_biases = torch::stable::contiguous(leaf_bias);
+  const Tensor log_prob = empty(score, {arguments.rows(), classes}, score.scalar_type());
+  dispatch_sums(score, [&](auto zero) {
+    using A = decltype(zero);
+    cpu::TreeMixture<A> mixture = arguments.mixture<A>();
+    mixture.leaf_score = const_data<A>(leaf_scores);
+    mixture.leaf_bias = const_data<A>(leaf_biases);
+    cpu::tree_log_prob<A>(mixture, data<A>(log_prob));
+  });
+  return log_prob;
+}
+
 std::tuple<Tensor, Tensor> tree_log_prob_backward_cpu(const Tensor& grad, const Tensor& log_prob,
                                                       const Tensor& score, const Tensor& log_gate,
                                                       const Tensor& node, const Tensor& edge,
@@ -128,6 +159,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
       "root_begin, "
       "int classes) -> Tensor");
   m.def(
+      "leaf_tree_log_prob(Tensor leaf_score, Tensor leaf_bias, Tensor score, Tensor log_gate, Tensor node, "
+      "Tensor edge, int wide_begin, int root_begin, int classes) -> Tensor");
+  m.def(
       "tree_log_prob_backward(Tensor grad, Tensor log_prob, Tensor score, Tensor log_gate, Tensor node, "
       "Tensor "
       "edge, "
@@ -136,6 +170,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
   m.impl("tree_log_prob", TORCH_BOX(&tree_log_prob_cpu));
+  m.impl("leaf_tree_log_prob", TORCH_BOX(&leaf_tree_log_prob_cpu));
   m.impl("tree_log_prob_backward", TORCH_BOX(&tree_log_prob_backward_cpu));
 }
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hstree.ops._autograd import by_rows, no_second_derivative, register_autograd
 from hstree.ops._composed_tree_log_prob import composed_log_prob
+from hstree.ops._leaf_groups import leaf_classes, with_leaf_rows, without_leaf_rows
 
 
 def tree_log_prob(
@@ -20,6 +21,8 @@ def tree_log_prob(
     *,
     wide_begin: int,
     root_begin: int,
+    leaf_score: Tensor | None = None,
+    leaf_bias: Tensor | None = None,
 ) -> Tensor:
     r"""Log-probability of every class under a mixture of T trees, from the scores of all nodes.
 
@@ -32,9 +35,14 @@ def tree_log_prob(
     from the root down, and back in the backward pass. Other devices use torch's own operators on
     all nodes at once. :func:`hstree.reference.tree_log_prob_reference` is an equivalent in PyTorch.
 
-    On the CPU the contexts are the lanes of vector instructions: a few contexts take about as long
-    as a full vector. Deterministic for any number of threads. Differentiable once in reverse mode.
-    Forward mode holds the log-probabilities of all edges several times.
+    A leaf group has the log-softmax of ``leaf_score + leaf_bias`` over its classes. All trees share
+    ``leaf_score``, which the CPU kernel reads where it is: less work and memory than with a row of
+    ``score`` for each class and tree. The backward pass makes these rows.
+
+    The vectors of the CPU kernel are over contexts. A single context has vectors over classes, and
+    so have up to a quarter of a vector of contexts with ``leaf_score``. Threads divide the
+    contexts, the trees and the classes. Deterministic for any number of threads. Differentiable
+    once in reverse mode. Forward mode holds the log-probabilities of all edges several times.
 
     Args:
         score: scores of the nodes, [T, R, N], float32 or float64: R rows for each tree, N contexts.
@@ -49,11 +57,19 @@ def tree_log_prob(
         n_classes: number of classes, V. A tree of a single class has no nodes.
         wide_begin: first row of the second block.
         root_begin: first row of the third block.
+        leaf_score: scores of the classes in the leaf groups of all trees, [N, V], dtype of
+            ``score``; None: there are no leaf groups. A node of block 1 whose first row is
+            ``root_begin - wide_begin`` or more is a leaf group: its children are all classes, and
+            have no rows of ``score``. Rows of different groups must not overlap, and end at
+            ``root_begin - wide_begin + V``.
+        leaf_bias: biases of the classes in the leaf groups of each tree, [T, V], dtype of
+            ``score``; required with ``leaf_score``.
 
     Returns:
         Log-probabilities, [N, V], in nats, dtype of ``score``.
 
     Raises:
+        ValueError: if only one of ``leaf_score`` and ``leaf_bias`` is given.
         RuntimeError: for a wrong shape, dtype, device or number. On the CPU also for tables that
             are not those of trees; other devices do not check them.
 
@@ -66,6 +82,19 @@ def tree_log_prob(
         >>> tree_log_prob(score, torch.zeros(1, 1), node, edge, 3, wide_begin=2, root_begin=2).exp()
         tensor([[0.6964, 0.0347, 0.2689]])
     """
+    if leaf_score is not None and leaf_bias is not None:
+        if score.device.type == "cpu":
+            shared: Tensor = torch.ops.hstree.leaf_tree_log_prob(
+                leaf_score, leaf_bias, score, log_gate, node, edge, wide_begin, root_begin,
+                n_classes,
+            )  # fmt: skip
+            return shared
+        classes = leaf_classes(node, edge, root_begin - wide_begin, n_classes)
+        score = with_leaf_rows(score, leaf_score, leaf_bias, classes, root_begin)
+        root_begin += n_classes
+    elif leaf_score is not None or leaf_bias is not None:
+        given, missing = ("score", "bias") if leaf_bias is None else ("bias", "score")
+        raise ValueError(f"leaf_{missing}: expected a tensor with leaf_{given}, got None")
     if score.device.type != "cpu":
         return composed_log_prob(score, log_gate, node, edge, n_classes, wide_begin, root_begin)
     log_prob: Tensor = torch.ops.hstree.tree_log_prob(
@@ -110,7 +139,47 @@ def _formula(
     return composed_log_prob(score, log_gate, node, edge, classes, wide_begin, root_begin)
 
 
+def _leaf_fake(leaf_score: Tensor, leaf_bias: Tensor, *rest: Any) -> Tensor:
+    return _fake(*rest)
+
+
+def _save_leaves_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.wide_begin, ctx.root_begin, ctx.classes = inputs
+    ctx.save_for_backward(output, *tensors)
+
+
+def _leaf_gradient(ctx: Any, grad: Tensor) -> Any:
+    """Of the leaf groups as wide nodes."""
+    log_prob, leaf_score, leaf_bias, score, log_gate, node, edge = ctx.saved_tensors
+    classes = leaf_classes(node, edge, ctx.root_begin - ctx.wide_begin, ctx.classes)
+    score = with_leaf_rows(score, leaf_score, leaf_bias, classes, ctx.root_begin)
+    begins = ctx.wide_begin, ctx.root_begin + ctx.classes
+    grad, grad_log_gate = torch.ops.hstree.tree_log_prob_backward(
+        grad, log_prob, score, log_gate, node, edge, *begins
+    )
+    grad_score, grad_leaf_score, grad_leaf_bias = without_leaf_rows(grad, classes, ctx.root_begin)
+    return grad_leaf_score, grad_leaf_bias, grad_score, grad_log_gate, *[None] * 5
+
+
+def _leaf_formula(
+    leaf_score: Tensor,
+    leaf_bias: Tensor,
+    score: Tensor,
+    log_gate: Tensor,
+    node: Tensor,
+    edge: Tensor,
+    wide_begin: int,
+    root_begin: int,
+    classes: int,
+) -> Tensor:
+    of_rows = leaf_classes(node, edge, root_begin - wide_begin, classes)
+    score = with_leaf_rows(score, leaf_score, leaf_bias, of_rows, root_begin)
+    root_begin += classes
+    return composed_log_prob(score, log_gate, node, edge, classes, wide_begin, root_begin)
+
+
 torch.library.register_fake("hstree::tree_log_prob", _fake)
+torch.library.register_fake("hstree::leaf_tree_log_prob", _leaf_fake)
 torch.library.register_fake("hstree::tree_log_prob_backward", _backward_fake)
 register_autograd(
     "tree_log_prob",
@@ -123,4 +192,11 @@ register_autograd(
     "tree_log_prob_backward",
     no_second_derivative("tree_log_prob_backward"),
     vmap=by_rows(torch.ops.hstree.tree_log_prob_backward, (0, 0, 2, 0, *[None] * 4), (2, 0)),
+)
+register_autograd(
+    "leaf_tree_log_prob",
+    _leaf_gradient,
+    setup_context=_save_leaves_for_backward,
+    vmap=by_rows(torch.ops.hstree.leaf_tree_log_prob, (0, None, 2, 0, *[None] * 5), 0),
+    formula=_leaf_formula,
 )

@@ -15,6 +15,8 @@ def tree_log_prob_reference(
     n_classes: int,
     wide_begin: int,
     root_begin: int,
+    leaf_score: Tensor | None = None,
+    leaf_bias: Tensor | None = None,
 ) -> Tensor:
     """log P [N, V], differentiable any number of times; arguments of
     :func:`hstree.ops.tree_log_prob`."""
@@ -25,8 +27,13 @@ def tree_log_prob_reference(
         for block, row, first_edge, width, above in node[t].tolist():
             if not width:
                 continue  # padding of the table
-            first = row + (0, wide_begin, root_begin)[block]
-            z = score[t, first : first + (1 if block == 0 else width)]
+            is_group = block == 1 and row >= root_begin - wide_begin
+            if is_group and leaf_score is not None and leaf_bias is not None:
+                classes = ~edge[t, first_edge : first_edge + width, 1].long()
+                z = (leaf_score[:, classes] + leaf_bias[t, classes]).t()
+            else:
+                first = row + (0, wide_begin, root_begin)[block]
+                z = score[t, first : first + (1 if block == 0 else width)]
             children = F.logsigmoid(torch.cat([z, -z])) if block == 0 else z.log_softmax(0)
             for e, log_prob in enumerate(children, first_edge):
                 path[e] = path[above] + log_prob

@@ -12,7 +12,8 @@ assert "torch._dynamo" not in sys.modules
 has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 assert has_kernel("hstree::forward", "CompositeImplicitAutograd")
 for name in ("path_log_prob", "wide_log_prob", "leaf_order", "feature_gather", "piecewise",
-             "monotone_log_prob", "sparse_adam_", "tree_topk", "tree_log_prob"):
+             "monotone_log_prob", "sparse_adam_", "tree_topk", "tree_log_prob",
+             "leaf_tree_log_prob"):
     for key in ("CPU", "Meta"):
         assert has_kernel(f"hstree::{name}", key), (name, key)
 index = torch.tensor([[0, 1]], dtype=torch.int32)

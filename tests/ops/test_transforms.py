@@ -29,7 +29,7 @@ from hstree.ops import (
     tree_log_prob,
     tree_topk,
 )
-from ops import test_tree_log_prob
+from ops import test_leaf_tree_log_prob, test_tree_log_prob
 from ops.cases import LEAF, PATH, WIDE, Case, TreeOpUnderTest
 
 # In torch's own code, the first time that forward mode is at work.
@@ -195,6 +195,18 @@ def of_all_classes(**shape: Any) -> Subject:
     return Subject(call, plain, torch.zeros(ROWS), (batch.score, batch.log_gate), (2, 0))
 
 
+def of_leaf_groups() -> Subject:
+    batch = test_leaf_tree_log_prob.draw(replace(test_leaf_tree_log_prob.SMALL, rows=ROWS))
+
+    def call(_: Tensor, *leaves: Tensor) -> Tensor:
+        return test_leaf_tree_log_prob.mixed(batch.with_leaves(leaves))
+
+    def plain(_: Tensor, *leaves: Tensor) -> Tensor:
+        return test_leaf_tree_log_prob.reference(batch.with_leaves(leaves))
+
+    return Subject(call, plain, torch.zeros(ROWS), batch.arguments()[:4], (0, None, 2, 0))
+
+
 def sums_of_sigmoids(x: Tensor, u: Tensor, v: Tensor, b: Tensor) -> list[Tensor]:
     """A unit at a time: v sigma(z), and u v sigma(z) sigma(-z)."""
     z = [x * u[i] + b[i] for i in range(len(u))]
@@ -270,6 +282,7 @@ def subjects() -> dict[str, Subject]:
             (None, None, None),
         ),
         "tree_log_prob": of_all_classes(),
+        "leaf_tree_log_prob": of_leaf_groups(),
         "tree_log_prob, binary": of_all_classes(shapes=("chain", "random")),
     }
 
@@ -490,7 +503,8 @@ def test_a_batch_of_rows_is_one_call(name: str) -> None:
 
     with calls() as names:
         vmap(grad(total, 1), in_dims=dims)(target, *given)
-    ours = [called for called in names if called.startswith(op)]
+    parts = (op, "tree_log_prob_backward") if op == "leaf_tree_log_prob" else op
+    ours = [called for called in names if called.startswith(parts)]
     assert ours[0] == op
     assert len(ours) in (2, 3)  # the backward op, and the kernel that it calls
 
@@ -631,7 +645,10 @@ def test_tree_topk() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
-@pytest.mark.parametrize("name", ["path_log_prob", "mixture_log_prob, mean", "tree_log_prob"])
+@pytest.mark.parametrize(
+    "name",
+    ["path_log_prob", "mixture_log_prob, mean", "tree_log_prob", "leaf_tree_log_prob"],
+)
 def test_compile(name: str) -> None:
     """Per-sample gradients in one graph."""
     torch._dynamo.reset()

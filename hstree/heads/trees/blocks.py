@@ -76,15 +76,15 @@ class Block:
         """
         raise NotImplementedError
 
-    def scores(self, hidden: Tensor, x: Tensor) -> Tensor | list[Tensor]:
-        """w . x + b of all vectors, [T, R, N], or a list of [R, N].
+    def scores(self, x: Tensor) -> Tensor:
+        """w . x + b of all vectors, [T, R, N].
 
         Args:
-            hidden: context vectors [N, D].
             x: the features of each tree, [T, N, S].
         """
-        if _are_many(hidden):
+        if torch.compiler.is_exporting() or x.shape[1] > 2:  # exported programs take any number
             return torch.baddbmm(self.bias.unsqueeze(2), self.weight, x.mT)
+        # A product with one or two contexts is faster with them as its rows.
         return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT).mT
 
 
@@ -160,16 +160,9 @@ class LeafBlock(Block):
             order=order,
         )
 
-    def scores(self, hidden: Tensor, x: Tensor) -> list[Tensor]:
-        """E . h is computed once for all trees."""
-        dtype, many = sum_dtype(hidden.dtype), _are_many(hidden)
-        product = self.weight @ hidden.t() if many else F.linear(hidden, self.weight).t()
-        product, bias = product.to(dtype), self.bias.to(dtype)
-        # Tree by tree: the gradient is a sum of permutations, in a fixed order.
-        return [
-            product.index_select(0, classes).add_(of_tree.index_select(0, classes).unsqueeze(1))
-            for of_tree, classes in zip(bias, self.layout.leaf_class, strict=True)
-        ]
+    def class_scores(self, hidden: Tensor) -> Tensor:
+        """E_y . h of all classes, [N, V], which all trees share."""
+        return F.linear(hidden, self.weight)
 
 
 class RootBlock(Block):
@@ -207,12 +200,6 @@ class RootBlock(Block):
 
 BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, LeafBlock, RootBlock)
 """The block types, indexed by kind."""
-
-
-def _are_many(hidden: Tensor) -> bool:
-    """Whether there are more than two contexts. A product with one or two is faster with them as
-    its rows. Exported programs take any number."""
-    return torch.compiler.is_exporting() or hidden.shape[0] > 2
 
 
 def to_dtype_of(blocks: Sequence[Block], hidden: Tensor) -> Tensor:

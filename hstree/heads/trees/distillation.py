@@ -91,7 +91,7 @@ class SoftTargets:
             prob = self._probabilities(chunk)
             chunk = to_dtype_of(blocks, chunk)
             x = tree_features(chunk, feature_index, n_trees)
-            scores = [block.scores(chunk, x) for block in blocks]
+            scores = [block.scores(x) for block in blocks]
             for t, edges in enumerate(self.edges):
                 masses = edges.masses(prob, self.layout.leaf_class[t])
                 for block, score in zip(blocks, scores, strict=True):

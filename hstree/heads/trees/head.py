@@ -20,6 +20,7 @@ from hstree.heads.inference import mask_candidates
 from hstree.heads.trees.blocks import (
     BLOCKS,
     Block,
+    LeafBlock,
     RootBlock,
     log_odds,
     to_dtype_of,
@@ -31,7 +32,7 @@ from hstree.heads.trees.layout import Layout, TreeArrays, check_trees
 from hstree.heads.trees.relearning import Relearning
 from hstree.heads.trees.search import candidate_classes, sample_classes, search_classes
 from hstree.heads.trees.subsets import draw_subsets
-from hstree.heads.trees.tree_layout import BINARY, ROOT
+from hstree.heads.trees.tree_layout import BINARY, WIDE
 from hstree.heads.trees.vectors import NODE_VECTORS
 from hstree.heads.tying import HasWeight
 from hstree.heads.unigram import smoothed_frequencies
@@ -201,22 +202,20 @@ class TreeEnsemble(Relearning, Constructors):
         dtype, blocks, layout = sum_dtype(hidden.dtype), self.blocks(), self.layout
         hidden = to_dtype_of(blocks, hidden)
         x = tree_features(hidden, self.feature_index, self.n_trees)
-        scores = [block.scores(hidden, x) for block in blocks]
-        shape = self.n_trees, sum(layout.n_rows), hidden.shape[0]
-        if not scores:  # a single class
-            score = hidden.new_zeros(shape)
-        elif len(scores) == 1 and isinstance(scores[0], Tensor):
-            score = scores[0]
-        else:
-            score = torch.cat([rows for of_tree in zip(*scores, strict=True) for rows in of_tree])
+        scores = [block.scores(x).to(dtype) for block in blocks if not isinstance(block, LeafBlock)]
+        if not scores:  # a single class, or leaf groups alone
+            scores = [hidden.new_zeros(self.n_trees, 0, hidden.shape[0], dtype=dtype)]
+        leaves = [block for block in blocks if isinstance(block, LeafBlock)]
         return tree_log_prob(
-            score.view(shape).to(dtype),
+            scores[0] if len(scores) == 1 else torch.cat(scores, 1),
             log_gate,
             layout.node,
             layout.edge,
             self.n_classes,
             wide_begin=layout.n_rows[BINARY],
-            root_begin=sum(layout.n_rows[:ROOT]),
+            root_begin=layout.n_rows[BINARY] + layout.n_rows[WIDE],
+            leaf_score=leaves[0].class_scores(hidden).to(dtype) if leaves else None,
+            leaf_bias=leaves[0].bias.to(dtype) if leaves else None,
         )
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,492 @@
+"""tree_log_prob with leaf groups: torch.ops.hstree.leaf_tree_log_prob and its gradient."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hstree.ops import tree_log_prob
+from hstree.ops._composed_tree_log_prob import composed_log_prob
+from hstree.ops._leaf_groups import leaf_classes, with_leaf_rows
+from hstree.reference import tree_log_prob_reference
+from ops.cases import random_nested, threads
+from ops.test_tree_log_prob import CAPABILITIES, SUMS, TESTS, Case, judge
+
+OP = torch.ops.hstree.leaf_tree_log_prob.default
+
+TWO_LEVELS = Case("two levels", ("levels", "levels"), classes=300)
+CASES = (
+    TWO_LEVELS,
+    Case("wide and binary nodes"),
+    Case("binary nodes above groups of two", widest=2),
+    Case("one tree", shapes=("levels",), classes=100),
+    Case("no groups", shapes=("flat", "flat"), widest=7, classes=7),
+    Case("groups of one tree", shapes=("flat", "levels"), classes=40, widest=40),
+    Case("deepest tree beside a shallow one", shapes=("chain", "random"), classes=65, widest=2),
+    Case("several blocks of classes", ("levels", "levels"), classes=2100),
+    Case("two classes", classes=2),
+    Case("one class", classes=1),
+    Case("zero rows", rows=0),
+    Case("one row", rows=1),
+    Case("rows one by one", rows=4),
+    Case("most of a vector", rows=12),
+    Case("vectors full", rows=32),
+    Case("scores of order 100", scale=100.0),
+)
+SMALL = Case("small", shapes=("random", "levels"), classes=7, widest=3, rows=3)
+MANY = Case("rows for three threads", ("levels", "random"), rows=130, classes=1500)
+
+
+@dataclass
+class Batch:
+    leaf_score: Tensor
+    leaf_bias: Tensor
+    score: Tensor
+    log_gate: Tensor
+    node: Tensor
+    edge: Tensor
+    wide_begin: int
+    root_begin: int
+    classes: int
+    grad: Tensor
+    nested: list[Any]
+
+    def arguments(self) -> tuple[Any, ...]:
+        tensors = self.leaf_score, self.leaf_bias, self.score, self.log_gate, self.node, self.edge
+        return *tensors, self.wide_begin, self.root_begin, self.classes
+
+    def with_leaves(self, leaves: tuple[Tensor, ...]) -> Batch:
+        names = ("leaf_score", "leaf_bias", "score", "log_gate")
+        return replace(self, **dict(zip(names, leaves, strict=True)))
+
+    def to(self, dtype: torch.dtype) -> Batch:
+        batch = self.with_leaves(tuple(x.to(dtype) for x in self.arguments()[:4]))
+        return replace(batch, grad=self.grad.to(dtype))
+
+    def on(self, device: torch.device | str) -> Batch:
+        tensors = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **tensors)
+
+    def rows(self, rows: slice) -> Batch:
+        some = self.leaf_score[rows], self.leaf_bias, self.score[..., rows], self.log_gate[rows]
+        return replace(self.with_leaves(some), grad=self.grad[rows])
+
+    def gradients(self, function: Callable[[Batch], Tensor]) -> list[Tensor]:
+        """log_prob, and the gradients of the first four arguments."""
+        leaves = tuple(x.detach().clone().requires_grad_() for x in self.arguments()[:4])
+        log_prob = function(self.with_leaves(leaves))
+        log_prob.backward(self.grad)
+        return [log_prob.detach(), *(x.new_zeros(x.shape) if x.grad is None else x.grad
+                                     for x in leaves)]  # fmt: skip
+
+
+def mixed(batch: Batch) -> Tensor:
+    return tree_log_prob(
+        batch.score,
+        batch.log_gate,
+        batch.node,
+        batch.edge,
+        batch.classes,
+        wide_begin=batch.wide_begin,
+        root_begin=batch.root_begin,
+        leaf_score=batch.leaf_score,
+        leaf_bias=batch.leaf_bias,
+    )
+
+
+def reference(batch: Batch) -> Tensor:
+    leaf_score, leaf_bias, score, log_gate, node, edge, *begins, classes = batch.arguments()
+    return tree_log_prob_reference(
+        score, log_gate, node, edge, classes, *begins, leaf_score, leaf_bias
+    )
+
+
+def composed(batch: Batch) -> Tensor:
+    """As where there is no kernel."""
+    leaf_score, leaf_bias, score, log_gate, node, edge, wide_begin, root_begin, classes = (
+        batch.arguments()
+    )
+    of_rows = leaf_classes(node, edge, root_begin - wide_begin, classes)
+    score = with_leaf_rows(score, leaf_score, leaf_bias, of_rows, root_begin)
+    begins = wide_begin, root_begin + classes
+    return composed_log_prob(score, log_gate, node, edge, classes, *begins)
+
+
+def is_group(item: tuple[Any, ...], is_root: bool) -> bool:
+    return not (is_root and len(item) > 2) and not any(isinstance(x, tuple) for x in item)
+
+
+def walked(batch: Batch) -> Tensor:
+    """The log-probabilities by definition: each tree from its root, nested tuples at hand."""
+    trees = []
+    for t, nested in enumerate(batch.nested):
+        found: dict[int, Tensor] = {}
+        used = [0, batch.wide_begin, batch.root_begin]
+
+        def visit(
+            item: Any, above: Tensor, t: int, used: Any, found: Any, is_root: bool = False
+        ) -> None:
+            if not isinstance(item, tuple):
+                found[item] = above
+                return
+            if is_group(item, is_root):
+                classes = list(item)
+                z = batch.leaf_score[:, classes] + batch.leaf_bias[t, classes]
+                children = z.log_softmax(1).unbind(1)
+            else:
+                block = 0 if len(item) == 2 else 2 if is_root else 1
+                rows = slice(used[block], used[block] + (1 if block == 0 else len(item)))
+                used[block] = rows.stop
+                z = batch.score[t, rows]
+                both = F.logsigmoid(torch.cat([z, -z])) if block == 0 else z.log_softmax(0)
+                children = both.unbind(0)
+            for child, log_prob in zip(item, children, strict=True):
+                visit(child, above + log_prob, t, used, found)
+
+        visit(nested, batch.log_gate[:, t], t, used, found, True)
+        trees.append(torch.stack([found[y] for y in range(batch.classes)], 1))
+    return torch.logsumexp(torch.stack(trees), 0)
+
+
+def tables_of(nested: Any) -> tuple[list[Any], list[Any], list[int]]:
+    """Nodes and edges of a tree, and the rows of its three blocks and of its leaf groups, whose
+    nodes have block 3."""
+    nodes: list[Any] = []
+    edges: list[Any] = []
+    used = [0, 0, 0, 0]
+
+    def visit(item: Any, above: int) -> int:
+        index, first, width = len(nodes), len(edges), len(item)
+        block = 3 if is_group(item, index == 0) else 0 if width == 2 else 1 if index else 2
+        nodes.append((block, used[block], first, width, above))
+        used[block] += 1 if block == 0 else width
+        edges.extend((index, None) for _ in item)
+        for e, child in enumerate(item, first):
+            edges[e] = (index, visit(child, e) if isinstance(child, tuple) else ~child)
+        return index
+
+    if isinstance(nested, tuple):
+        visit(nested, -1)
+    return nodes, edges, used
+
+
+def draw_tree(case: Case, shape: str, random: np.random.Generator) -> Any:
+    if shape != "levels" or case.classes < 3:
+        return random_nested(case.classes, case.widest, shape.replace("levels", "flat"), random)
+    # Classes below the root, and groups of 2 to 40.
+    order, tree, begin = random.permutation(case.classes).tolist(), [], 0
+    while begin < case.classes:
+        width = int(min(random.choice([1, 2, 3, 15, 16, 17, 40]), case.classes - begin))
+        tree.append(tuple(order[begin : begin + width]) if width > 1 else order[begin])
+        begin += width
+    return tuple(tree) if len(tree) > 1 else tree[0]
+
+
+def draw(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch:
+    random = np.random.default_rng(seed)
+    nested = [draw_tree(case, shape, random) for shape in case.shapes]
+    tables = [tables_of(tree) for tree in nested]
+    sizes = [max(used[block] for *_, used in tables) for block in range(3)]
+    trees = len(nested)
+    node, edge = (
+        np.zeros((trees, max(len(table[i]) for table in tables), columns), np.int32)
+        for i, columns in ((0, 5), (1, 2))
+    )
+    for t, (nodes, edges, _) in enumerate(tables):
+        node[t, : len(nodes)] = np.reshape(nodes, (-1, 5))
+        edge[t, : len(edges)] = np.reshape(edges, (-1, 2))
+    node[..., 1] += np.where(node[..., 0] == 3, sizes[1], 0)
+    node[..., 0][node[..., 0] == 3] = 1
+
+    def values(*shape: int) -> Tensor:
+        return torch.from_numpy(random.standard_normal(shape)).float().to(dtype)
+
+    return Batch(
+        leaf_score=case.scale * values(case.rows, case.classes),
+        leaf_bias=values(trees, case.classes),
+        score=case.scale * values(trees, sum(sizes), case.rows),
+        log_gate=values(case.rows, trees).log_softmax(1),
+        node=torch.from_numpy(node),
+        edge=torch.from_numpy(edge),
+        wide_begin=sizes[0],
+        root_begin=sizes[0] + sizes[1],
+        classes=case.classes,
+        grad=values(case.rows, case.classes),
+        nested=nested,
+    )
+
+
+@pytest.mark.parametrize(
+    "function", [mixed, composed, reference], ids=["op", "composed", "reference"]
+)
+@pytest.mark.parametrize("dtype", SUMS, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_the_walk(
+    case: Case, dtype: torch.dtype, function: Any, device: torch.device
+) -> None:
+    """log_prob and its gradients, in float64, no worse than the walk in float32."""
+    batch = draw(case, dtype)
+    eager = batch.gradients(walked)
+    true = eager if dtype == torch.float64 else batch.to(torch.float64).gradients(walked)
+    got = batch.on(device).gradients(function)
+    assert all(x.dtype == dtype for x in got)
+    names = ("log_prob", "leaf_score", "leaf_bias", "score", "log_gate")
+    for name, *values in zip(names, got, true, eager, strict=True):
+        judge(name, *values)
+    if case.rows:
+        assert (got[0].double().exp().sum(1) - 1).abs().max() < 300 * torch.finfo(dtype).eps
+
+
+def test_other_devices_have_rows_for_the_groups() -> None:
+    """The shapes, on the meta device."""
+    batch = draw(TWO_LEVELS, torch.float32)
+    assert mixed(batch.on("meta")).shape == batch.leaf_score.shape
+
+
+@pytest.mark.parametrize("dtype", SUMS, ids=str)
+def test_same_bits_for_every_number_of_threads_and_rows(dtype: torch.dtype) -> None:
+    batch = draw(MANY, dtype)
+    expected = mixed(batch)
+    for count in (1, 2, 3):
+        with threads(count):
+            assert torch.equal(mixed(batch), expected)
+            for rows in (slice(0, 1), slice(7, 9), slice(3, 8), slice(20, 32), slice(40, 77)):
+                assert torch.equal(mixed(batch.rows(rows)), expected[rows])
+
+
+OTHER_PROCESS = """
+import sys, torch
+from ops.test_leaf_tree_log_prob import CASES, MANY, SUMS, draw, mixed
+def results(case, dtype):
+    batch = draw(case, dtype)
+    log_prob = mixed(batch)
+    assert all(torch.equal(mixed(batch.rows(slice(r, r + 1))), log_prob[r : r + 1])
+               for r in range(len(log_prob)))
+    return log_prob
+torch.save([results(c, d) for c in (MANY, *CASES) for d in SUMS], sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_instruction_set(capability: str, tmp_path: Any) -> None:
+    """The same results, and the same bits for one row and many."""
+    has = {"AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
+    if CAPABILITIES.index(capability) > has:
+        pytest.skip(f"this processor lacks {capability}")
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_PROCESS, tmp_path / "results"],
+        env=os.environ | {"HSTREE_CPU_CAPABILITY": capability},
+        cwd=TESTS, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = iter(torch.load(tmp_path / "results"))
+    for case in (MANY, *CASES):
+        for dtype, tolerance in zip(SUMS, (1e-4, 1e-12), strict=True):
+            torch.testing.assert_close(
+                next(results), mixed(draw(case, dtype)), rtol=tolerance, atol=tolerance
+            )
+
+
+def test_gradcheck() -> None:
+    batch = draw(SMALL)
+    leaves = tuple(x.requires_grad_() for x in batch.arguments()[:4])
+    assert torch.autograd.gradcheck(lambda *x: mixed(batch.with_leaves(x)), leaves)
+
+
+def test_opcheck() -> None:
+    batch = draw(SMALL, torch.float32)
+    for x in batch.arguments()[:4]:
+        x.requires_grad_()
+    torch.library.opcheck(OP, batch.arguments())
+
+
+def test_noncontiguous() -> None:
+    batch = draw(TWO_LEVELS, torch.float32)
+    other = {
+        name: getattr(batch, name).transpose(0, -1).contiguous().transpose(0, -1)
+        for name in ("leaf_score", "leaf_bias", "score", "log_gate", "node", "edge", "grad")
+    }
+    assert not any(x.is_contiguous() for x in other.values())
+    for got, expected in zip(
+        replace(batch, **other).gradients(mixed), batch.gradients(mixed), strict=True
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_large_scores_cost_no_digits_of_large_probabilities() -> None:
+    """Errors of roundings of 1, not of the scores."""
+    nested = ((0, 1, 2), 3, 4)
+    nodes, edges, _ = tables_of(nested)
+    leaf_score = torch.tensor([[100.0, 84.0, 80.0, 0.0, 0.0]])
+    log_prob = tree_log_prob(
+        torch.tensor([[[200.0], [0.0], [0.0]]]),
+        torch.zeros(1, 1),
+        torch.tensor([[(1, 0, *n[2:]) if n[0] == 3 else n for n in nodes]], dtype=torch.int32),
+        torch.tensor([edges], dtype=torch.int32),
+        5,
+        wide_begin=0,
+        root_begin=0,
+        leaf_score=leaf_score,
+        leaf_bias=torch.zeros(1, 5),
+    )
+    expected = leaf_score[:, :3].double().log_softmax(1)
+    torch.testing.assert_close(log_prob[:, :3].double(), expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [1, 17])
+def test_impossible_classes(rows: int) -> None:
+    """-inf in one tree or in all: no NaN, and no gradient from there."""
+    batch = draw(replace(TWO_LEVELS, rows=rows), torch.float32)
+    bias, score = batch.leaf_bias.clone(), batch.leaf_score.clone()
+    bias[0, :5] = -torch.inf
+    score[:, 7] = -torch.inf
+    gate = batch.log_gate.clone()
+    gate[:, 1] = -torch.inf
+    for changed in ({"leaf_bias": bias}, {"leaf_score": score}, {"log_gate": gate}):
+        bad = replace(batch, **changed)
+        log_prob, *grads = bad.gradients(mixed)
+        torch.testing.assert_close(
+            log_prob.double(), walked(bad.to(torch.float64)), rtol=1e-5, atol=1e-5
+        )
+        assert not any(x.isnan().any() for x in grads)
+
+
+@pytest.mark.parametrize("rows", [3, 17])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
+def test_bad_scores_stay_in_their_row(value: float, rows: int) -> None:
+    batch = draw(replace(TWO_LEVELS, rows=rows), torch.float32)
+    score = batch.leaf_score.clone()
+    score[1] = value
+    score[2, 5] = value
+    bad = replace(batch, leaf_score=score)
+    got, expected = mixed(bad), mixed(batch)
+    others = torch.arange(rows).sub(1.5).abs() > 1
+    assert torch.equal(got[others], expected[others])
+    torch.testing.assert_close(got, walked(bad), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def refused(batch: Batch, match: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^hstree::leaf_tree_log_prob: {match}"):
+        OP(*batch.arguments())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("leaf_score", lambda x: x[0], r"leaf_score: expected shape \[N, V\], got \[300\]"),
+        ("leaf_score", Tensor.double, "leaf_score: expected dtype Float, got Double"),
+        ("leaf_score", lambda x: x[1:], r"leaf_score: expected size 17 \(rows"),
+        ("leaf_score", lambda x: x[:, 1:], r"leaf_score: expected size 300 \(classes\)"),
+        ("leaf_bias", lambda x: x[0], r"leaf_bias: expected shape \[T, V\]"),
+        ("leaf_bias", Tensor.double, "leaf_bias: expected dtype Float, got Double"),
+        ("leaf_bias", lambda x: x[1:], r"leaf_bias: expected size 2 \(trees"),
+        ("leaf_bias", lambda x: x[:, 1:], r"leaf_bias: expected size 300 \(classes\)"),
+        ("score", Tensor.half, "score: expected dtype float32 or float64, got Half"),
+        ("log_gate", lambda x: x[1:], r"log_gate: expected size 17 \(rows"),
+        ("wide_begin", lambda _: -1, "wide_begin, root_begin: expected increasing places"),
+        ("classes", lambda _: 10**6, "classes: expected 1, or at most as many as edges"),
+    ],
+)
+def test_bad_argument(name: str, change: Any, match: str) -> None:
+    batch = draw(TWO_LEVELS, torch.float32)
+    refused(replace(batch, **{name: change(getattr(batch, name))}), match)
+
+
+@pytest.mark.parametrize("missing", ["leaf_score", "leaf_bias"])
+def test_one_of_score_and_bias(missing: str) -> None:
+    with pytest.raises(ValueError, match=f"^{missing}: expected a tensor with leaf_"):
+        mixed(replace(draw(SMALL), **{missing: None}))
+
+
+# The tree ((0, 1), (2, 3, 4), 5) of a wide root and two leaf groups.
+@pytest.mark.parametrize(
+    ("table", "place", "value", "match"),
+    [
+        ("node", (2, 1), 4, r"node\[0, 2\]: expected a block, its first row"),  # beyond V
+        ("node", (2, 1), -1, r"node\[0, 2\]: expected a block"),
+        ("node", (2, 1), 2**31 - 1, r"node\[0, 2\]: expected a block"),
+        ("node", (2, 2), 6, r"node\[0, 2\]: expected a block"),
+        ("node", (2, 3), 2**31 - 1, r"node\[0, 2\]: expected a block"),
+        ("node", (2, 4), 0, r"node\[0, 2\]: expected .* the edge above it, 1, got 1, 2, 5, 3, 0"),
+        ("node", (1, 0), 0, r"node\[0, 1\]: expected a block"),  # binary, without a row
+        ("edge", (1, 1), 0, r"edge\[0, 1\]: expected node 0 above.* not met before, got 0, 0"),
+        ("edge", (5, 1), 1, r"edge\[0, 5\]: expected node 2 above.* got 2, 1"),  # a node
+        ("edge", (5, 1), ~6, r"edge\[0, 5\]: expected node 2 above.* one of 6 classes"),
+        ("edge", (5, 1), -(2**31), r"edge\[0, 5\]: expected node 2 above"),
+        ("edge", (5, 1), ~0, r"edge\[0, [35]\]: expected .* not met before"),
+        ("edge", (4, 0), 2, r"edge\[0, 4\]: expected node 1 above.* got 2, -2"),
+    ],
+)
+def test_bad_table(table: str, place: tuple[int, int], value: int, match: str) -> None:
+    nodes = [(2, 0, 0, 3, -1), (1, 0, 3, 2, 0), (1, 2, 5, 3, 1)]
+    edges = [(0, 1), (0, 2), (0, ~5), (1, ~0), (1, ~1), (2, ~2), (2, ~3), (2, ~4)]
+    batch = Batch(
+        torch.zeros(3, 6),
+        torch.zeros(1, 6),
+        torch.zeros(1, 3, 3),
+        torch.zeros(3, 1),
+        torch.tensor([nodes], dtype=torch.int32),
+        torch.tensor([edges], dtype=torch.int32),
+        0,
+        0,
+        6,
+        torch.zeros(3, 6),
+        [],
+    )
+    OP(*batch.arguments())
+    getattr(batch, table)[0][place] = value
+    refused(batch, match)
+
+
+CORRUPT = """
+import numpy as np, torch
+from ops.test_leaf_tree_log_prob import OP, Case, draw
+random = np.random.default_rng(0)
+refused = accepted = 0
+for seed in range(50):
+    shapes = tuple(random.choice(["random", "levels", "chain"], 2))
+    rows, classes = random.integers(1, 20), random.integers(1, 60)
+    batch = draw(Case("corrupt", shapes, int(classes), rows=int(rows)), torch.float32, seed)
+    for _ in range(10):
+        table = getattr(batch, ("node", "edge")[random.integers(2)])
+        kept = table.clone()
+        flat = table.view(-1).numpy()
+        count = int(random.integers(1, 4))
+        if len(flat):
+            wild = random.integers(-2**31, 2**31 - 1, count)
+            near = random.integers(-60, 60, count)
+            flat[random.integers(0, len(flat), count)] = np.where(random.random(count) < 0.3, wild,
+                                                                  near)
+        try:
+            OP(*batch.arguments())
+            accepted += 1
+        except RuntimeError as error:
+            if not str(error).startswith("hstree::"):
+                raise
+            refused += 1
+        table.copy_(kept)
+print(refused, accepted)
+"""
+
+
+def test_corrupt_tables_never_crash() -> None:
+    """Random numbers in the tables, in a process of its own: an error or a result."""
+    done = subprocess.run(
+        [sys.executable, "-c", CORRUPT],
+        cwd=TESTS, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    refused, accepted = map(int, done.stdout.split())
+    assert refused > 300
+    assert accepted > 10
