@@ -21,8 +21,6 @@ MINIMUM_TORCH = (2, 11)
 # Operators without a CUDA kernel in any build, and what replaces them on a GPU.
 CPU_OPERATORS = {
     "tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
-    "tree_log_prob": "hstree.ops.tree_log_prob is composed of torch's operators",
-    "tree_log_prob_backward": "autograd of torch's operators",
 }
 
 

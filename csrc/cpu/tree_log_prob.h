@@ -24,7 +24,7 @@
 
 #include <cstdint>
 
-#include "cpu/tree_nodes.h"
+#include "kernels/tree_nodes.h"
 
 namespace hstree::cpu {
 

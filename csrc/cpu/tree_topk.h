@@ -22,7 +22,7 @@
 #include <cstdint>
 
 #include "cpu/elements.h"
-#include "cpu/tree_nodes.h"
+#include "kernels/tree_nodes.h"
 
 namespace hstree::cpu {
 

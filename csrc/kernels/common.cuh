@@ -111,6 +111,13 @@ void dispatch_aligned(ScalarType type, const void* weight, int64_t features, Fun
   });
 }
 
+__device__ __forceinline__ float log_sigmoid(float x) {
+  return fminf(x, 0.0f) - log1pf(expf(-fabsf(x)));
+}
+__device__ __forceinline__ double log_sigmoid(double x) {
+  return fmin(x, 0.0) - log1p(exp(-fabs(x)));
+}
+
 constexpr unsigned all_lanes = 0xffffffffu;
 
 template <typename S>

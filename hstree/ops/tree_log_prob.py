@@ -7,8 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree.ops._autograd import by_rows, no_second_derivative, register_autograd
-from hstree.ops._composed_tree_log_prob import composed_log_prob
+from hstree.ops._autograd import (
+    LIBRARY,
+    by_rows,
+    no_second_derivative,
+    register_autograd,
+)
+from hstree.ops._composed_tree_log_prob import composed_backward, composed_log_prob
 
 
 def tree_log_prob(
@@ -29,12 +34,15 @@ def tree_log_prob(
 
     A binary node with score z has log sigmoid(z) for its left edge and log sigmoid(-z) for its
     right edge. A wide node has the log-softmax of its rows. The CPU kernel visits each tree once
-    from the root down, and back in the backward pass. Other devices use torch's own operators on
-    all nodes at once. :func:`hstree.reference.tree_log_prob_reference` is an equivalent in PyTorch.
+    from the root down, and back in the backward pass. On CUDA all nodes are computed at once; the
+    backward pass uses torch's own operators. :func:`hstree.reference.tree_log_prob_reference` is an
+    equivalent in PyTorch.
 
     On the CPU the contexts are the lanes of vector instructions: a few contexts take about as long
-    as a full vector. Deterministic for any number of threads. Differentiable once in reverse mode.
-    Forward mode holds the log-probabilities of all edges several times.
+    as a full vector. Deterministic for any number of threads. On CUDA the forward pass is
+    deterministic, without atomics and without waiting for the device. Differentiable once in
+    reverse mode. Forward mode, and the backward pass on CUDA, hold the log-probabilities of all
+    edges several times.
 
     Args:
         score: scores of the nodes, [T, R, N], float32 or float64: R rows for each tree, N contexts.
@@ -55,7 +63,7 @@ def tree_log_prob(
 
     Raises:
         RuntimeError: for a wrong shape, dtype, device or number. On the CPU also for tables that
-            are not those of trees; other devices do not check them.
+            are not those of trees; on CUDA these give NaN or another class's number.
 
     Example:
         >>> import torch
@@ -66,8 +74,6 @@ def tree_log_prob(
         >>> tree_log_prob(score, torch.zeros(1, 1), node, edge, 3, wide_begin=2, root_begin=2).exp()
         tensor([[0.6964, 0.0347, 0.2689]])
     """
-    if score.device.type != "cpu":
-        return composed_log_prob(score, log_gate, node, edge, n_classes, wide_begin, root_begin)
     log_prob: Tensor = torch.ops.hstree.tree_log_prob(
         score, log_gate, node, edge, wide_begin, root_begin, n_classes
     )
@@ -110,6 +116,8 @@ def _formula(
     return composed_log_prob(score, log_gate, node, edge, classes, wide_begin, root_begin)
 
 
+# Where there is no kernel.
+LIBRARY.impl("tree_log_prob_backward", composed_backward, "CompositeExplicitAutograd")
 torch.library.register_fake("hstree::tree_log_prob", _fake)
 torch.library.register_fake("hstree::tree_log_prob_backward", _backward_fake)
 register_autograd(
