@@ -118,6 +118,12 @@ __device__ __forceinline__ double log_sigmoid(double x) {
   return fmin(x, 0.0) - log1p(exp(-fabs(x)));
 }
 
+// exp(a - largest) for a <= largest; 1 where they are equal, infinite too.
+template <typename S>
+__device__ __forceinline__ S share(S a, S largest) {
+  return a == largest ? S(1) : exp(a - largest);
+}
+
 constexpr unsigned all_lanes = 0xffffffffu;
 
 template <typename S>

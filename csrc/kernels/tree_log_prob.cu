@@ -7,7 +7,7 @@ namespace {
 constexpr int threads = 128;
 constexpr int most_lanes = 32;       // rows of a block
 constexpr int tile = 1024;           // log-probabilities of a block of tree_log_prob_kernel
-constexpr int most_chunk = 32;       // nodes of a thread of path_kernel
+constexpr int most_chunk = 32;       // nodes of a thread of node_path_kernel
 constexpr int64_t plenty = 1 << 18;  // threads that fill a GPU
 
 template <typename S>
@@ -29,6 +29,7 @@ struct Mixture : TreeScores {
   S* path;                    // [T, nodes, N] log-probability of the path from the root to the node
   int64_t normalized;         // wide_nodes
   int lanes;                  // rows of a block
+  unsigned groups;            // of as many rows
 
   __device__ __forceinline__ Place place_of(int64_t t, int64_t i) const {
     return place[t * (classes + nodes) + i];
@@ -44,12 +45,6 @@ __device__ __forceinline__ S edge_log_prob(const Mixture<S>& m, int64_t t, Place
   if (row < m.block_begin[1]) return log_sigmoid(right ? -z : z);
   const Normalizer<S> all = m.normalizer[(t * m.normalized + edge.above - 1) * m.rows + n];
   return (z - all.largest) - all.log_sum;
-}
-
-// exp(a - largest) for a <= largest; 1 where both are -inf.
-template <typename S>
-__device__ __forceinline__ S share(S a, S largest) {
-  return a == largest ? S(1) : exp(a - largest);
 }
 
 // place[t, y] and place[t, V + node] of the edges to class y and to the node. place: zero-filled; stays so for
@@ -81,16 +76,17 @@ __global__ void __launch_bounds__(threads) place_kernel(Mixture<S> m) {
 template <typename S>
 __global__ void __launch_bounds__(threads) normalizer_kernel(Mixture<S> m) {
   __shared__ S shared_largest[threads], shared_sum[threads];
-  const int64_t groups = divide_up(m.rows, m.lanes), i = blockIdx.x / groups;  // (tree, node)
-  const TreeNode node = m.node[i / m.normalized * m.nodes + i % m.normalized];
+  const unsigned i = blockIdx.x / m.groups;  // (tree, node)
+  const int64_t t = i / static_cast<unsigned>(m.normalized);
+  const TreeNode node = m.node[t * m.nodes + (i - t * m.normalized)];
   if (node.block != wide_node && node.block != wide_root) return;
   const int64_t first = m.block_begin[node.block] + node.row;
   if (node.row < 0 || node.width < 1 || first + node.width > m.block_begin[node.block + 1]) return;
   const int lane = threadIdx.x % m.lanes, way = threadIdx.x / m.lanes, ways = threads / m.lanes;
-  const int64_t n = blockIdx.x % groups * m.lanes + lane;
+  const int64_t n = int64_t(blockIdx.x % m.groups) * m.lanes + lane;
   S largest = -INFINITY, sum = 0;
   if (n < m.rows) {
-    const S* z = static_cast<const S*>(m.score) + (i / m.normalized * m.block_begin[3] + first) * m.rows + n;
+    const S* z = static_cast<const S*>(m.score) + (t * m.block_begin[3] + first) * m.rows + n;
     for (int64_t c = way; c < node.width; c += ways) {
       const S own = z[c * m.rows];
       if (own > largest) {
@@ -113,7 +109,7 @@ __global__ void __launch_bounds__(threads) normalizer_kernel(Mixture<S> m) {
     shared_largest[threadIdx.x] = largest;
     shared_sum[threadIdx.x] = sum;
   }
-  if (way == 0 && n < m.rows) m.normalizer[i * m.rows + n] = {largest, S(log(sum))};
+  if (way == 0 && n < m.rows) m.normalizer[int64_t(i) * m.rows + n] = {largest, S(log(sum))};
 }
 
 // path[t, node, n] = sum of log P(edge) over the edges from the root to the node; -> path [T, nodes, N].
@@ -121,7 +117,7 @@ __global__ void __launch_bounds__(threads) normalizer_kernel(Mixture<S> m) {
 // done: nodes are in preorder, so most have their parent in the chunk. O(T m N L) reads for L nodes on a path with
 // chunks of one node, and about O(T m N) with longer ones. NaN where no path leads to the root.
 template <typename S>
-__global__ void __launch_bounds__(threads) path_kernel(Mixture<S> m, int64_t chunk) {
+__global__ void __launch_bounds__(threads) node_path_kernel(Mixture<S> m, int64_t chunk) {
   S* const done = reinterpret_cast<S*>(HSTREE_SHARED_MEMORY) + threadIdx.x;  // [chunk, threads]
   const int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x, chunks = divide_up(m.nodes, chunk);
   if (i >= m.trees * chunks * m.rows) return;
@@ -158,8 +154,8 @@ template <typename S>
 __global__ void __launch_bounds__(threads) tree_log_prob_kernel(Mixture<S> m, S* log_prob) {
   __shared__ S shared[tile + most_lanes];
   const int width = tile / m.lanes, stride = width + 1;
-  const int64_t groups = divide_up(m.rows, m.lanes);
-  const int64_t first_row = blockIdx.x % groups * m.lanes, first_class = blockIdx.x / groups * width;
+  const int64_t first_row = int64_t(blockIdx.x % m.groups) * m.lanes,
+                first_class = int64_t(blockIdx.x / m.groups) * width;
   const int64_t n = first_row + threadIdx.x % m.lanes;
   const S* const gate = static_cast<const S*>(m.log_gate) + n * m.trees;
   for (int i = threadIdx.x; i < tile; i += threads) {
@@ -201,6 +197,7 @@ void launch_all(const TreeScores& scores, void* place, void* workspace, void* lo
   m.lanes = 1;
   while (m.lanes < most_lanes && m.lanes < m.rows) m.lanes *= 2;
   const int64_t groups = divide_up(m.rows, m.lanes);
+  m.groups = grid_size(groups);
   if (m.classes > 1) {
     launch(place_kernel<S>, grid_size(divide_up(m.trees * m.edges, threads)), threads, 0, stream, m);
     if (m.normalized > 0) {
@@ -209,8 +206,8 @@ void launch_all(const TreeScores& scores, void* place, void* workspace, void* lo
     int64_t chunk = 1;
     while (chunk < most_chunk && m.trees * m.nodes * m.rows >= 2 * chunk * plenty) chunk *= 2;
     const int64_t walks = m.trees * divide_up(m.nodes, chunk) * m.rows;
-    launch(path_kernel<S>, grid_size(divide_up(walks, threads)), threads, chunk * threads * sizeof(S), stream,
-           m, chunk);
+    launch(node_path_kernel<S>, grid_size(divide_up(walks, threads)), threads, chunk * threads * sizeof(S),
+           stream, m, chunk);
   }
   const int64_t tiles = groups * divide_up(m.classes, tile / m.lanes);
   launch(tree_log_prob_kernel<S>, grid_size(tiles), threads, 0, stream, m, static_cast<S*>(log_prob));

@@ -1,14 +1,13 @@
-// hstree::sample: classes drawn from a mixture of trees. sample_cuda.cpp registers the CUDA implementation.
-#include "ops/tensor.h"
+// hstree::sample: draws from a mixture of trees. hstree::candidate_log_prob: log-probabilities of some classes of
+// each row. sample_cuda.cpp registers the CUDA implementations.
+#include "ops/sample.h"
 
 namespace hstree {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
-  m.def(
-      "sample(Tensor hidden, Tensor? weight, Tensor? bias, Tensor? wide_weight, Tensor? wide_bias, "
-      "Tensor? leaf_weight, Tensor? leaf_bias, Tensor? root_log_prob, Tensor log_gate, Tensor? "
-      "feature_index, Tensor node, Tensor edge, Tensor leaf_edge, Tensor seed, int n, float temperature) -> "
-      "(Tensor index, Tensor log_prob)");
+  m.def("sample(" HSTREE_TREE_VECTORS_SCHEMA
+        ", Tensor seed, int n, float temperature) -> (Tensor index, Tensor log_prob)");
+  m.def("candidate_log_prob(" HSTREE_TREE_VECTORS_SCHEMA ", Tensor candidates, float temperature) -> Tensor");
 }
 
 }  // namespace hstree
