@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from ops.test_tree_topk import MIXTURES, Mixture, draw, huffman
 from torch import Tensor
 
 from hstree.reference import tree_topk_reference
 from hstree.trees import Tree
 from kernels.emulation import call
 from kernels.random_numbers import uniform
-from ops.test_tree_topk import MIXTURES, Mixture, draw, huffman
 
 SEED = 2**62 + 12345
 TABLES = ("node", "edge", "leaf_edge")

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from cuda_emu.library import ORDERS
+from ops.cases import DTYPES
+from ops.test_tree_topk import draw, huffman
 
 from kernels.emulation import Kernels
 from kernels.sample_cases import (
@@ -16,8 +18,6 @@ from kernels.sample_cases import (
     check_sample,
     sample,
 )
-from ops.cases import DTYPES
-from ops.test_tree_topk import draw, huffman
 
 pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
 

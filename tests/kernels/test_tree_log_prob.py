@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from cuda_emu.library import ORDERS
+from ops.test_tree_log_prob import SUMS, Case, draw, mixed
 
 from kernels.emulation import Kernels
 from kernels.tree_log_prob_cases import CASES, check_corrupt_tables, check_tree_log_prob, log_prob
-from ops.test_tree_log_prob import SUMS, Case, draw, mixed
 
 pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
 

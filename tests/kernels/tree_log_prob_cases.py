@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from ops.test_tree_log_prob import Batch, Case, draw
 from torch import Tensor
 
 from hstree.reference import tree_log_prob_reference
 from kernels.emulation import call
-from ops.test_tree_log_prob import Batch, Case, draw
 
 CASES = (
     Case("a block of classes and one more", ("random", "flat"), classes=1025, widest=40, rows=1),

@@ -15,13 +15,14 @@ from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
 from hstree.heads.buffers import fill
+from hstree.heads.losses import split_rows
 from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
 from hstree.heads.trees.constructors import Constructors
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.layout import Layout, TreeArrays, check_trees
 from hstree.heads.trees.relearning import Relearning
 from hstree.heads.trees.sampling import sample_classes
-from hstree.heads.trees.search import search_classes
+from hstree.heads.trees.search import rank_classes, search_classes
 from hstree.heads.trees.subsets import draw_subsets
 from hstree.heads.trees.tree_layout import BINARY, ROOT
 from hstree.heads.trees.vectors import NODE_VECTORS
@@ -184,7 +185,13 @@ class TreeEnsemble(Relearning, Constructors):
         return sum(parts[1:], parts[0])
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
-        return self.mixed_log_prob(hidden, self.log_gate(hidden))
+        """On a GPU in chunks of rows, if no gradients are recorded: the scores of all nodes take
+        more memory than the result."""
+        if hidden.device.type == "cpu" or self._records_gradients(hidden):
+            return self.mixed_log_prob(hidden, self.log_gate(hidden))
+        chunks = split_rows(self.numbers_of_a_row(), hidden)
+        parts = [self.mixed_log_prob(x, self.log_gate(x)) for (x,) in chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor) -> Tensor:
         """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T] the logarithms of
@@ -212,18 +219,23 @@ class TreeEnsemble(Relearning, Constructors):
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """On the CPU by best-first search, which scores few nodes if few classes share most of the
-        probability; see :func:`hstree.ops.tree_topk`."""
-        if hidden.device.type != "cpu":
-            return super().topk_rows(hidden, k)
+        probability; see :func:`hstree.ops.tree_topk`. On a GPU from all classes, in chunks of
+        rows."""
         with torch.no_grad():
             blocks = self.blocks()
-            values, classes = search_classes(self, blocks, hidden, k)
-        leaves = chain([hidden], self.parameters())
-        recorded = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
-        if recorded or is_transformed():
+            if hidden.device.type == "cpu":
+                values, classes = search_classes(self, blocks, hidden, k)
+            else:
+                values, classes = rank_classes(self, hidden, k)
+        if self._records_gradients(hidden):
             contexts = to_dtype_of(blocks, hidden).repeat_interleave(k, 0)
             values = self.target_log_prob(contexts, classes.flatten()).view_as(classes)
         return values.to(sum_dtype(hidden.dtype)), classes
+
+    def _records_gradients(self, hidden: Tensor) -> bool:
+        leaves = chain([hidden], self.parameters())
+        recorded = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
+        return recorded or is_transformed()
 
     def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
         """Ancestral sampling: a tree by the gate, then a child at each node. O(L) scores per

@@ -1,12 +1,14 @@
-"""The most probable classes, by best-first search on the CPU."""
+"""The most probable classes: by best-first search on the CPU, from all classes elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
+from hstree.heads.losses import split_rows
 from hstree.heads.trees.blocks import Block, RootBlock, to_dtype_of
 from hstree.heads.trees.state import EnsembleState
 from hstree.heads.trees.tree_layout import KINDS
@@ -41,3 +43,11 @@ def search_classes(
         layout.leaf_edge,
         k,
     )
+
+
+def rank_classes(head: EnsembleState, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The same from the log-probabilities of all classes, in chunks of rows."""
+    chunks = split_rows(head.numbers_of_a_row(), hidden)
+    parts = [head.class_log_prob(rows).topk(k) for (rows,) in chunks]
+    values, classes = zip(*parts, strict=True)
+    return torch.cat(values), torch.cat(classes)
