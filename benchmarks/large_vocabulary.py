@@ -5,8 +5,9 @@
 
 The second command makes the runs that are missing in benchmarks/results/large-vocabulary.json, and
 the page beside it. Every run has one thread and the same CPU time; validation is not counted. The
-learning rate of each head is chosen in shorter runs. It does not fall during a run, so that every
-point of a curve is what training until then gives.
+learning rate of the head is chosen in shorter runs; the softmax makes too few steps in them, and
+has the trainer's default. It does not fall during a run, so that every point of a curve is what
+training until then gives.
 """
 
 from __future__ import annotations
@@ -44,34 +45,38 @@ TRAINING: dict[str, Any] = {
 ELSEWHERE = {"device": "cpu", "threads": 1}
 FACTOR = "head_learning_rate_factor"
 TRIED_SECONDS, SECONDS, POINTS = 60, 400, 8
-"""CPU seconds of a run that tries a rate, those of the others, and points of each curve."""
+"""CPU seconds of a run that tries a rate, those of the others, and points of their curves."""
 VALID_TOKENS = 10_000
 MEMORY_STEPS = 3
 
 
-def _contender(name: str, title: str, **settings: Any) -> Contender:
-    factors = (1.0, 2.0) if settings["head"] in ("softmax", "sampled") else (4.0, 8.0)
-    common = TRAINING | {FACTOR: factors[0], "seconds": TRIED_SECONDS}
-    final = {"seconds": SECONDS}
-    return Contender(name, title, common | settings, {FACTOR: factors}, None, final, seeds=1)
+def _contender(
+    name: str, title: str, *, factors: tuple[float, ...] = (), like: str | None = None, **own: Any
+) -> Contender:
+    common = TRAINING | {FACTOR: 8.0, "seconds": TRIED_SECONDS if factors or like else SECONDS}
+    sweeps = {FACTOR: factors} if factors else {}
+    final = {"seconds": SECONDS} if factors or like else {}
+    return Contender(name, title, common | own, sweeps, like, final, seeds=1)
 
 
 def _all() -> Iterator[Contender]:
     trees = {"head": "trees", "n_trees": 4, "root": 512, "sparse": True, "gate": "context"}
-    yield _contender("softmax", "softmax", head="softmax")
+    like = "three-levels"
     yield _contender(
         "sampled",
         "sampled softmax, 1,024 negatives",
+        factors=(2.0, 4.0),
         head="sampled",
         head_option=("negatives=1024", "sparse=true"),
     )
-    yield _contender("adaptive", "adaptive softmax", head="adaptive")
+    yield _contender("adaptive", "adaptive softmax", factors=(2.0, 4.0), head="adaptive")
+    title = "4 trees, C = 512, shared leaves"
     yield _contender(
-        "three-levels", "4 trees, C = 512, shared leaves, three levels", levels=3, leaf=16, **trees
+        like, f"{title}, three levels", factors=(4.0, 8.0), levels=3, leaf=16, **trees
     )
-    yield _contender("two-levels", "4 trees, C = 512, shared leaves", levels=2, **trees)
-    yield _contender("binary", "4 trees, C = 512, binary below", leaf=1, **trees)
-
+    yield _contender("two-levels", title, like=like, levels=2, **trees)
+    yield _contender("binary", "4 trees, C = 512, binary below", like=like, leaf=1, **trees)
+    yield _contender("softmax", "softmax", head="softmax")
 
 CONTENDERS: Sequence[Contender] = tuple(_all())
 STUDY = Study("large-vocabulary", CONTENDERS, page, pictures)
@@ -108,7 +113,8 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
         "points": [],
     }
     trainer, valid = Trainer(model, corpus, config), corpus.valid[:VALID_TOKENS]
-    tokens, spent, due = 0, 0.0, seconds / POINTS
+    every = seconds / (POINTS if seconds == SECONDS else 1)
+    tokens, spent, due = 0, 0.0, every
     begin = time.process_time()
     try:
         for step_tokens in _steps(trainer):
@@ -119,7 +125,7 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
                 point = {"seconds": round(spent, 1), "tokens": tokens, "valid": perplexity}
                 figures["points"].append(point)
                 print(run.name, point, flush=True)
-                due = spent + seconds / POINTS
+                due = spent + every
             if spent >= seconds:
                 break
             begin = time.process_time()

@@ -58,6 +58,15 @@ def _float(value: Any) -> float:
     return float(value)
 
 
+def check_temperature(value: Any) -> float:
+    """The temperature as a float; raises ValueError unless it is in [1e-6, 1e6]. Beyond these the
+    most probable class, or a uniform draw, is the same up to rounding."""
+    number = _float(value)
+    if not 1e-6 <= number <= 1e6:
+        raise ValueError(f"temperature: expected a number from 1e-6 to 1e6, got {value!r}")
+    return number
+
+
 def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
     """The value; raises ValueError unless it is one of the choices."""
     if not isinstance(value, str) or value not in choices:

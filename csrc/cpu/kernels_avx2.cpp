@@ -1,5 +1,6 @@
 #include "cpu/leaf_log_prob_kernels.h"
 #include "cpu/logit_kernels.h"
+#include "cpu/mixture_row_kernels.h"
 #include "cpu/path_log_prob_kernels.h"
 #include "cpu/sparse_adam.h"
 #include "cpu/tree_log_prob.h"
@@ -19,6 +20,7 @@
 #define HSTREE_VECTOR_BYTES 32
 #include "cpu/leaf_log_prob_kernels_impl.h"
 #include "cpu/logit_kernels_impl.h"
+#include "cpu/mixture_row_kernels_impl.h"
 #include "cpu/path_log_prob_kernels_impl.h"
 #include "cpu/sparse_adam_impl.h"
 #include "cpu/tree_log_prob_kernels_impl.h"

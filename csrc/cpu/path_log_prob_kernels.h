@@ -101,12 +101,6 @@ struct PathKernels {
   // The same for the bias: grad_bias[slot] or grad_bias[weight row]. sums, targets: `longest`.
   void (*bias_gradients)(const PathRows<T>& tree, const A* grad_score, T* grad_bias, bool sparse, A* sums,
                          T** targets);
-
-  // x = the features of a row of hidden, followed by a vector of zeros.
-  void (*features)(const FeatureSubset& subset, int64_t features, const T* row, A* x);
-
-  // z_l = dot(x, weight_l) + bias_l, for consecutive weight rows; bias may be null.
-  void (*products)(const A* x, const T* weight, const T* bias, int64_t rows, int64_t features, A* z);
 };
 
 // One table for each instruction set, the AVX ones on x86-64 only; capability.h selects one.

@@ -1,4 +1,6 @@
 // Body of the kernels of the path op, under the rules of vector_impl.h.
+#pragma once
+
 #include "cpu/vector_impl.h"
 
 namespace hstree::cpu {
@@ -587,30 +589,10 @@ static void bias_gradients(const PathRows<T>& tree, const accumulate_t<T>* grad_
 }
 
 template <typename T>
-static void features(const FeatureSubset& subset, int64_t features, const T* row, accumulate_t<T>* x) {
-  gather(subset, 0, features, row, x);
-}
-
-template <typename T>
-static void products(const accumulate_t<T>* x, const T* weight, const T* bias, int64_t rows, int64_t features,
-                     accumulate_t<T>* z) {
-  constexpr int64_t block = 16;
-  for (int64_t first = 0; first < rows; first += block) {
-    const int64_t some = rows - first < block ? rows - first : block;
-    const T* w[block];
-    for (int64_t l = 0; l < some; ++l) w[l] = weight + (first + l) * features;
-    accumulate_t<T>* const out = z + first;
-    level_scores<1>(&x, w, 0, some, features, &out);
-    for (int64_t l = 0; bias && l < some; ++l) out[l] += element(bias + first + l);
-  }
-}
-
-template <typename T>
 static const PathKernels<T>* table() {
   static constexpr PathKernels<T> kernels = {
-      copy_paths,        gather_rows<T>,     scatter_rows<accumulate_t<T>>,
-      scores<T>,         score_gradients<T>, gradients<T>,
-      bias_gradients<T>, features<T>,        products<T>};
+      copy_paths,         gather_rows<T>, scatter_rows<accumulate_t<T>>, scores<T>,
+      score_gradients<T>, gradients<T>,   bias_gradients<T>};
   return &kernels;
 }
 

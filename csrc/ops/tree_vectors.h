@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "cpu/mixture_row.h"
 #include "ops/tensor.h"
 
 namespace hstree {
@@ -38,5 +39,35 @@ TreeTensors tree_tensors(const char* op, const Tensor& hidden, const std::option
                          const std::optional<Tensor>& leaf_bias, const std::optional<Tensor>& root_log_prob,
                          const Tensor& log_gate, const std::optional<Tensor>& feature_index,
                          const Tensor& node, const Tensor& edge, const Tensor& leaf_edge);
+
+template <typename T>
+cpu::TreeVectors<T> tree_vectors(const TreeTensors& tensors, double sharpness = 1) {
+  using A = cpu::accumulate_t<T>;
+  const auto at = [](const std::optional<Tensor>& tensor) {
+    return tensor ? const_data<T>(*tensor) : nullptr;
+  };
+  return {tensors.op,
+          const_data<T>(tensors.hidden),
+          {at(tensors.weight[0]), at(tensors.weight[1])},
+          {at(tensors.bias[0]), at(tensors.bias[1])},
+          {tensors.weight_rows(0), tensors.weight_rows(1)},
+          at(tensors.weight[2]),
+          at(tensors.bias[2]),
+          tensors.root_log_prob ? const_data<A>(*tensors.root_log_prob) : nullptr,
+          tensors.root_log_prob ? tensors.root_log_prob->size(2) : 0,
+          const_data<A>(tensors.log_gate),
+          tensors.feature_index ? const_data<int32_t>(*tensors.feature_index) : nullptr,
+          const_data<TreeNode>(tensors.node),
+          const_data<TreeEdge>(tensors.edge),
+          const_data<int32_t>(tensors.leaf_edge),
+          tensors.rows(),
+          tensors.hidden.size(1),
+          tensors.trees(),
+          tensors.features(),
+          tensors.node.size(1),
+          tensors.edge.size(1),
+          tensors.classes(),
+          static_cast<A>(sharpness)};
+}
 
 }  // namespace hstree

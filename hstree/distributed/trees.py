@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hstree.heads import Head, TreeEnsemble
 from hstree.heads.trees.gate import GATES
+from hstree.heads.trees.search import candidate_classes
 from hstree.heads.trees.state import EnsembleState
 from hstree.trees import Tree
 
@@ -190,19 +191,34 @@ class ShardedTreeEnsemble(TreeEnsemble):
         """Computed from the log-probabilities of all classes."""
         return Head.topk_rows(self, hidden, k)
 
-    def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Every rank draws from its trees. The first rank chooses one of these draws for each row
-        by the gate, and broadcasts its choice."""
+    def sample_rows(
+        self, hidden: Tensor, n: int, temperature: float, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Every rank draws from its trees. The first rank chooses one of these draws for each draw
+        of a row by the gate, and broadcasts its choice."""
+        on_cpu = hidden.device.type == "cpu"
+        if temperature != 1.0 and not on_cpu:
+            raise ValueError(
+                f"temperature: expected 1 for trees that are sharded over GPUs, got {temperature}"
+            )
         group = self.mesh.get_group()
-        own = super().sample_rows(hidden, generator)
+        own, _ = super().sample_rows(hidden, n, temperature, generator)
         drawn = [torch.empty_like(own) for _ in range(self.mesh.size())]
         dist.all_gather(drawn, own, group=group)
         if not len(hidden):
-            return own
+            return own, None
         by_rank = self.whole_gate(hidden).exp().unflatten(1, (self.mesh.size(), -1)).sum(2)
-        rank = torch.multinomial(by_rank, 1, generator=generator)
+        rank = torch.multinomial(by_rank, n, replacement=True, generator=generator)
         dist.broadcast(rank, group=group, group_src=0)
-        return torch.stack(drawn, 1).gather(1, rank).squeeze(1)
+        classes = torch.stack(drawn, 2).gather(2, rank.unsqueeze(2)).squeeze(2)
+        if not on_cpu:
+            return classes, None
+        log_prob = candidate_classes(self, hidden, classes, temperature)
+        return classes, _log_sum_exp(log_prob, self.mesh)
+
+    def candidate_rows(self, hidden: Tensor, candidates: Tensor) -> Tensor:
+        """Computed from the log-probabilities of all classes."""
+        return Head.candidate_rows(self, hidden, candidates)
 
     def extra_repr(self) -> str:
         whole = f"trees {self.own.start}:{self.own.stop} of {self.whole_gate.n_trees}"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hstree._checks import check_choice, check_int, check_number, check_probability
 from hstree._files import write_atomic
 from hstree.heads.buffers import Resettable
+from hstree.heads.inference import QUERIES, Inference
 from hstree.heads.losses import by_rows, check_class_weight
 from hstree.heads.parameters import HeadParameters
 from hstree.heads.sharding import register_forward_methods
@@ -52,7 +53,7 @@ class HeadOutput(NamedTuple):
     loss: Tensor
 
 
-class Head(HeadParameters, Resettable, ABC):
+class Head(Inference, HeadParameters, Resettable, ABC):
     r"""An output layer: a distribution over V classes for every context vector.
 
     ``forward(hidden, target)`` returns ``(output, loss)``. ``head(hidden, target).loss`` replaces
@@ -116,7 +117,7 @@ class Head(HeadParameters, Resettable, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        register_forward_methods(cls, ("log_prob", "entropy", "topk", "predict", "sample"))
+        register_forward_methods(cls, QUERIES)
 
     def __init__(
         self,
@@ -175,11 +176,6 @@ class Head(HeadParameters, Resettable, ABC):
         loss = loss.view(target.shape) if self.reduction == "none" else loss
         return HeadOutput(output.view(target.shape), loss)
 
-    def encode(self, hidden: Tensor) -> Tensor:
-        """Input [..., F] of :meth:`target_loss` and the other row methods, computed from hidden
-        [..., D]. By default ``hidden`` itself."""
-        return hidden
-
     @abstractmethod
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Log-probability [N] of the targets.
@@ -237,71 +233,6 @@ class Head(HeadParameters, Resettable, ABC):
             return loss
         total = loss.sum()
         return total / weight.sum() if self.reduction == "mean" else total
-
-    @abstractmethod
-    def class_log_prob(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities [N, V] of all classes: hidden [N, F], from :meth:`encode`."""
-
-    def log_prob(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities [..., V] of all classes, in nats: hidden [..., D]. Differentiable."""
-        return self.class_log_prob(self._encoded(hidden)).view(*hidden.shape[:-1], self.n_classes)
-
-    def entropy(self, hidden: Tensor) -> Tensor:
-        """Entropy [...] of each row's distribution, in nats: hidden [..., D]. Differentiable.
-
-        Exact: computed from the log-probabilities of all classes, in chunks of rows.
-
-        Example:
-            >>> import torch, hstree
-            >>> head = hstree.Softmax(8, 4, bias=False)
-            >>> head.entropy(torch.zeros(2, 8))
-            tensor([1.3863, 1.3863], grad_fn=<ViewBackward0>)
-        """
-        return by_rows(self._row_entropy, self.n_classes, self._encoded(hidden)).view(
-            hidden.shape[:-1]
-        )
-
-    def _row_entropy(self, hidden: Tensor) -> Tensor:
-        log_prob = self.class_log_prob(hidden)
-        finite = log_prob.clamp(min=torch.finfo(log_prob.dtype).min)  # 0 log 0 = 0
-        return -(log_prob.exp() * finite).sum(1)
-
-    def predict(self, hidden: Tensor) -> Tensor:
-        """Most probable class [...] of each row, int64: hidden [..., D]."""
-        with torch.no_grad():
-            return self.topk(hidden, 1)[1].squeeze(-1)
-
-    def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k most probable classes of each row, most probable first.
-
-        Returns:
-            Log-probabilities [..., k], in nats and differentiable, and classes [..., k].
-
-        Raises:
-            ValueError: unless 1 <= k <= V.
-        """
-        if not 1 <= k <= self.n_classes:
-            raise ValueError(f"k: expected 1 to {self.n_classes} (the number of classes), got {k}")
-        values, classes = self.topk_rows(self._encoded(hidden), k)
-        shape = (*hidden.shape[:-1], k)
-        return values.view(shape), classes.view(shape)
-
-    def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Both results of :meth:`topk`, [N, k] each: hidden [N, F], from :meth:`encode`."""
-        values, classes = self.class_log_prob(hidden).topk(k, dim=-1)
-        return values, classes
-
-    @torch.no_grad()
-    def sample(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One class [...] drawn from each row's distribution, int64: hidden [..., D]."""
-        return self.sample_rows(self._encoded(hidden), generator).view(hidden.shape[:-1])
-
-    def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
-        """One class [N] drawn from each row's distribution: hidden [N, F], from :meth:`encode`."""
-        if not len(hidden):
-            return torch.empty(0, dtype=torch.int64, device=hidden.device)
-        prob = self.class_log_prob(hidden).exp()
-        return torch.multinomial(prob, 1, generator=generator).squeeze(1)
 
     def config(self) -> dict[str, Any]:
         """Arguments of :meth:`from_config`, serializable as JSON; ``label_smoothing`` and
@@ -376,16 +307,3 @@ class Head(HeadParameters, Resettable, ABC):
             f"in_features={self.in_features}, n_classes={self.n_classes}, "
             f"reduction={self.reduction!r}{weighted}{options}"
         )
-
-    def _encoded(self, hidden: Tensor) -> Tensor:
-        if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
-            raise ValueError(
-                f"hidden: expected shape [..., {self.in_features}], got {tuple(hidden.shape)}"
-            )
-        if not hidden.is_floating_point():
-            raise ValueError(f"hidden: expected a floating-point dtype, got {hidden.dtype}")
-        if not torch.is_autocast_enabled(hidden.device.type):
-            parameter = next(self.parameters(), None)  # none: trees over a single class
-            hidden = hidden if parameter is None else hidden.to(parameter.dtype)
-        hidden = self.encode(hidden)
-        return hidden.reshape(-1, hidden.shape[-1])

@@ -122,15 +122,17 @@ class _SoftmaxMixture(_Mixture):
             mixture = torch.logaddexp(mixture, log_prob)
         return mixture
 
-    def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
+    def sample_rows(
+        self, hidden: Tensor, n: int, temperature: float, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Draws a component by its prior, then a class from that component: one dense product."""
-        if not len(hidden):
-            return torch.empty(0, dtype=torch.int64, device=hidden.device)
+        if temperature != 1.0 or n > 1 or not len(hidden):
+            return super().sample_rows(hidden, n, temperature, generator)
         latent, log_prior = self.components(hidden)
         chosen = torch.multinomial(log_prior.exp(), 1, generator=generator).squeeze(1)
         row = torch.arange(len(hidden), device=hidden.device)
         prob = self.component_log_prob(latent[row, chosen]).exp()
-        return torch.multinomial(prob, 1, generator=generator).squeeze(1)
+        return torch.multinomial(prob, 1, generator=generator), None
 
 
 class MixtureOfSoftmaxes(_SoftmaxMixture):

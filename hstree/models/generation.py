@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from hstree._checks import check_temperature
 from hstree._dtypes import sum_dtype
 from hstree._progress import track
 
@@ -90,7 +90,9 @@ def generate(
         return classes.gather(1, place[:, None]).squeeze(1)
 
     def from_sampler(hidden: Tensor) -> Tensor:
-        return _sample_but(hidden, avoid, lambda h: model.head.sample(h, generator), from_log_prob)
+        return _sample_but(
+            hidden, avoid, lambda h: model.head.sample(h, generator=generator), from_log_prob
+        )
 
     plain = temperature is None and top_k is None and top_p is None
     draw = from_sampler if plain else from_log_prob
@@ -128,7 +130,7 @@ def sample_log_prob(
         log_prob: log-probabilities, [N, V], in nats, not necessarily normalized; -inf for classes
             that are never drawn.
         generator: random generator on the device of ``log_prob``; None: the default generator.
-        temperature: divisor of the log-probabilities, positive.
+        temperature: divisor of the log-probabilities, in [1e-6, 1e6].
         top_k: number of classes to keep, in [1, V]; None: all.
         top_p: probability to keep, in (0, 1]; None: 1.
 
@@ -180,8 +182,7 @@ def _sample_but(
 def _check_options(
     temperature: float, top_k: int | None, top_p: float | None, n_classes: int
 ) -> None:
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise ValueError(f"temperature: expected a positive number, got {temperature}")
+    check_temperature(temperature)
     if top_k is not None and not 1 <= top_k <= n_classes:
         raise ValueError(f"top_k: expected 1 to {n_classes} (the number of classes), got {top_k}")
     if top_p is not None and not 0.0 < top_p <= 1.0:

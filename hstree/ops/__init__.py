@@ -1,6 +1,7 @@
 """Operators: public functions around ``torch.ops.hstree.*``, with their fake kernels and autograd
 formulas."""
 
+from hstree.ops.candidate_log_prob import candidate_log_prob
 from hstree.ops.cross_entropy import mixture_cross_entropy, monotone_cross_entropy
 from hstree.ops.feature_gather import feature_gather
 from hstree.ops.leaf_log_prob import leaf_log_prob
@@ -11,6 +12,7 @@ from hstree.ops.monotone_log_prob import monotone_log_prob
 from hstree.ops.path_log_prob import path_log_prob
 from hstree.ops.piecewise import piecewise
 from hstree.ops.plif import plif, plif_table
+from hstree.ops.sample import sample
 from hstree.ops.sigmoid_sums import sigmoid_sums
 from hstree.ops.sparse_adam import sparse_adam_
 from hstree.ops.targets import mark_targets
@@ -20,6 +22,7 @@ from hstree.ops.wide_log_prob import wide_log_prob
 
 __all__ = [
     "LogitFunction",
+    "candidate_log_prob",
     "default_chunk_rows",
     "feature_gather",
     "leaf_log_prob",
@@ -33,6 +36,7 @@ __all__ = [
     "piecewise",
     "plif",
     "plif_table",
+    "sample",
     "sigmoid_sums",
     "sparse_adam_",
     "tree_log_prob",

@@ -8,7 +8,9 @@ from torch import Tensor
 from hstree._transforms import is_transformed
 
 
-def mark_targets(target: Tensor, n_classes: int, ignore_index: int) -> Tensor:
+def mark_targets(
+    target: Tensor, n_classes: int, ignore_index: int, *, name: str = "target"
+) -> Tensor:
     """Replace ``ignore_index`` by -1 and bad targets by V; other targets are classes in [0, V).
 
     The operators ignore rows with target -1 and make rows with target V NaN.
@@ -17,6 +19,7 @@ def mark_targets(target: Tensor, n_classes: int, ignore_index: int) -> Tensor:
         target: classes, int64, of any shape.
         n_classes: number of classes, V.
         ignore_index: value of the targets to ignore.
+        name: name of the argument in the message of an error.
 
     Returns:
         The targets, int64, shape of ``target``.
@@ -41,7 +44,7 @@ def mark_targets(target: Tensor, n_classes: int, ignore_index: int) -> Tensor:
         if lowest < 0 or highest >= n_classes:
             bad = ((target < 0) | (target >= n_classes)) & ~ignored
             raise ValueError(
-                f"target: expected values in [0, {n_classes}) or ignore_index {ignore_index}, "
+                f"{name}: expected values in [0, {n_classes}) or ignore_index {ignore_index}, "
                 f"got {int(target[bad][0])}"
             )
     return target.masked_fill(ignored, -1)

@@ -1,6 +1,7 @@
 """A readable PyTorch implementation of every op: the specification that the tests compare the
 kernels with."""
 
+from hstree.reference.candidate_log_prob import candidate_log_prob_reference
 from hstree.reference.feature_gather import feature_gather_reference
 from hstree.reference.leaf_log_prob import leaf_log_prob_reference
 from hstree.reference.leaf_order import leaf_order_reference
@@ -8,12 +9,14 @@ from hstree.reference.mixture_log_prob import mixture_log_prob_reference
 from hstree.reference.monotone_log_prob import monotone_log_prob_reference
 from hstree.reference.path_log_prob import path_log_prob_reference
 from hstree.reference.piecewise import piecewise_reference
+from hstree.reference.sample import sample_reference
 from hstree.reference.sparse_adam import sparse_adam_reference
 from hstree.reference.tree_log_prob import tree_log_prob_reference
 from hstree.reference.tree_topk import tree_topk_reference
 from hstree.reference.wide_log_prob import wide_log_prob_reference
 
 __all__ = [
+    "candidate_log_prob_reference",
     "feature_gather_reference",
     "leaf_log_prob_reference",
     "leaf_order_reference",
@@ -21,6 +24,7 @@ __all__ = [
     "monotone_log_prob_reference",
     "path_log_prob_reference",
     "piecewise_reference",
+    "sample_reference",
     "sparse_adam_reference",
     "tree_log_prob_reference",
     "tree_topk_reference",

@@ -1,64 +1,14 @@
 """Reference of :mod:`hstree.ops.tree_topk`: the log-probabilities of all classes, sorted."""
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
-from hstree.reference.tree_log_prob import tree_log_prob_reference
+from hstree.reference.candidate_log_prob import all_log_probs
 
 
-def tree_topk_reference(
-    hidden: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    wide_weight: Tensor | None,
-    wide_bias: Tensor | None,
-    leaf_weight: Tensor | None,
-    leaf_bias: Tensor | None,
-    root_log_prob: Tensor | None,
-    log_gate: Tensor,
-    feature_index: Tensor | None,
-    node: Tensor,
-    edge: Tensor,
-    leaf_edge: Tensor,
-    k: int,
-) -> tuple[Tensor, Tensor]:
+def tree_topk_reference(*vectors: Any, k: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities [N, k] and classes [N, k]; arguments of :func:`hstree.ops.tree_topk`. Of
     equally probable classes it takes those with lower numbers."""
-    dtype = log_gate.dtype
-    trees = log_gate.shape[1]
-    x = hidden.to(dtype).expand(trees, -1, -1)
-    if feature_index is not None:
-        x = torch.stack([x[t][:, feature_index[t].long()] for t in range(trees)])
-
-    def scores(weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        if weight is None:
-            return x.new_zeros(trees, 0, len(hidden))
-        z = weight.to(dtype) @ x.mT
-        return z if bias is None else z + bias.to(dtype).unsqueeze(2)
-
-    binary, wide = scores(weight, bias), scores(wide_weight, wide_bias)
-    if leaf_weight is not None:
-        # A leaf group has a row for each class, in the order of its edges.
-        score = leaf_weight.to(dtype) @ hidden.to(dtype).t()
-        leaf = x.new_zeros(trees, leaf_edge.shape[1], len(hidden))
-        for t in range(trees):
-            for block, row, first_edge, width, _ in node[t].tolist():
-                if block == 1 and row >= wide.shape[1]:
-                    classes = ~edge[t, first_edge : first_edge + width, 1].long()
-                    rows = slice(row - wide.shape[1], row - wide.shape[1] + width)
-                    leaf[t, rows] = score[classes]
-                    if leaf_bias is not None:
-                        leaf[t, rows] += leaf_bias[t, classes].to(dtype).unsqueeze(1)
-        wide = torch.cat([wide, leaf], 1)
-    root = x.new_zeros(trees, 0, len(hidden)) if root_log_prob is None else root_log_prob.mT
-    log_prob = tree_log_prob_reference(
-        torch.cat([binary, wide, root], 1),
-        log_gate,
-        node,
-        edge,
-        leaf_edge.shape[1],
-        binary.shape[1],
-        binary.shape[1] + wide.shape[1],
-    )
-    values, classes = log_prob.sort(dim=1, descending=True, stable=True)
+    values, classes = all_log_probs(*vectors).sort(dim=1, descending=True, stable=True)
     return values[:, :k], classes[:, :k]

@@ -87,7 +87,7 @@ def methods_of(made: Head) -> dict[str, Any]:
     (found["log_prob"].square().sum() + values.sum()).backward()
     found["gradients"] = full_gradients(made)
     found |= {"classes": classes, "predict": made.predict(contexts())}
-    found["sample"] = made.sample(contexts(), torch.Generator().manual_seed(3))
+    found["sample"] = made.sample(contexts(), generator=torch.Generator().manual_seed(3))
     found["entropy"] = made.entropy(contexts())
     found["loss"] = made(contexts(), classes[:, 0]).loss
     return {

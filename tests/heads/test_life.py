@@ -49,7 +49,9 @@ def check_equal(got: Head, wanted: Head) -> None:
     torch.testing.assert_close(got(hidden, target).output, wanted(hidden, target).output)
     assert torch.equal(got.topk(hidden, 3)[1], wanted.topk(hidden, 3)[1])
     seeds = [torch.Generator().manual_seed(0) for _ in range(2)]
-    assert torch.equal(got.sample(hidden, seeds[0]), wanted.sample(hidden, seeds[1]))
+    assert torch.equal(
+        got.sample(hidden, generator=seeds[0]), wanted.sample(hidden, generator=seeds[1])
+    )
     state = wanted.state_dict()
     assert all(torch.equal(value, state[key]) for key, value in got.state_dict().items())
 
@@ -283,7 +285,9 @@ def test_hidden_of_any_dtype(kind: str, weights: torch.dtype, dtype: torch.dtype
     assert torch.equal(classes, head.topk(cast, 3)[1])
     assert torch.equal(head.predict(hidden), head.predict(cast))
     seeds = [torch.Generator().manual_seed(0) for _ in range(2)]
-    assert torch.equal(head.sample(hidden, seeds[0]), head.sample(cast, seeds[1]))
+    assert torch.equal(
+        head.sample(hidden, generator=seeds[0]), head.sample(cast, generator=seeds[1])
+    )
     loss.sum().backward()
     assert hidden.grad is not None
     assert hidden.grad.dtype == dtype

@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,197 +15,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from hstree.heads.trees.layout import Layout
 from hstree.heads.trees.tree_layout import TreeLayout
 from hstree.ops import tree_topk
 from hstree.reference import tree_topk_reference
-from hstree.trees import Tree, build_ensemble
+from hstree.trees import build_ensemble
 from ops.cases import DTYPES, threads
+from ops.mixtures import MIXTURES, Mixture, corrupted, draw, every_mixture, huffman, walked
+
+
+def topk(mixture: Mixture, k: int) -> tuple[Tensor, Tensor]:
+    return tree_topk(*mixture.arguments(), k)
+
 
 TESTS = Path(__file__).resolve().parents[1]
 CAPABILITIES = ("portable", "avx2")
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Arguments of the op but for k, in its order, and the trees."""
-
-    hidden: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
-    wide_weight: Tensor | None
-    wide_bias: Tensor | None
-    leaf_weight: Tensor | None
-    leaf_bias: Tensor | None
-    root_log_prob: Tensor | None
-    log_gate: Tensor
-    feature_index: Tensor | None
-    node: Tensor
-    edge: Tensor
-    leaf_edge: Tensor
-    trees: tuple[Tree, ...]
-
-    def arguments(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in list(self.__dataclass_fields__)[:-1])
-
-    def topk(self, k: int) -> tuple[Tensor, Tensor]:
-        return tree_topk(*self.arguments(), k)
-
-    def to(self, dtype: torch.dtype) -> Mixture:
-        """Sums of 16-bit elements are in float32."""
-        sums = torch.promote_types(dtype, torch.float32)
-        fields = {
-            name: value.to(sums if name in ("root_log_prob", "log_gate") else dtype)
-            for name in list(self.__dataclass_fields__)[:-1]
-            if (value := getattr(self, name)) is not None and value.is_floating_point()
-        }
-        return replace(self, **fields)
-
-
-def draw(
-    trees: list[Tree],
-    rows: int = 6,
-    features: int = 19,
-    subset: int | None = None,
-    bias: bool = True,
-    scale: float = 0.5,
-    seed: int = 0,
-    leaves: bool = False,
-) -> Mixture:
-    """In float64, of values that every dtype holds."""
-    random = np.random.default_rng(seed)
-
-    def values(*shape: int, scale: float = 1.0) -> Tensor:
-        drawn = torch.from_numpy(random.standard_normal(shape) * scale)
-        return drawn.to(torch.bfloat16).to(torch.float16).double()
-
-    layout = Layout(trees, trees[0].n_classes, leaf_groups=leaves)
-    n_binary, n_wide, n_leaves, width = layout.n_rows
-    index, size = None, features
-    if subset is not None:
-        size = subset
-        chosen = [np.sort(random.permutation(features)[:subset]) for _ in trees]
-        index = torch.from_numpy(np.stack(chosen)).int()
-    return Mixture(
-        values(rows, features),
-        values(len(trees), n_binary, size, scale=scale) if n_binary else None,
-        values(len(trees), n_binary) if n_binary and bias else None,
-        values(len(trees), n_wide, size, scale=scale) if n_wide else None,
-        values(len(trees), n_wide) if n_wide and bias else None,
-        values(n_leaves, features, scale=scale) if n_leaves else None,
-        values(len(trees), n_leaves) if n_leaves and bias else None,
-        values(len(trees), rows, width).log_softmax(2) if width else None,
-        values(rows, len(trees)).log_softmax(1),
-        index,
-        layout.node,
-        layout.edge,
-        layout.leaf_edge,
-        tuple(trees),
-    )
-
-
-def walked(mixture: Mixture, row: int) -> list[float]:
-    """Log-probability of each class, from the trees as nested tuples, number by number."""
-    V = mixture.trees[0].n_classes
-    terms = []
-    for t, tree in enumerate(mixture.trees):
-        x = hidden = mixture.hidden[row]
-        if mixture.feature_index is not None:
-            x = x[mixture.feature_index[t].long()]
-        used = {"weight": 0, "wide_weight": 0}
-        log_prob = [0.0] * V
-
-        def score(name: str, t: int = t, x: Tensor = x, used: dict[str, int] = used) -> float:
-            weight = getattr(mixture, name)[t, used[name]]
-            bias = getattr(mixture, name.replace("weight", "bias"))
-            z = sum(float(a) * float(b) for a, b in zip(x, weight, strict=True))
-            z += 0.0 if bias is None else float(bias[t, used[name]])
-            used[name] += 1
-            return z
-
-        def walk(
-            below: Any,
-            value: float,
-            root: bool,
-            t: int = t,
-            hidden: Tensor = hidden,
-            log_prob: list[float] = log_prob,
-        ) -> None:
-            if isinstance(below, int):
-                log_prob[below] = value
-                return
-            is_wide_root = root and len(below) > 2
-            if (
-                mixture.leaf_weight is not None
-                and not is_wide_root
-                and set(map(type, below)) == {int}
-            ):
-                classes = list(below)
-                z = mixture.leaf_weight[classes] @ hidden
-                z += 0 if mixture.leaf_bias is None else mixture.leaf_bias[t, classes]
-                steps = z.log_softmax(0).tolist()
-            elif len(below) == 2:
-                z = score("weight")
-                steps = [-math.log1p(math.exp(-z)), -math.log1p(math.exp(z))]
-            elif root:
-                steps = mixture.root_log_prob[t, row].tolist()  # type: ignore[index]
-            else:
-                z_of = [score("wide_weight") for _ in below]
-                total = math.log(sum(math.exp(z) for z in z_of))
-                steps = [z - total for z in z_of]
-            for child, step in zip(below, steps, strict=True):
-                walk(child, value + step, False)
-
-        walk(tree.to_nested(), 0.0, True)
-        terms.append([float(mixture.log_gate[row, t]) + value for value in log_prob])
-    return [math.log(sum(math.exp(term) for term in of)) for of in zip(*terms, strict=True)]
-
-
-def huffman(
-    classes: int, trees: int = 1, root: int = 1, leaf: int = 1, order: float = 1.0
-) -> list[Tree]:
-    frequencies = np.arange(1, classes + 1) ** -order
-    return build_ensemble("huffman", classes, trees, frequencies, None, 0, root, leaf)
-
-
-def random_trees(classes: int, n_trees: int) -> list[Tree]:
-    """Of different numbers of nodes, each of 2 to 5 children, the root of 4."""
-    random = np.random.default_rng(classes)
-
-    def split(leaves: list[int], width: int) -> Any:
-        if len(leaves) == 1:
-            return leaves[0]
-        width = min(len(leaves), width)
-        cuts = np.sort(random.choice(np.arange(1, len(leaves)), width - 1, replace=False))
-        return tuple(
-            split(leaves[a:b], int(random.integers(2, 6)))
-            for a, b in zip([0, *cuts], [*cuts, len(leaves)], strict=True)
-        )
-
-    return [
-        Tree.from_nested(split(random.permutation(classes).tolist(), 4)) for _ in range(n_trees)
-    ]
-
-
-MIXTURES = {
-    "one binary tree": lambda: draw(huffman(23)),
-    "binary trees over subsets": lambda: draw(huffman(37, 3), features=40, subset=17),
-    "wide root": lambda: draw(huffman(50, 2, root=8), subset=7),
-    "wide root, groups of leaves": lambda: draw(huffman(60, 3, root=6, leaf=5), rows=3),
-    "shared leaves": lambda: draw(huffman(60, 3, root=6, leaf=5), subset=9, leaves=True),
-    "shared leaves of random wide trees": lambda: draw(random_trees(41, 4), leaves=True),
-    "two classes, shared": lambda: draw(huffman(2, 2), leaves=True, bias=False),
-    "random wide trees": lambda: draw(random_trees(41, 4), bias=False),
-    "one node": lambda: draw(huffman(30, 2, root=30)),
-    "two classes": lambda: draw(huffman(2, 2)),
-    "one class": lambda: draw(huffman(1, 2)),
-    "deepest tree": lambda: draw(huffman(61, 2, order=30.0), scale=0.1),
-    "flat": lambda: draw(huffman(64, 2), scale=0.0, bias=False),
-    "peaked": lambda: draw(huffman(64, 3), scale=2.0),
-    "no features": lambda: draw(huffman(16, 2), features=0),
-    "no rows": lambda: draw(huffman(16, 2), rows=0),
-}
-every_mixture = pytest.mark.parametrize("name", MIXTURES)
 
 
 @every_mixture
@@ -215,7 +38,7 @@ def test_equals_walk(name: str) -> None:
     V = mixture.trees[0].n_classes
     true = [walked(mixture, row) for row in range(len(mixture.hidden))]
     for k in sorted({1, 2, 7, V - 1, V} & set(range(1, V + 1))):
-        log_prob, classes = mixture.topk(k)
+        log_prob, classes = topk(mixture, k)
         assert log_prob.shape == classes.shape == (len(true), k)
         assert classes.dtype == torch.int64
         for row, of in enumerate(true):
@@ -232,11 +55,11 @@ def test_equals_reference(name: str, dtype: torch.dtype) -> None:
     mixture = MIXTURES[name]().to(dtype)
     true = MIXTURES[name]()
     V = true.trees[0].n_classes
-    everything, order = tree_topk_reference(*true.arguments(), V)
+    everything, order = tree_topk_reference(*true.arguments(), k=V)
     every = torch.empty_like(everything).scatter(1, order, everything)
     tolerance = 1e-13 if dtype == torch.float64 else 2e-6
     k = min(5, V)
-    log_prob, classes = mixture.topk(k)
+    log_prob, classes = topk(mixture, k)
     assert log_prob.dtype == torch.promote_types(dtype, torch.float32)
     close = {"rtol": 5 * tolerance, "atol": 5 * tolerance}
     torch.testing.assert_close(log_prob.double(), everything[:, :k], **close)
@@ -246,16 +69,16 @@ def test_equals_reference(name: str, dtype: torch.dtype) -> None:
 def test_large_scores() -> None:
     """Of order 1000: probabilities that no float holds are still in order."""
     mixture = draw(huffman(40, 2), scale=300.0)
-    wanted = tree_topk_reference(*mixture.arguments(), 40)
+    wanted = tree_topk_reference(*mixture.arguments(), k=40)
     assert wanted[0].min() < -2000
-    for got in (mixture.topk(40), mixture.to(torch.float32).topk(40)):
+    for got in (topk(mixture, 40), topk(mixture.to(torch.float32), 40)):
         torch.testing.assert_close(got[0].double(), wanted[0], rtol=1e-4, atol=1e-3)
 
 
 def test_ties_come_in_order_of_class() -> None:
     """A balanced tree without weights: all classes are equally probable."""
     trees = build_ensemble("random", 16, 2, seed=1)
-    log_prob, classes = draw(trees, scale=0.0, bias=False, rows=2).topk(16)
+    log_prob, classes = topk(draw(trees, scale=0.0, bias=False, rows=2), 16)
     torch.testing.assert_close(log_prob, torch.full((2, 16), -math.log(16), dtype=torch.float64))
     assert classes.tolist() == [list(range(16))] * 2
 
@@ -264,8 +87,8 @@ def test_opens_what_may_be_among_the_best_alone() -> None:
     """Nodes less probable than the k-th class may hold NaN; those above its path may not."""
     mixture = draw(huffman(200), rows=1, scale=0.7)
     k = 5
-    log_prob, classes = mixture.topk(k)
-    values, order = tree_topk_reference(*mixture.arguments(), 200)
+    log_prob, classes = topk(mixture, k)
+    values, order = tree_topk_reference(*mixture.arguments(), k=200)
     every = torch.empty_like(values).scatter(1, order, values)[0].exp()
     layout = TreeLayout(mixture.trees[0])
     edges = mixture.trees[0].edges()
@@ -280,19 +103,19 @@ def test_opens_what_may_be_among_the_best_alone() -> None:
     assert len(unlikely) > 100
     assert mixture.weight is not None
     mixture.weight[0, torch.from_numpy(unlikely).long()] = torch.nan
-    got = mixture.topk(k)
+    got = topk(mixture, k)
     assert torch.equal(got[0], log_prob)
     assert torch.equal(got[1], classes)
     mixture.weight[0, int(tables["node"][0, 1])] = torch.nan
-    assert mixture.topk(k)[0].isnan().all()
+    assert topk(mixture, k)[0].isnan().all()
 
 
 def test_nan_and_infinity() -> None:
     """NaN counts as the largest value, as in torch.topk; a class without probability comes last."""
     mixture = draw(huffman(12, 2), rows=3)
     mixture.hidden[1] = torch.nan
-    log_prob, classes = mixture.topk(12)
-    clean = draw(huffman(12, 2), rows=3).topk(12)
+    log_prob, classes = topk(mixture, 12)
+    clean = topk(draw(huffman(12, 2), rows=3), 12)
     assert log_prob[1].isnan().all()
     for row in (0, 2):
         assert torch.equal(log_prob[row], clean[0][row])
@@ -301,14 +124,14 @@ def test_nan_and_infinity() -> None:
     mixture = draw(huffman(12, root=4), rows=1)
     assert mixture.root_log_prob is not None
     mixture.root_log_prob[0, 0, 1] = -torch.inf
-    log_prob = mixture.topk(12)[0]
+    log_prob = topk(mixture, 12)[0]
     assert log_prob.isinf().any()
     assert torch.equal(log_prob, log_prob.sort(dim=1, descending=True).values)
 
 
 def results(dtype: torch.dtype) -> list[Tensor]:
-    return [part for make in MIXTURES.values() for part in make().to(dtype).topk(1)] + list(
-        draw(huffman(300, 4), rows=40, subset=9).to(dtype).topk(20)
+    return [part for make in MIXTURES.values() for part in topk(make().to(dtype), 1)] + list(
+        topk(draw(huffman(300, 4), rows=40, subset=9).to(dtype), 20)
     )
 
 
@@ -358,7 +181,7 @@ def test_opcheck(name: str) -> None:
 def test_is_not_differentiable() -> None:
     mixture = draw(huffman(9))
     hidden = mixture.hidden.requires_grad_()
-    log_prob, _ = replace(mixture, hidden=hidden).topk(2)
+    log_prob, _ = topk(replace(mixture, hidden=hidden), 2)
     with pytest.raises(
         RuntimeError, match=r"hstree::tree_topk: not differentiable; .*TreeEnsemble\.topk"
     ):
@@ -418,7 +241,7 @@ def test_wrong_arguments(name: str) -> None:
     changes, message = WRONG[name]
     mixture = replace(draw(huffman(37, 3), subset=17), **changes)
     with pytest.raises(RuntimeError, match=f"hstree::tree_topk: {message}"):
-        mixture.topk(38 if name == "k" else 5)
+        topk(mixture, 38 if name == "k" else 5)
 
 
 def test_corrupt_tables_never_crash() -> None:
@@ -439,21 +262,13 @@ def test_corrupt_tables_never_crash() -> None:
 def corrupt() -> None:
     random = np.random.default_rng(0)
     refused = accepted = 0
-    names = [name for name in MIXTURES if name not in ("no rows", "no features")]
     for seed in range(600):
-        mixture = MIXTURES[names[seed % len(names)]]()
-        table = ("node", "edge", "leaf_edge", "feature_index")[random.integers(4)]
-        if getattr(mixture, table) is None:
+        mixture = corrupted(seed, random)
+        if mixture is None:
             continue
-        value = getattr(mixture, table).clone()
-        flat = value.view(-1).numpy()
-        if len(flat):
-            places = random.integers(0, len(flat), 3)
-            wild = random.integers(-(2**31), 2**31, 3)
-            flat[places] = np.where(random.random(3) < 0.3, wild, random.integers(-70, 70, 3))
         V = mixture.trees[0].n_classes
         try:
-            classes = replace(mixture, **{table: value}).topk(min(3, V))[1]
+            classes = topk(mixture, min(3, V))[1]
             assert int(classes.min()) >= 0
             assert int(classes.max()) < V
             accepted += 1
@@ -462,3 +277,14 @@ def corrupt() -> None:
                 raise
             refused += 1
     print(refused, accepted)
+
+
+def test_a_table_with_a_cycle_is_refused() -> None:
+    """It would be searched without end."""
+    mixture = draw(huffman(20))
+    edge = mixture.edge.clone()
+    below = int((edge[0, :, 1] > 0).nonzero()[-1])
+    for node in (0, int(edge[0, below, 0])):
+        edge[0, below, 1] = node
+        with pytest.raises(RuntimeError, match=r"hstree::tree_topk: (edge|node)"):
+            topk(replace(mixture, edge=edge), 20)

@@ -187,6 +187,13 @@ class RootBlock(Block):
         log_prob = monotone_log_prob(rows, child.flatten()).view_as(child)
         return log_prob.t() if by_tree else log_prob
 
+    def candidate_log_prob(self, hidden: Tensor, candidates: Tensor) -> Tensor:
+        """log P(child that holds each candidate), [N, K, T]: hidden [N, D], candidates [N, K] from
+        :func:`hstree.ops.mark_targets`, whose marks have any child."""
+        child = self.layout.root_child[:, candidates].long()
+        log_prob = self.logits(hidden).to(sum_dtype(hidden.dtype)).log_softmax(-1)
+        return log_prob.gather(2, child.clamp(0, log_prob.shape[2] - 1)).permute(1, 2, 0)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """w . x + b of all vectors, [T, N, R]: hidden [N, D]."""
         n_trees, n_children, _ = self.weight.shape

@@ -15,14 +15,26 @@ from hstree._checks import check_choice
 from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
 from hstree.heads.buffers import fill
+from hstree.heads.inference import mask_candidates
 from hstree.heads.losses import split_rows
-from hstree.heads.trees.blocks import BLOCKS, Block, log_odds, to_dtype_of, tree_features
+from hstree.heads.trees.blocks import (
+    BLOCKS,
+    Block,
+    RootBlock,
+    log_odds,
+    to_dtype_of,
+    tree_features,
+)
 from hstree.heads.trees.constructors import Constructors
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.layout import Layout, TreeArrays, check_trees
 from hstree.heads.trees.relearning import Relearning
-from hstree.heads.trees.sampling import sample_classes
-from hstree.heads.trees.search import rank_classes, search_classes
+from hstree.heads.trees.search import (
+    candidate_classes,
+    rank_classes,
+    sample_classes,
+    search_classes,
+)
 from hstree.heads.trees.subsets import draw_subsets
 from hstree.heads.trees.tree_layout import BINARY, ROOT
 from hstree.heads.trees.vectors import NODE_VECTORS
@@ -221,26 +233,53 @@ class TreeEnsemble(Relearning, Constructors):
         """On the CPU by best-first search, which scores few nodes if few classes share most of the
         probability; see :func:`hstree.ops.tree_topk`. On a GPU from all classes, in chunks of
         rows."""
+        search = search_classes if hidden.device.type == "cpu" else rank_classes
         with torch.no_grad():
-            blocks = self.blocks()
-            if hidden.device.type == "cpu":
-                values, classes = search_classes(self, blocks, hidden, k)
-            else:
-                values, classes = rank_classes(self, hidden, k)
+            values, classes = search(self, hidden, k)
         if self._records_gradients(hidden):
-            contexts = to_dtype_of(blocks, hidden).repeat_interleave(k, 0)
-            values = self.target_log_prob(contexts, classes.flatten()).view_as(classes)
+            values = self._composed_candidates(hidden, classes)
         return values.to(sum_dtype(hidden.dtype)), classes
+
+    def sample_rows(
+        self, hidden: Tensor, n: int, temperature: float, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Ancestral sampling: a tree by the gate, then a child at each node. O(T L) scores per
+        row."""
+        if hidden.device.type not in ("cpu", "cuda"):
+            return super().sample_rows(hidden, n, temperature, generator)
+        return sample_classes(self, hidden, n, temperature, generator)
+
+    def candidate_rows(self, hidden: Tensor, candidates: Tensor) -> Tensor:
+        compiled = torch.compiler.is_compiling()  # its mark_targets may have left bad candidates
+        if compiled or hidden.device.type != "cpu" or self._records_gradients(hidden):
+            return self._composed_candidates(hidden, candidates)
+        return candidate_classes(self, hidden, candidates).to(sum_dtype(hidden.dtype))
 
     def _records_gradients(self, hidden: Tensor) -> bool:
         leaves = chain([hidden], self.parameters())
         recorded = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
         return recorded or is_transformed()
 
-    def sample_rows(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Ancestral sampling: a tree by the gate, then a child at each node. O(L) scores per
-        row."""
-        return sample_classes(self, hidden, generator)
+    def _composed_candidates(self, hidden: Tensor, candidates: Tensor) -> Tensor:
+        """:meth:`candidate_rows` by the ops of the training step, on the rows of all candidates;
+        the root and the gate are scored once for each row."""
+        (n_rows, n_candidates), blocks = candidates.shape, self.blocks()
+        contexts = to_dtype_of(blocks, hidden).repeat_interleave(n_candidates, 0)
+        flat = candidates.flatten()
+        log_prob = self.log_gate(hidden).unsqueeze(1)
+        below = [block for block in blocks if not isinstance(block, RootBlock)]
+        if below:
+            order = None
+            if len(below) > 1:
+                order = leaf_order(flat, self.layout.leaf_position)
+            parts = [block.target_log_prob(contexts, flat, order) for block in below]
+            of_trees = sum(parts[1:], parts[0])
+            log_prob = log_prob + of_trees.view(n_rows, n_candidates, self.n_trees)
+        for block in blocks:
+            if isinstance(block, RootBlock):
+                log_prob = log_prob + block.candidate_log_prob(hidden, candidates)
+        log_prob = log_prob.expand(n_rows, n_candidates, self.n_trees)
+        return mask_candidates(torch.logsumexp(log_prob, 2), candidates, self.n_classes)
 
     # Life cycle
 

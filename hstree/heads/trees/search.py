@@ -1,48 +1,24 @@
-"""The most probable classes: by best-first search on the CPU, from all classes elsewhere."""
+"""The ops that walk the trees from the root: the most probable classes, draws, and the
+log-probabilities of candidates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
 from hstree.heads.losses import split_rows
-from hstree.heads.trees.blocks import Block, RootBlock, to_dtype_of
+from hstree.heads.trees.blocks import RootBlock, to_dtype_of
 from hstree.heads.trees.state import EnsembleState
 from hstree.heads.trees.tree_layout import KINDS
-from hstree.ops import tree_topk
+from hstree.ops import candidate_log_prob, sample, tree_topk
 
 
-def search_classes(
-    head: EnsembleState, blocks: Sequence[Block], hidden: Tensor, k: int
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and classes [N, k] from :func:`hstree.ops.tree_topk`, without gradient:
-    hidden [N, D]."""
-    x, layout = to_dtype_of(blocks, hidden).detach(), head.layout
-    dtype = sum_dtype(x.dtype)
-    of_kind = {block.kind: block for block in blocks}
-    binary, wide, leaf, root = (of_kind.get(kind) for kind in KINDS)
-    root_log_prob = None
-    if isinstance(root, RootBlock):
-        root_log_prob = root.logits(hidden).detach().to(dtype).log_softmax(-1)
-    return tree_topk(
-        x,
-        binary.weight.detach() if binary else None,
-        binary.bias.detach() if binary else None,
-        wide.weight.detach() if wide else None,
-        wide.bias.detach() if wide else None,
-        leaf.weight.detach() if leaf else None,
-        leaf.bias.detach() if leaf else None,
-        root_log_prob,
-        head.log_gate(hidden).detach().to(dtype),
-        head.feature_index,
-        layout.node,
-        layout.edge,
-        layout.leaf_edge,
-        k,
-    )
+def search_classes(head: EnsembleState, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and classes [N, k] from :func:`hstree.ops.tree_topk`: hidden [N, D]."""
+    return tree_topk(**_arguments(head, hidden), k=k)
 
 
 def rank_classes(head: EnsembleState, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -51,3 +27,54 @@ def rank_classes(head: EnsembleState, hidden: Tensor, k: int) -> tuple[Tensor, T
     parts = [head.class_log_prob(rows).topk(k) for (rows,) in chunks]
     values, classes = zip(*parts, strict=True)
     return torch.cat(values), torch.cat(classes)
+
+
+def sample_classes(
+    head: EnsembleState,
+    hidden: Tensor,
+    n: int,
+    temperature: float,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """Classes and log-probabilities [N, n] from :func:`hstree.ops.sample`: hidden [N, D]."""
+    seed = torch.randint(2**63 - 1, (1,), generator=generator, device=hidden.device)
+    arguments = _arguments(head, hidden, temperature)
+    return sample(**arguments, seed=seed, n=n, temperature=temperature)
+
+
+def candidate_classes(
+    head: EnsembleState, hidden: Tensor, candidates: Tensor, temperature: float = 1.0
+) -> Tensor:
+    """Log-probabilities [N, K] from :func:`hstree.ops.candidate_log_prob`: hidden [N, D],
+    candidates [N, K]."""
+    arguments = _arguments(head, hidden, temperature)
+    return candidate_log_prob(**arguments, candidates=candidates, temperature=temperature)
+
+
+@torch.no_grad()
+def _arguments(head: EnsembleState, hidden: Tensor, temperature: float = 1.0) -> dict[str, Any]:
+    """The arguments that the three ops share, without gradient."""
+    blocks, layout = head.blocks(), head.layout
+    x = to_dtype_of(blocks, hidden)
+    of_kind = {block.kind: block for block in blocks}
+    binary, wide, leaf, root = (of_kind.get(kind) for kind in KINDS)
+    root_log_prob = None
+    if isinstance(root, RootBlock):
+        logits = root.logits(hidden).to(sum_dtype(x.dtype))
+        if temperature != 1.0:
+            logits = (logits - logits.amax(-1, keepdim=True)) / temperature
+        root_log_prob = logits.log_softmax(-1)
+    vectors = {
+        f"{name}{of}": getattr(block, of) if block else None
+        for name, block in (("", binary), ("wide_", wide), ("leaf_", leaf))
+        for of in ("weight", "bias")
+    }
+    return vectors | {
+        "hidden": x,
+        "root_log_prob": root_log_prob,
+        "log_gate": head.log_gate(hidden).to(sum_dtype(x.dtype)),
+        "feature_index": head.feature_index,
+        "node": layout.node,
+        "edge": layout.edge,
+        "leaf_edge": layout.leaf_edge,
+    }

@@ -41,8 +41,6 @@ def test_results_of_a_saved_head(name: str) -> None:
         torch.testing.assert_close(head.log_prob(hidden), expected["log_prob"])
         torch.testing.assert_close(head(hidden, target).output, expected["output"])
     assert torch.equal(head.topk(hidden, 3)[1], expected["topk"])
-    sample = head.sample(hidden, torch.Generator().manual_seed(0))
-    assert torch.equal(sample, expected["sample"])
     assert [name for name, _ in head.named_parameters()] == json.loads(order["parameters"])
 
 

@@ -1,0 +1,309 @@
+// A mixture of trees with its vectors, and the log-probabilities of its paths for one row at a time: what the
+// CPU kernels of tree_topk, sample and candidate_log_prob share.
+//
+// A leaf group is a node of wide_node whose rows begin at or after weight_rows[1]; all of its children are
+// classes. Their scores are dot(leaf_weight[class], hidden) + leaf_bias[t, class], and the products are computed
+// once for all trees.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "cpu/capability.h"
+#include "cpu/elements.h"
+#include "cpu/mixture_row_kernels.h"
+#include "cpu/tree_batch.h"
+#include "kernels/tree_nodes.h"
+
+namespace hstree::cpu {
+
+// N rows, D features, T trees, S features of a tree, V classes.
+template <typename T>
+struct TreeVectors {
+  using A = accumulate_t<T>;
+  const char* op;      // for messages
+  const T* hidden;     // [N, D]
+  const T* weight[2];  // of binary and of wide nodes, [T, weight_rows, S]; null: none
+  const T* bias[2];    // [T, weight_rows] or null
+  int64_t weight_rows[2];
+  const T* leaf_weight;  // [V, D] of the classes in leaf groups, or null
+  const T* leaf_bias;    // [T, V] or null
+  const A* root;         // [T, N, root_width] log-probabilities of the children of a wide root
+  int64_t root_width;
+  const A* log_gate;             // [N, T]
+  const int32_t* feature_index;  // [T, S] or null
+  const TreeNode* node;          // [T, nodes]
+  const TreeEdge* edge;          // [T, edges]
+  const int32_t* leaf_edge;      // [T, V]
+  int64_t rows, in_features, trees, features, nodes, edges, classes;
+  A sharpness;  // factor on the scores of all nodes but a wide root
+};
+
+// Tagged with the row that it was computed for, so that it counts as absent for other rows and nothing needs
+// clearing.
+struct OpenedNode {
+  uint64_t of = 0;
+  int64_t place = 0;
+};
+
+// dot(leaf_weight[class], hidden) of a row.
+template <typename A>
+struct ClassProduct {
+  uint64_t of = 0;
+  A value = 0;
+};
+
+inline uint64_t next_row() {
+  static thread_local uint64_t rows = 0;
+  return ++rows;
+}
+
+// Orders values with NaN as the largest.
+template <typename A>
+A rank(A value) {
+  return std::isnan(value) ? std::numeric_limits<A>::infinity() : value;
+}
+
+// The log-probabilities of one row of hidden, on one thread. A node is scored when one of its edges is asked for,
+// after the nodes above it, once for the row. Reads no entry of a table without checking it.
+template <typename T>
+class MixtureRow {
+ public:
+  using A = accumulate_t<T>;
+
+  MixtureRow(const TreeVectors<T>& vectors, const FeatureSubsets& subsets)
+      : v(vectors),
+        subsets_(subsets),
+        kernels_(*HSTREE_BY_CAPABILITY(mixture_row_kernels, T)),
+        stride_(workspace_stride(v.features)),
+        x_(v.trees * stride_),
+        hidden_(v.leaf_weight ? workspace_stride(v.in_features) : 0),
+        opened_(scratch<OpenedNode, 0>(v.trees * v.nodes)),
+        product_(scratch<ClassProduct<A>, 0>(v.leaf_weight ? v.classes : 0)),
+        terms_(v.trees) {}
+
+  // Returns a number that no other row of this thread has had.
+  uint64_t begin(int64_t row) {
+    of_ = next_row();
+    row_ = row;
+    log_probs_.clear();
+    const T* const hidden = v.hidden + row * v.in_features;
+    if (v.leaf_weight) kernels_.features({}, v.in_features, hidden, hidden_.data());
+    for (int64_t t = 0; t < v.trees; ++t) {
+      kernels_.features(subsets_[t], v.features, hidden, x_.data() + t * stride_);
+    }
+    return of_;
+  }
+
+  A gate(int64_t t) const { return v.log_gate[row_ * v.trees + t]; }
+
+  const MixtureRowKernels<T>& kernels() const { return kernels_; }
+
+  // log sum_t exp(log_gate[t] + log_prob[t]).
+  A gated(const A* log_prob) {
+    A largest = -std::numeric_limits<A>::infinity(), sum = 0;
+    for (int64_t t = 0; t < v.trees; ++t) {
+      terms_[t] = gate(t) + log_prob[t];
+      if (std::isnan(terms_[t])) return terms_[t];
+      largest = std::max(largest, terms_[t]);
+    }
+    if (v.trees == 1 || std::isinf(largest)) return largest;
+    for (int64_t t = 0; t < v.trees; ++t) sum += std::exp(terms_[t] - largest);
+    return largest + std::log(sum);
+  }
+
+  const TreeNode& node(int64_t t, int64_t index) const { return v.node[t * v.nodes + index]; }
+  const TreeEdge& edge(int64_t t, int64_t index) const { return v.edge[t * v.edges + index]; }
+
+  // The log-probabilities of the paths from the root to the children of a node of tree t. The pointer is valid
+  // until the next call for another node.
+  const A* children(int64_t t, int32_t index) {
+    check_index("edge", index, v.nodes);
+    above_.clear();
+    while (opened(t, index).of != of_) {
+      above_.push_back(index);
+      prefetch(t, index);
+      if (index == 0) break;
+      const int32_t above = node(t, index).above;
+      check_index("node", above, v.edges);
+      check_index("edge", edge(t, above).above, index);  // preorder excludes cycles
+      index = edge(t, above).above;
+    }
+    for (; !above_.empty(); above_.pop_back()) {
+      index = above_.back();
+      score(t, index);
+    }
+    return log_probs_.data() + opened(t, index).place;
+  }
+
+  // The node below an edge of a node whose children are known.
+  int32_t node_below(int64_t t, int32_t edge_index) const {
+    const int32_t below = edge(t, edge_index).below;
+    check_index("edge", below - edge(t, edge_index).above - 1, v.nodes - edge(t, edge_index).above - 1);
+    if (node(t, below).above != edge_index) {
+      fail(v.op, ": node[", t, ", ", below, "]: expected the edge that leads to it, ", edge_index,
+           ", as the edge above, got ", node(t, below).above);
+    }
+    return below;
+  }
+
+  // The class below an edge without a node below it.
+  int64_t class_below(int64_t t, int32_t edge_index) const {
+    const int64_t index = ~static_cast<int64_t>(edge(t, edge_index).below);
+    if (index < 0 || index >= v.classes) {
+      fail(v.op, ": edge[", t, ", ", edge_index, "]: expected a class below ", v.classes, ", got ", index);
+    }
+    return index;
+  }
+
+  // log P_t(class), computing only the nodes on its path.
+  A log_prob(int64_t t, int64_t index) {
+    if (v.nodes == 0) return A{0};
+    const int32_t leaf = v.leaf_edge[t * v.classes + index];
+    check_index("leaf_edge", leaf, v.edges);
+    const int32_t above = edge(t, leaf).above;
+    const A* const log_prob = children(t, above);
+    check_index("edge", leaf - node(t, above).first_edge, node(t, above).width);
+    return log_prob[leaf - node(t, above).first_edge];
+  }
+
+  // Prefetches what scoring a node will read.
+  void prefetch(int64_t t, int32_t index) const {
+    const TreeNode& n = node(t, index);
+    if (n.block != binary_node || !v.weight[0]) return;
+    const int64_t row = t * v.weight_rows[0] + n.row, bytes = v.features * static_cast<int64_t>(sizeof(T));
+    const char* const weight = reinterpret_cast<const char*>(v.weight[0]) + row * bytes;
+    for (int64_t b = 0; b < std::min<int64_t>(bytes, 512); b += 64) __builtin_prefetch(weight + b);
+    if (v.bias[0]) __builtin_prefetch(v.bias[0] + row);
+  }
+
+  void check_index(const char* name, int64_t index, int64_t end) const {
+    if (index < 0 || index >= end) {
+      fail(v.op, ": ", name, ": expected the tables of a tree, with a number in [0, ", end, "), got ", index);
+    }
+  }
+
+  const TreeVectors<T>& v;
+
+ private:
+  OpenedNode& opened(int64_t t, int64_t node) const { return opened_[t * v.nodes + node]; }
+
+  void score(int64_t t, int32_t index) {
+    const TreeNode& n = node(t, index);
+    check_node(t, index);
+    A base = 0;
+    if (index > 0) {
+      const int32_t above = edge(t, n.above).above;
+      check_index("edge", n.above - node(t, above).first_edge, node(t, above).width);
+      base = log_probs_[opened(t, above).place + n.above - node(t, above).first_edge];
+    }
+    const int64_t place = static_cast<int64_t>(log_probs_.size());
+    log_probs_.resize(place + n.width);
+    A* const z = log_probs_.data() + place;
+    if (n.block == wide_root) {
+      std::copy_n(v.root + (t * v.rows + row_) * v.root_width, n.width, z);
+    } else if (is_leaf_group(n)) {
+      leaf_scores(t, n, z);
+      kernels_.log_softmax(z, n.width, v.sharpness, base);
+    } else {
+      const T* const bias = v.bias[n.block];
+      const int64_t first = t * v.weight_rows[n.block] + n.row;
+      kernels_.products(x_.data() + t * stride_, v.weight[n.block] + first * v.features,
+                        bias ? bias + first : nullptr, nullptr, scores(n), v.features, z);
+      if (n.block == binary_node) {
+        log_sigmoids(z, base);
+      } else {
+        kernels_.log_softmax(z, n.width, v.sharpness, base);
+      }
+    }
+    opened(t, index) = {of_, place};
+  }
+
+  void leaf_scores(int64_t t, const TreeNode& n, A* z) {
+    classes_.clear();
+    missing_.clear();
+    for (int32_t c = 0; c < n.width; ++c) {
+      const int32_t below = edge(t, n.first_edge + c).below;
+      if (below >= 0) {
+        fail(v.op, ": edge[", t, ", ", n.first_edge + c, "]: expected a class below a leaf group, got node ",
+             below);
+      }
+      const int32_t index = static_cast<int32_t>(class_below(t, n.first_edge + c));
+      classes_.push_back(index);
+      if (product_[index].of != of_) missing_.push_back(index);
+    }
+    kernels_.products(hidden_.data(), v.leaf_weight, nullptr, missing_.data(), missing_.size(), v.in_features,
+                      z);
+    for (size_t i = 0; i < missing_.size(); ++i) product_[missing_[i]] = {of_, z[i]};
+    const T* const bias = v.leaf_bias ? v.leaf_bias + t * v.classes : nullptr;
+    kernels_.products(hidden_.data(), v.leaf_weight, bias, classes_.data(), n.width, 0, z);  // of no features
+    for (int32_t c = 0; c < n.width; ++c) z[c] += product_[classes_[c]].value;
+  }
+
+  // z[0], z[1] = above + log sigmoid(z), above + log sigmoid(-z) of the score z in z[0].
+  void log_sigmoids(A* z, A above) const {
+    const A score = z[0] * v.sharpness, either = std::log1p(std::exp(-std::abs(score)));
+    z[0] = above + (std::min(score, A{0}) - either);
+    z[1] = above + (std::min(-score, A{0}) - either);
+  }
+
+  bool is_leaf_group(const TreeNode& n) const {
+    return v.leaf_weight && n.block == wide_node && n.row >= v.weight_rows[wide_node];
+  }
+
+  static int32_t scores(const TreeNode& n) { return n.block == binary_node ? 1 : n.width; }
+
+  void check_node(int64_t t, int32_t index) const {
+    const TreeNode& n = node(t, index);
+    const bool has_edges = n.first_edge >= 0 && n.width >= 2 && n.width <= v.edges - n.first_edge;
+    bool has_rows = false;
+    if (n.block == wide_root) {
+      has_rows = v.root && index == 0 && n.width == v.root_width;
+    } else if (is_leaf_group(n)) {
+      has_rows = n.width <= v.weight_rows[wide_node] + v.classes - n.row;
+    } else if (n.block == wide_node || (n.block == binary_node && n.width == 2)) {
+      has_rows = n.row >= 0 && scores(n) <= v.weight_rows[n.block] - n.row;
+    }
+    bool leads_on = has_edges;  // each edge belongs to one node: no walk down meets a node twice
+    for (int32_t c = 0; leads_on && c < n.width; ++c) leads_on = edge(t, n.first_edge + c).above == index;
+    if (leads_on && has_rows) return;
+    fail(v.op, ": node[", t, ", ", index,
+         "]: expected a block, its first row, and its first edge and width within the tables of a tree, got ",
+         n.block, ", ", n.row, ", ", n.first_edge, ", ", n.width);
+  }
+
+  const FeatureSubsets& subsets_;
+  const MixtureRowKernels<T>& kernels_;
+  const int64_t stride_;
+  std::vector<A> x_;                // [T, stride] the row's features
+  std::vector<A> hidden_;           // [stride] all features of the row, with leaf groups
+  OpenedNode* const opened_;        // [T, nodes] place of the children's log-probabilities
+  ClassProduct<A>* const product_;  // [V] with leaf groups
+  std::vector<A> terms_;            // [T]
+  std::vector<A> log_probs_;        // of the edges below opened nodes, from the root
+  std::vector<int32_t> above_, classes_, missing_;
+  uint64_t of_ = 0;
+  int64_t row_ = 0;
+};
+
+// Calls run(row) of a State for every row. Each thread makes its own.
+template <typename State, typename T, typename... More>
+void each_row(const TreeVectors<T>& vectors, const More&... more) {
+  TreeBatch batch{};
+  batch.op = vectors.op;
+  batch.feature_index = vectors.feature_index;
+  batch.trees = vectors.trees;
+  batch.features = vectors.features;
+  batch.in_features = vectors.in_features;
+  check_feature_index(batch);
+  const FeatureSubsets subsets(batch);
+  parallel(vectors.rows, 1, [&](int64_t begin, int64_t end) {
+    State state(vectors, subsets, more...);
+    for (int64_t row = begin; row < end; ++row) state.run(row);
+  });
+}
+
+}  // namespace hstree::cpu

@@ -1,0 +1,286 @@
+"""torch.ops.hstree.sample and torch.ops.hstree.candidate_log_prob."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor
+
+from hstree.ops import candidate_log_prob, sample
+from hstree.reference import candidate_log_prob_reference, sample_reference
+from hstree.reference.sample import philox
+from ops.cases import DTYPES, threads
+from ops.mixtures import MIXTURES, Mixture, corrupted, draw, every_mixture, huffman, walked
+
+TESTS = Path(__file__).resolve().parents[1]
+SEED = torch.tensor([2**40 + 17])
+TEMPERATURES = (1.0, 0.6)
+
+
+def drawn(mixture: Mixture, n: int = 1, **options: Any) -> tuple[Tensor, Tensor]:
+    return sample(*mixture.arguments(), seed=options.pop("seed", SEED), n=n, **options)
+
+
+def test_philox() -> None:
+    """The known answers of Random123."""
+    assert philox((0, 0, 0, 0), 0) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    ones = 2**32 - 1
+    answer = (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
+    assert philox((ones,) * 4, 2**64 - 1) == answer
+    answer = (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
+    counter = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
+    assert philox(counter, 0x299F31D0A4093822) == answer
+
+
+@every_mixture
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_draws_are_those_of_the_reference(name: str, temperature: float) -> None:
+    mixture = MIXTURES[name]()
+    got, log_prob = drawn(mixture, 9, temperature=temperature)
+    wanted = sample_reference(*mixture.arguments(), seed=SEED, n=9, temperature=temperature)
+    assert torch.equal(got, wanted[0])
+    torch.testing.assert_close(log_prob, wanted[1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name", ["wide root, groups of leaves", "shared leaves", "peaked", "random wide trees"]
+)
+def test_draws_follow_the_distribution(name: str) -> None:
+    """Chi-square of 40,000 draws, classes that are rare taken together."""
+    count, mixture = 40_000, MIXTURES[name]()
+    classes, log_prob = drawn(mixture, count)
+    for row in range(2):
+        log_of = np.array(walked(mixture, row))
+        expected = count * np.exp(log_of)
+        observed = np.bincount(classes[row], minlength=len(expected))
+        rare = expected < 10
+        expected = np.append(expected[~rare], expected[rare].sum() + 1e-9)
+        observed = np.append(observed[~rare], observed[rare].sum())
+        assert scipy.stats.chisquare(observed, expected * count / expected.sum()).pvalue > 1e-3
+        np.testing.assert_allclose(log_prob[row], log_of[classes[row]], rtol=1e-10, atol=1e-10)
+
+
+@every_mixture
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+def test_candidates_equal_the_reference(name: str, dtype: torch.dtype) -> None:
+    """Of all classes twice, and in every dtype."""
+    mixture, true = MIXTURES[name]().to(dtype), MIXTURES[name]()
+    V, rows = true.trees[0].n_classes, len(true.hidden)
+    candidates = torch.cat([torch.randperm(V), torch.tensor([-1]), torch.arange(V)])
+    candidates = candidates.expand(rows, -1)
+    got = candidate_log_prob(*mixture.arguments(), candidates=candidates)
+    wanted = candidate_log_prob_reference(*true.arguments(), candidates=candidates)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    assert got.dtype == torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
+    if dtype == torch.float64 and rows:
+        np.testing.assert_allclose(got[0, V + 1 :], walked(true, 0), rtol=1e-10, atol=1e-10)
+
+
+def test_candidates_with_a_temperature_are_a_distribution() -> None:
+    mixture = MIXTURES["shared leaves"]()
+    candidates = torch.arange(60).expand(len(mixture.hidden), -1)
+    log_prob = candidate_log_prob(*mixture.arguments(), candidates=candidates, temperature=0.3)
+    torch.testing.assert_close(log_prob.exp().sum(1), torch.ones(6).double())
+    _, of_draws = drawn(mixture, 5, temperature=0.3)
+    classes, _ = drawn(mixture, 5, temperature=0.3)
+    torch.testing.assert_close(log_prob.gather(1, classes), of_draws)
+
+
+def test_seeds() -> None:
+    mixture = draw(huffman(64, 2), rows=50)
+    first, second = drawn(mixture)[0], drawn(mixture)[0]
+    assert torch.equal(first, second)
+    assert not torch.equal(first, drawn(mixture, seed=SEED + 1)[0])
+    assert not torch.equal(first, drawn(mixture, seed=SEED + 2**33)[0])
+    assert drawn(mixture, seed=torch.tensor([-5]))[0].shape == (50, 1)
+
+
+def test_rows_and_draws_are_independent() -> None:
+    """Two draws of a row, and draws of two rows alike, agree as often as chance has it."""
+    mixture = draw(huffman(30, 2), rows=1)
+    alike = replace(
+        mixture,
+        hidden=mixture.hidden.expand(20_000, -1),
+        log_gate=mixture.log_gate.expand(20_000, -1),
+    )
+    classes, _ = drawn(alike, 2)
+    prob = np.exp(walked(mixture, 0))
+    chance = (prob**2).sum()
+    deviation = np.sqrt(chance * (1 - chance) / 20_000)
+    for other in (classes[:, 1], classes[:, 0].roll(1)):
+        equal = float((classes[:, 0] == other).double().mean())
+        assert abs(equal - chance) < 4 * deviation
+
+
+def test_impossible_and_nan() -> None:
+    """A class without probability is never drawn; a row with NaN gives a class and NaN."""
+    mixture = draw(huffman(12, root=4), rows=2)
+    assert mixture.root_log_prob is not None
+    mixture.root_log_prob[0, 0] = torch.tensor([-torch.inf, 0.0, -torch.inf, -torch.inf])
+    mixture.hidden[1], mixture.root_log_prob[0, 1] = torch.nan, torch.nan
+    classes, log_prob = drawn(mixture, 200)
+    assert log_prob[0].isfinite().all()
+    possible = {y for y, value in enumerate(walked_finite(mixture)) if value}
+    assert set(classes[0].tolist()) <= possible
+    assert log_prob[1].isnan().all()
+    assert ((classes >= 0) & (classes < 12)).all()
+    mixture.log_gate[0] = -torch.inf
+    classes, log_prob = drawn(mixture, 3)
+    assert ((classes >= 0) & (classes < 12)).all()
+    assert not log_prob[0].isfinite().any()
+
+
+def walked_finite(mixture: Mixture) -> list[bool]:
+    """Whether each class is below the second child of the root, in the first row."""
+    tree = mixture.trees[0]
+    nested: Any = tree.to_nested()
+    below: list[Any] = [nested[1]]
+    found = set()
+    while below:
+        item = below.pop()
+        below.extend(item if isinstance(item, tuple) else ())
+        found |= set() if isinstance(item, tuple) else {item}
+    return [y in found for y in range(tree.n_classes)]
+
+
+def results(dtype: torch.dtype) -> list[Tensor]:
+    return [part for make in MIXTURES.values() for part in drawn(make().to(dtype), 3)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+def test_same_bits_for_every_number_of_threads(dtype: torch.dtype) -> None:
+    found = []
+    for count in (1, 2, 3):
+        with threads(count):
+            found.append(results(dtype))
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
+
+
+OTHER_PROCESS = """
+import sys, torch
+from ops.cases import DTYPES
+from ops.test_sample import results
+torch.save([x for d in DTYPES for x in results(d)], sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["portable", "avx2"])
+def test_instruction_sets_agree(capability: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.pt"
+    subprocess.run(
+        [sys.executable, "-c", OTHER_PROCESS, str(path)],
+        cwd=TESTS,
+        env=os.environ | {"HSTREE_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    here = [x for dtype in DTYPES for x in results(dtype)]
+    for got, expected in zip(torch.load(path), here, strict=True):
+        torch.testing.assert_close(got, expected, rtol=3e-6, atol=3e-6)
+
+
+@every_mixture
+def test_opcheck(name: str) -> None:
+    mixture, tests = MIXTURES[name](), ("test_schema", "test_faketensor")
+    arguments = mixture.arguments()
+    torch.library.opcheck(torch.ops.hstree.sample, (*arguments, SEED, 2, 1.0), test_utils=tests)
+    candidates = torch.zeros(len(mixture.hidden), 3, dtype=torch.int64)
+    op = torch.ops.hstree.candidate_log_prob
+    torch.library.opcheck(op, (*arguments, candidates, 1.0), test_utils=tests)
+
+
+def test_not_differentiable() -> None:
+    mixture = draw(huffman(9))
+    mixture = replace(mixture, hidden=mixture.hidden.requires_grad_())
+    message = r"not differentiable; .*TreeEnsemble\.candidate_log_prob"
+    with pytest.raises(RuntimeError, match=f"hstree::sample: {message}"):
+        drawn(mixture)[1].sum().backward()
+    candidates = torch.zeros(6, 1, dtype=torch.int64)
+    log_prob = candidate_log_prob(*mixture.arguments(), candidates=candidates)
+    with pytest.raises(RuntimeError, match="hstree::candidate_log_prob: not differentiable"):
+        log_prob.sum().backward()
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no draw": ({"n": 0}, "n: expected at least 1 draw of a row, got 0"),
+    "cold": ({"temperature": 0.0}, "temperature: expected a finite positive number, got 0"),
+    "hot": ({"temperature": float("inf")}, "temperature: expected a finite positive number"),
+    "no number": ({"temperature": float("nan")}, "temperature: expected a finite positive"),
+    "seeds": ({"seed": torch.zeros(2).long()}, r"seed: expected size 1 \(one number\)"),
+    "seed": ({"seed": torch.zeros(1)}, "seed: expected dtype Long, got Float"),
+    "shape": ({"seed": torch.tensor(3)}, r"seed: expected shape \[1\], got \[\]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments(name: str) -> None:
+    options, message = WRONG[name]
+    with pytest.raises(RuntimeError, match=f"hstree::sample: {message}"):
+        drawn(draw(huffman(9)), **options)
+
+
+WRONG_CANDIDATES: dict[str, tuple[Tensor, str]] = {
+    "rows": (torch.zeros(5, 2).long(), r"candidates: expected size 6 \(rows of hidden\)"),
+    "dtype": (torch.zeros(6, 2), "candidates: expected dtype Long, got Float"),
+    "shape": (torch.zeros(6).long(), r"candidates: expected shape \[N, K\], got \[6\]"),
+    "large": (torch.full((6, 2), 9), r"candidates\[0, 0\]: expected a class in \[0, 9\) or -1"),
+    "small": (torch.full((6, 2), -2), r"candidates\[0, 0\]: expected a class .*, got -2"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CANDIDATES)
+def test_wrong_candidates(name: str) -> None:
+    candidates, message = WRONG_CANDIDATES[name]
+    with (
+        threads(1),
+        pytest.raises(RuntimeError, match=f"hstree::candidate_log_prob: {message}"),
+    ):
+        candidate_log_prob(*draw(huffman(9)).arguments(), candidates=candidates)
+
+
+def test_corrupt_tables_never_crash() -> None:
+    """Each is refused, or gives classes."""
+    shown = subprocess.run(
+        [sys.executable, "-c", "from ops.test_sample import corrupt; corrupt()"],
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    refused, accepted = map(int, shown.stdout.split())
+    assert refused > 50
+    assert accepted > 100
+
+
+def corrupt() -> None:
+    random = np.random.default_rng(1)
+    refused = accepted = 0
+    for seed in range(600):
+        mixture = corrupted(seed, random)
+        if mixture is None:
+            continue
+        V = mixture.trees[0].n_classes
+        candidates = torch.from_numpy(random.integers(0, V, (len(mixture.hidden), 1)))
+        try:
+            classes, _ = drawn(mixture, 1)
+            assert int(classes.min()) >= 0
+            assert int(classes.max()) < V
+            candidate_log_prob(*mixture.arguments(), candidates=candidates)
+            accepted += 1
+        except RuntimeError as error:
+            if not str(error).startswith(("hstree::sample: ", "hstree::candidate_log_prob: ")):
+                raise
+            refused += 1
+    print(refused, accepted)
