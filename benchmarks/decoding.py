@@ -28,7 +28,8 @@ TREES = {
     "C = 256, G = 32, T = 4": (4, 256, 32),
 }
 """T, C and G."""
-DECODED_ROWS = (1, 32)
+DECODED_ROWS = {"cpu": (1, 32), "cuda": (1, 8, 4096)}
+"""Numbers of rows by device."""
 
 
 def _head(name: str, size: Size) -> tuple[Head, Tensor]:
@@ -55,7 +56,7 @@ def _head(name: str, size: Size) -> tuple[Head, Tensor]:
 
 def _decode(size: Size, device: str, head: str, question: str, rows: int) -> Contestant:
     built, hidden = _head(head, replace(size, rows=rows))
-    return Contestant(partial(QUESTIONS[question], built, hidden))
+    return Contestant(partial(QUESTIONS[question], built.to(device), hidden.to(device)))
 
 
 DECODING_CONTESTS: dict[str, dict[str, Build]] = {
@@ -64,5 +65,5 @@ DECODING_CONTESTS: dict[str, dict[str, Build]] = {
         for head in (SOFTMAX, *TREES)
         for question in QUESTIONS
     }
-    for rows in DECODED_ROWS
+    for rows in sorted({*DECODED_ROWS["cpu"], *DECODED_ROWS["cuda"]})
 }

@@ -437,7 +437,7 @@ def training_table(results: dict[str, Any]) -> list[str]:
 def decoding_table(results: dict[str, Any]) -> list[str]:
     """Decoding with a trained head, as multiples of all classes of a softmax."""
     contests = results["contests"].get("cpu", {})
-    rows = [n for n in DECODED_ROWS if f"decoding, N = {n}" in contests]
+    rows = [n for n in DECODED_ROWS["cpu"] if f"decoding, N = {n}" in contests]
     if not rows:
         return []
     there = [contests[f"decoding, N = {n}"] for n in rows]

@@ -1,4 +1,4 @@
-"""All classes, the most probable ones and samples of a softmax and of trees, on one core.
+"""All classes, the most probable ones and samples of a softmax and of trees.
 
 pytest benchmarks/test_decoding.py --benchmark-only --benchmark-json=run.json
 python -m benchmarks.table run.json
@@ -16,9 +16,11 @@ from benchmarks.paths import WIKITEXT
 from benchmarks.registry import CONTESTS
 
 
-@pytest.mark.parametrize("rows", DECODED_ROWS)
-def test_decoding(benchmark: Any, short: bool, rows: int) -> None:
+@pytest.mark.parametrize("rows", sorted({*DECODED_ROWS["cpu"], *DECODED_ROWS["cuda"]}))
+def test_decoding(benchmark: Any, short: bool, device: str, rows: int) -> None:
+    if rows not in DECODED_ROWS[device]:
+        pytest.skip(f"N = {rows} is for the other device")
     name = f"decoding, N = {rows}"
     size, rounds = (TINY, 1) if short else (WIKITEXT, 5)
-    benchmark.group = f"{name} (cpu)"
-    contest(benchmark, CONTESTS[name], size, "cpu", rounds)
+    benchmark.group = f"{name} ({device})"
+    contest(benchmark, CONTESTS[name], size, device, rounds)

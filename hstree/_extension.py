@@ -20,11 +20,8 @@ MINIMUM_TORCH = (2, 11)
 
 # Operators without a CUDA kernel in any build, and what replaces them on a GPU.
 CPU_OPERATORS = {
-    "candidate_log_prob": "TreeEnsemble.candidate_log_prob uses the ops of the training step",
     "tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
-    "tree_log_prob": "hstree.ops.tree_log_prob is composed of torch's operators",
-    "leaf_tree_log_prob": "hstree.ops.tree_log_prob is composed of torch's operators",
-    "tree_log_prob_backward": "autograd of torch's operators",
+    "leaf_tree_log_prob": "hstree.ops.tree_log_prob makes a row of scores for each class and tree",
 }
 
 

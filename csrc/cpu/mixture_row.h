@@ -16,7 +16,7 @@
 #include "cpu/elements.h"
 #include "cpu/mixture_row_kernels.h"
 #include "cpu/tree_batch.h"
-#include "cpu/tree_nodes.h"
+#include "kernels/tree_nodes.h"
 
 namespace hstree::cpu {
 

@@ -26,7 +26,7 @@
 
 #include <cstdint>
 
-#include "cpu/tree_nodes.h"
+#include "kernels/tree_nodes.h"
 
 namespace hstree::cpu {
 

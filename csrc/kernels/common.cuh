@@ -111,6 +111,19 @@ void dispatch_aligned(ScalarType type, const void* weight, int64_t features, Fun
   });
 }
 
+__device__ __forceinline__ float log_sigmoid(float x) {
+  return fminf(x, 0.0f) - log1pf(expf(-fabsf(x)));
+}
+__device__ __forceinline__ double log_sigmoid(double x) {
+  return fmin(x, 0.0) - log1p(exp(-fabs(x)));
+}
+
+// exp(a - largest) for a <= largest; 1 where they are equal, infinite too.
+template <typename S>
+__device__ __forceinline__ S share(S a, S largest) {
+  return a == largest ? S(1) : exp(a - largest);
+}
+
 constexpr unsigned all_lanes = 0xffffffffu;
 
 template <typename S>

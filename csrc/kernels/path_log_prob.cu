@@ -8,13 +8,6 @@
 namespace hstree {
 namespace {
 
-__device__ __forceinline__ float log_sigmoid(float x) {
-  return fminf(x, 0.0f) - log1pf(expf(-fabsf(x)));
-}
-__device__ __forceinline__ double log_sigmoid(double x) {
-  return fmin(x, 0.0) - log1p(exp(-fabs(x)));
-}
-
 // d log_sigmoid(left ? z : -z) / dz
 __device__ __forceinline__ float path_slope(float z, bool left) {
   return left ? 1.0f / (1.0f + expf(z)) : -1.0f / (1.0f + expf(-z));

@@ -1,5 +1,5 @@
 // hstree::sample: draws from a mixture of trees. hstree::candidate_log_prob: log-probabilities of some classes of
-// each row, on the CPU only.
+// each row. sample_cuda.cpp registers the CUDA implementations.
 #include "cpu/sample.h"
 
 #include "ops/sample.h"
@@ -43,11 +43,7 @@ Tensor candidate_log_prob_cpu(const Tensor& hidden, const std::optional<Tensor>&
   const TreeTensors tensors =
       tree_tensors(op, hidden, weight, bias, wide_weight, wide_bias, leaf_weight, leaf_bias, root_log_prob,
                    log_gate, feature_index, node, edge, leaf_edge);
-  check_temperature(op, temperature);
-  check_dim(op, "candidates", candidates, 2, "[N, K]");
-  check_size(op, "candidates", candidates, 0, tensors.rows(), "rows of hidden");
-  check_dtype(op, "candidates", candidates, Dtype::Long);
-  check_device(op, "candidates", candidates, hidden);
+  check_candidates(tensors, candidates, temperature);
   const int64_t n = candidates.size(1);
   const Tensor index = torch::stable::contiguous(candidates);
   const Tensor log_prob = empty(hidden, {tensors.rows(), n}, tensors.sums);

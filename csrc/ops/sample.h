@@ -1,4 +1,4 @@
-// What the CPU and the CUDA op hstree::sample check alike.
+// What the CPU and the CUDA ops hstree::sample and hstree::candidate_log_prob check alike.
 #pragma once
 
 #include <cmath>
@@ -19,6 +19,14 @@ inline void check_draws(const TreeTensors& tensors, const Tensor& seed, int64_t 
   check_device(tensors.op, "seed", seed, tensors.hidden);
   check(n >= 1, tensors.op, ": n: expected at least 1 draw of a row, got ", n);
   check_temperature(tensors.op, temperature);
+}
+
+inline void check_candidates(const TreeTensors& tensors, const Tensor& candidates, double temperature) {
+  check_temperature(tensors.op, temperature);
+  check_dim(tensors.op, "candidates", candidates, 2, "[N, K]");
+  check_size(tensors.op, "candidates", candidates, 0, tensors.rows(), "rows of hidden");
+  check_dtype(tensors.op, "candidates", candidates, Dtype::Long);
+  check_device(tensors.op, "candidates", candidates, tensors.hidden);
 }
 
 }  // namespace hstree

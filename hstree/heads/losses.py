@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -43,9 +43,17 @@ def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
 def by_rows(function: Callable[..., Tensor], columns: int, *tensors: Tensor) -> Tensor:
     """``function(*tensors)`` [N] of tensors [N, ...], in chunks of rows with ``columns`` numbers in
     each row. The backward pass computes each chunk again. Not chunked under torch.func, which has
-    no checkpoints, and in an exported program, which must take any number of rows."""
+    no checkpoints, and in an exported program."""
     if is_transformed() or torch.compiler.is_exporting():
         return function(*tensors)
-    size = default_chunk_rows(tensors[0], columns)
-    chunks = zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
+    chunks = split_rows(columns, *tensors)
     return torch.cat([checkpoint(function, *chunk, use_reentrant=False) for chunk in chunks])
+
+
+def split_rows(columns: int, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Chunks of the rows of tensors [N, ...], for ``columns`` numbers in each row. One chunk in an
+    exported program, which must take any number of rows."""
+    if torch.compiler.is_exporting():
+        return [tensors]
+    size = default_chunk_rows(tensors[0], columns)
+    return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)

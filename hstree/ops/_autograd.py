@@ -7,7 +7,8 @@ torch's own operators, which torch differentiates any number of times. Under
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -93,6 +94,17 @@ def register_autograd(
 
     LIBRARY.impl(name, autograd, "Autograd")
     LIBRARY.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """For a kernel written in Python, which the dispatcher calls below autograd: torch's operators
+    are recorded, and can be differentiated within the context."""
+    include = torch._C._dispatch_tls_local_include_set()
+    exclude = torch._C._dispatch_tls_local_exclude_set()
+    autograd = torch._C.DispatchKey.AutogradFunctionality
+    with torch._C._ForceDispatchKeyGuard(include, exclude.remove(autograd)), torch.enable_grad():
+        yield
 
 
 def refuse_transforms(name: str) -> None:

@@ -1,5 +1,5 @@
-"""Log-probabilities of all classes of a mixture of trees by torch's own operators, for devices
-without a kernel."""
+"""Log-probabilities of all classes of a mixture of trees by torch's own operators: for derivatives
+in forward mode, and for the backward pass on devices without a kernel for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hstree.ops._autograd import recording
 from hstree.trees import MAX_DEPTH
 
 
@@ -28,6 +29,34 @@ def composed_log_prob(
         mixture = log_prob if mixture is None else torch.logaddexp(mixture, log_prob)
     assert mixture is not None
     return mixture.t().contiguous()
+
+
+def composed_backward(
+    grad: Tensor,
+    log_prob: Tensor,
+    score: Tensor,
+    log_gate: Tensor,
+    node: Tensor,
+    edge: Tensor,
+    wide_begin: int,
+    root_begin: int,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of score [T, R, N] and log_gate [N, T], one tree at a time: a kernel of
+    ``hstree::tree_log_prob_backward``. No gradient from a class where the tree has -inf."""
+    n_classes = log_prob.shape[1]
+    grad_score, grad_log_gate = torch.zeros_like(score), torch.empty_like(log_gate)
+    for t in range(len(score)):
+        with recording():
+            leaf = score[t].detach().requires_grad_()
+            path = _path_log_prob(leaf, node[t], edge[t], n_classes, wide_begin, root_begin)
+        term = path.detach() + log_gate[:, t]
+        posterior = torch.exp(term - log_prob.t()).masked_fill_(term == -torch.inf, 0.0)
+        grad_path = posterior.mul_(grad.t())
+        grad_log_gate[:, t] = grad_path.sum(0)
+        if n_classes > 1:
+            with recording():
+                (grad_score[t],) = torch.autograd.grad(path, leaf, grad_path)
+    return grad_score, grad_log_gate
 
 
 def _path_log_prob(

@@ -34,9 +34,10 @@ def candidate_log_prob(
         \log P(y \mid x) = \log \sum_t \exp\Bigl(\gamma_t + \sum_{e \in \mathrm{path}_t(y)} \log
         P_t(e \mid x)\Bigr)
 
-    A node on the paths of several candidates of a row is scored once. Only on the CPU. Not
-    differentiable: :meth:`hstree.TreeEnsemble.candidate_log_prob` is. Deterministic for any number
-    of threads.
+    On the CPU a node on the paths of several candidates of a row is scored once; on CUDA once for
+    each of them, which suits few candidates. Not differentiable:
+    :meth:`hstree.TreeEnsemble.candidate_log_prob` is. Deterministic, for any number of threads. No
+    synchronization on CUDA.
 
     Args:
         hidden, weight, bias, wide_weight, wide_bias, leaf_weight, leaf_bias: see
@@ -50,8 +51,8 @@ def candidate_log_prob(
         Log-probabilities, [N, K], in nats, dtype of ``log_gate``.
 
     Raises:
-        RuntimeError: for a wrong shape, dtype, device, number or table, or a candidate out of
-            range.
+        RuntimeError: for a wrong shape, dtype, device or number, and on the CPU for a wrong table
+            or a candidate out of range, which on CUDA give NaN.
 
     Example:
         >>> import torch

@@ -7,8 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree.ops._autograd import by_rows, no_second_derivative, register_autograd
-from hstree.ops._composed_tree_log_prob import composed_log_prob
+from hstree.ops._autograd import (
+    LIBRARY,
+    by_rows,
+    no_second_derivative,
+    register_autograd,
+)
+from hstree.ops._composed_tree_log_prob import composed_backward, composed_log_prob
 from hstree.ops._leaf_groups import leaf_classes, with_leaf_rows, without_leaf_rows
 
 
@@ -32,17 +37,20 @@ def tree_log_prob(
 
     A binary node with score z has log sigmoid(z) for its left edge and log sigmoid(-z) for its
     right edge. A wide node has the log-softmax of its rows. The CPU kernel visits each tree once
-    from the root down, and back in the backward pass. Other devices use torch's own operators on
-    all nodes at once. :func:`hstree.reference.tree_log_prob_reference` is an equivalent in PyTorch.
+    from the root down, and back in the backward pass. On CUDA all nodes are computed at once; the
+    backward pass uses torch's own operators. :func:`hstree.reference.tree_log_prob_reference` is an
+    equivalent in PyTorch.
 
     A leaf group has the log-softmax of ``leaf_score + leaf_bias`` over its classes. All trees share
     ``leaf_score``, which the CPU kernel reads where it is: less work and memory than with a row of
-    ``score`` for each class and tree. The backward pass makes these rows.
+    ``score`` for each class and tree. The backward pass, and other devices, make these rows.
 
     The vectors of the CPU kernel are over contexts. A single context has vectors over classes, and
     so have up to a quarter of a vector of contexts with ``leaf_score``. Threads divide the
-    contexts, the trees and the classes. Deterministic for any number of threads. Differentiable
-    once in reverse mode. Forward mode holds the log-probabilities of all edges several times.
+    contexts, the trees and the classes. Deterministic for any number of threads. On CUDA the
+    forward pass is deterministic, without atomics and without waiting for the device.
+    Differentiable once in reverse mode. Forward mode, and the backward pass on CUDA, hold the
+    log-probabilities of all edges several times.
 
     Args:
         score: scores of the nodes, [T, R, N], float32 or float64: R rows for each tree, N contexts.
@@ -71,7 +79,7 @@ def tree_log_prob(
     Raises:
         ValueError: if only one of ``leaf_score`` and ``leaf_bias`` is given.
         RuntimeError: for a wrong shape, dtype, device or number. On the CPU also for tables that
-            are not those of trees; other devices do not check them.
+            are not those of trees; on CUDA these give NaN or another class's number.
 
     Example:
         >>> import torch
@@ -95,7 +103,7 @@ def tree_log_prob(
     elif leaf_score is not None or leaf_bias is not None:
         given, missing = ("score", "bias") if leaf_bias is None else ("bias", "score")
         raise ValueError(f"leaf_{missing}: expected a tensor with leaf_{given}, got None")
-    if score.device.type != "cpu":
+    if score.device.type not in ("cpu", "cuda"):
         return composed_log_prob(score, log_gate, node, edge, n_classes, wide_begin, root_begin)
     log_prob: Tensor = torch.ops.hstree.tree_log_prob(
         score, log_gate, node, edge, wide_begin, root_begin, n_classes
@@ -178,6 +186,8 @@ def _leaf_formula(
     return composed_log_prob(score, log_gate, node, edge, classes, wide_begin, root_begin)
 
 
+# Where there is no kernel.
+LIBRARY.impl("tree_log_prob_backward", composed_backward, "CompositeExplicitAutograd")
 torch.library.register_fake("hstree::tree_log_prob", _fake)
 torch.library.register_fake("hstree::leaf_tree_log_prob", _leaf_fake)
 torch.library.register_fake("hstree::tree_log_prob_backward", _backward_fake)

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,10 @@ class EmulatedLibrary:
     def __init__(self, library: Path) -> None:
         torch.ops.load_library(str(library))
         self.library = ctypes.CDLL(str(library))
-        names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
-        self.operators = [name for name in names if name.startswith("hstree::")]
+        # A kernel in Python for every device serves CUDA where there is no other.
+        keys = ("CUDA", "CompositeExplicitAutograd")
+        names = map(torch._C._dispatch_get_registrations_for_dispatch_key, keys)
+        self.operators = [name for name in chain(*names) if name.startswith("hstree::")]
 
     def set_order(self, order: str, seed: int) -> None:
         """Which thread and block goes first from now on."""

@@ -276,14 +276,12 @@ def test_impossible_classes(device: torch.device) -> None:
     first, second = batch.score.clone(), batch.score.clone()
     first[0, 0] = second[:, 0] = -torch.inf  # the root's left edge
     for score, reached in ((first, True), (second, False)):
-        *results, grad_gate = replace(batch, score=score).to(device).gradients(mixed)
-        log_prob, grad_score = (x.cpu() for x in results)
+        results = replace(batch, score=score).to(device).gradients(mixed)
+        log_prob, *grads = (x.cpu() for x in results)
         expected = replace(batch, score=score).to(torch.float64)
         torch.testing.assert_close(log_prob.double(), walked(expected), rtol=1e-5, atol=1e-5)
         assert log_prob.isfinite().all() == reached
-        if reached or device.type == "cpu":
-            assert grad_score.isfinite().all()
-            assert grad_gate.isfinite().all()
+        assert all(grad.isfinite().all() for grad in grads)
     gate = batch.log_gate.clone()
     gate[:, 1] = -torch.inf
     got = replace(batch, log_gate=gate).to(device).gradients(mixed)

@@ -17,6 +17,7 @@ from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
 from hstree.heads.buffers import fill
 from hstree.heads.inference import mask_candidates
+from hstree.heads.losses import split_rows
 from hstree.heads.trees.blocks import (
     BLOCKS,
     Block,
@@ -30,9 +31,14 @@ from hstree.heads.trees.constructors import Constructors
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.layout import Layout, TreeArrays, check_trees
 from hstree.heads.trees.relearning import Relearning
-from hstree.heads.trees.search import candidate_classes, sample_classes, search_classes
+from hstree.heads.trees.search import (
+    candidate_classes,
+    rank_classes,
+    sample_classes,
+    search_classes,
+)
 from hstree.heads.trees.subsets import draw_subsets
-from hstree.heads.trees.tree_layout import BINARY, WIDE
+from hstree.heads.trees.tree_layout import BINARY, LEAF, WIDE
 from hstree.heads.trees.vectors import NODE_VECTORS
 from hstree.heads.tying import HasWeight
 from hstree.heads.unigram import smoothed_frequencies
@@ -41,6 +47,9 @@ from hstree.trees import Tree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+MOST_SEARCHED = 16
 
 
 class TreeEnsemble(Relearning, Constructors):
@@ -194,7 +203,13 @@ class TreeEnsemble(Relearning, Constructors):
         return sum(parts[1:], parts[0])
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
-        return self.mixed_log_prob(hidden, self.log_gate(hidden))
+        """On a GPU in chunks of rows, if no gradients are recorded: the scores of all nodes take
+        more memory than the result."""
+        if hidden.device.type == "cpu" or self._records_gradients(hidden):
+            return self.mixed_log_prob(hidden, self.log_gate(hidden))
+        chunks = split_rows(self.numbers_of_a_row(), hidden)
+        parts = [self.mixed_log_prob(x, self.log_gate(x)) for (x,) in chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor) -> Tensor:
         """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T] the logarithms of
@@ -220,11 +235,13 @@ class TreeEnsemble(Relearning, Constructors):
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """On the CPU by best-first search, which scores few nodes if few classes share most of the
-        probability; see :func:`hstree.ops.tree_topk`."""
-        if hidden.device.type != "cpu":
-            return super().topk_rows(hidden, k)
+        probability; see :func:`hstree.ops.tree_topk`. From all classes, in chunks of rows, on a GPU
+        and for more than MOST_SEARCHED classes of several trees with shared leaves, whose search
+        would score most groups."""
+        many = k > MOST_SEARCHED and self.n_trees > 1 and self.layout.n_rows[LEAF] > 0
+        search = rank_classes if many or hidden.device.type != "cpu" else search_classes
         with torch.no_grad():
-            values, classes = search_classes(self, hidden, k)
+            values, classes = search(self, hidden, k)
         if self._records_gradients(hidden):
             values = self.composed_candidates(hidden, self.log_gate(hidden), classes)
         return values.to(sum_dtype(hidden.dtype)), classes

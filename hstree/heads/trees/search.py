@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
+from hstree.heads.losses import split_rows
 from hstree.heads.trees.blocks import RootBlock, to_dtype_of
 from hstree.heads.trees.state import EnsembleState
 from hstree.heads.trees.tree_layout import KINDS
@@ -18,6 +19,14 @@ from hstree.ops import candidate_log_prob, sample, tree_topk
 def search_classes(head: EnsembleState, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities and classes [N, k] from :func:`hstree.ops.tree_topk`: hidden [N, D]."""
     return tree_topk(**_arguments(head, hidden), k=k)
+
+
+def rank_classes(head: EnsembleState, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The same from the log-probabilities of all classes, in chunks of rows."""
+    chunks = split_rows(head.numbers_of_a_row(), hidden)
+    parts = [head.class_log_prob(rows).topk(k) for (rows,) in chunks]
+    values, classes = zip(*parts, strict=True)
+    return torch.cat(values), torch.cat(classes)
 
 
 def sample_classes(

@@ -54,6 +54,11 @@ class EnsembleState(Head):
     def blocks(self) -> list[Block]:
         """One block for each kind of node in the trees, with the current vectors and biases."""
 
+    def numbers_of_a_row(self) -> int:
+        """Scores and log-probabilities that :meth:`class_log_prob` holds for a row: those of the
+        blocks, all of them together, and those of the classes."""
+        return 2 * self.n_trees * sum(self.layout.n_rows) + self.n_classes
+
     @abstractmethod
     def log_gate(self, hidden: Tensor) -> Tensor:
         """log pi [N, T]: hidden [N, D]."""

@@ -22,6 +22,9 @@ from heads.support import (
 )
 from hstree.data.statistics import CorpusStatistics
 from hstree.heads import TreeEnsemble
+from hstree.heads.losses import split_rows
+from hstree.heads.trees.search import rank_classes
+from hstree.ops.mixture_log_prob import CHUNK_BYTES
 from hstree.optim import AdamW
 from hstree.trees import Tree, build_tree, huffman_tree, random_tree, tree_seed
 
@@ -354,6 +357,25 @@ def test_topk_of_another_dtype_than_the_hidden_vectors(
     torch.testing.assert_close(values, expected.gather(1, classes), rtol=0.03, atol=0.03)
     torch.testing.assert_close(values, expected.topk(3)[0], rtol=0.03, atol=0.03)
     assert torch.equal(head.predict(hidden), classes[:, 0])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_chunks_of_rows(rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU computes in chunks of two rows, without and with gradients."""
+    head = randomise(ensemble(shape=(6, 5), n_trees=2, gate="context").double()).to(device)
+    hidden = draw(rows, D, dtype=torch.float64).to(device)
+    with torch.no_grad():
+        expected = head.mixed_log_prob(hidden, head.log_gate(hidden))
+        monkeypatch.setitem(CHUNK_BYTES, device.type, 2 * 8 * head.numbers_of_a_row())
+        assert len(list(split_rows(head.numbers_of_a_row(), hidden))) == max(1, -(-rows // 2))
+        torch.testing.assert_close(head.log_prob(hidden), expected)
+        for values, classes in (rank_classes(head, hidden, 4), head.topk(hidden, 4)):
+            torch.testing.assert_close(values, expected.topk(4)[0])
+            torch.testing.assert_close(values, expected.gather(1, classes))
+    values, classes = head.topk(hidden, 4)
+    torch.testing.assert_close(values, expected.gather(1, classes))
+    assert values.requires_grad
+    assert head.log_prob(hidden).requires_grad
 
 
 def test_feature_subsets() -> None:

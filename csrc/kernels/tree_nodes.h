@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace hstree::cpu {
+namespace hstree {
 
 enum NodeBlock : int32_t { binary_node, wide_node, wide_root };
 
@@ -20,4 +20,4 @@ struct TreeEdge {
   int32_t below;  // node, or ~class
 };
 
-}  // namespace hstree::cpu
+}  // namespace hstree

@@ -1,0 +1,61 @@
+// Checked arguments of hstree::tree_log_prob and its gradient, for both devices.
+#pragma once
+
+#include "kernels/tree_nodes.h"
+#include "ops/tensor.h"
+
+namespace hstree {
+
+struct TreeLogProbArguments {
+  const char* op;
+  Tensor score;     // [T, R, N] float32 or float64, contiguous as all of them
+  Tensor log_gate;  // [N, T], dtype of score
+  Tensor node;      // [T, M, 5] int32
+  Tensor edge;      // [T, E, 2] int32
+  int64_t wide_begin, root_begin, classes;
+
+  int64_t trees() const { return score.size(0); }
+  int64_t rows() const { return score.size(2); }
+};
+
+inline void check_tree_table(const char* op, const char* name, const Tensor& table, const Tensor& score,
+                             int64_t columns, const char* shape, const char* what) {
+  check_dim(op, name, table, 3, shape);
+  check_dtype(op, name, table, Dtype::Int);
+  check_device(op, name, table, score);
+  check_size(op, name, table, 0, score.size(0), "trees of score");
+  check_size(op, name, table, 2, columns, what);
+}
+
+inline TreeLogProbArguments tree_log_prob_arguments(const char* op, const Tensor& score,
+                                                    const Tensor& log_gate, const Tensor& node,
+                                                    const Tensor& edge, int64_t wide_begin,
+                                                    int64_t root_begin, int64_t classes) {
+  check_dim(op, "score", score, 3, "[T, R, N]");
+  check(score.scalar_type() == Dtype::Float || score.scalar_type() == Dtype::Double, op,
+        ": score: expected dtype float32 or float64, got ", torch::headeronly::toString(score.scalar_type()));
+  check(score.size(0) > 0, op, ": score: expected at least one tree, got shape ", shape_of(score));
+  check_dim(op, "log_gate", log_gate, 2, "[N, T]");
+  check_dtype(op, "log_gate", log_gate, score.scalar_type());
+  check_device(op, "log_gate", log_gate, score);
+  check_size(op, "log_gate", log_gate, 0, score.size(2), "rows, the last dimension of score");
+  check_size(op, "log_gate", log_gate, 1, score.size(0), "trees of score");
+  check_tree_table(op, "node", node, score, 5, "[T, M, 5]", "block, row, first edge, width, edge above");
+  check_tree_table(op, "edge", edge, score, 2, "[T, E, 2]", "node above, node or class below");
+  check(wide_begin >= 0 && wide_begin <= root_begin && root_begin <= score.size(1), op,
+        ": wide_begin, root_begin: expected increasing places of the ", score.size(1), " rows of score, got ",
+        wide_begin, ", ", root_begin);
+  check(classes == 1 || (classes > 1 && classes <= edge.size(1) && node.size(1) > 0), op,
+        ": classes: expected 1, or at most as many as edges of a tree, ", edge.size(1), ", with a node, got ",
+        classes);
+  return {op,
+          torch::stable::contiguous(score),
+          torch::stable::contiguous(log_gate),
+          torch::stable::contiguous(node),
+          torch::stable::contiguous(edge),
+          wide_begin,
+          root_begin,
+          classes};
+}
+
+}  // namespace hstree

@@ -1,0 +1,41 @@
+// hstree::tree_log_prob on CUDA. The schema is in tree_log_prob.cpp.
+#ifdef HSTREE_CUDA
+#include "kernels/tree_log_prob.h"
+#include "ops/cuda.h"
+#include "ops/tree_log_prob.h"
+
+namespace hstree {
+namespace {
+
+Tensor tree_log_prob_cuda(const Tensor& score, const Tensor& log_gate, const Tensor& node, const Tensor& edge,
+                          int64_t wide_begin, int64_t root_begin, int64_t classes) {
+  const TreeLogProbArguments a = tree_log_prob_arguments("hstree::tree_log_prob", score, log_gate, node, edge,
+                                                         wide_begin, root_begin, classes);
+  const CudaCall call(a.score);
+  const TreeScores scores = {a.score.const_data_ptr(),
+                             a.log_gate.const_data_ptr(),
+                             const_data<TreeNode>(a.node),
+                             const_data<TreeEdge>(a.edge),
+                             {0, wide_begin, root_begin, a.score.size(1)},
+                             a.rows(),
+                             a.trees(),
+                             a.node.size(1),
+                             a.edge.size(1),
+                             classes};
+  const Dtype dtype = score.scalar_type();
+  const Tensor place = zeros(a.score, {a.trees(), classes + scores.nodes}, Dtype::Long);
+  const Tensor workspace = empty(a.score, {scores.sums()}, dtype);
+  const Tensor log_prob = empty(a.score, {a.rows(), classes}, dtype);
+  tree_log_prob(element_type(a.op, "score", a.score), scores, place.mutable_data_ptr(),
+                workspace.mutable_data_ptr(), log_prob.mutable_data_ptr(), call.stream());
+  return log_prob;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
+  m.impl("tree_log_prob", TORCH_BOX(&tree_log_prob_cuda));
+}
+
+}  // namespace hstree
+#endif
