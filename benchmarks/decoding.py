@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 
 from benchmarks.contest import Build, Contestant, Size, batch
 from hstree.heads import Head, Softmax, TreeEnsemble
-from hstree.trees import build_ensemble
 
 QUESTIONS: dict[str, Callable[[Head, Tensor], object]] = {
     "all classes": lambda head, hidden: head.log_prob(hidden),
@@ -21,13 +21,14 @@ QUESTIONS: dict[str, Callable[[Head, Tensor], object]] = {
     "a draw": lambda head, hidden: head.sample(hidden),
 }
 SOFTMAX = "softmax"
-TREES = {
-    "binary, T = 1": (1, 1, 1),
-    "binary, T = 8, S = D / 2": (8, 1, 1),
-    "C = 256, T = 4": (4, 256, 1),
-    "C = 256, G = 32, T = 4": (4, 256, 32),
+TREES: dict[str, dict[str, Any]] = {
+    "C = 256, T = 4 (default)": {},
+    "C = 256, T = 1": {"n_trees": 1},
+    "binary, T = 1": {"n_trees": 1, "root": 1, "leaf": 1},
+    "binary, T = 8, S = D / 2": {"n_trees": 8, "root": 1, "leaf": 1},
+    "C = 256, binary below, T = 4": {"leaf": 1},
 }
-"""T, C and G."""
+"""Options of :meth:`hstree.TreeEnsemble.from_counts`."""
 DECODED_ROWS = {"cpu": (1, 32), "cuda": (1, 8, 4096)}
 """Numbers of rows by device."""
 
@@ -40,17 +41,13 @@ def _head(name: str, size: Size) -> tuple[Head, Tensor]:
         mass = torch.from_numpy(np.log(frequencies)).float()
         head.load_state_dict(head.state_dict() | {"bias": mass})
     else:
-        n_trees, root, leaf = TREES[name]
-        root = min(root, size.classes // 4)
-        trees = build_ensemble("huffman", size.classes, n_trees, frequencies, root=root, leaf=leaf)
-        subset = size.features // 2 if n_trees == 8 else None
-        head = TreeEnsemble(
-            size.features, size.classes, trees, frequencies=frequencies, subset_size=subset
+        subset = size.features // 2 if TREES[name].get("n_trees") == 8 else None
+        head = TreeEnsemble.from_counts(
+            size.features, frequencies, subset_size=subset, **TREES[name]
         )
-    for parameter in head.parameters():
-        if parameter.shape[-1] > 1 and parameter.dim() == (2 if name == SOFTMAX else 3):
-            features = parameter.shape[-1]
-            nn.init.normal_(parameter, std=features**-0.5)
+    for parameter_name, parameter in head.named_parameters():
+        if parameter_name.endswith(("weight", "embedding")):
+            nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
     return head.requires_grad_(False), hidden.detach()
 
 

@@ -38,7 +38,7 @@ from hstree.models.stream import read_stream
 from hstree.runs import load_run
 from hstree.trees import ContextMeans, build_ensemble
 
-FITTED, EVALUATED = 150_000, 20_000
+FITTED, EVALUATED = 100_000, 10_000
 """Hidden states of the training and of the validation text."""
 EPOCHS, BATCH = 3, 1024
 RANDOM_SIZES = ((33_000, 512), (128_000, 512))
