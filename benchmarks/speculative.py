@@ -3,8 +3,9 @@
 python -m benchmarks.speculative                 # a made-up model of WikiText-2's vocabulary
 python -m benchmarks.speculative --run RUN       # a run of hstree train --head softmax
 
-The draft is one tree of two levels made of the softmax. All ways of a table draw the same number of
-words in turn, one text, on one thread; the fastest of the rounds counts.
+The draft is one tree of two levels that reads the softmax: RUN/draft.safetensors where
+``hstree convert RUN`` has written it, otherwise the first-order expansion. All ways of a table draw
+the same number of words in turn, one text, on one thread; the fastest of the rounds counts.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
 from hstree.decoding import SpeculativeOutput, speculative
-from hstree.heads import Softmax, TreeEnsemble
+from hstree.heads import Head, Softmax, TreeEnsemble, load_head
 from hstree.models import AWDLSTM, LanguageModel, generate
 from hstree.runs import load_run
+from hstree.runs.names import DRAFT
 
 SCALE = 0.22  # of the weights: about as many drafted words are accepted as in a trained model
 
@@ -67,12 +70,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = load_run(arguments.run, torch.device("cpu")).model
     head = model.head
     assert isinstance(head, Softmax)
-    draft = TreeEnsemble.from_linear(
-        head,  # type: ignore[arg-type]
-        root=arguments.root,
-        levels=2,
-        node_vectors="leaves",
-    )
+    draft: Head = TreeEnsemble.from_linear(head, tied=True, root=arguments.root)
+    if arguments.run is not None and (file := Path(arguments.run, DRAFT)).exists():
+        draft = load_head(file, embedding=head)
 
     def drafted(k: int) -> SpeculativeOutput:
         return speculative(model, draft, [0], arguments.words, k=k)
@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     ways: list[Callable[[], object]] = [lambda: generate(model, [0], arguments.words)]
     ways += [lambda k=k: drafted(k) for k in arguments.k]
     plain, *times = seconds(ways, arguments.rounds)
-    print(f"V = {head.n_classes:,}, D = {head.in_features}, C = {arguments.root}, one thread\n")
+    width = draft.trees[0].root_width if isinstance(draft, TreeEnsemble) else 0
+    print(f"V = {head.n_classes:,}, D = {head.in_features}, C = {width}, one thread\n")
     print("| words drafted, k | accepted | words per second | times softmax |")
     print("| ---: | ---: | ---: | ---: |")
     print(f"| - | - | {arguments.words / plain:,.0f} | 1.00 |")

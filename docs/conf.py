@@ -37,6 +37,7 @@ nitpick_ignore_regex = [
         r"|safetensors|tokenizers|transformers)(\..*)?",
     ),
     ("py:class", "Tensor|Module|Size|DeviceMesh|ParamsT|_Module"),
+    ("py:class", r"(hstree\.heads\.tying\.)?HasWeight"),
     ("py:(class|exc)", r"hstree\.laboratory\.\w+\.\w+\.\w+|StudyError|StudyInterrupted"),
     (
         "py:class",

@@ -73,7 +73,8 @@ def speculative(
     Args:
         model: language model with any head, set to evaluation mode.
         draft: head with the features and classes of the model's, on the same device, such as trees
-            made of its softmax by :meth:`hstree.TreeEnsemble.from_linear`; set to evaluation mode.
+            made of its softmax by :meth:`hstree.heads.TreeEnsemble.from_linear`; set to evaluation
+            mode.
         prompt: classes of the prompt, at least one.
         n_words: number of words to draw for each sample.
         n_samples: number of independent continuations.

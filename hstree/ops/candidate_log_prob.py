@@ -36,7 +36,7 @@ def candidate_log_prob(
 
     On the CPU a node on the paths of several candidates of a row is scored once; on CUDA once for
     each of them, which suits few candidates. Not differentiable:
-    :meth:`hstree.TreeEnsemble.candidate_log_prob` is. Deterministic, for any number of threads. No
+    :meth:`hstree.heads.TreeEnsemble.candidate_log_prob` is. Deterministic, for any number of threads. No
     synchronization on CUDA.
 
     Args:

@@ -234,7 +234,7 @@ class Constructors(EnsembleState):
                 then adds T C D numbers for the roots of trees of two levels and T V for the biases
                 of the classes. Below the root it is exact, and it follows the softmax when that is
                 trained; :meth:`fit_nodes` fits the root to it. The head has the dtype of the
-                softmax. See :meth:`Head.save` for a file without the weight.
+                softmax. See :meth:`hstree.heads.Head.save` for a file without the weight.
             trees: trees over the V classes; None: clustered by ``vectors``.
             vectors: class vectors, real [V, F]; None: the rows of the weight. With the mean hidden
                 states of a sample, :meth:`hstree.trees.ContextMeans.vectors`, and their counts as

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 
 MOST_SEARCHED = 16
+"""The most classes that ``topk`` searches for in several trees with shared leaves."""
 
 
 class TreeEnsemble(Relearning, Constructors):
