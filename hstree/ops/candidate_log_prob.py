@@ -35,9 +35,9 @@ def candidate_log_prob(
         P_t(e \mid x)\Bigr)
 
     On the CPU a node on the paths of several candidates of a row is scored once; on CUDA once for
-    each of them, which suits few candidates. Not differentiable:
-    :meth:`hstree.heads.TreeEnsemble.candidate_log_prob` is. Deterministic, for any number of threads. No
-    synchronization on CUDA.
+    each of them, which suits few candidates. Deterministic, for any number of threads. Not
+    differentiable: :meth:`hstree.heads.TreeEnsemble.candidate_log_prob` is. No synchronization on
+    CUDA.
 
     Args:
         hidden, weight, bias, wide_weight, wide_bias, leaf_weight, leaf_bias: see
