@@ -1,7 +1,8 @@
 """Draft heads of a softmax: how often their words are accepted, and how long a draw takes.
 
     hstree train --data ptb/ --run runs/softmax --head softmax --embedding-size 200 \\
-        --hidden-size 200 --layers 1 --epochs 2 --optimizer adamw --learning-rate 0.002 ...
+        --hidden-size 200 --layers 1 --dropout 0.2 --dropout-input 0.2 --epochs 2 \\
+        --optimizer adamw --learning-rate 0.002 --schedule cosine
     python -m benchmarks.drafts runs/softmax --data ptb/
 
 All drafts read the hidden states of the trained model: the softmax over a part of the vocabulary,
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 
 from benchmarks.drafts_page import page, picture
 from benchmarks.ptb import cpu_name
+from benchmarks.studies.measure import rows_scored
 from hstree._files import write_atomic
 from hstree.decoding import expected_acceptance
 from hstree.heads import Softmax, TreeEnsemble
@@ -221,18 +223,6 @@ def low_rank(softmax: Flat, hidden: Tensor, rank: int) -> Flat:
     return draft
 
 
-def rows_scored(head: TreeEnsemble, share: Tensor) -> float:
-    """Mean number of vectors that a draw scores: on the path of its word in all trees."""
-    total = 0.0
-    for tree in head.trees:
-        edges = tree.edges()
-        width = np.zeros(tree.n_classes)
-        for place in np.flatnonzero(edges.child_node < 0):
-            width[tree.order[edges.begin[place]]] = tree.n_children[edges.node[place]]
-        total += tree.root_width + float(share.numpy() @ width)
-    return total
-
-
 @torch.no_grad()
 def agree(softmax: Flat, draft: Drawing, hidden: Tensor) -> tuple[float, float]:
     acceptance, divergence = [], []
@@ -260,7 +250,7 @@ def trained(run: str, data: str) -> dict[str, Any]:
     train, valid = read(corpus.train, FITTED), read(corpus.valid, EVALUATED)
     means.add(train, torch.from_numpy(corpus.train[1 : len(train) + 1].astype(np.int64)))
     counts = torch.from_numpy(np.asarray(corpus.vocabulary.frequencies)).double()
-    share, order = counts / counts.sum(), counts.argsort(descending=True)
+    order = counts.argsort(descending=True)
     softmax = Flat(head.weight.detach(), head.bias.detach(), head.n_classes)
     V, D = softmax.weight.shape
     drafts: list[tuple[Figures, Drawing]] = []
@@ -290,7 +280,9 @@ def trained(run: str, data: str) -> dict[str, Any]:
             first = agree(softmax, Trees(tree), valid)
             print(title, "first order", first, flush=True)
         tree.fit_nodes(train, head, epochs=EPOCHS, batch_size=BATCH)
-        drafts.append((Figures(f"{title}, distilled", rows_scored(tree, share)), Trees(tree)))
+        drafts.append(
+            (Figures(f"{title}, distilled", rows_scored(tree, counts.numpy())), Trees(tree))
+        )
         if n_trees == 1:
             drafts[-1][0].name += f" (first order {first[0]:.3f})"
         print(drafts[-1][0].name, agree(softmax, Trees(tree), valid), flush=True)
@@ -322,7 +314,7 @@ def random(n_classes: int, features: int) -> dict[str, Any]:
         trees = build_ensemble("random", n_classes, n_trees, root=root, levels=2)
         head = TreeEnsemble.from_linear(linear, trees, tied=True)
         name = f"{n_trees} {'tree' if n_trees == 1 else 'trees'}, C = {root:,}"
-        drafts.append((Figures(name, rows_scored(head, counts / counts.sum())), Trees(head)))
+        drafts.append((Figures(name, rows_scored(head, counts.numpy())), Trees(head)))
     own = measure_times(softmax, drafts, torch.randn(16, features))
     return _section("random weights", n_classes, features, own, drafts)
 

@@ -98,7 +98,7 @@ def test_table_of_training_steps() -> None:
 
 
 def test_table_of_decoding() -> None:
-    assert "\n".join(decoding_table(summary(run()))).count("| 1.00 " * 8 + "|") == 5
+    assert "\n".join(decoding_table(summary(run()))).count("| 1.00 " * 8 + "|") == 6
 
 
 def test_targets() -> None:

@@ -151,8 +151,9 @@ def _time_table(found: Sequence[Result]) -> list[str]:
         share = f"{seconds / flat[0]:.2f}" if flat and flat[0] else ""
         rows.append(row([result.title, f"{seconds:,.0f}", share]))
     return [
-        "CPU seconds of an epoch, without validation, median; other processes ran on the second "
-        "core.",
+        "CPU seconds of an epoch, without validation, median over epochs, mean over seeds. Other "
+        "processes ran at the same time, not the same ones for all: *head step* above, measured "
+        "within one process, is the better figure for the cost of a head.",
         "",
         *table(["head", "seconds of an epoch", "/ softmax"], rows),
     ]

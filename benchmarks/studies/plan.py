@@ -9,7 +9,7 @@ from typing import Any
 
 from .records import Records
 
-SMALLEST_SHARE, LARGEST_SHARE = 1 / 8, 8.0
+SMALLEST_SHARE, LARGEST_SHARE = 1 / 64, 64.0
 """A sweep goes on beyond its values, but not further than these multiples of them."""
 
 

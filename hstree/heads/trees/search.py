@@ -53,7 +53,7 @@ def candidate_classes(
 
 @torch.no_grad()
 def _arguments(head: EnsembleState, hidden: Tensor, temperature: float = 1.0) -> dict[str, Any]:
-    """The arguments that the three ops share, without gradient."""
+    """The arguments that the three ops share, without gradients and tangents."""
     blocks, layout = head.blocks(), head.layout
     x = to_dtype_of(blocks, hidden)
     of_kind = {block.kind: block for block in blocks}
@@ -69,7 +69,7 @@ def _arguments(head: EnsembleState, hidden: Tensor, temperature: float = 1.0) ->
         for name, block in (("", binary), ("wide_", wide), ("leaf_", leaf))
         for of in ("weight", "bias")
     }
-    return vectors | {
+    arguments = vectors | {
         "hidden": x,
         "root_log_prob": root_log_prob,
         "log_gate": head.log_gate(hidden).to(sum_dtype(x.dtype)),
@@ -78,3 +78,4 @@ def _arguments(head: EnsembleState, hidden: Tensor, temperature: float = 1.0) ->
         "edge": layout.edge,
         "leaf_edge": layout.leaf_edge,
     }
+    return {name: None if value is None else value.detach() for name, value in arguments.items()}
