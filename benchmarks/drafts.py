@@ -269,7 +269,7 @@ def trained(run: str, data: str) -> dict[str, Any]:
             head,
             tied=True,
             vectors=means.vectors(),
-            frequencies=means.count,
+            frequencies=counts.numpy(),
             at=means.mean,
             n_trees=n_trees,
             root=root,
