@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.drafts_page import page, picture
+from benchmarks.drafts_page import page, picture, words_of_a_round
 from benchmarks.ptb import cpu_name
 from benchmarks.studies.measure import rows_scored
 from hstree._files import write_atomic
@@ -186,13 +186,12 @@ def _medians(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def best_gain(figures: Figures, own: dict[str, dict[int, float]]) -> None:
-    """Expected words of a round over its time, beside one draw of the softmax for every word: k
-    draws of the draft and one pass of the softmax over k + 1 rows give
-    (1 - a^(k + 1)) / (1 - a) words for the acceptance a (Leviathan et al., ICML 2023)."""
+    """Expected words of a round over its time, k draws of the draft and one pass of the softmax
+    over k + 1 rows, beside one draw of the softmax for every word."""
     assert figures.acceptance is not None
-    a, gains = min(figures.acceptance, 1 - 1e-9), {}
+    gains = {}
     for k in WORDS:
-        words = (1 - a ** (k + 1)) / (1 - a)
+        words = words_of_a_round(figures.acceptance, k)
         gains[k] = words * own["draw"][1] / (k * figures.draw[1] + own["verify"][k + 1])
     figures.words = max(gains, key=gains.__getitem__)
     figures.gain = gains[figures.words]

@@ -9,7 +9,8 @@ from benchmarks.studies.page import row, table
 from hstree._figures import line_style, new_figure
 from hstree._figures import picture as rendered
 
-TARGET = 30
+TARGET, ROUND = 30, 4
+"""The softmax's product takes at least so many times as long as a draw; words that are drafted."""
 INTRODUCTION = """\
 # Draft heads of a softmax
 
@@ -17,9 +18,10 @@ A draft head draws the next words from the hidden states of a model; the softmax
 accepts or replaces them, so that the words have exactly the model's distribution
 (`hstree.decoding.speculative`). Trees read the rows of the softmax itself at their leaves; only
 their roots were fitted to it. Times are medians, as shares of the time of the softmax's product W h
-with as many contexts N in the same process: *a draw* includes the word's log-probability. *Gain* is
-the expected number of words of a round over its time, beside a draw of the softmax for every word,
-for the best number of drafted words k; it counts the output layer alone.
+with as many contexts N in the same process: *a draw* includes the word's log-probability. *Words of
+a round* are those expected from k drafted words and one verification; *gain* is their number over
+the time of the round, beside a draw of the softmax for every word, for the best k. It counts the
+output layer alone.
 """
 
 
@@ -43,11 +45,15 @@ def _section(section: Mapping[str, Any]) -> list[str]:
     lines = [f"## V = {section['V']:,}, D = {section['D']}, {section['text']}", ""]
     columns = ["draft", "rows scored"]
     if trained:
-        columns += ["acceptance", "KL, nats", "gain", "k"]
+        columns += ["acceptance", "KL, nats", f"words of a round, k = {ROUND}", "gain", "best k"]
     columns += ["a draw, N = 1", "N = 8", "top 10, N = 1", "N = 8"]
     own, rows = section["softmax"], []
     times = [own["draw"]["1"], own["draw"]["8"], own["top"]["1"], own["top"]["8"]]
-    first = ["the softmax itself", f"{section['V']:,}", *(["1", "0", "1", ""] if trained else [])]
+    first = [
+        "the softmax itself",
+        f"{section['V']:,}",
+        *(["1", "0", "", "1", ""] if trained else []),
+    ]
     rows.append(row([*first, *map(_share, times)]))
     for draft in section["drafts"]:
         cells = [draft["name"], f"{draft['rows']:,.0f}"]
@@ -56,6 +62,7 @@ def _section(section: Mapping[str, Any]) -> list[str]:
             cells += [
                 f"{draft['acceptance']:.3f}",
                 f"{draft['divergence']:.3f}" if finite else "infinite",
+                f"{words_of_a_round(draft['acceptance'], ROUND):.2f}",
                 f"{draft['gain']:.2f}",
                 str(draft["words"]),
             ]
@@ -64,9 +71,22 @@ def _section(section: Mapping[str, Any]) -> list[str]:
     lines += table(columns, rows)
     if trained:
         lines += ["![Expected acceptance against the time of a draw](drafts.png)", ""]
+    else:
+        lines += [
+            "Random weights make all words about equally probable, and the search for the ten most "
+            "probable as long as it can be.",
+            "",
+        ]
     if section["V"] >= 128_000:
         lines += _target(section["drafts"])
     return lines
+
+
+def words_of_a_round(acceptance: float, k: int) -> float:
+    """Expected words of k drafted ones and one of the model, (1 - a^(k + 1)) / (1 - a) for the
+    acceptance a (Leviathan et al., ICML 2023): as if all words were accepted equally often."""
+    a = min(acceptance, 1 - 1e-9)
+    return (1 - a ** (k + 1)) / (1 - a)
 
 
 def _share(value: float) -> str:
