@@ -591,8 +591,8 @@ static void bias_gradients(const PathRows<T>& tree, const accumulate_t<T>* grad_
 template <typename T>
 static const PathKernels<T>* table() {
   static constexpr PathKernels<T> kernels = {
-      copy_paths,         gather_rows<T>, scatter_rows<accumulate_t<T>>, scores<T>,
-      score_gradients<T>, gradients<T>,   bias_gradients<T>};
+      copy_paths,   gather_rows<T>,   scatter_rows<accumulate_t<T>>, scores<T>, score_gradients<T>,
+      gradients<T>, bias_gradients<T>};
   return &kernels;
 }
 
