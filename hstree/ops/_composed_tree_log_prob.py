@@ -45,12 +45,17 @@ def composed_backward(
     ``hstree::tree_log_prob_backward``. No gradient from a class where the tree has -inf."""
     n_classes = log_prob.shape[1]
     grad_score, grad_log_gate = torch.zeros_like(score), torch.empty_like(log_gate)
+    # The mixture of the paths as they are rounded here: log_prob may come from a kernel.
+    mixture = torch.full_like(log_prob.t(), -torch.inf)
+    for t in range(len(score)):
+        path = _path_log_prob(score[t], node[t], edge[t], n_classes, wide_begin, root_begin)
+        mixture = torch.logaddexp(mixture, path + log_gate[:, t])
     for t in range(len(score)):
         with recording():
             leaf = score[t].detach().requires_grad_()
             path = _path_log_prob(leaf, node[t], edge[t], n_classes, wide_begin, root_begin)
         term = path.detach() + log_gate[:, t]
-        posterior = torch.exp(term - log_prob.t()).masked_fill_(term == -torch.inf, 0.0)
+        posterior = torch.exp(term - mixture).masked_fill_(term == -torch.inf, 0.0)
         grad_path = posterior.mul_(grad.t())
         grad_log_gate[:, t] = grad_path.sum(0)
         if n_classes > 1:
