@@ -8,6 +8,7 @@ Environment:
     HSTREE_CUDA               0: CPU only; 1: with CUDA, or fail; unset: with CUDA if torch and nvcc
                               support it
     TORCH_CUDA_ARCH_LIST      default "8.0;9.0+PTX"
+    HSTREE_SANITIZE           sanitizers for g++ -fsanitize=, such as "address,undefined"
     CUDA_HOME, CXX, MAX_JOBS  as torch.utils.cpp_extension reads them
 """
 
@@ -35,7 +36,15 @@ TORCH_TARGET_VERSION = (
 )
 DEFAULT_CUDA_ARCH_LIST = "8.0;9.0+PTX"
 DEFAULT_CUDA_HOME = Path("/usr/local/cuda")
-COMMON_FLAGS = ["-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"]
+SANITIZERS = os.environ.get("HSTREE_SANITIZE", "")
+OPTIMIZATION = ["-O3", "-g0"]
+if SANITIZERS:
+    OPTIMIZATION = ["-O1", "-g1", "-fno-omit-frame-pointer", "-D_GLIBCXX_ASSERTIONS"]
+    OPTIMIZATION += [f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all"]
+    # What makes a file of kernels compile for minutes; AddressSanitizer finds such accesses itself.
+    OPTIMIZATION.append("-fno-sanitize=null,nonnull-attribute,returns-nonnull-attribute")
+    OPTIMIZATION.append("-fno-sanitize=object-size,pointer-overflow,vptr")
+COMMON_FLAGS = [*OPTIMIZATION, "-fvisibility=hidden", "-Wall", "-Wextra"]
 # The C++ standard of the operators is the one torch passes for its own headers.
 OPERATOR_FLAGS = [*COMMON_FLAGS, f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
 CUDA_DEFINES = ["-DHSTREE_CUDA", "-DUSE_CUDA"]  # ours; that of torch's headers
@@ -294,7 +303,11 @@ def extension_arguments() -> dict[str, Any]:
         str(path.relative_to(ROOT)) for path in csrc.rglob("*") if path.suffix in (".h", ".cuh")
     ]
     linux = platform.system() == "Linux"
-    link_flags = ["-Wl,-s", f"-Wl,--version-script={EXPORTS}"] if linux else []
+    link_flags = [f"-Wl,--version-script={EXPORTS}"] if linux else []
+    if SANITIZERS:
+        link_flags.append(f"-fsanitize={SANITIZERS}")
+    elif linux:
+        link_flags.append("-Wl,-s")
 
     operators = (CUDAExtension if cuda else CppExtension)(
         "hstree._C",

@@ -135,22 +135,29 @@ def _import_installed(here: Path) -> bool:
 
 @contextmanager
 def interruptible_imports() -> Iterator[None]:
-    """A context in which Ctrl-C ends the command ``hstree`` at once, with one line: a partly
-    imported module could handle KeyboardInterrupt in any way. Does nothing in other programs."""
+    """A context in which Ctrl-C or SIGTERM ends the command ``hstree`` at once, with one line: a
+    partly imported module could handle KeyboardInterrupt in any way. Does nothing in other
+    programs."""
     command = Path(sys.argv[0]).stem == "hstree" or "hstree.cli" in sys.orig_argv
-    if not command or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    default: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
+    if not command or any(signal.getsignal(number) is not by for number, by in default.items()):
         yield
         return
 
-    def end(*_: object) -> NoReturn:
+    def end(number: int, _: object) -> NoReturn:
         os.write(2, b"hstree: interrupted\n")
-        os._exit(130)
+        os._exit(128 + number)
 
-    signal.signal(signal.SIGINT, end)
+    for number in default:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, by in default.items():
+            signal.signal(number, by)
 
 
 def describe_cuda() -> str:

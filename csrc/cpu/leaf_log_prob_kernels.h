@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/elements.h"
+#include "cpu/interrupt.h"
 
 namespace hstree::cpu {
 

@@ -182,6 +182,7 @@ static void gradients(const LeafBatch<T>& batch, const accumulate_t<T>* slope, i
   const int64_t size = end - begin;
   A *d = scratch, *copy = scratch + size + 32;
   for (int64_t n = 0; n < batch.n_visited; ++n) {
+    if (n % 16 == 0) poll();
     const int64_t c = batch.visited[n];
     const A* w = widened(batch.weight + c * batch.features + begin, size, copy);
     for (int64_t s = 0; s < size; s += W) store(d + s, Vector<A>{});

@@ -557,6 +557,7 @@ static void gradients(const PathRows<T>& tree, int64_t begin, int64_t end, const
                       accumulate_t<T>* scratch, const T** w, T** target) {
   int64_t j = 0;
   for (; j + tile_rows <= tree.rows; j += tile_rows) {
+    if (j % 256 == 0) poll();
     tile_gradients<tile_rows>(tree, j, begin, end, grad_score, grad_x, add, grad_weight, sparse, scratch, w,
                               target);
   }

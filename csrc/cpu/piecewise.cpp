@@ -20,7 +20,10 @@ const PiecewiseKernels<T>& piecewise_kernels() {
 // Runs body(begin, end, b) on each block b of elements.
 template <typename F>
 void for_blocks(int64_t count, int64_t first, int64_t last, const F& body) {
-  for (int64_t b = first; b < last; ++b) body(b * block, std::min(count, (b + 1) * block), b);
+  for (int64_t b = first; b < last; ++b) {
+    body(b * block, std::min(count, (b + 1) * block), b);
+    poll();
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <unordered_map>
@@ -22,25 +23,31 @@ struct Block {
 
 class Pool {
  public:
+  Pool() { free_.reserve(most_free + 1); }  // `release`, called by destructors, allocates nothing
+
   void* acquire(int64_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto fit =
         std::find_if(free_.begin(), free_.end(), [&](const Block& b) { return b.bytes >= bytes; });
     if (fit != free_.end() && fit->bytes <= 2 * bytes + page) {
       const Block block = *fit;
-      free_.erase(fit);
       used_.emplace(block.data, block.bytes);
+      free_.erase(fit);
       return block.data;
     }
     if (fit != free_.begin()) drop(fit - 1);  // outgrown
     const int64_t size = (bytes + bytes / 8 + page - 1) / page * page;
-    void* data = std::aligned_alloc(page, size);
+    std::unique_ptr<void, decltype(&std::free)> data(std::aligned_alloc(page, size), &std::free);
+    if (!data) {
+      while (!free_.empty()) drop(free_.begin());
+      data.reset(std::aligned_alloc(page, size));
+    }
     if (!data) throw std::bad_alloc();
 #if defined(__linux__)
-    madvise(data, size, MADV_HUGEPAGE);
+    madvise(data.get(), size, MADV_HUGEPAGE);
 #endif
-    used_.emplace(data, size);
-    return data;
+    used_.emplace(data.get(), size);
+    return data.release();
   }
 
   void release(void* data) {

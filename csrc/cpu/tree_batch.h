@@ -1,12 +1,8 @@
-// Shared by the path op and the wide op on the CPU: arguments, workspaces and threads.
+// Shared by the path op and the wide op on the CPU: arguments and workspaces.
 #pragma once
-
-#include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <exception>
-#include <mutex>
 #include <sstream>
 #include <stdexcept>
 #include <vector>
@@ -14,6 +10,7 @@
 #include "cpu/elements.h"
 #include "cpu/features.h"
 #include "cpu/leaf_order.h"
+#include "cpu/parallel.h"
 #include "cpu/recycled_memory.h"
 
 namespace hstree::cpu {
@@ -87,22 +84,6 @@ inline TreeTable tree_table(const TreeBatch& batch, int64_t t) {
           batch.path_size,
           batch.weight_rows,
           batch.longest};
-}
-
-// Runs f(begin, end) on parts of [0, count) in parallel. Rethrows the first exception.
-template <typename F>
-void parallel(int64_t count, int64_t grain, const F& f) {
-  std::exception_ptr error;
-  std::mutex mutex;
-  torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
-    try {
-      f(begin, end);
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (!error) error = std::current_exception();
-    }
-  });
-  if (error) std::rethrow_exception(error);
 }
 
 // A thread's workspace, kept between calls: page faults of fresh memory would cost more than the sums.

@@ -3,6 +3,7 @@
 #include "cpu/feature_gather.h"
 
 #include "cpu/tree_batch.h"
+#include "ops/cpu.h"
 #include "ops/feature_gather.h"
 
 namespace hstree {
@@ -62,8 +63,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("feature_gather", TORCH_BOX(&feature_gather_cpu));
-  m.impl("feature_gather_backward", TORCH_BOX(&feature_gather_backward_cpu));
+  m.impl("feature_gather", HSTREE_CPU_BOX(&feature_gather_cpu));
+  m.impl("feature_gather_backward", HSTREE_CPU_BOX(&feature_gather_backward_cpu));
 }
 
 }  // namespace hstree

@@ -1,5 +1,6 @@
 // hstree::leaf_log_prob and its gradients: log-probability of a class within its leaf group, where all trees read
 // the rows of one weight. tree_op_cuda.cpp registers the CUDA implementation.
+#include "ops/cpu.h"
 #include "ops/tree_op.h"
 
 namespace hstree {
@@ -25,9 +26,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("leaf_log_prob", TORCH_BOX(&LeafOp::forward<tree_forward_cpu>));
-  m.impl("leaf_log_prob_backward", TORCH_BOX(&LeafOp::backward<leaf_backward_cpu>));
-  m.impl("leaf_log_prob_backward_sparse", TORCH_BOX(&LeafOp::backward_sparse<leaf_backward_cpu>));
+  m.impl("leaf_log_prob", HSTREE_CPU_BOX(&LeafOp::forward<tree_forward_cpu>));
+  m.impl("leaf_log_prob_backward", HSTREE_CPU_BOX(&LeafOp::backward<leaf_backward_cpu>));
+  m.impl("leaf_log_prob_backward_sparse", HSTREE_CPU_BOX(&LeafOp::backward_sparse<leaf_backward_cpu>));
 }
 
 }  // namespace hstree

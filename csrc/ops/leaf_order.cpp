@@ -3,6 +3,7 @@
 #include "ops/leaf_order.h"
 
 #include "cpu/tree_batch.h"
+#include "ops/cpu.h"
 
 namespace hstree {
 namespace {
@@ -31,7 +32,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("leaf_order", TORCH_BOX(&leaf_order));
+  m.impl("leaf_order", HSTREE_CPU_BOX(&leaf_order));
 }
 
 }  // namespace hstree

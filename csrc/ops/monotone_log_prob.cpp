@@ -4,6 +4,7 @@
 
 #include <tuple>
 
+#include "ops/cpu.h"
 #include "ops/logit_function.h"
 
 namespace hstree {
@@ -90,9 +91,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("monotone_log_prob", TORCH_BOX(&monotone_log_prob_cpu));
-  m.impl("monotone_log_prob_backward_", TORCH_BOX(&monotone_log_prob_backward_cpu));
-  m.impl("monotone_log_prob_gradient_", TORCH_BOX(&monotone_log_prob_gradient_cpu));
+  m.impl("monotone_log_prob", HSTREE_CPU_BOX(&monotone_log_prob_cpu));
+  m.impl("monotone_log_prob_backward_", HSTREE_CPU_BOX(&monotone_log_prob_backward_cpu));
+  m.impl("monotone_log_prob_gradient_", HSTREE_CPU_BOX(&monotone_log_prob_gradient_cpu));
 }
 
 }  // namespace hstree

@@ -1,5 +1,6 @@
 // hstree::path_log_prob and its gradients: log-probability of a class along its path of binary nodes.
 // hstree::forward returns its first two outputs. tree_op_cuda.cpp registers the CUDA implementation.
+#include "ops/cpu.h"
 #include "ops/tree_op.h"
 
 namespace hstree {
@@ -51,9 +52,9 @@ STABLE_TORCH_LIBRARY_IMPL(hstree, CompositeImplicitAutograd, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("path_log_prob", TORCH_BOX(&PathOp::forward<tree_forward_cpu>));
-  m.impl("path_log_prob_backward", TORCH_BOX(&PathOp::backward<tree_backward_cpu>));
-  m.impl("path_log_prob_backward_sparse", TORCH_BOX(&PathOp::backward_sparse<tree_backward_cpu>));
+  m.impl("path_log_prob", HSTREE_CPU_BOX(&PathOp::forward<tree_forward_cpu>));
+  m.impl("path_log_prob_backward", HSTREE_CPU_BOX(&PathOp::backward<tree_backward_cpu>));
+  m.impl("path_log_prob_backward_sparse", HSTREE_CPU_BOX(&PathOp::backward_sparse<tree_backward_cpu>));
 }
 
 }  // namespace hstree

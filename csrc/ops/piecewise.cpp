@@ -4,6 +4,7 @@
 
 #include <tuple>
 
+#include "ops/cpu.h"
 #include "ops/logit_function.h"
 
 namespace hstree {
@@ -41,8 +42,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("piecewise", TORCH_BOX(&piecewise_cpu));
-  m.impl("piecewise_backward", TORCH_BOX(&piecewise_backward_cpu));
+  m.impl("piecewise", HSTREE_CPU_BOX(&piecewise_cpu));
+  m.impl("piecewise_backward", HSTREE_CPU_BOX(&piecewise_backward_cpu));
 }
 
 }  // namespace hstree

@@ -2,6 +2,7 @@
 // each row. sample_cuda.cpp registers the CUDA implementations.
 #include "cpu/sample.h"
 
+#include "ops/cpu.h"
 #include "ops/sample.h"
 
 namespace hstree {
@@ -64,8 +65,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("sample", TORCH_BOX(&sample_cpu));
-  m.impl("candidate_log_prob", TORCH_BOX(&candidate_log_prob_cpu));
+  m.impl("sample", HSTREE_CPU_BOX(&sample_cpu));
+  m.impl("candidate_log_prob", HSTREE_CPU_BOX(&candidate_log_prob_cpu));
 }
 
 }  // namespace hstree

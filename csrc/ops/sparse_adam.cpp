@@ -2,6 +2,8 @@
 // CUDA implementation.
 #include "ops/sparse_adam.h"
 
+#include "ops/cpu.h"
+
 namespace hstree {
 namespace {
 
@@ -38,7 +40,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("sparse_adam_", TORCH_BOX(&sparse_adam_cpu));
+  m.impl("sparse_adam_", HSTREE_CPU_BOX(&sparse_adam_cpu));
 }
 
 }  // namespace hstree

@@ -84,11 +84,24 @@ inline Dtype accumulate_dtype(const Tensor& tensor) {
   return tensor.scalar_type() == Dtype::Double ? Dtype::Double : Dtype::Float;
 }
 
+// The result of allocate(), a new tensor. The stable ABI drops torch's message when the memory is exhausted.
+template <typename F>
+Tensor allocated(const std::vector<int64_t>& size, Dtype dtype, const F& allocate) {
+  try {
+    return allocate();
+  } catch (const std::runtime_error&) {
+    std::ostringstream shape;
+    for (size_t d = 0; d < size.size(); ++d) shape << (d ? ", " : "") << size[d];
+    check(false, "hstree: not enough memory for a tensor of shape [", shape.str(), "] and dtype ",
+          torch::headeronly::toString(dtype), "; fewer rows at a time need less");
+    throw;
+  }
+}
 inline Tensor empty(const Tensor& like, const std::vector<int64_t>& size, Dtype dtype) {
-  return torch::stable::new_empty(like, size, dtype);
+  return allocated(size, dtype, [&] { return torch::stable::new_empty(like, size, dtype); });
 }
 inline Tensor zeros(const Tensor& like, const std::vector<int64_t>& size, Dtype dtype) {
-  return torch::stable::new_zeros(like, size, dtype);
+  return allocated(size, dtype, [&] { return torch::stable::new_zeros(like, size, dtype); });
 }
 
 template <typename T>

@@ -2,6 +2,7 @@
 // tree_log_prob_cuda.cpp registers the CUDA implementation, hstree/ops/tree_log_prob.py that of the gradient.
 #include "cpu/tree_log_prob.h"
 
+#include "ops/cpu.h"
 #include "ops/tree_log_prob.h"
 
 namespace hstree {
@@ -106,10 +107,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(
       "tree_log_prob(Tensor score, Tensor log_gate, Tensor node, Tensor edge, int wide_begin, int "
       "root_begin, "
-      "int classes) -> Tensor");
+      "int n_classes) -> Tensor");
   m.def(
       "leaf_tree_log_prob(Tensor leaf_score, Tensor leaf_bias, Tensor score, Tensor log_gate, Tensor node, "
-      "Tensor edge, int wide_begin, int root_begin, int classes) -> Tensor");
+      "Tensor edge, int wide_begin, int root_begin, int n_classes) -> Tensor");
   m.def(
       "tree_log_prob_backward(Tensor grad, Tensor log_prob, Tensor score, Tensor log_gate, Tensor node, "
       "Tensor "
@@ -118,9 +119,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("tree_log_prob", TORCH_BOX(&tree_log_prob_cpu));
-  m.impl("leaf_tree_log_prob", TORCH_BOX(&leaf_tree_log_prob_cpu));
-  m.impl("tree_log_prob_backward", TORCH_BOX(&tree_log_prob_backward_cpu));
+  m.impl("tree_log_prob", HSTREE_CPU_BOX(&tree_log_prob_cpu));
+  m.impl("leaf_tree_log_prob", HSTREE_CPU_BOX(&leaf_tree_log_prob_cpu));
+  m.impl("tree_log_prob_backward", HSTREE_CPU_BOX(&tree_log_prob_backward_cpu));
 }
 
 }  // namespace hstree

@@ -46,8 +46,8 @@ inline TreeLogProbArguments tree_log_prob_arguments(const char* op, const Tensor
         ": wide_begin, root_begin: expected increasing places of the ", score.size(1), " rows of score, got ",
         wide_begin, ", ", root_begin);
   check(classes == 1 || (classes > 1 && classes <= edge.size(1) && node.size(1) > 0), op,
-        ": classes: expected 1, or at most as many as edges of a tree, ", edge.size(1), ", with a node, got ",
-        classes);
+        ": n_classes: expected 1, or at most as many as edges of a tree, ", edge.size(1),
+        ", with a node, got ", classes);
   return {op,
           torch::stable::contiguous(score),
           torch::stable::contiguous(log_gate),

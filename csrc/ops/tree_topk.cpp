@@ -2,6 +2,7 @@
 // ranks the log-probabilities of all classes.
 #include "cpu/tree_topk.h"
 
+#include "ops/cpu.h"
 #include "ops/tree_vectors.h"
 
 namespace hstree {
@@ -40,7 +41,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("tree_topk", TORCH_BOX(&tree_topk_cpu));
+  m.impl("tree_topk", HSTREE_CPU_BOX(&tree_topk_cpu));
 }
 
 }  // namespace hstree

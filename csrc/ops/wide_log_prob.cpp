@@ -1,5 +1,6 @@
 // hstree::wide_log_prob and its gradients: log-probability of the chosen children at the wide nodes of a
 // path. tree_op_cuda.cpp registers the CUDA implementation.
+#include "ops/cpu.h"
 #include "ops/tree_op.h"
 
 namespace hstree {
@@ -29,9 +30,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("wide_log_prob", TORCH_BOX(&WideOp::forward<tree_forward_cpu>));
-  m.impl("wide_log_prob_backward", TORCH_BOX(&WideOp::backward<tree_backward_cpu>));
-  m.impl("wide_log_prob_backward_sparse", TORCH_BOX(&WideOp::backward_sparse<tree_backward_cpu>));
+  m.impl("wide_log_prob", HSTREE_CPU_BOX(&WideOp::forward<tree_forward_cpu>));
+  m.impl("wide_log_prob_backward", HSTREE_CPU_BOX(&WideOp::backward<tree_backward_cpu>));
+  m.impl("wide_log_prob_backward_sparse", HSTREE_CPU_BOX(&WideOp::backward_sparse<tree_backward_cpu>));
 }
 
 }  // namespace hstree

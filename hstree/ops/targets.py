@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hstree._checks import check_ignore_index
 from hstree._transforms import is_transformed
 
 
@@ -25,9 +26,10 @@ def mark_targets(
         The targets, int64, shape of ``target``.
 
     Raises:
-        ValueError: on the CPU, for a target that is neither in [0, V) nor ``ignore_index``. Under
-            torch.compile, under torch.func, and on a GPU, where reading the values would cost a
-            synchronization, it becomes V.
+        ValueError: for an ``ignore_index`` that is not a whole number of 64 bits; on the CPU, for a
+            target that is neither in [0, V) nor ``ignore_index``. Under torch.compile, under
+            torch.func, and on a GPU, where reading the values would cost a synchronization, such a
+            target becomes V.
 
     Example:
         >>> import torch
@@ -35,7 +37,7 @@ def mark_targets(
         >>> mark_targets(torch.tensor([3, -100, 0]), n_classes=5, ignore_index=-100)
         tensor([ 3, -1,  0])
     """
-    ignored = target == ignore_index
+    ignored = target == check_ignore_index(ignore_index)
     if target.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
         bad = (target < 0) | (target >= n_classes)
         return target.masked_fill(bad, n_classes).masked_fill(ignored, -1)

@@ -54,7 +54,7 @@ def tree_topk(
             trees and read all features; each product with a row of ``hidden`` is computed once.
         leaf_bias: biases of the classes in leaf groups, [T, V], or None.
         root_log_prob: log-probabilities of the children of a wide root, [T, N, C], or None; dtype
-            of ``log_gate``.
+            of ``log_gate``. Each wide root of block 2 has C children.
         log_gate: log-weights of the trees, gamma [N, T]: float32, or float64 for float64 hidden.
         feature_index: features that each tree reads, [T, S] int32, increasing; None: all, S = D.
         node: nodes in preorder, int32 [T, m, 5]: block (0 ``weight``, 1 ``wide_weight``, 2

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree.ops import leaf_log_prob
-from ops.cases import CASES, LEAF, Case, check, name_of, threads, with_dtypes
+from ops.cases import CASES, LEAF, Case, check, measures_memory, name_of, threads, with_dtypes
 from ops.test_wide_log_prob import BLOCKS
 from ops.tree_op_suite import USUAL, TreeOpSuite, broken, same_bits
 
@@ -84,6 +84,7 @@ class TestLeaf(TreeOpSuite):
                 same_bits(LEAF.gradients(batch), first)
                 same_bits(LEAF.gradients(batch, sparse=True), first)
 
+    @measures_memory
     @pytest.mark.parametrize("widest", [700, 70_000])
     def test_scores_hold_what_the_groups_need(self, widest: int) -> None:
         """Scores of more than 1 MiB and of more than 64 MiB: not initialized, and freed."""

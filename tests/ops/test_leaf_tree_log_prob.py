@@ -395,7 +395,7 @@ def refused(batch: Batch, match: str) -> None:
         ("score", Tensor.half, "score: expected dtype float32 or float64, got Half"),
         ("log_gate", lambda x: x[1:], r"log_gate: expected size 17 \(rows"),
         ("wide_begin", lambda _: -1, "wide_begin, root_begin: expected increasing places"),
-        ("classes", lambda _: 10**6, "classes: expected 1, or at most as many as edges"),
+        ("classes", lambda _: 10**6, "n_classes: expected 1, or at most as many as edges"),
     ],
 )
 def test_bad_argument(name: str, change: Any, match: str) -> None:

@@ -43,12 +43,15 @@ def test_philox() -> None:
 
 @every_mixture
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_draws_are_those_of_the_reference(name: str, temperature: float) -> None:
+def test_draws_are_those_of_the_reference(
+    name: str, temperature: float, device: torch.device
+) -> None:
     mixture = MIXTURES[name]()
-    got, log_prob = drawn(mixture, 9, temperature=temperature)
     wanted = sample_reference(*mixture.arguments(), seed=SEED, n=9, temperature=temperature)
-    assert torch.equal(got, wanted[0])
-    torch.testing.assert_close(log_prob, wanted[1], rtol=1e-12, atol=1e-12)
+    there = mixture.on(device)
+    got, log_prob = drawn(there, 9, seed=SEED.to(device), temperature=temperature)
+    assert torch.equal(got.cpu(), wanted[0])
+    torch.testing.assert_close(log_prob.cpu(), wanted[1], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,27 @@ def draw(
     return [weight.to(dtype), exp_avg.to(moments), exp_avg_sq.to(moments), index, values.to(dtype)]
 
 
+@pytest.mark.parametrize("betas", [(0.0, 0.0), (0.0, 0.99), (0.9, 0.0)], ids=str)
+def test_first_moment_or_second_of_the_last_gradient_alone(
+    betas: tuple[float, float], device: torch.device
+) -> None:
+    """exp_avg and exp_avg_sq to a rounding or two, and the weight to a few roundings of the terms
+    of its difference, which may cancel: w = 0.1 and a step of 0.1."""
+    shape, sparse, visited = SHAPES[0]
+    rule = RULE | {"beta1": betas[0], "beta2": betas[1], "lr": 0.1, "step": 3}
+    for seed in range(5):
+        state = draw(shape, sparse, visited, torch.float32, seed)
+        weight, *_, index, values = state
+        true = [x.double() for x in state[:3]]
+        sparse_adam_reference(*true, index, values.double(), **rule)
+        step = true[0] - weight.double() * (1 - rule["lr"] * rule["weight_decay"])
+        scale = (weight.abs() + step.abs(), true[1].abs() + 1, true[2])
+        on_device = [x.to(device) for x in state]
+        sparse_adam_(*on_device, **rule)
+        for got, expected, terms in zip(on_device, true, scale, strict=False):
+            assert ((got.cpu().double() - expected).abs() <= 4 * 2.0**-24 * terms).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("case", SHAPES, ids=str)
 def test_equals_reference(

@@ -452,10 +452,10 @@ def refused(batch: Batch, match: str) -> None:
         ("node", lambda x: x[1:], r"node: expected size 3 \(trees"),
         ("node", lambda x: x[..., 1:], r"node: expected size 5 \(block, row"),
         ("node", Tensor.long, "node: expected dtype Int, got Long"),
-        ("node", lambda x: x[:, :0], "classes: expected 1, or at most as many"),
+        ("node", lambda x: x[:, :0], "n_classes: expected 1, or at most as many"),
         ("edge", lambda x: x[0], r"edge: expected shape \[T, E, 2\]"),
         ("edge", lambda x: x[..., :1], r"edge: expected size 2 \(node above"),
-        ("edge", lambda x: x[:, :9], "classes: expected 1, or at most as many"),
+        ("edge", lambda x: x[:, :9], "n_classes: expected 1, or at most as many"),
         ("wide_begin", lambda _: -1, "wide_begin, root_begin: expected increasing places"),
         ("wide_begin", lambda _: 10**6, "wide_begin, root_begin: expected increasing places"),
         ("root_begin", lambda _: 10**6, "wide_begin, root_begin: expected increasing places"),
@@ -473,7 +473,7 @@ def test_bad_number_of_classes() -> None:
     )
     refused(replace(batch, classes=22), r"edge\[.*~class of one of 22 classes")
     for classes in (0, -1, 2**60):
-        with pytest.raises(RuntimeError, match="classes: expected 1, or at most as many as edges"):
+        with pytest.raises(RuntimeError, match="n_classes: expected 1, or at most as many"):
             OP(*replace(batch, classes=classes).arguments())
 
 

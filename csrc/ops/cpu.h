@@ -1,0 +1,36 @@
+// The entrance of every CPU kernel.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "cpu/interrupt.h"
+
+namespace hstree {
+
+// A boxed kernel whose long loops can be interrupted. Exhausted memory becomes RuntimeError.
+template <auto kernel>
+void cpu_call(StableIValue* stack, uint64_t arguments, uint64_t results) {
+  const std::string message = "hstree: not enough memory for an operator; fewer rows at a time need less";
+  cpu::begin_call();
+  try {
+    kernel(stack, arguments, results);
+  } catch (const std::bad_alloc&) {
+    throw std::runtime_error(message);
+  } catch (const std::length_error&) {
+    throw std::runtime_error(message);
+  } catch (const std::runtime_error& error) {
+    // What fails in torch's allocator comes without its message through the stable ABI.
+    if (!std::strstr(error.what(), "API call failed")) throw;
+    throw std::runtime_error(message + " (" + error.what() + ")");
+  }
+}
+
+}  // namespace hstree
+
+// TORCH_BOX for kernels of the CPU.
+#define HSTREE_CPU_BOX(kernel) (&::hstree::cpu_call<TORCH_BOX(kernel)>)

@@ -1,0 +1,54 @@
+"""Operators on a CPU whose memory ends, and during which the user presses Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ops.cases import measures_memory
+
+TESTS = Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def run(name: str, **variables: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-m", "ops.limited", name],
+        capture_output=True, text=True, check=False, cwd=TESTS, env=os.environ | variables,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@measures_memory
+@pytest.mark.parametrize(
+    "threads",
+    ["1", pytest.param("2", marks=pytest.mark.slow)],
+    ids=lambda count: f"threads={count}",
+)
+def test_exhausted_memory_is_an_error(threads: str) -> None:
+    """Every operator, with memory for its first, second, ... allocation: RuntimeError, and the next
+    calls return what they did."""
+    # malloc gives back what is freed, so that the next limit is as strict.
+    output = run("memory", OMP_NUM_THREADS=threads, MALLOC_MMAP_THRESHOLD_="65536")
+    failures = dict(re.findall(r"^(\w+)\.default: (\d+) failures$", output, re.MULTILINE))
+    kernels = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")
+    operators = {name.removeprefix("hstree::") for name in kernels if name.startswith("hstree::")}
+    inner = {"monotone_log_prob_backward_", "monotone_log_prob_gradient_"}  # called by operators
+    assert operators - inner <= failures.keys()
+    assert sum(int(count) > 0 for count in failures.values()) > 12
+
+
+def test_ctrl_c_ends_a_long_operator() -> None:
+    """Both calls would take minutes; a handler that does not raise runs after its operator."""
+    output = run("interrupt", OMP_NUM_THREADS="1")
+    seconds = dict(re.findall(r"^(\w+) (\S+)$", output, re.MULTILINE))
+    assert seconds.keys() == {"topk", "training"}
+    assert all(float(later) < 3 for later in seconds.values()), seconds
