@@ -1,0 +1,292 @@
+"""The tree operators on random trees against float64 formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from fuzz.forests import BINARY, GROUP, ROOT, WIDE
+from fuzz.problems import SETTINGS, Problem, Setting
+from fuzz.scale import cases
+from fuzz.tensors import check_close, same_bits, sums, truth
+from fuzz.truth import class_log_prob, mixture, score_gradient
+from hstree import ops
+
+FUNCTIONS: dict[int, Any] = {
+    BINARY: ops.path_log_prob,
+    WIDE: ops.wide_log_prob,
+    GROUP: ops.leaf_log_prob,
+}
+
+
+def arguments_on_paths(problem: Problem, kind: int) -> tuple[list[Any], dict[str, Any]]:
+    """Positional arguments after hidden, weight and bias, and the keyword."""
+    offset, path, longest = problem.forest.path_tables({kind})
+    index = problem.feature_index
+    if kind == GROUP:
+        index = torch.tensor(problem.forest.orders, dtype=torch.int32)
+    tables = [*map(torch.from_numpy, (offset, path, problem.forest.leaf_position)), index]
+    return [problem.target, *tables], {"max_depth" if kind == BINARY else "max_width": longest}
+
+
+def on_paths(problem: Problem, kind: int, sparse: bool, grad: Tensor) -> list[Tensor]:
+    """log_prob, and the gradients of hidden, weight and bias where there is one."""
+    given_, keyword = arguments_on_paths(problem, kind)
+    leaves = [problem.hidden, problem.weight[kind], problem.bias[kind]]
+    leaves = [None if x is None else x.detach().requires_grad_() for x in leaves]
+    log_prob = FUNCTIONS[kind](*leaves, *given_, sparse=sparse, **keyword)
+    log_prob.backward(grad)
+    return [log_prob.detach(), *(x.grad for x in leaves if x is not None)]
+
+
+def true_on_paths(problem: Problem, kind: int, grad: Any) -> list[Any]:
+    """The same in float64 from the formulas."""
+    s, forest = problem.setting, problem.forest
+    target, chosen = problem.target.numpy(), np.zeros((s.rows, s.n_trees))
+    of_hidden = np.zeros((s.rows, s.features))
+    of_weight = np.zeros(problem.weight[kind].shape)
+    of_bias = np.zeros((s.n_trees, forest.n_rows[kind]))
+    kept = np.flatnonzero(target >= 0)
+    for t in range(s.n_trees):
+        scores = problem.scores(t)
+        log_prob = class_log_prob(forest, t, scores, s.rows, {kind})
+        chosen[kept, t] = log_prob[kept, target[kept]]
+        of_class = np.zeros_like(log_prob)
+        of_class[kept, target[kept]] = grad[kept, t]
+        of_score = score_gradient(forest, t, scores, of_class, {kind})[kind]
+        weight = truth(problem.weight[kind])
+        back = of_score @ (weight if kind == GROUP else weight[t])
+        product = of_score.T @ problem.features(t, kind)
+        if problem.feature_index is None or kind == GROUP:
+            of_hidden += back
+        else:
+            of_hidden[:, problem.feature_index[t].numpy()] += back
+        if kind == GROUP:
+            of_weight += product
+        else:
+            of_weight[t] = product
+        of_bias[t] = of_score.sum(0)
+    return [chosen, of_hidden, of_weight, *([of_bias] if s.bias else [])]
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS, ids=["path", "wide", "leaf"])
+@given(setting=SETTINGS, sparse=st.booleans())
+@settings(max_examples=cases(20))
+def test_log_prob_on_paths_and_gradients(kind: int, setting: Setting, sparse: bool) -> None:
+    problem = Problem(setting)
+    shape = (setting.rows, setting.n_trees)
+    grad = torch.from_numpy(problem.random.standard_normal(shape)).to(sums(problem.dtype))
+    got = on_paths(problem, kind, sparse, grad)
+    true = true_on_paths(problem, kind, truth(grad))
+    scale = problem.magnitude()
+    names = ["log_prob", "gradient of hidden", "gradient of weight", "gradient of bias"]
+    for name, value, expected in zip(names, got, true, strict=False):
+        dense = value.to_dense() if value.is_sparse else value
+        of_rows = 1 if name in names[:2] else max(1, setting.rows)
+        check_close(name, dense, expected, scale=scale * of_rows)
+    again = on_paths(problem, kind, sparse, grad)
+    assert all(map(same_bits, got, again))
+
+
+@given(setting=SETTINGS, value=st.sampled_from([np.nan, np.inf, -np.inf]))
+@settings(max_examples=cases(20))
+def test_a_row_that_is_not_finite_changes_no_other(setting: Setting, value: float) -> None:
+    setting = replace(setting, rows=max(2, setting.rows), layout="contiguous")
+    problem = Problem(setting)
+    for kind in FUNCTIONS:
+        clean = FUNCTIONS[kind](
+            problem.hidden,
+            problem.weight[kind],
+            problem.bias[kind],
+            *arguments_on_paths(problem, kind)[0],
+            **arguments_on_paths(problem, kind)[1],
+        )
+        bad = int(problem.random.integers(setting.rows))
+        hidden = problem.hidden.clone()
+        hidden[bad, problem.random.integers(setting.features)] = value
+        given_, keyword = arguments_on_paths(problem, kind)
+        log_prob = FUNCTIONS[kind](
+            hidden, problem.weight[kind], problem.bias[kind], *given_, **keyword
+        )
+        others = torch.arange(setting.rows) != bad
+        assert same_bits(log_prob[others], clean[others])
+        if problem.target[bad] < 0:
+            assert not log_prob[bad].any()
+        elif np.isnan(value) and setting.subset is None:
+            visited = class_visits(problem, kind, int(problem.target[bad]))
+            assert torch.equal(log_prob[bad].isnan(), torch.tensor(visited))
+
+
+def class_visits(problem: Problem, kind: int, wanted: int) -> list[bool]:
+    """Whether each tree has nodes of the kind on the path of the class."""
+    return [
+        any(node.kind == kind for node, _ in problem.forest.paths(t)[wanted])
+        for t in range(problem.setting.n_trees)
+    ]
+
+
+@given(setting=SETTINGS, size=st.sampled_from([1e-42, 1e-30, 1e30]), in_weight=st.booleans())
+@settings(max_examples=cases(20))
+def test_tiny_and_huge_numbers(setting: Setting, size: float, in_weight: bool) -> None:
+    setting = replace(setting, scale=1.0, bias=False, layout="contiguous")
+    problem = Problem(setting)
+    if setting.dtype == "float16":
+        size = {1e-42: 1e-7, 1e-30: 1e-6, 1e30: 6e4 / 8}[size]  # within its range
+    for kind in FUNCTIONS:
+        factor = torch.tensor(size, dtype=torch.float64)
+        if in_weight:
+            problem.weight[kind] = (problem.weight[kind].double() * factor).to(problem.dtype)
+    if not in_weight:
+        problem.hidden = (problem.hidden.double() * factor).to(problem.dtype)
+    for kind in FUNCTIONS:
+        grad = torch.ones(setting.rows, setting.n_trees, dtype=sums(problem.dtype))
+        log_prob, *gradients = on_paths(problem, kind, False, grad)
+        true = true_on_paths(problem, kind, truth(grad))
+        scale = problem.magnitude() * max(1.0, size)
+        check_close("log_prob", log_prob, true[0], scale=scale)
+        for gradient in gradients:
+            limit = torch.finfo(problem.dtype).max / 1e3
+            if size > 1 and np.abs(true[1]).max(initial=0) < limit > np.abs(true[2]).max(initial=0):
+                assert gradient.isfinite().all()
+
+
+def all_classes(problem: Problem, dtype: torch.dtype) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of tree_log_prob: score [T, R, N] and the others."""
+    s, forest = problem.setting, problem.forest
+    binary, wide, root, _ = forest.n_rows
+    rows = [problem.random.standard_normal((s.n_trees, n, s.rows)) for n in (binary, wide, root)]
+    score = problem.laid(torch.from_numpy(3 * s.scale * np.concatenate(rows, 1)).to(dtype))
+    node, edge, _ = (torch.from_numpy(table) for table in forest.node_tables())
+    gate = problem.laid(problem.log_gate.to(dtype))
+    keywords: dict[str, Any] = {"wide_begin": binary, "root_begin": binary + wide}
+    if any(n.kind == GROUP for tree in forest.trees for n in tree):
+        leaf = s.scale * problem.random.standard_normal((s.rows, s.n_classes))
+        bias = s.scale * problem.random.standard_normal((s.n_trees, s.n_classes))
+        keywords["leaf_score"] = problem.laid(torch.from_numpy(leaf).to(dtype))
+        keywords["leaf_bias"] = problem.laid(torch.from_numpy(bias).to(dtype))
+    return [score, gate, node, edge, s.n_classes], keywords
+
+
+def tree_log_prob_and_gradients(
+    score: Tensor, gate: Tensor, tables: list[Any], keywords: dict[str, Any], grad: Tensor
+) -> list[Tensor]:
+    names = [name for name in ("leaf_score", "leaf_bias") if name in keywords]
+    leaves = [x.detach().requires_grad_() for x in (score, gate)]
+    more = {name: keywords[name].detach().requires_grad_() for name in names}
+    log_prob = ops.tree_log_prob(*leaves, *tables, **keywords | more)
+    log_prob.backward(grad)
+    return [log_prob.detach(), *(x.grad for x in [*leaves, *more.values()])]
+
+
+@given(setting=SETTINGS)
+@settings(max_examples=cases(30))
+def test_tree_log_prob_and_gradients(setting: Setting) -> None:
+    problem = Problem(setting)
+    s, forest = setting, problem.forest
+    dtype = sums(problem.dtype)
+    (score, gate, *tables), keywords = all_classes(problem, dtype)
+    grad = torch.from_numpy(problem.random.standard_normal((s.rows, s.n_classes))).to(dtype)
+
+    got = tree_log_prob_and_gradients(score, gate, tables, keywords, grad)
+    binary, wide, _, _ = forest.n_rows
+    begin = {BINARY: 0, WIDE: binary, ROOT: binary + wide}
+    scores, each = [], []
+    for t in range(s.n_trees):
+        z = truth(score)[t].T
+        of_kind = {kind: z[:, first : first + forest.n_rows[kind]] for kind, first in begin.items()}
+        if "leaf_score" in keywords:
+            leaf = truth(keywords["leaf_score"]) + truth(keywords["leaf_bias"])[t]
+            of_kind[GROUP] = leaf
+        scores.append(of_kind)
+        each.append(class_log_prob(forest, t, of_kind, s.rows))
+    log_prob, share = mixture(each, truth(gate))
+    of_joint = truth(grad)[:, :, None] * share
+    of_score, of_leaf = np.zeros(score.shape), np.zeros((s.rows, s.n_classes))
+    of_bias = np.zeros((s.n_trees, s.n_classes))
+    for t in range(s.n_trees):
+        back = score_gradient(forest, t, scores[t], of_joint[:, :, t])
+        of_score[t] = np.concatenate([back[kind] for kind in begin], 1).T
+        if GROUP in back:
+            of_leaf += back[GROUP]
+            of_bias[t] = back[GROUP].sum(0)
+    true = [log_prob, of_score, of_joint.sum(1)]
+    true += [of_leaf, of_bias] if "leaf_score" in keywords else []
+    for name, value, expected in zip(
+        ["log_prob", "score", "log_gate", "leaf_score", "leaf_bias"], got, true, strict=False
+    ):
+        scale = (20 + s.n_classes) * (s.rows if name == "leaf_bias" else 1)
+        check_close(name, value, expected, scale=scale)
+
+
+@given(
+    setting=SETTINGS,
+    temperature=st.sampled_from([1.0, 0.3, 4.0]),
+    k=st.integers(1, 400),
+    seed=st.integers(-(2**63), 2**63 - 1),
+)
+@settings(max_examples=cases(40))
+def test_top_classes_draws_and_candidates(
+    setting: Setting, temperature: float, k: int, seed: int
+) -> None:
+    problem = Problem(setting)
+    s, arguments = setting, problem.search_arguments()
+    k = min(k, s.n_classes)
+    draws = torch.tensor([seed])
+    candidates = problem.random.integers(-1, s.n_classes, (s.rows, 7))
+
+    values, classes = ops.tree_topk(*arguments, k)
+    drawn, of_drawn = ops.sample(*arguments, draws, n=9, temperature=temperature)
+    of_candidates = ops.candidate_log_prob(*arguments, torch.from_numpy(candidates), temperature)
+    scale, rows = problem.magnitude(), np.arange(s.rows)[:, None]
+    true = problem.log_prob()
+    check_close("topk", values, -np.sort(-true, axis=1)[:, :k], scale=scale)
+    check_close("topk classes", values, true[rows, classes.numpy()], scale=scale)
+    assert all(len(set(row)) == k for row in classes.tolist())
+    true = problem.log_prob(temperature)
+    scale /= min(1.0, temperature)
+    assert ((drawn >= 0) & (drawn < s.n_classes)).all()
+    check_close("drawn", of_drawn, true[rows, drawn.numpy()], scale=scale)
+    expected = np.where(candidates < 0, 0.0, true[rows, candidates])
+    check_close("candidates", of_candidates, expected, scale=scale)
+
+
+@given(setting=SETTINGS)
+@settings(max_examples=cases(15))
+def test_every_draw_has_its_probability(setting: Setting) -> None:
+    """The numbers of draws of each class, all rows together, against their sums."""
+    problem = Problem(replace(setting, n_classes=1 + setting.n_classes % 9))
+    n = 300
+    seed = torch.tensor([setting.seed])
+    drawn, _ = ops.sample(*problem.search_arguments(), seed, n=n)
+    share = np.exp(problem.log_prob())
+    counts = np.bincount(drawn.flatten().numpy(), minlength=share.shape[1])
+    deviation = np.sqrt((n * share * np.maximum(1 - share, 0)).sum(0))
+    assert (np.abs(counts - n * share.sum(0)) <= 7 * deviation + 3).all()
+
+
+@given(setting=SETTINGS)
+@settings(max_examples=cases(20))
+def test_leaf_order_and_feature_gather(setting: Setting) -> None:
+    problem = Problem(replace(setting, subset=setting.subset or 3))
+    position, target = problem.forest.leaf_position, problem.target.numpy()
+    order = ops.leaf_order(problem.target, torch.from_numpy(position))
+    place = np.where(target >= 0, position[:, target], setting.n_classes)
+    np.testing.assert_array_equal(order.numpy(), place.argsort(1, kind="stable"))
+    assert problem.feature_index is not None
+    hidden = problem.hidden.detach().requires_grad_()
+    gathered = ops.feature_gather(hidden, problem.feature_index)
+    index = problem.feature_index.numpy()
+    np.testing.assert_array_equal(truth(gathered), truth(hidden)[:, index])
+    grad = problem.draw(*gathered.shape)
+    gathered.backward(grad)
+    expected = np.zeros(hidden.shape)
+    for t in range(setting.n_trees):
+        expected[:, index[t]] += truth(grad)[:, t]
+    check_close("gradient of hidden", hidden.grad, expected, scale=5.0)
