@@ -29,8 +29,10 @@ share_below_one = number("a number of at least 0 and below 1", lambda value: 0 <
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """A whole number from 1 to 2**31 - 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    if value >= 2**31:
+        raise argparse.ArgumentTypeError(f"expected at most {2**31 - 1}, got {value}")
     return value

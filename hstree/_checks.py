@@ -13,19 +13,41 @@ import torch
 from torch import Tensor
 
 _NO_NUMBER = (bool, np.bool_, str, bytes, type(None))
+_MOST = 2**63 - 1
 
 
-def check_int(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
+def check_bool(name: str, value: Any) -> bool:
+    """The value; raises ValueError unless it is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name}: expected True or False, got {value!r}")
+    return bool(value)
+
+
+def check_int(name: str, value: Any, low: int = 1, high: int = _MOST) -> int:
     """The value as an int; raises ValueError unless it is a whole number in [low, high]."""
     try:
         number = None if isinstance(value, _NO_NUMBER) else operator.index(value)
     except TypeError:
         number = None
-    if number is None or number < low or (high is not None and number > high):
-        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+    if number is None or not low <= number <= high:
+        bounded = high != _MOST or low < -_MOST
+        open_ended = not bounded and (number is None or number < low)
+        limits = f"of at least {low}" if open_ended else f"from {low} to {high}"
         got = repr(value) if number is None else number
         raise ValueError(f"{name}: expected a whole number {limits}, got {got}")
     return number
+
+
+def check_sequence(name: str, values: Any) -> list[Any]:
+    """The values as a list; raises ValueError for a string or what cannot be iterated over."""
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise ValueError(f"{name}: expected a sequence of numbers, got {values!r}")
+    return list(values)
+
+
+def check_ignore_index(value: Any) -> int:
+    """The value as an int; raises ValueError unless it is a whole number of 64 bits."""
+    return check_int("ignore_index", value, -(2**63))
 
 
 def check_seed(seed: Any) -> int:
@@ -40,6 +62,14 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> float:
     if not math.isfinite(number) or (positive and number <= 0):
         kind = "finite positive number" if positive else "finite number"
         raise ValueError(f"{name}: expected a {kind}, got {value!r}")
+    return number
+
+
+def check_nonnegative(name: str, value: Any) -> float:
+    """The value as a float; raises ValueError unless it is finite and at least 0."""
+    number = check_number(name, value)
+    if number < 0:
+        raise ValueError(f"{name}: expected a number of at least 0, got {value!r}")
     return number
 
 
@@ -79,6 +109,8 @@ def check_order(order: Tensor | None, n_classes: int) -> Tensor:
     permutation."""
     if order is None:
         return torch.arange(n_classes, device="cpu")
+    if not isinstance(order, Tensor):
+        raise ValueError(f"order: expected a tensor int64 [{n_classes}], got {type(order)}")
     right = order.shape == (n_classes,) and order.dtype == torch.int64
     if not right or not torch.equal(
         order.sort().values, torch.arange(n_classes, device=order.device)
@@ -116,7 +148,14 @@ def check_frequencies(
 ) -> npt.NDArray[np.float64]:
     """Frequencies as a contiguous float64 [V] array; raises TypeError unless they are real numbers,
     and ValueError unless they are finite, none negative, with a finite sum."""
-    array = np.asarray(frequencies)
+    if isinstance(frequencies, Tensor):  # numpy has no bfloat16
+        frequencies = frequencies.detach().cpu()
+        if frequencies.is_floating_point():
+            frequencies = frequencies.double()
+    try:
+        array = np.asarray(frequencies)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name}: expected a 1-D array of numbers: {error}") from None
     if array.dtype.kind not in "iuf":
         raise TypeError(f"{name}: expected real numbers, got dtype {array.dtype}")
     if array.ndim != 1 or (n_classes is not None and len(array) != n_classes) or len(array) == 0:

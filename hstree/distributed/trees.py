@@ -188,7 +188,7 @@ class ShardedTreeEnsemble(TreeEnsemble):
         return _log_sum_exp(own, self.mesh)
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Computed from the log-probabilities of all classes."""
+        """Computed from the log-probabilities of all classes, in chunks of rows."""
         return Head.topk_rows(self, hidden, k)
 
     def sample_rows(

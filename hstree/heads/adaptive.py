@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hstree._checks import check_order
+from hstree._checks import check_int, check_number, check_order, check_sequence
 from hstree._transforms import is_transformed
 from hstree.heads.base import Head
 from hstree.heads.flat import wide
@@ -76,7 +76,7 @@ class AdaptiveSoftmax(Head):
             )
         if cutoffs is None:
             cutoffs = [c for c in (2000, 10000) if c < n_classes / 2] or [max(1, n_classes // 4)]
-        cutoffs = list(cutoffs)
+        cutoffs = [check_int("cutoffs", c, 0) for c in check_sequence("cutoffs", cutoffs)]
         increasing = all(a < b for a, b in zip([0, *cutoffs], [*cutoffs, n_classes], strict=True))
         if not cutoffs or not increasing:
             raise ValueError(
@@ -84,7 +84,7 @@ class AdaptiveSoftmax(Head):
             )
         order = check_order(order, n_classes)
         self.cutoffs = cutoffs
-        self.div_value = div_value
+        self.div_value = check_number("div_value", div_value, positive=True)
         smallest = int(in_features // div_value ** len(cutoffs))
         if smallest < 1:
             raise ValueError(

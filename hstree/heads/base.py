@@ -13,7 +13,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hstree._checks import check_choice, check_int, check_number, check_probability
+from hstree._checks import (
+    check_choice,
+    check_ignore_index,
+    check_int,
+    check_nonnegative,
+    check_number,
+    check_probability,
+)
 from hstree._files import write_atomic
 from hstree.heads.buffers import Resettable
 from hstree.heads.inference import QUERIES, Inference
@@ -135,16 +142,14 @@ class Head(Inference, HeadParameters, Resettable, ABC):
         super().__init__()
         self.in_features = check_int("in_features", in_features)
         self.n_classes = check_int("n_classes", n_classes)
-        self.ignore_index = int(ignore_index)
+        self.ignore_index = check_ignore_index(ignore_index)
         self.reduction = check_choice("reduction", reduction, REDUCTIONS)
         self.learning_rate_factor = check_number(
             "learning_rate_factor", learning_rate_factor, positive=True
         )
         self.register_constant("class_weight", check_class_weight(class_weight, self.n_classes))
         self.label_smoothing = check_probability("label_smoothing", label_smoothing)
-        self.z_loss = check_number("z_loss", z_loss)
-        if self.z_loss < 0:
-            raise ValueError(f"z_loss: expected a number of at least 0, got {z_loss}")
+        self.z_loss = check_nonnegative("z_loss", z_loss)
         if self.z_loss and self.no_z_loss:
             raise ValueError(
                 f"z_loss: expected 0 for the head {self.name!r}, as {self.no_z_loss}, got "

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hstree._checks import check_bool
 from hstree._dtypes import sum_dtype
 from hstree.heads import functions
 from hstree.heads.base import Head
 from hstree.heads.buffers import fill
 from hstree.heads.functions import Function
-from hstree.heads.tying import HasWeight
+from hstree.heads.tying import HasWeight, weight_to_tie
 from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import LogitFunction, mixture_log_prob
 
@@ -39,6 +40,8 @@ class FlatHead(Head):
         embedding: embedding to tie to: its weight [V, E] is used as W.
         frequencies: class counts [V]. The bias starts so that W = 0 gives the unigram distribution;
             None: it starts at 0.
+        bias_start: ``"unigram"``; or ``"zero"``: the bias starts at 0 whatever the frequencies are,
+            as in published code.
         function: increasing function f; None: the identity. See ``hstree.heads.functions``.
         weight_features: size of an encoding, E; None: D.
         **options: further arguments of :class:`Head`.
@@ -61,6 +64,7 @@ class FlatHead(Head):
         bias: bool = True,
         embedding: HasWeight | None = None,
         frequencies: npt.ArrayLike | None = None,
+        bias_start: str = "unigram",
         function: Function | None = None,
         weight_features: int | None = None,
         **options: Any,
@@ -69,20 +73,17 @@ class FlatHead(Head):
         features = in_features if weight_features is None else weight_features
         self.tied = embedding is not None
         if embedding is not None:
-            expected = (n_classes, features)
-            if tuple(embedding.weight.shape) != expected:
-                raise ValueError(
-                    f"embedding: expected a weight of shape {expected} to tie to, "
-                    f"got {tuple(embedding.weight.shape)}"
-                )
-            self.weight = embedding.weight
+            self.weight = weight_to_tie(embedding, n_classes, features)
         else:
             self.weight = nn.Parameter(torch.empty(n_classes, features))
-        self.bias = nn.Parameter(torch.empty(n_classes)) if bias else None
+        self.bias = nn.Parameter(torch.empty(n_classes)) if check_bool("bias", bias) else None
         self.function = functions.Identity() if function is None else function
         self.frequencies = None
         if frequencies is not None:
             self.frequencies = smoothed_frequencies(frequencies, n_classes)
+        if bias_start not in ("unigram", "zero"):
+            raise ValueError(f"bias_start: expected 'unigram' or 'zero', got {bias_start!r}")
+        self.bias_start = bias_start
         self._reset_decoder()
 
     def reset_parameters(self) -> None:
@@ -95,11 +96,11 @@ class FlatHead(Head):
             nn.init.uniform_(self.weight, -0.1, 0.1)
         if self.bias is None or self.bias.is_meta:
             return
-        if self.frequencies is None:
+        if self.frequencies is None or self.bias_start == "zero":
             nn.init.zeros_(self.bias)
         else:
-            share = self.frequencies / self.frequencies.sum()
-            value = torch.from_numpy(np.log(share)).to(self.bias.device)
+            log_share = np.log(self.frequencies) - np.log(self.frequencies.sum())
+            value = torch.from_numpy(log_share).to(self.bias.device)
             fill(self.bias, self.function.inverse(value))
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
@@ -227,7 +228,8 @@ class FlatHead(Head):
         tied: bool = False,
         **options: Any,
     ) -> Self:
-        """A head whose bias starts at the unigram distribution of the corpus.
+        """A head whose bias starts at the unigram distribution of the corpus, or at 0 with
+        ``bias_start="zero"``.
 
         Args:
             in_features: number of input features, D.

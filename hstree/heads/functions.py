@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,9 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_int, check_number
+from hstree._checks import check_bool, check_choice, check_int, check_nonnegative, check_number
 from hstree.heads.buffers import fill
 from hstree.ops import LogitFunction, sigmoid_sums
+
+MOST_INTERVALS = 2**24
+"""More intervals than numbers that float32 tells apart have no effect."""
 
 
 class Function(nn.Module, ABC):
@@ -100,45 +104,80 @@ class SigSoftmax(Function):
 class PLIF(Function):
     """Piecewise linear increasing function with slopes softplus(v) in K equal intervals of [-R, R].
 
-    The initial v is normal with mean log(e - 1), which is slope 1, and standard deviation 1. Its
-    learning rate is always 0.02.
+    v starts from a normal distribution with mean log(e - 1), which is slope 1.
 
     Args:
         intervals: number of intervals, K.
         radius: half width of the range of the intervals, R.
-        frozen: keep v at its random initial values.
+        frozen: keep v at its initial values.
+        slope_std: standard deviation of the initial v. With 0, f starts as the identity up to a
+            constant.
+        slope_learning_rate: learning rate of v, whatever that of the head is.
+        slope_decay: weight decay of v.
+        mean_slope_gradient: replace f'(x), the slope of the logit's interval, by the mean of the K
+            slopes in the gradient with respect to the logits. f and the gradient of v stay exact.
 
     Raises:
-        ValueError: for K below 1, or R that is not finite and positive.
+        ValueError: for K below 1, an R outside [1e-6, 1e6], a learning rate that is not positive,
+            or a deviation or decay below 0.
     """
 
     name = "plif"
 
     def __init__(
-        self, intervals: int = 100_000, radius: float = 20.0, frozen: bool = False
+        self,
+        intervals: int = 100_000,
+        radius: float = 20.0,
+        frozen: bool = False,
+        *,
+        slope_std: float = 1.0,
+        slope_learning_rate: float = 0.02,
+        slope_decay: float = 0.0,
+        mean_slope_gradient: bool = False,
     ) -> None:
         super().__init__()
-        self.intervals = check_int("intervals", intervals)
+        self.intervals = check_int("intervals", intervals, 1, MOST_INTERVALS)
         self.radius = check_number("radius", radius, positive=True)
-        self.frozen = bool(frozen)
+        if not 1e-6 <= self.radius <= 1e6:
+            raise ValueError(f"radius: expected a number from 1e-6 to 1e6, got {radius!r}")
+        self.frozen = check_bool("frozen", frozen)
+        self.slope_std = check_nonnegative("slope_std", slope_std)
+        self.slope_learning_rate = check_number(
+            "slope_learning_rate", slope_learning_rate, positive=True
+        )
+        self.slope_decay = check_nonnegative("slope_decay", slope_decay)
+        self.mean_slope_gradient = check_bool("mean_slope_gradient", mean_slope_gradient)
         self.v = nn.Parameter(torch.empty(intervals), requires_grad=not frozen)
         self.reset()
 
     def reset(self) -> None:
-        nn.init.normal_(self.v, math.log(math.e - 1), 1.0)
+        nn.init.normal_(self.v, math.log(math.e - 1), self.slope_std)
 
     def slopes(self) -> Tensor:
         """The slopes [K], positive; float32 or float64."""
         return F.softplus(self.v if self.v.dtype == torch.float64 else self.v.float())
 
     def forward(self, dtype: torch.dtype) -> LogitFunction:
-        return LogitFunction.plif(self.slopes().to(dtype), self.radius)
+        slopes = self.slopes().to(dtype)
+        function = LogitFunction.plif(slopes, self.radius)
+        if not self.mean_slope_gradient:
+            return function
+        return replace(function, gradient_slope=slopes.detach().mean())
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
-        return super().parameter_groups(0.02)
+        groups = super().parameter_groups(self.slope_learning_rate)
+        return [group | {"weight_decay": self.slope_decay} for group in groups]
 
     def config(self) -> dict[str, Any]:
-        return {"intervals": self.intervals, "radius": self.radius, "frozen": self.frozen}
+        return {
+            "intervals": self.intervals,
+            "radius": self.radius,
+            "frozen": self.frozen,
+            "slope_std": self.slope_std,
+            "slope_learning_rate": self.slope_learning_rate,
+            "slope_decay": self.slope_decay,
+            "mean_slope_gradient": self.mean_slope_gradient,
+        }
 
 
 class MonotonicNetwork(Function):
@@ -169,7 +208,7 @@ class MonotonicNetwork(Function):
     def __init__(self, units: int = 1000, intervals: int = 4096) -> None:
         super().__init__()
         self.units = check_int("units", units)
-        self.intervals = check_int("intervals", intervals)
+        self.intervals = check_int("intervals", intervals, 1, MOST_INTERVALS)
         self.u, self.v, self.b = (nn.Parameter(torch.empty(units)) for _ in range(3))
         self.reset()
 
@@ -204,8 +243,7 @@ def build_function(name: str, options: dict[str, Any] | None = None) -> Function
     Raises:
         ValueError: for an unknown name, or options that the function does not have.
     """
-    if name not in FUNCTIONS:
-        raise ValueError(f"function: expected one of {', '.join(FUNCTIONS)}, got {name!r}")
+    check_choice("function", name, FUNCTIONS)
     try:
         return FUNCTIONS[name](**(options or {}))
     except TypeError as error:

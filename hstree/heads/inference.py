@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_temperature
-from hstree.heads.losses import by_rows
+from hstree.heads.losses import by_rows, split_rows
 from hstree.ops import mark_targets
 
 QUERIES = ("log_prob", "entropy", "topk", "predict", "sample", "candidate_log_prob")
@@ -78,9 +78,12 @@ class Inference(nn.Module, ABC):
         return values.view(shape), classes.view(shape)
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Both results of :meth:`topk`, [N, k] each: hidden [N, F], from :meth:`encode`."""
-        values, classes = self.class_log_prob(hidden).topk(k, dim=-1)
-        return values, classes
+        """Both results of :meth:`topk`, [N, k] each: hidden [N, F], from :meth:`encode`. Computed
+        in chunks of rows."""
+        chunks = split_rows(self.n_classes, hidden)
+        parts = [self.class_log_prob(rows).topk(k, dim=-1) for (rows,) in chunks]
+        values, classes = zip(*parts, strict=True)
+        return torch.cat(values), torch.cat(classes)
 
     @overload
     def sample(

@@ -28,9 +28,11 @@ class Mixtape(FlatHead):
     r"""P(y | h) = softmax(l)[y], l_x = sum_k pi_{x,k} w_x . tanh(U_k h + a_k) + b_x, K = 4.
 
     The priors of a class come from three sigmoids, g_j = sigmoid(v_x . tanh(Q_j h + q_j) + u_j . h
-    + c_xj), as (g1 g2, g1 (1 - g2), (1 - g1) g3, (1 - g1) (1 - g3)). Infrequent classes share one v
-    and c, and so one context vector sum_k pi_k tanh(U_k h + a_k): they cost as much as in a
-    softmax.
+    + c_xj), as (g1 g2, g1 (1 - g2), (1 - g1) g3, (1 - g1) (1 - g3)). Infrequent classes have no v
+    and c: they share the gates sigmoid(u_j . h), and so one context vector
+    sum_k pi_k tanh(U_k h + a_k), and cost as much as in a softmax.
+
+    The biases a, q and c start at 0, v uniform in [-0.1, 0.1].
 
     Args:
         in_features: number of input features, D.
@@ -40,8 +42,8 @@ class Mixtape(FlatHead):
         order: classes from the most to the least frequent, int64 [V]; default 0, 1, 2, ...
         gate_features: size of tanh(Q_j h).
         latent_features: size of tanh(U_k h), E; None: the size of ``embedding``, or D.
-        **options: ``bias``, ``embedding`` and ``frequencies`` of :class:`FlatHead`, and the
-            arguments of :class:`Head`.
+        **options: ``bias``, ``embedding``, ``frequencies`` and ``bias_start`` of
+            :class:`FlatHead`, and the arguments of :class:`Head`.
 
     Raises:
         ValueError: for ``own_gates`` outside [0, V], an ``order`` that is not a permutation, or a
@@ -54,7 +56,8 @@ class Mixtape(FlatHead):
         torch.Size([4])
 
     Source: Yang, Luong, Salakhutdinov and Le, Mixtape: breaking the softmax bottleneck efficiently,
-    NeurIPS 2019.
+    NeurIPS 2019. The formula is also that of ``Mixtape`` in Mesh TensorFlow. No code of the authors
+    was found: the initial values and the size of the gates could not be compared with it.
     """
 
     name = "mixtape"
@@ -90,11 +93,10 @@ class Mixtape(FlatHead):
         self.latent_features = features
         self.register_constant("own", order[:own_gates])
         self.latent = ZeroBiasLinear(in_features, COMPONENTS * features)
-        self.gate_hidden = nn.Linear(in_features, GATES * self.gate_features)
+        self.gate_hidden = ZeroBiasLinear(in_features, GATES * self.gate_features)
         self.gate_context = nn.Linear(in_features, GATES, bias=False)
-        # The last row is the one that the other classes share.
-        self.gate_weight = nn.Parameter(torch.empty(own_gates + 1, self.gate_features))
-        self.gate_bias = nn.Parameter(torch.empty(own_gates + 1, GATES))
+        self.gate_weight = nn.Parameter(torch.empty(own_gates, self.gate_features))
+        self.gate_bias = nn.Parameter(torch.empty(own_gates, GATES))
         self._reset_gates()
 
     def reset_parameters(self) -> None:
@@ -116,8 +118,8 @@ class Mixtape(FlatHead):
         """g1, g2 and g3, each [N, own_gates + 1]; the last column is that of all other classes."""
         hidden, context = torch.split(encoded, [GATES * self.gate_features, GATES], 1)
         hidden = hidden.reshape(-1, GATES, self.gate_features)
-        scores = wide(F.linear(hidden, self.gate_weight))
-        scores = scores + context[:, :, None] + self.gate_bias.t()
+        scores = wide(F.linear(hidden, self.gate_weight)) + self.gate_bias.t()
+        scores = F.pad(scores, (0, 1)) + context[:, :, None]
         return list(torch.sigmoid(scores).unbind(1))
 
     def priors(self, hidden: Tensor) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_int, check_probability
+from hstree._checks import check_int, check_nonnegative, check_probability, check_sequence
+from hstree.heads.base import HeadOutput
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.functions import build_function
 
@@ -25,6 +26,8 @@ class ZeroBiasLinear(nn.Linear):
 class _Mixture(FlatHead):
     """A head over K vectors z_k = tanh(U_k h + a_k) of each context, with priors pi = softmax(G h).
 
+    U_k, a_k and G start as in :class:`torch.nn.Linear`, as in the published code of MoS.
+
     Args:
         layers: size and number of components of each part of ``hidden``; the last part gives the
             priors.
@@ -35,9 +38,11 @@ class _Mixture(FlatHead):
         function: name of the function f of every component; see
             ``hstree.heads.functions.build_function``.
         function_options: arguments of f.
-        **options: ``bias``, ``embedding`` and ``frequencies`` of :class:`FlatHead`, and the
-            arguments of :class:`Head`.
+        **options: ``bias``, ``embedding``, ``frequencies`` and ``bias_start`` of
+            :class:`FlatHead`, and the arguments of :class:`Head`.
     """
+
+    _latent_layer: ClassVar[type[nn.Linear]] = nn.Linear
 
     def __init__(
         self,
@@ -66,7 +71,7 @@ class _Mixture(FlatHead):
         self.latent_features = size
         self.latent_dropout = check_probability("latent_dropout", latent_dropout)
         self.latent = nn.ModuleList(
-            ZeroBiasLinear(features, experts * size) for features, experts in layers if experts
+            self._latent_layer(features, experts * size) for features, experts in layers if experts
         )
         self.prior = nn.Linear(layers[-1][0], self.n_components, bias=False)
 
@@ -82,9 +87,13 @@ class _Mixture(FlatHead):
         latents = [linear(part) for linear, part in zip(self.latent, read, strict=True)]
         latent = torch.tanh(torch.cat(latents, -1) if len(latents) > 1 else latents[0])
         if self.training and self.latent_dropout:
-            steps = latent[:1] if latent.dim() > 2 else latent
-            latent = latent * F.dropout(torch.ones_like(steps), self.latent_dropout)
+            latent = latent * self.dropout_mask(latent)
         return latent, self.prior(parts[-1])
+
+    def dropout_mask(self, latent: Tensor) -> Tensor:
+        """Factors for z: [1, ..., K E] for z [time, ..., K E], or [N, K E]."""
+        steps = latent[:1] if latent.dim() > 2 else latent
+        return F.dropout(torch.ones_like(steps), self.latent_dropout)
 
     def config(self) -> dict[str, Any]:
         return self.decoder_config() | {
@@ -145,8 +154,9 @@ class MixtureOfSoftmaxes(_SoftmaxMixture):
         in_features: number of input features, D.
         n_classes: number of classes, V.
         components: number of components, K.
-        **options: arguments of the latent vectors, below; ``bias``, ``embedding`` and
-            ``frequencies`` of :class:`FlatHead`; and the arguments of :class:`Head`.
+        **options: arguments of the latent vectors, below; ``bias``, ``embedding``,
+            ``frequencies`` and ``bias_start`` of :class:`FlatHead`; and the arguments of
+            :class:`Head`.
 
             - ``latent_features``: size of tanh(U_k h), E; None: the size of ``embedding``, or D.
             - ``latent_dropout``: probability of dropping an element of tanh(U_k h); the same
@@ -251,7 +261,17 @@ class DOC(_SoftmaxMixture):
     r"""Direct output connection: a mixture of softmaxes whose components read different layers.
 
     P(y | h) = sum_j pi_j softmax(W tanh(U_j h^(layer_j) + a_j) + b)[y]. The word embedding counts
-    as a layer. The priors pi are computed from the last layer.
+    as a layer. The priors pi are computed from the last layer. ``latent_dropout`` drops the same
+    elements in all components.
+
+    In training mode the penalty makes the components be used equally. Each row's loss grows by
+
+    .. math::
+        \lambda (J - 1) \frac{\mathrm{var}(B)}{\mathrm{mean}(B)^2}, \qquad
+        B_{sj} = \sum_t \pi_{tsj}
+
+    for J components and all sequences s in ``hidden`` [time, ..., D], or one sequence for
+    [N, D]. The variance is the unbiased one over all numbers B. Rows that are ignored do not count.
 
     Args:
         in_features: sum of ``layer_sizes``; ``hidden`` is the concatenation of the layers.
@@ -259,6 +279,7 @@ class DOC(_SoftmaxMixture):
         layer_sizes: size of each layer's output, first to last.
         experts: number of components that read each layer; None: 15 for the last layer, 5 for the
             one before it.
+        prior_penalty: coefficient of the penalty, lambda; 0.001 in the published models.
         **options: further arguments of :class:`MixtureOfSoftmaxes`.
 
     Example:
@@ -269,11 +290,13 @@ class DOC(_SoftmaxMixture):
         torch.Size([4])
 
     Source: Takase, Suzuki and Nagata, Direct output connection for a high-rank language model,
-    EMNLP 2018.
+    EMNLP 2018. The paper's penalty is lambda (std(B) / mean(B))^2 with B summed over the batch; its
+    results come from the authors' code, which has the penalty above.
     """
 
     name = "doc"
     reads_layers = True
+    _latent_layer = ZeroBiasLinear
 
     def __init__(
         self,
@@ -282,17 +305,19 @@ class DOC(_SoftmaxMixture):
         *,
         layer_sizes: Sequence[int],
         experts: Sequence[int] | None = None,
+        prior_penalty: float = 0.0,
         **options: Any,
     ) -> None:
-        sizes = [check_int("layer_sizes", size) for size in layer_sizes]
+        given = check_sequence("layer_sizes", layer_sizes)
+        sizes = [check_int("layer_sizes", size) for size in given]
         if sum(sizes) != in_features:
             raise ValueError(
                 f"layer_sizes: expected sizes with the sum {in_features} (in_features), got {sizes}"
             )
         if experts is None:
             experts = ([0] * len(sizes) + [5, 15])[-len(sizes) :]
-        given = list(experts) if hasattr(experts, "__iter__") else None
-        if given is None or len(given) != len(sizes):
+        given = check_sequence("experts", experts)
+        if len(given) != len(sizes):
             raise ValueError(
                 f"experts: expected {len(sizes)} numbers of components, one for each layer, "
                 f"got {experts!r}"
@@ -301,7 +326,36 @@ class DOC(_SoftmaxMixture):
         if not any(experts):
             raise ValueError(f"experts: expected at least one component, got {experts}")
         super().__init__(list(zip(sizes, experts, strict=True)), n_classes, **options)
+        self.prior_penalty = check_nonnegative("prior_penalty", prior_penalty)
+
+    def dropout_mask(self, latent: Tensor) -> Tensor:
+        mask = super().dropout_mask(latent[..., : self.latent_features])
+        return torch.cat([mask] * self.n_components, -1)
+
+    def forward(self, hidden: Tensor, target: Tensor) -> HeadOutput:
+        output, loss = super().forward(hidden, target)
+        if self.training and self.prior_penalty:
+            ignored = target == self.ignore_index
+            last = hidden[..., -self.prior.in_features :].to(self.prior.weight.dtype)
+            prior = wide(self.prior(last)).softmax(-1).masked_fill(ignored.unsqueeze(-1), 0.0)
+            kept = (~ignored).to(output.dtype)
+            loss = loss + self.reduced(self.prior_penalty * imbalance(prior) * kept, kept)
+        return HeadOutput(output, loss)
 
     def config(self) -> dict[str, Any]:
         sizes, experts = zip(*self.layers, strict=True)
-        return super().config() | {"layer_sizes": list(sizes), "experts": list(experts)}
+        return super().config() | {
+            "layer_sizes": list(sizes),
+            "experts": list(experts),
+            "prior_penalty": self.prior_penalty,
+        }
+
+
+def imbalance(prior: Tensor) -> Tensor:
+    """(J - 1) var(B) / mean(B)^2, B the sums over time of priors [time, ..., J], or over the rows
+    of [N, J]; 0 if all priors are 0."""
+    components = prior.shape[-1]
+    sums = prior.sum(0) if prior.dim() > 2 else prior.reshape(-1, components).sum(0)
+    share = sums / sums.mean().clamp(min=torch.finfo(sums.dtype).tiny)
+    square = (share - share.mean()).square().sum()
+    return square * ((components - 1) / max(share.numel() - 1, 1))

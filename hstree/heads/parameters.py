@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hstree._checks import check_number
+from hstree._checks import check_nonnegative, check_number
 
 
 class HeadParameters(nn.Module):
@@ -25,11 +25,12 @@ class HeadParameters(nn.Module):
 
         Args:
             lr: learning rate of the model. The head's learning rate is ``learning_rate_factor``
-                times that, except for the slopes of a PLIF: 0.02.
+                times that, except for the slopes of a PLIF: its ``slope_learning_rate``.
             weight_decay: weight decay of the weights; 0 for SGD and Adagrad with row-sparse
                 gradients.
             decay_biases: whether biases and scales decay too, as in the training of published
-                perplexities. The parameters of a function of the logits never decay.
+                perplexities. The parameters of a function of the logits do not, except for the
+                slopes of a PLIF with ``slope_decay``.
 
         Returns:
             Dicts of ``params``, ``lr`` and ``weight_decay``.
@@ -46,9 +47,7 @@ class HeadParameters(nn.Module):
             [(0.001, 0.01), (0.008, 0.01), (0.008, 0.0)]
         """
         lr = check_number("lr", lr, positive=True) * self.learning_rate_factor
-        weight_decay = check_number("weight_decay", weight_decay)
-        if weight_decay < 0:
-            raise ValueError(f"weight_decay: expected a number of at least 0, got {weight_decay}")
+        weight_decay = check_nonnegative("weight_decay", weight_decay)
         apart = {id(parameter) for parameter in self._apart()}
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():

@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from hstree._files import read_tensors
 from hstree.heads.adaptive import AdaptiveSoftmax
@@ -139,11 +141,31 @@ def load_head(path: str | os.PathLike[str], *, embedding: HasWeight | None = Non
             f"path: expected a saved head, got {os.fspath(path)}, a safetensors file without "
             f"{METADATA_KEY} metadata"
         )
-    saved: dict[str, Any] = json.loads(metadata[METADATA_KEY])
+    try:
+        head = _built(path, json.loads(metadata[METADATA_KEY]), tensors, embedding)
+    except Exception as error:  # whatever a damaged file leads to
+        if isinstance(error, ValueError) and str(error).startswith("embedding:"):
+            raise
+        raise ValueError(
+            f"path: expected a saved head, got {os.fspath(path)}, which is damaged or from another "
+            f"version of hstree: {type(error).__name__}: {error}"
+        ) from error
+    return head if embedding is None else head.to(embedding.weight.device)
+
+
+def _built(
+    path: str | os.PathLike[str],
+    saved: Any,
+    tensors: dict[str, Tensor],
+    embedding: HasWeight | None,
+) -> Head:
+    """The head of a file. No memory is taken before the sizes have been compared with those of
+    the tensors."""
     tied = saved["config"].get("tied", False)
     if embedding is not None and not tied:
         raise ValueError(f"embedding: expected None, since {os.fspath(path)} holds no tied head")
-    head = head_class(saved["name"]).from_config(saved["config"], tensors, embedding)
+    with torch.device("meta"):
+        head = head_class(saved["name"]).from_config(saved["config"], tensors, embedding)
     if embedding is not None:
         tensors |= dict.fromkeys(tied_names(head, embedding), embedding.weight)
     elif tied and not head.state_dict().keys() <= tensors.keys():
@@ -152,4 +174,4 @@ def load_head(path: str | os.PathLike[str], *, embedding: HasWeight | None = Non
             "tied, because the file was written without this weight, got None"
         )
     head.load_state_dict(tensors, assign=True)  # keeps the dtype of the tensors
-    return head if embedding is None else head.to(embedding.weight.device)
+    return head

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_choice, check_int, check_number
+from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.tying import HasWeight
 
@@ -69,8 +69,8 @@ class SampledSoftmax(FlatHead):
         sparse: whether, in training mode, W and b have row-sparse gradients with rows for targets
             and negatives only, for :class:`hstree.optim.AdamW`. Does not compile.
         frequencies: class counts [V]. The bias starts at the unigram distribution; None: at 0.
-        **options: ``bias`` and ``embedding`` of :class:`FlatHead`, and the arguments of
-            :class:`Head`. Label smoothing and z-loss take the estimate of Z.
+        **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
+            arguments of :class:`Head`. Label smoothing and z-loss take the estimate of Z.
 
     Raises:
         ValueError: for an argument out of range; for ``"unigram"`` without frequencies; for label
@@ -110,10 +110,8 @@ class SampledSoftmax(FlatHead):
         super().__init__(in_features, n_classes, frequencies=frequencies, **options)
         self.negatives = check_int("negatives", negatives)
         self.distribution = check_choice("distribution", distribution, DISTRIBUTIONS)
-        self.alpha = check_number("alpha", alpha)
-        if self.alpha < 0:
-            raise ValueError(f"alpha: expected a number of at least 0, got {alpha}")
-        self.sparse = sparse
+        self.alpha = check_nonnegative("alpha", alpha)
+        self.sparse = check_bool("sparse", sparse)
         for name in ("label_smoothing", "z_loss"):
             if sparse and getattr(self, name):
                 raise ValueError(

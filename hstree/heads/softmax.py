@@ -19,8 +19,8 @@ class Softmax(FlatHead):
     Args:
         in_features: number of input features, D.
         n_classes: number of classes, V.
-        **options: ``bias``, ``embedding`` and ``frequencies`` of :class:`FlatHead`, and the
-            arguments of :class:`Head`.
+        **options: ``bias``, ``embedding``, ``frequencies`` and ``bias_start`` of
+            :class:`FlatHead`, and the arguments of :class:`Head`.
 
     Example:
         >>> import torch, hstree
@@ -102,7 +102,15 @@ class PLIF(FlatHead):
         n_classes: number of classes, V.
         intervals: number of equal intervals of [-R, R], K; interval j has the slope softplus(v_j).
         radius: half width of the range of the intervals, R.
-        frozen: keep v at its random initial values.
+        frozen: keep v at its initial values.
+        slope_std: standard deviation of the initial v, whose mean is log(e - 1), slope 1. With 0
+            the head starts as a :class:`Softmax`.
+        slope_learning_rate: learning rate of v in :meth:`parameter_groups`, whatever that of the
+            head is.
+        slope_decay: weight decay of v in :meth:`parameter_groups`.
+        mean_slope_gradient: replace the slope of each logit's interval by the mean of the K slopes
+            in the gradient with respect to the logits, for experiments. The probabilities and the
+            gradient of v stay exact.
         **options: further arguments of :class:`Softmax`.
 
     Example:
@@ -125,14 +133,26 @@ class PLIF(FlatHead):
         intervals: int = 100_000,
         radius: float = 20.0,
         frozen: bool = False,
+        slope_std: float = 1.0,
+        slope_learning_rate: float = 0.02,
+        slope_decay: float = 0.0,
+        mean_slope_gradient: bool = False,
         **options: Any,
     ) -> None:
-        function = functions.PLIF(intervals, radius, frozen)
+        function = functions.PLIF(
+            intervals,
+            radius,
+            frozen,
+            slope_std=slope_std,
+            slope_learning_rate=slope_learning_rate,
+            slope_decay=slope_decay,
+            mean_slope_gradient=mean_slope_gradient,
+        )
         super().__init__(in_features, n_classes, function=function, **options)
 
 
 class PLIFFrozen(PLIF):
-    """:class:`PLIF` with slopes that keep their random initial values.
+    """:class:`PLIF` with slopes that keep their initial values.
 
     Args:
         in_features: number of input features, D.
@@ -175,7 +195,8 @@ class MonotonicNetwork(FlatHead):
         torch.Size([4])
 
     Source: Ganea, Gelly, Bécigneul and Severyn, Breaking the softmax bottleneck via learnable
-    monotonic pointwise non-linearities, ICML 2019.
+    monotonic pointwise non-linearities, ICML 2019. No code of the authors for it was found:
+    the initial values and the softplus of u and v could not be compared with it.
     """
 
     name = "monotonic"

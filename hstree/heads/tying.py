@@ -15,6 +15,25 @@ class HasWeight(Protocol):
     def weight(self) -> Tensor: ...
 
 
+def weight_to_tie(embedding: HasWeight, n_classes: int, in_features: int) -> Tensor:
+    """The weight of ``embedding``.
+
+    Raises:
+        ValueError: if it is not a tensor [n_classes, in_features].
+    """
+    weight, expected = getattr(embedding, "weight", None), (n_classes, in_features)
+    if not isinstance(weight, Tensor):
+        raise ValueError(
+            f"embedding: expected a module with a weight {expected} to tie to, got "
+            f"{type(embedding).__name__}"
+        )
+    if tuple(weight.shape) != expected:
+        raise ValueError(
+            f"embedding: expected a weight of shape {expected} to tie to, got {tuple(weight.shape)}"
+        )
+    return weight
+
+
 def tied_names(head: nn.Module, embedding: HasWeight) -> list[str]:
     """Names of the parameters of the head that are the weight of ``embedding``.
 

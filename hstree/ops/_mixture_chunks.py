@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
+from hstree.ops.logit_function import LogitFunction
 
 
 class Problem(NamedTuple):
@@ -21,6 +22,7 @@ class Problem(NamedTuple):
     bias: Tensor | None  # [V]
     table: Tensor | None  # [., 2] or [., 4]
     target: Tensor  # [N], -1 for an ignored row
+    slope: Tensor | None  # [], in place of f' in the gradient of the logits
     c: float
     k: float
     radius: float
@@ -68,8 +70,10 @@ def _log_prob(
     chunk: Problem, logits: Tensor, upstream: Tensor | None, sum_table: bool
 ) -> tuple[Tensor, Any, Any]:
     """log_prob [N] from logits [N K, V]. If its gradient ``upstream`` [N] is given, the logits are
-    overwritten by their gradient, and the gradients of log_prior and (in float64) of the table are
-    returned too."""
+    overwritten by their gradient, and the gradients of log_prior and of the table are returned
+    too."""
+    if chunk.slope is not None:
+        return _log_prob_of_values(chunk, chunk.slope, logits, upstream, sum_table)
     components = chunk.latent.shape[1]
     target = chunk.target.repeat_interleave(components)
     ops, function = torch.ops.hstree, (chunk.c, chunk.k, chunk.table, chunk.radius)
@@ -91,6 +95,24 @@ def _log_prob(
         logits, responsibility.reshape(-1), target, normalizer, *function, sum_table
     )
     return log_prob, responsibility.masked_fill(ignored[:, None], 0), grad_table
+
+
+def _log_prob_of_values(
+    chunk: Problem, slope: Tensor, logits: Tensor, upstream: Tensor | None, sum_table: bool
+) -> tuple[Tensor, Any, Any]:
+    """:func:`_log_prob` as a softmax of the values f(logits), with ``slope`` for f'."""
+    given = logits.clone()
+    logits.copy_(LogitFunction(chunk.c, chunk.k, chunk.table, chunk.radius)(given))
+    values = chunk._replace(c=0.0, k=1.0, table=None, slope=None)
+    log_prob, by_log_prior, _ = _log_prob(values, logits, upstream, False)
+    by_table = None
+    if upstream is not None:
+        if sum_table:
+            by_table = torch.ops.hstree.piecewise_backward(
+                logits, given, chunk.table, chunk.radius
+            )[1]
+        logits *= slope
+    return log_prob, by_log_prior, by_table
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:

@@ -94,12 +94,16 @@ def mixture_log_prob(
     elif chunk_rows < 1:
         raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}")
     sums = sum_dtype(latent.dtype)
-    log_prior, bias, table, row_weight = (
-        None if t is None else t.to(sums) for t in (log_prior, bias, function.table, row_weight)
+    log_prior, bias, table = (
+        None if t is None else t.to(sums) for t in (log_prior, bias, function.table)
     )
-    row_weight = None if row_weight is None else row_weight.detach()
+    slope, row_weight = (
+        None if t is None else t.detach().to(sums) for t in (function.gradient_slope, row_weight)
+    )
     c, k, radius = function.c, function.k, function.radius
-    problem = Problem(latent, log_prior, weight, bias, table, target, c, k, radius, chunk_rows)
+    problem = Problem(
+        latent, log_prior, weight, bias, table, target, slope, c, k, radius, chunk_rows
+    )
     with_loss = torch.is_grad_enabled() and reduction != "none" and not is_transformed()
     wanted = [with_loss and t is not None and t.requires_grad for t in problem[:5]]
     log_prob, loss, *_ = _forward_op(*problem, row_weight, reduction == "mean", wanted)
@@ -164,7 +168,7 @@ def _check(
 
 _PROBLEM = (
     "Tensor latent, Tensor? log_prior, Tensor weight, Tensor? bias, Tensor? table, Tensor target, "
-    "float c, float k, float radius, SymInt chunk_rows"
+    "Tensor? slope, float c, float k, float radius, SymInt chunk_rows"
 )
 _GRADIENTS = (
     "Tensor grad_latent, Tensor grad_log_prior, Tensor grad_weight, Tensor grad_bias, "
@@ -227,8 +231,8 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     *fields, row_weight, ctx.mean, ctx.wanted = inputs
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*fields[:6], row_weight)
-    ctx.scalars = fields[6:]
+    ctx.save_for_backward(*fields[:7], row_weight)
+    ctx.scalars = fields[7:]
     ctx.gradients = output[2:] if any(ctx.wanted) else None
 
 
@@ -257,10 +261,10 @@ def _gradient(ctx: Any, grad_log_prob: Tensor | None, grad_loss: Tensor | None, 
         gradient.to(tensor.dtype) if tensor is not None and need else None
         for gradient, tensor, need in zip(gradients, problem[:5], needed, strict=True)
     ]
-    return *result, *[None] * 8
+    return *result, *[None] * 9
 
 
-_ROWS = (0, 0, None, None, None, 0, None, None, None, None)  # row dimensions, for by_rows
+_ROWS = (0, 0, None, None, None, 0, None, None, None, None, None)  # row dimensions, for by_rows
 _NO_GRADIENTS = (None,) * 5
 
 
@@ -272,7 +276,7 @@ def _vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
         return one_by_one(_forward_op)(info, in_dims, *arguments)
     flat = fold(arguments, in_dims, rows, info.batch_size)
     log_prob, _, *gradients = _forward_op(*flat)
-    weight = _loss_weight(Problem(*flat[:10]), flat[10])
+    weight = _loss_weight(Problem(*flat[:11]), flat[11])
     log_prob, weight = (unfold(x, 0, info.batch_size) for x in (log_prob, weight))
     loss = -(weight * log_prob).sum(1)
     loss = loss / weight.sum(1) if mean else loss
@@ -291,12 +295,12 @@ def _formula(*arguments: Any) -> tuple[Any, ...]:
     """The op in torch's own operators, without gradients: torch differentiates it."""
     *fields, row_weight, mean, _wanted = arguments
     problem = Problem(*fields)
-    latent, log_prior, weight, bias, table, target, c, k, radius, _ = problem
+    latent, log_prior, weight, bias, table, target, slope, c, k, radius, _ = problem
     components = latent.shape[1]
     logits = F.linear(latent.flatten(0, 1), weight).to(sum_dtype(latent.dtype))
     logits = logits if bias is None else logits + bias
     of_components = target.repeat_interleave(components)
-    log_prob = monotone_formula(logits, of_components, c, k, table, radius)[0]
+    log_prob = monotone_formula(logits, of_components, c, k, table, radius, slope)[0]
     if log_prior is not None:
         joint = log_prior + log_prob.view(-1, components)
         log_prob = joint.logsumexp(1).masked_fill(target == -1, 0)

@@ -134,10 +134,16 @@ def _backward_vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
 
 
 def formula(
-    logits: Tensor, target: Tensor, c: float, k: float, table: Tensor | None, radius: float
+    logits: Tensor,
+    target: Tensor,
+    c: float,
+    k: float,
+    table: Tensor | None,
+    radius: float,
+    slope: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The op in torch's own operators."""
-    function = LogitFunction(c, k, table, radius)
+    """The op in torch's own operators; ``slope``: in place of f' in the gradient of the logits."""
+    function = LogitFunction(c, k, table, radius, slope)
     never = logits == -math.inf  # probability 0 for any f
     value = function(logits.masked_fill(never, 0.0)).masked_fill(never, -math.inf)
     normalizer = value.logsumexp(1)

@@ -50,7 +50,13 @@ def plif(input: Tensor, slopes: Tensor, radius: float = 20.0) -> Tensor:
     Source: Ganea, Gelly, Bécigneul and Severyn, Breaking the softmax bottleneck via learnable
     monotonic pointwise non-linearities, ICML 2019.
     """
-    return piecewise(input, plif_table(slopes, radius), radius)
+    table = plif_table(slopes, radius)
+    if table.dtype != sum_dtype(input.dtype):
+        raise RuntimeError(
+            f"slopes: expected torch.float64 with input of torch.float64 and only then, got "
+            f"{slopes.dtype} with {input.dtype}"
+        )
+    return piecewise(input, table, radius)
 
 
 def plif_table(slopes: Tensor, radius: float = 20.0) -> Tensor:

@@ -29,12 +29,16 @@ def test_two_processes(number: int, name: str, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(script.replace(WRAPPED, wrapper), encoding="utf-8")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", str(file)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    for _ in range(2):
+        done = subprocess.run(
+            [*torchrun, "--nproc-per-node", "2", str(file)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        # Seen once in many runs: a thread of torch is destroyed while it runs.
+        if "terminate called without an active exception" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,14 @@ from hstree.heads import (
     Head,
     MonotonicNetwork,
     PLIFFrozen,
+    SampledSoftmax,
     SigSoftmax,
     Softmax,
+    TreeEnsemble,
     load_head,
 )
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
+from hstree.trees import build_ensemble
 
 
 def logits(head: Any, hidden: Tensor) -> Tensor:
@@ -61,14 +65,24 @@ def gss(head: Any, hidden: Tensor) -> Tensor:
     return (k * (x - c) + c - (k - 1) * F.softplus(x - c)).log_softmax(1)
 
 
-def plif(head: Any, hidden: Tensor) -> Tensor:
-    """The integral of the slopes: each interval adds its slope times the way covered in it."""
+def integral(head: Any, x: Tensor) -> Tensor:
+    """Of the slopes: each interval adds its slope times the way covered in it."""
     slopes, radius = F.softplus(head.function.v), head.function.radius
-    x, width = logits(head, hidden)[..., None], 2 * radius / len(slopes)
+    width = 2 * radius / len(slopes)
     begin = -radius + width * torch.arange(len(slopes), dtype=x.dtype)
-    f = ((x - begin).clamp(0, width) * slopes).sum(-1)
-    f = f + slopes[0] * (x[..., 0] + radius).clamp(max=0)
-    return (f + slopes[-1] * (x[..., 0] - radius).clamp(min=0)).log_softmax(1)
+    f = ((x[..., None] - begin).clamp(0, width) * slopes).sum(-1)
+    f = f + slopes[0] * (x + radius).clamp(max=0)
+    return f + slopes[-1] * (x - radius).clamp(min=0)
+
+
+def plif(head: Any, hidden: Tensor) -> Tensor:
+    return integral(head, logits(head, hidden)).log_softmax(1)
+
+
+def plif_mean_slope(head: Any, hidden: Tensor) -> Tensor:
+    """The values of the function with the derivative of a line."""
+    x, mean = logits(head, hidden), F.softplus(head.function.v).detach().mean()
+    return (integral(head, x.detach()) + mean * (x - x.detach())).log_softmax(1)
 
 
 def monotonic(head: Any, hidden: Tensor) -> Tensor:
@@ -83,6 +97,10 @@ FORMULAS: dict[str, tuple[Callable[..., Head], Any]] = {
     "gss": (GSS, gss),
     "gss, c = 0.3, k = 0.5": (lambda *size, **more: GSS(*size, c=0.3, k=0.5, **more), gss),
     "plif": (lambda *size, **more: PLIF(*size, **PIECES, **more), plif),
+    "plif, mean slope": (
+        lambda *size, **more: PLIF(*size, **PIECES, mean_slope_gradient=True, **more),
+        plif_mean_slope,
+    ),
     "plif-frozen": (lambda *size, **more: PLIFFrozen(*size, **PIECES, **more), plif),
     "plif, one interval": (
         lambda *size, **more: PLIF(*size, intervals=1, radius=1.0, **more),
@@ -288,13 +306,34 @@ def test_untrained_gradient_does_not_vanish() -> None:
             np.array([1.0] * (V - 1) + [np.nan]),
             r"frequencies\[36\]: expected a finite number .*, got nan",
         ),
+        (np.full(V, 1e308), "frequencies: expected a finite sum, got inf"),
+        ([[1.0]] + [[2.0, 3.0]] * (V - 1), "frequencies: expected a 1-D array of numbers: "),
+        (np.ones(V, bool), "frequencies: expected real numbers, got dtype bool"),
+        (np.ones(V, object), "frequencies: expected real numbers, got dtype object"),
+        (torch.ones(V, dtype=torch.bool), "frequencies: expected real numbers, got dtype bool"),
     ],
-    ids=["shape", "negative", "nan"],
+    ids=["shape", "negative", "nan", "sum", "ragged", "bool", "object", "bool tensor"],
 )
-def test_bad_frequencies(frequencies: np.ndarray, match: str) -> None:
-    for build in (Softmax, GSS, PLIF):
-        with pytest.raises(ValueError, match=match):
-            build(D, V, frequencies=frequencies)
+def test_bad_frequencies(frequencies: Any, match: str) -> None:
+    """In every head and recipe alike."""
+    error = TypeError if "dtype" in match else ValueError
+    trees = build_ensemble("random", V, 1)
+    builds = [partial(build, D, V) for build in (Softmax, GSS, PLIF, SampledSoftmax)]
+    builds.append(partial(TreeEnsemble, D, V, trees))
+    builds += [partial(build_ensemble, name, V, 1) for name in ("random", "huffman", "cluster")]
+    for build in builds:
+        with pytest.raises(error, match=match):
+            build(frequencies=frequencies)
+
+
+def test_frequencies_of_all_magnitudes() -> None:
+    counts = np.array([1e308, 1.0, 1e-300, 0.0])
+    expected = torch.tensor([0.0, -308, -608, -608]) * math.log(10)
+    expected[3] -= math.log(2)
+    for given in (counts, torch.from_numpy(counts).requires_grad_()):
+        torch.testing.assert_close(Softmax(D, 4, frequencies=given).bias.detach(), expected)
+    head = Softmax(D, 4, frequencies=torch.tensor([1, 2, 3, 4]).bfloat16())
+    torch.testing.assert_close(head.bias.detach().exp(), torch.tensor([0.1, 0.2, 0.3, 0.4]))
 
 
 @pytest.mark.parametrize(
@@ -305,22 +344,26 @@ def test_bad_frequencies(frequencies: np.ndarray, match: str) -> None:
         (GSS, {"k": math.inf}, "k: expected a finite positive number, got inf"),
         (GSS, {"c": math.nan}, "c: expected a finite number, got nan"),
         (GSS, {"k": "2"}, "k: expected a finite positive number, got '2'"),
-        (PLIF, {"intervals": 12.5}, "intervals: expected a whole number of at least 1, got 12.5"),
-        (PLIF, {"intervals": 0}, "intervals: expected a whole number of at least 1, got 0"),
+        (PLIF, {"intervals": 12.5}, "intervals: expected a whole number from 1 to 16777216"),
+        (PLIF, {"intervals": 0}, "intervals: expected a whole number from 1 to 16777216"),
         (PLIF, {"radius": 0.0}, "radius: expected a finite positive number, got 0.0"),
         (PLIF, {"radius": math.nan}, "radius: expected a finite positive number, got nan"),
-        (PLIFFrozen, {"intervals": -3}, "intervals: expected a whole number of at least 1, got -3"),
+        (PLIFFrozen, {"intervals": -3}, "intervals: expected a whole number from 1 to 16777216"),
         (MonotonicNetwork, {"units": 0}, "units: expected a whole number of at least 1, got 0"),
         (
             MonotonicNetwork,
             {"intervals": 0},
-            "intervals: expected a whole number of at least 1, got 0",
+            "intervals: expected a whole number from 1 to 16777216",
         ),
         (
             Softmax,
             {"embedding": torch.nn.Embedding(V, D + 1)},
             r"embedding: expected a weight of shape \(37, 10\) to tie to, got \(37, 11\)",
         ),
+        (Softmax, {"embedding": torch.ones(V, D)}, "embedding: .* to tie to, got Tensor"),
+        (Softmax, {"bias": None}, "bias: expected True or False, got None"),
+        (Softmax, {"n_classes": 2**63}, "n_classes: expected a whole number from 1 to"),
+        (PLIF, {"radius": 1e308}, "radius: expected a number from 1e-6 to 1e6, got 1e\\+308"),
         (Softmax, {"in_features": 0}, "in_features: expected a whole number of at least 1, got 0"),
     ],
     ids=lambda x: str(getattr(x, "__name__", x))[:40],

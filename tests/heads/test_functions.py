@@ -30,6 +30,7 @@ every_function = pytest.mark.parametrize(
         ("gss", {"c": 2.0, "k": 0.4}),
         ("plif", {}),
         ("plif", {"intervals": 10, "radius": 5.0}),
+        ("plif", {"slope_std": 0.3, "slope_learning_rate": 7.0, "slope_decay": 1e-3}),
         ("monotonic", {"units": 50}),
     ],
     ids=str,
@@ -74,7 +75,7 @@ def test_inverse(name: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     function = build_function(name, options).double()
     wanted = torch.tensor([-3.0, -1.5, -1.5, -4.9, -0.7, -2.0], dtype=torch.float64)
-    if name == "plif" and options:
+    if "radius" in options:
         wanted = wanted.clamp(min=-4)  # f(-5) - f(-0.7) depends on the slopes drawn
     x = function.inverse(wanted)
     assert x.dtype == torch.float64
@@ -106,6 +107,26 @@ def test_plif_by_hand() -> None:
     torch.testing.assert_close(
         function(torch.float32)(x.float()), expected.float(), rtol=1e-6, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("std", [0.03, 2.0])
+def test_plif_begins_with_the_given_deviation(std: float) -> None:
+    """Also after a reset."""
+    torch.manual_seed(0)
+    function = PLIF(slope_std=std)
+    first = function.v.detach().clone()
+    function.reset()
+    assert not torch.equal(function.v, first)
+    for v in (first, function.v.detach()):
+        assert abs(v.mean() - math.log(math.e - 1)) < 0.01 * std
+        assert abs(v.std() / std - 1) < 0.01
+
+
+def test_plif_without_deviation_begins_as_the_identity() -> None:
+    """Up to f(-R) = 0."""
+    x = torch.linspace(-25, 25, 101, dtype=torch.float64)
+    f = PLIF(slope_std=0).double()(torch.float64)(x)
+    torch.testing.assert_close(f, x + 20)
 
 
 def test_plif_slopes_stay_wide() -> None:
@@ -216,18 +237,31 @@ def test_network_units_and_intervals() -> None:
             {},
             "function: expected one of softmax, sigsoftmax, gss, plif, monotonic, got 'relu'",
         ),
+        (["plif"], {}, r"function: expected one of softmax, .*, got \['plif'\]"),
+        ("plif", {"frozen": "no"}, "frozen: expected True or False, got 'no'"),
         ("softmax", {"k": 2.0}, "function_options: .*unexpected keyword argument 'k'|takes no"),
         ("plif", {"slopes": 3}, "function_options: .*unexpected keyword argument 'slopes'"),
-        ("plif", {"intervals": 0}, "intervals: expected a whole number of at least 1, got 0"),
+        ("plif", {"intervals": 0}, "intervals: expected a whole number from 1 to 16777216"),
         ("plif", {"radius": -1.0}, "radius: expected a finite positive number, got -1.0"),
+        ("plif", {"slope_std": -0.1}, "slope_std: expected a number of at least 0, got -0.1"),
+        ("plif", {"slope_std": math.inf}, "slope_std: expected a finite number, got inf"),
+        ("plif", {"slope_std": "1"}, "slope_std: expected a finite number, got '1'"),
+        (
+            "plif",
+            {"slope_learning_rate": 0},
+            "slope_learning_rate: expected a finite positive number, got 0",
+        ),
+        ("plif", {"slope_decay": -1.0}, "slope_decay: expected a number of at least 0, got -1.0"),
+        ("plif", {"slope_decay": math.nan}, "slope_decay: expected a finite number, got nan"),
+        ("plif", {"mean_slope_gradient": 1}, "mean_slope_gradient: expected True or False, got 1"),
         ("gss", {"k": 0}, "k: expected a finite positive number, got 0"),
         ("gss", {"c": math.inf}, "c: expected a finite number, got inf"),
         ("monotonic", {"units": 0}, "units: expected a whole number of at least 1, got 0"),
-        ("monotonic", {"intervals": 0}, "intervals: expected a whole number of at least 1, got 0"),
+        ("monotonic", {"intervals": 0}, "intervals: expected a whole number from 1 to 16777216"),
     ],
     ids=str,
 )
-def test_bad_options(name: str, options: dict[str, Any], match: str) -> None:
+def test_bad_options(name: Any, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         build_function(name, options)
 
@@ -240,6 +274,7 @@ def test_parameter_groups() -> None:
         return [(g["lr"], g["weight_decay"], len(g["params"])) for g in groups]
 
     assert rates(PLIF(5)) == [(0.02, 0.0, 1)]
-    assert rates(PLIF(5, frozen=True)) == []
+    assert rates(PLIF(5, slope_learning_rate=30, slope_decay=1.2e-6)) == [(30.0, 1.2e-6, 1)]
+    assert rates(PLIF(5, frozen=True, slope_decay=0.1)) == []
     assert rates(MonotonicNetwork(5)) == [(4.0, 0.0, 3)]
     assert rates(GSS()) == rates(SigSoftmax()) == []

@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make
+from heads.support import FREQUENCIES, HEADS, PIECES, D, V, draw, draw_targets, make
 from hstree.data.statistics import CorpusStatistics
-from hstree.heads import Head, Softmax, TreeEnsemble, head_class, head_names
+from hstree.heads import FlatHead, Head, Softmax, TreeEnsemble, head_class, head_names
 from hstree.heads import load_head as load
+from hstree.runs import TrainConfig
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 DIFFERENTIABLE = [kind for kind in HEADS if "sparse" not in kind]
@@ -207,6 +208,10 @@ def test_bad_options(kind: str) -> None:
         ),
         ({"learning_rate_factor": float("inf")}, "learning_rate_factor: .* got inf"),
         ({"learning_rate_factor": float("nan")}, "learning_rate_factor: .* got nan"),
+        *(
+            ({"ignore_index": bad}, "ignore_index: expected a whole number from -9223372036854")
+            for bad in (0.5, 2**63, True, "0", None)
+        ),
     ):
         with pytest.raises(ValueError, match=match):
             HEADS[kind](**options)
@@ -367,6 +372,35 @@ def test_parameter_groups(kind: str) -> None:
             decays = "function" not in name and (weight or decay_biases)
             assert group["weight_decay"] == (0.5 if decays else 0.0), name
         torch.optim.AdamW(groups, lr=0.1)
+
+
+SLOPES = {
+    "slope_std": 0.03,
+    "slope_learning_rate": 5.0,
+    "slope_decay": 1.2e-6,
+    "mean_slope_gradient": True,
+}
+
+
+@pytest.mark.parametrize("name", ["plif", "plif-frozen", "mos-plif"])
+def test_options_of_slopes(name: str, tmp_path: Path) -> None:
+    """From the command line to the saved file and the parameter groups."""
+    options = PIECES | SLOPES
+    if name == "mos-plif":
+        texts = ["components=2", f"function_options={json.dumps(options)}"]
+    else:
+        texts = [f"{option}={json.dumps(value)}" for option, value in options.items()]
+    config = TrainConfig(head=name, head_option=tuple(texts))
+    head: Any = head_class(name).from_corpus(D, V, statistics(), **config.head_options())
+    head.save(tmp_path / "head")
+    loaded: Any = load(tmp_path / "head")
+    assert loaded.config() == head.config()
+    for some in (head, loaded):
+        assert options.items() <= some.function.config().items()
+        groups = some.parameter_groups(lr=0.1, weight_decay=0.5, decay_biases=True)
+        found = [g for g in groups if any(p is some.function.v for p in g["params"])]
+        rates = [(g["lr"], g["weight_decay"], len(g["params"])) for g in found]
+        assert rates == ([] if name == "plif-frozen" else [(5.0, 1.2e-6, 1)])
 
 
 @every_head
@@ -564,11 +598,45 @@ def test_from_corpus(name: str) -> None:
     assert (heads[0].in_features, heads[0].n_classes, heads[0].reduction) == (D, V, "sum")
     hidden = draw(4, D)
     assert torch.equal(heads[0].log_prob(hidden), heads[1].log_prob(hidden))
+    if name in ("mos", "mos-plif", "moc"):  # their context vectors are not 0
+        with torch.no_grad():
+            heads[0].weight.zero_()
     if name != "adaptive":  # the bias alone is the unigram distribution
         counts = statistics().frequencies
         counts = np.where(counts, counts, 0.5)
         log_prob = heads[0].log_prob(torch.zeros(1, D))[0].detach().numpy()
         np.testing.assert_allclose(np.exp(log_prob), counts / counts.sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in head_names() if issubclass(head_class(name), FlatHead)]
+)
+def test_bias_start(name: str) -> None:
+    """Zero on request, also after a reset; nothing else changes."""
+    options: dict[str, Any] = {"doc": {"layer_sizes": [4, 6]}, "plif": {"intervals": 50}}.get(
+        name, {}
+    )
+    heads: list[Any] = []
+    for texts in ((), ("bias_start=unigram",), ("bias_start=zero",)):
+        given = TrainConfig(head=name, head_option=texts).head_options()
+        torch.manual_seed(0)
+        heads.append(head_class(name).from_corpus(D, V, statistics(), **options, **given))
+    default, unigram, zero = (head.state_dict() for head in heads)
+    for key, value in default.items():
+        assert torch.equal(unigram[key], value)
+        assert torch.equal(zero[key], torch.zeros(V) if key == "bias" else value), key
+    assert default["bias"].any()
+    with torch.no_grad():
+        heads[2].bias.fill_(3.0)
+    heads[2].reset_parameters()
+    assert not heads[2].bias.any()
+    heads[1].reset_parameters()
+    assert heads[1].bias.any()
+    for bad in ("Zero", None, 0):
+        with pytest.raises(
+            ValueError, match=f"bias_start: expected 'unigram' or 'zero', got {bad!r}"
+        ):
+            head_class(name).from_corpus(D, V, statistics(), bias_start=bad, **options)
 
 
 def test_from_corpus_tied() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from heads.support import HEADS, D, V, draw, make
 from hstree.heads import Softmax, TreeEnsemble
+from hstree.ops.mixture_log_prob import CHUNK_BYTES
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 TREES = [kind for kind in HEADS if kind.startswith("trees")]
@@ -30,6 +31,22 @@ def test_draws_with_log_probabilities(kind: str, device: torch.device) -> None:
     torch.testing.assert_close(log_prob, wanted.detach())
     classes, log_prob = head.sample(hidden[:0], 4, return_log_prob=True)
     assert classes.shape == log_prob.shape == (0, 3, 4)
+
+
+@every_head
+def test_topk_in_chunks_of_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, hidden = make(kind, torch.device("cpu")).eval(), draw(7, D)
+    wanted = head.topk(hidden, 4)
+    seen: list[int] = []
+    whole = head.class_log_prob
+    monkeypatch.setattr(head, "class_log_prob", lambda x: seen.append(len(x)) or whole(x))
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 2 * 8 * V)
+    values, classes = head.topk(hidden, 4)
+    torch.testing.assert_close(values, wanted[0])
+    assert torch.equal(classes, wanted[1])
+    if not isinstance(head, TreeEnsemble):  # these may search instead
+        assert len(seen) > 1
+        assert sum(seen) == 7
 
 
 @every_head

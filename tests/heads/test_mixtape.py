@@ -28,20 +28,21 @@ from hstree.ops.mixture_log_prob import CHUNK_BYTES
 
 
 def gate_row(head: Any) -> Tensor:
-    """Row of the gates' parameters for each class: its own, or the last one."""
+    """Row of the priors for each class: its own, or the last one."""
     row = torch.full((head.n_classes,), head.own_gates)
     row[head.own] = torch.arange(head.own_gates)
     return row
 
 
 def priors(head: Any, hidden: Tensor) -> Tensor:
-    """pi [N, V, 4]: g = sigmoid(v_x . tanh(Q_j h + q_j) + u_j . h + c_xj)."""
-    row, size = gate_row(head), head.gate_features
-    g = []
+    """pi [N, V, 4]: g = sigmoid(v_x . tanh(Q_j h + q_j) + u_j . h + c_xj), or sigmoid(u_j . h) for
+    classes without gates of their own."""
+    size, g = head.gate_features, []
     for j in range(3):
         block = slice(j * size, (j + 1) * size)
         q = hidden @ head.gate_hidden.weight[block].t() + head.gate_hidden.bias[block]
-        score = torch.tanh(q) @ head.gate_weight[row].t() + head.gate_bias[row, j]
+        own = torch.tanh(q) @ head.gate_weight.t() + head.gate_bias[:, j]
+        score = own @ torch.nn.functional.one_hot(head.own, head.n_classes).to(own.dtype)
         g.append(torch.sigmoid(score + (hidden @ head.gate_context.weight[j])[:, None]))
     g1, g2, g3 = g
     return torch.stack([g1 * g2, g1 * (1 - g2), (1 - g1) * g3, (1 - g1) * (1 - g3)], -1)
@@ -141,15 +142,15 @@ def test_order_decides_who_has_gates() -> None:
     assert abs(difference[2] - others[0]) > 0.05
 
 
-def test_equal_gates_are_shared_gates() -> None:
-    """Value and gradients of a head whose classes all have the gates of the shared row."""
+def test_zero_gates_are_shared_gates() -> None:
+    """Value and gradients of a head whose classes all have gates of their own, with v = c = 0."""
     shared = randomise(build(0)).double()
     own = build(V).double()
     state = shared.state_dict()
     state = state | {
         "own": own.own,
-        "gate_weight": state["gate_weight"].repeat(V + 1, 1),
-        "gate_bias": state["gate_bias"].repeat(V + 1, 1),
+        "gate_weight": torch.zeros(V, 4),
+        "gate_bias": torch.zeros(V, 3),
     }
     own.load_state_dict(state)
     hidden, target = draw(20, D, dtype=torch.float64).requires_grad_(), draw_targets(20)
@@ -159,7 +160,7 @@ def test_equal_gates_are_shared_gates() -> None:
         head(hidden, target).loss.backward()
         grads = {name: p.grad for name, p in head.named_parameters()}
         for name in ("gate_weight", "gate_bias"):
-            grads[name] = grads[name].sum(0)
+            assert grads.pop(name).any() == (head is own)
         got.append([head.log_prob(hidden), hidden.grad, *grads.values()])
     for a, b in zip(*got, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
@@ -185,7 +186,8 @@ def test_initial_values(own_gates: int) -> None:
     counts[3] = 0
     head = build(own_gates, frequencies=counts)
     assert head.weight.abs().max() <= 0.1
-    assert not head.latent.bias.any()
+    assert not any(b.any() for b in (head.latent.bias, head.gate_hidden.bias, head.gate_bias))
+    assert (head.gate_weight.abs() <= 0.1).all()
     check_unigram(head, counts)
 
 

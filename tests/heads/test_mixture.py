@@ -283,6 +283,82 @@ def test_frozen_slopes_in_a_mixture() -> None:
 MIXTURES = {kind: FORMULAS[kind][0] for kind in ("mos", "moc", "doc", "mos-plif")}
 
 
+def published_penalty(prior: Tensor) -> Tensor:
+    """Of nttcslab-nlp/doc_lm: priors [time, streams, J]."""
+    sums = prior.sum(0)
+    return sums.var() * (sums.shape[1] - 1) / sums.mean() ** 2
+
+
+def test_prior_penalty_as_published() -> None:
+    """Value and gradients: the loss without it, plus the penalty."""
+    head: Any = randomise(_doc(D, V, prior_penalty=0.7)).double()
+    plain: Any = _doc(D, V).double()
+    plain.load_state_dict(head.state_dict())
+    hidden, target = draw(6, 4, D, dtype=torch.float64).requires_grad_(), draw_targets(6, 4)
+    prior = (hidden[..., 5:] @ plain.prior.weight.t()).softmax(-1)
+    expected = plain(hidden, target).loss + 0.7 * published_penalty(prior)
+    output, loss = head(hidden, target)
+    torch.testing.assert_close(loss, expected)
+    assert torch.equal(output, plain(hidden, target).output)
+    got = torch.autograd.grad(loss, [hidden, *head.parameters()])
+    wanted = torch.autograd.grad(expected, [hidden, *plain.parameters()])
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+    head.eval()
+    assert torch.equal(head(hidden, target).loss, plain(hidden, target).loss)
+    assert torch.equal(head.log_prob(hidden), plain.log_prob(hidden))
+
+
+def test_prior_penalty_leaves_ignored_rows_out() -> None:
+    """Of every reduction, which adds it to each row that counts; class weights do not weigh it."""
+    weight = torch.linspace(0.5, 2, V)
+    head: Any = randomise(_doc(D, V, prior_penalty=0.3, class_weight=weight))
+    plain: Any = _doc(D, V, class_weight=weight)
+    plain.load_state_dict(head.state_dict())
+    hidden, target = draw(8, 3, D), draw_targets(8, 3)
+    target[5:], target[0, 1] = -100, -100
+    prior = (hidden[..., 5:] @ plain.prior.weight.t()).softmax(-1)
+    penalty = 0.3 * published_penalty(prior * (target != -100)[..., None])
+    for reduction, share in (("mean", 1), ("sum", 14), ("none", target != -100)):
+        head.reduction = plain.reduction = reduction
+        got, without = (some(hidden, target).loss for some in (head, plain))
+        torch.testing.assert_close(got - without, penalty * share, rtol=1e-5, atol=1e-5)
+    target.fill_(-100)
+    hidden.requires_grad_()
+    for reduction, shape in (("sum", (8, 3)), ("none", (8, 3)), ("sum", (0, 3)), ("sum", (8, 0))):
+        head.reduction = reduction
+        head.zero_grad()
+        loss = head(hidden[: shape[0], : shape[1]], target[: shape[0], : shape[1]]).loss
+        assert not loss.any()
+        loss.sum().backward()
+        assert not head.prior.weight.grad.any()
+
+
+def test_prior_penalty_of_equal_priors() -> None:
+    """None; and of one component, or of rows without time."""
+    hidden, target = draw(6, D), draw_targets(6)
+    for experts in (EXPERTS, (0, 0, 1)):
+        head: Any = DOC(D, V, layer_sizes=SIZES, experts=experts, prior_penalty=5.0)
+        with torch.no_grad():
+            head.prior.weight.zero_()
+        torch.testing.assert_close(head(hidden, target).loss, head.eval()(hidden, target).loss)
+    head = randomise(_doc(D, V, prior_penalty=1.0))
+    prior = (hidden[:, 5:] @ head.prior.weight.t()).softmax(-1)
+    penalty = published_penalty(prior[:, None])
+    share = prior.mean(0)
+    torch.testing.assert_close(penalty, 3 * (3 * (share - 1 / 3) ** 2).sum())
+    for x, y in ((hidden, target), (hidden[0], target[0])):
+        got = head.train()(x, y).loss - head.eval()(x, y).loss
+        one = published_penalty(prior[: max(1, y.numel() * y.dim()), None])
+        torch.testing.assert_close(got, one, rtol=1e-4, atol=1e-5)
+
+
+def test_prior_penalty_is_saved(tmp_path: Path) -> None:
+    _doc(D, V, prior_penalty=0.001).save(tmp_path / "head")
+    assert load_head(tmp_path / "head").config()["prior_penalty"] == 0.001
+    assert _doc(D, V).config()["prior_penalty"] == 0
+
+
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_latent_dropout_is_locked(kind: str) -> None:
     """One mask for all steps, another for each sequence; scaled; off in eval."""
@@ -303,6 +379,10 @@ def test_latent_dropout_is_locked(kind: str) -> None:
     # 600 draws for each element: five standard deviations.
     deviation = math.sqrt(p * (1 - p) / 600)
     assert ((kept.mean(0) - (1 - p)).abs() < 5 * deviation).all()
+    size = head.latent_features
+    if kind == "doc":  # the same elements of all components
+        torch.testing.assert_close(kept.view(600, -1, size), kept[:, None, :size].expand(-1, 3, -1))
+        kept = kept[:, :size]
     assert ((kept.t().corrcoef() - torch.eye(kept.shape[1])).abs() < 0.25).all()  # independent
     again = head.latents(hidden)[0]
     assert not torch.equal(again, dropped)
@@ -345,22 +425,33 @@ def test_latent_dropout_of_a_loss(kind: str) -> None:
     ids=str,
 )
 def test_initial_values(build: Any, options: dict[str, Any]) -> None:
-    """Zero biases of the latent vectors; the unigram distribution where the weight is 0, also for
-    contexts other than 0."""
+    """Linear layers of torch for the latent vectors and priors; with zero biases for DOC. The
+    unigram distribution where the weight is 0."""
     counts = 10.0 ** np.linspace(0, 6, V)
     counts[3] = 0
+    torch.manual_seed(0)
     head = build(D, V, frequencies=counts, **options)
     assert head.weight.abs().max() <= 0.1
-    assert all(not linear.bias.any() for linear in head.latent)
+    for linear in (*head.latent, head.prior):
+        bound = linear.in_features**-0.5
+        assert 0.9 * bound < linear.weight.abs().max() <= bound
+    for linear in head.latent:
+        if build is DOC:
+            assert not linear.bias.any()
+        else:
+            bound = linear.in_features**-0.5
+            assert 0.9 * bound < linear.bias.abs().max() <= bound
+            assert abs(linear.bias.mean()) < 0.2 * bound
     assert head.prior.bias is None
     assert head.n_components == (20 if build is DOC else 15)
     assert [linear.out_features for linear in head.latent] == (
         [5 * 5, 15 * 5] if build is DOC else [15 * D]
     )
     check_unigram(head, counts)
-    log_prob = build(D, V, frequencies=counts, **options).log_prob(torch.zeros(D)).detach()
-    counts[3] = 0.5
-    np.testing.assert_allclose(log_prob.exp().numpy(), counts / counts.sum(), rtol=1e-5)
+    if build is DOC:  # also where the context is 0
+        log_prob = build(D, V, frequencies=counts, **options).log_prob(torch.zeros(D)).detach()
+        counts[3] = 0.5
+        np.testing.assert_allclose(log_prob.exp().numpy(), counts / counts.sum(), rtol=1e-5)
 
 
 def test_doc_layers() -> None:
@@ -467,6 +558,11 @@ def test_state_dict_names() -> None:
         ),
         (
             DOC,
+            {"layer_sizes": 10, "experts": (1, 2)},
+            "layer_sizes: expected a sequence of numbers, got 10",
+        ),
+        (
+            DOC,
             {"layer_sizes": (4, 6), "experts": (1, 2, 3)},
             r"experts: expected 2 numbers of components, .*, got \(1, 2, 3\)",
         ),
@@ -474,6 +570,16 @@ def test_state_dict_names() -> None:
             DOC,
             {"layer_sizes": (4, 6), "experts": (0, 0)},
             r"experts: expected at least one component, got \[0, 0\]",
+        ),
+        (
+            DOC,
+            {"layer_sizes": (4, 6), "prior_penalty": -0.001},
+            "prior_penalty: expected a number of at least 0, got -0.001",
+        ),
+        (
+            DOC,
+            {"layer_sizes": (4, 6), "prior_penalty": "x"},
+            "prior_penalty: expected a finite number, got 'x'",
         ),
         (
             DOC,

@@ -6,12 +6,14 @@ Tables are built here from nested tuples, apart from hstree.trees, so that the t
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -20,6 +22,10 @@ from hstree.reference import (
     leaf_log_prob_reference,
     path_log_prob_reference,
     wide_log_prob_reference,
+)
+
+measures_memory = pytest.mark.skipif(
+    "LD_PRELOAD" in os.environ, reason="a sanitizer needs and keeps memory of its own"
 )
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

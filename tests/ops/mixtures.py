@@ -37,6 +37,14 @@ class Mixture:
     def arguments(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in list(self.__dataclass_fields__)[:-1])
 
+    def on(self, device: torch.device) -> Mixture:
+        tensors = {
+            name: value.to(device)
+            for name in list(self.__dataclass_fields__)[:-1]
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **tensors)
+
     def to(self, dtype: torch.dtype) -> Mixture:
         """Sums of 16-bit elements are in float32."""
         sums = torch.promote_types(dtype, torch.float32)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ops.cases import measures_memory
 from ops.logit_function_cases import results
 from ops.tree_op_suite import CAPABILITIES, TESTS
 
@@ -49,6 +50,7 @@ for table in tables:  # now there is room for one tensor
 """
 
 
+@measures_memory
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory() -> None:
     """monotone_log_prob: 38 MiB of logits and nothing of their size. plif: 48 MiB of input, as much

@@ -106,11 +106,17 @@ def test_low_precision_slopes_give_a_float32_table(device: torch.device) -> None
         (torch.ones(2, 2), 1.0, r"slopes: expected shape \[K\], K >= 1, got \(2, 2\)"),
         (torch.ones(0), 1.0, r"slopes: expected shape \[K\], K >= 1, got \(0,\)"),
         (torch.ones(3).int(), 1.0, "slopes: expected a floating-point dtype, got torch.int32"),
+        (
+            torch.ones(3).double(),
+            1.0,
+            "slopes: expected torch.float64 with input of torch.float64 and only then, got "
+            "torch.float64 with torch.float32",
+        ),
         (torch.ones(3), 0.0, "radius: expected a finite number greater than 0, got 0.0"),
         (torch.ones(3), math.nan, "radius: expected a finite number greater than 0, got nan"),
         (torch.ones(3), math.inf, "radius: expected a finite number greater than 0, got inf"),
     ],
-    ids=["shape", "no slope", "dtype", "zero radius", "nan radius", "infinite radius"],
+    ids=["shape", "no slope", "dtype", "precision", "zero radius", "nan radius", "infinite radius"],
 )
 def test_bad_slopes_or_radius(slopes: Tensor, radius: float, match: str) -> None:
     with pytest.raises(RuntimeError, match=f"^{match}$"):

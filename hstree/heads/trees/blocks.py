@@ -225,7 +225,7 @@ def log_odds(layout: Layout, frequencies: FloatArray) -> list[FloatArray]:
     """
     biases = [np.zeros((len(layout.trees), rows)) for rows in layout.n_rows]
     if layout.n_rows[LEAF]:
-        biases[LEAF][:] = np.log(frequencies / frequencies.sum())
+        biases[LEAF][:] = np.log(frequencies) - np.log(frequencies.sum())
     for t, of_tree in enumerate(layout.trees):
         tree, node = of_tree.tree, of_tree.tree.edges().node
         mass = np.log(tree.edge_masses(frequencies))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from hstree._checks import check_choice
+from hstree._checks import check_bool, check_choice, check_seed
 from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
 from hstree.heads.buffers import fill
@@ -33,12 +33,13 @@ from hstree.heads.trees.layout import Layout, TreeArrays, check_trees
 from hstree.heads.trees.relearning import Relearning
 from hstree.heads.trees.search import (
     candidate_classes,
+    pays_to_search,
     rank_classes,
     sample_classes,
     search_classes,
 )
 from hstree.heads.trees.subsets import draw_subsets
-from hstree.heads.trees.tree_layout import BINARY, LEAF, WIDE
+from hstree.heads.trees.tree_layout import BINARY, WIDE
 from hstree.heads.trees.vectors import NODE_VECTORS
 from hstree.heads.tying import HasWeight
 from hstree.heads.unigram import smoothed_frequencies
@@ -47,10 +48,6 @@ from hstree.trees import Tree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-MOST_SEARCHED = 16
-"""The most classes that ``topk`` searches for in several trees with shared leaves."""
 
 
 class TreeEnsemble(Relearning, Constructors):
@@ -140,10 +137,10 @@ class TreeEnsemble(Relearning, Constructors):
         trees = check_trees(trees, self.n_classes)
         self.n_trees = len(trees)
         self.subset_size = in_features if subset_size is None else subset_size
-        self.subset_block, self.seed = subset_block, seed
+        self.subset_block, self.seed = subset_block, check_seed(seed)
         self.gate = check_choice("gate", gate, GATES)
         self.node_vectors = check_choice("node_vectors", node_vectors, NODE_VECTORS)
-        self.tied, self.sparse = embedding is not None, sparse
+        self.tied, self.sparse = embedding is not None, check_bool("sparse", sparse)
         if sparse and self.label_smoothing:
             raise ValueError(
                 "label_smoothing: expected 0 for trees with sparse=True, as every node gets a "
@@ -162,7 +159,7 @@ class TreeEnsemble(Relearning, Constructors):
             rows = self.layout.n_rows[block.kind]
             bias = nn.Parameter(torch.empty(self.n_trees, rows)) if rows else None
             self.register_parameter(f"{block.prefix}bias", bias)
-        self._vectors.register(self, None if embedding is None else embedding.weight)
+        self._vectors.register(self, embedding)
         self._reset_nodes()
         self._gate.register(self)
 
@@ -199,8 +196,9 @@ class TreeEnsemble(Relearning, Constructors):
         if sum(block.visits_rows for block in blocks) > 1:
             order = leaf_order(target, self.layout.leaf_position)
         parts = [block.target_log_prob(hidden, target, order) for block in reversed(blocks)]
-        if not parts:  # a single class
-            parts = [hidden.new_zeros(hidden.shape[0], self.n_trees, dtype=sum_dtype(hidden.dtype))]
+        if not parts:  # a single class: 0, with a gradient of 0
+            zeros = hidden[:, :0].sum(1, dtype=sum_dtype(hidden.dtype))
+            parts = [zeros.unsqueeze(1).expand(-1, self.n_trees)]
         return sum(parts[1:], parts[0])
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
@@ -208,7 +206,7 @@ class TreeEnsemble(Relearning, Constructors):
         more memory than the result."""
         if hidden.device.type == "cpu" or self._records_gradients(hidden):
             return self.mixed_log_prob(hidden, self.log_gate(hidden))
-        chunks = split_rows(self.numbers_of_a_row(), hidden)
+        chunks = split_rows(self.numbers_of_a_row(hidden.device), hidden)
         parts = [self.mixed_log_prob(x, self.log_gate(x)) for (x,) in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -220,7 +218,7 @@ class TreeEnsemble(Relearning, Constructors):
         x = tree_features(hidden, self.feature_index, self.n_trees)
         scores = [block.scores(x).to(dtype) for block in blocks if not isinstance(block, LeafBlock)]
         if not scores:  # a single class, or leaf groups alone
-            scores = [hidden.new_zeros(self.n_trees, 0, hidden.shape[0], dtype=dtype)]
+            scores = [hidden.t()[:0].to(dtype).expand(self.n_trees, -1, -1)]
         leaves = [block for block in blocks if isinstance(block, LeafBlock)]
         return tree_log_prob(
             scores[0] if len(scores) == 1 else torch.cat(scores, 1),
@@ -235,12 +233,10 @@ class TreeEnsemble(Relearning, Constructors):
         )
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """On the CPU by best-first search, which scores few nodes if few classes share most of the
-        probability; see :func:`hstree.ops.tree_topk`. From all classes, in chunks of rows, on a GPU
-        and for more than MOST_SEARCHED classes of several trees with shared leaves, whose search
-        would score most groups."""
-        many = k > MOST_SEARCHED and self.n_trees > 1 and self.layout.n_rows[LEAF] > 0
-        search = rank_classes if many or hidden.device.type != "cpu" else search_classes
+        """By best-first search, which scores few nodes if few classes share most of the probability
+        (see :func:`hstree.ops.tree_topk`), or from all classes, in chunks of rows: always on a GPU,
+        and for so many classes that a search would score most groups."""
+        search = search_classes if pays_to_search(self, hidden, k) else rank_classes
         with torch.no_grad():
             values, classes = search(self, hidden, k)
         if self._records_gradients(hidden):

@@ -78,6 +78,7 @@ class Layout(Tables):
     Attributes:
         trees: layout of each tree.
         n_rows: for each kind, the largest number of vectors in a tree; V for leaf groups.
+        mean_group: mean number of children that are classes, of the nodes that have any.
         max_depth, max_width, max_group: arguments of :func:`hstree.ops.path_log_prob`,
             :func:`hstree.ops.wide_log_prob` and :func:`hstree.ops.leaf_log_prob`.
         path_offset, path, wide_offset, wide_path, leaf_position: tables of the first two ops.
@@ -125,6 +126,8 @@ class Layout(Tables):
         self.max_depth = max(table.max_depth for table in paths)
         self.max_width = max(table.max_width for table in paths)
         self.max_group = max(tree.widest_group for tree in self.trees)
+        last = sum(tree.n_last_nodes for tree in self.trees)
+        self.mean_group = n_classes * len(self.trees) / max(last, 1)
         self.register_tables(persistent=False)
 
     def bounds(self, kind: int) -> Tensor:

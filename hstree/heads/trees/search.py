@@ -12,8 +12,28 @@ from hstree._dtypes import sum_dtype
 from hstree.heads.losses import split_rows
 from hstree.heads.trees.blocks import RootBlock, to_dtype_of
 from hstree.heads.trees.state import EnsembleState
-from hstree.heads.trees.tree_layout import KINDS
+from hstree.heads.trees.tree_layout import KINDS, ROOT
 from hstree.ops import candidate_log_prob, sample, tree_topk
+
+GAIN_OF_A_BATCH = 5
+"""All classes of a batch cost at most this many times less than those of its rows one by one."""
+
+
+def pays_to_search(head: EnsembleState, hidden: Tensor, k: int) -> bool:
+    """Whether :func:`search_classes` is expected to take less time than :func:`rank_classes`.
+
+    A search scores the root, and for each class wanted the binary nodes of a path and about one
+    group of classes, in every tree, one row of the batch after another. Measured in
+    benchmarks/results/topk.md.
+    """
+    if hidden.device.type != "cpu":
+        return False
+    layout = head.layout
+    of_class = layout.max_depth + layout.mean_group
+    scored = head.n_trees * (layout.n_rows[ROOT] + k * of_class)
+    compiled = torch.compiler.is_compiling()  # one graph for all numbers of rows
+    gain = GAIN_OF_A_BATCH if compiled else min(hidden.shape[0], GAIN_OF_A_BATCH)
+    return scored * gain < head.n_classes
 
 
 def search_classes(head: EnsembleState, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -23,7 +43,7 @@ def search_classes(head: EnsembleState, hidden: Tensor, k: int) -> tuple[Tensor,
 
 def rank_classes(head: EnsembleState, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The same from the log-probabilities of all classes, in chunks of rows."""
-    chunks = split_rows(head.numbers_of_a_row(), hidden)
+    chunks = split_rows(head.numbers_of_a_row(hidden.device), hidden)
     parts = [head.class_log_prob(rows).topk(k) for (rows,) in chunks]
     values, classes = zip(*parts, strict=True)
     return torch.cat(values), torch.cat(classes)

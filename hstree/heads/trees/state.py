@@ -6,11 +6,13 @@ from abc import abstractmethod
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from hstree.heads.base import Head
 from hstree.heads.trees.blocks import Block
 from hstree.heads.trees.layout import Layout
+from hstree.heads.trees.tree_layout import LEAF
 from hstree.trees import Tree
 
 
@@ -54,10 +56,14 @@ class EnsembleState(Head):
     def blocks(self) -> list[Block]:
         """One block for each kind of node in the trees, with the current vectors and biases."""
 
-    def numbers_of_a_row(self) -> int:
+    def numbers_of_a_row(self, device: torch.device) -> int:
         """Scores and log-probabilities that :meth:`class_log_prob` holds for a row: those of the
-        blocks, all of them together, and those of the classes."""
-        return 2 * self.n_trees * sum(self.layout.n_rows) + self.n_classes
+        blocks, all of them together, and those of the classes. On a CPU the trees read the products
+        of the classes in leaf groups where they are."""
+        of_leaves = self.layout.n_rows[LEAF]
+        scores = 2 * self.n_trees * (sum(self.layout.n_rows) - of_leaves)
+        scores += of_leaves if device.type == "cpu" else 2 * self.n_trees * of_leaves
+        return scores + self.n_classes
 
     @abstractmethod
     def log_gate(self, hidden: Tensor) -> Tensor:

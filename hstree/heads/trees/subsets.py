@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hstree._checks import check_int
+
 
 def draw_subsets(
     n_trees: int, in_features: int, subset_size: int, subset_block: int, seed: int
@@ -15,11 +17,9 @@ def draw_subsets(
     Raises:
         ValueError: for sizes out of range.
     """
-    if not 1 <= subset_size <= in_features:
-        raise ValueError(
-            f"subset_size: expected 1 to {in_features} (in_features), got {subset_size}"
-        )
-    if subset_block < 1 or in_features % subset_block or subset_size % subset_block:
+    check_int("subset_size", subset_size, 1, in_features)
+    check_int("subset_block", subset_block)
+    if in_features % subset_block or subset_size % subset_block:
         raise ValueError(
             f"subset_block: expected a divisor of in_features ({in_features}) and of "
             f"subset_size ({subset_size}), got {subset_block}"

@@ -81,6 +81,12 @@ class TreeLayout:
         """Largest number of classes in a leaf group; 0 if there is none."""
         return int(self.tree.n_children[self.kind == LEAF].max(initial=0))
 
+    @property
+    def n_last_nodes(self) -> int:
+        """Number of nodes that have a child that is a class."""
+        edges = self.tree.edges()
+        return len(np.unique(edges.node[edges.child_node < 0]))
+
     def groups(self) -> dict[str, npt.NDArray[Any]]:
         """Tables of :func:`hstree.ops.leaf_log_prob`: group [P, 3] and group_offset [V + 1]."""
         edges, edge = self.tree.edges(), self.edge[LEAF][np.argsort(self.leaf_classes)]

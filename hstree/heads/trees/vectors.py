@@ -19,6 +19,7 @@ from hstree.heads.trees.blocks import BinaryBlock, Block, LeafBlock, RootBlock, 
 from hstree.heads.trees.layout import Layout
 from hstree.heads.trees.state import EnsembleState
 from hstree.heads.trees.tree_layout import LEAF, ROOT
+from hstree.heads.tying import HasWeight, weight_to_tie
 
 DERIVED_SCALE = 3.0
 
@@ -37,7 +38,7 @@ class NodeVectors(ABC):
     """Whether leaf groups are a kind of nodes of their own."""
 
     @abstractmethod
-    def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
+    def register(self, head: EnsembleState, embedding: HasWeight | None) -> None:
         """Register the parameters on the head.
 
         Raises:
@@ -56,7 +57,7 @@ class NodeVectors(ABC):
 class FreeVectors(NodeVectors):
     """Every node has its own vectors, which start at zero."""
 
-    def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
+    def register(self, head: EnsembleState, embedding: HasWeight | None) -> None:
         if embedding is not None:
             raise ValueError(
                 "embedding: expected None with node_vectors='free', got an embedding; pass "
@@ -86,7 +87,7 @@ class LeafVectors(NodeVectors):
 
     leaf_groups = True
 
-    def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
+    def register(self, head: EnsembleState, embedding: HasWeight | None) -> None:
         _register_embedding(head, embedding)
         _register_own(head, NODE_BLOCKS if head.layout.n_rows[LEAF] else ())
 
@@ -134,7 +135,7 @@ class SharedVectors(NodeVectors):
 
     needs_bounds = True
 
-    def register(self, head: EnsembleState, embedding: Tensor | None) -> None:
+    def register(self, head: EnsembleState, embedding: HasWeight | None) -> None:
         if head.sparse:
             raise ValueError(
                 "sparse: expected False with node_vectors='shared', whose gradients are dense, got "
@@ -201,16 +202,13 @@ class SharedVectors(NodeVectors):
         return out
 
 
-def _register_embedding(head: EnsembleState, embedding: Tensor | None) -> None:
+def _register_embedding(head: EnsembleState, embedding: HasWeight | None) -> None:
     """Register the output embedding [V, D]: the given one, or a parameter of the head."""
     shape = (head.n_classes, head.in_features)
     if embedding is None:
-        embedding = nn.Parameter(torch.empty(shape))
-    elif tuple(embedding.shape) != shape:
-        raise ValueError(
-            f"embedding: expected a weight of shape {shape}, got {tuple(embedding.shape)}"
-        )
-    head.output_embedding = embedding
+        head.output_embedding = nn.Parameter(torch.empty(shape))
+    else:
+        head.output_embedding = weight_to_tie(embedding, *shape)
 
 
 def _register_own(head: EnsembleState, blocks: Sequence[type[Block]]) -> None:

@@ -112,11 +112,13 @@ def test_few_classes(n_classes: int, n_trees: int, node_vectors: str) -> None:
     sample = head.sample(hidden)
     assert 0 <= sample.min() <= sample.max() < n_classes
     loss = head(hidden, target).loss
-    if n_classes > 1 or n_trees > 1:
-        loss.backward()
-        assert hidden.grad.isfinite().all()
+    loss.backward()
+    assert hidden.grad.isfinite().all()
+    (of_log_prob,) = torch.autograd.grad(head.log_prob(hidden).sum(), hidden)
+    assert of_log_prob.isfinite().all()
     if n_classes == 1:
         assert loss.abs() < 1e-6
+        assert hidden.grad.abs().max() < 1e-6
     assert head.predict(hidden).max() < n_classes
 
 
@@ -366,8 +368,8 @@ def test_chunks_of_rows(rows: int, device: torch.device, monkeypatch: pytest.Mon
     hidden = draw(rows, D, dtype=torch.float64).to(device)
     with torch.no_grad():
         expected = head.mixed_log_prob(hidden, head.log_gate(hidden))
-        monkeypatch.setitem(CHUNK_BYTES, device.type, 2 * 8 * head.numbers_of_a_row())
-        assert len(list(split_rows(head.numbers_of_a_row(), hidden))) == max(1, -(-rows // 2))
+        monkeypatch.setitem(CHUNK_BYTES, device.type, 2 * 8 * head.numbers_of_a_row(device))
+        assert len(list(split_rows(head.numbers_of_a_row(device), hidden))) == max(1, -(-rows // 2))
         torch.testing.assert_close(head.log_prob(hidden), expected)
         for values, classes in (rank_classes(head, hidden, 4), head.topk(hidden, 4)):
             torch.testing.assert_close(values, expected.topk(4)[0])
@@ -527,18 +529,23 @@ def bad(**options: Any) -> Any:
             trees=[random_tree(V), random_tree(V - 1)]),
         bad(match=r"trees\[1\]: expected a root of 2 children as in trees\[0\], got 6",
             trees=[random_tree(V), random_tree(V, root=6)]),
-        bad(match=r"subset_size: expected 1 to 10 \(in_features\), got 0", subset_size=0),
-        bad(match=r"subset_size: expected 1 to 10 \(in_features\), got 11", subset_size=11),
+        bad(match="subset_size: expected a whole number from 1 to 10, got 0", subset_size=0),
+        bad(match="subset_size: expected a whole number from 1 to 10, got 11", subset_size=11),
+        bad(match="subset_size: expected a whole number from 1 to 10, got '4'", subset_size="4"),
+        bad(match="subset_block: expected a whole .* got None", subset_size=4, subset_block=None),
+        bad(match="seed: expected a whole number .* got -1", seed=-1),
+        bad(match="sparse: expected True or False, got 1", sparse=1),
+        bad(match="embedding: expected a module with a weight", embedding=3, node_vectors="leaves"),
         bad(match=r"subset_block: expected a divisor of in_features \(10\) and of subset_size "
             r"\(4\), got 5", subset_size=4, subset_block=5),
         bad(match=r"subset_block: .*in_features \(10\) and of subset_size \(8\), got 4",
             subset_size=8, subset_block=4),
-        bad(match=r"subset_block: expected a divisor .* got 0", subset_size=4, subset_block=0),
+        bad(match="subset_block: expected a whole .* got 0", subset_size=4, subset_block=0),
         bad(match="gate: expected one of uniform, constant, context, got 'x'", gate="x"),
         bad(match="node_vectors: expected one of free, leaves, shared, got 'x'", node_vectors="x"),
         bad(match="embedding: expected None with node_vectors='free'",
             embedding=torch.nn.Embedding(V, D)),
-        bad(match=r"embedding: expected a weight of shape \(37, 10\), got \(37, 9\)",
+        bad(match=r"embedding: expected a weight of shape \(37, 10\) .* got \(37, 9\)",
             embedding=torch.nn.Embedding(V, D - 1), node_vectors="shared"),
         bad(match="sparse: expected False with node_vectors='shared'",
             sparse=True, node_vectors="shared"),
