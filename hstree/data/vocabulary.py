@@ -12,6 +12,9 @@ import numpy.typing as npt
 UNKNOWN = "<unk>"
 END = "<eos>"
 
+DIGITS = 18
+"""Of a frequency in a file: fewer than an int64 may have."""
+
 
 class Vocabulary:
     """V words, numbered from 0, with the number of times each occurs in the training text.
@@ -163,6 +166,11 @@ class Vocabulary:
             if not tab or not count.isdecimal():
                 raise ValueError(
                     f"{path}, line {number}: expected word<TAB>frequency, got {line[:60]!r}"
+                )
+            if len(count) > DIGITS:
+                raise ValueError(
+                    f"{path}, line {number}: expected a frequency of at most {DIGITS} digits, got "
+                    f"{len(count)}"
                 )
             words.append(word)
             counts.append(int(count))

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from hstree._checks import check_bool
 from hstree._dtypes import sum_dtype
 
 
@@ -19,16 +20,18 @@ class NeuralCache:
     where i runs over t - window <= i < t.
 
     At the first step of a stream the cache is empty and P = p_model. Before ``window`` steps have
-    been read, the cache holds all of them.
+    been read, the cache holds all of them, or with ``wait`` P = p_model.
 
     Args:
         window: number of steps to remember.
         weight: weight of the cache in the mixture, lambda.
         theta: inverse temperature of the softmax over the remembered steps.
+        wait: whether the cache waits until its window is full. AWD-LSTM's code does so, and leaves
+            it out for one more step in each block of text that it reads at once.
 
     Raises:
         ValueError: a window below 1, a weight outside [0, 1), a theta that is negative or not
-            finite.
+            finite, or a ``wait`` that is not True or False.
 
     Source: Grave, Joulin and Usunier, *Improving Neural Language Models with a Continuous Cache*
     (2017). The defaults are those of AWD-LSTM on Penn Treebank.
@@ -38,7 +41,9 @@ class NeuralCache:
         loss = evaluate_stream(model, tokens, NeuralCache(window=2000))
     """
 
-    def __init__(self, window: int = 500, weight: float = 0.1, theta: float = 1.0) -> None:
+    def __init__(
+        self, window: int = 500, weight: float = 0.1, theta: float = 1.0, *, wait: bool = False
+    ) -> None:
         if window < 1:
             raise ValueError(f"window: expected at least 1, got {window}")
         if not 0.0 <= weight < 1.0:
@@ -48,6 +53,7 @@ class NeuralCache:
         self.window = window
         self.weight = weight
         self.theta = theta
+        self.wait = check_bool("wait", wait)
         self._hidden: Tensor | None = None
         self._words: Tensor | None = None
 
@@ -97,4 +103,5 @@ class NeuralCache:
         mixture = torch.logaddexp(
             log_prob + math.log1p(-self.weight), log_cache + math.log(self.weight)
         )
-        return torch.where(visible.any(1), mixture, log_prob)
+        mixed = visible.sum(1) >= (self.window if self.wait else 1)
+        return torch.where(mixed, mixture, log_prob)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,6 +21,8 @@ Gradients = dict[str, Tensor]
 
 LEARNING_RATE_RMS = 5e-5
 LEARNING_RATE_SGD = 0.1
+LARGEST_LOSS = math.log(sys.float_info.max)
+"""Nats per token beyond which the perplexity is infinite."""
 
 
 def gradient_rms(
@@ -94,6 +97,16 @@ def evaluate_dynamic(
 
     Row-sparse gradients are made dense, since the rule updates every row.
 
+    Hyperparameters of the first version of the published code, in which the dynamic evaluation of
+    MoS is published too (learning rate 0.002, lambda 0.02, epsilon 0.001; for MoS lambda 0.075 on
+    Penn Treebank and epsilon 0.002 on WikiText-2), have other units. There RMS is the root of a sum
+    over the B batches of the statistics, and m a sum over the parameter tensors. With n =
+    ``len(rms)`` such tensors the same steps are made by::
+
+        learning_rate = eta / math.sqrt(B)
+        decay = lambda / n
+        epsilon = epsilon / math.sqrt(B)
+
     Raises:
         ValueError: an argument out of range, ``rms`` of another model, or a loss that is no longer
             finite.
@@ -117,7 +130,7 @@ def evaluate_dynamic(
     theta = _trained(learner)
     total, count = 0.0, 0
     for loss, n_targets, gradients in _segments(learner, tokens, segment, 1, "dynamic"):
-        if not math.isfinite(loss):
+        if not loss < LARGEST_LOSS:
             raise ValueError(
                 f"learning_rate: the loss became {loss} after {count} tokens; "
                 f"try a lower one than {learning_rate:g}"

@@ -44,14 +44,15 @@ class AWDLSTM(nn.Module):
     r"""Embedding and LSTM layers with dropout between them and DropConnect within them.
 
     .. math::
-        x_0 = m_{\mathrm{input}} \odot E'[\mathrm{words}], \quad
+        x_0 = m_{\mathrm{input}} \odot (E'[\mathrm{words}] + \sigma \varepsilon), \quad
         x_l = m_l \odot \mathrm{LSTM}_l(x_{l-1}), \quad l = 1 \ldots \mathrm{layers}, \quad
         h = x_{\mathrm{layers}}
 
     E' is E without the rows of dropped words, and the hidden-to-hidden matrix of every layer is
     :math:`M_l \odot W_{hh}`. The masks m are [1, B, size], the same at all time steps ("locked").
     In training mode every call draws new masks. An element of a mask is 1 / (1 - p) with
-    probability 1 - p, else 0. In evaluation mode there are no masks and no scaling.
+    probability 1 - p, else 0. The noise :math:`\varepsilon` is normal and independent for every
+    element of [time, B, size]. In evaluation mode there are no masks, no scaling and no noise.
 
     Under autocast on a CPU without LSTM layers of that precision (:func:`cpu_has_lstm`) the LSTM
     layers compute in the dtype of their weights.
@@ -71,9 +72,12 @@ class AWDLSTM(nn.Module):
         dropout_embedding: probability of dropping a word, in the whole window.
         weight_dropout: probability of dropping a hidden-to-hidden weight, for the whole window. The
             parameters are those of :class:`torch.nn.LSTM`; a dropped weight gets no gradient.
+        embedding_noise: standard deviation of the noise on the embedded words, sigma; after
+            ``dropout_embedding`` and before ``dropout_input``, so that words that were dropped
+            have noise too.
 
     Raises:
-        ValueError: for a size below 1, or a probability outside [0, 1).
+        ValueError: for a size below 1, a probability outside [0, 1), or a negative deviation.
 
     Example:
         The model of the paper on Penn Treebank:
@@ -87,6 +91,8 @@ class AWDLSTM(nn.Module):
         (400, 1150, 1150, 400)
 
     Source: Merity, Keskar and Socher, Regularizing and optimizing LSTM language models, ICLR 2018.
+    The noise is that of Wang, Gong and Liu, Improving neural language modeling via adversarial
+    training, ICML 2019, and its code.
     """
 
     def __init__(
@@ -103,6 +109,7 @@ class AWDLSTM(nn.Module):
         dropout_hidden: float = 0.0,
         dropout_embedding: float = 0.0,
         weight_dropout: float = 0.0,
+        embedding_noise: float = 0.0,
     ) -> None:
         super().__init__()
         self.n_classes = check_int("n_classes", n_classes)
@@ -118,6 +125,11 @@ class AWDLSTM(nn.Module):
         self.dropout_hidden = check_probability("dropout_hidden", dropout_hidden)
         self.dropout_embedding = check_probability("dropout_embedding", dropout_embedding)
         self.weight_dropout = check_probability("weight_dropout", weight_dropout)
+        self.embedding_noise = check_number("embedding_noise", embedding_noise)
+        if self.embedding_noise < 0:
+            raise ValueError(
+                f"embedding_noise: expected a number of at least 0, got {embedding_noise!r}"
+            )
         self.embedding = nn.Embedding(n_classes, embedding_size)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.lstms = nn.ModuleList(
@@ -169,10 +181,12 @@ class AWDLSTM(nn.Module):
 
     def _embed(self, tokens: Tensor) -> Tensor:
         embedded: Tensor = self.embedding(tokens)
-        if not (self.training and self.dropout_embedding):
-            return embedded
-        mask = F.dropout(embedded.new_ones(self.n_classes, 1), self.dropout_embedding)
-        return embedded * mask[tokens]
+        if self.training and self.dropout_embedding:
+            mask = F.dropout(embedded.new_ones(self.n_classes, 1), self.dropout_embedding)
+            embedded = embedded * mask[tokens]
+        if self.training and self.embedding_noise:
+            embedded = embedded + self.embedding_noise * torch.randn_like(embedded)
+        return embedded
 
     def _check_state(self, state: State, batch_size: int) -> None:
         if len(state) != self.layers:
@@ -202,6 +216,7 @@ class AWDLSTM(nn.Module):
             "dropout_hidden": self.dropout_hidden,
             "dropout_embedding": self.dropout_embedding,
             "weight_dropout": self.weight_dropout,
+            "embedding_noise": self.embedding_noise,
         }
 
     @classmethod

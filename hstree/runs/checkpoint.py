@@ -61,10 +61,7 @@ def _build(tensors: dict[str, Tensor], description: dict[str, Any]) -> LanguageM
 
 def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        save_file(on_cpu, path, {key: json.dumps(value) for key, value in metadata.items()})
-    except SafetensorError as error:  # a full disk
-        raise OSError(f"{path}: {error}") from None
+    save_file(on_cpu, path, {key: json.dumps(value) for key, value in metadata.items()})
 
 
 def model_writer(model: LanguageModel) -> Callable[[Path], None]:
@@ -112,7 +109,9 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, st
     return tensors, metadata
 
 
-_INCONSISTENT = (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError)
+_INCONSISTENT = (
+    LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError, MemoryError
+)  # fmt: skip
 
 
 def load_model(path: str | os.PathLike[str]) -> LanguageModel:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .head_options import head_options
 from .settings import (
     POSITIVE,
     PROBABILITY,
@@ -17,17 +18,16 @@ from .settings import (
     at_least,
     at_most,
     checked,
-    parse_options,
     setting,
 )
 
 OPTIMIZERS = ("adamw", "sgd")
 AVERAGING = ("none", "nt", "et")
 SCHEDULES = ("cosine", "linear", "constant")
-DROPOUTS = ("dropout", "dropout_input", "dropout_hidden", "dropout_embedding", "weight_dropout")
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("float32", "bfloat16")
 SHORTEST_WINDOW = 5
+LARGEST_SIZE = 2**20
 
 RESUMABLE = (
     "data",
@@ -82,14 +82,19 @@ class TrainConfig:
     )
 
     # model
-    embedding_size: int = setting(200, "model", "size of the word embeddings", at_least(1))
-    hidden_size: int = setting(200, "model", "size of the LSTM state", at_least(1))
-    layers: int = setting(1, "model", "number of LSTM layers", at_least(1))
+    embedding_size: int = setting(
+        200, "model", "size of the word embeddings", at_least(1), at_most(LARGEST_SIZE)
+    )
+    hidden_size: int = setting(
+        200, "model", "size of the LSTM state", at_least(1), at_most(LARGEST_SIZE)
+    )
+    layers: int = setting(1, "model", "number of LSTM layers", at_least(1), at_most(1024))
     context_size: int | None = setting(
         None,
         "model",
         "size of the last LSTM layer, the input of the head (default: --hidden-size)",
         at_least(1),
+        at_most(LARGEST_SIZE),
     )
     dropout: float = setting(
         0.5,
@@ -112,6 +117,13 @@ class TrainConfig:
     weight_dropout: float = setting(
         0.0, "model", "DropConnect on the hidden-to-hidden weights of every layer", PROBABILITY
     )
+    embedding_noise: float = setting(
+        0.0,
+        "model",
+        "standard deviation of the normal noise that is added to the word embeddings in training, "
+        "before --dropout-input",
+        at_least(0),
+    )
 
     # head
     head: str = setting("trees", "head", "output layer, one of {heads}")
@@ -121,7 +133,7 @@ class TrainConfig:
         "tie the output layer to the word embeddings; a softmax then needs --context-size equal "
         "to --embedding-size",
     )
-    n_trees: int = setting(4, "head", "trees: number of trees, T", at_least(1))
+    n_trees: int = setting(4, "head", "trees: number of trees, T", at_least(1), at_most(1024))
     root: int | None = setting(
         None,
         "head",
@@ -194,6 +206,13 @@ class TrainConfig:
         "and mean --bptt, or half of it with probability 0.05; at least 5. The learning rate is "
         "scaled by the length over --bptt",
     )
+    bptt_margin: int | None = setting(
+        None,
+        "optimization",
+        "largest number of time steps by which a window of --variable-bptt is longer than --bptt "
+        "(default: no limit)",
+        at_least(0),
+    )
     optimizer: str = setting("adamw", "optimization", "optimizer", choices=OPTIMIZERS)
     learning_rate: float = setting(6e-3, "optimization", "learning rate of the backbone", POSITIVE)
     head_learning_rate_factor: float = setting(
@@ -253,6 +272,13 @@ class TrainConfig:
         "validation loss is worse than the best of all earlier epochs, the last --nonmono "
         "excepted. Other settings are those of that run unless they are given",
         metavar="RUN",
+    )
+    finetune_learning_rate: float | None = setting(
+        None,
+        "optimization",
+        "learning rate of the backbone for --finetune, unless --learning-rate is given (default: "
+        "the --learning-rate of the run)",
+        POSITIVE,
     )
 
     # run
@@ -319,15 +345,7 @@ class TrainConfig:
         """Options for ``Head.from_corpus``: the learning-rate factor, ``tied`` if it is set, the
         tree settings if the head is ``trees``, ``sparse`` if it is ``sampled``, and every
         ``head_option``."""
-        options: dict[str, Any] = {"learning_rate_factor": self.head_learning_rate_factor}
-        if self.tied:
-            options["tied"] = True
-        if self.head == "trees":
-            names = ("n_trees", "root", "leaf", "levels", "gate", "recipe", "subset_size", "sparse")
-            options |= {name: getattr(self, name) for name in names}
-        elif self.head == "sampled":
-            options["sparse"] = self.sparse
-        return options | parse_options(self.head_option)
+        return head_options(self)
 
     def with_absolute_paths(self) -> TrainConfig:
         """The settings with absolute paths, as a run folder stores them."""
@@ -349,7 +367,7 @@ class TrainConfig:
         """
         try:
             values = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"expected settings as JSON: {error}") from None
         if not isinstance(values, Mapping):
             raise ConfigError(f"expected settings as a JSON object, got {type(values).__name__}")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .config import HEAD_SETTINGS, TrainConfig
+from .head_options import unread
 from .names import METRICS, SUMMARY, CheckpointError
 from .reader import load_config
 from .records import EpochRecord, Summary
@@ -98,9 +99,9 @@ class RunFigures:
         return statistics.median(e.tokens_per_second for e in self.epochs) if self.epochs else None
 
     def compared_settings(self) -> dict[str, Any]:
-        """The settings that two runs of a group must share: all but :data:`~hstree.runs.UNGROUPED`;
-        instead of the run from which this one was fine-tuned, that run's settings."""
-        settings = {k: v for k, v in self.settings.items() if k not in UNGROUPED}
+        """The settings that two runs of a group must share: ``model_settings``; instead of the
+        run from which this one was fine-tuned, that run's settings."""
+        settings = model_settings(self.config)
         if self.origin is not None:
             settings["finetune"] = self.origin
         return settings
@@ -139,6 +140,13 @@ def _comparable(run: RunFigures) -> dict[str, Any]:
     return settings | {"seed": run.seed}
 
 
+def model_settings(config: TrainConfig) -> dict[str, Any]:
+    """The settings that make a model, as in config.json: all but :data:`~hstree.runs.UNGROUPED` and
+    those that its head does not read."""
+    left_out = {*UNGROUPED, *unread(config.head)}
+    return {name: value for name, value in _settings(config).items() if name not in left_out}
+
+
 def read_epochs(folder: Path) -> tuple[EpochRecord, ...]:
     """The finished epochs of a run folder. Raises CheckpointError, which names the line, for a line
     that is not the record of an epoch."""
@@ -169,8 +177,7 @@ def _origin(config: TrainConfig) -> str | None:
         except CheckpointError:
             chain.append(name)
             break
-        settings = _settings(config)
-        chain.append({k: v for k, v in settings.items() if k not in (*UNGROUPED, "finetune")})
+        chain.append({k: v for k, v in model_settings(config).items() if k != "finetune"})
         name = config.finetune
     return json.dumps(chain, sort_keys=True) if chain else None
 

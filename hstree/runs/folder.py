@@ -11,28 +11,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hstree._files import Content, set_mode, write_atomic, write_synced
+from hstree._files import Content, lock_folder, set_mode, write_atomic, write_synced
 
 from .names import CheckpointError
-
-
-def _lock(folder: Path) -> int | None:
-    """A file descriptor that holds the lock of a folder, even if the folder is renamed; None where
-    locks are not available. Raises BlockingIOError if another process holds the lock."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise
-    except OSError:  # a file system without locks
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def _temporary_folder(path: Path) -> Path:
@@ -102,7 +83,7 @@ class RunDirectory:
 
     def _take_lock(self) -> None:
         try:
-            self._lock = _lock(self.path)
+            self._lock = lock_folder(self.path)
         except BlockingIOError:
             raise CheckpointError(f"{self.path}: another process trains in this folder") from None
 
@@ -132,18 +113,21 @@ class RunDirectory:
 
     def write(self, files: Mapping[str, Content]) -> None:
         """Write files of the run. The first call creates the folder with all of them; later ones
-        replace each atomically, in the order given."""
+        replace each atomically, in the order given. Raises OSError if one cannot be written."""
         if self.published:
             for name, content in files.items():
                 write_atomic(self.path / name, content)
             return
         temporary = _temporary_folder(self.path)
         try:
-            self._lock = _lock(temporary)
+            self._lock = lock_folder(temporary)
             for name, content in files.items():
                 write_synced(temporary / name, content)
             set_mode(temporary, 0o777)
             self._publish(temporary)
+        except OSError as error:
+            reason = error.strerror or error
+            raise OSError(f"cannot create the run folder {self.path}: {reason}") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -172,7 +156,7 @@ class RunDirectory:
         pattern = f".{glob.escape(self.path.name)}-????????.part"
         for leftover in self.path.absolute().parent.glob(pattern):
             with suppress(OSError):  # locked: a process that is still writing
-                lock = _lock(leftover)
+                lock = lock_folder(leftover)
                 shutil.rmtree(leftover)
                 if lock is not None:
                     os.close(lock)

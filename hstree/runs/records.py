@@ -139,7 +139,7 @@ def read_record(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
 def _value(name: str, kind: type, value: Any) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         return read_record(kind, value)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 2**1023:
         return float(value)
     if type(value) is not kind:
         raise ValueError(f"expected {name!r} to be {kind.__name__}, got {value!r}")
@@ -150,7 +150,7 @@ def json_object(text: str) -> dict[str, Any]:
     """The object of a JSON text. Raises ValueError if it is not an object."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, got {text[:60]!r}")

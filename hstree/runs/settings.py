@@ -97,7 +97,10 @@ def checked(config: type, field: dataclasses.Field[Any], value: Any) -> Any:
     if value is None and optional:
         return None
     if kind is float and type(value) is int:
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
     if kind is tuple and isinstance(value, list):
         value = tuple(value)
     flag = f"--{flag_name(field.name)}"

@@ -32,6 +32,7 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
         dropout_hidden=config.dropout_hidden,
         dropout_embedding=config.dropout_embedding,
         weight_dropout=config.weight_dropout,
+        embedding_noise=config.embedding_noise,
     )
     layers = {"layer_sizes": backbone.layer_sizes} if head_type.reads_layers else {}
     try:

@@ -100,11 +100,11 @@ def keep_state(
 
 
 @contextmanager
-@torch.no_grad()
 def averaged_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
     """A context that swaps the parameters with the averages of averaged SGD. It does nothing for
     other optimizers."""
 
+    @torch.no_grad()
     def exchange() -> None:
         for optimizer in optimizers:
             for parameter, state in optimizer.state.items():
@@ -132,7 +132,9 @@ def non_monotone(losses: Sequence[float], nonmono: int) -> bool:
     return len(reference) > 0 and losses[-1] > min(reference)
 
 
-def window_lengths(total: int, bptt: int, generator: np.random.Generator | None) -> Iterator[int]:
+def window_lengths(
+    total: int, bptt: int, generator: np.random.Generator | None, margin: int | None = None
+) -> Iterator[int]:
     """Lengths of consecutive windows that cover ``total`` time steps; the last window may extend
     beyond them.
 
@@ -141,6 +143,7 @@ def window_lengths(total: int, bptt: int, generator: np.random.Generator | None)
         bptt: length of every window without a generator.
         generator: draws every length: ``bptt``, or half of it with probability 0.05, plus a normal
             deviate of standard deviation 5, rounded towards zero, at least 5.
+        margin: drawn lengths are at most ``bptt + margin``; None: no limit.
     """
     begin = 0
     while begin < total:
@@ -148,6 +151,8 @@ def window_lengths(total: int, bptt: int, generator: np.random.Generator | None)
         if generator is not None:
             mean = bptt if generator.random() < 0.95 else bptt / 2
             length = max(SHORTEST_WINDOW, int(generator.normal(mean, 5)))
+            if margin is not None:
+                length = min(length, bptt + margin)
         yield length
         begin += length
 

@@ -1,98 +1,50 @@
 """Published settings of AWD-LSTM language models on Penn Treebank and WikiText-2, by name.
 
-A name is a corpus and a head: ``ptb-softmax``, ``wt2-mos``. The backbone and the training settings
-are those of Merity et al., Regularizing and Optimizing LSTM Language Models (2018); the mixtures
-are those of Yang et al., Breaking the Softmax Bottleneck (2018). Averaging begins after epoch 200,
-as in the comparison of output layers that these settings reproduce; the two papers use
-``averaging="nt"``. The number of epochs is that of the papers.
+A name is a corpus and a head: ``ptb-softmax``, ``wt2-mos``. Every value has a source; see
+:func:`preset_sources`.
 
-The presets of the head ``trees`` are not published. They use the backbone and the learning rate of
-the softmax: the factor of 8 that suits AdamW makes SGD at 20 diverge. The four trees share their
-output embedding at the leaves, and are re-learned after the first epoch.
+- Softmax, SigSoftmax, GSS and PLIF have the backbone and the rules of training of Merity et al.,
+  Regularizing and optimizing LSTM language models (2018); MoS and MoC those of Yang et al.,
+  Breaking the softmax bottleneck (2018). Averaging begins after epoch 200, as in the comparison of
+  output layers that these presets reproduce; the two papers use ``averaging="nt"``.
+- MoS with PLIF has the settings of MoS, and slopes as those of PLIF.
+- Mixtape has the settings of MoS, which its paper follows on Penn Treebank; it has no WikiText-2.
+  Its code is not public: the number of classes with gates of their own and the size of the gates
+  are the defaults of :class:`hstree.Mixtape`, and latent vectors have no dropout.
+- DOC has the settings of Takase et al., Direct output connection (2018), and of its code.
+- The presets of the head ``trees`` are not published. They use the backbone and the learning rate
+  of the softmax: the factor of 8 that suits AdamW makes SGD at 20 diverge. The four trees share
+  their output embedding at the leaves, and are re-learned after the first epoch.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
 from typing import Any
 
 from hstree.runs import ConfigError, TrainConfig, parse_options
 
-_COMMON: dict[str, Any] = {
-    "layers": 3,
-    "dropout": 0.4,
-    "dropout_embedding": 0.1,
-    "weight_dropout": 0.5,
-    "bptt": 70,
-    "variable_bptt": True,
-    "optimizer": "sgd",
-    "head_learning_rate_factor": 1.0,
-    "weight_decay": 1.2e-6,
-    "clip": 0.25,
-    "schedule": "constant",
-    "warmup": 0,
-    "alpha": 2.0,
-    "beta": 1.0,
-    "averaging": "et",
-    "averaging_epoch": 200,
-    "nonmono": 5,
-}
+from .published import PUBLISHED, SOURCES, Values
 
-# Columns: Penn Treebank, WikiText-2.
-_CORPORA = ("ptb", "wt2")
-_SOFTMAX: dict[str, tuple[Any, Any]] = {
-    "embedding_size": (400, 400),
-    "hidden_size": (1150, 1150),
-    "context_size": (400, 400),
-    "dropout_input": (0.4, 0.65),
-    "dropout_hidden": (0.3, 0.2),
-    "learning_rate": (20.0, 30.0),
-    "batch_size": (20, 80),
-    "epochs": (500, 750),
-    "seed": (141, 1881),
-}
-_MIXTURE: dict[str, tuple[Any, Any]] = {
-    "embedding_size": (280, 300),
-    "hidden_size": (960, 1150),
-    "context_size": (620, 650),
-    "dropout_input": (0.4, 0.55),
-    "dropout_hidden": (0.225, 0.2),
-    "learning_rate": (20.0, 15.0),
-    "batch_size": (12, 15),
-    "epochs": (1000, 1000),
-    "seed": (28, 1881),
-}
+__all__ = ["PRESETS", "SOURCES", "preset", "preset_sources"]
 
-_TREES: dict[str, tuple[Any, Any]] = _SOFTMAX | {
-    "n_trees": (4, 4),
-    "root": (1024, 1024),
-    "gate": ("context", "context"),
-    "relearn_trees": ((2,), (2,)),
-}
+_SETTINGS = frozenset(field.name for field in fields(TrainConfig))
 
-_MIXTURE_OPTIONS = ("components=15", "latent_dropout=0.29")
 
-# For each head its columns, whether it is tied to the word embeddings, and its options.
-_HEADS: dict[str, tuple[dict[str, tuple[Any, Any]], bool, tuple[tuple[str, ...], ...]]] = {
-    "softmax": (_SOFTMAX, True, ((), ())),
-    "sigsoftmax": (_SOFTMAX, True, ((), ())),
-    "gss": (_SOFTMAX, True, (("c=-1.5", "k=2.5"), ("c=-1.5", "k=3.0"))),
-    "plif": (_SOFTMAX, True, ((), ())),
-    "plif-frozen": (_SOFTMAX, True, ((), ())),
-    "mos": (_MIXTURE, True, (_MIXTURE_OPTIONS, _MIXTURE_OPTIONS)),
-    "moc": (_MIXTURE, True, (_MIXTURE_OPTIONS, _MIXTURE_OPTIONS)),
-    "trees": (_TREES, False, ((), ())),
-}
+def _settings(name: str, values: Values) -> dict[str, Any]:
+    """The values as fields of TrainConfig."""
+    options = tuple(
+        f"{option}={value if isinstance(value, str) else json.dumps(value)}"
+        for option, (value, _) in values.items()
+        if option not in _SETTINGS
+    )
+    settings = {setting: value for setting, (value, _) in values.items() if setting in _SETTINGS}
+    return {"head": name.partition("-")[2], "head_option": options, **settings}
+
 
 PRESETS: dict[str, dict[str, Any]] = {
-    f"{corpus}-{head}": {
-        "head": head,
-        "tied": tied,
-        "head_option": options[column],
-        **_COMMON,
-        **{name: values[column] for name, values in columns.items()},
-    }
-    for column, corpus in enumerate(_CORPORA)
-    for head, (columns, tied, options) in _HEADS.items()
+    name: _settings(name, values) for name, values in PUBLISHED.items()
 }
 """The settings of each preset that can differ from the defaults."""
 
@@ -114,9 +66,7 @@ def preset(name: str, **changes: Any) -> TrainConfig:
         >>> preset("ptb-mos", data="ptb/", head_option=("components=5",)).learning_rate
         20.0
     """
-    if name not in PRESETS:
-        raise ConfigError(f"--preset: expected one of {', '.join(PRESETS)}, got {name!r}")
-    settings = PRESETS[name]
+    settings = PRESETS[_known(name)]
     if changes.get("head", settings["head"]) == settings["head"]:
         given = tuple(changes.get("head_option", ()))
         replaced = parse_options(given).keys()
@@ -125,3 +75,31 @@ def preset(name: str, **changes: Any) -> TrainConfig:
     else:
         settings = settings | {"head_option": (), "relearn_trees": ()}
     return TrainConfig(**(settings | changes))
+
+
+def preset_sources(name: str) -> dict[str, str]:
+    """Where the values of a preset are from.
+
+    Args:
+        name: a key of :data:`PRESETS`.
+
+    Returns:
+        For each setting, and each option of the head by its own name, a key of :data:`SOURCES`.
+
+    Raises:
+        ConfigError: an unknown name.
+
+    Example:
+        >>> from hstree.training import SOURCES, preset_sources
+        >>> preset_sources("ptb-mos")["components"]
+        'MoS README'
+        >>> SOURCES["hstree"]
+        'not published'
+    """
+    return {setting: source for setting, (_, source) in PUBLISHED[_known(name)].items()}
+
+
+def _known(name: str) -> str:
+    if name not in PRESETS:
+        raise ConfigError(f"--preset: expected one of {', '.join(PRESETS)}, got {name!r}")
+    return name

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from hstree._files import Content
+from hstree._memory import ran_out
 from hstree.models import LanguageModel, cpu_has_lstm
 from hstree.runs import (
     ConfigError,
@@ -35,7 +36,8 @@ from .progress import Reporter, Reporters, Silent
 from .state import Training, begin, load
 from .summary import summarize
 from .tensorboard import TensorBoardLog, require_tensorboard
-from .trainer import TrainingError, evaluate
+from .trainer import TrainingError
+from .validation import evaluate
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -108,14 +110,22 @@ class Session:
             yield
         except TrainingError as error:
             raise TrainingError(f"{error}; {self._kept()}") from None
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            raise TrainingError(
+                "memory ran out; a run with a smaller --batch-size or --bptt, or a larger "
+                f"--accumulate, needs less; {self._kept()}"
+            ) from error
         except OSError as error:
             if self._published() is None:
                 raise
             raise OSError(f"{error}; {self._kept()}") from error
         except TrainingInterrupted:
             raise
-        except KeyboardInterrupt:
-            raise TrainingInterrupted(self._published(), self._best()) from None
+        except KeyboardInterrupt as interrupt:
+            received = getattr(interrupt, "signal", None)
+            raise TrainingInterrupted(self._published(), self._best(), received) from None
         finally:
             self.reporter.stop()
             if self.directory is not None:

@@ -36,8 +36,10 @@ from hstree.runs.records import read_record
 from .build import build_model, check_size, own_parameter_count
 from .distributed import Processes
 from .finetune import starting_model
+from .memory import check_memory
 from .progress import Reporter
-from .trainer import Trainer, evaluate, process_seed
+from .trainer import Trainer, process_seed
+from .validation import evaluate
 
 
 @dataclass
@@ -129,6 +131,7 @@ def begin(
         f"validation, {len(corpus.test):,} test tokens; {len(corpus.vocabulary):,} classes"
     )
     check_size(corpus, config, processes.size)
+    check_memory(config, len(corpus.vocabulary), len(corpus.train), processes.device)
     statistics = corpus.statistics()
     if config.averaging == "et" and config.averaging_epoch >= config.epochs:
         reporter.message(

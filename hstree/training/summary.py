@@ -16,7 +16,8 @@ from hstree.runs import HeadCost, Summary, perplexity
 
 from .build import own_parameter_count
 from .state import Training
-from .trainer import Trainer, evaluate
+from .trainer import Trainer
+from .validation import evaluate
 
 COST_LOGITS = 2**26  # largest number of logits of the flat softmax in the timing of the head
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hstree.data import Corpus, Streams
-from hstree.models import LanguageModel, State, evaluate_loss
+from hstree.models import LanguageModel, State
 from hstree.optim import clip_grad_norm_
 from hstree.runs import TrainConfig
 
@@ -32,8 +32,6 @@ from .optimizer import (
     window_lengths,
 )
 from .relearning import check_relearnable, relearn
-
-EVALUATION_STREAMS = 20
 
 
 class TrainingError(RuntimeError):
@@ -212,7 +210,8 @@ class Trainer:
         self.begin_epoch()
         self.model.train()
         remaining = len(self.streams) - position.time_step
-        for length in window_lengths(remaining, self.config.bptt, self.lengths):
+        config = self.config
+        for length in window_lengths(remaining, config.bptt, self.lengths, config.bptt_margin):
             yield self._step(length)
 
     def note_validation(self, loss: float) -> bool:
@@ -382,11 +381,3 @@ class Trainer:
             torch.cuda.set_rng_state(tensors["random.cuda"][rank].clone(), self.device)
         elif self.device.type == "cuda":  # saved on a CPU
             torch.cuda.manual_seed(process_seed(self.config.seed, rank))
-
-
-def evaluate(model: LanguageModel, tokens: Any) -> float:
-    """Mean negative log-probability, in nats per token, of a token stream (numpy ids [n], n >= 2).
-    Every token except the first is a target; the text is read in at most ``EVALUATION_STREAMS``
-    streams."""
-    streams = max(1, min(EVALUATION_STREAMS, (len(tokens) - 1) // 50))
-    return evaluate_loss(model, Streams(tokens, streams, ignore_index=model.head.ignore_index))

@@ -8,6 +8,7 @@ from collections import deque
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from heads.support import V
@@ -41,6 +42,60 @@ def reference(
         result.append(math.log(p))
         memory.append((h, int(following)))
     return result
+
+
+@torch.no_grad()
+def published(
+    model: LanguageModel, tokens: Any, window: int, weight: float, theta: float, block: int
+) -> float:
+    """The loss of AWD-LSTM's pointer.py, which mixes a cache in where more than ``window`` words
+    of what it kept and of the current block precede."""
+    model = copy.deepcopy(model).eval()
+    state, total = None, 0.0
+    history: list[tuple[Tensor, int]] = []
+    for begin in range(0, len(tokens) - 1, block):
+        end, kept = min(begin + block, len(tokens) - 1), len(history)
+        now = torch.tensor(np.asarray(tokens[begin:end], np.int64))[:, None]
+        hidden, state = model.hidden(now, state)
+        history += [
+            (h[0].double(), int(y)) for h, y in zip(hidden, tokens[begin + 1 :], strict=False)
+        ]
+        for i, (h, word) in enumerate(history[kept:]):
+            p = math.exp(model.head.log_prob(hidden[i])[0, word])
+            if kept + i > window:
+                seen = history[kept + i - window : kept + i]
+                attention = (theta * torch.stack([key for key, _ in seen]) @ h).softmax(0)
+                same = torch.tensor([y == word for _, y in seen])
+                p = weight * float(attention[same].sum()) + (1 - weight) * p
+            total -= math.log(p)
+        history = history[-window:]
+    return total / (len(tokens) - 1)
+
+
+def test_a_waiting_cache_is_the_published_one() -> None:
+    """Up to the one step of each block where the published code leaves the cache out."""
+    model, tokens = language_model(), text(60)
+    weight, theta, window = 0.3, 0.7, 25
+    loss = evaluate_stream(model, tokens, NeuralCache(window, weight, theta, wait=True), length=9)
+    alone = [-x for x in reference(model, tokens, 1, 0.0, 0.0)]
+    mixed = [-x for x in reference(model, tokens, window, weight, theta)]
+    assert loss == pytest.approx(sum(alone[:window] + mixed[window:]) / 59, rel=1e-5)
+    one_block = sum(alone[: window + 1] + mixed[window + 1 :]) / 59
+    assert published(model, tokens, window, weight, theta, 59) == pytest.approx(one_block, rel=1e-5)
+    left_out = [alone[i] if i <= window or i % 30 == 0 else mixed[i] for i in range(59)]
+    two_blocks = published(model, tokens, window, weight, theta, 30)
+    assert two_blocks == pytest.approx(sum(left_out) / 59, rel=1e-5)
+    eager = evaluate_stream(model, tokens, NeuralCache(window, weight, theta))
+    assert eager != pytest.approx(loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("window", [59, 60])
+def test_a_cache_that_is_never_full_waits_to_the_end(window: int) -> None:
+    model, tokens = language_model(), text(60)
+    cache = NeuralCache(window, 0.5, wait=True)
+    alone = evaluate_stream(model, tokens)
+    for length in (7, 200):
+        assert evaluate_stream(model, tokens, cache, length=length) == pytest.approx(alone, 1e-6)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "softmax, really tied"])
@@ -155,6 +210,7 @@ def test_words_that_come_again_are_worth_a_cache() -> None:
         ({"weight": math.nan}, "weight: expected"),
         ({"theta": -1.0}, "theta: expected a finite number of at least 0, got -1.0"),
         ({"theta": math.inf}, "theta: expected"),
+        ({"wait": 1}, "wait: expected True or False, got 1"),
     ],
 )
 def test_bad_settings(options: dict[str, Any], message: str) -> None:

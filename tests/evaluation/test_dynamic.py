@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from evaluation.support import KINDS, language_model, text
-from hstree.evaluation import evaluate_dynamic, evaluate_stream, gradient_rms
+from hstree.evaluation import dynamic, evaluate_dynamic, evaluate_stream, gradient_rms
 from hstree.models import LanguageModel
 
 TRAIN, TEST = text(203, seed=1), text(38, seed=2)
@@ -116,6 +118,59 @@ def test_rule(kind: str) -> None:
     loss = evaluate_dynamic(model, TEST, segment=6, **options)
     assert loss == pytest.approx(reference_loss(model, TEST, None, length=6, **options), rel=1e-4)
     assert abs(loss - static) > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["mos", "softmax, really tied"])
+@pytest.mark.parametrize("decay", [0.075, 60.0])
+def test_hyperparameters_of_the_first_published_code(
+    kind: str, decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are those of its rule, with sums over batches and over tensors in place of the
+    means; with a decay of 60 it is limited to 1 / decay in some places."""
+    model = language_model(kind).double()
+    eta, epsilon = 0.02, 0.002
+    learner = copy.deepcopy(model).eval()
+    start = {name: p.detach().clone() for name, p in learner.named_parameters()}
+    squares = {name: torch.zeros_like(p) for name, p in start.items()}
+    n_batches = 0
+    for _, gradients in reference_gradients(learner, [TRAIN[:102], TRAIN[101:]], 5):
+        n_batches += 1
+        for name, gradient in gradients.items():
+            squares[name] += gradient**2
+    root = {name: square.sqrt() for name, square in squares.items()}
+    total = sum(value.mean() for value in root.values())
+    rates = {name: (value / total).clamp(max=1 / decay) for name, value in root.items()}
+    assert (decay > 1) == any(bool((rate == 1 / decay).any()) for rate in rates.values())
+    segments = reference_gradients(learner, [TEST[:21]], 5)
+    for _, gradients in segments:
+        with torch.no_grad():
+            for name, p in learner.named_parameters():
+                back = decay * rates[name] * (start[name] - p)
+                p += back - eta * gradients[name] / (root[name] + epsilon)
+
+    copies: list[LanguageModel] = []
+
+    def spy(original: LanguageModel) -> LanguageModel:
+        copies.append(copy.deepcopy(original))
+        return copies[-1]
+
+    monkeypatch.setattr(dynamic, "copy", SimpleNamespace(deepcopy=spy))
+    rms = gradient_rms(model, TRAIN, segment=5, batch_size=2)
+    assert n_batches == 21
+    assert len(rms) == len(start)
+    evaluate_dynamic(
+        model,
+        TEST[:21],
+        rms,
+        learning_rate=eta / math.sqrt(n_batches),
+        decay=decay / len(rms),
+        epsilon=epsilon / math.sqrt(n_batches),
+        segment=5,
+    )
+    found = dict(copies[-1].named_parameters())
+    for name, expected in learner.named_parameters():
+        torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-12, msg=name)
+        assert not torch.equal(expected, start[name]), name
 
 
 def test_decay_stops_at_one() -> None:
@@ -229,7 +284,7 @@ def test_bad_input() -> None:
             {"rms": {name: torch.zeros_like(value) for name, value in rms.items()}},
             "rms: expected finite values, not all 0, got a mean of 0.0",
         ),
-        ({"learning_rate": 1e38}, "learning_rate: the loss became .* after 10 tokens; .* 1e[+]38"),
+        ({"learning_rate": 1e38}, "learning_rate: the loss became .* after 5 tokens; .* 1e[+]38"),
     ]
     for options, message in bad:
         with pytest.raises(ValueError, match=message):

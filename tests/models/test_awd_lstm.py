@@ -226,6 +226,44 @@ def test_dropped_words() -> None:
     assert not torch.equal(again.ne(0), embedded.ne(0))
 
 
+@pytest.mark.parametrize("dropouts", [{}, {"dropout_embedding": 0.3, "dropout_input": 0.4}])
+def test_embedding_noise(dropouts: dict[str, float]) -> None:
+    """Added to every element after the dropout of words and before the locked mask."""
+    torch.manual_seed(18)
+    sigma = 0.15
+    backbone = AWDLSTM(V, 50, 4, all_layers=True, embedding_noise=sigma, **dropouts)
+    tokens = torch.randint(V, (40, 8))
+    torch.manual_seed(19)
+    found = backbone(tokens).hidden[..., :50]
+    torch.manual_seed(19)
+    words, locked = torch.ones(V, 1), torch.ones(1, 8, 50)
+    if dropouts:
+        words = F.dropout(words, dropouts["dropout_embedding"])
+    noise = torch.randn(40, 8, 50)
+    if dropouts:
+        locked = F.dropout(locked, dropouts["dropout_input"])
+    expected = ((backbone.embedding.weight * words)[tokens] + sigma * noise) * locked
+    torch.testing.assert_close(found, expected)
+    added = (found - (backbone.embedding.weight * words)[tokens] * locked).detach()
+    added = added[(locked != 0).expand_as(found)]
+    scale = float(locked.max())
+    assert float(added.std()) == pytest.approx(sigma * scale, rel=0.03)
+    assert abs(float(added.mean())) < 4 * sigma * scale / math.sqrt(added.numel())
+    again = backbone(tokens).hidden[..., :50]
+    assert not torch.equal(again, found)
+    (gradient,) = torch.autograd.grad(found.sum(), backbone.embedding.weight)
+    of_words = torch.zeros(V, 50).index_put(
+        (tokens.flatten(),), locked.expand(40, 8, 50).reshape(-1, 50), accumulate=True
+    )
+    torch.testing.assert_close(gradient, of_words * words)
+
+
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, True, "0.1"])
+def test_embedding_noise_is_a_deviation(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"embedding_noise: expected a .*number.*, got"):
+        AWDLSTM(V, 5, 7, embedding_noise=value)
+
+
 def test_dropped_weights() -> None:
     """Each window has its own mask, with no gradient for what it drops; the parameter stays."""
     torch.manual_seed(6)
@@ -297,7 +335,7 @@ def test_a_seed_gives_the_same_masks() -> None:
 
 def test_evaluation_has_no_randomness() -> None:
     torch.manual_seed(10)
-    backbone = AWDLSTM(V, 5, 7, 2, **EVERY_DROPOUT).eval()
+    backbone = AWDLSTM(V, 5, 7, 2, embedding_noise=0.1, **EVERY_DROPOUT).eval()
     plain = AWDLSTM(V, 5, 7, 2).train()
     plain.load_state_dict(backbone.state_dict())
     tokens = torch.randint(V, (6, 3))
@@ -434,7 +472,15 @@ def test_penalty_refuses(name: str, value: float) -> None:
         activation_penalty(output, **{name: value})
 
 
-@pytest.mark.parametrize("options", [{}, {"context_size": 3}, {"all_layers": True}, EVERY_DROPOUT])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"context_size": 3},
+        {"all_layers": True},
+        EVERY_DROPOUT | {"embedding_noise": 0.1},
+    ],
+)
 def test_config_round_trip(options: dict[str, Any]) -> None:
     backbone = AWDLSTM(V, 5, 7, layers=2, **options)
     config = backbone.config()

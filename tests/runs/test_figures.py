@@ -48,8 +48,14 @@ def test_infinite_perplexity_and_whole_numbers(tmp_path: Path) -> None:
 
 
 def test_settings_that_make_the_model(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run"))
+    """All but those of the machine, and of trees where the head is another one."""
+    run = read_run(write_run(tmp_path / "trees", head="trees"))
     assert set(run.settings) - set(run.compared_settings()) == set(UNGROUPED)
+    of_trees = {"n_trees", "root", "leaf", "levels", "gate", "recipe", "subset_size"}
+    for head, more in (("sampled", set()), ("softmax", {"sparse"})):
+        other = read_run(write_run(tmp_path / head, head=head))
+        left_out = set(other.settings) - set(other.compared_settings())
+        assert left_out == {*UNGROUPED, *of_trees, *more}
 
 
 def test_fine_tuned_runs_are_known_by_the_settings_of_their_origin(tmp_path: Path) -> None:

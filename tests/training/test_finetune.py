@@ -31,12 +31,31 @@ def test_settings_are_those_of_the_run(run: Path) -> None:
     assert finetuning(run, run="there").run == "there"
 
 
+def test_learning_rate_of_finetuning(run: Path, tmp_path: Path) -> None:
+    """That of the run's settings, unless a learning rate is given."""
+    own = load_config(run).learning_rate
+    assert finetuning(run).learning_rate == own
+    config = finetuning(run, finetune_learning_rate=25.0)
+    assert (config.learning_rate, config.finetune_learning_rate) == (25.0, 25.0)
+    settings = replace(load_config(run), finetune_learning_rate=20.0)
+    (tmp_path / "config.json").write_text(settings.to_json())
+    assert finetuning(tmp_path).learning_rate == 20.0
+    assert finetuning(tmp_path, learning_rate=1.0).learning_rate == 1.0
+    assert finetuning(tmp_path, finetune_learning_rate=None).learning_rate == own
+
+
 def test_dropouts_and_learning_rates_may_differ(run: Path) -> None:
-    changes = {"dropout": 0.0, "weight_dropout": 0.3, "head_learning_rate_factor": 2.0}
+    changes = {
+        "dropout": 0.0,
+        "weight_dropout": 0.3,
+        "embedding_noise": 0.1,
+        "head_learning_rate_factor": 2.0,
+    }
     model = starting_model(finetuning(run, **changes), load_run(run))
     assert model.backbone.dropout == 0.0
     assert model.backbone.dropout_input == 0.1
     assert model.backbone.weight_dropout == 0.3
+    assert model.backbone.embedding_noise == 0.1
     assert {group["lr"] for group in model.head.parameter_groups(lr=0.5)} == {1.0}
 
 

@@ -198,6 +198,11 @@ def test_window_lengths() -> None:
     assert drawn[~half].mean() == pytest.approx(69.5, abs=0.15)
     assert drawn[half].mean() == pytest.approx(34.5, abs=0.7)
     assert drawn[~half].std() == pytest.approx(5, rel=0.03)
+    assert drawn.max() > 73
+    capped = np.array(list(window_lengths(1_000_000, 70, np.random.default_rng(0), 3)))
+    n = min(len(capped), len(drawn)) - 1  # the same draws, of which the long ones are cut
+    assert (capped[:n] == np.minimum(drawn[:n], 73)).all()
+    assert list(window_lengths(25, 10, None, 3)) == [10, 10, 10]
     short = list(window_lengths(1000, 1, np.random.default_rng(0)))
     assert min(short) == 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,17 @@ import torch
 
 from hstree.data import CorpusStatistics
 from hstree.runs import ConfigError, TrainConfig, parse_options
-from hstree.training import PRESETS, build_model, preset
+from hstree.training import (
+    PRESETS,
+    SOURCES,
+    build_model,
+    preset,
+    preset_sources,
+    setting_sources,
+)
 
-# The table of the study: Penn Treebank, WikiText-2.
-SOFTMAX: dict[str, tuple[float, float]] = {
+# Penn Treebank, WikiText-2. Softmax: the table of the study; mixtures: README of MoS.
+SOFTMAX: dict[str, tuple[float | None, float | None]] = {
     "dropout_input": (0.4, 0.65),
     "dropout_hidden": (0.3, 0.2),
     "learning_rate": (20, 30),
@@ -22,22 +30,33 @@ SOFTMAX: dict[str, tuple[float, float]] = {
     "embedding_size": (400, 400),
     "hidden_size": (1150, 1150),
     "context_size": (400, 400),
+    "epochs": (500, 750),
+    "bptt_margin": (None, None),
+    "finetune_learning_rate": (None, None),
 }
-MIXTURE: dict[str, tuple[float, float]] = {
+MIXTURE: dict[str, tuple[float | None, float | None]] = {
     "dropout_input": (0.4, 0.55),
     "dropout_hidden": (0.225, 0.2),
     "learning_rate": (20, 15),
+    "finetune_learning_rate": (25, 20),
     "batch_size": (12, 15),
+    "accumulate": (1, 3),
+    "bptt_margin": (40, 20),
     "seed": (28, 1881),
     "embedding_size": (280, 300),
     "hidden_size": (960, 1150),
     "context_size": (620, 650),
+    "epochs": (1000, 1000),
 }
+DOC = MIXTURE | {"seed": (28, 1882), "epochs": (500, 500), "finetune_learning_rate": (None, None)}
+MIXTAPE = MIXTURE | {"seed": (28, 1882), "accumulate": (1, 1)}
+TABLES = {"mos": MIXTURE, "moc": MIXTURE, "mos-plif": MIXTURE, "doc": DOC, "mixtape": MIXTAPE}
 EVERYWHERE: dict[str, Any] = {
     "layers": 3,
     "dropout": 0.4,
     "dropout_embedding": 0.1,
     "weight_dropout": 0.5,
+    "embedding_noise": 0.0,
     "bptt": 70,
     "variable_bptt": True,
     "clip": 0.25,
@@ -52,6 +71,11 @@ EVERYWHERE: dict[str, Any] = {
     "alpha": 2.0,
     "beta": 1.0,
 }
+RULES: dict[str, dict[str, Any]] = {
+    "doc": {"averaging": "nt", "nonmono": 60},
+    "mixtape": {"averaging": "nt"},
+}
+MIXED = {"components": 15, "latent_dropout": 0.29}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -60,17 +84,51 @@ def test_published_settings(name: str) -> None:
     config = preset(name)
     assert config.head == head
     assert config.tied == (head != "trees")
-    table = MIXTURE if head in ("mos", "moc") else SOFTMAX
-    expected = EVERYWHERE | {key: row[corpus == "wt2"] for key, row in table.items()}
+    table = TABLES.get(head, SOFTMAX)
+    expected = {key: row[corpus == "wt2"] for key, row in table.items()}
+    expected |= EVERYWHERE | RULES.get(head, {})
     assert {key: getattr(config, key) for key in expected} == expected
-    options = {
-        "mos": {"components": 15, "latent_dropout": 0.29},
-        "moc": {"components": 15, "latent_dropout": 0.29},
+    options: dict[str, dict[str, Any]] = {
+        "mos": MIXED,
+        "moc": MIXED,
+        "mos-plif": MIXED | {"function_options": {"intervals": 100_000, "slope_decay": 1.2e-6}},
+        "doc": {"experts": [0, 0, 5, 15], "latent_dropout": 0.6, "prior_penalty": 0.001},
         "gss": {"c": -1.5, "k": 3.0 if corpus == "wt2" else 2.5},
+        "plif": {"slope_decay": 1.2e-6},
     }
-    assert parse_options(config.head_option) == options.get(head, {})
+    bias = {} if head == "trees" else {"bias_start": "zero"}
+    assert parse_options(config.head_option) == options.get(head, {}) | bias
     assert config.relearn_trees == ((2,) if head == "trees" else ())
     assert TrainConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_value_has_a_source(name: str) -> None:
+    config, sources = preset(name), preset_sources(name)
+    assert set(sources.values()) <= SOURCES.keys()
+    differing = {
+        field.name
+        for field in dataclasses.fields(TrainConfig)
+        if getattr(config, field.name) != field.default
+    }
+    options = parse_options(config.head_option)
+    assert differing - {"head", "head_option"} | options.keys() <= sources.keys()
+    settings = {field.name for field in dataclasses.fields(TrainConfig)}
+    assert sources.keys() - settings == options.keys()
+    rows = setting_sources(config, {}, name)
+    assert {row.source for row in rows} <= {"preset", "default", *sources.values()}
+    for row in rows:
+        option = row.name.removeprefix("head_option ")
+        value = options[option] if option in options else getattr(config, row.name)
+        assert row.value == value
+        assert row.source == {"head": "preset", **sources}.get(option, "default")
+
+
+def test_sources_are_all_used() -> None:
+    used = {source for name in PRESETS for source in preset_sources(name).values()}
+    assert used == SOURCES.keys()
+    with pytest.raises(ConfigError, match=r"--preset: expected one of ptb-softmax, .*, got 'x'"):
+        preset_sources("x")
 
 
 @pytest.mark.parametrize(
@@ -82,6 +140,9 @@ def test_published_settings(name: str) -> None:
         ("ptb-mos", 21_500_620),
         ("wt2-mos", 34_909_528),
         ("wt2-moc", 34_909_528),
+        ("ptb-mos-plif", 21_600_620),
+        ("ptb-doc", 22_849_120),  # published: 23M
+        ("wt2-doc", 36_639_278),  # published: 37M
     ],
 )
 def test_published_parameter_counts(name: str, count: int) -> None:
@@ -102,7 +163,12 @@ def test_every_value_gives_way_to_a_change() -> None:
 
 def test_head_options_are_replaced_one_by_one() -> None:
     config = preset("ptb-mos", head_option=("components=5", "bias=false"))
-    assert set(config.head_option) == {"latent_dropout=0.29", "components=5", "bias=false"}
+    assert parse_options(config.head_option) == {
+        "latent_dropout": 0.29,
+        "bias_start": "zero",
+        "components": 5,
+        "bias": False,
+    }
     assert preset("ptb-mos", head="mos").head_option == preset("ptb-mos").head_option
     other = preset("ptb-mos", head="softmax")
     assert other.head_option == ()

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hstree.data import Corpus, load_corpus
 from hstree.runs import EpochRecord, TrainConfig, load_run
-from hstree.runs.config import DROPOUTS
 from hstree.training import Silent, Trainer, build_model, evaluate, finetuning, preset, train
+from hstree.training.finetune import TRAINING_NOISE
 from hstree.training.optimizer import averaged_weights
 from training.toy import small_config, write_corpus
 
@@ -246,7 +246,7 @@ def test_full_size(
     ptb: Corpus,
 ) -> None:
     """The presets ptb-softmax and ptb-mos without dropout, for one epoch of twenty windows."""
-    no_dropout: dict[str, Any] = dict.fromkeys(DROPOUTS, 0.0)
+    no_dropout: dict[str, Any] = dict.fromkeys(TRAINING_NOISE, 0.0)
     if head == "mos":
         no_dropout["head_option"] = ("latent_dropout=0",)
     config = preset(

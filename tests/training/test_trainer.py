@@ -424,6 +424,19 @@ def test_what_cannot_work_is_refused_early(data: Path, tmp_path: Path) -> None:
             choose_device("cuda")
 
 
+def test_drawn_lengths_have_a_limit(data: Path) -> None:
+    corpus = load_corpus(data)
+    longest = {}
+    for margin in (None, 0, 3):
+        config = small_config(data, Path("unused"), variable_bptt=True, bptt_margin=margin)
+        model = build_model(config, len(corpus.vocabulary), corpus.statistics())
+        steps = Trainer(model, corpus, config).steps()
+        longest[margin] = max(step.tokens for step in steps) / config.batch_size
+    assert longest[0] == 10
+    assert longest[3] == 13
+    assert longest[None] > 13
+
+
 def test_drawn_lengths_follow_the_schedule(data: Path, tmp_path: Path) -> None:
     """The schedule goes by time steps, so it ends near 0 however long the windows were."""
     config = small_config(data, tmp_path / "run", variable_bptt=True, epochs=3)

@@ -1,0 +1,218 @@
+"""The values of the presets, each with its source."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+SOURCES = {
+    "AWD-LSTM code": "defaults of main.py in https://github.com/salesforce/awd-lstm-lm (Merity, "
+    "Keskar and Socher, Regularizing and optimizing LSTM language models, ICLR 2018)",
+    "AWD-LSTM README": "commands in the README of https://github.com/salesforce/awd-lstm-lm",
+    "MoS code": "defaults of main.py in https://github.com/zihangdai/mos",
+    "MoS README": "commands in the README of https://github.com/zihangdai/mos (Yang, Dai, "
+    "Salakhutdinov and Cohen, Breaking the softmax bottleneck, ICLR 2018)",
+    "DOC code": "defaults of main.py in https://github.com/nttcslab-nlp/doc_lm",
+    "DOC README": "commands in the README of https://github.com/nttcslab-nlp/doc_lm (Takase, "
+    "Suzuki and Nagata, Direct output connection for a high-rank language model, EMNLP 2018)",
+    "study": "Parthiban, Mao and Inkpen, On the softmax bottleneck of recurrent language models, "
+    "AAAI 2021, and its code, https://github.com/quettabit/awd-lstm-lmkit",
+    "study, Table 6": "Table 6 in the supplement of Parthiban, Mao and Inkpen, On the softmax "
+    "bottleneck of recurrent language models, AAAI 2021",
+    "assumed": "as for another head; not published for this one",
+    "hstree": "not published",
+}
+"""What a preset's values are taken from, by the short name that each value has."""
+
+
+class Value(NamedTuple):
+    """A value of a preset.
+
+    Attributes:
+        value: of a setting, or of an option of the head.
+        source: a key of :data:`SOURCES`.
+    """
+
+    value: Any
+    source: str
+
+
+Values = dict[str, Value]
+"""By name of a setting or of an option of the head."""
+
+
+def _from(source: str, /, **values: Any) -> Values:
+    return {name: Value(value, source) for name, value in values.items()}
+
+
+_AWD_LSTM = _from(
+    "AWD-LSTM code",
+    layers=3,
+    dropout=0.4,
+    dropout_embedding=0.1,
+    weight_dropout=0.5,
+    bptt=70,
+    variable_bptt=True,
+    optimizer="sgd",
+    head_learning_rate_factor=1.0,
+    weight_decay=1.2e-6,
+    clip=0.25,
+    schedule="constant",
+    warmup=0,
+    alpha=2.0,
+    beta=1.0,
+    averaging="nt",
+    nonmono=5,
+)
+_TIED = _from("AWD-LSTM code", tied=True, bias_start="zero")
+_STUDY = _from("study", averaging="et", averaging_epoch=200)
+
+_SOFTMAX = {
+    "ptb": _AWD_LSTM
+    | _STUDY
+    | _from("AWD-LSTM README", epochs=500)
+    | _from(
+        "study, Table 6",
+        embedding_size=400,
+        hidden_size=1150,
+        context_size=400,
+        dropout_input=0.4,
+        dropout_hidden=0.3,
+        learning_rate=20.0,
+        batch_size=20,
+        seed=141,
+    ),
+    "wt2": _AWD_LSTM
+    | _STUDY
+    | _from("AWD-LSTM README", epochs=750)
+    | _from(
+        "study, Table 6",
+        embedding_size=400,
+        hidden_size=1150,
+        context_size=400,
+        dropout_input=0.65,
+        dropout_hidden=0.2,
+        learning_rate=30.0,
+        batch_size=80,
+        seed=1881,
+    ),
+}
+
+# Without the options of the head.
+_MOS = {
+    "ptb": _AWD_LSTM
+    | _TIED
+    | _from("MoS code", bptt_margin=40)
+    | _from(
+        "MoS README",
+        embedding_size=280,
+        hidden_size=960,
+        context_size=620,
+        dropout_input=0.4,
+        dropout_hidden=0.225,
+        learning_rate=20.0,
+        finetune_learning_rate=25.0,
+        batch_size=12,
+        epochs=1000,
+        seed=28,
+    ),
+    "wt2": _AWD_LSTM
+    | _TIED
+    | _from(
+        "MoS README",
+        embedding_size=300,
+        hidden_size=1150,
+        context_size=650,
+        dropout_input=0.55,
+        dropout_hidden=0.2,
+        learning_rate=15.0,
+        finetune_learning_rate=20.0,
+        batch_size=15,
+        bptt_margin=20,
+        epochs=1000,
+        seed=1882,
+    ),
+}
+_COMPONENTS = _from("MoS README", components=15, latent_dropout=0.29)
+_SMALL_BATCHES: dict[str, Values] = {"ptb": {}, "wt2": _from("MoS README", accumulate=3)}
+_MIXTURE = {
+    corpus: values | _COMPONENTS | _SMALL_BATCHES[corpus] | _STUDY
+    for corpus, values in _MOS.items()
+}
+_MIXTURE["wt2"] |= _from("study, Table 6", seed=1881)
+
+_DOC = {
+    "ptb": _AWD_LSTM
+    | _TIED
+    | _from("DOC code", bptt_margin=40)
+    | _from(
+        "DOC README",
+        embedding_size=280,
+        hidden_size=960,
+        context_size=620,
+        dropout_input=0.4,
+        dropout_hidden=0.225,
+        learning_rate=20.0,
+        batch_size=12,
+        epochs=500,
+        nonmono=60,
+        seed=28,
+        experts=[0, 0, 5, 15],
+        latent_dropout=0.6,
+        prior_penalty=0.001,
+    ),
+    "wt2": _AWD_LSTM
+    | _TIED
+    | _from(
+        "DOC README",
+        embedding_size=300,
+        hidden_size=1150,
+        context_size=650,
+        dropout_input=0.55,
+        dropout_hidden=0.2,
+        learning_rate=15.0,
+        batch_size=15,
+        accumulate=3,
+        bptt_margin=20,
+        epochs=500,
+        nonmono=60,
+        seed=1882,
+        experts=[0, 0, 5, 15],
+        latent_dropout=0.6,
+        prior_penalty=0.001,
+    ),
+}
+
+_GSS = {"ptb": _from("study", c=-1.5, k=2.5), "wt2": _from("study", c=-1.5, k=3.0)}
+_PLIF = _from("study", slope_decay=1.2e-6)
+_MOS_PLIF = _from("assumed", function_options={"intervals": 100_000, "slope_decay": 1.2e-6})
+_MIXTAPE = {
+    "ptb": _MOS["ptb"],
+    "wt2": {name: Value(value, "assumed") for name, (value, _) in _MOS["wt2"].items()},
+}
+_TREES = _from("hstree", n_trees=4, root=1024, gate="context", relearn_trees=(2,))
+
+
+def _heads(corpus: str) -> dict[str, Values]:
+    """The values of each head on a corpus."""
+    softmax = _SOFTMAX[corpus] | _TIED
+    return {
+        "softmax": softmax,
+        "sigsoftmax": softmax,
+        "gss": softmax | _GSS[corpus],
+        "plif": softmax | _PLIF,
+        "plif-frozen": softmax,
+        "mos": _MIXTURE[corpus],
+        "moc": _MIXTURE[corpus],
+        "mos-plif": _MIXTURE[corpus] | _MOS_PLIF,
+        "mixtape": _MIXTAPE[corpus],
+        "doc": _DOC[corpus],
+        "trees": _SOFTMAX[corpus] | _TREES,
+    }
+
+
+PUBLISHED: dict[str, Values] = {
+    f"{corpus}-{head}": values
+    for corpus in ("ptb", "wt2")
+    for head, values in _heads(corpus).items()
+}
+"""The values of each preset. A name is a corpus and a head."""

@@ -1,0 +1,120 @@
+"""A training whose memory does not suffice, or runs out at a step."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hstree._memory import ran_out
+from hstree.cli import main
+from hstree.runs import ConfigError, load_run
+from hstree.training import memory, resume, train
+from training.runs import assert_same_run
+from training.toy import small_config, write_corpus
+
+TESTS = Path(__file__).resolve().parents[1]
+# Steps that allocate megabytes.
+SIZES = {"hidden_size": 256, "batch_size": 16, "bptt": 30, "save_interval": 0.0, "epochs": 3}
+STOP = """
+import resource, sys
+from pathlib import Path
+import torch
+from hstree.training import Silent, TrainingError, train
+from ops.limited import limit
+from training.toy import small_config
+
+class Starve(Silent):
+    steps = 0
+    def step(self, epoch, loss, tokens):
+        self.steps += 1
+        if self.steps == 3:
+            limit(1 << 20)
+
+torch.set_num_threads(1)
+data, run = map(Path, sys.argv[1:])
+try:
+    train(small_config(data, run, **{sizes}), Starve())
+except TrainingError as error:
+    limit(None)
+    print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("toy") / "data", sentences=200)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_that_runs_out_keeps_the_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real limit in a process of its own; where there is memory again, the run goes on."""
+    run = tmp_path / "run"
+    result = subprocess.run(
+        [sys.executable, "-c", STOP.replace("{sizes}", repr(SIZES)), str(data), str(run)],
+        capture_output=True, text=True, check=False, cwd=TESTS,
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("memory ran out; a run with a smaller --batch-size")
+    assert f"resume with hstree train --resume {run}" in result.stdout
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    resume(run)
+    load_run(run)
+    train(small_config(data, tmp_path / "expected", **SIZES))
+    torch.set_num_threads(threads)
+    assert_same_run(run, tmp_path / "expected")
+
+
+def test_a_command_says_that_memory_ran_out(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(small_config(data, tmp_path / "run", epochs=1))
+
+    def exhaust(*_: object, **__: object) -> None:
+        torch.empty(2**60, dtype=torch.uint8)
+
+    monkeypatch.setattr("hstree.training.evaluate", exhaust)
+    assert main(["evaluate", str(tmp_path / "run")]) == 1
+    assert re.match(r"hstree: memory ran out: .*allocat", capsys.readouterr().err)
+
+
+def test_models_beyond_memory_are_refused(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, gradients, two moments of AdamW, and what a step keeps."""
+    monkeypatch.setattr(memory, "available_memory", lambda _: 10_000_000)
+    train(small_config(data, tmp_path / "small", epochs=1))
+    config = small_config(data, tmp_path / "large", hidden_size=1000)
+    with pytest.raises(ConfigError, match=r"one of at least 6\d\.\d MiB, where 9\.5 MiB are"):
+        train(config)
+    assert not (tmp_path / "large").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("hstree: not enough memory for an operator"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("the loss became nan"), False),
+        (ValueError("not enough memory"), False),
+    ],
+)
+def test_errors_of_memory(error: BaseException, expected: bool) -> None:
+    assert ran_out(error) == expected
+
+
+def test_error_of_torch() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert ran_out(caught.value)
