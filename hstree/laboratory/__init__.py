@@ -29,6 +29,7 @@ from .synthetic.compute import SyntheticResult, SyntheticSetting, synthetic_bott
 from .synthetic.heads import choose_head, known_heads
 from .trees.clusters import Agreement, tree_agreement
 from .trees.losses import FrequencyBin, TreeLoss, frequency_loss, tree_loss
+from .wins.compute import PairwiseWins, pairwise_wins
 from .words.compute import WordSimilarity, model_embeddings, word_similarity
 from .words.files import read_embeddings, read_similarity_sets
 
@@ -40,6 +41,7 @@ __all__ = [
     "FrequencyBin",
     "FunctionView",
     "Histogram",
+    "PairwiseWins",
     "Prediction",
     "RankResult",
     "RunGroup",
@@ -65,6 +67,7 @@ __all__ = [
     "model_log_prob",
     "model_perplexities",
     "noise_ranks",
+    "pairwise_wins",
     "plan_rank",
     "prediction",
     "press_threshold",

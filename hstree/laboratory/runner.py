@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hstree._files import write_atomic
+from hstree._files import write_together
 from hstree._terminal import fold
 from hstree.runs import Run, TrainConfig, choose_device, load_run, run_names, set_threads
 from hstree.runs.flags import add_config_arguments, config_values
@@ -93,8 +94,7 @@ class Measurement:
             report = self.measure(arguments)
             print_tables(report.tables, report.notes)
             files = report.content(self.name, shlex.join(["hstree", *sys.argv[1:]]))
-            for file, content in files.items():
-                write_atomic(folder / file, content)
+            write_together(folder, files)
         print(fold(f"written to {folder}: {', '.join(files)}", sys.stdout))
         return 0
 
@@ -105,15 +105,16 @@ def output_folder(output: str) -> Iterator[Path]:
     removed again if the work fails and leaves it empty.
 
     Raises:
-        ValueError: it is not a folder, or cannot be created.
+        ValueError: it is not a folder, or cannot be created or written to.
     """
     folder = Path(output)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        Path(tempfile.mkdtemp(prefix=".", suffix=".part", dir=folder)).rmdir()
     except OSError as error:
         raise ValueError(
-            f"--output: expected a folder that exists or can be created, got {folder}: "
+            f"--output: expected a folder to write to, which may be new, got {folder}: "
             f"{error.strerror}"
         ) from None
     try:

@@ -88,6 +88,34 @@ def test_default_is_not_a_difference(tmp_path: Path) -> None:
     assert compare([old, write_run(tmp_path / "other", clip=2 * default)]).differing == ("clip",)
 
 
+def test_settings_that_a_head_does_not_read_are_no_difference(tmp_path: Path) -> None:
+    """``root`` is one of trees: runs of other heads neither differ in it nor list it."""
+    softmax = [write_run(tmp_path / str(seed), seed=seed, root=seed) for seed in (64, 256)]
+    small, large = (
+        write_run(tmp_path / f"trees-{root}", head="trees", root=root, n_trees=3)
+        for root in (16, 64)
+    )
+    alone = compare(softmax)
+    assert (alone.differing, len(alone.groups)) == ((), 1)
+    assert compare([*softmax, small]).differing == ()  # but the head
+    both = compare([*softmax, small, large])
+    assert both.differing == ("root",)
+    descriptions = [group.description for group in both.groups]
+    assert descriptions == ["softmax", "trees, root=16", "trees, root=64"]
+    table, _ = comparison_tables(both)
+    column = table.header.index("settings that differ")
+    assert [row[column] for row in table.rows] == ["", "", "root=16", "root=64"]
+    assert "root=" not in to_markdown(alone)
+    rows = list(csv.DictReader(io.StringIO(to_csv(both))))
+    assert [row["root"] for row in rows] == ["", "", "16", "64"]
+    # The same holds for the run from which one was fine-tuned.
+    tuned = [
+        write_run(tmp_path / f"tuned-{n}", seed=n, finetune=str(path), optimizer="sgd")
+        for n, path in enumerate(softmax)
+    ]
+    assert len(compare(tuned).groups) == 1
+
+
 def test_many_groups_have_labels_of_two_letters(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / str(n), dropout=n / 100) for n in range(28)]
     labels = [group.label for group in compare(paths).groups]

@@ -13,7 +13,7 @@ import pytest
 from hstree._figures import COLOURS
 from hstree.cli import main
 from hstree.laboratory import correlate
-from hstree.laboratory.correlation.compute import outliers
+from hstree.laboratory.correlation.compute import outliers, within
 from hstree.laboratory.correlation.picture import correlation_picture
 from hstree.laboratory.correlation.report import correlation_table
 
@@ -242,6 +242,25 @@ def test_other_columns(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = list(csv.DictReader(Path("other/correlation.csv").read_text().splitlines()))
     assert [row["label"] for row in rows] == [f"c={i}, k=2" for i in range(6)]
     assert "Correlation of test perplexity with c" in capsys.readouterr().out
+
+
+def test_effect_of_the_seed_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within each seed y falls by 1 as x rises by 1; the seeds hide it."""
+    monkeypatch.chdir(tmp_path)
+    lines = ["seed,press_rank,test_perplexity"]
+    lines += [f"{s},{i + 10 * s},{20 * s - i}" for s in range(3) for i in range(4)]
+    Path("runs.csv").write_text("\n".join(lines) + "\n")
+    found = {}
+    for arguments in ([], ["--within", "seed"]):
+        command = ["analyze", "correlation", "runs.csv", "--output", "out", *arguments]
+        assert main(command) == 0
+        found[len(arguments)] = json.loads(Path("out/correlation.json").read_text())
+    assert found[0]["all"]["pearson"] > 0.9
+    assert found[2]["all"]["pearson"] == pytest.approx(-1.0)
+    assert found[2]["all"]["slope"] == pytest.approx(-1.0)
+    assert found[2]["within"] == "seed"
+    means = within([1.0, 2.0, 10.0], ["a", "a", "b"])  # 1.5 and 10 become 13 / 3
+    assert means == pytest.approx([13 / 3 - 0.5, 13 / 3 + 0.5, 13 / 3])
 
 
 def test_unusable_arguments(capsys: pytest.CaptureFixture[str], table: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from training.toy import small_config, write_corpus
 
+from hstree._memory import available_memory, gibibytes
 from hstree.cli import main
 from hstree.heads import GSS, PLIF, MixtureOfContexts, MixtureOfSoftmaxes, Softmax
 from hstree.laboratory import (
@@ -29,7 +30,6 @@ from hstree.laboratory import (
     stored_matrix,
 )
 from hstree.laboratory.rank import compute
-from hstree.laboratory.rank.memory import available_memory, gibibytes
 from hstree.laboratory.rank.picture import energy_picture, spectrum_picture
 from hstree.laboratory.rank.report import rank_rows, rank_table, thinned
 from hstree.models import AWDLSTM, LanguageModel

@@ -46,7 +46,7 @@ epochs = 4
 head_options = { c = [-1.0, 0.5] }
 """
 ORDER = ["softmax", "100-_shape-c=-1.0", "100-_shape-c=0.5"]
-TESTS = {"softmax": 100.0, "100-_shape-c=-1.0": 90.0, "100-_shape-c=0.5": 100.5}
+TESTS = {"softmax": 100.0, "100-_shape-c=-1.0": 90.0, "100-_shape-c=0.5": 100.5, "sampled": 95.0}
 
 
 @dataclasses.dataclass
@@ -270,6 +270,8 @@ def test_table_of_the_models(workshop: Workshop, tmp_path: Path) -> None:
         assert row["seeds"] == "3"
         assert row["test"] == f"{tests.mean():.2f} ± {tests.std(ddof=1):.2f}"
         assert row["valid"] == f"{tests.mean() + 10:.2f} ± {tests.std(ddof=1):.2f}"
+        train = (tests + 10) / math.sqrt(math.e)  # see write_run
+        assert row["train"] == f"{train.mean():.2f} ± {train.std(ddof=1):.2f}"
         assert row["parameters"] == "24.23M"
         assert row["s per epoch"] == "11.5"
         if label == "softmax":
@@ -282,18 +284,56 @@ def test_table_of_the_models(workshop: Workshop, tmp_path: Path) -> None:
     assert [row["rank, 1e-05"] for row in rows.values()] == ["304", "305", "306"]
     assert {row["rank, 0.001"] for row in rows.values()} == {"50"}
     notes = list(study_report(study, runs).notes)
-    assert notes[0].startswith("p: Welch's t-test of the test perplexities against softmax")
-    assert "in the first 100 contexts of the test text" in notes[1]
-    assert len(notes) == 2
+    assert notes[0].startswith("train: mean over the best epoch, with dropout")
+    assert notes[1].startswith("p: Welch's t-test of the test perplexities against softmax")
+    assert "in the first 100 contexts of the test text" in notes[2]
+    assert len(notes) == 3
 
 
 def test_what_a_study_does_not_ask_for_has_no_column(workshop: Workshop, tmp_path: Path) -> None:
     study = parse_study('seeds = 1\n[[models]]\nname = "softmax"\nhead = "softmax"')
     runs = run_study(study, tmp_path)
-    header = ("model", "seeds", "valid", "test", "parameters", "s per epoch")
+    header = ("model", "seeds", "train", "valid", "test", "parameters", "s per epoch")
     assert study_table(study, runs).header == header
-    assert study_table(study, runs).rows[0][2:4] == ("110.00", "100.00")
-    assert list(study_report(study, runs).notes) == []
+    assert study_table(study, runs).rows[0][2:5] == ("66.72", "110.00", "100.00")
+    (note,) = study_report(study, runs).notes
+    assert note.startswith("train: ")
+
+
+def test_training_perplexity_is_that_of_the_best_epoch(workshop: Workshop, tmp_path: Path) -> None:
+    """Not of the last one; and an estimate from sampled classes is left out."""
+    study = parse_study(
+        'seeds = 1\n[[models]]\nname = "softmax"\nhead = "softmax"\n[[models]]\nhead = "sampled"'
+    )
+    run_study(study, tmp_path)
+    for run in study_runs(study, tmp_path):
+        file = run.path / "metrics.jsonl"
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        records.append(records[1] | {"epoch": 3, "train_loss": 0.0, "valid_loss": 9.0})
+        for record in records:
+            record["sampled"] = run.model.label == "sampled"
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    runs = study_runs(study, tmp_path)
+    report = study_report(study, runs)
+    assert [row[2] for row in report.tables[0].rows] == ["66.72", "-"]
+    rows = report.rows or ()
+    assert rows[0]["train_perplexity"] == pytest.approx(110 / math.sqrt(math.e), rel=1e-12)
+    assert rows[1]["train_perplexity"] is None
+    notes = [note for note in report.notes if note.startswith("no training perplexity")]
+    assert len(notes) == 1
+    assert "of sampled: it is estimated from sampled classes" in notes[0]
+
+
+def test_settings_that_a_head_does_not_read_have_no_cell(tmp_path: Path) -> None:
+    study = parse_study(
+        "seeds = 1\n[settings]\nroot = 8\nn_trees = 3\n"
+        '[[models]]\nhead = "softmax"\n[[models]]\nhead = "trees"\nroot = [4, 16]\n'
+        '[[models]]\nhead = "gss"\nhead_options = { c = 0.5 }'
+    )
+    rows = study_report(study, study_runs(study, tmp_path)).rows or ()
+    assert [row["root"] for row in rows] == [None, 4, 16, None]
+    assert [row["c"] for row in rows] == [None, None, None, 0.5]
+    assert "n_trees" not in rows[0]
 
 
 def test_tables_before_anything_has_run(tmp_path: Path) -> None:
@@ -315,7 +355,7 @@ def test_perplexities_of_other_texts_are_not_tested(workshop: Workshop, tmp_path
             summary = json.loads((run.path / "summary.json").read_text())
             (run.path / "summary.json").write_text(json.dumps(summary | {"classes": 33_278}))
     runs = study_runs(study, tmp_path)
-    p_values = [row[4] for row in study_table(study, runs).rows]
+    p_values = [row[5] for row in study_table(study, runs).rows]
     assert p_values[0] == p_values[2] == "-"
     assert 0 < float(p_values[1]) < 1
     assert "differ in text or vocabulary" in list(study_report(study, runs).notes)[-1]
@@ -328,9 +368,9 @@ def test_rows_of_the_runs(workshop: Workshop, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(text(files, "study.csv"))))
     assert list(rows[0]) == [
         *("model", "head", "seed", "state", "epochs", "c", "test_perplexity", "valid_perplexity"),
-        *("best_epoch", "backbone_parameters", "head_parameters", "parameters"),
-        *("seconds_per_epoch", "press_rank", "effective_rank_0.001", "effective_rank_0.0001"),
-        "effective_rank_1e-05",
+        *("train_perplexity", "best_epoch", "backbone_parameters", "head_parameters"),
+        *("parameters", "seconds_per_epoch", "press_rank", "effective_rank_0.001"),
+        *("effective_rank_0.0001", "effective_rank_1e-05"),
     ]
     for row, run in zip(rows, runs, strict=True):
         assert row["model"] == run.model.label
@@ -360,12 +400,13 @@ def test_latex_and_markdown(workshop: Workshop, tmp_path: Path) -> None:
     assert sorted(files) == ["study.csv", "study.md", "study.tex"]
     tex = text(files, "study.tex")
     assert r"\caption{my\_study: perplexity, mean $\pm$ standard deviation over seeds}" in tex
-    assert r"    100\%\_shape, c=-1.0 & 3 & 102.00 $\pm$ 2.65 & 92.00 $\pm$ 2.65 & " in tex
-    assert r"\begin{tabular}{lrrrrrrrrrr}" in tex
+    spreads = r"61.87 $\pm$ 1.60 & 102.00 $\pm$ 2.65 & 92.00 $\pm$ 2.65"
+    assert rf"    100\%\_shape, c=-1.0 & 3 & {spreads} & " in tex
+    assert r"\begin{tabular}{lrrrrrrrrrrr}" in tex
     assert tex.isascii()
     page = text(files, "study.md")
     assert page.startswith("# my_study\n")
-    assert "| 100%_shape, c=-1.0 | 3 | 102.00 ± 2.65 | 92.00 ± 2.65 |" in page
+    assert "| 100%_shape, c=-1.0 | 3 | 61.87 ± 1.60 | 102.00 ± 2.65 | 92.00 ± 2.65 |" in page
     assert f"    hstree study my.toml\n\nwith\n\n```toml\n{TEXT.strip()}\n```\n" in page
 
 
@@ -374,4 +415,4 @@ def test_infinite_perplexities(workshop: Workshop, tmp_path: Path) -> None:
     summary = json.loads((runs[1].path / "summary.json").read_text())
     (runs[1].path / "summary.json").write_text(json.dumps(summary | {"test_perplexity": math.inf}))
     row = study_table(study, study_runs(study, tmp_path)).rows[1]
-    assert row[3:5] == ("inf", "-")
+    assert row[4:6] == ("inf", "-")

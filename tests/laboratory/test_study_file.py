@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hstree.laboratory.study.file import (
     read_study,
     run_name,
 )
-from hstree.runs import TrainConfig
+from hstree.runs import TrainConfig, parse_options
 from hstree.training import preset
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,7 +135,7 @@ head_options = { components = [5, 10] }
     assert model.label == "ptb-mos, components=10"
     changes = {"data": "ptb", "epochs": 5, "learning_rate": 15.0}
     assert model.config == preset("ptb-mos", **changes, head_option=("components=10",))
-    assert model.options == {"latent_dropout": 0.29, "components": 10}
+    assert model.options == {"bias_start": "zero", "latent_dropout": 0.29, "components": 10}
 
 
 MODEL = '[[models]]\nhead = "gss"\n'
@@ -212,8 +213,44 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     assert read_study(file).name == "mine"
 
 
-def test_the_study_of_the_laboratory() -> None:
-    study = read_study(ROOT / "benchmarks" / "laboratory" / "heads.toml")
-    assert len(study.models) == 7
-    assert study.seeds == (1, 2, 3)
-    assert study.baseline == "softmax"
+LABORATORY = ROOT / "benchmarks" / "laboratory"
+MODELS = {
+    "bias-start": 8,
+    "components": 6,
+    "gss-grid": 72,
+    "gss-rates": 20,
+    "heads": 7,
+    "latent-dropout": 3,
+    "plif-rank": 13,
+    "plif-start": 6,
+    "rates": 27,
+    "seeds": 3,
+}
+
+
+def test_the_studies_of_the_laboratory() -> None:
+    studies = {file.stem: read_study(file) for file in LABORATORY.glob("*.toml")}
+    assert {name: len(study.models) for name, study in studies.items()} == MODELS
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "values"),
+    [
+        ("components", "components", [1, 3, 5, 10, 15, 20]),
+        ("latent-dropout", "latent_dropout", [0.29, 0.145, 0.0]),
+    ],
+)
+def test_studies_of_mos_and_their_published_size(name: str, key: str, values: list[float]) -> None:
+    """The file in the comment has the same grid, with the settings of the preset."""
+    small = read_study(LABORATORY / f"{name}.toml")
+    assert [model.options[key] for model in small.models] == values
+    comment = small.source.partition("the whole file is:\n")[2].partition("# Published:")[0]
+    study = parse_study("\n".join(line.removeprefix("#   ") for line in comment.splitlines()))
+    assert study.rank == RankSettings()
+    published = preset("ptb-mos", data="PTB", averaging="nt")
+    assert [model.options[key] for model in study.models] == values
+    for model in study.models:
+        own = dataclasses.replace(model.config, head_option=published.head_option)
+        assert own == published
+        kept = {k: v for k, v in parse_options(published.head_option).items() if k != key}
+        assert kept.items() <= model.options.items()

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hstree.runs import RunFigures, read_run
 
@@ -47,8 +48,7 @@ class RunGroup:
     Attributes:
         label: A, B, ...
         runs: at least one run, in the order given.
-        differing: names of the settings, other than head and seed, that differ among all compared
-            runs.
+        differing: as in :class:`Comparison`.
     """
 
     label: str
@@ -94,7 +94,7 @@ class Comparison:
     Attributes:
         runs: all runs, in the order given.
         differing: names of the settings, other than head, seed and folder, that differ between
-            runs.
+            runs whose heads read them.
         groups: groups of runs that differ only in the seed, in order of their first run.
         notes: what a reader must know in addition to the numbers, one sentence each.
     """
@@ -134,7 +134,9 @@ def compare(paths: Iterable[str | os.PathLike[str]]) -> Comparison:
     settings = [run.compared_settings() for run in runs]
     names = dict.fromkeys(name for values in settings for name in values if name != "head")
     differing = tuple(
-        name for name in names if len({json.dumps(values.get(name)) for values in settings}) > 1
+        name
+        for name in names
+        if len({json.dumps(values[name]) for values in settings if name in values}) > 1
     )
     members: dict[str, list[RunFigures]] = {}
     for run, values in zip(runs, settings, strict=True):
@@ -169,6 +171,12 @@ def _notes(runs: Sequence[RunFigures], groups: Sequence[RunGroup]) -> Iterator[s
             )
 
 
+def read_settings(run: RunFigures, names: Sequence[str]) -> dict[str, Any]:
+    """Those of the settings that the head of a run reads."""
+    read = run.compared_settings()
+    return {name: run.settings[name] for name in names if name in read}
+
+
 def setting_texts(run: RunFigures, names: Sequence[str]) -> list[str]:
-    """``name=value`` of settings, the values as short text."""
-    return [f"{name}={text(run.settings.get(name))}" for name in names]
+    """``name=value`` of :func:`read_settings`, the values as short text."""
+    return [f"{name}={text(value)}" for name, value in read_settings(run, names).items()]

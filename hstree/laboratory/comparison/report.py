@@ -10,11 +10,19 @@ from typing import Any
 
 from hstree._figures import FORMATS, picture
 from hstree._files import write_atomic
+from hstree._terminal import show
 from hstree.runs import RunFigures
 
 from ..table import Column, Table, count, csv_text, decimals, markdown, table, text
 from ..terminal import print_tables
-from .compute import Comparison, RunGroup, compare, mean_and_deviation, setting_texts
+from .compute import (
+    Comparison,
+    RunGroup,
+    compare,
+    mean_and_deviation,
+    read_settings,
+    setting_texts,
+)
 from .picture import validation_curves
 
 
@@ -81,11 +89,12 @@ def to_csv(comparison: Comparison) -> str:
 
 
 def _csv_row(comparison: Comparison, run: RunFigures) -> dict[str, Any]:
-    settings = {name: run.settings.get(name) for name in ("seed", *comparison.differing)}
+    settings = dict.fromkeys(comparison.differing) | read_settings(run, comparison.differing)
     return {
         "group": comparison.label(run),
         "run": str(run.path),
         "head": run.head,
+        "seed": run.seed,
         **{
             name: json.dumps(value) if isinstance(value, (bool, list)) else value
             for name, value in settings.items()
@@ -139,9 +148,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if file is not None and not any(run.epochs for run in comparison.runs):
         raise ValueError("--plot: none of these runs has a completed epoch")
     if arguments.format == "csv":
-        print(to_csv(comparison), end="")
+        show(to_csv(comparison), end="")
     elif arguments.format == "markdown":
-        print(to_markdown(comparison), end="")
+        show(to_markdown(comparison), end="")
     else:
         notes = list(comparison.notes)
         if sum(len(group.finished) > 1 for group in comparison.groups) > 1:
@@ -150,5 +159,5 @@ def _run(arguments: argparse.Namespace) -> int:
     if file is not None:
         content = picture(validation_curves(comparison), file.suffix.lower().lstrip("."))
         write_atomic(file, content)
-        print(f"validation curves drawn in {file}", file=sys.stderr)
+        show(f"validation curves drawn in {file}", file=sys.stderr)
     return 0

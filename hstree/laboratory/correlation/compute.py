@@ -100,6 +100,16 @@ def correlate(x: Sequence[float], y: Sequence[float]) -> Correlation:
     return Correlation(tuple(x), tuple(y), tuple(outlier.tolist()), _fit(*points), inner)
 
 
+def within(values: Sequence[float], groups: Sequence[str]) -> list[float]:
+    """The values less the mean of their group, plus the mean of all: what is left of a quantity
+    without the effect of the group, such as the seed of a run."""
+    array, names = np.asarray(values, dtype=np.float64), np.asarray(groups)
+    result = array + array.mean()
+    for name in np.unique(names):
+        result[names == name] -= array[names == name].mean()
+    return [float(value) for value in result]
+
+
 def outliers(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     """For each value, whether it is more than 1.5 interquartile ranges below the first or above the
     third quartile (Tukey, Exploratory Data Analysis, 1977). Quartiles are interpolated linearly."""

@@ -11,7 +11,7 @@ from ..columns import read_columns
 from ..report import Report
 from ..runner import Argument, Measurement
 from ..table import Table, count, number, probability, table
-from .compute import FENCE, Correlation, correlate
+from .compute import FENCE, Correlation, correlate, within
 from .picture import correlation_picture
 
 
@@ -20,10 +20,16 @@ def measure(arguments: argparse.Namespace) -> Report:
     texts = {f"--label {name}": name for name in arguments.label}
     if arguments.group is not None:
         texts["--group"] = arguments.group
+    if arguments.within is not None:
+        texts["--within"] = arguments.within
     lines, empty = read_columns(arguments.table, texts, {"--x": arguments.x, "--y": arguments.y})
     kept = [line for line in lines if math.isfinite(line["--x"]) and math.isfinite(line["--y"])]
+    points = [[line[axis] for line in kept] for axis in ("--x", "--y")]
+    if arguments.within is not None and kept:
+        means_of = [line["--within"] for line in kept]
+        points = [within(values, means_of) for values in points]
     try:
-        result = correlate([line["--x"] for line in kept], [line["--y"] for line in kept])
+        result = correlate(*points)
     except ValueError as error:
         raise ValueError(
             f"{arguments.table}, x = {arguments.x}, y = {arguments.y}: {error}"
@@ -35,6 +41,8 @@ def measure(arguments: argparse.Namespace) -> Report:
         f"outliers: points whose x or y lies more than {FENCE} interquartile ranges below the "
         f"first or above the third quartile (Tukey); here {result.outliers} of {len(result.x)}"
     ]
+    if arguments.within is not None:
+        notes.append(f"x and y less their means over the runs of equal {arguments.within}")
     if result.inner is None:
         notes.append("without the outliers, too few points are left, or x or y is constant")
     infinite = len(lines) - len(kept)
@@ -49,6 +57,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         {
             "x": arguments.x,
             "y": arguments.y,
+            "within": arguments.within,
             "left_out": empty + infinite,
             "all": result.overall,
             "without_outliers": result.inner,
@@ -133,6 +142,12 @@ quartile (Tukey).
             "--group",
             metavar="COLUMN",
             help="column shown as color: a scale if it has numbers, otherwise a legend",
+        ),
+        Argument(
+            "--within",
+            metavar="COLUMN",
+            help="column, such as seed, whose effect is removed: x and y less their means over "
+            "the lines with the same value",
         ),
     ),
     output="correlation",

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from hstree._dtypes import dtype_name
+from hstree._memory import available_memory, gibibytes
 from hstree.heads import Head, MixtureOfContexts, Softmax
 from hstree.heads.functions import Identity
 from hstree.models import LanguageModel
 
 from .matrix import BlockMatrix, model_log_prob
-from .memory import available_memory, gibibytes
 
 EPSILONS = (1e-3, 1e-4, 1e-5)
 METHODS = ("auto", "svd", "gram", "qr")

@@ -16,6 +16,7 @@ import torch
 from hstree._arguments import count, positive
 from hstree._arguments import number as limited
 from hstree._dtypes import dtype_name
+from hstree._terminal import fold
 from hstree.runs import load_run, run_corpus, run_names
 
 from ..report import Report
@@ -34,7 +35,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     limit = None if arguments.max_memory is None else int(arguments.max_memory * 2**30)
     plans = {name: plan_rank(matrix, arguments.method, limit) for name, matrix in found.items()}
     for name, plan in plans.items():
-        print(f"{name}: {plan}", file=sys.stderr, flush=True)
+        print(fold(f"{name}: {plan}", sys.stderr), file=sys.stderr)
     epsilons = tuple(dict.fromkeys(arguments.epsilon or EPSILONS))
     results = {name: matrix_rank(plan, epsilons) for name, plan in plans.items()}
     for name, result in results.items():

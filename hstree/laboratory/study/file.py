@@ -135,7 +135,7 @@ def parse_study(source: str, name: str = "study") -> Study:
     """Parse a study like :func:`read_study`, from a TOML text; ``name``: the default name."""
     try:
         values = tomllib.loads(source)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a TOMLDecodeError, or a number of many digits
         raise StudyError(f"not TOML: {error}") from None
     _only(values, ("name", "seeds", "baseline", "rank", "settings", "models"))
     settings = _table(values, "settings")

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from hstree.runs import UNGROUPED, RunFigures
+from hstree.runs import RunFigures
+from hstree.runs.figures import model_settings
 
 from ..comparison.compute import mean_and_deviation
 from ..rank.compute import EPSILONS
@@ -37,7 +38,7 @@ def study_report(study: Study, runs: Sequence[StudyRun]) -> Report:
 def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
     """A table with a row for each model: mean and standard deviation of the perplexities over its
     finished seeds, the p-value against the baseline, parameters, and medians over the seeds of the
-    seconds per epoch and of the ranks."""
+    seconds per epoch and of the ranks. See :func:`_train_perplexity` for that of training."""
     finals: dict[str, list[RunFigures]] = {model.label: [] for model in study.models}
     for run in runs:
         if run.figures is not None and run.figures.final is not None:
@@ -50,6 +51,7 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
         row = {
             "model": model.label,
             "seeds": f"{len(figures)} of {len(own)}" if len(figures) < len(own) else str(len(own)),
+            "train": _spread([_train_perplexity(run) for run in figures]),
             "valid": _spread([run.valid_perplexity for run in figures]),
             "test": _spread([run.test_perplexity for run in figures]),
         }
@@ -79,6 +81,14 @@ def _spread(values: Iterable[float | None]) -> str:
     return two(found.mean) + ("" if math.isnan(found.deviation) else f" ± {two(found.deviation)}")
 
 
+def _train_perplexity(run: RunFigures) -> float | None:
+    """Perplexity on the training text during the best epoch, with dropout and while the weights
+    change; None before the first epoch has ended, and where it is an estimate from sampled
+    classes."""
+    best = next((epoch for epoch in run.epochs if epoch.epoch == run.best_epoch), None)
+    return None if best is None or best.sampled else best.train_perplexity
+
+
 def _median(values: Iterable[float | None], digits: int) -> str:
     known = [value for value in values if value is not None]
     return decimals(digits)(statistics.median(known) if known else None)
@@ -101,6 +111,21 @@ def _parameters(run: RunFigures) -> int:
 
 
 def _notes(study: Study, runs: Sequence[StudyRun]) -> Iterator[str]:
+    if any(run.figures and run.figures.final for run in runs):
+        yield (
+            "train: mean over the best epoch, with dropout and while the weights change, so it may "
+            "exceed valid; valid and test: of the weights kept after that epoch, without dropout"
+        )
+    sampled = {
+        run.model.config.head
+        for run in runs
+        if run.figures and any(epoch.sampled for epoch in run.figures.epochs)
+    }
+    if sampled:
+        yield (
+            f"no training perplexity of {', '.join(sorted(sampled))}: it is estimated from sampled "
+            "classes, too low on average"
+        )
     if study.baseline is not None:
         yield (
             f"p: Welch's t-test of the test perplexities against {study.baseline}, two-sided, not "
@@ -126,10 +151,10 @@ def _notes(study: Study, runs: Sequence[StudyRun]) -> Iterator[str]:
 
 def _rows(study: Study, runs: Sequence[StudyRun]) -> list[dict[str, Any]]:
     """None for missing results."""
-    own = {*UNGROUPED, "head", "head_option"}
-    settings = {m.label: json.loads(m.config.to_json()) for m in study.models}
-    options = {m.label: m.options for m in study.models}
-    names = [name for name in _varying(settings.values()) if name not in own]
+    settings = {m.label: model_settings(m.config) for m in study.models}
+    every_option = dict.fromkeys(name for model in study.models for name in model.options)
+    options = {m.label: every_option | m.options for m in study.models}
+    names = [name for name in _varying(settings.values()) if name not in ("head", "head_option")]
     option_names = _varying(options.values())
     rows = []
     for run in runs:
@@ -146,6 +171,7 @@ def _rows(study: Study, runs: Sequence[StudyRun]) -> list[dict[str, Any]]:
                 **{name: _plain(value) for name, value in values},
                 "test_perplexity": figures and figures.test_perplexity,
                 "valid_perplexity": figures and figures.valid_perplexity,
+                "train_perplexity": figures and _train_perplexity(figures),
                 "best_epoch": figures and figures.best_epoch,
                 "backbone_parameters": final and final.backbone_parameters,
                 "head_parameters": final and final.head_parameters,
@@ -162,9 +188,9 @@ def _rows(study: Study, runs: Sequence[StudyRun]) -> list[dict[str, Any]]:
 
 
 def _varying(models: Collection[Mapping[str, Any]]) -> list[str]:
-    """Names whose values differ between models, in order of appearance."""
+    """Names whose values differ between the models that have them, in order of appearance."""
     names = dict.fromkeys(name for values in models for name in values)
-    return [name for name in names if len({json.dumps(v.get(name)) for v in models}) > 1]
+    return [name for name in names if len({json.dumps(v[name]) for v in models if name in v}) > 1]
 
 
 def _plain(value: Any) -> Any:

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hstree._files import write_atomic
+from hstree._files import lock_folder, write_atomic
 from hstree._progress import duration
 from hstree.runs import UNGROUPED, RunFigures, TrainConfig, choose_device, load_run, read_run
-from hstree.training import Reporter, Silent, TrainingError, TrainingInterrupted, resume, train
+from hstree.training import Reporter, Silent, TrainingError, resume, train
 
 from ..rank.compute import log_prob_rank
 from .file import RankSettings, Study, StudyError, StudyModel, by_key, run_name
@@ -109,7 +111,8 @@ def run_study(
     changed: Callable[[Sequence[StudyRun]], None] = lambda runs: None,
 ) -> list[StudyRun]:
     """Make the missing runs, resume the interrupted ones, and compute the missing ranks. A run
-    whose training failed is not repeated as long as its folder exists.
+    whose training failed is not repeated as long as its folder exists. After an error, the same
+    call continues with what was done.
 
     Args:
         study: result of :func:`read_study`.
@@ -123,32 +126,63 @@ def run_study(
         The current state of all runs.
 
     Raises:
-        StudyError: see :func:`study_runs`; or a run cannot be made with its settings. Completed
-            runs are kept.
+        StudyError: see :func:`study_runs`; a run cannot be made with its settings; or another
+            process runs a study in the folder.
+        OSError: a file cannot be written, such as on a full disk.
         StudyInterrupted: on Ctrl-C or SIGTERM.
     """
-    runs = study_runs(study, folder)
-    changed(runs)
-    for number in [number for number, run in enumerate(runs) if run.state in OPEN][:limit]:
-        run, listener, left = runs[number], reporter(), seconds_left(runs)
-        time = "" if left is None else f", about {duration(left)} of training left"
-        listener.message(f"run {number + 1} of {len(runs)}: {run.path.name}{time}")
-        try:
-            runs[number] = _finish(study, run, listener)
-        except (KeyboardInterrupt, ValueError) as error:
-            runs = study_runs(study, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        runs = study_runs(study, folder)
+        with _resumable(study, folder, changed):
             changed(runs)
-            if isinstance(error, KeyboardInterrupt):
-                done = sum(run.state == "finished" for run in runs)
-                raise StudyInterrupted(
-                    f"{done} of {len(runs)} runs are finished; run the same command to continue",
-                    error.signal if isinstance(error, TrainingInterrupted) else None,
-                ) from None
-            if isinstance(error, StudyError):
-                raise
-            raise StudyError(f"model {run.model.label!r}: {by_key(error)}") from error
-        changed(runs)
+            for number in [number for number, run in enumerate(runs) if run.state in OPEN][:limit]:
+                run, listener, left = runs[number], reporter(), seconds_left(runs)
+                time = "" if left is None else f", about {duration(left)} of training left"
+                listener.message(f"run {number + 1} of {len(runs)}: {run.path.name}{time}")
+                try:
+                    runs[number] = _finish(study, run, listener)
+                except StudyError:
+                    raise
+                except ValueError as error:
+                    raise StudyError(f"model {run.model.label!r}: {by_key(error)}") from error
+                changed(runs)
     return runs
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """A context in which no other process runs a study in the folder."""
+    try:
+        lock = lock_folder(folder)
+    except BlockingIOError:
+        raise StudyError(f"{folder}: another process runs a study in this folder") from None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+@contextmanager
+def _resumable(
+    study: Study, folder: Path, changed: Callable[[Sequence[StudyRun]], None]
+) -> Iterator[None]:
+    """A context that reports the state of all runs when it is left early, and says in
+    interruptions and errors of writing how to continue."""
+    try:
+        yield
+    except (KeyboardInterrupt, OSError, ValueError) as error:
+        runs = study_runs(study, folder)
+        with suppress(OSError):  # as before
+            changed(runs)
+        done = sum(run.state == "finished" for run in runs)
+        kept = f"{done} of {len(runs)} runs are finished; run the same command to continue"
+        if isinstance(error, KeyboardInterrupt):
+            raise StudyInterrupted(kept, getattr(error, "signal", None)) from None
+        if isinstance(error, OSError):
+            raise OSError(f"{error}; {kept}") from error
+        raise
 
 
 def seconds_left(runs: Sequence[StudyRun]) -> float | None:

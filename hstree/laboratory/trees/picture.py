@@ -9,10 +9,10 @@ import numpy as np
 
 from hstree._figures import line_style, new_figure, plain
 
+from ..heat_map import NUMBERED, heat_map
 from .clusters import Agreement
 from .losses import FrequencyBin, TreeLoss
 
-_NUMBERED = 12  # up to this many trees, the matrices show their numbers
 _FEWEST = 100  # a mean over fewer tokens is not drawn
 
 
@@ -23,23 +23,19 @@ def agreement_picture(agreement: Agreement) -> Any:
         "depth where two words part:\nSpearman correlation": agreement.depth_correlation,
     }
     n = len(agreement.chance)
+    names = [str(tree + 1) for tree in range(n)]
     same = np.eye(n, dtype=bool)
     others = np.stack([*panels.values()])[:, ~same]
     low, high = np.nanmin(others, initial=0), np.nanmax(others, initial=0.1)
-    size = 2.2 + 0.55 * min(n, _NUMBERED)
+    size = 2.2 + 0.55 * min(n, NUMBERED)
     figure = new_figure(2 * size, size)
     for axes, (title, matrix) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        image = axes.imshow(np.where(same, np.nan, matrix), cmap="cividis", vmin=low, vmax=high)
-        if n <= _NUMBERED:
-            for (i, j), value in np.ndenumerate(matrix):
-                number = "1" if i == j else "-" if np.isnan(value) else f"{value:.2f}"
-                colour = "white" if i != j and value < (low + high) / 2 else "black"
-                axes.text(j, i, number, ha="center", va="center", color=colour, fontsize=8)
-            axes.set_xticks(range(n), range(1, n + 1))
-            axes.set_yticks(range(n), range(1, n + 1))
+        texts = [["-" if np.isnan(value) else f"{value:.2f}" for value in row] for row in matrix]
+        for tree in range(n):
+            texts[tree][tree] = "1"
+        heat_map(axes, matrix, names, texts, cmap="cividis", vmin=low, vmax=high)
         axes.set(xlabel="tree", ylabel="tree")
         axes.set_title(title, fontsize=9)
-        figure.colorbar(image, ax=axes, shrink=0.8)
     return figure
 
 

@@ -1,0 +1,111 @@
+"""What decides the rank of log P of a PLIF: fresh slopes on the logits of a trained softmax, beside
+PLIF that were trained.
+
+    hstree study benchmarks/laboratory/plif-rank.toml
+    python -m benchmarks.plif_rank studies/plif-rank --save benchmarks/results/laboratory/plif-rank
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hstree._figures import line_style, new_figure, picture
+from hstree.heads import PLIFFrozen, Softmax
+from hstree.laboratory import log_prob_rank
+from hstree.models import LanguageModel, read_stream
+from hstree.runs import load_run, run_corpus
+from hstree.training.build import build_model
+
+INTERVALS = (100, 1_000, 10_000, 100_000, 1_000_000)
+ROWS = 20_000
+FRESH = "fresh slopes on the softmax's logits"
+
+
+def fresh_slopes(folder: Path) -> Iterator[dict[str, Any]]:
+    """For each number of intervals: the root mean square of what is left of f on the logits after
+    the best line, and the rank of log P."""
+    run = load_run(folder)
+    model, tokens = run.model.eval(), run_corpus(run, None).test
+    softmax = model.head
+    assert isinstance(softmax, Softmax)
+    hidden = next(read_stream(model, tokens[:200], length=200))
+    with torch.no_grad():
+        logits = hidden @ softmax.weight.t()
+        logits = (logits if softmax.bias is None else logits + softmax.bias).double().flatten()
+    x = logits.numpy()
+    for intervals in INTERVALS:
+        torch.manual_seed(0)
+        head = PLIFFrozen(softmax.in_features, softmax.n_classes, intervals=intervals)
+        head.load_state_dict(softmax.state_dict(), strict=False)
+        y = head.function(torch.float64)(logits).detach().numpy()
+        left = y - np.polyval(np.polyfit(x, y, 1), x)
+        found = log_prob_rank(LanguageModel(model.backbone, head).eval(), tokens, rows=ROWS)
+        yield {
+            "intervals": intervals,
+            "deviation": float(np.sqrt(np.mean(left**2))),
+            "press_rank": found.press_rank,
+        }
+
+
+def trained(table: Path) -> tuple[int, int, dict[str, dict[int, int]]]:
+    """The rank of the softmax of the study, the number of classes, and for each kind of slopes the
+    ranks by the number of intervals."""
+    ranks: dict[str, dict[int, int]] = defaultdict(dict)
+    flat = 0
+    with table.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["head"] == "softmax":
+                flat = int(row["press_rank"])
+            elif row["press_rank"]:
+                name = row["model"].rpartition(", intervals=")[0]
+                ranks[name][int(row["intervals"])] = int(row["press_rank"])
+    return flat, max(max(series.values()) for series in ranks.values()), dict(ranks)
+
+
+def moved(folder: Path) -> float:
+    """How far training has moved the parameters v of the slopes: root mean square."""
+    run = load_run(folder)
+    corpus = run_corpus(run, None)
+    fresh = build_model(run.config, len(corpus.vocabulary), corpus.statistics())
+    before, after = (
+        dict(model.head.named_parameters())["function.v"].detach() for model in (fresh, run.model)
+    )
+    return float((after - before).square().mean().sqrt())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("study", type=Path, help="folder of the study")
+    parser.add_argument(
+        "--save", type=Path, required=True, help="path of the files, without suffix"
+    )
+    options = parser.parse_args()
+    flat, most, ranks = trained(options.study / "study.csv")
+    fresh = list(fresh_slopes(options.study / "runs" / "softmax-seed=1"))
+    series = {FRESH: {row["intervals"]: row["press_rank"] for row in fresh}, **ranks}
+    runs = sorted((options.study / "runs").glob("*intervals=*"))
+    change = {folder.name: moved(folder) for folder in runs}
+    result = {"softmax": flat, "classes": most, "fresh": fresh, "trained": ranks, "moved": change}
+    options.save.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    figure = new_figure(6.5, 3.6)
+    axes = figure.subplots()
+    for number, (name, values) in enumerate(series.items()):
+        axes.plot(values.keys(), values.values(), marker="o", label=name, **line_style(number))
+    axes.axhline(flat, color="black", linestyle=":", label="softmax")
+    axes.set(xscale="log", yscale="log", xlabel="intervals K", ylabel="Press rank")
+    axes.legend(fontsize=8)
+    options.save.with_suffix(".png").write_bytes(picture(figure))
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
