@@ -1,15 +1,15 @@
-"""Atomic writing of files, and reading of tensors into their own memory."""
+"""Atomic writing and locks of files, and reading of tensors into their own memory."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 Content: TypeAlias = bytes | Callable[[Path], None]
@@ -22,26 +22,69 @@ def write_atomic(path: Path, content: Content) -> None:
     Args:
         path: the file.
         content: its bytes, or a function that writes them to the path it is given.
+
+    Raises:
+        OSError: the file cannot be written; the message names it.
     """
-    # A folder, because the function may create temporary files next to the file.
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent))
-    temporary = folder / path.name
+    write_together(path.parent, {path.name: content})
+
+
+def write_together(folder: Path, files: Mapping[str, Content]) -> None:
+    """Write files of a folder by name: first all of them, then each is replaced atomically, in the
+    order given. If one of them cannot be written, all keep their old content.
+
+    Raises:
+        OSError: a file cannot be written; the message names it.
+    """
+    path = folder / next(iter(files))
     try:
-        write_synced(temporary, content)
-        temporary.replace(path)
-        _sync(path.parent)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        # A folder, because a function may create temporary files next to its file.
+        part = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=folder))
+        try:
+            for name, content in files.items():
+                path = folder / name
+                write_synced(part / name, content)
+            for name in files:
+                path = folder / name
+                (part / name).replace(path)
+            _sync(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        raise type(error)(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def write_synced(path: Path, content: Content) -> None:
-    """Write a file with the permissions of a new file, and flush it to the disk."""
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        content(path)
+    """Write a file with the permissions of a new file, and flush it to the disk. Raises OSError if
+    that fails."""
+    try:
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            content(path)
+    except SafetensorError as error:  # a full disk
+        raise OSError(str(error)) from error
     set_mode(path, 0o666)
     _sync(path)
+
+
+def lock_folder(folder: Path) -> int | None:
+    """A file descriptor that holds the lock of a folder, even if the folder is renamed; None where
+    locks are not available. Raises BlockingIOError if another process holds the lock."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:  # a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def set_mode(path: Path, mode: int) -> None:

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from hstree._terminal import visible
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -48,7 +50,7 @@ class Task:
     """
 
     def __init__(self, description: str, total: int, done: int = 0) -> None:
-        self.description = description
+        self.description = visible(description)
         self.note = ""
         self.total, self.done, self._first = total, done, done
         self.begin = time.monotonic()

@@ -1,19 +1,24 @@
 """The parser of ``hstree`` and what every command shares: progress, errors as one line, exit
 statuses.
 
-Exit status: 0 success; 1 training failed, or an error inside hstree; 2 an argument, file or setting
-is not valid; 130 interrupted by Ctrl-C, 143 by SIGTERM. ``HSTREE_DEBUG=1`` shows tracebacks.
+Exit status: 0 success; 1 training failed, memory ran out, or an error inside hstree; 2 an argument,
+file or setting is not valid, or a file cannot be written; 130 interrupted by Ctrl-C, 143 by
+SIGTERM. ``HSTREE_DEBUG=1`` shows tracebacks.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
+from hstree._memory import ran_out
 from hstree._progress import shown
 from hstree._terminal import fold
 from hstree.laboratory.comparison import report as compare
@@ -42,6 +47,9 @@ softmaxes, and the other remedies for the softmax bottleneck.
 
 COMMAND --help describes a command.
 """
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -89,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = build_parser().parse_args(argv)
         except SystemExit as exit_:
             return exit_.code if isinstance(exit_.code, int) else 2
-        with shown():
+        with _terminable(), shown():
             status: int = arguments.handler(arguments)
         sys.stdout.flush()
         return status
@@ -98,15 +106,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt as interrupt:
         return _interrupted(interrupt)
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        full = error.errno in _FULL and error.filename is None  # of print; other errors name a file
+        message = f"cannot write the output: {error.strerror}" if full else str(error)
+        return _fail(error, message, 2)
+    except ValueError as error:
         return _fail(error, str(error), 2)
     except Exception as error:
         from hstree.training import TrainingError
 
         if isinstance(error, TrainingError):
             return _fail(error, str(error), 1)
+        if ran_out(error):
+            return _fail(error, f"memory ran out: {error}", 1)
         message = f"unexpected {type(error).__name__}: {error} (HSTREE_DEBUG=1 shows where)"
         return _fail(error, message, 1)
+
+
+class _Terminated(KeyboardInterrupt):
+    signal = signal.SIGTERM
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A context in which SIGTERM does what Ctrl-C does, unless it is ignored."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        yield
+        return
+
+    def end(*_: object) -> NoReturn:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _interrupted(interrupt: KeyboardInterrupt) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from hstree._arguments import count
+from hstree._terminal import fold, show
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
 
 if TYPE_CHECKING:
@@ -90,8 +92,8 @@ def _run(arguments: argparse.Namespace) -> int:
     draft, before, after = _convert(run, softmax, arguments)
     seconds = time.perf_counter() - begin
     draft.save(output, embedding=softmax)
-    print(_report(run, draft, before, after))
-    print(f"written to {output} in {seconds:.0f} s")
+    show(_report(run, draft, before, after))
+    print(fold(f"written to {output} in {seconds:.0f} s", sys.stdout))
     return 0
 
 
@@ -141,9 +143,12 @@ def _report(run: Run, draft: TreeEnsemble, before: Agreement, after: Agreement) 
     shared = draft.output_embedding
     own = sum(p.numel() for p in draft.parameters() if p is not shared)
     rows = _rows_scored(draft, run.vocabulary.frequencies)
-    lines = [
+    heading = (
         f"{run.path}: T = {draft.n_trees}, C = {draft.trees[0].root_width}, below it the rows of "
-        f"the softmax over {draft.n_classes:,} words",
+        f"the softmax over {draft.n_classes:,} words"
+    )
+    lines = [
+        fold(heading, sys.stdout),
         f"parameters       {own:>12,}  beside {shared.numel():,} of the softmax",
         f"rows for a draw  {rows:>12,.0f}  of {draft.n_classes:,}",
         "",

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from hstree._arguments import count, not_negative, positive, share_below_one
+from hstree._terminal import show
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
 
 if TYPE_CHECKING:
@@ -43,10 +44,29 @@ def add_command(commands: Any) -> None:
     )
     add_run_argument(parser)
     add_config_arguments(parser, only=("data", "device", "threads"))
+    parser.add_argument(
+        "--streams",
+        type=_streams,
+        metavar="N[,N]",
+        help="number of parallel streams into which the texts are cut, or one number for the "
+        "validation and one for the test text; published perplexities: 10,1 (default: at most 20 "
+        "of at least 50 tokens)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     _add_cache_arguments(parser.add_argument_group("neural cache"))
     _add_dynamic_arguments(parser.add_argument_group("dynamic evaluation"))
     parser.set_defaults(handler=_run)
+
+
+def _streams(text: str) -> tuple[int, int]:
+    """Numbers of streams of the validation and the test text."""
+    try:
+        numbers = [count(number) for number in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not 1 <= len(numbers) <= 2:
+        raise argparse.ArgumentTypeError(f"expected one whole number or two, got {text!r}")
+    return numbers[0], numbers[-1]
 
 
 def _add_cache_arguments(group: Any) -> None:
@@ -72,6 +92,12 @@ def _add_cache_arguments(group: Any) -> None:
             metavar="N" if kind is count else "X",
             help=f"{text} (default: {default})",
         )
+    group.add_argument(
+        "--cache-wait",
+        action="store_true",
+        default=None,
+        help="do not mix the cache in until its window is full, as AWD-LSTM's code does",
+    )
 
 
 def _add_dynamic_arguments(group: Any) -> None:
@@ -143,13 +169,13 @@ def _run(arguments: argparse.Namespace) -> int:
     corpus = run_corpus(run, settings.data)
     unigram = CorpusStatistics(run.vocabulary.frequencies, corpus.train)
     result: dict[str, dict[str, Any]] = {}
-    for split in _PARTS:
+    for split, n_streams in zip(_PARTS, arguments.streams or (None, None), strict=True):
         tokens = getattr(corpus, split)
         if len(tokens) < 2:
             raise ValueError(
                 f"{corpus.name}: the {split} part has {len(tokens)} tokens, at least 2 are needed"
             )
-        loss = evaluate(run.model, tokens)
+        loss = evaluate(run.model, tokens, n_streams)
         result[split] = {
             "tokens": len(tokens) - 1,
             "unknown_share": float((tokens == run.vocabulary.unknown).mean()),
@@ -173,25 +199,25 @@ def _run(arguments: argparse.Namespace) -> int:
         about = {"run": str(run.path), "corpus": corpus.name}
         print(json.dumps(about | result | ({"stream": streams} if streams else {}), indent=2))
         return 0
-    print(f"{run.path}, head {run.model.head.name!r}, on {corpus.name}")
-    print(f"{'':<7}{'tokens':>10}{'<unk>':>8}{'loss':>9}{'perplexity':>12}{'unigram':>10}")
+    show(f"{run.path}, head {run.model.head.name!r}, on {corpus.name}")
+    show(f"{'':<7}{'tokens':>10}{'<unk>':>8}{'loss':>9}{'perplexity':>12}{'unigram':>10}")
     for split, row in result.items():
         print(
             f"{split:<7}{row['tokens']:>10,}{row['unknown_share']:>8.1%}{row['loss']:>9.4f}{row['perplexity']:>12.2f}"
             f"{row['unigram_perplexity']:>10.1f}"
         )
     if streams:
-        print(f"\n{'one stream':<25}{'loss':>9}{'perplexity':>12}")
+        show(f"\n{'one stream':<25}{'loss':>9}{'perplexity':>12}")
     for split in _PARTS:
         for name, stream in streams.items():
             loss, value = stream[split]["loss"], stream[split]["perplexity"]
-            print(f"{split:<7}{name:<18}{loss:>9.4f}{value:>12.2f}")
+            show(f"{split:<7}{name:<18}{loss:>9.4f}{value:>12.2f}")
     for name, stream in streams.items():
         if "settings" in stream:
             listed = ", ".join(
                 f"{key} {value}" for key, value in stream["settings"].items() if value is not None
             )
-            print(f"{name}: {listed}")
+            show(f"{name}: {listed}")
     return 0
 
 
@@ -210,7 +236,12 @@ def _cache_losses(run: Run, corpus: Corpus, options: dict[str, Any]) -> dict[str
     losses: dict[str, Any] = {
         split: evaluate_stream(run.model, getattr(corpus, split), cache) for split in _PARTS
     }
-    used = {"window": cache.window, "lambda": cache.weight, "theta": cache.theta}
+    used = {
+        "window": cache.window,
+        "lambda": cache.weight,
+        "theta": cache.theta,
+        "wait": cache.wait,
+    }
     return losses | {"settings": used}
 
 

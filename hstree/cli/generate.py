@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, cast
 
 from hstree._arguments import count, positive, share
-from hstree._terminal import fold
+from hstree._terminal import fold, show
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def _run(arguments: argparse.Namespace) -> int:
     join = detokenize if run.tokenizer is None else run.tokenizer.join
     for number, sample in enumerate(samples):
         if number:
-            print("-" * 40)
-        print(join([*words, *run.vocabulary.decode(sample)]))
+            show("-" * 40)
+        show(join([*words, *run.vocabulary.decode(sample)]))
     sys.stdout.flush()
     print(fold(f"hstree: {speed}", sys.stderr), file=sys.stderr)
     return 0

@@ -13,9 +13,10 @@ from hstree.laboratory.robustness.report import COMMAND as robustness
 from hstree.laboratory.significance.report import COMMAND as significance
 from hstree.laboratory.synthetic.report import COMMAND as synthetic
 from hstree.laboratory.trees.report import COMMAND as tree
+from hstree.laboratory.wins.report import COMMAND as wins
 from hstree.laboratory.words.report import COMMAND as words
 
-ANALYZE = (correlation, function, predictions, rank, significance, tree, words)
+ANALYZE = (correlation, function, predictions, rank, significance, tree, wins, words)
 EXPERIMENT = (jacobian, robustness, synthetic)
 
 

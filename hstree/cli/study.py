@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from hstree._arguments import count
-from hstree._files import write_atomic
+from hstree._files import write_together
 from hstree._progress import duration
+from hstree._terminal import fold, show
 from hstree.laboratory.runner import output_folder
 from hstree.laboratory.study.file import EXAMPLE, read_study
 from hstree.laboratory.study.report import study_report
@@ -65,16 +67,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
         def write(runs: Sequence[StudyRun]) -> None:
             command = f"hstree study {Path(arguments.file).name}"
-            for name, content in study_report(study, runs).content("study", command).items():
-                write_atomic(folder / name, content)
+            write_together(folder, study_report(study, runs).content("study", command))
 
         runs = run_study(
             study, folder, limit=arguments.limit, reporter=ConsoleReporter, changed=write
         )
     report = study_report(study, runs)
-    print()
+    show()
     print_tables(report.tables, report.notes)
-    print(f"written to {folder}: study.md, study.tex, study.csv")
+    print(fold(f"written to {folder}: study.md, study.tex, study.csv", sys.stdout))
     return 1 if any(run.state == "failed" for run in runs) else 0
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hstree._progress import duration
-from hstree._terminal import command_line
+from hstree._terminal import command_line, show
 from hstree.runs import RESUMABLE, ConfigError, RunFigures, TrainConfig
 from hstree.runs.config import HEAD_SETTINGS
 from hstree.runs.flags import add_config_arguments, config_flags, config_values
+from hstree.runs.head_options import check_read
 from hstree.runs.settings import flag_name
 from hstree.training.presets import PRESETS
 
@@ -45,7 +46,12 @@ def add_command(commands: Any) -> None:
         + " can be changed",
     )
     parser.add_argument(
-        "--print-config", action="store_true", help="print the settings as JSON and exit"
+        "--print-config",
+        nargs="?",
+        const="table",
+        choices=("table", "json"),
+        help="print all settings and exit: as a table with the source of each value (default), "
+        "or as JSON",
     )
     add_config_arguments(parser)
     parser.set_defaults(handler=_run)
@@ -61,8 +67,11 @@ def _run(arguments: argparse.Namespace) -> int:
         result = resume(arguments.resume, ConsoleReporter(), **config_values(arguments))
     else:
         config = _config(arguments)
-        if arguments.print_config:
+        if arguments.print_config == "json":
             print(config.to_json(), end="")
+            return 0
+        if arguments.print_config == "table":
+            _print_settings(config, config_values(arguments), arguments.preset)
             return 0
         result = train(config, ConsoleReporter())
     if is_main_process():
@@ -78,12 +87,12 @@ def _print_end(result: TrainResult) -> None:
 
     run, summary = read_run(result.run), result.summary
     other = counterpart(run, "trees" if run.head == "softmax" else "softmax")
-    print(f"\n{format_summary(summary, other.final if other else None)}\n")
-    print(f"run folder:      {run.path}   ({duration(summary.seconds)})")
-    print(f"learning curve:  {run.path / CURVE}\n")
-    print("Next:")
+    show(f"\n{format_summary(summary, other.final if other else None)}\n")
+    show(f"run folder:      {run.path}   ({duration(summary.seconds)})")
+    show(f"learning curve:  {run.path / CURVE}\n")
+    show("Next:")
     for purpose, command in _next_commands(run, other):
-        print(f"  {purpose}\n{command_line(command, sys.stdout, indent='    ')}")
+        show(f"  {purpose}\n{command_line(command, sys.stdout, indent='    ')}")
 
 
 def _next_commands(run: RunFigures, other: RunFigures | None) -> Iterator[tuple[str, list[str]]]:
@@ -116,6 +125,25 @@ def _next_commands(run: RunFigures, other: RunFigures | None) -> Iterator[tuple[
         yield "the rank of the log-probabilities", ["hstree", "analyze", "rank", folder]
 
 
+def _print_settings(config: TrainConfig, given: dict[str, Any], preset: str | None) -> None:
+    """A table of all settings with the source of each value, and what the sources are."""
+    from hstree._terminal import fold
+    from hstree.laboratory.table import table, text
+    from hstree.laboratory.terminal import print_tables
+    from hstree.training import SOURCES, setting_sources
+
+    rows = setting_sources(config, given, preset)
+    columns = [
+        ("setting", lambda row: row.name),
+        ("value", lambda row: text(row.value)),
+        ("source", lambda row: row.source),
+    ]
+    print_tables([table("", rows, columns)])
+    for source, reference in SOURCES.items():
+        if any(row.source == source for row in rows):
+            print(fold(f"{source}: {reference}", sys.stdout))
+
+
 def _config(arguments: argparse.Namespace) -> TrainConfig:
     from hstree.training import finetuning, preset
 
@@ -124,5 +152,8 @@ def _config(arguments: argparse.Namespace) -> TrainConfig:
     if arguments.preset is not None and run is not None:
         raise ConfigError("--preset: expected this or --finetune, got both")
     if arguments.preset is not None:
-        return preset(arguments.preset, **values)
-    return TrainConfig(**values) if run is None else finetuning(run, **values)
+        config = preset(arguments.preset, **values)
+    else:
+        config = TrainConfig(**values) if run is None else finetuning(run, **values)
+    check_read(config, values)
+    return config

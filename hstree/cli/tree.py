@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hstree._arguments import count
+from hstree._terminal import fold, show
 from hstree.runs.flags import add_config_arguments, config_values
 
 if TYPE_CHECKING:
@@ -188,7 +190,7 @@ def _build(arguments: argparse.Namespace) -> int:
     )
     write_atomic(_words_file(output), vocabulary.to_bytes())
     tree.save(output)
-    print(_report(_Source(tree, vocabulary, str(output))))
+    show(_report(_Source(tree, vocabulary, str(output))))
     return 0
 
 
@@ -210,7 +212,7 @@ def _describe(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--word: {word!r} is not in the vocabulary")
         code = source.tree.code(source.vocabulary[word])
         lines.append(f"  path of {word!r}: children {' '.join(map(str, code))}")
-    print("\n".join(lines))
+    show("\n".join(lines))
     return 0
 
 
@@ -224,5 +226,5 @@ def _draw(arguments: argparse.Namespace) -> int:
     if not output.absolute().parent.is_dir():
         raise ValueError(f"--output: there is no folder {output.parent}")
     draw(source.tree, source.words, output, arguments.levels, source.frequencies)
-    print(f"picture of {source.title}: {output}")
+    print(fold(f"picture of {source.title}: {output}", sys.stdout))
     return 0

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from training.toy import QUICK, write_corpus
 
 import hstree
@@ -35,8 +37,8 @@ SMALL = [
         "0.01",
     ),
     *("--epochs", "2", "--batch-size", "8", "--bptt", "10", "--warmup", "5", "--device", "cpu"),
-    *("--n-trees", "2", "--root", "4"),
 ]
+TREES = ["--head", "trees", "--n-trees", "2", "--root", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +50,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two finished runs, ``trees`` and ``softmax``."""
     folder = tmp_path_factory.mktemp("runs")
-    for head in ("trees", "softmax"):
+    for head, flags in (("trees", TREES), ("softmax", ["--head", "softmax"])):
         run = str(folder / head)
-        assert main(["train", "--data", str(data), "--run", run, "--head", head, *SMALL]) == 0
+        assert main(["train", "--data", str(data), "--run", run, *flags, *SMALL]) == 0
     return folder
 
 
@@ -388,6 +390,46 @@ def test_interrupt_after_an_epoch_keeps_it(data: Path, elsewhere: Path) -> None:
     assert best.best
     assert f"{best.valid_perplexity:.1f}" == match[2]
     assert main(["evaluate", "run"]) == 0
+
+
+STOPPED: dict[str, tuple[str, ...]] = {
+    "evaluate": ("evaluate", "{runs}/softmax"),
+    "generate": ("generate", "{runs}/softmax"),
+    "convert": ("convert", "{runs}/softmax", "--output", "draft"),
+    "analyze": ("analyze", "rank", "{runs}/softmax", "--output", "out"),
+    "experiment": ("experiment", "jacobian", "--output", "out"),
+    "train": ("train", "--data", "{data}", "--run", "run", "--head", "softmax", *SMALL),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [*((name, signal.SIGTERM) for name in STOPPED), ("generate", signal.SIGINT)]
+)
+def test_every_command_ends_at_a_signal(
+    name: str,
+    number: signal.Signals,
+    runs: Path,
+    data: Path,
+    elsewhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the middle of its work, with one line; it leaves nothing half made."""
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    forward = torch.nn.Module.__call__
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(number)
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(torch.nn.Module, "__call__", interrupted)
+    command = [word.format(runs=runs, data=data) for word in STOPPED[name]]
+    assert main(command) == 128 + number
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith("hstree: interrupted")
+    assert "Traceback" not in error
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [path.name for path in elsewhere.iterdir()] == (["run"] if name == "train" else [])
 
 
 def test_interrupt_before_an_epoch_keeps_the_state(tmp_path: Path, elsewhere: Path) -> None:

@@ -140,6 +140,36 @@ def test_cache(
         assert stream["cache"][split]["perplexity"] == pytest.approx(np.exp(loss))
     used = stream["cache"]["settings"]
     assert tuple(used[name] for name in ("window", "lambda", "theta")) == settings
+    assert used["wait"] is False
+
+
+def test_a_cache_that_waits(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--cache", "--cache-window", "40", "--cache-wait")
+    stream = evaluated(capsys, runs / "softmax", *options)["stream"]
+    run = load_run(runs / "softmax")
+    test = parts(run, runs / "data")["test"]
+    loss = evaluate_stream(run.model, test, NeuralCache(40, wait=True))
+    assert stream["cache"]["test"]["loss"] == pytest.approx(loss)
+    assert loss != evaluate_stream(run.model, test, NeuralCache(40))
+    assert stream["cache"]["settings"]["wait"] is True
+
+
+def test_streams(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = load_run(runs / "softmax")
+    tokens = parts(run, runs / "data")
+    for option, numbers in (("3", (3, 3)), ("10,1", (10, 1))):
+        result = evaluated(capsys, runs / "softmax", "--streams", option)
+        for split, number in zip(PARTS, numbers, strict=True):
+            assert result[split]["loss"] == evaluate(run.model, tokens[split], number)
+    alone = evaluate_stream(run.model, tokens["test"])
+    assert result["test"]["loss"] == pytest.approx(alone, rel=1e-6)
+    by_hand = []
+    valid = tokens["valid"]
+    length = -(-(len(valid) - 1) // 10)
+    for begin in range(0, len(valid) - 1, length):
+        part = valid[begin : begin + length + 1]
+        by_hand += [evaluate_stream(run.model, part)] * (len(part) - 1)
+    assert result["valid"]["loss"] == pytest.approx(np.mean(by_hand), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -217,12 +247,18 @@ def test_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for name in ("model", "cache", "dynamic"):
             value = streams[name][split]
             assert [split, name, f"{value['loss']:.4f}", f"{value['perplexity']:.2f}"] in lines
-    assert ["cache:", "window", "500,", "lambda", "0.1,", "theta", "1.0"] in lines
+    cache = ["cache:", "window", "500,", "lambda", "0.1,", "theta", "1.0,", "wait", "False"]
+    assert cache in lines
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ("--streams 1,2,3", "argument --streams: expected one whole number or two, got '1,2,3'"),
+        ("--streams x", "argument --streams: expected one whole number or two, got 'x'"),
+        ("--streams 5,0", "argument --streams: expected at least 1, got 0"),
+        ("--streams 99999", "streams: expected a whole number from 1 to "),
+        ("--cache-wait", "--cache-wait: has no effect without --cache"),
         ("--cache-window 9", "--cache-window: has no effect without --cache"),
         ("--dynamic-learning-rate 9", "--dynamic-learning-rate: has no effect without --dynamic"),
         ("--cache --dynamic-rule sgd", "--dynamic-rule: has no effect without --dynamic"),
@@ -236,6 +272,8 @@ def test_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "--cache-lambda: expected a number of at least 0 and below 1, got 1",
         ),
         ("--cache --cache-theta -1", "--cache-theta: expected a number of at least 0, got -1"),
+        ("--dynamic --dynamic-learning-rate 1e30", "learning_rate: the loss became"),
+        ("--dynamic --dynamic-learning-rate 1e5", "learning_rate: the loss became"),
         ("--dynamic --dynamic-epsilon 0", "--dynamic-epsilon: expected a positive number, got 0"),
         ("--dynamic --dynamic-batch-size 99999", "tokens for a batch size of 99999"),
         (

@@ -113,6 +113,8 @@ def test_draft(
     ("options", "message"),
     [
         ("--temperature 0", "--temperature: expected a positive number, got 0"),
+        ("--temperature 1e300", "temperature: expected a number from 1e-6 to 1e6, got 1e+300"),
+        ("--temperature 1e-300", "temperature: expected a number from 1e-6 to 1e6, got 1e-300"),
         ("--temperature warm", "--temperature: expected a positive number, got warm"),
         ("--top-k 0", "--top-k: expected at least 1, got 0"),
         ("--top-k 9999", "top_k: expected 1 to"),
@@ -120,6 +122,7 @@ def test_draft(
         ("--draft x --top-k 3", "--draft: expected no --top-k, got --top-k 3"),
         ("--draft x --top-p 0.5", "--draft: expected no --top-p, got --top-p 0.5"),
         ("--draft missing.safetensors", "missing.safetensors"),
+        (f"--samples {2**31}", "--samples: expected at most 2147483647, got 2147483648"),
         ("--draft-words 0", "--draft-words: expected at least 1, got 0"),
         ("--top-p nan", "--top-p: expected a number above 0 and at most 1, got nan"),
     ],

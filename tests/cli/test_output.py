@@ -6,8 +6,10 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +25,18 @@ SMALL = [
     *("--device", "cpu"),
 ]
 TREES = ["--n-trees", "2", "--root", "4"]
-STUDY = 'seeds = [1, 2]\n[settings]\ndata = "toy"\n[[models]]\nhead = "gss"\n'
+STUDY = """\
+seeds = [1, 2]
+rank = true
+[settings]
+data = "toy"
+embedding_size = 8
+hidden_size = 8
+epochs = 1
+device = "cpu"
+[[models]]
+head = "gss"
+"""
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -54,7 +67,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in ("1", "2"):
             run = ["--run", f"runs/long-name-of-a-run-{seed}", "--seed", seed]
             assert main(["train", *SMALL, *TREES, *run]) == 0
+        assert main(["train", *SMALL, "--head", "softmax", "--run", "runs/softmax"]) == 0
     (folder / "grid.toml").write_text(STUDY)
+    pairs = ("cat\tdog", "the\told", "runs\teats", "fish\tmeat", "on\tto")
+    lines = [f"{pair}\t{score}\n" for score, pair in enumerate(pairs)]
+    (folder / "similar.txt").write_text("".join(lines))
+    points = [f"{name},{40 + k / 3},{k}" for name in ("mos", "gss") for k in range(1, 4)]
+    (folder / "points.csv").write_text("\n".join(["model,test_perplexity,press_rank", *points]))
     return folder
 
 
@@ -142,6 +161,54 @@ def test_output_fits(
     assert "\x1b" not in captured.out + captured.err
 
 
+# The tables and lines of these fit 40 columns, where a word longer than a line stays whole; the
+# others are laid out for 80.
+NARROW = [
+    "--version",
+    f"compare {RUNS}",
+    "tree draw runs/long-name-of-a-run-1",
+    f"analyze rank {RUNS}",
+    f"analyze wins {RUNS}",
+    "analyze tree runs/long-name-of-a-run-1 --against runs/long-name-of-a-run-2 --word cat",
+    f"analyze predictions {RUNS} --context the",
+    f"analyze words {RUNS} --benchmarks similar.txt",
+    "analyze function runs/softmax",
+    "analyze correlation points.csv --x press_rank --y test_perplexity --label model",
+    "analyze significance --table points.csv",
+    "experiment robustness --size 20 --repetitions 2",
+    "experiment jacobian --features 6 --inputs 4 --experts 2 --seeds 1",
+    "study grid.toml --dry-run",
+    "study grid.toml",
+]
+
+
+@pytest.mark.parametrize("command", [*NARROW, *PRINTS, "convert runs/softmax --output {draft}"])
+def test_forty_columns(
+    command: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "40")
+    output = ["--output", str(tmp_path / "o")] if command.startswith(("an", "exp")) else []
+    assert main([*shlex.split(command.format(draft=tmp_path / "draft")), *output]) == 0
+    captured = capsys.readouterr()
+    text = captured.out + captured.err
+    assert_narrow(text)
+    if command in NARROW:
+        wide = [line for line in text.splitlines() if len(line.rstrip()) > 40]
+        assert [line for line in wide if len(line.split()) > 1 and "/" not in line] == []
+
+
+def test_help_at_forty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options are folded; descriptions with examples keep their lines of up to 80."""
+    monkeypatch.setenv("COLUMNS", "40")
+    for parser in parsers(build_parser()):
+        assert_narrow(parser.format_help())
+
+
 def test_a_table_that_does_not_fit_goes_on_below(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,3 +229,42 @@ def test_a_pipe_has_no_control_sequences(folder: Path) -> None:
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     assert "\x1b" not in run.stdout + run.stderr
     assert run.stderr == ""
+
+
+ODD = "\x1b[31m\x9b2J\u202e\x07"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate {run} --words 40 --temperature 1000",
+        "analyze predictions {run} --context the --top-k 16 --output out",
+        "analyze tree {run} --output out",
+        "evaluate {run}",
+        "evaluate {run}" + ODD,
+        "generate {run} --prompt " + ODD,
+    ],
+)
+def test_nothing_moves_the_cursor(
+    command: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Words and names with escape sequences are shown as escapes."""
+    run = tmp_path / "run"
+    shutil.copytree(folder / "runs" / "long-name-of-a-run-1", run)
+    file = run / "vocabulary.txt"
+    lines = file.read_text().splitlines()
+    plain = [line for line in lines if line.startswith(("<", "the"))]
+    odd = [f"{ODD}{line}" for line in lines if line not in plain]
+    file.write_text("\n".join([*plain, *odd]) + "\n")
+    monkeypatch.chdir(folder)
+    main([word.format(run=run) for word in shlex.split(command)])
+    captured = capsys.readouterr()
+    text = captured.out + captured.err
+    assert [c for c in text if unicodedata.category(c) == "Cc" and c not in "\n\t"] == []
+    assert "\u202e" not in text
+    if command != "evaluate {run}":
+        assert "\\x1b" in text
