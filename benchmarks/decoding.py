@@ -33,7 +33,7 @@ DECODED_ROWS = {"cpu": (1, 32), "cuda": (1, 8, 4096)}
 """Numbers of rows by device."""
 
 
-def _head(name: str, size: Size) -> tuple[Head, Tensor]:
+def decoding_head(name: str, size: Size) -> tuple[Head, Tensor]:
     """Huffman trees initialized to Zipf's law, with vectors that change the scores by about one."""
     hidden, _, frequencies = batch(size.rows, size.features, size.classes)
     head: Head = Softmax(size.features, size.classes)
@@ -52,7 +52,7 @@ def _head(name: str, size: Size) -> tuple[Head, Tensor]:
 
 
 def _decode(size: Size, device: str, head: str, question: str, rows: int) -> Contestant:
-    built, hidden = _head(head, replace(size, rows=rows))
+    built, hidden = decoding_head(head, replace(size, rows=rows))
     return Contestant(partial(QUESTIONS[question], built.to(device), hidden.to(device)))
 
 

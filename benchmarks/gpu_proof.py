@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_proof --out build/proof --minutes 9
 
 Stages: build, tests (those marked cuda), sanitizer (the four tools of compute-sanitizer),
-benchmarks (benchmarks.gpu) and report. Each part runs in its own process with a time limit, and
+benchmarks (benchmarks.gpu), decoding (all classes, the most probable ones and draws:
+benchmarks/test_decoding.py) and report. Each part runs in its own process with a time limit, and
 results.json in the output folder is replaced after each part. A part that crashes, hangs or is
 interrupted does not affect the others, and the next call resumes where this one stopped. Completed
 parts are not repeated, unless the sources of hstree have changed or --again names them.
@@ -39,10 +40,14 @@ from benchmarks.gpu_settings import SETTINGS, TINY, contestants
 from benchmarks.gpu_settings import Entry as Contestant
 
 ROOT = Path(__file__).resolve().parents[1]
-STAGES = ("build", "tests", "sanitizer", "benchmarks", "report")
+STAGES = ("build", "tests", "sanitizer", "benchmarks", "decoding", "report")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-SECONDS = {"build": 480, "collect": 120, "tests": 240, "sanitizer": 140, "benchmarks": 120}
-"""Time limits of the build, of collecting tests, and of each test file, tool and contestant."""
+SECONDS = {
+    "build": 480, "collect": 120, "tests": 240, "sanitizer": 140, "benchmarks": 120,
+    "decoding": 300,
+}  # fmt: skip
+"""Time limits of the build, of collecting tests, of each test file, tool and contestant, and of
+decoding."""
 LEAST_SECONDS = 5.0
 """With less time left, no part is started."""
 SANITIZED_PER_FILE = 8
@@ -79,6 +84,11 @@ BUILT = """
 import hstree
 b = hstree.build_info()
 print(f"hstree {b.version}, CUDA {b.cuda}, {b.cuda_arch_list}, torch {b.torch}, {hstree.__file__}")
+"""
+DECODING = """
+import json, sys
+from benchmarks.table import decoding_table, summary
+print("\\n".join(decoding_table(summary(json.load(open(sys.argv[1]))))))
 """
 Entry = dict[str, Any]
 
@@ -118,6 +128,8 @@ def run_limited(
     """Run a command in the checkout and append its output to a file. At the end, also after an
     exception, kill the rest of its process group."""
     begin = time.monotonic()
+    # A pytest around it is not that of the command.
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     with log.open("a+b") as file:
         file.write(f"\n$ {' '.join(command)}\n".encode())
         file.flush()
@@ -125,7 +137,7 @@ def run_limited(
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            env={**inherited, "PYTHONUNBUFFERED": "1", **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -432,6 +444,29 @@ class Proof:
             self.keep(key, title | of_contestant(ending, file), ending)
         finally:
             file.unlink(missing_ok=True)
+
+    def decoding(self) -> None:
+        """Run the contests of decoding on this device and keep their tables."""
+        if self.is_done("decoding"):
+            return
+        run = self.out / "decoding.json"
+        short = ["--benchmark-max-time=0.1"] if self.options.device == "cpu" else []
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *short]
+        command += [
+            "-v",
+            "benchmarks/test_decoding.py",
+            "-k",
+            self.options.device,
+            "--benchmark-only",
+        ]
+        command += [f"--benchmark-json={run}", "-n", "0"]
+        ending = self.limited(command, self.limit("decoding"), "decoding")
+        entry = of_tests(ending)
+        if entry["outcome"] == "passed":
+            shown = self.limited([sys.executable, "-c", DECODING, str(run)], 60, "decoding")
+            entry["outcome"] = "measured" if shown.status == 0 else "failed"
+            entry["table"] = shown.output
+        self.keep("decoding", entry, ending)
 
     def report(self) -> None:
         text = tables(self.results)

@@ -267,6 +267,8 @@ def tables(results: Mapping[str, Any]) -> str:
             *_kernels(there),
             *_machine(there),
         ]
+    if table := entries.get("decoding", {}).get("table"):
+        lines += ["", "## Decoding", "", table.strip()]
     if reached := targets(results):
         lines += ["", *target_table("", reached)]
     return "\n".join(lines)

@@ -18,9 +18,10 @@ INTRODUCTION = """\
 # Output layers at 100,000 classes and more
 
 Validation perplexity against CPU seconds of training on one core, one LSTM layer of 200 features,
-a constant learning rate, one seed. The factor of the head's rate was chosen in shorter runs; the
-softmax makes too few steps for that, and has the default of 8. The text is the documentation on one
-machine ([large_text.py](../large_text.py)). *Memory* is the parameters of the head and what the
+a constant learning rate, one seed. The factor of the head's rate was chosen in shorter runs. A
+softmax makes too few steps for that, a few seconds each: it has the default of 8, and is left out
+where it has no row below. The text is the documentation on one machine
+([large_text.py](../large_text.py)). *Memory* is the parameters of the head and what the
 first training steps add to the process: gradients, optimizer state and workspaces, those of the
 backbone included, which are the same for all. *Rows scored* are the vectors that a training step
 multiplies with a context, mean over the training text.

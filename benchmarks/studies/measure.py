@@ -14,7 +14,7 @@ import torch
 from hstree.data import Corpus, Streams
 from hstree.heads import AdaptiveSoftmax, Head, TreeEnsemble
 from hstree.models import LanguageModel
-from hstree.training.trainer import EVALUATION_STREAMS
+from hstree.training.validation import default_streams
 from hstree.trees import Tree
 
 BANDS = (10_000, 1_000, 100, 10, 0)
@@ -73,7 +73,7 @@ def band_losses(
     sums, counts = np.zeros(len(BANDS)), np.zeros(len(BANDS))
     streams = Streams(
         tokens,
-        max(1, min(EVALUATION_STREAMS, (len(tokens) - 1) // 50)),
+        default_streams(len(tokens)),
         ignore_index=model.head.ignore_index,
     )
     training, state = model.training, None
