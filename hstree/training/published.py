@@ -44,6 +44,11 @@ def _from(source: str, /, **values: Any) -> Values:
     return {name: Value(value, source) for name, value in values.items()}
 
 
+def _assumed(values: Values) -> Values:
+    """The values of one head, for another that has no published ones."""
+    return {name: Value(value, "assumed") for name, (value, _) in values.items()}
+
+
 _AWD_LSTM = _from(
     "AWD-LSTM code",
     layers=3,
@@ -183,12 +188,16 @@ _DOC = {
 }
 
 _GSS = {"ptb": _from("study", c=-1.5, k=2.5), "wt2": _from("study", c=-1.5, k=3.0)}
-_PLIF = _from("study", slope_decay=1.2e-6)
-_MOS_PLIF = _from("assumed", function_options={"intervals": 100_000, "slope_decay": 1.2e-6})
-_MIXTAPE = {
-    "ptb": _MOS["ptb"],
-    "wt2": {name: Value(value, "assumed") for name, (value, _) in _MOS["wt2"].items()},
+_RANDOM_SLOPES = {"intervals": 100_000, "radius": 20.0, "slope_std": 1.0}
+_SLOPES = {**_RANDOM_SLOPES, "slope_learning_rate": 0.02, "slope_decay": 1.2e-6}
+_PLIF = _from("study", **_SLOPES)
+_PLIF_FROZEN = _from("study", **_RANDOM_SLOPES)
+_MOS_PLIF = {
+    corpus: _assumed(values) | _from("assumed", function_options=_SLOPES)
+    for corpus, values in _MIXTURE.items()
 }
+_GATES = _from("hstree", gate_features=64)
+_MIXTAPE = {"ptb": _MOS["ptb"] | _GATES, "wt2": _assumed(_MOS["wt2"]) | _GATES}
 _TREES = _from("hstree", n_trees=4, root=1024, gate="context", relearn_trees=(2,))
 
 
@@ -200,10 +209,10 @@ def _heads(corpus: str) -> dict[str, Values]:
         "sigsoftmax": softmax,
         "gss": softmax | _GSS[corpus],
         "plif": softmax | _PLIF,
-        "plif-frozen": softmax,
+        "plif-frozen": softmax | _PLIF_FROZEN,
         "mos": _MIXTURE[corpus],
         "moc": _MIXTURE[corpus],
-        "mos-plif": _MIXTURE[corpus] | _MOS_PLIF,
+        "mos-plif": _MOS_PLIF[corpus],
         "mixtape": _MIXTAPE[corpus],
         "doc": _DOC[corpus],
         "trees": _SOFTMAX[corpus] | _TREES,

@@ -51,7 +51,7 @@ def setting_sources(
         name, value = field.name, getattr(config, field.name)
         if name == "head_option" and value:
             for option, its_value in parse_options(value).items():
-                source = "given" if option in given_options else known[option]
+                source = "given" if option in given_options else known.get(option, "default")
                 rows.append(SettingSource(f"{name} {option}", its_value, source))
         else:
             source = "given" if name in given else known.get(name, "default")

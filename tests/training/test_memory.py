@@ -7,13 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hstree._memory import ran_out
 from hstree.cli import main
-from hstree.runs import ConfigError, load_run
+from hstree.runs import ConfigError, TrainConfig, load_run
 from hstree.training import memory, resume, train
 from training.runs import assert_same_run
 from training.toy import small_config, write_corpus
@@ -97,6 +98,27 @@ def test_models_beyond_memory_are_refused(
     with pytest.raises(ConfigError, match=r"one of at least 6\d\.\d MiB, where 9\.5 MiB are"):
         train(config)
     assert not (tmp_path / "large").exists()
+
+
+@pytest.mark.parametrize(
+    ("head", "settings"),
+    [
+        ("adaptive", {"head_option": ("cutoffs=[10]",)}),
+        ("trees", {"subset_size": 4, "n_trees": 1}),
+        ("sampled", {"sparse": True}),
+        ("mos", {"head_option": ("latent_features=4",)}),
+    ],
+)
+def test_heads_of_fewer_numbers_are_not_refused(
+    monkeypatch: pytest.MonkeyPatch, head: str, settings: dict[str, Any]
+) -> None:
+    """A softmax of 10,000 classes by 256 has 41 MB of weights, gradients and moments."""
+    monkeypatch.setattr(memory, "available_memory", lambda _: 38_000_000)
+    sizes = {"embedding_size": 8, "hidden_size": 256, "layers": 1, "batch_size": 1, "bptt": 5}
+    with pytest.raises(ConfigError, match="fit into memory"):
+        memory.check_memory(TrainConfig(head="softmax", **sizes), 10_000, 100, torch.device("cpu"))
+    config = TrainConfig(head=head, **(sizes | settings))
+    memory.check_memory(config, 10_000, 100, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

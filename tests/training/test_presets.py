@@ -75,6 +75,13 @@ RULES: dict[str, dict[str, Any]] = {
     "doc": {"averaging": "nt", "nonmono": 60},
     "mixtape": {"averaging": "nt"},
 }
+SLOPES = {
+    "intervals": 100_000,
+    "radius": 20.0,
+    "slope_std": 1.0,
+    "slope_learning_rate": 0.02,
+    "slope_decay": 1.2e-6,
+}
 MIXED = {"components": 15, "latent_dropout": 0.29}
 
 
@@ -91,10 +98,12 @@ def test_published_settings(name: str) -> None:
     options: dict[str, dict[str, Any]] = {
         "mos": MIXED,
         "moc": MIXED,
-        "mos-plif": MIXED | {"function_options": {"intervals": 100_000, "slope_decay": 1.2e-6}},
+        "mos-plif": MIXED | {"function_options": SLOPES},
+        "mixtape": {"gate_features": 64},
         "doc": {"experts": [0, 0, 5, 15], "latent_dropout": 0.6, "prior_penalty": 0.001},
         "gss": {"c": -1.5, "k": 3.0 if corpus == "wt2" else 2.5},
-        "plif": {"slope_decay": 1.2e-6},
+        "plif": SLOPES,
+        "plif-frozen": {name: SLOPES[name] for name in ("intervals", "radius", "slope_std")},
     }
     bias = {} if head == "trees" else {"bias_start": "zero"}
     assert parse_options(config.head_option) == options.get(head, {}) | bias
@@ -122,6 +131,14 @@ def test_every_value_has_a_source(name: str) -> None:
         value = options[option] if option in options else getattr(config, row.name)
         assert row.value == value
         assert row.source == {"head": "preset", **sources}.get(option, "default")
+
+
+def test_source_of_an_option_that_was_not_given() -> None:
+    """As in a configuration that was read from a file."""
+    rows = setting_sources(TrainConfig(head="gss", head_option=("c=1",)), {})
+    assert [(row.value, row.source) for row in rows if row.name == "head_option c"] == [
+        (1, "default")
+    ]
 
 
 def test_sources_are_all_used() -> None:
