@@ -100,7 +100,7 @@ def _free(n_trees: int, root: int, **more: Any) -> dict[str, Any]:
     return {"head": "trees", "n_trees": n_trees, "root": root, "gate": gate, **own, **more}
 
 
-def _other(name: str, title: str, *, seeds: int = 1, **settings: Any) -> Contender:
+def _other(name: str, title: str, *, seeds: int = 3, **settings: Any) -> Contender:
     factors = TREE_FACTORS if settings["head"] == "trees" else SOFTMAX_FACTORS
     swept = {RATE: RATES} if settings.get("tied") else {FACTOR: factors}
     return Contender(name, title, COMMON | settings, swept, seeds=seeds)
@@ -108,7 +108,7 @@ def _other(name: str, title: str, *, seeds: int = 1, **settings: Any) -> Contend
 
 def _all() -> Iterator[Contender]:
     like = "leaves-4x256"
-    yield _other("softmax", "softmax", head="softmax", seeds=3)
+    yield _other("softmax", "softmax", head="softmax")
     yield _leaves(4, 256)
     yield _leaves(4, 256, relearn=(2,), like=like)
     yield _leaves(4, 256, relearn=(2, 3), like=like, seeds=1)
@@ -121,7 +121,7 @@ def _all() -> Iterator[Contender]:
         title=f"{three.title}, three levels, G = 16",
         settings=three.settings | {"levels": 3, "leaf": 16},
     )
-    yield _leaves(1, 256, like=like, seeds=1)
+    yield _leaves(1, 256, like=like)
     one = "cutoffs=[1024]"
     yield _other(
         "adaptive", "adaptive softmax, 1,024 in the head", head="adaptive", head_option=(one,)
@@ -130,11 +130,11 @@ def _all() -> Iterator[Contender]:
     yield _other(
         "sampled", "sampled softmax, 1,024 negatives", head="sampled", head_option=(negatives,)
     )
-    yield _other("tree", "one tree, C = 256, binary below", **_free(1, 256, leaf=1))
-    yield _other("trees", "4 trees, C = 256, binary below", **_free(4, 256, leaf=1))
-    yield _other("two-levels", "one tree, C = 256, two levels", **_free(1, 256, levels=2))
+    yield _other("tree", "one tree, C = 256, binary below", seeds=1, **_free(1, 256, leaf=1))
+    yield _other("trees", "4 trees, C = 256, binary below", seeds=1, **_free(4, 256, leaf=1))
+    yield _other("two-levels", "one tree, C = 256, two levels", seeds=1, **_free(1, 256, levels=2))
     yield replace(_other("softmax-tied", "softmax, tied", head="softmax", tied=True), group=TIED)
-    yield _leaves(4, 256, tied=True, seeds=1, group=TIED)
+    yield _leaves(4, 256, tied=True, group=TIED)
     tied = "leaves-4x256-tied"
     yield _leaves(4, 1024, tied=True, like=tied, seeds=1, group=TIED)
     for n_trees in TREES:
