@@ -2,20 +2,23 @@
 
     hstree train --data ptb/ --run runs/softmax --head softmax --embedding-size 200 \\
         --hidden-size 200 --layers 1 --dropout 0.2 --dropout-input 0.2 --epochs 2 \\
-        --optimizer adamw --learning-rate 0.002 --schedule cosine
+        --optimizer adamw --learning-rate 0.002 --schedule cosine --head-learning-rate-factor 2
     python -m benchmarks.drafts runs/softmax --data ptb/
+    python -m benchmarks.drafts --times                # only the sizes with random weights, again
 
 All drafts read the hidden states of the trained model: the softmax over a part of the vocabulary,
 a softmax of lower rank, and trees whose leaves are the rows of the softmax. Low rank and trees are
 fitted to the softmax on hidden states of the training text; acceptance is measured on those of the
 validation text. Larger vocabularies have random weights, for time alone. One thread; every time is
-a share of that of the softmax's product W h in the same process.
+a share of that of the softmax's product W h in the same process. As in speculative decoding, every
+call is made several times in a row before another takes its turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import statistics
 import time
@@ -30,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.drafts_page import page, picture, words_of_a_round
+from benchmarks.drafts_page import ROUND, page, picture, words_of_a_round
 from benchmarks.ptb import cpu_name
 from benchmarks.studies.measure import rows_scored
 from hstree._files import write_atomic
@@ -38,9 +41,10 @@ from hstree.decoding import expected_acceptance
 from hstree.heads import Softmax, TreeEnsemble
 from hstree.models.stream import read_stream
 from hstree.runs import load_run
+from hstree.training import evaluate
 from hstree.trees import ContextMeans, build_ensemble
 
-FITTED, EVALUATED = 100_000, 10_000
+FITTED, EVALUATED = 150_000, 10_000
 """Hidden states of the training and of the validation text."""
 EPOCHS, BATCH = 3, 1024
 RANDOM_SIZES = ((33_000, 512), (128_000, 512))
@@ -49,7 +53,7 @@ ROOTS = (64, 256, 1024)
 WORDS = (1, 2, 3, 4, 5, 6, 8)
 """Words that are drafted before a verification."""
 ROWS = (1, 8)
-REPEATS = 40
+TURNS = 20
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -174,12 +178,12 @@ def measure_times(
 
 
 def _medians(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median times as shares of that of ``product``."""
+    """Median times of a turn, ROUND calls in a row, as shares of that of ``product``."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(REPEATS + 2):
+    for turn in range(TURNS + 1):
         for name, call in calls.items():
-            spent = seconds(call)
-            if turn > 1:
+            spent = sum(seconds(call) for _ in range(ROUND))
+            if turn > 0:
                 times[name].append(spent)
     product = statistics.median(times["product"])
     return {name: statistics.median(of) / product for name, of in times.items()}
@@ -289,7 +293,9 @@ def trained(run: str, data: str) -> dict[str, Any]:
     for figures, draft in drafts:
         figures.acceptance, figures.divergence = agree(softmax, draft, valid)
         best_gain(figures, own)
-    return _section(corpus.name, V, D, own, drafts)
+    perplexity = math.exp(evaluate(model, corpus.valid))
+    text = f"{corpus.name}, validation perplexity {perplexity:.1f}"
+    return _section(text, V, D, own, drafts)
 
 
 def random(n_classes: int, features: int) -> dict[str, Any]:
@@ -331,12 +337,19 @@ def _section(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", help="folder of a run with the head softmax")
-    parser.add_argument("--data", required=True, help="its text")
+    parser.add_argument("run", nargs="?", help="folder of a run with the head softmax")
+    parser.add_argument("--data", help="its text")
+    parser.add_argument("--times", action="store_true", help="keep the figures of the run")
     parser.add_argument("--save", type=Path, default=RESULTS / "drafts")
     given = parser.parse_args()
+    if not given.times and None in (given.run, given.data):
+        parser.error("expected RUN and --data, or --times")
     torch.set_num_threads(1)
-    sections = [trained(given.run, given.data), *(random(*size) for size in RANDOM_SIZES)]
+    if given.times:
+        first = json.loads(given.save.with_suffix(".json").read_text())["sections"][0]
+    else:
+        first = trained(given.run, given.data)
+    sections = [first, *(random(*size) for size in RANDOM_SIZES)]
     made = (
         f"{cpu_name()}, one thread, torch {torch.__version__}, Python "
         f"{platform.python_version()}, {date.today()}"
