@@ -19,10 +19,9 @@ accepts or replaces them, so that the words have exactly the model's distributio
 (`hstree.decoding.speculative`). Trees read the rows of the softmax itself at their leaves; only
 their roots were fitted to it. Times are medians of four calls in a row, as shares of the time of
 the softmax's product W h with as many contexts N in the same process: *a draw* includes the word's
-log-probability. *Words of
-a round* are those expected from k drafted words and one verification; *gain* is their number over
-the time of the round, beside a draw of the softmax for every word, for the best k. It counts the
-output layer alone.
+log-probability. *Words of a round* are those expected from k drafted words and one verification;
+*gain* is their number over the time of the round, beside a draw of the softmax for every word, for
+the best k. It counts the output layer alone.
 """
 
 
