@@ -11,6 +11,8 @@ from hstree._figures import picture as rendered
 
 TARGET, ROUND = 30, 4
 """The softmax's product takes at least so many times as long as a draw; words that are drafted."""
+PLACES = ((5, 5, "left"), (5, -13, "left"), (-5, 5, "right"), (0, -16, "right"))
+"""Where the numbers of each kind of draft stand beside its points, and their alignment."""
 INTRODUCTION = """\
 # Draft heads of a softmax
 
@@ -155,7 +157,9 @@ def picture(record: Mapping[str, Any]) -> bytes:
         x, y, rows = zip(*points, strict=True)
         axes.plot(x, y, marker="o", label=kind, **line_style(number))
         for place in zip(x, y, rows, strict=True):
-            axes.annotate(f"{place[2]:,.0f}", place[:2], xytext=(4, 4), textcoords="offset points")
+            x_offset, y_offset, side = PLACES[number]
+            offset: dict[str, Any] = {"xytext": (x_offset, y_offset), "textcoords": "offset points"}
+            axes.annotate(f"{place[2]:,.0f}", place[:2], ha=side, **offset)
     axes.set(xscale="log", xlabel="time of a draw / time of the softmax's product, N = 1")
     axes.set_ylabel("expected acceptance")
     axes.grid(alpha=0.3, which="both")
