@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from benchmarks import plif_rank
 from hstree.runs import TrainConfig
 from hstree.training import train
@@ -22,11 +20,7 @@ def test_committed_figures_are_those_of_the_runs() -> None:
     assert written["trained"] == by_text
 
 
-def test_fresh_slopes_bend_less_with_more_intervals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plif_rank, "INTERVALS", (100, 1_000_000))
-    monkeypatch.setattr(plif_rank, "ROWS", 100)
+def test_fresh_slopes_bend_less_with_more_intervals(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the cat eats the fish and the dog eats the meat .\n" * 200)
     train(
@@ -35,6 +29,6 @@ def test_fresh_slopes_bend_less_with_more_intervals(
             embedding_size=4, hidden_size=4, batch_size=4, device="cpu",
         )
     )  # fmt: skip
-    few, many = plif_rank.fresh_slopes(tmp_path / "run")
+    few, many = plif_rank.fresh_slopes(tmp_path / "run", (100, 1_000_000), rows=100)
     assert (few["intervals"], many["intervals"]) == (100, 1_000_000)
     assert 0 < many["deviation"] < few["deviation"] / 5
