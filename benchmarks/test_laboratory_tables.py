@@ -79,6 +79,23 @@ def test_best_rates_are_those_of_ten_seeds() -> None:
         }
 
 
+def test_rank_of_plif() -> None:
+    header = "| slopes | network |"
+    lines = DOCS[DOCS.index(header) :].partition("\n\n")[0].splitlines()
+    found = json.loads((RESULTS / "plif-rank.json").read_text())
+    fresh = {str(row["intervals"]): row["press_rank"] for row in found["fresh"]}
+    kinds = [("", fresh), *found["trained"].items()]
+    for line, (kind, ranks) in zip(lines[2:], kinds, strict=True):
+        *_, first, second, third, moved = (cell.strip() for cell in line.strip("|").split("|"))
+        expected = [f"{ranks[key]:,}" for key in ("1000", "10000", "100000")]
+        assert [first, second, third] == expected, kind
+        if kind:
+            change = found["moved"][
+                f"{kind.replace(', ', '-').replace(' ', '-')}-intervals=100000-seed=1"
+            ]
+            assert float(moved) == pytest.approx(change, rel=0.1), kind
+
+
 def test_start_of_the_bias() -> None:
     rows = table("| bias from frequencies")
     names = {
