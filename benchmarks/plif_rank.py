@@ -5,7 +5,10 @@ PLIF that were trained.
     python -m benchmarks.plif_rank studies/plif-rank --save benchmarks/results/laboratory/plif-rank
 
 --larger RUN puts fresh slopes on the logits of another softmax as well, such as that of
-plif-start-ptb.toml.
+
+    hstree train --data ptb/ --run teacher --head softmax --embedding-size 200 --hidden-size 200 \\
+        --layers 1 --dropout 0.2 --epochs 2 --optimizer adamw --learning-rate 0.002 \\
+        --schedule cosine --head-learning-rate-factor 2 --threads 1
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ from hstree.training.build import build_model
 
 INTERVALS = (100, 1_000, 10_000, 100_000, 1_000_000)
 ROWS = 20_000
-LARGER_INTERVALS, LARGER_ROWS = (10_000, 100_000, 1_000_000), 4_000
+LARGER_INTERVALS, LARGER_ROWS = (10_000, 100_000, 1_000_000), 2_000
 FRESH = "fresh slopes on the softmax's logits"
 
 
 def fresh_slopes(
-    folder: Path, numbers: Sequence[int] = INTERVALS, rows: int = ROWS
+    folder: Path, numbers: Sequence[int] = INTERVALS, rows: int = ROWS, method: str = "auto"
 ) -> Iterator[dict[str, Any]]:
     """For each number of intervals: the root mean square of what is left of f on the logits after
     the best line, and the rank of log P in the first ``rows`` contexts of the test text."""
@@ -55,7 +58,9 @@ def fresh_slopes(
         head.load_state_dict(softmax.state_dict(), strict=False)
         y = head.function(torch.float64)(logits).detach().numpy()
         left = y - np.polyval(np.polyfit(x, y, 1), x)
-        found = log_prob_rank(LanguageModel(model.backbone, head).eval(), tokens, rows=rows)
+        found = log_prob_rank(
+            LanguageModel(model.backbone, head).eval(), tokens, rows, method=method
+        )
         yield {
             "intervals": intervals,
             "deviation": float(np.sqrt(np.mean(left**2))),
@@ -93,13 +98,13 @@ def larger(folder: Path) -> dict[str, Any]:
     """Fresh slopes on the logits of the softmax of another run: its size, its rank, and theirs."""
     run = load_run(folder)
     model, head = run.model.eval(), run.model.head
-    found = log_prob_rank(model, run_corpus(run, None).test, rows=LARGER_ROWS)
+    found = log_prob_rank(model, run_corpus(run, None).test, LARGER_ROWS, method="svd")
     return {
         "features": head.in_features,
         "classes": head.n_classes,
         "rows": LARGER_ROWS,
         "softmax": found.press_rank,
-        "fresh": list(fresh_slopes(folder, LARGER_INTERVALS, LARGER_ROWS)),
+        "fresh": list(fresh_slopes(folder, LARGER_INTERVALS, LARGER_ROWS, "svd")),
     }
 
 

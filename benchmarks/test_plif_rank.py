@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks import plif_rank
 from hstree.runs import TrainConfig
 from hstree.training import train
@@ -20,7 +22,9 @@ def test_committed_figures_are_those_of_the_runs() -> None:
     assert written["trained"] == by_text
 
 
-def test_fresh_slopes_bend_less_with_more_intervals(tmp_path: Path) -> None:
+def test_fresh_slopes_bend_less_with_more_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the cat eats the fish and the dog eats the meat .\n" * 200)
     train(
@@ -32,3 +36,8 @@ def test_fresh_slopes_bend_less_with_more_intervals(tmp_path: Path) -> None:
     few, many = plif_rank.fresh_slopes(tmp_path / "run", (100, 1_000_000), rows=100)
     assert (few["intervals"], many["intervals"]) == (100, 1_000_000)
     assert 0 < many["deviation"] < few["deviation"] / 5
+    monkeypatch.setattr(plif_rank, "LARGER_INTERVALS", (100,))
+    monkeypatch.setattr(plif_rank, "LARGER_ROWS", 50)
+    found = plif_rank.larger(tmp_path / "run")
+    assert (found["features"], found["rows"], found["softmax"]) == (4, 50, 6)
+    assert [row["intervals"] for row in found["fresh"]] == [100]

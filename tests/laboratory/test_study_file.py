@@ -223,7 +223,6 @@ MODELS = {
     "latent-dropout": 3,
     "plif-rank": 16,
     "plif-start": 6,
-    "plif-start-ptb": 3,
     "rates": 27,
     "seeds": 3,
     "seeds-tuned": 3,
