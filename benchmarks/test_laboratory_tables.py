@@ -148,6 +148,19 @@ def test_correlation_within_seeds() -> None:
     assert f"**{fit['pearson']:+.2f}** {interval}" in " ".join(DOCS.split())
 
 
+def test_heads() -> None:
+    rows = table("| train | valid | test | p |")
+    header = rows.pop("")
+    assert len(rows) == 7
+    for name, cells in rows.items():
+        of = runs("study-heads", head=name.partition(",")[0])
+        shown = dict(zip(header, cells, strict=True))
+        for text in ("train", "valid", "test"):
+            assert shown[text] == spread(of, f"{text}_perplexity"), name
+        assert shown["Press rank of at most 1000"] == middle(of, "press_rank"), name
+        assert shown["rank, 0.0001"] == middle(of, "effective_rank_0.0001"), name
+
+
 @pytest.mark.parametrize(
     ("study", "first", "key"),
     [
