@@ -96,6 +96,16 @@ def test_rank_of_plif() -> None:
             assert float(moved) == pytest.approx(change, rel=0.1), kind
 
 
+def test_rank_of_fresh_slopes_on_a_larger_softmax() -> None:
+    found = json.loads((RESULTS / "plif-rank.json").read_text())["larger"]
+    ranks = [f"{row['press_rank']:,}" for row in found["fresh"]]
+    assert [row["intervals"] for row in found["fresh"]] == [10_000, 100_000, 1_000_000]
+    words = " ".join(DOCS.split())
+    assert f"d = {found['features']}, {found['classes']:,} words" in words
+    assert f"{found['rows']:,} contexts, rank {found['softmax']}) fresh slopes give rank " in words
+    assert f"fresh slopes give rank {ranks[0]}, {ranks[1]} and {ranks[2]} for K" in words
+
+
 def test_start_of_the_bias() -> None:
     rows = table("| bias from frequencies")
     names = {
