@@ -25,8 +25,6 @@ def test_committed_figures_are_those_of_the_runs() -> None:
 def test_fresh_slopes_bend_less_with_more_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plif_rank, "INTERVALS", (100, 1_000_000))
-    monkeypatch.setattr(plif_rank, "ROWS", 100)
     text = tmp_path / "text.txt"
     text.write_text("the cat eats the fish and the dog eats the meat .\n" * 200)
     train(
@@ -35,6 +33,11 @@ def test_fresh_slopes_bend_less_with_more_intervals(
             embedding_size=4, hidden_size=4, batch_size=4, device="cpu",
         )
     )  # fmt: skip
-    few, many = plif_rank.fresh_slopes(tmp_path / "run")
+    few, many = plif_rank.fresh_slopes(tmp_path / "run", (100, 1_000_000), rows=100)
     assert (few["intervals"], many["intervals"]) == (100, 1_000_000)
     assert 0 < many["deviation"] < few["deviation"] / 5
+    monkeypatch.setattr(plif_rank, "LARGER_INTERVALS", (100,))
+    monkeypatch.setattr(plif_rank, "LARGER_ROWS", 50)
+    found = plif_rank.larger(tmp_path / "run")
+    assert (found["features"], found["rows"], found["softmax"]) == (4, 50, 6)
+    assert [row["intervals"] for row in found["fresh"]] == [100]

@@ -56,8 +56,13 @@ class Mixtape(FlatHead):
         torch.Size([4])
 
     Source: Yang, Luong, Salakhutdinov and Le, Mixtape: breaking the softmax bottleneck efficiently,
-    NeurIPS 2019. The formula is also that of ``Mixtape`` in Mesh TensorFlow. No code of the authors
-    was found: the initial values and the size of the gates could not be compared with it.
+    NeurIPS 2019. ``Mixtape`` in Mesh TensorFlow (transformer/vocab_embeddings.py) agrees in the
+    tree of sigmoids, the gates that infrequent classes share, the share of classes with their own
+    (a tenth) and zero initial a and q. It differs: v, c and u start as N(0, 1), h is multiplied by
+    D^-0.5, there is dropout on tanh(Q_j h + q_j) and on the logits of the components, optional
+    noise on the arguments of the sigmoids, and no b. Here there is neither dropout nor noise. No
+    code of the authors was found: the initial values and the size of the gates could not be
+    compared with theirs.
     """
 
     name = "mixtape"

@@ -195,8 +195,9 @@ class MonotonicNetwork(FlatHead):
         torch.Size([4])
 
     Source: Ganea, Gelly, Bécigneul and Severyn, Breaking the softmax bottleneck via learnable
-    monotonic pointwise non-linearities, ICML 2019. No code of the authors for it was found:
-    the initial values and the softplus of u and v could not be compared with it.
+    monotonic pointwise non-linearities, ICML 2019. No code of the authors for it was found: the
+    initial values and the softplus of u and v could not be compared with it. The interpolation is
+    hstree's own.
     """
 
     name = "monotonic"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_int, check_number, check_probability
+from hstree._checks import check_int, check_nonnegative, check_probability
 
 State: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 """(h, c) of every layer, each [1, B, size of the layer]."""
@@ -125,11 +125,7 @@ class AWDLSTM(nn.Module):
         self.dropout_hidden = check_probability("dropout_hidden", dropout_hidden)
         self.dropout_embedding = check_probability("dropout_embedding", dropout_embedding)
         self.weight_dropout = check_probability("weight_dropout", weight_dropout)
-        self.embedding_noise = check_number("embedding_noise", embedding_noise)
-        if self.embedding_noise < 0:
-            raise ValueError(
-                f"embedding_noise: expected a number of at least 0, got {embedding_noise!r}"
-            )
+        self.embedding_noise = check_nonnegative("embedding_noise", embedding_noise)
         self.embedding = nn.Embedding(n_classes, embedding_size)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.lstms = nn.ModuleList(
@@ -268,8 +264,7 @@ def activation_penalty(output: BackboneOutput, alpha: float = 0.0, beta: float =
     """
     weights = {"alpha": alpha, "beta": beta}
     for name, weight in weights.items():
-        if check_number(name, weight) < 0:
-            raise ValueError(f"{name}: expected a number of at least 0, got {weight}")
+        check_nonnegative(name, weight)
     raw, dropped = (_wide(tensor) for tensor in (output.raw, output.dropped))
     penalty = raw.new_zeros(())
     if alpha:

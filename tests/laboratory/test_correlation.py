@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from hstree._figures import COLOURS
 from hstree.cli import main
@@ -259,8 +260,39 @@ def test_effect_of_the_seed_is_removed(tmp_path: Path, monkeypatch: pytest.Monke
     assert found[2]["all"]["pearson"] == pytest.approx(-1.0)
     assert found[2]["all"]["slope"] == pytest.approx(-1.0)
     assert found[2]["within"] == "seed"
+    assert found[2]["groups"] == 3
+    note = "equal seed, in 3 groups: 2 degrees of freedom less in the interval and the p-values"
+    assert note in Path("out/correlation.md").read_text()
     means = within([1.0, 2.0, 10.0], ["a", "a", "b"])  # 1.5 and 10 become 13 / 3
     assert means == pytest.approx([13 / 3 - 0.5, 13 / 3 + 0.5, 13 / 3])
+
+
+def test_removed_groups_take_degrees_of_freedom() -> None:
+    """The t-test of the slope in a regression with a term for each of three groups: p is that of
+    ``correlate`` on what :func:`within` leaves, and the interval that of n - 2 points."""
+    generator = np.random.default_rng(11)
+    names = np.repeat(["a", "b", "c"], 8)
+    offsets = {"a": 0.0, "b": 5.0, "c": -3.0}
+    x = generator.normal(size=24) + [offsets[name] for name in names]
+    y = 0.5 * x + generator.normal(size=24) - [2 * offsets[name] for name in names]
+    fit = correlate(within(x, names), within(y, names), groups=3).overall
+    design = np.column_stack([x, *(names == name for name in "abc")])
+    solution, squares, *_ = np.linalg.lstsq(design, y, rcond=None)
+    variance = squares[0] / (24 - 4) * np.linalg.inv(design.T @ design)[0, 0]
+    t = solution[0] / math.sqrt(variance)
+    assert fit.slope == pytest.approx(solution[0])
+    assert fit.pearson_p == pytest.approx(2 * scipy.stats.t.sf(abs(t), 20))
+    reach = 1.959963984540054 / math.sqrt(24 - 3 - 2)
+    z = math.atanh(fit.pearson)
+    assert (fit.low, fit.high) == pytest.approx((math.tanh(z - reach), math.tanh(z + reach)))
+    independent = correlate(within(x, names), within(y, names)).overall
+    assert independent.low > fit.low
+    assert independent.pearson_p < fit.pearson_p
+
+
+def test_too_few_points_for_the_groups() -> None:
+    with pytest.raises(ValueError, match="expected at least 5 points for 3 groups, got 4"):
+        correlate([1, 2, 3, 4], [1, 3, 2, 4], groups=3)
 
 
 def test_unusable_arguments(capsys: pytest.CaptureFixture[str], table: Path) -> None:

@@ -221,10 +221,11 @@ MODELS = {
     "gss-rates": 20,
     "heads": 7,
     "latent-dropout": 3,
-    "plif-rank": 13,
+    "plif-rank": 16,
     "plif-start": 6,
     "rates": 27,
     "seeds": 3,
+    "seeds-tuned": 3,
 }
 
 

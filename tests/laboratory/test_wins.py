@@ -135,6 +135,18 @@ def test_picture() -> None:
     assert [len(axes.texts) for axes in wins_picture(crowded).axes[:2]] == [0, 0]
 
 
+def test_titles_of_long_names_are_beside_the_color_bars() -> None:
+    names = tuple(f"mos-components={k}-seed={s}" for k in (1, 20) for s in (1, 2))
+    counts = np.arange(16).reshape(4, 4)
+    figure = wins_picture(PairwiseWins(names, 100, counts, counts))
+    figure.canvas.draw()
+    first, second, *bars = figure.axes
+    for axes, bar in ((first, bars[0]), (second, bars[1])):
+        title = axes.title.get_window_extent()
+        assert title.x1 < bar.get_window_extent().x0
+        assert title.x0 > 0
+
+
 # The command
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ class Fit:
         pearson_p: probability of a correlation at least as far from 0 if x and y are independent
             and normal.
         spearman: Pearson's correlation of the ranks; equal values share their mean rank.
-        spearman_p: the same probability for ``spearman``, by Student's distribution.
+        spearman_p: the same probability for ``spearman``, by Student's distribution; approximate.
         slope, intercept: of the least-squares line y = slope x + intercept.
     """
 
@@ -67,14 +68,16 @@ class Correlation:
         return f"{self.outliers} {'outlier' if self.outliers == 1 else 'outliers'}"
 
 
-def correlate(x: Sequence[float], y: Sequence[float]) -> Correlation:
+def correlate(x: Sequence[float], y: Sequence[float], *, groups: int = 1) -> Correlation:
     """Pearson's and Spearman's correlation of x and y, with and without outliers.
 
     Args:
-        x, y: at least three finite numbers each, one pair for each point.
+        x, y: finite numbers, one pair for each point; at least two points more than groups.
+        groups: number of groups whose means :func:`within` has removed from x and y, G. They take
+            G - 1 degrees of freedom from the interval and the p-values. 1: none were removed.
 
     Raises:
-        ValueError: different lengths, fewer than three points, a number that is not finite, or a
+        ValueError: different lengths, fewer than G + 2 points, a number that is not finite, or a
             constant x or y.
 
     Example:
@@ -84,8 +87,9 @@ def correlate(x: Sequence[float], y: Sequence[float]) -> Correlation:
     """
     if len(x) != len(y):
         raise ValueError(f"y: expected {len(x)} values, one for each of x, got {len(y)}")
-    if len(x) < 3:
-        raise ValueError(f"x: expected at least three points, got {len(x)}")
+    if len(x) < groups + 2:
+        least = "three points" if groups == 1 else f"{groups + 2} points for {groups} groups"
+        raise ValueError(f"x: expected at least {least}, got {len(x)}")
     points = np.asarray([x, y], dtype=np.float64)
     for name, values in zip("xy", points, strict=True):
         if not np.isfinite(values).all():
@@ -95,9 +99,10 @@ def correlate(x: Sequence[float], y: Sequence[float]) -> Correlation:
     outlier = outliers(points[0]) | outliers(points[1])
     inside = points[:, ~outlier]
     inner = None
-    if inside.shape[1] >= 3 and _varies(inside[0]) and _varies(inside[1]):
-        inner = _fit(*inside)
-    return Correlation(tuple(x), tuple(y), tuple(outlier.tolist()), _fit(*points), inner)
+    if inside.shape[1] >= groups + 2 and _varies(inside[0]) and _varies(inside[1]):
+        inner = _fit(inside[0], inside[1], groups)
+    overall = _fit(points[0], points[1], groups)
+    return Correlation(tuple(x), tuple(y), tuple(outlier.tolist()), overall, inner)
 
 
 def within(values: Sequence[float], groups: Sequence[str]) -> list[float]:
@@ -125,12 +130,41 @@ def _varies(values: npt.NDArray[np.float64]) -> bool:
     return bool(np.ptp(values) > 1e-12 * np.abs(values).max())
 
 
-def _fit(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> Fit:
+def _fit(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], groups: int) -> Fit:
     from scipy.stats import linregress, pearsonr, spearmanr
 
-    pearson = pearsonr(x, y)
-    low, high = pearson.confidence_interval(0.95)
-    spearman = spearmanr(x, y)
+    freedom = len(x) - 1 - groups
+    pearson, spearman = float(pearsonr(x, y).statistic), float(spearmanr(x, y).statistic)
     line = linregress(x, y)
-    values = (pearson.statistic, low, high, pearson.pvalue, *spearman, line.slope, line.intercept)
-    return Fit(len(x), *map(float, values))
+    return Fit(
+        len(x),
+        pearson,
+        *_interval(pearson, freedom),
+        _p_value(pearson, freedom),
+        spearman,
+        _p_value(spearman, freedom),
+        float(line.slope),
+        float(line.intercept),
+    )
+
+
+def _interval(r: float, freedom: int) -> tuple[float, float]:
+    """95% interval of a correlation with these degrees of freedom, by Fisher's transformation; with
+    one, all of [-1, 1]."""
+    if abs(r) >= 1:
+        return r, r
+    if freedom <= 1:
+        return -1.0, 1.0
+    from scipy.stats import norm
+
+    reach = float(norm.ppf(0.975)) / math.sqrt(freedom - 1)
+    return math.tanh(math.atanh(r) - reach), math.tanh(math.atanh(r) + reach)
+
+
+def _p_value(r: float, freedom: int) -> float:
+    """Two-sided p of a correlation with these degrees of freedom, by Student's distribution."""
+    if abs(r) >= 1:
+        return 0.0
+    from scipy.stats import t
+
+    return float(2 * t.sf(abs(r) * math.sqrt(freedom / ((1 - r) * (1 + r))), freedom))

@@ -25,11 +25,13 @@ def measure(arguments: argparse.Namespace) -> Report:
     lines, empty = read_columns(arguments.table, texts, {"--x": arguments.x, "--y": arguments.y})
     kept = [line for line in lines if math.isfinite(line["--x"]) and math.isfinite(line["--y"])]
     points = [[line[axis] for line in kept] for axis in ("--x", "--y")]
+    removed = 1
     if arguments.within is not None and kept:
         means_of = [line["--within"] for line in kept]
         points = [within(values, means_of) for values in points]
+        removed = len(set(means_of))
     try:
-        result = correlate(*points)
+        result = correlate(*points, groups=removed)
     except ValueError as error:
         raise ValueError(
             f"{arguments.table}, x = {arguments.x}, y = {arguments.y}: {error}"
@@ -42,7 +44,10 @@ def measure(arguments: argparse.Namespace) -> Report:
         f"first or above the third quartile (Tukey); here {result.outliers} of {len(result.x)}"
     ]
     if arguments.within is not None:
-        notes.append(f"x and y less their means over the runs of equal {arguments.within}")
+        notes.append(
+            f"x and y less their means over the runs of equal {arguments.within}, in {removed} "
+            f"groups: {removed - 1} degrees of freedom less in the interval and the p-values"
+        )
     if result.inner is None:
         notes.append("without the outliers, too few points are left, or x or y is constant")
     infinite = len(lines) - len(kept)
@@ -58,6 +63,7 @@ def measure(arguments: argparse.Namespace) -> Report:
             "x": arguments.x,
             "y": arguments.y,
             "within": arguments.within,
+            "groups": removed,
             "left_out": empty + infinite,
             "all": result.overall,
             "without_outliers": result.inner,

@@ -13,11 +13,13 @@ from .compute import PairwiseWins
 
 
 def wins_picture(found: PairwiseWins) -> Any:
-    """Plot both matrices, in percent of the tokens; wins are colored by their distance from 50%."""
+    """Plot both matrices, in percent of the tokens; wins are colored by their distance from 50%.
+    The picture grows with the number of models, and with the length of their names."""
     n = len(found.models)
     hits, wins = (100 * counts / found.tokens for counts in (found.hits, found.wins))
-    size = 2.6 + 0.6 * min(n, NUMBERED)
-    figure = new_figure(2 * size, size)
+    cells = max(3.0, 0.6 * min(n, NUMBERED))
+    names = 0.08 * max(map(len, found.models)) if n <= NUMBERED else 0.0
+    figure = new_figure(2 * (cells + names + 1.2), cells + names + 1.0)
     first, second = figure.subplots(1, 2)
     texts = [[f"{value:.1f}" for value in row] for row in hits]
     heat_map(first, hits, found.models, texts, cmap="cividis")
