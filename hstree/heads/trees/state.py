@@ -66,5 +66,13 @@ class EnsembleState(Head):
         return scores + self.n_classes
 
     @abstractmethod
+    def records_gradients(self, hidden: Tensor) -> bool:
+        """Whether what is computed from ``hidden`` and the parameters is differentiated."""
+
+    @abstractmethod
+    def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor, temperature: float = 1.0) -> Tensor:
+        """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T]."""
+
+    @abstractmethod
     def log_gate(self, hidden: Tensor) -> Tensor:
         """log pi [N, T]: hidden [N, D]."""
