@@ -233,7 +233,8 @@ class TreeEnsemble(Relearning, Constructors):
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """By best-first search, which scores few nodes if few classes share most of the probability
         (see :func:`hstree.ops.tree_topk`), or from all classes, in chunks of rows: always on a GPU,
-        and for so many classes that a search would score most groups."""
+        for so many classes that a search would score most groups, and for rows whose search has
+        scored a third of all classes."""
         search = search_classes if pays_to_search(self, hidden, k) else rank_classes
         with torch.no_grad():
             values, classes = search(self, hidden, k)

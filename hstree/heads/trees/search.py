@@ -52,15 +52,17 @@ def most_scored(head: EnsembleState, hidden: Tensor) -> int:
     return int(SEARCHED * every / _gain(hidden))
 
 
-def search_classes(head: EnsembleState, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def search_classes(
+    head: EnsembleState, hidden: Tensor, k: int, *, limited: bool = True
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities and classes [N, k] from :func:`hstree.ops.tree_topk`: hidden [N, D].
 
-    Rows whose distribution is so flat that the search scores more than :func:`most_scored` vectors
-    are ranked from all classes. Not where values must not be read: in compiled programs and under
-    torch.func.
+    With ``limited``, rows whose distribution is so flat that the search scores more than
+    :func:`most_scored` vectors are ranked from all classes, unless values must not be read: in
+    compiled programs and under torch.func.
     """
     arguments = _arguments(head, hidden)
-    if torch.compiler.is_compiling() or is_transformed():
+    if not limited or torch.compiler.is_compiling() or is_transformed():
         return tree_topk(**arguments, k=k)
     values, classes = tree_topk(**arguments, k=k, most_scored=most_scored(head, hidden))
     given_up = classes[:, 0] < 0
