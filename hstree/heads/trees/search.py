@@ -20,8 +20,8 @@ GAIN_OF_A_BATCH = 5
 """All classes of a batch cost at most this many times less than those of its rows one by one."""
 
 SEARCHED = 1 / 3
-"""Share of the products of all classes after which a search is given up. A flat row then takes up
-to 1.6 times as long as all classes."""
+"""Share of the products of all classes after which a search is given up. A flat row then takes
+about 1.5 times as long as all classes."""
 
 
 def pays_to_search(head: EnsembleState, hidden: Tensor, k: int) -> bool:
