@@ -97,6 +97,21 @@ def check_temperature(value: Any) -> float:
     return number
 
 
+def check_generator(generator: Any, device: torch.device, of: str = "hidden") -> None:
+    """Raises TypeError unless it is a random generator or None, and ValueError for one of another
+    device than that of the argument ``of``."""
+    if generator is None:
+        return
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator: expected a torch.Generator or None, got {generator!r}")
+    own = generator.device
+    both_known = own.index is not None and device.index is not None
+    if own.type != device.type or (both_known and own.index != device.index):
+        raise ValueError(
+            f"generator: expected one of the device of {of}, {device}, got one of {own}"
+        )
+
+
 def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
     """The value; raises ValueError unless it is one of the choices."""
     if not isinstance(value, str) or value not in choices:

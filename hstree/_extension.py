@@ -21,7 +21,6 @@ MINIMUM_TORCH = (2, 11)
 # Operators without a CUDA kernel in any build, and what replaces them on a GPU.
 CPU_OPERATORS = {
     "tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
-    "leaf_tree_log_prob": "hstree.ops.tree_log_prob makes a row of scores for each class and tree",
 }
 
 

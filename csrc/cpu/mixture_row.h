@@ -89,6 +89,7 @@ class MixtureRow {
   uint64_t begin(int64_t row) {
     of_ = next_row();
     row_ = row;
+    scored_ = 0;
     log_probs_.clear();
     const T* const hidden = v.hidden + row * v.in_features;
     if (v.leaf_weight) kernels_.features({}, v.in_features, hidden, hidden_.data());
@@ -99,6 +100,9 @@ class MixtureRow {
   }
 
   A gate(int64_t t) const { return v.log_gate[row_ * v.trees + t]; }
+
+  // Number of vectors multiplied with the row.
+  int64_t scored() const { return scored_; }
 
   const MixtureRowKernels<T>& kernels() const { return kernels_; }
 
@@ -207,12 +211,14 @@ class MixtureRow {
       std::copy_n(v.root + (t * v.rows + row_) * v.root_width, n.width, z);
     } else if (is_leaf_group(n)) {
       leaf_scores(t, n, z);
+      scored_ += static_cast<int64_t>(missing_.size());
       kernels_.log_softmax(z, n.width, v.sharpness, base);
     } else {
       const T* const bias = v.bias[n.block];
       const int64_t first = t * v.weight_rows[n.block] + n.row;
       kernels_.products(x_.data() + t * stride_, v.weight[n.block] + first * v.features,
                         bias ? bias + first : nullptr, nullptr, scores(n), v.features, z);
+      scored_ += scores(n);
       if (n.block == binary_node) {
         log_sigmoids(z, base);
       } else {
@@ -286,7 +292,7 @@ class MixtureRow {
   std::vector<A> log_probs_;        // of the edges below opened nodes, from the root
   std::vector<int32_t> above_, classes_, missing_;
   uint64_t of_ = 0;
-  int64_t row_ = 0;
+  int64_t row_ = 0, scored_ = 0;
 };
 
 // Calls run(row) of a State for every row. Each thread makes its own.

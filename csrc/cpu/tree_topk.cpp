@@ -56,7 +56,10 @@ class Search {
       std::fill(at_most_.begin(), at_most_.end(), A{0});
       found_.push_back({paths_.gated(at_most_.data()), 0});
     }
-    for (int64_t t = best_tree(); t >= 0 && !is_finished(t); t = best_tree()) pop(t);
+    for (int64_t t = best_tree(); t >= 0 && !is_finished(t); t = best_tree()) {
+      if (wanted_.most_scored >= 0 && paths_.scored() > wanted_.most_scored) return give_up(row);
+      pop(t);
+    }
     if (static_cast<int64_t>(found_.size()) < k_) {
       fail(v_.op, ": edge: expected every class below the root of a tree, found ", found_.size(), " of ",
            v_.classes);
@@ -69,6 +72,11 @@ class Search {
   }
 
  private:
+  void give_up(int64_t row) {
+    std::fill_n(wanted_.log_prob + row * k_, k_, std::numeric_limits<A>::quiet_NaN());
+    std::fill_n(wanted_.index + row * k_, k_, int64_t{-1});
+  }
+
   A gate(int64_t t) const { return paths_.gate(t); }
 
   // Upper bound of the log-probability in tree t of a leaf that was not reached yet: its best open edge.

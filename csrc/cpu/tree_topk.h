@@ -12,7 +12,10 @@
 // k is undefined. NaN counts as the largest value. Sums in float32 (float64 for float64). Work: if the k-th
 // most probable class has probability p, the T trees yield at most T / p classes, each looked up on paths of
 // L nodes: O(T^2 L / p) nodes are opened, at worst all. A thread keeps 16 bytes for each node and 8 for each
-// class, 24 with leaf groups. No atomics; threads divide rows: bitwise identical for every number of threads.
+// class, 24 with leaf groups.
+//
+// A search that has scored more than most_scored vectors and is not finished is given up: the row gets NaN and the
+// classes -1. What the caller then pays for all classes of the row is so at most a fixed share more. No atomics; threads divide rows: bitwise identical for every number of threads.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +29,7 @@ struct TreeTopk {
   int64_t k;
   accumulate_t<T>* log_prob;  // [N, k]
   int64_t* index;             // [N, k]
+  int64_t most_scored;        // vectors that may be scored for a row; negative: any number
 };
 
 // Throws std::runtime_error for tables that are not those of a tree.

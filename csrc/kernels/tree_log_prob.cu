@@ -18,7 +18,7 @@ struct Normalizer {
 // Where the log-probability of an edge comes from.
 struct alignas(8) Place {
   int32_t above;  // the node above, plus 1; 0: no such edge
-  int32_t row;    // of score; ~row for the right edge of a binary node
+  int32_t row;    // of score; ~row for the right edge of a binary node; R for a class of a leaf group
 };
 static_assert(sizeof(Place) == sizeof(int64_t), "a place is an int64 of the table");
 
@@ -34,14 +34,25 @@ struct Mixture : TreeScores {
   __device__ __forceinline__ Place place_of(int64_t t, int64_t i) const {
     return place[t * (classes + nodes) + i];
   }
+
+  __device__ __forceinline__ bool is_leaf_group(const TreeNode& node) const {
+    return leaf_bias && node.block == wide_node && node.row >= block_begin[2] - block_begin[1];
+  }
+
+  __device__ __forceinline__ S leaf(int64_t t, int64_t y, int64_t n) const {
+    return static_cast<const S*>(leaf_score)[y * rows + n] +
+           static_cast<const S*>(leaf_bias)[t * classes + y];
+  }
 };
 
-// log P(edge | node above) of row n.
+// log P(edge | node above) of row n; y: the class below, if there is one.
 template <typename S>
-__device__ __forceinline__ S edge_log_prob(const Mixture<S>& m, int64_t t, Place edge, int64_t n) {
+__device__ __forceinline__ S edge_log_prob(const Mixture<S>& m, int64_t t, Place edge, int64_t n, int64_t y) {
   const bool right = edge.row < 0;
   const int64_t row = right ? ~edge.row : edge.row;
-  const S z = static_cast<const S*>(m.score)[(t * m.block_begin[3] + row) * m.rows + n];
+  const S z = row == m.block_begin[3]
+                  ? m.leaf(t, y, n)
+                  : static_cast<const S*>(m.score)[(t * m.block_begin[3] + row) * m.rows + n];
   if (row < m.block_begin[1]) return log_sigmoid(right ? -z : z);
   const Normalizer<S> all = m.normalizer[(t * m.normalized + edge.above - 1) * m.rows + n];
   return (z - all.largest) - all.log_sum;
@@ -62,8 +73,11 @@ __global__ void __launch_bounds__(threads) place_kernel(Mixture<S> m) {
   if (node.block < binary_node || node.block > wide_root || node.row < 0) return;
   const bool binary = node.block == binary_node;
   const int64_t child = i - t * m.edges - node.first_edge;
-  const int64_t row = m.block_begin[node.block] + node.row + (binary ? 0 : child);
-  if (child < 0 || child >= node.width || row >= m.block_begin[node.block + 1]) return;
+  const bool of_leaves = m.is_leaf_group(node);
+  const int64_t row =
+      of_leaves ? m.block_begin[3] : m.block_begin[node.block] + node.row + (binary ? 0 : child);
+  if (child < 0 || child >= node.width) return;
+  if (of_leaves ? edge.below >= 0 : row >= m.block_begin[node.block + 1]) return;
   if (!binary && edge.above >= m.normalized) return;
   m.place[t * (m.classes + m.nodes) + (edge.below < 0 ? ~edge.below : m.classes + edge.below)] = {
       edge.above + 1, static_cast<int32_t>(binary && child > 0 ? ~row : row)};
@@ -81,14 +95,26 @@ __global__ void __launch_bounds__(threads) normalizer_kernel(Mixture<S> m) {
   const TreeNode node = m.node[t * m.nodes + (i - t * m.normalized)];
   if (node.block != wide_node && node.block != wide_root) return;
   const int64_t first = m.block_begin[node.block] + node.row;
-  if (node.row < 0 || node.width < 1 || first + node.width > m.block_begin[node.block + 1]) return;
+  if (node.row < 0 || node.width < 1) return;
+  const bool of_leaves = m.is_leaf_group(node);
+  if (of_leaves ? node.first_edge < 0 || node.width > m.edges - node.first_edge
+                : first + node.width > m.block_begin[node.block + 1]) {
+    return;
+  }
   const int lane = threadIdx.x % m.lanes, way = threadIdx.x / m.lanes, ways = threads / m.lanes;
   const int64_t n = int64_t(blockIdx.x % m.groups) * m.lanes + lane;
   S largest = -INFINITY, sum = 0;
   if (n < m.rows) {
-    const S* z = static_cast<const S*>(m.score) + (t * m.block_begin[3] + first) * m.rows + n;
+    const S* const z = static_cast<const S*>(m.score) + (t * m.block_begin[3] + first) * m.rows + n;
+    const TreeEdge* const edge = m.edge + t * m.edges + node.first_edge;
     for (int64_t c = way; c < node.width; c += ways) {
-      const S own = z[c * m.rows];
+      S own;
+      if (of_leaves) {
+        const int64_t y = ~static_cast<int64_t>(edge[c].below);
+        own = y < 0 || y >= m.classes ? S(NAN) : m.leaf(t, y, n);
+      } else {
+        own = z[c * m.rows];
+      }
       if (own > largest) {
         sum = sum * share(largest, own) + 1;
         largest = own;
@@ -132,7 +158,7 @@ __global__ void __launch_bounds__(threads) node_path_kernel(Mixture<S> m, int64_
         sum = S(NAN);
         break;
       }
-      sum += edge_log_prob(m, t, edge, n);
+      sum += edge_log_prob(m, t, edge, n, 0);  // never to a class
       at = edge.above - 1;
       if (at >= begin) {
         sum += done[(at - begin) * threads];
@@ -168,7 +194,7 @@ __global__ void __launch_bounds__(threads) tree_log_prob_kernel(Mixture<S> m, S*
         const Place edge = m.place_of(t, y);
         term += edge.above == 0
                     ? S(NAN)
-                    : m.path[(t * m.nodes + edge.above - 1) * m.rows + n] + edge_log_prob(m, t, edge, n);
+                    : m.path[(t * m.nodes + edge.above - 1) * m.rows + n] + edge_log_prob(m, t, edge, n, y);
       }
       if (term > largest) {
         sum = sum * share(largest, term) + 1;

@@ -3,6 +3,9 @@
 //
 // Plain C++: no CUDA and no torch include. All arrays are contiguous and on the device of the stream. Throws
 // std::runtime_error when a launch fails, launches nothing when there is no element, and never synchronizes.
+//
+// A node of wide_node beyond the rows of score is a leaf group: its children are all classes, and read leaf_score
+// and leaf_bias by class, where they are.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +25,16 @@ struct TreeScores {
   const TreeEdge* edge;    // [T, edges]
   int64_t block_begin[4];  // first row of score of each NodeBlock, and R
   int64_t rows, trees, nodes, edges, classes;
+  const void*
+      leaf_score;         // [V, N] of the type: scores of the classes that the leaf groups of all trees share
+  const void* leaf_bias;  // [T, V] of the type, added to them; null: there are no leaf groups
 
   // Number of leading nodes of a tree that may be wide.
   int64_t wide_nodes() const {
-    return classes == 1                      ? 0
-           : block_begin[2] > block_begin[1] ? nodes
-           : block_begin[3] > block_begin[2] ? 1
-                                             : 0;
+    return classes == 1                                   ? 0
+           : leaf_bias || block_begin[2] > block_begin[1] ? nodes
+           : block_begin[3] > block_begin[2]              ? 1
+                                                          : 0;
   }
   // Sums in the workspace: the log-probability of the path to each node, and the normalizer of each wide node.
   int64_t sums() const { return trees * (nodes + 2 * wide_nodes()) * rows; }

@@ -50,16 +50,7 @@ Tensor leaf_tree_log_prob_cpu(const Tensor& leaf_score, const Tensor& leaf_bias,
   const char* op = "hstree::leaf_tree_log_prob";
   const TreeLogProbArguments arguments =
       tree_log_prob_arguments(op, score, log_gate, node, edge, wide_begin, root_begin, classes);
-  check_dim(op, "leaf_score", leaf_score, 2, "[N, V]");
-  check_dtype(op, "leaf_score", leaf_score, score.scalar_type());
-  check_device(op, "leaf_score", leaf_score, score);
-  check_size(op, "leaf_score", leaf_score, 0, arguments.rows(), "rows, the last dimension of score");
-  check_size(op, "leaf_score", leaf_score, 1, classes, "classes");
-  check_dim(op, "leaf_bias", leaf_bias, 2, "[T, V]");
-  check_dtype(op, "leaf_bias", leaf_bias, score.scalar_type());
-  check_device(op, "leaf_bias", leaf_bias, score);
-  check_size(op, "leaf_bias", leaf_bias, 0, arguments.trees(), "trees of score");
-  check_size(op, "leaf_bias", leaf_bias, 1, classes, "classes");
+  check_leaves(arguments, leaf_score, leaf_bias);
   const Tensor leaf_scores = torch::stable::contiguous(leaf_score);
   const Tensor leaf_biases = torch::stable::contiguous(leaf_bias);
   const Tensor log_prob = empty(score, {arguments.rows(), classes}, score.scalar_type());

@@ -58,4 +58,17 @@ inline TreeLogProbArguments tree_log_prob_arguments(const char* op, const Tensor
           classes};
 }
 
+inline void check_leaves(const TreeLogProbArguments& a, const Tensor& leaf_score, const Tensor& leaf_bias) {
+  check_dim(a.op, "leaf_score", leaf_score, 2, "[N, V]");
+  check_dtype(a.op, "leaf_score", leaf_score, a.score.scalar_type());
+  check_device(a.op, "leaf_score", leaf_score, a.score);
+  check_size(a.op, "leaf_score", leaf_score, 0, a.rows(), "rows, the last dimension of score");
+  check_size(a.op, "leaf_score", leaf_score, 1, a.classes, "classes");
+  check_dim(a.op, "leaf_bias", leaf_bias, 2, "[T, V]");
+  check_dtype(a.op, "leaf_bias", leaf_bias, a.score.scalar_type());
+  check_device(a.op, "leaf_bias", leaf_bias, a.score);
+  check_size(a.op, "leaf_bias", leaf_bias, 0, a.trees(), "trees of score");
+  check_size(a.op, "leaf_bias", leaf_bias, 1, a.classes, "classes");
+}
+
 }  // namespace hstree

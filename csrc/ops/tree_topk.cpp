@@ -1,5 +1,6 @@
-// hstree::tree_topk: the k most probable classes of a mixture of trees. CPU only: on a GPU TreeEnsemble.topk
-// ranks the log-probabilities of all classes.
+// hstree::tree_topk: the k most probable classes of a mixture of trees. CPU only: a search goes from one node to
+// the next, each known only after the one before, which leaves a GPU idle. There TreeEnsemble.topk ranks the
+// log-probabilities of all classes, from the kernel of tree_log_prob, with torch.topk, in chunks of rows.
 #include "cpu/tree_topk.h"
 
 #include "ops/cpu.h"
@@ -10,15 +11,13 @@ namespace {
 
 constexpr const char* op = "hstree::tree_topk";
 
-std::tuple<Tensor, Tensor> tree_topk_cpu(const Tensor& hidden, const std::optional<Tensor>& weight,
-                                         const std::optional<Tensor>& bias,
-                                         const std::optional<Tensor>& wide_weight,
-                                         const std::optional<Tensor>& wide_bias,
-                                         const std::optional<Tensor>& leaf_weight,
-                                         const std::optional<Tensor>& leaf_bias,
-                                         const std::optional<Tensor>& root_log_prob, const Tensor& log_gate,
-                                         const std::optional<Tensor>& feature_index, const Tensor& node,
-                                         const Tensor& edge, const Tensor& leaf_edge, int64_t k) {
+std::tuple<Tensor, Tensor> tree_topk_cpu(
+    const Tensor& hidden, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& wide_weight, const std::optional<Tensor>& wide_bias,
+    const std::optional<Tensor>& leaf_weight, const std::optional<Tensor>& leaf_bias,
+    const std::optional<Tensor>& root_log_prob, const Tensor& log_gate,
+    const std::optional<Tensor>& feature_index, const Tensor& node, const Tensor& edge,
+    const Tensor& leaf_edge, int64_t k, int64_t most_scored) {
   const TreeTensors tensors =
       tree_tensors(op, hidden, weight, bias, wide_weight, wide_bias, leaf_weight, leaf_bias, root_log_prob,
                    log_gate, feature_index, node, edge, leaf_edge);
@@ -29,7 +28,7 @@ std::tuple<Tensor, Tensor> tree_topk_cpu(const Tensor& hidden, const std::option
   dispatch(tensors.type, [&](auto element) {
     using T = decltype(element);
     cpu::tree_topk<T>(tree_vectors<T>(tensors),
-                      {k, data<cpu::accumulate_t<T>>(log_prob), data<int64_t>(index)});
+                      {k, data<cpu::accumulate_t<T>>(log_prob), data<int64_t>(index), most_scored});
   });
   return {log_prob, index};
 }
@@ -37,7 +36,8 @@ std::tuple<Tensor, Tensor> tree_topk_cpu(const Tensor& hidden, const std::option
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
-  m.def("tree_topk(" HSTREE_TREE_VECTORS_SCHEMA ", int k) -> (Tensor log_prob, Tensor index)");
+  m.def("tree_topk(" HSTREE_TREE_VECTORS_SCHEMA
+        ", int k, int most_scored=-1) -> (Tensor log_prob, Tensor index)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hstree._checks import check_int, check_temperature
+from hstree._checks import check_generator, check_int, check_temperature
 from hstree._progress import Task
 from hstree.heads import Head
 from hstree.models import LanguageModel, State
@@ -174,6 +174,7 @@ def verify(
         Number of accepted words [B], and the word after them [B].
     """
     n, batch = drafted.shape
+    check_generator(generator, log_p.device, "log_p")
     drafted_log_p = log_p[:-1].gather(2, drafted[:, :, None]).squeeze(2)
     ratio = (drafted_log_p.double() - drafted_log_q).exp()
     uniform = torch.rand(n, batch, dtype=ratio.dtype, device=ratio.device, generator=generator)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hstree.heads import Head, TreeEnsemble
 from hstree.heads.inference import mask_candidates
+from hstree.heads.trees.candidates import composed_candidates
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.state import EnsembleState
 from hstree.trees import Tree
@@ -209,9 +210,8 @@ class ShardedTreeEnsemble(TreeEnsemble):
         return classes, None
 
     def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
-        own = self.composed_candidates(
-            _sum_gradient(hidden, self.mesh), self.log_gate(hidden), candidates, temperature
-        )
+        gate, hidden = self.log_gate(hidden), _sum_gradient(hidden, self.mesh)
+        own = composed_candidates(self, hidden, candidates, temperature, gate)
         mixture = _log_sum_exp(own, self.mesh)
         return mask_candidates(mixture, candidates, self.n_classes)
 

@@ -8,7 +8,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
-from hstree._checks import check_int, check_temperature
+from hstree._checks import check_generator, check_int, check_temperature
 from hstree.heads.losses import by_rows, split_rows
 from hstree.ops import mark_targets
 
@@ -69,10 +69,9 @@ class Inference(nn.Module, ABC):
             Log-probabilities [..., k], in nats and differentiable, and classes [..., k].
 
         Raises:
-            ValueError: unless 1 <= k <= V.
+            ValueError: unless k is a whole number in [1, V].
         """
-        if not 1 <= k <= self.n_classes:
-            raise ValueError(f"k: expected 1 to {self.n_classes} (the number of classes), got {k}")
+        k = check_int("k", k, 1, self.n_classes)
         values, classes = self.topk_rows(self._encoded(hidden), k)
         shape = (*hidden.shape[:-1], k)
         return values.view(shape), classes.view(shape)
@@ -137,6 +136,7 @@ class Inference(nn.Module, ABC):
             :meth:`candidate_log_prob`.
 
         Raises:
+            TypeError: if ``generator`` is not a generator.
             ValueError: for ``n`` or ``temperature`` out of range, or a generator of another device.
 
         Example:
@@ -148,11 +148,7 @@ class Inference(nn.Module, ABC):
         """
         draws = 1 if n is None else check_int("n", n)
         temperature = check_temperature(temperature)
-        if generator is not None and generator.device.type != hidden.device.type:
-            raise ValueError(
-                f"generator: expected one of the device of hidden, {hidden.device}, got one of "
-                f"{generator.device}"
-            )
+        check_generator(generator, hidden.device)
         rows = self._encoded(hidden)
         classes, log_prob = self.sample_rows(rows, draws, temperature, generator)
         shape = hidden.shape[:-1] if n is None else (*hidden.shape[:-1], draws)
@@ -180,9 +176,10 @@ class Inference(nn.Module, ABC):
         """Log-probabilities of K classes of each row. Differentiable.
 
         For distillation from the top k of a teacher, losses over several labels, scoring of
-        candidates and verification of drafts. Trees score the root once for each row, and without
-        gradients on the CPU every node on the paths of its candidates once. Other heads compute
-        all classes, in chunks of rows.
+        candidates and verification of drafts. Trees score the root once for each row. Without
+        gradients on the CPU they look up candidates that share paths, so that every node is scored
+        once; otherwise they score the groups of all candidates together, or all classes where that
+        is less work. Other heads compute all classes, in chunks of rows.
 
         Args:
             hidden: context vectors, [..., D].

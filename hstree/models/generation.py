@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hstree._checks import check_temperature
+from hstree._checks import check_generator, check_int, check_temperature
 from hstree._dtypes import sum_dtype
 from hstree._progress import track
 
@@ -137,7 +137,8 @@ def sample_log_prob(
         The classes, int64 [N].
 
     Raises:
-        ValueError: for an option out of range.
+        TypeError: if ``generator`` is not a generator.
+        ValueError: for an option out of range, or a generator of another device.
 
     Example:
         >>> import torch
@@ -147,6 +148,7 @@ def sample_log_prob(
         tensor([1])
     """
     _check_options(temperature, top_k, top_p, log_prob.shape[1])
+    check_generator(generator, log_prob.device, "log_prob")
     if not len(log_prob):
         return torch.empty(0, dtype=torch.int64, device=log_prob.device)
     values, classes = log_prob.sort(dim=1, descending=True, stable=True)
@@ -188,7 +190,7 @@ def _check_options(
     temperature: float, top_k: int | None, top_p: float | None, n_classes: int
 ) -> None:
     check_temperature(temperature)
-    if top_k is not None and not 1 <= top_k <= n_classes:
-        raise ValueError(f"top_k: expected 1 to {n_classes} (the number of classes), got {top_k}")
+    if top_k is not None:
+        check_int("top_k", top_k, 1, n_classes)
     if top_p is not None and not 0.0 < top_p <= 1.0:
         raise ValueError(f"top_p: expected a number in (0, 1], got {top_p}")

@@ -91,7 +91,7 @@ def tree_log_prob(
         tensor([[0.6964, 0.0347, 0.2689]])
     """
     if leaf_score is not None and leaf_bias is not None:
-        if score.device.type == "cpu":
+        if score.device.type in ("cpu", "cuda"):
             shared: Tensor = torch.ops.hstree.leaf_tree_log_prob(
                 leaf_score, leaf_bias, score, log_gate, node, edge, wide_begin, root_begin,
                 n_classes,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hstree._checks import check_int
 from hstree.ops._autograd import by_rows, register_autograd
 
 
@@ -25,6 +26,7 @@ def tree_topk(
     edge: Tensor,
     leaf_edge: Tensor,
     k: int,
+    most_scored: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""The k most probable classes of each row under a mixture of T trees, by best-first search.
 
@@ -64,10 +66,14 @@ def tree_topk(
         edge: edges, int32 [T, E, 2]: the node above, and the node below or ``~class`` for a leaf.
         leaf_edge: edge above the leaf of each class, int32 [T, V].
         k: number of classes to return, in [1, V].
+        most_scored: number of vectors of ``weight``, ``wide_weight`` and ``leaf_weight`` that a row
+            may be multiplied with; None: any. The search of a row that is not finished then is
+            given up.
 
     Returns:
         Log-probabilities [N, k], most probable first, and classes [N, k] int64. Equally probable
-        classes are sorted by number; which of them are among the k is undefined.
+        classes are sorted by number; which of them are among the k is undefined. NaN and -1 for a
+        row whose search was given up.
 
     Raises:
         RuntimeError: for a wrong shape, dtype, device, number or table.
@@ -101,12 +107,13 @@ def tree_topk(
         edge,
         leaf_edge,
         k,
+        -1 if most_scored is None else check_int("most_scored", most_scored, 0),
     )
     return log_prob, classes
 
 
 def _fake(hidden: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    log_gate, k = rest[7], rest[-1]
+    log_gate, k = rest[7], rest[12]
     shape = (hidden.shape[0], k)
     return log_gate.new_empty(shape), log_gate.new_empty(shape, dtype=torch.int64)
 
@@ -122,5 +129,5 @@ torch.library.register_fake("hstree::tree_topk", _fake)
 register_autograd(
     "tree_topk",
     _no_derivative,
-    vmap=by_rows(torch.ops.hstree.tree_topk, (0, *[None] * 6, 1, 0, *[None] * 5), (0, 0)),
+    vmap=by_rows(torch.ops.hstree.tree_topk, (0, *[None] * 6, 1, 0, *[None] * 6), (0, 0)),
 )

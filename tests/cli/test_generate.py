@@ -117,7 +117,7 @@ def test_draft(
         ("--temperature 1e-300", "temperature: expected a number from 1e-6 to 1e6, got 1e-300"),
         ("--temperature warm", "--temperature: expected a positive number, got warm"),
         ("--top-k 0", "--top-k: expected at least 1, got 0"),
-        ("--top-k 9999", "top_k: expected 1 to"),
+        ("--top-k 9999", "top_k: expected a whole number from 1 to"),
         ("--top-p 1.5", "--top-p: expected a number above 0 and at most 1, got 1.5"),
         ("--draft x --top-k 3", "--draft: expected no --top-k, got --top-k 3"),
         ("--draft x --top-p 0.5", "--draft: expected no --top-p, got --top-p 0.5"),

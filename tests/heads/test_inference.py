@@ -9,7 +9,8 @@ import pytest
 import scipy.stats
 import torch
 
-from heads.support import HEADS, D, V, draw, make
+from heads.support import FREQUENCIES, HEADS, D, V, draw, make, randomise, trees
+from hstree._checks import check_generator
 from hstree.heads import Softmax, TreeEnsemble
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 
@@ -78,6 +79,30 @@ def test_temperature(kind: str, temperature: float, device: torch.device) -> Non
     if kind not in TREES:
         wanted = (head.log_prob(hidden) / temperature).log_softmax(1)
         torch.testing.assert_close(log_prob, wanted.gather(1, classes).detach())
+
+
+@pytest.mark.parametrize("node_vectors", ["free", "shared", "leaves"])
+@pytest.mark.parametrize("gate", ["uniform", "constant", "context"])
+@pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
+def test_draws_of_trees_follow_their_distribution(
+    recipe: str, gate: str, node_vectors: str
+) -> None:
+    """Chi-square of 20,000 draws at temperature 1 against the log-probabilities of all classes, for
+    every recipe, gate and kind of node vectors."""
+    built = trees(recipe, n_trees=3, root=8, leaf=4)
+    head = TreeEnsemble(
+        D, V, built, gate=gate, node_vectors=node_vectors, frequencies=FREQUENCIES, seed=3
+    )
+    hidden, count = draw(2, D, seed=4), 20_000
+    head = randomise(head.eval(), scale=0.4)
+    classes = head.sample(hidden, count, generator=torch.Generator().manual_seed(6))
+    expected = count * head.log_prob(hidden).double().exp().detach().numpy()
+    for drawn, of_row in zip(classes, expected, strict=True):
+        observed, rare = np.bincount(drawn, minlength=V), of_row < 10
+        wanted = np.append(of_row[~rare], of_row[rare].sum() + 1e-9)
+        found = np.append(observed[~rare], observed[rare].sum())
+        wanted *= count / wanted.sum()
+        assert scipy.stats.chisquare(found, wanted).pvalue > 1e-3
 
 
 def test_temperature_of_a_flat_tree_is_that_of_a_softmax() -> None:
@@ -176,6 +201,8 @@ def test_wrong_arguments(make_head: object) -> None:
             head.sample(hidden, temperature=value)
     with pytest.raises(ValueError, match="generator: expected one of the device of hidden, meta"):
         head.sample(hidden.to("meta"), generator=torch.Generator())
+    with pytest.raises(TypeError, match=r"generator: expected a torch\.Generator or None, got 3"):
+        head.sample(hidden, generator=3)
     candidates = torch.zeros(2, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"candidates: expected shape \[2, 'K'\] .* got \[3, 2\]"):
         head.candidate_log_prob(hidden, candidates.t())
@@ -183,3 +210,19 @@ def test_wrong_arguments(make_head: object) -> None:
         head.candidate_log_prob(hidden, candidates.int())
     with pytest.raises(ValueError, match=r"candidates: expected values in \[0, 37\)"):
         head.candidate_log_prob(hidden, candidates + V)
+
+
+class _Elsewhere(torch.Generator):
+    """A generator of a GPU, on a machine without one."""
+
+    device = torch.device("cuda:1")
+
+
+@pytest.mark.parametrize(("index", "refused"), [("cuda:0", True), ("cuda:1", False), ("cpu", True)])
+def test_generators_of_another_gpu_are_refused(index: str, refused: bool) -> None:
+    if not refused:
+        check_generator(_Elsewhere(), torch.device(index))
+        return
+    message = f"generator: expected one of the device of hidden, {index}, got one of cuda:1"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        check_generator(_Elsewhere(), torch.device(index))

@@ -70,6 +70,7 @@ def checks(kernels: Kernels) -> list[Callable[[], object]]:
             result.append(partial(sample_cases.check_sample, name, dtype, 1.0))
     for seed in range(60):
         result.append(partial(tree_log_prob_cases.check_corrupt_tables, seed))
+        result.append(partial(tree_log_prob_cases.check_corrupt_leaf_tables, seed))
         result.append(partial(sample_cases.check_corrupt_tables, seed))
     for width in (2, 4):
         for kind in ELEMENT_TYPES:

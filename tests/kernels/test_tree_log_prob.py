@@ -7,10 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 from cuda_emu.library import ORDERS
+from ops import test_leaf_tree_log_prob as leaf_ops
 from ops.test_tree_log_prob import SUMS, Case, draw, mixed
 
 from kernels.emulation import Kernels
-from kernels.tree_log_prob_cases import CASES, check_corrupt_tables, check_tree_log_prob, log_prob
+from kernels.tree_log_prob_cases import (
+    CASES,
+    LEAF_CASES,
+    check_corrupt_leaf_tables,
+    check_corrupt_tables,
+    check_leaf_tree_log_prob,
+    check_tree_log_prob,
+    leaf_log_prob,
+    log_prob,
+)
 
 pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
 
@@ -63,3 +73,36 @@ def test_classes_without_a_path_are_nan(kernels: Kernels) -> None:
 def test_corrupt_tables(kernels: Kernels) -> None:
     for seed in range(60):
         check_corrupt_tables(seed)
+
+
+@pytest.mark.parametrize("dtype", SUMS, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("case", LEAF_CASES, ids=str)
+def test_leaf_groups_equal_reference(kernels: Kernels, case: Case, dtype: torch.dtype) -> None:
+    check_leaf_tree_log_prob(case, dtype)
+
+
+@pytest.mark.parametrize("case", LEAF_CASES, ids=str)
+def test_leaf_groups_have_the_same_bits_in_every_scheduling_order(
+    kernels: Kernels, case: Case
+) -> None:
+    batch = leaf_ops.draw(case, torch.float32)
+    results = []
+    for order in ORDERS:
+        kernels.set_order(*order)
+        results.append(leaf_log_prob(batch))
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+
+
+def test_bad_scores_of_leaves_stay_in_their_row(kernels: Kernels) -> None:
+    batch = leaf_ops.draw(LEAF_CASES[1], torch.float32)
+    leaf_score = batch.leaf_score.clone()
+    leaf_score[3] = torch.nan
+    got, clean = leaf_log_prob(replace(batch, leaf_score=leaf_score)), leaf_log_prob(batch)
+    others = torch.arange(len(got)) != 3
+    assert torch.equal(got[others], clean[others])
+    assert got[3].isnan().all()
+
+
+def test_corrupt_leaf_tables(kernels: Kernels) -> None:
+    for seed in range(60):
+        check_corrupt_leaf_tables(seed)

@@ -191,8 +191,8 @@ def test_bad_input(model: LanguageModel) -> None:
             "temperature: expected a number from 1e-6 to 1e6, got inf",
         ),
         ([1], {"temperature": math.nan}, "temperature: expected"),
-        ([1], {"top_k": 0}, rf"top_k: expected 1 to {V} \(the number of classes\), got 0"),
-        ([1], {"top_k": V + 1}, "top_k: expected 1 to"),
+        ([1], {"top_k": 0}, rf"top_k: expected a whole number from 1 to {V}, got 0"),
+        ([1], {"top_k": V + 1}, "top_k: expected a whole number from 1 to"),
         ([1], {"top_p": 0.0}, r"top_p: expected a number in \(0, 1\], got 0.0"),
         ([1], {"top_p": 1.1}, r"top_p: expected a number in \(0, 1\], got 1.1"),
     ]

@@ -288,3 +288,24 @@ def test_a_table_with_a_cycle_is_refused() -> None:
         edge[0, below, 1] = node
         with pytest.raises(RuntimeError, match=r"hstree::tree_topk: (edge|node)"):
             topk(replace(mixture, edge=edge), 20)
+
+
+@pytest.mark.parametrize("name", ["wide root, groups of leaves", "shared leaves"])
+def test_a_search_over_its_budget_is_given_up(name: str) -> None:
+    """Row by row: the others are those of an unlimited search."""
+    mixture = MIXTURES[name]()
+    wanted = topk(mixture, 3)
+    given_up: list[int] = []
+    for most in (0, 10, 25, 10_000):
+        log_prob, classes = tree_topk(*mixture.arguments(), 3, most_scored=most)
+        lost = classes[:, 0] < 0
+        assert log_prob[lost].isnan().all()
+        assert (classes[lost] == -1).all()
+        assert torch.equal(log_prob[~lost], wanted[0][~lost])
+        assert torch.equal(classes[~lost], wanted[1][~lost])
+        given_up.append(int(lost.sum()))
+    assert given_up == sorted(given_up, reverse=True)
+    assert given_up[0] == len(mixture.hidden)
+    assert given_up[-1] == 0
+    with pytest.raises(ValueError, match="most_scored: expected a whole number of at least 0"):
+        tree_topk(*mixture.arguments(), 3, most_scored=-1)

@@ -161,7 +161,10 @@ class LeafBlock(Block):
         )
 
     def class_scores(self, hidden: Tensor) -> Tensor:
-        """E_y . h of all classes, [N, V], which all trees share."""
+        """E_y . h of all classes, [N, V], which all trees share; on CUDA with adjacent rows, as the
+        kernel reads them."""
+        if hidden.device.type == "cuda":
+            return torch.mm(self.weight, hidden.t()).t()
         return F.linear(hidden, self.weight)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +15,21 @@ from hstree._checks import check_bool, check_choice, check_seed
 from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
 from hstree.heads.buffers import fill
-from hstree.heads.inference import mask_candidates
 from hstree.heads.losses import split_rows
 from hstree.heads.trees.blocks import (
     BLOCKS,
     Block,
     LeafBlock,
-    RootBlock,
     log_odds,
     to_dtype_of,
     tree_features,
 )
+from hstree.heads.trees.candidates import choose_way, tempered_blocks
 from hstree.heads.trees.constructors import Constructors
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.layout import Layout, TreeArrays, check_trees
 from hstree.heads.trees.relearning import Relearning
 from hstree.heads.trees.search import (
-    candidate_classes,
     pays_to_search,
     rank_classes,
     sample_classes,
@@ -204,16 +201,17 @@ class TreeEnsemble(Relearning, Constructors):
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         """On a GPU in chunks of rows, if no gradients are recorded: the scores of all nodes take
         more memory than the result."""
-        if hidden.device.type == "cpu" or self._records_gradients(hidden):
+        if hidden.device.type == "cpu" or self.records_gradients(hidden):
             return self.mixed_log_prob(hidden, self.log_gate(hidden))
         chunks = split_rows(self.numbers_of_a_row(hidden.device), hidden)
         parts = [self.mixed_log_prob(x, self.log_gate(x)) for (x,) in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor) -> Tensor:
+    def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor, temperature: float = 1.0) -> Tensor:
         """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T] the logarithms of
-        the weights of the trees."""
-        dtype, blocks, layout = sum_dtype(hidden.dtype), self.blocks(), self.layout
+        the weights of the trees; the scores of all nodes are divided by the temperature."""
+        dtype, layout = sum_dtype(hidden.dtype), self.layout
+        hidden, blocks = tempered_blocks(hidden, self.blocks(), temperature)
         hidden = to_dtype_of(blocks, hidden)
         x = tree_features(hidden, self.feature_index, self.n_trees)
         scores = [block.scores(x).to(dtype) for block in blocks if not isinstance(block, LeafBlock)]
@@ -235,12 +233,13 @@ class TreeEnsemble(Relearning, Constructors):
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """By best-first search, which scores few nodes if few classes share most of the probability
         (see :func:`hstree.ops.tree_topk`), or from all classes, in chunks of rows: always on a GPU,
-        and for so many classes that a search would score most groups."""
+        for so many classes that a search would score most groups, and for rows whose search has
+        scored a third of all classes."""
         search = search_classes if pays_to_search(self, hidden, k) else rank_classes
         with torch.no_grad():
             values, classes = search(self, hidden, k)
-        if self._records_gradients(hidden):
-            values = self.composed_candidates(hidden, self.log_gate(hidden), classes)
+        if self.records_gradients(hidden):
+            values = self.candidate_rows(hidden, classes, 1.0)
         return values.to(sum_dtype(hidden.dtype)), classes
 
     def sample_rows(
@@ -253,43 +252,15 @@ class TreeEnsemble(Relearning, Constructors):
         return sample_classes(self, hidden, n, temperature, generator)
 
     def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
-        compiled = torch.compiler.is_compiling()  # its mark_targets may have left bad candidates
-        if compiled or hidden.device.type != "cpu" or self._records_gradients(hidden):
-            log_gate = self.log_gate(hidden)
-            return self.composed_candidates(hidden, log_gate, candidates, temperature)
-        log_prob = candidate_classes(self, hidden, candidates, temperature)
-        return log_prob.to(sum_dtype(hidden.dtype))
+        """In the cheapest of three ways: looked up row by row, by the ops of the training step, or
+        from all classes."""
+        way = choose_way(self, hidden, candidates, self.records_gradients(hidden))
+        return way(self, hidden, candidates, temperature).to(sum_dtype(hidden.dtype))
 
-    def _records_gradients(self, hidden: Tensor) -> bool:
+    def records_gradients(self, hidden: Tensor) -> bool:
         leaves = chain([hidden], self.parameters())
         recorded = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
         return recorded or is_transformed()
-
-    def composed_candidates(
-        self, hidden: Tensor, log_gate: Tensor, candidates: Tensor, temperature: float = 1.0
-    ) -> Tensor:
-        """:meth:`candidate_rows` by the ops of the training step, on the rows of all candidates;
-        the root and the gate are scored once for each row."""
-        (n_rows, n_candidates), blocks = candidates.shape, self.blocks()
-        log_prob = log_gate.unsqueeze(1)
-        if temperature != 1.0:  # the scores are linear
-            hidden = hidden / temperature
-            blocks = [replace(block, bias=block.bias / temperature) for block in blocks]
-        contexts = to_dtype_of(blocks, hidden).repeat_interleave(n_candidates, 0)
-        flat = candidates.flatten()
-        below = [block for block in blocks if not isinstance(block, RootBlock)]
-        if below:
-            order = None
-            if len(below) > 1:
-                order = leaf_order(flat, self.layout.leaf_position)
-            parts = [block.target_log_prob(contexts, flat, order) for block in below]
-            of_trees = sum(parts[1:], parts[0])
-            log_prob = log_prob + of_trees.view(n_rows, n_candidates, self.n_trees)
-        for block in blocks:
-            if isinstance(block, RootBlock):
-                log_prob = log_prob + block.candidate_log_prob(hidden, candidates)
-        log_prob = log_prob.expand(n_rows, n_candidates, self.n_trees)
-        return mask_candidates(torch.logsumexp(log_prob, 2), candidates, self.n_classes)
 
     # Life cycle
 

@@ -9,14 +9,19 @@ import torch
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
+from hstree._transforms import is_transformed
 from hstree.heads.losses import split_rows
 from hstree.heads.trees.blocks import RootBlock, to_dtype_of
 from hstree.heads.trees.state import EnsembleState
-from hstree.heads.trees.tree_layout import KINDS, ROOT
+from hstree.heads.trees.tree_layout import BINARY, KINDS, LEAF, ROOT, WIDE
 from hstree.ops import candidate_log_prob, sample, tree_topk
 
 GAIN_OF_A_BATCH = 5
 """All classes of a batch cost at most this many times less than those of its rows one by one."""
+
+SEARCHED = 1 / 3
+"""Share of the products of all classes after which a search is given up. A flat row then takes
+about 1.5 times as long as all classes."""
 
 
 def pays_to_search(head: EnsembleState, hidden: Tensor, k: int) -> bool:
@@ -31,14 +36,40 @@ def pays_to_search(head: EnsembleState, hidden: Tensor, k: int) -> bool:
     layout = head.layout
     of_class = layout.max_depth + layout.mean_group
     scored = head.n_trees * (layout.n_rows[ROOT] + k * of_class)
+    return scored * _gain(hidden) < head.n_classes
+
+
+def _gain(hidden: Tensor) -> int:
     compiled = torch.compiler.is_compiling()  # one graph for all numbers of rows
-    gain = GAIN_OF_A_BATCH if compiled else min(hidden.shape[0], GAIN_OF_A_BATCH)
-    return scored * gain < head.n_classes
+    return GAIN_OF_A_BATCH if compiled else max(1, min(hidden.shape[0], GAIN_OF_A_BATCH))
 
 
-def search_classes(head: EnsembleState, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and classes [N, k] from :func:`hstree.ops.tree_topk`: hidden [N, D]."""
-    return tree_topk(**_arguments(head, hidden), k=k)
+def most_scored(head: EnsembleState, hidden: Tensor) -> int:
+    """Number of vectors that a search may score for a row: :data:`SEARCHED` of those of all
+    classes, and less in a batch, where these cost less."""
+    rows = head.layout.n_rows
+    every = head.n_trees * (rows[BINARY] + rows[WIDE]) + rows[LEAF]
+    return int(SEARCHED * every / _gain(hidden))
+
+
+def search_classes(
+    head: EnsembleState, hidden: Tensor, k: int, *, limited: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and classes [N, k] from :func:`hstree.ops.tree_topk`: hidden [N, D].
+
+    With ``limited``, rows whose distribution is so flat that the search scores more than
+    :func:`most_scored` vectors are ranked from all classes, unless values must not be read: in
+    compiled programs and under torch.func.
+    """
+    arguments = _arguments(head, hidden)
+    if not limited or torch.compiler.is_compiling() or is_transformed():
+        return tree_topk(**arguments, k=k)
+    values, classes = tree_topk(**arguments, k=k, most_scored=most_scored(head, hidden))
+    given_up = classes[:, 0] < 0
+    if bool(given_up.any()):
+        of_all, ranked = rank_classes(head, hidden[given_up], k)
+        values[given_up], classes[given_up] = of_all.to(values.dtype), ranked
+    return values, classes
 
 
 def rank_classes(head: EnsembleState, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:

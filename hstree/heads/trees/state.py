@@ -58,12 +58,20 @@ class EnsembleState(Head):
 
     def numbers_of_a_row(self, device: torch.device) -> int:
         """Scores and log-probabilities that :meth:`class_log_prob` holds for a row: those of the
-        blocks, all of them together, and those of the classes. On a CPU the trees read the products
-        of the classes in leaf groups where they are."""
+        blocks, all of them together, and those of the classes. Kernels for the CPU and CUDA read
+        the products of the classes in leaf groups where they are."""
         of_leaves = self.layout.n_rows[LEAF]
         scores = 2 * self.n_trees * (sum(self.layout.n_rows) - of_leaves)
-        scores += of_leaves if device.type == "cpu" else 2 * self.n_trees * of_leaves
+        scores += of_leaves if device.type in ("cpu", "cuda") else 2 * self.n_trees * of_leaves
         return scores + self.n_classes
+
+    @abstractmethod
+    def records_gradients(self, hidden: Tensor) -> bool:
+        """Whether what is computed from ``hidden`` and the parameters is differentiated."""
+
+    @abstractmethod
+    def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor, temperature: float = 1.0) -> Tensor:
+        """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T]."""
 
     @abstractmethod
     def log_gate(self, hidden: Tensor) -> Tensor:

@@ -1,0 +1,146 @@
+"""Log-probabilities of K candidates of each row, against those of all classes and expanded rows.
+
+python -m benchmarks.candidates > page.md
+
+Times are shares of ``head.log_prob(hidden).gather(-1, candidates)``, in one process, one thread.
+*Expanded* is the loss of a training step over N K rows: each context with each of its candidates.
+With gradients means forward and backward, with gradients of the contexts and of all parameters.
+Candidates are drawn at random, as for negative samples, or are the most probable classes of
+another head of the same trees, as from a teacher.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.contest import Size, batch
+from hstree.heads import TreeEnsemble
+from hstree.heads.trees.candidates import choose_way
+
+SIZE = Size(rows=64, features=512, classes=32_000, latent=512)
+ROWS = (1, 8, 64)
+COUNTS = (1, 8, 64)
+ROUNDS = 5
+HEADS = {"four trees, shared leaves (default)": "leaves", "four trees, own vectors": "free"}
+"""Kinds of node vectors."""
+KINDS = ("random", "most probable")
+WAYS = {
+    "looked_up_candidates": "looked up",
+    "composed_candidates": "training ops",
+    "all_candidates": "all classes",
+}
+"""What the ways of hstree/heads/trees/candidates.py are called on the page."""
+
+
+@dataclass
+class Line:
+    """Times of one number of rows and of candidates, as shares of all classes."""
+
+    rows: int
+    k: int
+    kind: str
+    milliseconds: float
+    head: float
+    expanded: float
+    way: str
+
+
+def expanded(head: TreeEnsemble, hidden: Tensor, candidates: Tensor) -> Tensor:
+    rows = hidden.repeat_interleave(candidates.shape[1], 0)
+    return head.target_log_prob(rows, candidates.flatten()).view_as(candidates)
+
+
+STEPS: dict[str, Callable[[TreeEnsemble, Tensor, Tensor], Tensor]] = {
+    "all": lambda head, hidden, c: head.log_prob(hidden).gather(1, c),
+    "head": lambda head, hidden, c: head.candidate_log_prob(hidden, c),
+    "expanded": expanded,
+}
+
+
+def seconds(step: Callable[[], object]) -> float:
+    start = time.process_time()
+    step()
+    return time.process_time() - start
+
+
+def compare(head: TreeEnsemble, hidden: Tensor, candidates: Tensor, gradients: bool) -> list[float]:
+    """Median seconds of the steps, in alternating order."""
+
+    def run(step: Callable[[TreeEnsemble, Tensor, Tensor], Tensor]) -> None:
+        if not gradients:
+            step(head, hidden, candidates)
+            return
+        for tensor in (hidden, *head.parameters()):
+            tensor.grad = None
+        step(head, hidden, candidates).sum().backward()
+
+    times: list[list[float]] = [[] for _ in STEPS]
+    with torch.set_grad_enabled(gradients):
+        for _ in range(ROUNDS + 1):  # the first one is a warm-up
+            for of, step in zip(times, STEPS.values(), strict=True):
+                of.append(seconds(lambda step=step: run(step)))
+    return [median(of[1:]) for of in times]
+
+
+def build(node_vectors: str, size: Size, seed: int) -> TreeEnsemble:
+    """Four Huffman trees of Zipf's law, C = 256, with vectors that change scores by about one."""
+    frequencies = batch(1, 1, size.classes)[2]
+    head = TreeEnsemble.from_counts(size.features, frequencies, node_vectors=node_vectors)
+    torch.manual_seed(seed)
+    for name, parameter in head.named_parameters():
+        if name.endswith(("weight", "embedding")):
+            nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    return head
+
+
+def lines(node_vectors: str, size: Size, gradients: bool) -> Iterator[Line]:
+    head, teacher = build(node_vectors, size, 0), build(node_vectors, size, 1)
+    contexts = torch.randn(size.rows, size.features, generator=torch.Generator().manual_seed(2))
+    for rows in ROWS:
+        hidden = contexts[:rows].clone().requires_grad_(gradients)
+        with torch.no_grad():
+            probable = teacher.log_prob(hidden).topk(max(COUNTS)).indices
+        drawn = torch.randint(size.classes, (rows, max(COUNTS)))
+        for k in COUNTS:
+            for kind, candidates in zip(KINDS, (drawn[:, :k], probable[:, :k]), strict=True):
+                chosen = candidates.contiguous()
+                way = choose_way(head, hidden, chosen, gradients).__name__
+                base, of_head, of_rows = compare(head, hidden, chosen, gradients)
+                yield Line(rows, k, kind, 1000 * base, of_head / base, of_rows / base, WAYS[way])
+
+
+def show(name: str, node_vectors: str, size: Size, gradients: bool) -> None:
+    how = "with gradients" if gradients else "without gradients"
+    print(f"\n{name}, {how}, V = {size.classes:,}, D = {size.features}\n")
+    print("| N | K | candidates | all classes | candidate_log_prob | expanded | taken |")
+    print("| ---: | ---: | --- | ---: | ---: | ---: | --- |")
+    for line in lines(node_vectors, size, gradients):
+        figures = f"{line.milliseconds:.1f} ms | {line.head:.2f} | {line.expanded:.2f} | {line.way}"
+        print(f"| {line.rows} | {line.k} | {line.kind} | {figures} |", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", type=int, nargs=2, metavar=("D", "V"))
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    size = SIZE
+    if arguments.size:
+        features, classes = arguments.size
+        size = replace(size, features=features, classes=classes)
+    for name, node_vectors in HEADS.items():
+        for gradients in (False, True):
+            show(name, node_vectors, size, gradients)
+
+
+if __name__ == "__main__":
+    main()
