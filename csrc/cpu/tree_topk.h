@@ -14,8 +14,9 @@
 // L nodes: O(T^2 L / p) nodes are opened, at worst all. A thread keeps 16 bytes for each node and 8 for each
 // class, 24 with leaf groups.
 //
-// A search that has scored more than most_scored vectors and is not finished is given up: the row gets NaN and the
-// classes -1. What the caller then pays for all classes of the row is so at most a fixed share more. No atomics; threads divide rows: bitwise identical for every number of threads.
+// A search that has scored more than most_scored vectors and is not finished is given up: the row gets NaN and
+// the classes -1, and the caller computes all classes of the row. No atomics; threads divide rows: bitwise
+// identical for every number of threads.
 #pragma once
 
 #include <cstdint>
