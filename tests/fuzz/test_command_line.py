@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ OPTIONS: dict[str, Any] = {
     "phases": [Phase.explicit, Phase.reuse, Phase.generate],
     "suppress_health_check": [HealthCheck.function_scoped_fixture],
 }
+
+
+# Not a word of a generated text: a figure of a table has two blanks or a sign before it.
+FIGURE = re.compile(r"(?:  |[-+=:,\[])\s*(?:nan|inf|infinity)\b", re.IGNORECASE)
 
 
 class Places:
@@ -59,7 +64,8 @@ def call(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> int:
         status = main(arguments)
     except BaseException as error:
         raise AssertionError(f"{shown}: {type(error).__name__}: {error}") from error
-    error = capsys.readouterr().err
+    out, error = capsys.readouterr()
+    assert not (found := FIGURE.search(out)), f"{shown}: {found} in {out}"
     assert "Traceback" not in error, shown
     diverged = "loss became" in error
     assert status in (0, 2) or (status == 1 and diverged), f"{shown}: {status}: {error}"
