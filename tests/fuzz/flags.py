@@ -20,6 +20,8 @@ SMALL = {
 
 EXTREMES = ["1e300", "1e-300", "1e30", "1e6", "5e-324"]
 NOT_NUMBERS = ["", "x", "nan", "1e", "-", "½", "1,2"]
+BAD_NUMBERS = ["-1", "2.5", "1e400", *NOT_NUMBERS]
+"""No counts."""
 COUNT = ["1", "2", "7"], ["0", "-1", "2.5", "1e400", "9" * 30, *NOT_NUMBERS]
 SHARE = ["0", "0.3", "0.99"], ["-0.1", "1", "1.5", "inf", "1e400", *NOT_NUMBERS]
 POSITIVE = ["1e-3", "1", "20"], ["0", "-1", "inf", "-inf", *EXTREMES, *NOT_NUMBERS]
