@@ -110,12 +110,13 @@ def check_temperature(value: Any) -> float:
     return number
 
 
-def check_theta(value: Any) -> float:
-    """The inverse temperature of a neural cache as a float; raises ValueError unless it is in [0,
-    1e6]. Beyond these only the most similar step counts, and the scores overflow."""
+def check_up_to(name: str, value: Any, high: float, shown: str | None = None) -> float:
+    """The value as a float; raises ValueError unless it is in [0, high]. ``shown``: how the error
+    writes ``high``."""
     number = _float(value)
-    if not 0 <= number <= 1e6:
-        raise ValueError(f"theta: expected a number from 0 to 1e6, got {_shown(value)}")
+    if not 0 <= number <= high:
+        limit = f"{high:g}" if shown is None else shown
+        raise ValueError(f"{name}: expected a number from 0 to {limit}, got {_shown(value)}")
     return number
 
 

@@ -7,8 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from hstree._checks import check_bool, check_theta
+from hstree._checks import check_bool, check_up_to
 from hstree._dtypes import sum_dtype
+
+LARGEST_THETA = 1e6
+"""Long before, only the most similar step counts; far beyond, the scores overflow."""
 
 
 class NeuralCache:
@@ -48,7 +51,7 @@ class NeuralCache:
             raise ValueError(f"window: expected at least 1, got {window}")
         if not 0.0 <= weight < 1.0:
             raise ValueError(f"weight: expected a number in [0, 1), got {weight}")
-        theta = check_theta(theta)
+        theta = check_up_to("theta", theta, LARGEST_THETA, "1e6")
         self.window = window
         self.weight = weight
         self.theta = theta
