@@ -14,12 +14,13 @@ from torch import Tensor
 
 _NO_NUMBER = (bool, np.bool_, str, bytes, type(None))
 _MOST = 2**63 - 1
+_LONGEST = 80
 
 
 def check_bool(name: str, value: Any) -> bool:
     """The value; raises ValueError unless it is True or False."""
     if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"{name}: expected True or False, got {value!r}")
+        raise ValueError(f"{name}: expected True or False, got {_shown(value)}")
     return bool(value)
 
 
@@ -33,7 +34,7 @@ def check_int(name: str, value: Any, low: int = 1, high: int = _MOST) -> int:
         bounded = high != _MOST or low < -_MOST
         open_ended = not bounded and (number is None or number < low)
         limits = f"of at least {low}" if open_ended else f"from {low} to {high}"
-        got = repr(value) if number is None else number
+        got = _shown(value if number is None else number)
         raise ValueError(f"{name}: expected a whole number {limits}, got {got}")
     return number
 
@@ -41,7 +42,7 @@ def check_int(name: str, value: Any, low: int = 1, high: int = _MOST) -> int:
 def check_sequence(name: str, values: Any) -> list[Any]:
     """The values as a list; raises ValueError for a string or what cannot be iterated over."""
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
-        raise ValueError(f"{name}: expected a sequence of numbers, got {values!r}")
+        raise ValueError(f"{name}: expected a sequence of numbers, got {_shown(values)}")
     return list(values)
 
 
@@ -61,7 +62,7 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> float:
     number = _float(value)
     if not math.isfinite(number) or (positive and number <= 0):
         kind = "finite positive number" if positive else "finite number"
-        raise ValueError(f"{name}: expected a {kind}, got {value!r}")
+        raise ValueError(f"{name}: expected a {kind}, got {_shown(value)}")
     return number
 
 
@@ -69,7 +70,7 @@ def check_nonnegative(name: str, value: Any) -> float:
     """The value as a float; raises ValueError unless it is finite and at least 0."""
     number = check_number(name, value)
     if number < 0:
-        raise ValueError(f"{name}: expected a number of at least 0, got {value!r}")
+        raise ValueError(f"{name}: expected a number of at least 0, got {_shown(value)}")
     return number
 
 
@@ -77,15 +78,27 @@ def check_probability(name: str, value: Any) -> float:
     """The value as a float; raises ValueError unless it is in [0, 1)."""
     number = _float(value)
     if not 0 <= number < 1:
-        raise ValueError(f"{name}: expected a probability in [0, 1), got {value!r}")
+        raise ValueError(f"{name}: expected a probability in [0, 1), got {_shown(value)}")
     return number
 
 
 def _float(value: Any) -> float:
-    """The value as a float, or NaN if it is not a number."""
+    """The value as a float, or NaN if it is not one number or too large for a float."""
     if isinstance(value, _NO_NUMBER) or not hasattr(value, "__float__"):
         return math.nan
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # arrays; tensors; large integers
+        return math.nan
+
+
+def _shown(value: Any) -> str:
+    """The value in an error, on one line and not too long."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no integer of more than some thousand digits
+        return "an integer of thousands of digits"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def check_temperature(value: Any) -> float:
@@ -93,7 +106,17 @@ def check_temperature(value: Any) -> float:
     most probable class, or a uniform draw, is the same up to rounding."""
     number = _float(value)
     if not 1e-6 <= number <= 1e6:
-        raise ValueError(f"temperature: expected a number from 1e-6 to 1e6, got {value!r}")
+        raise ValueError(f"temperature: expected a number from 1e-6 to 1e6, got {_shown(value)}")
+    return number
+
+
+def check_up_to(name: str, value: Any, high: float, shown: str | None = None) -> float:
+    """The value as a float; raises ValueError unless it is in [0, high]. ``shown``: how the error
+    writes ``high``."""
+    number = _float(value)
+    if not 0 <= number <= high:
+        limit = f"{high:g}" if shown is None else shown
+        raise ValueError(f"{name}: expected a number from 0 to {limit}, got {_shown(value)}")
     return number
 
 
@@ -115,7 +138,7 @@ def check_generator(generator: Any, device: torch.device, of: str = "hidden") ->
 def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
     """The value; raises ValueError unless it is one of the choices."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {_shown(value)}")
     return value
 
 

@@ -142,20 +142,21 @@ def interruptible_imports() -> Iterator[None]:
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
     }
-    if not command or any(signal.getsignal(number) is not by for number, by in default.items()):
-        yield
-        return
+    # A signal that is ignored, as Ctrl-C is in a command that a script starts with &, stays so.
+    replaced = {
+        number: by for number, by in default.items() if command and signal.getsignal(number) is by
+    }
 
     def end(number: int, _: object) -> NoReturn:
         os.write(2, b"hstree: interrupted\n")
         os._exit(128 + number)
 
-    for number in default:
+    for number in replaced:
         signal.signal(number, end)
     try:
         yield
     finally:
-        for number, by in default.items():
+        for number, by in replaced.items():
             signal.signal(number, by)
 
 

@@ -3,6 +3,7 @@
     python tools/sanitize.py address                 # all tests below, on every instruction set
     python tools/sanitize.py thread --capability avx2 tests/ops/test_sample.py -x
     python tools/sanitize.py address --quick         # what CI runs
+    python tools/sanitize.py thread --quick          # operators with one thread, two and more
 
     address   AddressSanitizer and UndefinedBehaviorSanitizer, in one build
     thread    ThreadSanitizer, with two threads; loops of the kernels then run on std::thread
@@ -29,7 +30,12 @@ CAPABILITIES = ("portable", "avx2", "avx512")
 TESTS = ("tests/ops", "tests/optim", "tests/reference", "tests/trees", "tests/fuzz")
 # Every kernel on every instruction set, which the tests choose, and corrupted tables and targets.
 QUICK_NAMES = "every_instruction_set or instruction_sets_agree or corrupt or bad_target"
-QUICK = ("tests/ops", "-n", "2", "-k", QUICK_NAMES)
+# Operators whose results are compared between numbers of threads, and Ctrl-C in one of them.
+THREADED_NAMES = "threads or ctrl_c"
+QUICK = {
+    "address": ("tests/ops", "-n", "2", "-k", QUICK_NAMES),
+    "thread": ("tests/ops", "-k", THREADED_NAMES),
+}
 CUDA_TESTS = ("tests/kernels/test_emulation.py", "-m", "slow", "-k", "sanitizers")
 
 FLAGS = {"address": "address,undefined", "thread": "thread"}
@@ -116,11 +122,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few minutes: a part of the tests")
     options, arguments = parser.parse_known_args()
     name = options.sanitizer
+    if name == "cuda" and (options.quick or options.capability):
+        given = "--quick" if options.quick else "--capability"
+        parser.error(f"{given}: expected the sanitizer address or thread, got cuda")
     capabilities = options.capability or available()[-1 if options.quick else 0 :]
     if name == "cuda":
         command = [sys.executable, "-m", "pytest", *(arguments or CUDA_TESTS)]
         raise SystemExit(subprocess.run(command, cwd=ROOT, check=False).returncode)
-    default = QUICK if options.quick else [path for path in TESTS if (ROOT / path).exists()]
+    default = QUICK[name] if options.quick else [path for path in TESTS if (ROOT / path).exists()]
     package = build(name)
     failed = [
         capability

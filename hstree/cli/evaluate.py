@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Any
 
-from hstree._arguments import count, not_negative, positive, share_below_one
+from hstree._arguments import count, flags_named, not_negative, positive, share_below_one, theta
 from hstree._terminal import show
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
 
@@ -80,7 +81,7 @@ def _add_cache_arguments(group: Any) -> None:
         ("lambda", share_below_one, 0.1, "weight of the cache in the mixture"),
         (
             "theta",
-            not_negative,
+            theta,
             1.0,
             "inverse temperature of the softmax over the remembered steps",
         ),
@@ -190,11 +191,14 @@ def _run(arguments: argparse.Namespace) -> int:
         streams["cache"] = _cache_losses(run, corpus, cache_options)
     if arguments.dynamic:
         train = corpus if settings.data is None else None
-        streams["dynamic"] = _dynamic_losses(run, corpus, train, dynamic_settings)
+        flags = {name: f"--dynamic-{name.replace('_', '-')}" for name in dynamic_settings}
+        with flags_named(flags):
+            streams["dynamic"] = _dynamic_losses(run, corpus, train, dynamic_settings)
     for stream in streams.values():
         for split in _PARTS:
             loss = stream[split]
             stream[split] = {"loss": loss, "perplexity": perplexity(loss)}
+    _check_finite({"the trained model": result} | streams)
     if arguments.json:
         about = {"run": str(run.path), "corpus": corpus.name}
         print(json.dumps(about | result | ({"stream": streams} if streams else {}), indent=2))
@@ -219,6 +223,18 @@ def _run(arguments: argparse.Namespace) -> int:
             )
             show(f"{name}: {listed}")
     return 0
+
+
+def _check_finite(results: dict[str, dict[str, Any]]) -> None:
+    """Raises ValueError for a perplexity that is no finite number."""
+    for name, parts in results.items():
+        for split in _PARTS:
+            loss, value = parts[split]["loss"], parts[split]["perplexity"]
+            if not math.isfinite(value):
+                raise ValueError(
+                    f"expected a finite perplexity, got {value} on the {split} part ({name}), "
+                    f"with a loss of {loss} nats per token"
+                )
 
 
 def _model_losses(run: Run, corpus: Corpus) -> dict[str, Any]:

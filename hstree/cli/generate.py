@@ -5,13 +5,23 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, cast
 
-from hstree._arguments import count, positive, share
+from hstree._arguments import count, flags_named, share, temperature
 from hstree._terminal import fold, show
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
 
 if TYPE_CHECKING:
     from hstree.heads import Head
     from hstree.models import LanguageModel
+
+_FLAGS = {
+    "n_words": "--words",
+    "n_samples": "--samples",
+    "k": "--draft-words",
+    "top_k": "--top-k",
+    "top_p": "--top-p",
+    "seed": "--seed",
+}
+"""The flags of arguments of the functions that draw."""
 
 _DESCRIPTION = """\
 Generate text with a trained model. Each word is drawn given all words before it: by the head's own
@@ -42,7 +52,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--temperature",
-        type=positive,
+        type=temperature,
         metavar="X",
         help="values below 1 sharpen the distribution, values above 1 flatten it",
     )
@@ -94,7 +104,8 @@ def _run(arguments: argparse.Namespace) -> int:
         line = f"hstree: not in the vocabulary, read as <unk>: {', '.join(unknown)}"
         print(fold(line, sys.stderr), file=sys.stderr)
     prompt = [run.vocabulary.end, *run.vocabulary.encode(words)]
-    samples, speed = _draw(run.model, prompt, run.vocabulary.unknown, arguments)
+    with flags_named(_FLAGS):
+        samples, speed = _draw(run.model, prompt, run.vocabulary.unknown, arguments)
     join = detokenize if run.tokenizer is None else run.tokenizer.join
     for number, sample in enumerate(samples):
         if number:

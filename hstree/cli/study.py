@@ -76,7 +76,7 @@ def _run(arguments: argparse.Namespace) -> int:
     show()
     print_tables(report.tables, report.notes)
     print(fold(f"written to {folder}: study.md, study.tex, study.csv", sys.stdout))
-    return 1 if any(run.state == "failed" for run in runs) else 0
+    return 1 if any(run.failure is not None for run in runs) else 0
 
 
 def _list(runs: Sequence[StudyRun]) -> None:

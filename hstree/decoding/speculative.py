@@ -14,7 +14,7 @@ from hstree._checks import check_generator, check_int, check_temperature
 from hstree._progress import Task
 from hstree.heads import Head
 from hstree.models import LanguageModel, State
-from hstree.models.generation import check_prompt
+from hstree.models.generation import check_prompt, check_samples
 
 CANDIDATES = 64
 """Draws from p that a rejected word is replaced from, before all classes are computed."""
@@ -90,7 +90,8 @@ def speculative(
 
     Raises:
         ValueError: if the sizes of the draft differ from those of the model's head, for an empty
-            prompt, a class out of range, or another argument out of range.
+            prompt, a class or another argument out of range, or samples that do not fit into
+            memory.
 
     Example:
         >>> import hstree
@@ -114,8 +115,11 @@ def speculative(
     check_int("n_samples", n_samples)
     check_int("k", k)
     temperature = check_temperature(temperature)
+    check_int("seed", seed, -(2**63), 2**64 - 1)
     if avoid is not None:
         check_int("avoid", avoid, 0, head.n_classes - 1)
+    verified = min(k + 1, n_words) * head.n_classes
+    check_samples(model, len(prompt), n_words, n_samples, verified)
     device = model.backbone.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     model.eval()

@@ -7,8 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from hstree._checks import check_bool
+from hstree._checks import check_bool, check_up_to
 from hstree._dtypes import sum_dtype
+
+LARGEST_THETA = 1e6
+"""Long before, only the most similar step counts; far beyond, the scores overflow."""
 
 
 class NeuralCache:
@@ -25,13 +28,13 @@ class NeuralCache:
     Args:
         window: number of steps to remember.
         weight: weight of the cache in the mixture, lambda.
-        theta: inverse temperature of the softmax over the remembered steps.
+        theta: inverse temperature of the softmax over the remembered steps, in [0, 1e6].
         wait: whether the cache waits until its window is full. AWD-LSTM's code does so, and leaves
             it out for one more step in each block of text that it reads at once.
 
     Raises:
-        ValueError: a window below 1, a weight outside [0, 1), a theta that is negative or not
-            finite, or a ``wait`` that is not True or False.
+        ValueError: a window below 1, a weight outside [0, 1), a theta outside [0, 1e6], or a
+            ``wait`` that is not True or False.
 
     Source: Grave, Joulin and Usunier, *Improving Neural Language Models with a Continuous Cache*
     (2017). The defaults are those of AWD-LSTM on Penn Treebank.
@@ -48,8 +51,7 @@ class NeuralCache:
             raise ValueError(f"window: expected at least 1, got {window}")
         if not 0.0 <= weight < 1.0:
             raise ValueError(f"weight: expected a number in [0, 1), got {weight}")
-        if not (math.isfinite(theta) and theta >= 0.0):
-            raise ValueError(f"theta: expected a finite number of at least 0, got {theta}")
+        theta = check_up_to("theta", theta, LARGEST_THETA, "1e6")
         self.window = window
         self.weight = weight
         self.theta = theta

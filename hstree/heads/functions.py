@@ -17,7 +17,7 @@ from hstree.heads.buffers import fill
 from hstree.ops import LogitFunction, sigmoid_sums
 
 MOST_INTERVALS = 2**24
-"""More intervals than numbers that float32 tells apart have no effect."""
+"""More intervals, or units, than numbers that float32 tells apart have no effect."""
 
 
 class Function(nn.Module, ABC):
@@ -207,7 +207,7 @@ class MonotonicNetwork(Function):
 
     def __init__(self, units: int = 1000, intervals: int = 4096) -> None:
         super().__init__()
-        self.units = check_int("units", units)
+        self.units = check_int("units", units, high=MOST_INTERVALS)
         self.intervals = check_int("intervals", intervals, 1, MOST_INTERVALS)
         self.u, self.v, self.b = (nn.Parameter(torch.empty(units)) for _ in range(3))
         self.reset()

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hstree._files import read_tensors
+from hstree._memory import ran_out
 from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import METADATA_KEY, Head
 from hstree.heads.mixtape import Mixtape
@@ -144,7 +145,8 @@ def load_head(path: str | os.PathLike[str], *, embedding: HasWeight | None = Non
     try:
         head = _built(path, json.loads(metadata[METADATA_KEY]), tensors, embedding)
     except Exception as error:  # whatever a damaged file leads to
-        if isinstance(error, ValueError) and str(error).startswith("embedding:"):
+        tying = isinstance(error, ValueError) and str(error).startswith("embedding:")
+        if tying or ran_out(error):
             raise
         raise ValueError(
             f"path: expected a saved head, got {os.fspath(path)}, which is damaged or from another "

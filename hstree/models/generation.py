@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hstree._checks import check_generator, check_int, check_temperature
 from hstree._dtypes import sum_dtype
+from hstree._memory import available_memory, gibibytes
 from hstree._progress import track
 
 from .awd_lstm import State
@@ -53,8 +54,8 @@ def generate(
         ``n_samples`` lists of ``n_words`` classes.
 
     Raises:
-        ValueError: for an empty prompt, a class out of range, or a ``temperature``, ``top_k`` or
-            ``top_p`` out of range.
+        ValueError: for an empty prompt, a class out of range, a ``temperature``, ``top_k`` or
+            ``top_p`` out of range, or samples that do not fit into memory.
 
     Example:
         >>> import hstree
@@ -67,6 +68,7 @@ def generate(
     """
     n_classes = model.head.n_classes
     check_prompt(prompt, n_classes)
+    check_int("seed", seed, -(2**63), 2**64 - 1)
     device = model.backbone.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -96,6 +98,7 @@ def generate(
     plain = temperature is None and top_k is None and top_p is None
     draw = from_sampler if plain else from_log_prob
     _check_options(1.0 if temperature is None else temperature, top_k, top_p, n_classes)
+    check_samples(model, len(prompt), n_words, n_samples, 0 if plain or top_k else n_classes)
     tokens = torch.tensor(prompt, device=device)[:, None].repeat(1, n_samples)
     drawn: list[Tensor] = []
     state: State | None = None
@@ -164,6 +167,23 @@ def check_prompt(prompt: Sequence[int], n_classes: int) -> None:
     """Raises ValueError for an empty prompt or a class out of range."""
     if not prompt or min(prompt) < 0 or max(prompt) >= n_classes:
         raise ValueError(f"prompt: expected class ids in [0, {n_classes}), got {list(prompt)[:10]}")
+
+
+def check_samples(
+    model: LanguageModel, n_read: int, n_words: int, n_samples: int, more: int
+) -> None:
+    """Raises ValueError if samples do not fit into memory. Each has words of 8 bytes, of which
+    ``n_read`` are read at once, a state, hidden vectors, and ``more`` numbers of 4 bytes."""
+    backbone = model.backbone
+    available = available_memory(backbone.embedding.weight.device)
+    numbers = 2 * sum(backbone.layer_sizes[1:]) + n_read * backbone.out_features + more
+    size = n_samples * (4 * numbers + 8 * (n_read + n_words))
+    if available is not None and size > available:
+        raise ValueError(
+            f"n_samples: expected samples that fit into memory, got {n_samples:,} of {n_words:,} "
+            f"words, which take at least {gibibytes(size)}, where {gibibytes(available)} are "
+            "available"
+        )
 
 
 def _sample_but(

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from hstree._files import read_tensors
+from hstree._memory import ran_out
 from hstree.heads import head_class
 from hstree.models import AWDLSTM, LanguageModel
 
@@ -46,6 +48,18 @@ def _build(tensors: dict[str, Tensor], description: dict[str, Any]) -> LanguageM
     if description["version"] != FORMAT_VERSION:
         raise ValueError(f"expected format version {FORMAT_VERSION}, got {description['version']}")
     tensors = tensors | {alias: tensors[name] for alias, name in description["aliases"].items()}
+    try:
+        return _loaded(tensors, description)
+    except (RuntimeError, MemoryError) as error:
+        if ran_out(error):
+            with torch.device("meta"):  # an error here: the file is damaged, not memory too small
+                _loaded(tensors, description, assign=True)
+        raise
+
+
+def _loaded(
+    tensors: dict[str, Tensor], description: dict[str, Any], *, assign: bool = False
+) -> LanguageModel:
     backbone = AWDLSTM.from_config(description["backbone"])
     own = {
         name.removeprefix("head."): tensor
@@ -55,7 +69,7 @@ def _build(tensors: dict[str, Tensor], description: dict[str, Any]) -> LanguageM
     saved = description["head"]
     head = head_class(saved["name"]).from_config(saved["config"], own, embedding=backbone.embedding)
     model = LanguageModel(backbone, head)
-    model.load_state_dict(tensors)
+    model.load_state_dict(tensors, assign=assign)
     return model
 
 
@@ -126,6 +140,8 @@ def load_model(path: str | os.PathLike[str]) -> LanguageModel:
     try:
         return _build(tensors, json.loads(metadata[METADATA_KEY])).eval()
     except _INCONSISTENT as error:
+        if ran_out(error):
+            raise
         raise CheckpointError(f"{path}: inconsistent model file: {_line(error)}") from None
 
 
@@ -148,6 +164,8 @@ def load_state(
         model = _build(parts["model"], json.loads(metadata[METADATA_KEY]))
         values = json.loads(metadata[STATE_KEY])
     except _INCONSISTENT as error:
+        if ran_out(error):
+            raise
         raise CheckpointError(f"{path}: inconsistent training state: {_line(error)}") from None
     return model, parts["training"], values
 

@@ -14,8 +14,11 @@ TREES = ("trees",)
 READ_BY = {
     **dict.fromkeys(("n_trees", "root", "leaf", "levels", "gate", "recipe", "subset_size"), TREES),
     "sparse": ("trees", "sampled"),
+    "relearn_trees": TREES,
 }
 """The heads that read a setting of the output layer, where not all heads do."""
+_NO_OPTION = ("relearn_trees",)
+"""Those that change the head during training, and are no arguments of it."""
 MEASURE = ("ignore_index", "reduction")
 """Options of a head that would change what a perplexity is."""
 
@@ -26,6 +29,7 @@ def head_options(config: TrainConfig) -> dict[str, Any]:
     if config.tied:
         options["tied"] = True
     read = [name for name, heads in READ_BY.items() if config.head in heads]
+    read = [name for name in read if name not in _NO_OPTION]
     options |= {name: getattr(config, name) for name in read}
     more = parse_options(config.head_option)
     for name in MEASURE:
@@ -45,7 +49,8 @@ def unread(head: str) -> set[str]:
 def check_read(config: TrainConfig, names: Iterable[str]) -> None:
     """Raises ConfigError if one of these settings has no effect on the head."""
     for name in names:
-        if name in unread(config.head):
+        empty = name == "relearn_trees" and not config.relearn_trees
+        if name in unread(config.head) and not empty:
             raise ConfigError(
                 f"--{flag_name(name)}: expected the head "
                 f"{' or '.join(map(repr, READ_BY[name]))}, which reads it, got --head {config.head}"

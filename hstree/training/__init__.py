@@ -11,7 +11,7 @@ from .run import resume, train
 from .session import TrainingInterrupted, TrainResult
 from .sources import SettingSource, setting_sources
 from .summary import format_summary, measure_head_cost
-from .trainer import Trainer, TrainingError
+from .trainer import Trainer, TrainingError, TrainingMemoryError
 from .validation import evaluate
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Trainer",
     "TrainingError",
     "TrainingInterrupted",
+    "TrainingMemoryError",
     "build_model",
     "evaluate",
     "finetuning",

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from hstree._memory import available_memory, gibibytes
-from hstree.runs import ConfigError, TrainConfig, parse_options
+from hstree.heads import head_class
+from hstree.runs import ConfigError, TrainConfig
+
+from .build import own_parameter_count
 
 STATES = {"adamw": 2, "sgd": 0}
 """Numbers that an optimizer keeps for each weight."""
 ACTIVATIONS = 8
 """Numbers that an LSTM layer keeps for each element of its output, for the backward pass."""
+_TOO_MANY = 2**62
+"""Weights of a head with a tensor of more numbers than 64 bits can count."""
 
 
 def check_memory(config: TrainConfig, n_classes: int, n_tokens: int, device: torch.device) -> None:
@@ -33,17 +43,41 @@ def check_memory(config: TrainConfig, n_classes: int, n_tokens: int, device: tor
         raise ConfigError(
             "expected a model whose weights, gradients and steps fit into memory, got one of at "
             f"least {gibibytes(size)}, where {gibibytes(available)} are available: make "
-            "--embedding-size, --hidden-size, --context-size, --layers, --n-trees, --batch-size or "
-            "--bptt smaller"
+            "--embedding-size, --hidden-size, --context-size, --layers, --n-trees, --batch-size, "
+            "--bptt, or sizes in --head-option, smaller"
         )
+
+
+class _Uninitialized(TorchFunctionMode):
+    """Leaves out what takes torch two seconds when it is first called on the meta device."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is nn.init.normal_:
+            return (*args, *(kwargs or {}).values())[0]
+        return func(*args, **(kwargs or {}))
 
 
 def _head_weights(config: TrainConfig, n_classes: int, context: int) -> int:
     """At least so many weights has the head itself."""
-    if config.head == "trees":
+    if config.head == "trees":  # to build it takes its trees
         features = 0 if config.tied else config.subset_size or context
         return n_classes * (features + config.n_trees)
-    if config.tied or config.head == "adaptive":  # rare classes have fewer features, as cutoffs say
-        return 0
-    latent = parse_options(config.head_option).get("latent_features")
-    return n_classes * (latent if isinstance(latent, int) and latent > 0 else context)
+    embedding, layers = config.embedding_size, config.layers - 1
+    sizes = (embedding, *[config.hidden_size] * layers, context)
+    head_type = head_class(config.head)
+    of_layers: dict[str, Any] = {"layer_sizes": sizes} if head_type.reads_layers else {}
+    features = sum(sizes) if head_type.reads_layers else context
+    options = config.head_options()
+    try:
+        with torch.device("meta"), _Uninitialized():  # takes no memory
+            tied = nn.Embedding(n_classes, embedding, _weight=torch.empty(n_classes, embedding))
+            if options.pop("tied", False):
+                options["embedding"] = tied
+            if config.head == "sampled":
+                options["frequencies"] = np.ones(n_classes)
+            head = head_type(features, n_classes, **of_layers, **options)
+    except Exception as error:  # building the model will say what is wrong
+        return _TOO_MANY if "overflow" in str(error).lower() else 0
+    return own_parameter_count(head, tied)

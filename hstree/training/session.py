@@ -36,7 +36,7 @@ from .progress import Reporter, Reporters, Silent
 from .state import Training, begin, load
 from .summary import summarize
 from .tensorboard import TensorBoardLog, require_tensorboard
-from .trainer import TrainingError
+from .trainer import TrainingError, TrainingMemoryError
 from .validation import evaluate
 
 
@@ -113,7 +113,7 @@ class Session:
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error):
                 raise
-            raise TrainingError(
+            raise TrainingMemoryError(
                 "memory ran out; a run with a smaller --batch-size or --bptt, or a larger "
                 f"--accumulate, needs less; {self._kept()}"
             ) from error

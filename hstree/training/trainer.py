@@ -35,7 +35,11 @@ from .relearning import check_relearnable, relearn
 
 
 class TrainingError(RuntimeError):
-    """Training cannot continue: the loss or a weight is not finite."""
+    """Training cannot continue: the loss or a weight is not finite, or memory ran out."""
+
+
+class TrainingMemoryError(TrainingError):
+    """Memory ran out during training, which can be resumed where there is more."""
 
 
 @dataclass

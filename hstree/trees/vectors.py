@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from hstree._checks import check_int, check_int_array, check_seed
+from hstree._checks import check_int, check_int_array, check_seed, check_up_to
 from hstree.trees.tables import MAX_CLASSES
 
 Context = Literal["left", "window", "both"]
@@ -84,9 +84,9 @@ def word_vectors(
         raise ValueError(f"context: expected one of {list(get_args(Context))}, got {context!r}")
     window = check_int("window", window, 1)
     rank = min(check_int("n_features", n_features, 1), n_classes)
-    alpha = _check_power("alpha", alpha, 1)
-    frequency_power = _check_power("frequency_power", frequency_power, 1)
-    singular_power = _check_power("singular_power", singular_power, 2)
+    alpha = check_up_to("alpha", alpha, 1)
+    frequency_power = check_up_to("frequency_power", frequency_power, 1)
+    singular_power = check_up_to("singular_power", singular_power, 2)
     seed = check_seed(seed)
 
     if context == "window":
@@ -112,13 +112,6 @@ def word_vectors(
         vectors = np.where(length > 1e-9 * length.max(initial=0), vectors, 0)
         vectors /= np.where(length > 0, length, 1)
     return vectors.astype(np.float32)
-
-
-def _check_power(name: str, value: Any, high: float) -> float:
-    number = float(value)
-    if not 0 <= number <= high:
-        raise ValueError(f"{name}: expected a number from 0 to {high:g}, got {value!r}")
-    return number
 
 
 def _neighbours(ids: npt.NDArray[np.int64], n_classes: int, window: int) -> Any:

@@ -39,10 +39,12 @@ SMALL = "--data data --head softmax --embedding-size 8 --hidden-size 8 --epochs 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text ``data``, a run ``run`` on it, a study ``toy.toml`` and an empty folder ``disk``."""
+    """A text ``data``, a run ``run`` on it, its tree ``words.tree``, a study ``toy.toml`` and an
+    empty folder ``disk``."""
     folder = tmp_path_factory.mktemp("disk")
     data = write_corpus(folder / "data", sentences=40)
     train(small_config(data, folder / "run", epochs=1))
+    assert main(["tree", "build", str(folder / "words.tree"), "--data", str(data)]) == 0
     (folder / "toy.toml").write_text(STUDY)
     (folder / "disk").mkdir()
     return folder
@@ -80,6 +82,7 @@ WRITING = {
     "compare run --plot disk/curves.png": "curves.png",
     "convert run --output disk/draft": "draft",
     "tree build disk/tree --data data": "tree.vocabulary.txt",
+    "tree draw words.tree --output disk/tree.png": "tree.png",
 }
 
 
@@ -184,6 +187,8 @@ READING = {
     f"train {SMALL} --run disk/run": "cannot create the run folder disk/run",
     "convert run --output disk/draft": "cannot write disk/draft",
     "compare run --plot disk/curves.png": "cannot write disk/curves.png",
+    "tree build disk/tree --data data": "cannot write disk/tree.vocabulary.txt",
+    "tree draw words.tree --output disk/tree.png": "cannot write disk/tree.png",
 }
 
 

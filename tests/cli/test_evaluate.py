@@ -271,14 +271,24 @@ def test_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "--cache --cache-lambda 1",
             "--cache-lambda: expected a number of at least 0 and below 1, got 1",
         ),
-        ("--cache --cache-theta -1", "--cache-theta: expected a number of at least 0, got -1"),
-        ("--dynamic --dynamic-learning-rate 1e30", "learning_rate: the loss became"),
-        ("--dynamic --dynamic-learning-rate 1e5", "learning_rate: the loss became"),
+        ("--cache --cache-theta -1", "--cache-theta: expected a number from 0 to 1e6, got -1"),
+        (
+            "--cache --cache-theta 1e300",
+            "--cache-theta: expected a number from 0 to 1e6, got 1e300",
+        ),
+        (
+            "--dynamic --dynamic-learning-rate 1e30",
+            "hstree: --dynamic-learning-rate: the loss became",
+        ),
+        (
+            "--dynamic --dynamic-learning-rate 1e5",
+            "hstree: --dynamic-learning-rate: the loss became",
+        ),
         ("--dynamic --dynamic-epsilon 0", "--dynamic-epsilon: expected a positive number, got 0"),
         ("--dynamic --dynamic-batch-size 99999", "tokens for a batch size of 99999"),
         (
             "--dynamic --dynamic-rule sgd --dynamic-learning-rate 1e38",
-            "learning_rate: the loss became",
+            "hstree: --dynamic-learning-rate: the loss became",
         ),
     ],
 )
@@ -291,3 +301,17 @@ def test_bad_options(
 def test_bad_text(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such" in fails(capsys, runs / "softmax", "--data", str(tmp_path / "absent"))
     assert "no such run folder" in fails(capsys, tmp_path / "absent", "--cache")
+
+
+@pytest.mark.parametrize("loss", [float("nan"), 705.0])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_perplexities_that_are_not_finite_are_refused(
+    loss: float,
+    options: list[str],
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hstree.evaluation.evaluate_stream", lambda *_: loss)
+    error = fails(capsys, runs / "softmax", "--cache", *options)
+    assert error.startswith("hstree: expected a finite perplexity, got ")

@@ -112,12 +112,12 @@ def test_draft(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--temperature 0", "--temperature: expected a positive number, got 0"),
-        ("--temperature 1e300", "temperature: expected a number from 1e-6 to 1e6, got 1e+300"),
-        ("--temperature 1e-300", "temperature: expected a number from 1e-6 to 1e6, got 1e-300"),
-        ("--temperature warm", "--temperature: expected a positive number, got warm"),
+        ("--temperature 0", "--temperature: expected a number from 1e-6 to 1e6, got 0"),
+        ("--temperature 1e300", "--temperature: expected a number from 1e-6 to 1e6, got 1e300"),
+        ("--temperature 1e-300", "--temperature: expected a number from 1e-6 to 1e6, got 1e-300"),
+        ("--temperature warm", "--temperature: expected a number from 1e-6 to 1e6, got warm"),
         ("--top-k 0", "--top-k: expected at least 1, got 0"),
-        ("--top-k 9999", "top_k: expected a whole number from 1 to"),
+        ("--top-k 9999", "--top-k: expected a whole number from 1 to"),
         ("--top-p 1.5", "--top-p: expected a number above 0 and at most 1, got 1.5"),
         ("--draft x --top-k 3", "--draft: expected no --top-k, got --top-k 3"),
         ("--draft x --top-p 0.5", "--draft: expected no --top-p, got --top-p 0.5"),
@@ -134,3 +134,29 @@ def test_bad_options(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("options", ["", "--top-k 3", "--temperature 2", "--draft DRAFT"])
+def test_samples_beyond_memory_are_refused(
+    options: str,
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = load_run(str(runs / "softmax"), torch.device("cpu")).model
+    model.head.save(tmp_path / "draft")
+    given = options.replace("DRAFT", str(tmp_path / "draft")).split()
+    monkeypatch.setattr("hstree.models.generation.available_memory", lambda _: 30_000_000)
+    command = ["generate", str(runs / "softmax"), *given, "--words", "2", "--samples"]
+    assert main([*command, "9"]) == 0
+    capsys.readouterr()
+    assert main([*command, "200000000"]) == 2
+    error = capsys.readouterr().err
+    message = (
+        r"hstree: --samples: expected samples that fit into memory, got 200,000,000 of 2 words"
+    )
+    assert re.match(message, error)
+    assert error.endswith(" GiB, where 28.6 MiB are available\n")
+    monkeypatch.setattr("hstree.models.generation.available_memory", lambda _: None)
+    assert main([*command, "9"]) == 0

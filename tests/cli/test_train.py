@@ -190,3 +190,13 @@ def test_what_would_be_ignored_or_does_not_fit(
     command = [] if "--preset" in flags else TINY
     assert message in fails(capsys, "--data", str(data), *command, *flags.split())
     assert list(Path().iterdir()) == []
+
+
+def test_trees_to_relearn_need_trees(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the text is read."""
+    monkeypatch.setattr("hstree.training.state.load_corpus", None)
+    error = fails(capsys, "--data", str(data), "--head", "gss", "--relearn-trees", "2")
+    assert error.startswith("hstree: --relearn-trees: expected the head 'trees', which reads it")
+    assert error.endswith("got --head gss\n")

@@ -18,11 +18,14 @@ SMALL = {
     "--device": ["cpu"],
 }
 
+EXTREMES = ["1e300", "1e-300", "1e30", "1e6", "5e-324"]
 NOT_NUMBERS = ["", "x", "nan", "1e", "-", "½", "1,2"]
+BAD_NUMBERS = ["-1", "2.5", "1e400", *NOT_NUMBERS]
+"""No counts."""
 COUNT = ["1", "2", "7"], ["0", "-1", "2.5", "1e400", "9" * 30, *NOT_NUMBERS]
 SHARE = ["0", "0.3", "0.99"], ["-0.1", "1", "1.5", "inf", "1e400", *NOT_NUMBERS]
-POSITIVE = ["1e-3", "1", "20"], ["0", "-1", "inf", "-inf", *NOT_NUMBERS]
-NOT_NEGATIVE = ["0", "1e-3", "2"], ["-1", "inf", *NOT_NUMBERS]
+POSITIVE = ["1e-3", "1", "20"], ["0", "-1", "inf", "-inf", *EXTREMES, *NOT_NUMBERS]
+NOT_NEGATIVE = ["0", "1e-3", "2"], ["-1", "inf", *EXTREMES, *NOT_NUMBERS]
 SWITCH: tuple[list[str], list[str]] = [""], []
 
 # Valid and hostile values by flag; a switch has the value "".
@@ -52,7 +55,18 @@ TRAIN: dict[str, tuple[list[str], list[str]]] = {
     "--relearn-trees": (["", "2"], ["1", "0", "x", "2,2", "-3"]),
     "--head-option": (
         ["node_vectors=free", "seed=3", "subset_block=1", "label_smoothing=0.1"],
-        ["", "=", "x", "x=1", "gate=other", "node_vectors=7", "label_smoothing=2", "seed=-1"],
+        [
+            "",
+            "=",
+            "x",
+            "x=1",
+            "gate=other",
+            "node_vectors=7",
+            "label_smoothing=2",
+            "seed=-1",
+            "label_smoothing=1" + "0" * 400,
+            "z_loss=1e300",
+        ],
     ),
     "--batch-size": (["1", "4"], ["100000", *COUNT[1]]),
     "--accumulate": (["1", "2"], ["3", *COUNT[1]]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from training.toy import QUICK, write_corpus
 
-from fuzz.flags import BUILD, DESCRIBE, EVALUATE, GENERATE, SMALL, TRAIN, some_flags
+from fuzz.flags import BAD_NUMBERS, BUILD, DESCRIBE, EVALUATE, GENERATE, SMALL, TRAIN, some_flags
 from fuzz.scale import cases
 from hstree.cli import main
 from hstree.heads import head_names
@@ -24,6 +25,10 @@ OPTIONS: dict[str, Any] = {
     "phases": [Phase.explicit, Phase.reuse, Phase.generate],
     "suppress_health_check": [HealthCheck.function_scoped_fixture],
 }
+
+
+# Not a word of a generated text: a figure of a table has two blanks or a sign before it.
+FIGURE = re.compile(r"(?:  |[-+=:,\[])\s*(?:nan|inf|infinity)\b", re.IGNORECASE)
 
 
 class Places:
@@ -59,7 +64,8 @@ def call(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> int:
         status = main(arguments)
     except BaseException as error:
         raise AssertionError(f"{shown}: {type(error).__name__}: {error}") from error
-    error = capsys.readouterr().err
+    out, error = capsys.readouterr()
+    assert not (found := FIGURE.search(out)), f"{shown}: {found} in {out}"
     assert "Traceback" not in error, shown
     diverged = "loss became" in error
     assert status in (0, 2) or (status == 1 and diverged), f"{shown}: {status}: {error}"
@@ -115,3 +121,41 @@ def test_other_commands(
     left = sorted(path.name for path in folder.iterdir())
     built = ["tree", "tree.vocabulary.txt"] if command == "tree build" and status == 0 else []
     assert left == built
+
+
+# Commands that take a minute or train: only with arguments that they refuse before the work.
+REFUSED: dict[str, tuple[str, ...]] = {
+    "study study.toml": ("--limit",),
+    "compare RUN": (),
+    "convert RUN": ("--n-trees", "--hidden-states", "--epochs", "--root"),
+    "tree draw RUN": ("--index", "--levels"),
+    "analyze rank RUN": (),
+    "analyze function RUN": (),
+    "analyze predictions RUN": (),
+    "analyze significance RUN": (),
+    "analyze tree RUN": (),
+    "analyze words RUN": (),
+    "analyze wins RUN RUN": (),
+    "analyze correlation RUN": (),
+    "experiment synthetic": (),
+    "experiment robustness": ("--size", "--repetitions"),
+    "experiment jacobian": (),
+}
+BAD_FILES = ["missing", "", ".", "damaged", "/dev/null"]
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_refused_arguments(
+    places: Places, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    folder = places.elsewhere()
+    (folder / "damaged").write_bytes(b"\xff\x00[[")
+    words = command.replace("RUN", str(places.run)).split()
+    tries = [[*words, "--no-such-flag"], [*words, "--threads=x"]]
+    tries += [[*words, f"{flag}={value}"] for flag in REFUSED[command] for value in BAD_NUMBERS]
+    if words[0] != "experiment":
+        verb = 1 + (words[0] in ("tree", "analyze"))
+        tries += [[*words[:verb], file] for file in BAD_FILES]
+    for arguments in tries:
+        assert call(capsys, arguments) == 2, arguments
+    assert [path.name for path in folder.iterdir()] == ["damaged"]

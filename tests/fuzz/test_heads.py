@@ -181,11 +181,12 @@ def test_lower_precision(setting: HeadSetting) -> None:
         np.testing.assert_allclose(truth(log_prob.exp().sum(-1)), 1.0, rtol=total)
 
 
+ODD = [10**400, 10**9999, torch.zeros(2), np.zeros(2), torch.zeros(2, dtype=torch.int64)]
 BAD: dict[str, list[Any]] = {
-    "count": [0, -3, 1.5, "5", None, True, np.nan, [2]],
-    "number": [np.nan, np.inf, -np.inf, "1", [1.0], 1j],
-    "positive": [0.0, -1.0, np.nan, np.inf, "1"],
-    "share": [-0.1, 1.0, np.nan, "0.1"],
+    "count": [0, -3, 1.5, "5", None, True, np.nan, [2], *ODD],
+    "number": [np.nan, np.inf, -np.inf, "1", [1.0], 1j, *ODD],
+    "positive": [0.0, -1.0, np.nan, np.inf, "1", *ODD],
+    "share": [-0.1, 1.0, np.nan, "0.1", *ODD],
     "choice": ["other", "", 3, None],
 }
 OPTIONS: dict[str, dict[str, str]] = {

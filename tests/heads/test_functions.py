@@ -256,7 +256,7 @@ def test_network_units_and_intervals() -> None:
         ("plif", {"mean_slope_gradient": 1}, "mean_slope_gradient: expected True or False, got 1"),
         ("gss", {"k": 0}, "k: expected a finite positive number, got 0"),
         ("gss", {"c": math.inf}, "c: expected a finite number, got inf"),
-        ("monotonic", {"units": 0}, "units: expected a whole number of at least 1, got 0"),
+        ("monotonic", {"units": 0}, "units: expected a whole number from 1 to 16777216, got 0"),
         ("monotonic", {"intervals": 0}, "intervals: expected a whole number from 1 to 16777216"),
     ],
     ids=str,

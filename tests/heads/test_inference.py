@@ -196,7 +196,7 @@ def test_wrong_arguments(make_head: object) -> None:
     hidden = draw(2, D)
     with pytest.raises(ValueError, match="n: expected a whole number of at least 1, got 0"):
         head.sample(hidden, 0)
-    for value in (0.0, -1.0, math.inf, math.nan, 1e300, 1e-300, "warm"):
+    for value in (0.0, -1.0, math.inf, math.nan, 1e300, 1e-300, 10**400, "warm"):
         with pytest.raises(ValueError, match="temperature: expected a number from 1e-6 to 1e6"):
             head.sample(hidden, temperature=value)
     with pytest.raises(ValueError, match="generator: expected one of the device of hidden, meta"):

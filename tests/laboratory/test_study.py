@@ -28,7 +28,7 @@ from hstree.laboratory.study.runs import (
     study_runs,
 )
 from hstree.runs import TrainConfig
-from hstree.training import Silent, TrainingError, TrainingInterrupted
+from hstree.training import Silent, TrainingError, TrainingInterrupted, TrainingMemoryError
 
 TEXT = """
 seeds = [1, 2, 3]
@@ -71,6 +71,7 @@ class Workshop:
         self.resumed: list[str] = []
         self.ranked: list[str] = []
         self.errors: dict[str, BaseException] = {}
+        self.without_folder: set[str] = set()
         for name in ("train", "resume", "_take_ranks"):
             monkeypatch.setattr(module, name, getattr(self, name))
 
@@ -78,7 +79,8 @@ class Workshop:
         assert config.run is not None
         path = Path(config.run)
         if path.name in self.errors:
-            write(path, config, finished=False)
+            if path.name not in self.without_folder:
+                write(path, config, finished=False)
             raise self.errors.pop(path.name)
         self.trained.append(path.name)
         write(path, config)
@@ -211,6 +213,28 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(workshop: Workshop, tmp_
     assert study_table(study, runs).rows[1][1] == "2 of 3"
     row = (study_report(study, runs).rows or ())[1]
     assert (row["state"], row["test_perplexity"]) == ("failed", None)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_whose_memory_ran_out_is_resumed(
+    workshop: Workshop, tmp_path: Path, saved: bool
+) -> None:
+    study, name = parse_study(TEXT), names()[1]
+    workshop.errors[name] = TrainingMemoryError("memory ran out")
+    if not saved:
+        workshop.without_folder.add(name)
+    runs = run_study(study, tmp_path)
+    open_state = "interrupted" if saved else "waiting"
+    assert states(runs) == ["finished", open_state] + ["finished"] * 7
+    assert runs[1].failure == "memory ran out"
+    notes = list(study_report(study, runs).notes)
+    assert f"{name} was stopped: memory ran out" in notes
+    assert not list(tmp_path.rglob("failed.txt"))
+    assert states(study_runs(study, tmp_path)) == states(runs)
+    runs = run_study(study, tmp_path)
+    assert states(runs) == ["finished"] * 9
+    assert runs[1].failure is None
+    assert (name in workshop.resumed) == saved
 
 
 def test_a_changed_file_is_noticed(workshop: Workshop, tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 memory     with too little memory; the limit holds for the whole process
 interrupt  until Ctrl-C, which the main thread receives
-elements   on more than 2^31 elements: 10 GB of memory and some minutes, for no test
+elements   on more than 2^31 elements, those of `elements NAME`: 10 GB of memory
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from heads.support import V, trees
@@ -27,6 +29,7 @@ from hstree.heads.trees.search import search_classes
 from hstree.ops import feature_gather, piecewise, sparse_adam_
 
 D = 16
+_PR_SET_THP_DISABLE = 41
 MIB = 1 << 20
 
 
@@ -36,12 +39,14 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: dict[str, Callable[[], Any]] = {}
+        self.arguments: dict[str, list[Any]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func.namespace == "hstree":
             kept = [x.detach().clone() if isinstance(x, Tensor) else x for x in args]
+            self.arguments.setdefault(func.__name__, kept)
             self.calls.setdefault(func.__name__, lambda: func(*kept, **(kwargs or {})))
         return func(*args, **(kwargs or {}))
 
@@ -166,65 +171,132 @@ def interrupt() -> None:
     assert torch.equal(classes[390:], part[1])
 
 
-def many_elements() -> None:
-    """More than 2^31 log-probabilities, and their gradients: the last rows are as without the
-    others."""
-    classes, rows, last = 100_003, 21_480, 5  # a multiple of the lanes, and one part of them
-    torch.manual_seed(0)
-    few = torch.randn(last, D)
+CLASSES, ROWS, LAST = 100_003, 21_480, 5
+"""Together more than 2^31 elements; the last rows, which are a part of the lanes, are not zero: the
+results are as without the others."""
+TABLE = torch.tensor([[0.0, 1.0]] * 4)
 
-    logits = torch.zeros(rows, classes)  # pages that are not written take no memory
-    logits[-last:] = torch.randn(last, classes)
-    target = torch.full((rows,), -1)
-    target[-last:] = torch.randint(classes, (last,))
-    grad = torch.ones(rows)
-    table = torch.tensor([[0.0, 1.0]] * 4)
-    for function in ((-0.5, 2.5, None, 1.0), (0.0, 1.0, table, 3.0)):
-        part = (logits[-last:].clone(), target[-last:].clone())
+
+def zeros(*shape: int) -> Tensor:
+    """In memory that numpy has from calloc: pages that are not written take none."""
+    return torch.from_numpy(np.zeros(shape, np.float32))
+
+
+def many_of_monotone_log_prob() -> None:
+    logits = zeros(ROWS, CLASSES)
+    logits[-LAST:] = torch.randn(LAST, CLASSES)
+    target = torch.full((ROWS,), -1)
+    target[-LAST:] = torch.randint(CLASSES, (LAST,))
+    grad = torch.ones(ROWS)
+    for function in ((-0.5, 2.5, None, 1.0), (0.0, 1.0, TABLE, 3.0)):
+        part = (logits[-LAST:].clone(), target[-LAST:].clone())
         expected = torch.ops.hstree.monotone_log_prob(*part, *function)
         got = torch.ops.hstree.monotone_log_prob(logits, target, *function)
         for one, other in zip(got, expected, strict=True):
-            assert torch.equal(one[-last:], other)
+            assert torch.equal(one[-LAST:], other)
         gradient = torch.ops.hstree.monotone_log_prob_backward_
-        kept = logits[-last:].clone()
-        gradient(part[0], grad[-last:], part[1], expected[1], *function, False)
+        kept = logits[-LAST:].clone()
+        gradient(part[0], grad[-LAST:], part[1], expected[1], *function, False)
         gradient(logits, grad, target, got[1], *function, False)
-        assert torch.equal(logits[-last:], part[0])
-        logits[-last:] = kept
-        print("monotone_log_prob", function[:2], flush=True)
-    del logits
+        assert torch.equal(logits[-LAST:], part[0])
+        logits[-LAST:] = kept
 
-    values = torch.zeros(2**31 + 40, dtype=torch.bfloat16)
-    values[-20:] = torch.randn(20)
-    expected = piecewise(values[-20:].clone(), table, 1.0)
-    assert torch.equal(piecewise(values, table, 1.0)[-20:], expected)
-    print("piecewise", flush=True)
-    del values
 
-    head = TreeEnsemble.from_counts(D, torch.arange(classes, 0, -1), n_trees=2)
-    hidden = torch.zeros(rows, D)
-    hidden[-last:] = few
-    with torch.no_grad():
-        torch.testing.assert_close(head.log_prob(hidden)[-last:], head.log_prob(few))
-    print("tree_log_prob", flush=True)
+def many_of_piecewise() -> None:
+    values, grad = (zeros(2**30 + 20).view(torch.bfloat16) for _ in range(2))
+    values[-20:], grad[-20:] = torch.randn(20), torch.randn(20)
+    few, few_grad = values[-20:].clone(), grad[-20:].clone()
+    expected = piecewise(few, TABLE, 1.0)
+    assert torch.equal(piecewise(values, TABLE, 1.0)[-20:], expected)
+    gradient = torch.ops.hstree.piecewise_backward
+    got, expected = gradient(grad, values, TABLE, 1.0), gradient(few_grad, few, TABLE, 1.0)
+    assert torch.equal(got[0][-20:], expected[0])
+    torch.testing.assert_close(got[1], expected[1])
 
-    features, rows = 512, 2**22 + 20
-    hidden, target = torch.zeros(rows, features), torch.full((rows,), -100)
-    hidden[-last:], target[-last:] = torch.randn(last, features), torch.randint(V, (last,))
-    batches = (hidden[-last:].clone(), target[-last:]), (hidden, target)
+
+def many_of_tree_log_prob() -> None:
+    head = TreeEnsemble.from_counts(D, torch.arange(CLASSES, 0, -1), n_trees=1, root=1, leaf=1)
+    with Recorder() as recorder, torch.no_grad():
+        head.log_prob(torch.randn(LAST, D))
+    few_score, few_gate, *tables = recorder.arguments["tree_log_prob.default"]
+    expected = torch.ops.hstree.tree_log_prob(few_score, few_gate, *tables)
+    score, gate = zeros(*few_score.shape[:2], ROWS), torch.zeros(ROWS, 1)
+    score[:, :, -LAST:], gate[-LAST:] = few_score, few_gate
+    got = torch.ops.hstree.tree_log_prob(score, gate, *tables)
+    torch.testing.assert_close(got[-LAST:], expected)
+    del got
+    grad, log_prob = zeros(ROWS, CLASSES), zeros(ROWS, CLASSES)
+    grad[-LAST:], log_prob[-LAST:] = torch.randn(LAST, CLASSES), expected
+    gradient, tables = torch.ops.hstree.tree_log_prob_backward, tables[:-1]
+    few = gradient(grad[-LAST:].clone(), expected, few_score, few_gate, *tables)
+    many = gradient(grad, log_prob, score, gate, *tables)
+    torch.testing.assert_close(many[0][:, :, -LAST:], few[0])
+    torch.testing.assert_close(many[1][-LAST:], few[1])
+
+
+FEATURES, CONTEXTS = 512, 2**22 + 20
+
+
+def many_contexts() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Contexts and targets of the last rows, and of all."""
+    hidden, target = zeros(CONTEXTS, FEATURES), torch.full((CONTEXTS,), -100)
+    hidden[-LAST:], target[-LAST:] = torch.randn(LAST, FEATURES), torch.randint(V, (LAST,))
+    return (hidden[-LAST:].clone(), target[-LAST:].clone()), (hidden, target)
+
+
+def many_of_leaf_log_prob() -> None:
+    head = TreeEnsemble(FEATURES, V, trees("cluster", 2, 8, 4), node_vectors="leaves")
+    few, many = many_contexts()
+    with Recorder() as recorder, torch.no_grad():
+        head(*few)
+    _, weight, bias, _, *tables = recorder.arguments["leaf_log_prob.default"]
+    groups, width = tables[:4], tables[4]
+    grad = torch.randn(LAST, len(head.trees))
+    found = []
+    for hidden, target in (few, many):
+        call = torch.ops.hstree.leaf_log_prob
+        log_prob, score, order, plan = call(hidden, weight, bias, target, *groups, width)
+        upstream = torch.zeros_like(log_prob)
+        upstream[-LAST:] = grad
+        backward = torch.ops.hstree.leaf_log_prob_backward
+        gradients = backward(upstream, hidden, weight, target, *groups, score, order, plan)
+        found.append([log_prob[-LAST:], gradients[0][-LAST:], *gradients[1:]])
+    torch.testing.assert_close(*found)
+
+
+def many_of_path_log_prob_and_wide_log_prob() -> None:
+    batches = many_contexts()
     # One gradient of so many contexts at a time.
     for made, of_contexts in ((trees("huffman", 2, 8, 4), False), (trees("huffman", 2), True)):
-        head = TreeEnsemble(features, V, made)
+        head = TreeEnsemble(FEATURES, V, made)
         found = []
         for x, y in batches:
             head.zero_grad()
             head(x.requires_grad_(of_contexts), y).loss.backward()
             gradients = [parameter.grad for parameter in head.parameters()]
-            found.append([*gradients, x.grad[-last:] if x.grad is not None else None])
+            found.append([*gradients, x.grad[-LAST:] if x.grad is not None else None])
         torch.testing.assert_close(*found)
-    print("path_log_prob and wide_log_prob", flush=True)
+
+
+ELEMENTS = {
+    "monotone_log_prob": many_of_monotone_log_prob,
+    "piecewise": many_of_piecewise,
+    "tree_log_prob": many_of_tree_log_prob,
+    "leaf_log_prob": many_of_leaf_log_prob,
+    "path_log_prob-wide_log_prob": many_of_path_log_prob_and_wide_log_prob,
+}
+"""More than 2^31 elements, forward and backward."""
+
+
+def elements() -> None:
+    """Prints the most memory that it took, in GB."""
+    # Without huge pages, of which a single number would take 2 MB.
+    ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    torch.manual_seed(0)
+    ELEMENTS[sys.argv[2]]()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 
 
 if __name__ == "__main__":
-    runs = {"memory": exhaust_memory, "interrupt": interrupt, "elements": many_elements}
+    runs = {"memory": exhaust_memory, "interrupt": interrupt, "elements": elements}
     runs[sys.argv[1]]()

@@ -11,16 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from hstree._memory import available_memory, gibibytes
 from ops.cases import measures_memory
+from ops.limited import ELEMENTS
 
 TESTS = Path(__file__).resolve().parents[1]
+NEEDED = 14 * 2**30
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def run(name: str, **variables: str) -> str:
+def run(*arguments: str, **variables: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-m", "ops.limited", name],
+        [sys.executable, "-m", "ops.limited", *arguments],
         capture_output=True, text=True, check=False, cwd=TESTS, env=os.environ | variables,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -44,6 +47,17 @@ def test_exhausted_memory_is_an_error(threads: str) -> None:
     inner = {"monotone_log_prob_backward_", "monotone_log_prob_gradient_"}  # called by operators
     assert operators - inner <= failures.keys()
     assert sum(int(count) > 0 for count in failures.values()) > 12
+
+
+@pytest.mark.slow
+@measures_memory
+def test_more_elements_than_32_bits_count() -> None:
+    """Forward and backward, one operator after the other, each in a process that ends."""
+    available = available_memory(torch.device("cpu")) or 0
+    if available < NEEDED:
+        pytest.skip(f"{gibibytes(available)} of memory available, {gibibytes(NEEDED)} needed")
+    for name in ELEMENTS:
+        run("elements", name)
 
 
 def test_ctrl_c_ends_a_long_operator() -> None:

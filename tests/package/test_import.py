@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,31 @@ def test_ctrl_c_during_the_imports(environment: Environment, command: bool) -> N
         assert (shown.returncode, shown.stdout, shown.stderr) == (130, "", "hstree: interrupted\n")
     else:
         assert shown.stderr.endswith("KeyboardInterrupt\n")
+
+
+@pytest.mark.parametrize("ignored", ["SIGINT", "SIGTERM"])
+def test_an_ignored_signal_leaves_the_other(environment: Environment, ignored: str) -> None:
+    """As with nohup, or behind & in a script: what is ignored stays so, the other ends it."""
+    other = {"SIGINT": "SIGTERM", "SIGTERM": "SIGINT"}[ignored]
+    kill = "os.kill(os.getpid(), signal.{})\n"
+    environment.module(
+        "torch",
+        f"import os, signal, time\n{kill.format(ignored)}{kill.format(other)}time.sleep(60)\n",
+    )
+    start = (
+        f"import os, signal; signal.signal(signal.{ignored}, signal.SIG_IGN); "
+        f"os.execv({sys.executable!r}, [{sys.executable!r}, '-S', '-m', 'hstree.cli'])"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-S", "-c", start],
+        cwd=environment.folder,
+        env={**os.environ, "PYTHONPATH": str(environment.folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    status = 128 + getattr(signal, other)
+    assert (shown.returncode, shown.stdout, shown.stderr) == (status, "", "hstree: interrupted\n")
 
 
 LATER = ("torch._dynamo", "sympy", "scipy", "matplotlib", "rich", "transformers", "lightning")

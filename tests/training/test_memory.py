@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,13 +12,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from hstree._memory import ran_out
 from hstree.cli import main
-from hstree.runs import ConfigError, TrainConfig, load_run
-from hstree.training import memory, resume, train
+from hstree.data import CorpusStatistics
+from hstree.heads import Softmax, head_names, load_head
+from hstree.runs import CheckpointError, ConfigError, TrainConfig, checkpoint, load_model, load_run
+from hstree.runs.checkpoint import load_state
+from hstree.runs.names import STATE
+from hstree.training import build_model, memory, resume, train
+from hstree.training.build import own_parameter_count
 from training.runs import assert_same_run
-from training.toy import small_config, write_corpus
+from training.toy import QUICK, small_config, write_corpus
 
 TESTS = Path(__file__).resolve().parents[1]
 # Steps that allocate megabytes.
@@ -26,7 +34,7 @@ STOP = """
 import resource, sys
 from pathlib import Path
 import torch
-from hstree.training import Silent, TrainingError, train
+from hstree.training import Silent, TrainingMemoryError, train
 from ops.limited import limit
 from training.toy import small_config
 
@@ -41,7 +49,7 @@ torch.set_num_threads(1)
 data, run = map(Path, sys.argv[1:])
 try:
     train(small_config(data, run, **{sizes}), Starve())
-except TrainingError as error:
+except TrainingMemoryError as error:
     limit(None)
     print(error)
 """
@@ -122,6 +130,46 @@ def test_heads_of_fewer_numbers_are_not_refused(
 
 
 @pytest.mark.parametrize(
+    ("head", "option"),
+    [
+        ("mos", "components=99999999"),
+        ("mos", f"components={10**15}"),  # more numbers than 64 bits can count
+        ("mos", f"components={10**18}"),
+        ("moc", "components=99999999"),
+        ("doc", "experts=[0,99999999]"),
+        ("mixtape", "gate_features=99999999"),
+        ("mos-plif", "latent_features=99999999"),
+        ("plif", "intervals=9999999"),
+    ],
+)
+def test_options_of_heads_beyond_memory_are_refused(
+    monkeypatch: pytest.MonkeyPatch, head: str, option: str
+) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda _: 100_000_000)
+    sizes = {"embedding_size": 8, "hidden_size": 8, "layers": 1, "batch_size": 1, "bptt": 5}
+    config = TrainConfig(head=head, **sizes)
+    memory.check_memory(config, 1_000, 100, torch.device("cpu"))
+    config = TrainConfig(head=head, head_option=(option,), **sizes)
+    with pytest.raises(ConfigError, match=r"fit into memory.* sizes in --head-option, smaller"):
+        memory.check_memory(config, 1_000, 100, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("head", sorted(set(head_names()) - {"trees"}))
+def test_weights_of_heads_are_counted(head: str, tied: bool) -> None:
+    """Without building them."""
+    sizes = {"embedding_size": 8, "hidden_size": 12, "context_size": 8, "layers": 2}
+    config = TrainConfig(head=head, tied=tied, **sizes, head_option=QUICK.get(head, ()))
+    statistics = CorpusStatistics.from_tokens([0, 1, 2, 3] * 10, 30)
+    try:
+        model = build_model(config, 30, statistics)
+    except ConfigError:
+        return  # cannot be tied
+    own = own_parameter_count(model.head, model.backbone)
+    assert memory._head_weights(config, 30, 8) == own
+
+
+@pytest.mark.parametrize(
     ("error", "expected"),
     [
         (MemoryError(), True),
@@ -140,3 +188,40 @@ def test_error_of_torch() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert ran_out(caught.value)
+
+
+def test_files_without_the_memory_for_them_are_not_called_damaged(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Softmax(4, 9).save(tmp_path / "head")
+    run = train(small_config(data, tmp_path / "run", epochs=1)).run
+
+    def exhaust(*_: object, **__: object) -> None:
+        torch.empty(2**60, dtype=torch.uint8, device="cpu")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Softmax, "from_config", exhaust)
+        with pytest.raises(RuntimeError, match="allocat"):
+            load_head(tmp_path / "head")
+    with monkeypatch.context() as patched:
+        loaded = checkpoint._loaded
+
+        def exhaust_but_meta(*args: Any, assign: bool = False) -> Any:
+            return loaded(*args, assign=True) if assign else exhaust()
+
+        patched.setattr(checkpoint, "_loaded", exhaust_but_meta)
+        with pytest.raises(RuntimeError, match="allocat"):
+            load_model(run / "model.safetensors")
+        with pytest.raises(RuntimeError, match="allocat"):
+            load_state(run / STATE)
+
+
+def test_a_damaged_file_that_asks_for_memory_is_damaged(data: Path, tmp_path: Path) -> None:
+    file = train(small_config(data, tmp_path / "run", epochs=1)).run / "model.safetensors"
+    with safe_open(file, framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        description = json.loads(opened.metadata()["hstree.model"])
+    description["backbone"]["embedding_size"] = 10**11
+    save_file(tensors, file, {"hstree.model": json.dumps(description)})
+    with pytest.raises(CheckpointError, match="inconsistent model file"):
+        load_model(file)

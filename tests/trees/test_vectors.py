@@ -210,6 +210,7 @@ def test_deterministic(n_classes):
         ),
         (([0, 1], 3), {"alpha": 1.5}, ValueError, r"alpha: .* from 0 to 1, got 1\.5"),
         (([0, 1], 3), {"alpha": float("nan")}, ValueError, "alpha: expected a number from 0 to 1"),
+        (([0, 1], 3), {"alpha": 10**400}, ValueError, "alpha: expected a number from 0 to 1"),
         (([0, 1], 3), {"frequency_power": -1}, ValueError, "frequency_power: .* got -1"),
         (([0, 1], 3), {"singular_power": 3}, ValueError, "singular_power: .* from 0 to 2, got 3"),
         (([0, 1], 3), {"seed": -1}, ValueError, "seed: expected a whole number from 0"),

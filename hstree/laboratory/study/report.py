@@ -143,7 +143,8 @@ def _notes(study: Study, runs: Sequence[StudyRun]) -> Iterator[str]:
         yield f"{unfinished} of {len(runs)} runs have not finished"
     for run in runs:
         if run.failure is not None:
-            yield f"{run.path.name} failed: {run.failure}"
+            ended = "failed" if run.state == "failed" else "was stopped"
+            yield f"{run.path.name} {ended}: {run.failure}"
     texts = {run.figures.final.text for run in runs if run.figures and run.figures.final}
     if len(texts) > 1:
         yield "the runs differ in text or vocabulary: their perplexities are not comparable"

@@ -3,8 +3,10 @@
 The folder of a study contains the folders of its runs. In addition to the files of ``hstree
 train``, each may have:
 
-    rank.json     the ranks of its log-probabilities, if the study computes them failed.txt    why
-    the training failed, if it did
+    rank.json
+        the ranks of its log-probabilities, if the study computes them
+    failed.txt
+        why the training failed, if it did
 
 The files in its folder say whether a run is finished, so a study can be stopped at any time and
 resumes when it is run again.
@@ -24,7 +26,14 @@ from pathlib import Path
 from hstree._files import lock_folder, write_atomic
 from hstree._progress import duration
 from hstree.runs import UNGROUPED, RunFigures, TrainConfig, choose_device, load_run, read_run
-from hstree.training import Reporter, Silent, TrainingError, resume, train
+from hstree.training import (
+    Reporter,
+    Silent,
+    TrainingError,
+    TrainingMemoryError,
+    resume,
+    train,
+)
 
 from ..rank.compute import log_prob_rank
 from .file import RankSettings, Study, StudyError, StudyModel, by_key, run_name
@@ -66,7 +75,8 @@ class StudyRun:
             of the study are missing.
         figures: its results; None if there is no folder yet.
         ranks: its ranks; None if there are none with the settings of the study.
-        failure: why its training failed, or None.
+        failure: why its training failed, or why memory ran out in this call, which leaves the run
+            waiting or interrupted; otherwise None.
     """
 
     model: StudyModel
@@ -111,8 +121,9 @@ def run_study(
     changed: Callable[[Sequence[StudyRun]], None] = lambda runs: None,
 ) -> list[StudyRun]:
     """Make the missing runs, resume the interrupted ones, and compute the missing ranks. A run
-    whose training failed is not repeated as long as its folder exists. After an error, the same
-    call continues with what was done.
+    whose training failed is not repeated as long as its folder exists. A run whose memory ran out
+    is left as it was saved, and resumed by the next call. After an error, the same call continues
+    with what was done.
 
     Args:
         study: result of :func:`read_study`.
@@ -207,6 +218,9 @@ def _finish(study: Study, run: StudyRun, reporter: Reporter) -> StudyRun:
             train(run.config, reporter)
         elif run.state == "interrupted":
             resume(run.path, reporter)
+    except TrainingMemoryError as error:
+        reporter.message(str(error))
+        return replace(_read(study, run), failure=str(error))
     except TrainingError as error:
         reporter.message(f"failed: {error}")
         if not run.path.is_dir():
