@@ -81,8 +81,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts background jobs with SIGINT ignored; tests and their processes must receive it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # pytest-xdist sets it, and readline does, unseen by os.environ; what is printed depends on it.
+    os.environ.pop("COLUMNS", None)
+    os.unsetenv("COLUMNS")
     if WORKER:
-        os.environ.pop("COLUMNS", None)  # set by pytest-xdist; what is printed depends on it
         torch.set_num_threads(1)  # threads of several processes would wait for each other
         os.environ["OMP_NUM_THREADS"] = "1"
     # Plain `pytest` collects benchmarks too but measures nothing; `pytest --benchmark-only` does.
