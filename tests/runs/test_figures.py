@@ -51,7 +51,8 @@ def test_settings_that_make_the_model(tmp_path: Path) -> None:
     """All but those of the machine, and of trees where the head is another one."""
     run = read_run(write_run(tmp_path / "trees", head="trees"))
     assert set(run.settings) - set(run.compared_settings()) == set(UNGROUPED)
-    of_trees = {"n_trees", "root", "leaf", "levels", "gate", "recipe", "subset_size"}
+    shape = {"n_trees", "root", "leaf", "levels"}
+    of_trees = shape | {"gate", "recipe", "subset_size", "relearn_trees"}
     for head, more in (("sampled", set()), ("softmax", {"sparse"})):
         other = read_run(write_run(tmp_path / head, head=head))
         left_out = set(other.settings) - set(other.compared_settings())
