@@ -73,7 +73,7 @@ def correlate(x: Sequence[float], y: Sequence[float], *, groups: int = 1) -> Cor
 
     Args:
         x, y: finite numbers, one pair for each point; at least two points more than groups.
-        groups: number of groups whose means :func:`within` has removed from x and y, G. They take
+        groups: number of groups whose means were removed from x and y before, G. They take
             G - 1 degrees of freedom from the interval and the p-values. 1: none were removed.
 
     Raises:
