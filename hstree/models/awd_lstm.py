@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_int, check_nonnegative, check_probability
+from hstree._checks import check_bool, check_int, check_nonnegative, check_probability
 
 State: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 """(h, c) of every layer, each [1, B, size of the layer]."""
@@ -75,6 +75,8 @@ class AWDLSTM(nn.Module):
         embedding_noise: standard deviation of the noise on the embedded words, sigma; after
             ``dropout_embedding`` and before ``dropout_input``, so that words that were dropped
             have noise too.
+        sparse_embedding: whether the gradient of E is row-sparse, with the rows of the window's
+            words: for :class:`hstree.optim.AdamW`, whose step then does not grow with V.
 
     Raises:
         ValueError: for a size below 1, a probability outside [0, 1), or a negative deviation.
@@ -110,6 +112,7 @@ class AWDLSTM(nn.Module):
         dropout_embedding: float = 0.0,
         weight_dropout: float = 0.0,
         embedding_noise: float = 0.0,
+        sparse_embedding: bool = False,
     ) -> None:
         super().__init__()
         self.n_classes = check_int("n_classes", n_classes)
@@ -126,7 +129,8 @@ class AWDLSTM(nn.Module):
         self.dropout_embedding = check_probability("dropout_embedding", dropout_embedding)
         self.weight_dropout = check_probability("weight_dropout", weight_dropout)
         self.embedding_noise = check_nonnegative("embedding_noise", embedding_noise)
-        self.embedding = nn.Embedding(n_classes, embedding_size)
+        sparse = check_bool("sparse_embedding", sparse_embedding)
+        self.embedding = nn.Embedding(n_classes, embedding_size, sparse=sparse)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.lstms = nn.ModuleList(
             nn.LSTM(before, size) for before, size in pairwise(self.layer_sizes)
@@ -213,6 +217,7 @@ class AWDLSTM(nn.Module):
             "dropout_embedding": self.dropout_embedding,
             "weight_dropout": self.weight_dropout,
             "embedding_noise": self.embedding_noise,
+            "sparse_embedding": self.embedding.sparse,
         }
 
     @classmethod

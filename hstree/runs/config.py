@@ -124,6 +124,11 @@ class TrainConfig:
         "before --dropout-input",
         at_least(0),
     )
+    sparse_embedding: bool = setting(
+        False,
+        "model",
+        "row-sparse gradients of the word embeddings; only the rows of a batch's words are updated",
+    )
 
     # head
     head: str = setting("trees", "head", "output layer, one of {heads}")
@@ -336,6 +341,11 @@ class TrainConfig:
             raise ConfigError(
                 f"--accumulate: expected a divisor of --batch-size {self.batch_size}, "
                 f"got {self.accumulate}"
+            )
+        if self.sparse_embedding and self.tied and not self.sparse:
+            raise ConfigError(
+                "--sparse-embedding: expected --sparse with --tied, as the output layer also gives "
+                "the embeddings their gradients, got --tied without --sparse"
             )
         if self.levels == 2 and self.leaf not in (None, 1):
             raise ConfigError(f"--leaf: expected 1 with --levels 2, got {self.leaf}")

@@ -33,6 +33,7 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
         dropout_embedding=config.dropout_embedding,
         weight_dropout=config.weight_dropout,
         embedding_noise=config.embedding_noise,
+        sparse_embedding=config.sparse_embedding,
     )
     layers = {"layer_sizes": backbone.layer_sizes} if head_type.reads_layers else {}
     try:

@@ -32,13 +32,16 @@ def check_memory(config: TrainConfig, n_classes: int, n_tokens: int, device: tor
     context = config.context_size or config.hidden_size
     sizes = [*[config.hidden_size] * (config.layers - 1), context]
     inputs = [config.embedding_size, *sizes[:-1]]
-    weights = n_classes * config.embedding_size
+    embedding = n_classes * config.embedding_size
+    weights = embedding
     weights += sum(4 * out * (into + out) for into, out in zip(inputs, sizes, strict=True))
     head = _head_weights(config, n_classes, context)
     rows = min(config.batch_size * config.bptt, n_tokens) // config.accumulate
     kept = ACTIVATIONS * rows * sum(sizes)
     numbers = (weights + head) * (2 + STATES[config.optimizer]) + kept
-    size = 4 * (numbers - head if config.sparse else numbers)
+    # A row-sparse gradient has few rows.
+    numbers -= head * config.sparse + embedding * config.sparse_embedding
+    size = 4 * numbers
     if size > available:
         raise ConfigError(
             "expected a model whose weights, gradients and steps fit into memory, got one of at "

@@ -41,17 +41,20 @@ def build_optimizers(
             previous step.
 
     Raises:
-        ConfigError: averaged SGD for a head with row-sparse gradients, since averages change in
-            every row.
+        ConfigError: averaged SGD with row-sparse gradients, since averages change in every row.
         ValueError: the parameter groups of the head leave out a parameter.
     """
     rate, decay = config.learning_rate, config.weight_decay
+    embedding = model.backbone.embedding
     backbone = list(model.backbone.parameters())
     taken = {id(parameter) for parameter in backbone}
     row_sparse = {id(parameter) for parameter in model.head.sparse_parameters()}
     # Saved runs store the optimizer states in this order.
     dense: list[dict[str, Any]] = [{"params": backbone, "factor": 1.0}]
     sparse: list[dict[str, Any]] = []
+    if embedding.sparse:
+        dense[0]["params"] = [p for p in backbone if p is not embedding.weight]
+        sparse.append({"params": [embedding.weight], "factor": 1.0, "weight_decay": 0.0})
     for group in model.head.parameter_groups(rate, decay, decay_biases=True):
         own = [p for p in group["params"] if id(p) not in taken]
         taken |= {id(parameter) for parameter in own}
@@ -70,9 +73,11 @@ def build_optimizers(
             f"head {model.head.name}: parameter_groups() leaves out {', '.join(forgotten)}"
         )
     if averaged and sparse:
+        whose = "the word embeddings" if embedding.sparse else f"the head {model.head.name!r}"
+        flag = "--sparse-embedding" if embedding.sparse else "--sparse"
         raise ConfigError(
             f"--averaging, --finetune: averaged SGD does not support the row-sparse gradients of "
-            f"the head {model.head.name!r}; train it without --sparse from the start"
+            f"{whose}; train without {flag} from the start"
         )
     optimizers: list[Optimizer]
     if averaged:

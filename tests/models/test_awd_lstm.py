@@ -322,6 +322,25 @@ def test_names_are_those_of_torch() -> None:
     assert list(backbone.state_dict()) == expected
 
 
+def test_sparse_gradients_of_the_embedding() -> None:
+    """Those of a dense one, in the rows of the words that were read."""
+    tokens = torch.tensor([[3, 1], [1, 4]])
+    gradients = []
+    for sparse in (False, True):
+        torch.manual_seed(11)
+        backbone = AWDLSTM(
+            V, 5, 7, 2, sparse_embedding=sparse, embedding_noise=0.1, **EVERY_DROPOUT
+        )
+        assert AWDLSTM.from_config(backbone.config()).embedding.sparse is sparse
+        backbone(tokens).hidden.square().sum().backward()
+        gradients.append(backbone.embedding.weight.grad)
+    assert gradients[1].is_sparse
+    assert sorted(gradients[1].coalesce().indices()[0].tolist()) == [1, 3, 4]
+    torch.testing.assert_close(gradients[1].to_dense(), gradients[0])
+    with pytest.raises(ValueError, match="sparse_embedding: expected True or False, got 1"):
+        AWDLSTM(V, 5, 7, sparse_embedding=1)  # type: ignore[arg-type]
+
+
 def test_a_seed_gives_the_same_masks() -> None:
     backbone = AWDLSTM(V, 5, 7, 2, **EVERY_DROPOUT)
     tokens = torch.randint(V, (6, 3))

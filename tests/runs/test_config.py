@@ -91,6 +91,10 @@ def test_whole_numbers_serve_as_floats() -> None:
         ({"relearn_trees": 2}, "--relearn-trees: expected tuple, got 2"),
         ({"epochs": "3"}, "--epochs: expected int, got '3'"),
         ({"sparse": 1}, "--sparse: expected bool, got 1"),
+        (
+            {"sparse_embedding": True, "tied": True},
+            "--sparse-embedding: expected --sparse with --tied, .* got --tied without --sparse",
+        ),
         ({"epochs": True}, "--epochs: expected int, got True"),
         ({"seed": -1}, "--seed: expected at least 0"),
     ],

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,17 @@ def test_models_beyond_memory_are_refused(
     with pytest.raises(ConfigError, match=r"one of at least 6\d\.\d MiB, where 9\.5 MiB are"):
         train(config)
     assert not (tmp_path / "large").exists()
+
+
+def test_row_sparse_embeddings_have_small_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 embeddings of 240 numbers have 38.4 MB with gradients and moments, else 28.8 MB."""
+    monkeypatch.setattr(memory, "available_memory", lambda _: 34_000_000)
+    sizes = {"embedding_size": 240, "hidden_size": 8, "layers": 1, "batch_size": 1, "bptt": 5}
+    config = TrainConfig(head="softmax", **sizes)
+    with pytest.raises(ConfigError, match="fit into memory"):
+        memory.check_memory(config, 10_000, 100, torch.device("cpu"))
+    config = replace(config, sparse_embedding=True)
+    memory.check_memory(config, 10_000, 100, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

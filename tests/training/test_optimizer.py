@@ -153,8 +153,48 @@ def test_sgd_of_sparse_gradients_equals_that_of_dense_ones() -> None:
     assert decayed[1].param_groups[0]["weight_decay"] == 0.0
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_steps_of_sparse_embeddings(tied: bool) -> None:
+    """SGD: those of dense ones. AdamW leaves the rows of other words alone."""
+    tokens, targets = torch.randint(4, (5, 4)), torch.randint(V, (5, 4))
+    for rule in ("sgd", "adamw"):
+        config = TrainConfig(optimizer=rule, learning_rate=0.5, weight_decay=0.0)
+        after = []
+        for sparse in (False, True):
+            model = make_model(tied=tied)
+            model.backbone.embedding.sparse = sparse
+            before = model.backbone.embedding.weight.detach().clone()
+            optimizers = build_optimizers(model, config)
+            assert sum(len(g["params"]) for o in optimizers for g in o.param_groups) == len(
+                list(model.parameters())
+            )
+            for _ in range(3):
+                model(tokens, targets).head.loss.backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            after.append(list(model.parameters()))
+        if rule == "sgd" or not sparse:
+            torch.testing.assert_close(after[0], after[1])
+        moved = (model.backbone.embedding.weight != before).any(1)
+        assert moved.tolist() == ([True] * V if tied else [True] * 4 + [False] * (V - 4))
+
+
+def test_a_row_sparse_embedding_does_not_decay() -> None:
+    model = make_model()
+    model.backbone.embedding.sparse = True
+    optimizers = build_optimizers(model, TrainConfig(learning_rate=0.5))
+    (group,) = optimizers[1].param_groups
+    assert group["params"] == [model.backbone.embedding.weight]
+    assert (group["lr"], group["weight_decay"]) == (0.5, 0.0)
+
+
 def test_averaging_refuses_sparse_gradients() -> None:
     config = TrainConfig(optimizer="sgd")
+    model = make_model()
+    model.backbone.embedding.sparse = True
+    with pytest.raises(ConfigError, match=r"gradients of the word embeddings; .*-embedding from"):
+        build_optimizers(model, config, averaged=True)
     with pytest.raises(ConfigError, match=r"row-sparse gradients of the head 'softmax'"):
         build_optimizers(make_model(SparseSoftmax), config, averaged=True)
 

@@ -64,6 +64,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "sparse-trees": {"head": "trees", "sparse": True},
     "sparse-trees-sgd": {**SGD, "head": "trees", "sparse": True, "variable_bptt": True},
     "sampled": {"head": "sampled", "sparse": True, "head_option": ("negatives=8",)},
+    "sparse-embedding": {"sparse_embedding": True},
     "relearned": {**RELEARNED, "relearn_trees": (2, 3), "epochs": 3},
     "relearned-et": {**SGD, **RELEARNED, "averaging": "et", "averaging_epoch": 1},
     "mos": {"head": "mos", "head_option": ("components=3", "latent_dropout=0.3")},
