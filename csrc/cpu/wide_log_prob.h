@@ -9,9 +9,9 @@
 // batch visits is one small matrix product in the forward pass and two in the backward pass. The backward
 // pass reads each weight once and writes each gradient once.
 //
-// Ignored rows (target < 0): log_prob and score 0, no gradient. A path without wide nodes: log_prob 0. Sums
-// in float32 (float64 for float64); NaN and infinities propagate. Work O(N T W S) for W children on a path;
-// score [N, T, max_width] is kept for backward. No atomics; bitwise identical on every run and for every
+// Ignored rows (target < 0): log_prob 0, no gradient. A path without wide nodes: log_prob 0. Sums in float32
+// (float64 for float64); NaN and infinities propagate. Work O(N T W S) for W children on a path; score
+// [N, T, max_width] is kept for backward, uninitialized beyond the children on the path. No atomics; bitwise identical on every run and for every
 // number of threads. Threads divide scores in the forward pass, nodes or features in the backward pass.
 #pragma once
 

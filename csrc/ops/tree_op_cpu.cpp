@@ -19,9 +19,9 @@ Tensor gradient(const Tensor& like, int64_t rows, int64_t features, Dtype dtype,
                                   cpu::release);
 }
 
-// The scores [N, T, longest] of the leaf op, uninitialized: a few groups are far wider than those of most rows.
-// Large ones lie in pages that the system provides at the first access, since most are never touched.
-Tensor leaf_scores(const TreeArguments& a) {
+// The scores [N, T, longest] of the wide op and the leaf op, uninitialized: a few nodes are far wider than those of
+// most rows. Large ones lie in pages that the system provides at the first access, since most are never touched.
+Tensor wide_scores(const TreeArguments& a) {
   constexpr int64_t largest_recycled = 1 << 26;
   const Dtype dtype = accumulate_dtype(a.hidden);
   const int64_t row = a.trees() * a.longest, bytes = a.rows() * row * (dtype == Dtype::Double ? 8 : 4);
@@ -64,8 +64,8 @@ cpu::TreeBatch tree_batch(const TreeArguments& a, const Tensor& order) {
 ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tensor>& bias,
                                const std::optional<Tensor>& order) {
   const Tensor log_prob = zeros(a.hidden, {a.rows(), a.trees()}, accumulate_dtype(a.hidden));
-  const Tensor score = a.kind.shared
-                           ? leaf_scores(a)
+  const Tensor score = a.kind.wide || a.kind.shared
+                           ? wide_scores(a)
                            : zeros(a.hidden, {a.rows(), a.trees(), a.longest}, accumulate_dtype(a.hidden));
   const Tensor rows = order_of(a, order);
   const cpu::TreeBatch batch = tree_batch(a, rows);
