@@ -212,6 +212,7 @@ def test_the_model_does_not_change(kind: str) -> None:
 def test_row_sparse_gradients_are_made_dense() -> None:
     sparse, dense = language_model("trees, sparse"), language_model("trees, sparse")
     dense.head.sparse = False
+    sparse.backbone.embedding.sparse = True
     rms = gradient_rms(sparse, TRAIN, batch_size=7)
     for name, value in gradient_rms(dense, TRAIN, batch_size=7).items():
         assert rms[name].layout == torch.strided

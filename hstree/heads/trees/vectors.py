@@ -118,8 +118,7 @@ class LeafVectors(NodeVectors):
         if own is not None and not len(layout.root_row):
             return own
         # A root over all classes reads all rows of the embedding.
-        sparse = head.sparse and own is not None and not head.tied
-        sparse = sparse and not is_transformed()
+        sparse = head.sparse and own is not None and not is_transformed()
         rows = F.embedding(layout.root_class, head.output_embedding, sparse=sparse)
         if index is not None:
             tree = layout.root_row // layout.n_rows[ROOT]

@@ -307,6 +307,23 @@ def test_sparse_gradients_touch_only_visited_rows() -> None:
     assert head.wide_weight.grad._values().shape == (wide, D)
 
 
+def test_sparse_gradients_of_a_tied_embedding() -> None:
+    """Leaf groups, classes below the root and the model itself read its rows."""
+    gradients = []
+    for sparse in (False, True):
+        embedding = torch.nn.Embedding.from_pretrained(draw(V, D), freeze=False, sparse=sparse)
+        built = trees("cluster", 2, 8, 4)
+        head = TreeEnsemble(D, V, built, node_vectors="leaves", embedding=embedding, sparse=sparse)
+        assert len(head.layout.root_row)
+        randomise(head)
+        hidden = embedding(torch.tensor([0, 3, 0]))
+        head(hidden, torch.tensor([4, 1, 4])).loss.backward()
+        gradients.append(embedding.weight.grad)
+    assert gradients[1].is_sparse
+    assert len(gradients[1].coalesce().indices()[0]) < V
+    torch.testing.assert_close(gradients[1].to_dense(), gradients[0])
+
+
 def test_weights_of_other_trees_are_refused() -> None:
     head, other = ensemble("random", n_trees=2), ensemble("huffman", n_trees=2)
     with pytest.raises(RuntimeError, match="the weights belong to another tree than this head's"):
