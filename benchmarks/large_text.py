@@ -4,9 +4,10 @@
 
 writes FOLDER/train.txt, valid.txt and test.txt: the English manual pages, and the docstrings of the
 standard library and of all installed packages; with the package botocore also its descriptions of
-web services. Whole documents go to one part, by a hash of their names. Words are those of
-hstree.data.tokenize, with one token for all numbers; repeated paragraphs are left out. The text
-depends on what is installed. Nothing of it is part of this repository.
+web services. Whole documents go to one part, by a hash of their names; within a part, pieces of
+about 1,000 words of all documents are mixed, so that the beginning of a text is like the rest of
+it. Words are those of hstree.data.tokenize, with one token for all numbers; repeated paragraphs are
+left out. The text depends on what is installed. Nothing of it is part of this repository.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ TYPES, TOKENS = 100_000, 2_000_000
 VALID_PERCENT, TEST_PERCENT = 2, 2
 SHORTEST = 5
 """Words of a paragraph that is kept."""
+PIECE = 1_000
+"""Words of a document that stay together; a piece ends with a paragraph."""
 
 Document = tuple[str, Iterable[str]]
 """Name and paragraphs."""
@@ -128,10 +131,34 @@ def words(paragraph: str) -> list[str]:
 
 def part_of(name: str) -> str:
     """The part to which a document belongs, by a hash of its name."""
-    bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 100
+    bucket = _digest(name) % 100
     if bucket < TEST_PERCENT:
         return "test"
     return "valid" if bucket < TEST_PERCENT + VALID_PERCENT else "train"
+
+
+def _digest(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
+def pieces(paragraphs: Iterable[str], seen: set[bytes]) -> Iterator[list[list[str]]]:
+    """The paragraphs of a document as words, in pieces of at least PIECE words but for the last;
+    without short ones and those in ``seen``, to which the others are added."""
+    piece: list[list[str]] = []
+    size = 0
+    for paragraph in paragraphs:
+        digest = hashlib.blake2b(paragraph.encode(), digest_size=12).digest()
+        found = [] if digest in seen else words(paragraph)
+        seen.add(digest)
+        if len(found) < SHORTEST:
+            continue
+        piece.append(found)
+        size += len(found)
+        if size >= PIECE:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def make_text(
@@ -150,20 +177,16 @@ def make_text(
     Raises:
         ValueError: there is too little text, or too few types; nothing is written.
     """
-    lines: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    texts: dict[str, list[tuple[int, str]]] = {"train": [], "valid": [], "test": []}
     size, counts, seen = Counter[str](), Counter[str](), set[bytes]()
     for name, paragraphs in documents:
         part = part_of(name)
-        for paragraph in paragraphs:
-            digest = hashlib.blake2b(paragraph.encode(), digest_size=12).digest()
-            found = [] if digest in seen else words(paragraph)
-            seen.add(digest)
-            if len(found) < SHORTEST:
-                continue
-            size[part] += len(found)
+        for number, piece in enumerate(pieces(paragraphs, seen)):
+            size[part] += sum(map(len, piece))
             if part == "train":
-                counts.update(found)
-            lines[part] += (" ".join(sentence) + "\n" for sentence in sentences(found))
+                counts.update(word for found in piece for word in found)
+            lines = (" ".join(line) + "\n" for found in piece for line in sentences(found))
+            texts[part].append((_digest(f"{name} {number}"), "".join(lines)))
     if len(counts) < types or size["train"] < tokens or not (size["valid"] and size["test"]):
         raise ValueError(
             f"expected at least {tokens:,} tokens of {types:,} types in the training part, got "
@@ -171,8 +194,9 @@ def make_text(
             "manpages-dev) or Python packages with much documentation (botocore, scipy, torch)"
         )
     save.mkdir(parents=True)
-    for part, its in lines.items():
-        (save / f"{part}.txt").write_text("".join(its), encoding="utf-8")
+    for part, its in texts.items():
+        mixed = "".join(text for _, text in sorted(its))
+        (save / f"{part}.txt").write_text(mixed, encoding="utf-8")
     return {**size, "types": len(counts)}
 
 

@@ -13,6 +13,7 @@ from benchmarks.large_text import (
     make_text,
     manual_pages,
     part_of,
+    pieces,
     python_documents,
     roff_paragraphs,
     service_documents,
@@ -86,6 +87,26 @@ def test_parts_of_the_text(tmp_path: Path) -> None:
         assert all(part_of(f"document {line.split()[-2][1:]}") == part for line in its)
     types = {word for line in lines["train"] for word in line.split()}
     assert size["types"] == len(types)
+
+
+def test_pieces_of_documents_are_mixed(tmp_path: Path) -> None:
+    words_after = " ".join(["word"] * 32)
+    documents = [
+        (f"document {d}", [f"d{d} p{p} {words_after}." for p in range(40)]) for d in range(200)
+    ]
+    (first, second) = pieces(documents[0][1], seen := set())
+    assert [len(first), len(second)] == [29, 11]  # of 35 words each
+    assert not list(pieces(documents[0][1], seen))
+    make_text(documents, tmp_path / "text", types=10, tokens=1000)
+    lines = (tmp_path / "text" / "train.txt").read_text().splitlines()
+    places = [(int(d[1:]), int(p[1:])) for d, p, *_ in map(str.split, lines)]
+    begins = [index for index, (_, paragraph) in enumerate(places) if paragraph in (0, 29)]
+    documents_of_pieces = [places[index][0] for index in begins]
+    assert documents_of_pieces != sorted(documents_of_pieces)
+    for begin, end in zip(begins, [*begins[1:], len(places)], strict=True):
+        document, paragraph = places[begin]
+        size = 29 if paragraph == 0 else 11
+        assert places[begin:end] == [(document, paragraph + number) for number in range(size)]
 
 
 def test_too_little_text(tmp_path: Path) -> None:
