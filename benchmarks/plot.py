@@ -48,19 +48,19 @@ def _relative(values: list[float]) -> list[float]:
 
 
 def perplexity_over_time(
-    curves: Iterable[tuple[int, str, Sequence[float], Sequence[float]]],
+    curves: Iterable[tuple[int, str, Sequence[float], Sequence[float]]], xlabel: str
 ) -> bytes:
-    """A PNG of validation perplexity against minutes of training with one thread. Of each curve:
-    the number of its line style, label, minutes and perplexities."""
+    """A PNG of validation perplexity against time. Of each curve: the number of its line style,
+    label, times and perplexities."""
     figure = new_figure(7, 3.6)
     axes = figure.subplots()
-    for number, label, minutes, perplexities in curves:
-        axes.plot(minutes, perplexities, marker="o", label=label, **line_style(number))
-    axes.set(yscale="log", xlim=(0, None), xlabel="minutes of training, one CPU thread")
+    for number, label, times, perplexities in curves:
+        axes.plot(times, perplexities, marker="o", label=label, **line_style(number))
+    axes.set(yscale="log", xlim=(0, None), xlabel=xlabel)
     axes.set_ylabel("validation perplexity (log scale)")
     axes.yaxis.set_major_locator(FixedLocator([100, 110, 120, 130, 140, 150, 160, 180, 200]))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_locator(NullLocator())
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize="small", loc="upper right")
     return picture(figure)

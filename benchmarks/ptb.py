@@ -281,7 +281,7 @@ def time_curves(runs: dict[str, RunFigures], found: dict[str, dict[str, float]])
         minutes = [epoch.step * seconds / 60 for epoch in run.epochs]
         perplexities = [epoch.valid_perplexity for epoch in run.epochs]
         curves.append((number, TITLES[head], minutes, perplexities))
-    return perplexity_over_time(curves)
+    return perplexity_over_time(curves, "minutes of training, one CPU thread")
 
 
 # The page

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import large_vocabulary, randomized, trees_study
 from benchmarks.large_vocabulary_page import perplexity_at
-from benchmarks.ptb import CpuTimes
+from benchmarks.studies import times as times_of
 from benchmarks.studies.command import RESULTS, Study
 from benchmarks.studies.measure import band_losses, band_perplexity, rows_scored, text_name
 from benchmarks.studies.plan import Run, next_run
@@ -24,7 +24,7 @@ from hstree.data import Corpus, CorpusStatistics, load_corpus
 from hstree.heads import AdaptiveSoftmax, Softmax, TreeEnsemble
 from hstree.models import AWDLSTM, LanguageModel
 from hstree.runs import TrainConfig
-from hstree.training import build_model, evaluate
+from hstree.training import ConsoleReporter, build_model, evaluate
 from hstree.trees import build_ensemble
 
 STUDIES = (trees_study.STUDY, randomized.STUDY, large_vocabulary.STUDY)
@@ -103,7 +103,6 @@ def test_a_measured_run(corpus: Corpus, text: Path, tmp_path: Path) -> None:
     assert figures["rows"] == len(corpus.vocabulary)
     assert figures["head_parameters"] == 5 * len(corpus.vocabulary)
     assert band_perplexity(figures["bands"]) == pytest.approx(figures["valid"], rel=1e-5)
-    assert figures["epoch_seconds"] > 0
     assert not any(tmp_path.iterdir())  # only the figures remain
 
 
@@ -115,16 +114,16 @@ def test_an_interrupted_run_goes_on(
         hidden_size=4, epochs=2, batch_size=2, bptt=5, threads=1, device="cpu",
     )  # fmt: skip
     whole = measured_run(replace(config, run=str(tmp_path / "whole")), corpus)
-    step, made = CpuTimes.step, []
+    step, made = ConsoleReporter.step, []
 
-    def interrupted(times: CpuTimes, epoch: int, loss: float, tokens: int) -> None:
-        step(times, epoch, loss, tokens)
+    def interrupted(reporter: ConsoleReporter, epoch: int, loss: float, tokens: int) -> None:
+        step(reporter, epoch, loss, tokens)
         made.append(epoch)
         if made.count(2) == 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(CpuTimes, "step", interrupted)
+        patch.setattr(ConsoleReporter, "step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             measured_run(config, corpus)
     with pytest.raises(ValueError, match="expected a run with the settings"):
@@ -132,7 +131,6 @@ def test_an_interrupted_run_goes_on(
     figures = measured_run(config, corpus)
     assert figures["epochs"] == whole["epochs"]
     assert figures["test"] == whole["test"]
-    assert figures["epoch_seconds"] > 0  # of the first epoch
 
 
 def test_a_run_that_diverges_is_recorded(corpus: Corpus, text: Path, tmp_path: Path) -> None:
@@ -143,6 +141,25 @@ def test_a_run_that_diverges_is_recorded(corpus: Corpus, text: Path, tmp_path: P
     figures = measured_run(config, corpus)
     assert figures["valid"] is None
     assert "learning-rate" in figures["error"]
+
+
+def test_times_of_steps(corpus: Corpus, tmp_path: Path) -> None:
+    small = {"embedding_size": 4, "hidden_size": 4, "batch_size": 2, "bptt": 2}
+    contenders = [
+        replace(contender, settings=contender.settings | small | {"root": 4} | more)
+        for contender, more in (
+            (trees_study.CONTENDERS[0], {}),
+            (trees_study.CONTENDERS[1], {"n_trees": 8}),
+        )
+    ]
+    times = times_of.measure(contenders, corpus, {"device": "cpu"}, rounds=3)
+    assert list(times["shares"]) == ["softmax", "leaves-4x256"]
+    assert times["shares"]["softmax"] == 1.0
+    assert times["shares"]["leaves-4x256"] > 1.0  # eight trees of ten classes
+    assert times_of.load(tmp_path / "study.json") is None
+    times_of.save(times, tmp_path / "study.json")
+    assert times_of.load(tmp_path / "study.json") == times
+    assert [file.name for file in tmp_path.iterdir()] == ["study-times.json"]
 
 
 # The studies
@@ -194,8 +211,11 @@ def test_a_curve_at_many_classes(corpus: Corpus) -> None:
     seconds = [point["seconds"] for point in points]
     assert seconds == sorted(seconds)
     assert seconds[-1] <= 1.0
-    assert perplexity_at(points, 100.0) == points[-1]["valid"]
-    assert perplexity_at(points, -1.0) is None
+    assert figures["bytes"] is None  # as in a run that tries a rate
+    one = [(1.0, 400.0), (4.0, 100.0)]
+    assert perplexity_at(one, 2.0) == pytest.approx(200.0)
+    assert perplexity_at(one, 4.0) == pytest.approx(100.0)
+    assert perplexity_at(one, 5.0) is perplexity_at(one, 0.5) is None
     assert figures["valid"] < len(corpus.vocabulary)
 
 
@@ -216,8 +236,7 @@ def _filled(study: Study, file: Path) -> Records:
             run.settings,
             run.seed,
             "text",
-            figures
-            | {"bands": bands, "points": points, "epochs": [120.0, valid], "epoch_seconds": 60.0},
+            figures | {"bands": bands, "points": points, "epochs": [120.0, valid]},
         )
     return records
 
@@ -228,6 +247,9 @@ def test_page_and_pictures(study: Study, tmp_path: Path) -> None:
     assert "No run has finished yet." in study.page(study.contenders, empty)
     assert study.pictures(study.contenders, empty) == {}
     records = _filled(study, tmp_path / f"{study.name}.json")
+    shares = dict.fromkeys(study.timed, 0.5)
+    made = {key: value for key, value in records.all()[0].items() if key != "figures"}
+    times_of.save({"shares": shares, **made}, records.path)
     study.write(records)
     page = (tmp_path / f"{study.name}.md").read_text()
     for contender in study.contenders[:6]:

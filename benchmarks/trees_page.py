@@ -7,13 +7,14 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.plot import perplexity_over_time
+from benchmarks.studies import times as times_of
 from benchmarks.studies.page import Result, results, row, sweep_rows, table
 from benchmarks.studies.plan import Contender
 from benchmarks.studies.records import Records, made_on
 from hstree._figures import line_style, new_figure
 from hstree._figures import picture as rendered
 
-PICTURE, TIMES = "trees-study.png", "trees-study-time.png"
+PICTURE, TIME_PICTURE = "trees-study.png", "trees-study-time.png"
 TIMED = (
     "softmax",
     "adaptive",
@@ -22,7 +23,7 @@ TIMED = (
     "leaves-4x256",
     "leaves-4x1024-relearn-2",
 )
-"""Contenders of the curves over time."""
+"""Contenders of the curves over time, the softmax first."""
 VALID_TARGETS = ((107.9, 2.3e6), (105.0, 3.0e6))
 """Validation perplexity, at most, with at most this many parameters of the head."""
 
@@ -78,9 +79,10 @@ def page(contenders: Sequence[Contender], records: Records) -> str:
     shapes = [result for result in found if "epochs" in result.contender.final]
     lines += ["## Results", "", *_result_table(long)]
     lines += [f"![Validation perplexity against rows scored and parameters]({PICTURE})", ""]
-    if _timed(long):
-        lines += ["## Time", "", *_time_table(long)]
-        lines += [f"![Validation perplexity against time of training]({TIMES})", ""]
+    times = times_of.load(records.path)
+    if times is not None:
+        lines += ["## Time", "", *_time_table(long, times)]
+        lines += [f"![Validation perplexity against time of training]({TIME_PICTURE})", ""]
     if shapes:
         lines += ["## Numbers of trees and widths of the root", "", *_shape_table(shapes)]
     lines += ["## Targets", "", *_targets(long)]
@@ -98,7 +100,7 @@ def page(contenders: Sequence[Contender], records: Records) -> str:
         "",
         made_on(records.all()),
         "",
-        "Records of all runs, with CPU seconds of an epoch: [trees-study.json](trees-study.json).",
+        "Records of all runs: [trees-study.json](trees-study.json).",
     ]
     return "\n".join(lines) + "\n"
 
@@ -133,29 +135,21 @@ def _result_table(found: Sequence[Result]) -> list[str]:
     return table([*columns, "head step"], rows)
 
 
-def _timed(found: Sequence[Result]) -> list[Result]:
-    """The contenders of the curves over time that have their times."""
-    return [
-        result
-        for result in found
-        if result.contender.name in TIMED and result.mean("epoch_seconds") is not None
-    ]
+def _timed(found: Sequence[Result], times: Mapping[str, Any]) -> list[tuple[Result, float]]:
+    """The finished contenders of the curves over time, with the shares of their steps."""
+    shares = times["shares"]
+    return [(r, shares[r.contender.name]) for r in found if r.contender.name in shares]
 
 
-def _time_table(found: Sequence[Result]) -> list[str]:
-    timed = _timed(found)
-    flat = [r.mean("epoch_seconds") for r in timed if r.contender.name == "softmax"]
-    rows = []
-    for result in timed:
-        seconds = result.mean("epoch_seconds") or 0.0
-        share = f"{seconds / flat[0]:.2f}" if flat and flat[0] else ""
-        rows.append(row([result.title, f"{seconds:,.0f}", share]))
+def _time_table(found: Sequence[Result], times: Mapping[str, Any]) -> list[str]:
+    rows = [row([result.title, f"{share:.2f}"]) for result, share in _timed(found, times)]
     return [
-        "CPU seconds of an epoch, without validation, median over epochs, mean over seeds. Other "
-        "processes ran at the same time, not the same ones for all: *head step* above, measured "
-        "within one process, is the better figure for the cost of a head.",
+        "CPU time of a training step of the whole model as a share of that with a softmax, "
+        "measured in turns in one process, median. Re-learning the trees is not part of a step.",
         "",
-        *table(["head", "seconds of an epoch", "/ softmax"], rows),
+        *table(["head", "step / softmax"], rows),
+        made_on([times]),
+        "",
     ]
 
 
@@ -235,18 +229,18 @@ def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, byt
     found = [result for result in found if "epochs" not in result.contender.final]
     if not found:
         return {}
-    timed = _timed(found)
-    return {PICTURE: _cost_picture(found)} | ({TIMES: _time_picture(timed)} if timed else {})
+    drawn = {PICTURE: _cost_picture(found)}
+    times = times_of.load(records.path)
+    return drawn if times is None else drawn | {TIME_PICTURE: _time_picture(_timed(found, times))}
 
 
-def _time_picture(timed: Sequence[Result]) -> bytes:
+def _time_picture(timed: Sequence[tuple[Result, float]]) -> bytes:
     curves = []
-    for result in timed:
-        perplexities, seconds = result.runs[0]["epochs"], result.runs[0]["epoch_seconds"]
-        minutes = [seconds * (n + 1) / 60 for n in range(len(perplexities))]
-        number = TIMED.index(result.contender.name)
-        curves.append((number, result.title, minutes, perplexities))
-    return perplexity_over_time(curves)
+    for result, share in timed:
+        perplexities = result.runs[0]["epochs"]
+        spent = [share * (n + 1) for n in range(len(perplexities))]
+        curves.append((TIMED.index(result.contender.name), result.title, spent, perplexities))
+    return perplexity_over_time(curves, "training time, in epochs of the softmax")
 
 
 def _cost_picture(found: Sequence[Result]) -> bytes:

@@ -5,7 +5,11 @@
 makes the runs that are missing in benchmarks/results/trees-study.json, in the order of their
 importance, and the page beside it. The learning rate of every contender is chosen among several
 with the first seed, then further seeds follow. A run that was interrupted is resumed. Each run has
-one thread; its cost is the CPU time of its process.
+one thread. On an idle machine,
+
+    python -m benchmarks.trees_study --data ptb/ --times
+
+measures training steps of some of the heads in turns, for the page.
 """
 
 from __future__ import annotations
@@ -15,11 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.studies import times
 from benchmarks.studies.command import Study, parser, work
 from benchmarks.studies.measure import text_name
 from benchmarks.studies.plan import Contender, Run
 from benchmarks.studies.training import measured_run
-from benchmarks.trees_page import page, pictures
+from benchmarks.trees_page import TIMED, page, pictures
 from hstree.data import load_corpus
 from hstree.runs import TrainConfig
 
@@ -143,7 +148,7 @@ def _all() -> Iterator[Contender]:
 
 
 CONTENDERS: Sequence[Contender] = tuple(_all())
-STUDY = Study("trees-study", CONTENDERS, page, pictures)
+STUDY = Study("trees-study", CONTENDERS, page, pictures, TIMED)
 
 
 def main() -> None:
@@ -167,7 +172,12 @@ def main() -> None:
 
         return text_name(corpus), measure
 
-    work(STUDY, given, prepare)
+    def time_steps(contenders: Sequence[Contender]) -> dict[str, Any]:
+        if given.data is None:
+            arguments.error("expected --data")
+        return times.measure(contenders, load_corpus(given.data), ELSEWHERE)
+
+    work(STUDY, given, prepare, time_steps)
 
 
 if __name__ == "__main__":

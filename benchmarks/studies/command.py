@@ -12,6 +12,7 @@ from typing import Any
 
 from hstree._files import write_atomic
 
+from . import times
 from .plan import Contender, Run, named, next_run, state
 from .records import Records
 
@@ -27,12 +28,15 @@ class Study:
         contenders: in the order of importance.
         page: the page in Markdown, from the contenders and the records.
         pictures: the pictures of the page by name of the file, as PNG.
+        timed: names of the contenders whose training steps are timed in turns; the others are
+            compared with the first one.
     """
 
     name: str
     contenders: Sequence[Contender]
     page: Callable[[Sequence[Contender], Records], str]
     pictures: Callable[[Sequence[Contender], Records], Mapping[str, bytes]]
+    timed: Sequence[str] = ()
 
     def write(self, records: Records) -> None:
         """Write the page and its pictures beside the records."""
@@ -74,6 +78,10 @@ def parser(description: str | None, study: Study) -> argparse.ArgumentParser:
     arguments.add_argument(
         "--page", action="store_true", help="make the page from the records, and end"
     )
+    if study.timed:
+        arguments.add_argument(
+            "--times", action="store_true", help="time training steps in turns, and end"
+        )
     return arguments
 
 
@@ -81,6 +89,7 @@ def work(
     study: Study,
     arguments: argparse.Namespace,
     prepare: Callable[[], tuple[str, Callable[[Run], dict[str, Any]]]],
+    time_steps: Callable[[Sequence[Contender]], Mapping[str, Any]] | None = None,
 ) -> None:
     """Do what the command line asks for.
 
@@ -89,6 +98,7 @@ def work(
         arguments: of :func:`parser`.
         prepare: reads the text; returns its name, and a function that makes a run and returns its
             figures.
+        time_steps: reads the text and returns the result of ``times.measure`` for some contenders.
     """
     records = Records(arguments.save.with_suffix(".json"))
     if arguments.merge:
@@ -96,7 +106,10 @@ def work(
     if arguments.list:
         print("\n".join(progress(study, records)))
         return
-    if not (arguments.merge or arguments.page):
+    if time_steps is not None and arguments.times:
+        timed = [named(study.contenders, name) for name in study.timed]
+        times.save(time_steps(timed), records.path)
+    elif not (arguments.merge or arguments.page):
         text, measure = prepare()
         records.check_text(text)
         begin = time.monotonic()

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.ptb import CpuTimes, cpu_file, finished
+from benchmarks.ptb import finished
 from hstree.data import Corpus
-from hstree.runs import EpochRecord, TrainConfig, load_config, load_model, read_run
+from hstree.runs import TrainConfig, load_config, load_model, read_run
 from hstree.runs.names import MODEL, SUMMARY
 from hstree.runs.records import Summary
-from hstree.training import TrainingError, resume, train
+from hstree.training import ConsoleReporter, TrainingError, resume, train
 
 from .measure import band_losses, rows_scored
-
-
-class _EpochTimes(CpuTimes):
-    """CPU seconds of the training of whole epochs, in a file, so that those of an interrupted run
-    remain."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.file = file
-        self.kept: list[float] = json.loads(file.read_text()) if file.is_file() else []
-        self.whole = True
-
-    def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
-        super().start(epochs, steps_per_epoch, step)
-        self.whole = step % steps_per_epoch == 0
-
-    def epoch(self, record: EpochRecord) -> None:
-        super().epoch(record)
-        if self.whole:
-            self.kept.append(self.training[-1])
-            self.file.write_text(json.dumps(self.kept) + "\n")
-        self.whole = True
 
 
 def measured_run(config: TrainConfig, corpus: Corpus, *, keep: bool = False) -> dict[str, Any]:
@@ -56,7 +32,7 @@ def measured_run(config: TrainConfig, corpus: Corpus, *, keep: bool = False) -> 
     Returns:
         ``valid``, ``test``: perplexities, None if training diverged; ``epochs``: validation
         perplexity by epoch; ``head_parameters``, ``backbone_parameters``; ``rows`` of
-        :func:`rows_scored`; ``epoch_seconds``: CPU seconds of an epoch's training, median;
+        :func:`rows_scored`;
         ``head_step``, ``flat_step``: seconds of a forward and backward pass of the head and of a
         flat softmax, timed alternately, and their ``step_rows``; ``bands`` of :func:`band_losses`
         on the validation text; ``seconds`` of CPU time in all.
@@ -65,28 +41,26 @@ def measured_run(config: TrainConfig, corpus: Corpus, *, keep: bool = False) -> 
     run = Path(config.run)
     print(f"{run.name}:", flush=True)
     begin = time.process_time()
-    times = _EpochTimes(cpu_file(run))
     expected = config.with_absolute_paths()
     if run.is_dir() and replace(load_config(run), run=config.run) != expected:
         raise ValueError(f"{run}: expected a run with the settings {config}, got another; move it")
     try:
         if not run.is_dir():
-            train(config, times)
+            train(config, ConsoleReporter())
         elif not finished(run):
-            resume(run, times)
+            resume(run, ConsoleReporter())
     except TrainingError as error:
         print(error, flush=True)
         figures: dict[str, Any] = {"valid": None, "test": None, "error": str(error)}
     else:
-        figures = _figures(run, corpus, times.kept)
+        figures = _figures(run, corpus)
         figures["seconds"] = time.process_time() - begin
     if not keep:
         shutil.rmtree(run, ignore_errors=True)
-        cpu_file(run).unlink(missing_ok=True)
     return figures
 
 
-def _figures(run: Path, corpus: Corpus, epoch_seconds: list[float]) -> dict[str, Any]:
+def _figures(run: Path, corpus: Corpus) -> dict[str, Any]:
     summary = Summary.from_json((run / SUMMARY).read_text())
     model = load_model(run / MODEL)
     frequencies = corpus.statistics().frequencies
@@ -97,7 +71,6 @@ def _figures(run: Path, corpus: Corpus, epoch_seconds: list[float]) -> dict[str,
         "head_parameters": summary.head_parameters,
         "backbone_parameters": summary.backbone_parameters,
         "rows": rows_scored(model.head, frequencies),
-        "epoch_seconds": median(epoch_seconds) if epoch_seconds else None,
         "head_step": summary.cost.head_seconds,
         "flat_step": summary.cost.flat_seconds,
         "step_rows": summary.cost.rows,
