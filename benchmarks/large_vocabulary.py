@@ -3,11 +3,14 @@
     python -m benchmarks.large_text --save FOLDER
     python -m benchmarks.large_vocabulary --data FOLDER
 
-The second command makes the runs that are missing in benchmarks/results/large-vocabulary.json, and
-the page beside it. Every run has one thread and the same CPU time; validation is not counted. The
-learning rate of the head is chosen in shorter runs; the softmax makes too few steps in them, and
-has the trainer's default. It does not fall during a run, so that every point of a curve is what
-training until then gives.
+    python -m benchmarks.large_vocabulary --data FOLDER --times
+
+The second command makes the runs that are missing in benchmarks/results/large-vocabulary.json.
+Every run has one thread and the same CPU time; validation is not counted. The learning rate of the
+head is chosen in shorter runs; the softmax makes too few steps in them, and has the trainer's
+default. It does not fall during a run, so that every point of a curve is what training until then
+gives. The third command times steps of all heads in turns, and writes the page: other load slows
+down the runs by unequal shares, so that the page computes times from steps.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import torch
 
 from benchmarks.large_vocabulary_page import page, pictures
 from benchmarks.memory import peak_extra_bytes
+from benchmarks.studies import times
 from benchmarks.studies.command import Study, parser, work
 from benchmarks.studies.measure import rows_scored, text_name
 from benchmarks.studies.plan import Contender, Run
@@ -33,6 +37,7 @@ from hstree.training.build import own_parameter_count
 TRAINING: dict[str, Any] = {
     "embedding_size": 200,
     "hidden_size": 200,
+    "sparse_embedding": True,
     "layers": 1,
     "dropout": 0.1,
     "dropout_input": 0.1,
@@ -46,39 +51,54 @@ ELSEWHERE = {"device": "cpu", "threads": 1}
 FACTOR = "head_learning_rate_factor"
 TRIED_SECONDS, SECONDS, POINTS = 60, 240, 8
 """CPU seconds of a run that tries a rate, those of the others, and points of their curves."""
-VALID_TOKENS = 10_000
+VALID_TOKENS = 20_000
 MEMORY_STEPS = 3
 
 
-def _contender(
-    name: str, title: str, *, factors: tuple[float, ...] = (), like: str | None = None, **own: Any
-) -> Contender:
-    common = TRAINING | {FACTOR: 8.0, "seconds": TRIED_SECONDS if factors or like else SECONDS}
+def _contender(name: str, title: str, *, factors: tuple[float, ...] = (), **own: Any) -> Contender:
+    common = TRAINING | {FACTOR: 8.0, "seconds": TRIED_SECONDS if factors else SECONDS}
     sweeps = {FACTOR: factors} if factors else {}
-    final = {"seconds": SECONDS} if factors or like else {}
-    return Contender(name, title, common | own, sweeps, like, final, seeds=1)
+    final = {"seconds": SECONDS} if factors else {}
+    return Contender(name, title, common | own, sweeps, final=final, seeds=1)
+
+
+SHAPES: Sequence[tuple[str, str, dict[str, Any]]] = (
+    ("", "shared leaves, three levels", {"levels": 3, "leaf": 16}),
+    (
+        "-groups",
+        "shared leaves, binary above groups of 16",
+        {"leaf": 16, "head_option": ("node_vectors=leaves",)},
+    ),
+    ("-binary", "binary below", {"leaf": 1}),
+)
 
 
 def _all() -> Iterator[Contender]:
-    trees = {"head": "trees", "n_trees": 4, "root": 512, "sparse": True, "gate": "context"}
-    like = "three-levels"
-    yield _contender(
-        "sampled",
-        "sampled softmax, 1,024 negatives",
-        factors=(2.0, 4.0),
-        head="sampled",
-        head_option=("negatives=1024", "sparse=true"),
-    )
+    sampled_title = "sampled softmax, 1,024 negatives"
+    sampled = {"head": "sampled", "head_option": ("negatives=1024", "sparse=true")}
+    yield _contender("sampled", sampled_title, factors=(4.0, 8.0), **sampled)
+    for n_trees in (4, 1):
+        trees = "one tree" if n_trees == 1 else f"{n_trees} trees"
+        common = {"head": "trees", "n_trees": n_trees, "root": 512, "sparse": True}
+        common["gate"] = "context" if n_trees > 1 else "uniform"
+        for name, title, shape in SHAPES:
+            if n_trees == 1 and shape.get("levels") == 3:
+                continue
+            yield _contender(
+                f"trees-{n_trees}{name}",
+                f"{trees}, C = 512, {title}",
+                factors=(4.0, 8.0),
+                **shape,
+                **common,
+            )
     yield _contender("adaptive", "adaptive softmax", factors=(2.0, 4.0), head="adaptive")
-    title = "4 trees, C = 512, shared leaves"
-    yield _contender(like, f"{title}, three levels", factors=(4.0, 8.0), levels=3, leaf=16, **trees)
-    yield _contender("two-levels", title, like=like, levels=2, **trees)
-    yield _contender("binary", "4 trees, C = 512, binary below", like=like, leaf=1, **trees)
     yield _contender("softmax", "softmax", head="softmax")
+    dense = {"sparse_embedding": False, FACTOR: 4.0}
+    yield _contender("sampled-dense", f"{sampled_title}, dense word embeddings", **sampled, **dense)
 
 
 CONTENDERS: Sequence[Contender] = tuple(_all())
-STUDY = Study("large-vocabulary", CONTENDERS, page, pictures)
+STUDY = Study("large-vocabulary", CONTENDERS, page, pictures, [c.name for c in CONTENDERS])
 
 
 def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
@@ -89,7 +109,7 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
         training diverged; ``points``: CPU ``seconds`` of training, ``tokens`` seen and ``valid``;
         ``head_parameters``; ``rows`` of ``rows_scored``; ``bytes``: parameters of the head, and
         what the first steps add to the process: gradients, optimizer state and workspaces, those
-        of the backbone included.
+        of the backbone included; None in a run that tries a rate.
     """
     settings = dict(run.settings)
     seconds = settings.pop("seconds")
@@ -97,14 +117,16 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
     torch.set_num_threads(ELSEWHERE["threads"])
     statistics = corpus.statistics()
     model = build_model(config, len(corpus.vocabulary), statistics)
-    parameters = own_parameter_count(model.head, model.backbone)
 
     def first_steps() -> None:
         for _ in _steps(Trainer(model, corpus, config), MEMORY_STEPS):
             pass
 
-    extra = peak_extra_bytes(first_steps)
-    model = build_model(config, len(corpus.vocabulary), statistics)
+    extra = None
+    if seconds == SECONDS:
+        extra = peak_extra_bytes(first_steps)
+        model = build_model(config, len(corpus.vocabulary), statistics)
+    parameters = own_parameter_count(model.head, model.backbone)
     figures: dict[str, Any] = {
         "head_parameters": parameters,
         "rows": rows_scored(model.head, statistics.frequencies),
@@ -119,7 +141,7 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
         for step_tokens in _steps(trainer):
             tokens += step_tokens
             spent += time.process_time() - begin
-            if spent >= due:
+            if spent >= min(due, seconds):
                 perplexity = math.exp(evaluate(model, valid))
                 point = {"seconds": round(spent, 1), "tokens": tokens, "valid": perplexity}
                 figures["points"].append(point)
@@ -131,7 +153,7 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
     except TrainingError as error:
         print(run.name, error, flush=True)
         return figures | {"valid": None, "error": str(error)}
-    return figures | {"valid": math.exp(evaluate(model, valid))}
+    return figures | {"valid": figures["points"][-1]["valid"]}
 
 
 def _steps(trainer: Trainer, most: int | None = None) -> Iterator[int]:
@@ -157,7 +179,12 @@ def main() -> None:
         corpus = load_corpus(given.data)
         return text_name(corpus), lambda run: measure(run, corpus)
 
-    work(STUDY, given, prepare)
+    def time_steps(contenders: Sequence[Contender]) -> dict[str, Any]:
+        if given.data is None:
+            arguments.error("expected --data")
+        return times.measure(contenders, load_corpus(given.data), ELSEWHERE)
+
+    work(STUDY, given, prepare, time_steps)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+import numpy as np
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from benchmarks.studies import times as times_of
 from benchmarks.studies.page import Result, results, row, sweep_rows, table
 from benchmarks.studies.plan import Contender
 from benchmarks.studies.records import Records, made_on
@@ -12,26 +15,36 @@ from hstree._figures import line_style, new_figure
 from hstree._figures import picture as rendered
 
 PICTURE = "large-vocabulary.png"
-SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Shares of the training time that have a column in the table."""
+STEPS = (1000, 2000, 4000, 8000)
+"""Times that have a column in the table, in steps of the first contender."""
 INTRODUCTION = """\
 # Output layers at 100,000 classes and more
 
-Validation perplexity (first 10,000 tokens) against CPU seconds of training on one core, one LSTM
-layer of 200 features, a constant learning rate, one seed. The factor of the head's rate was chosen
-in shorter runs; trees of other shapes have that of three levels. A softmax makes too few steps for
-that, a few seconds each: it has the default of 8, and is left out where it has no row below. The
-text is the documentation on one machine ([large_text.py](../large_text.py)). *Memory* is the
-parameters of the head and what the first training steps add to the process: gradients, optimizer
-state and workspaces, those of the backbone included, which are the same for all. *Rows scored* are
-the vectors that a training step multiplies with a context, mean over the training text.
+Validation perplexity (first 20,000 tokens) by training time on one core, one LSTM layer of 200
+features, a constant learning rate, one seed. *Time* is the number of steps times the time of a
+step, in units of a step with the sampled softmax. *Step* is that of the whole model, timed for all
+heads in turns in one process: the runs shared the machine with other load, which slows down some
+more than others. Between two points of a curve, perplexity is interpolated.
+
+The gradients of the word embeddings are row-sparse, but in the last row: a dense update of them
+takes most of a step. The factor of the head's rate was chosen in runs of 60 CPU seconds; the others
+have 240. A softmax makes too few steps for that: it has the default of 8. The text is the
+documentation on one machine, pieces of all documents mixed ([large_text.py](../large_text.py)).
+*Memory* is the parameters of the head and what the first training steps add to the process:
+gradients, optimizer state and workspaces, those of the backbone included, which are the same for
+all. *Rows scored* are the vectors that a training step multiplies with a context, mean over the
+training text.
 """
 NOTHING = "No run has finished yet.\n"
+
+Curve = Sequence[tuple[float, float]]
+"""Time and perplexity, by time."""
 
 
 def page(contenders: Sequence[Contender], records: Records) -> str:
     """The page in Markdown."""
-    found = _finished(contenders, records)
+    found, step = _finished(contenders, records), _steps(records)
+    found = [result for result in found if result.contender.name in step]
     if not found:
         return f"{INTRODUCTION}\n{NOTHING}"
     text = records.all()[0]["text"]
@@ -39,10 +52,10 @@ def page(contenders: Sequence[Contender], records: Records) -> str:
         INTRODUCTION,
         f"The text: {text}.",
         "",
-        *_table(found),
-        f"![Validation perplexity against seconds of training]({PICTURE})",
+        *_table(found, step),
+        f"![Validation perplexity by training time]({PICTURE})",
         "",
-        *_verdict(found),
+        *_verdict(found, step),
         "## Learning rates tried",
         "",
         "Validation perplexity after the shorter runs by the factor on the head's learning rate.",
@@ -52,10 +65,12 @@ def page(contenders: Sequence[Contender], records: Records) -> str:
         "",
         "    python -m benchmarks.large_text --save FOLDER",
         "    python -m benchmarks.large_vocabulary --data FOLDER",
+        "    python -m benchmarks.large_vocabulary --data FOLDER --times",
         "",
         made_on(records.all()),
         "",
-        "All points: [large-vocabulary.json](large-vocabulary.json).",
+        "All points: [large-vocabulary.json](large-vocabulary.json), "
+        "[large-vocabulary-times.json](large-vocabulary-times.json).",
     ]
     return "\n".join(lines) + "\n"
 
@@ -64,83 +79,101 @@ def _finished(contenders: Sequence[Contender], records: Records) -> list[Result]
     return [r for r in results(contenders, records) if r.runs[0].get("points")]
 
 
-def curve(result: Result) -> list[Mapping[str, Any]]:
-    """The points of a run, the last one at the end of its time."""
-    run = result.runs[0]
-    points = [point for point in run["points"] if point["seconds"] < result.settings["seconds"]]
-    return [*points, {"seconds": result.settings["seconds"], "valid": run["valid"]}]
+def _steps(records: Records) -> dict[str, float]:
+    """The time of a step for each name of a contender, over that of the first one."""
+    times = times_of.load(records.path)
+    return {} if times is None else times["shares"]
 
 
-def perplexity_at(points: Sequence[Mapping[str, Any]], seconds: float) -> float | None:
-    """The perplexity of the last point up to a time; None before the first."""
-    before = [point["valid"] for point in points if point["seconds"] <= seconds]
-    return before[-1] if before else None
+def curve(result: Result, step: Mapping[str, float]) -> Curve:
+    """The points of a run."""
+    settings, share = result.settings, step[result.contender.name]
+    tokens = settings["batch_size"] * settings["bptt"]
+    points = result.runs[0]["points"]
+    return [(point["tokens"] / tokens * share, point["valid"]) for point in points]
 
 
-def _table(found: Sequence[Result]) -> list[str]:
-    total = found[0].settings["seconds"]
-    times = [share * total * 1.02 for share in SHARES]  # a point comes after the end of its step
+def perplexity_at(points: Curve, time: float) -> float | None:
+    """The perplexity at a time, interpolated in the logarithms of both; None outside the curve."""
+    times, perplexities = zip(*points, strict=True)
+    if not times[0] <= time <= times[-1]:
+        return None
+    return float(np.exp(np.interp(np.log(time), np.log(times), np.log(perplexities))))
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _table(found: Sequence[Result], step: Mapping[str, float]) -> list[str]:
     rows = []
     for result in found:
-        run = result.runs[0]
-        values = [perplexity_at(curve(result), seconds) for seconds in times]
-        last = run["points"][-1]
+        run, points = result.runs[0], curve(result, step)
         rows.append(
             row([
                 result.title,
-                *("" if value is None else f"{value:.1f}" for value in values),
-                f"{last['tokens'] / last['seconds']:,.0f}",
+                *(_cell(perplexity_at(points, time)) for time in STEPS),
+                _cell(points[-1][1]),
+                f"{points[-1][0]:,.0f}",
+                f"{step[result.contender.name]:.2f}",
                 f"{run['head_parameters'] / 1e6:.1f} M",
                 "" if run["bytes"] is None else f"{run['bytes'] / 2**20:,.0f} MiB",
                 f"{run['rows']:,.0f}",
             ])
         )  # fmt: skip
-    columns = [f"after {share * total:,.0f} s" for share in SHARES]
-    more = ["tokens a second", "parameters", "memory", "rows scored"]
+    columns = [f"time {time:,}" for time in STEPS]
+    more = ["end", "time of the end", "step", "parameters", "memory", "rows scored"]
     return table(["head", *columns, *more], rows)
 
 
-def _verdict(found: Sequence[Result]) -> list[str]:
-    """Whether the best trees are below every other head at every point after their first."""
+def _verdict(found: Sequence[Result], step: Mapping[str, float]) -> list[str]:
+    """At how many points of the other curves each kind of trees is below."""
     trees = [r for r in found if r.settings["head"] == "trees"]
     others = [r for r in found if r.settings["head"] != "trees"]
     if not trees or not others:
         return []
-    best = min(trees, key=lambda r: r.runs[0]["valid"])
-    rows = []
-    for other in others:
-        at = [(point["valid"], point["seconds"] * 1.02) for point in curve(other)]
-        pairs = [(valid, perplexity_at(curve(best), seconds)) for valid, seconds in at]
-        known = [(theirs, ours) for theirs, ours in pairs if ours is not None]
-        below = sum(ours < theirs for theirs, ours in known)
-        rows.append(row([other.title, f"{below} of {len(known)}"]))
+    rows = [row([r.title, *(_below(r, other, step) for other in others)]) for r in trees]
     return [
         "## Target: below the others at every second of training",
         "",
-        f"Points of the other curves at which {best.title} is below.",
+        "Points of the other curves, within the time of both, at which the trees are below.",
         "",
-        *table(["head", "points"], rows),
+        *table(["trees", *(other.title for other in others)], rows),
     ]
+
+
+def _below(result: Result, other: Result, step: Mapping[str, float]) -> str:
+    own = curve(result, step)
+    pairs = [(perplexity_at(own, time), theirs) for time, theirs in curve(other, step)]
+    known = [(mine, theirs) for mine, theirs in pairs if mine is not None]
+    return f"{sum(mine < theirs for mine, theirs in known)} of {len(known)}"
 
 
 def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, bytes]:
     """The picture by name of its file; none before a run has finished."""
-    found = _finished(contenders, records)
+    found, step = _finished(contenders, records), _steps(records)
+    found = [result for result in found if result.contender.name in step]
     if not found:
         return {}
-    figure = new_figure(10, 4)
+    figure = new_figure(10, 4.8)
     axes = figure.subplots(1, 2, sharey=True)
     for number, result in enumerate(found):
         run, style = result.runs[0], line_style(number)
-        minutes = [point["seconds"] / 60 for point in curve(result)]
-        values = [point["valid"] for point in curve(result)]
-        axes[0].plot(minutes, values, label=result.title, **style)
+        times, values = zip(*curve(result, step), strict=True)
+        axes[0].plot(times, values, label=result.title, **style)
         if run["bytes"] is not None:
-            axes[1].plot(run["bytes"] / 2**20, values[-1], "o", color=style["color"])
-    axes[0].set(yscale="log", xlabel="CPU minutes of training, one core")
+            fill = "full" if style["linestyle"] == "-" else "none"
+            dot = {"color": style["color"], "fillstyle": fill}
+            axes[1].plot(run["bytes"] / 2**20, values[-1], "o", **dot)
+    first = found[0].title.split(",")[0]
+    axes[0].set(xscale="log", yscale="log", xlabel=f"training time, in steps of the {first}")
     axes[0].set_ylabel("validation perplexity (log scale)")
+    axes[0].yaxis.set_major_locator(FixedLocator([80, 100, 150, 200, 300, 500]))
+    axes[0].yaxis.set_major_formatter("{x:g}")
+    axes[0].yaxis.set_minor_locator(NullLocator())
     axes[1].set(xscale="log", xlabel="memory of the head in training, MiB")
     for panel in axes:
         panel.grid(alpha=0.3, which="both")
-    axes[0].legend(frameon=False, fontsize="small")
+    handles = axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     return {PICTURE: rendered(figure)}
