@@ -73,7 +73,7 @@ def recorded(rows: int) -> dict[str, Callable[[], Any]]:
             head.log_prob(x).sum().backward()
             with torch.no_grad():
                 if isinstance(head, TreeEnsemble):
-                    search_classes(head, hidden, 3)
+                    search_classes(head, hidden, 3, limited=False)
                     candidate_classes(head, hidden, target[:, None])
                 head.sample(hidden)
         index = torch.tensor([[0, 3, 5]], dtype=torch.int32)
