@@ -31,7 +31,7 @@ HEADS: dict[str, Callable[[], TreeEnsemble]] = {
     "row-sparse": lambda: tree_head(4, sparse=True),
     "options": lambda: tree_head(4, reduction="sum", label_smoothing=0.1, class_weight=range(40)),
 }
-CLOSE = {"rtol": 0.0, "atol": 1e-12}
+CLOSE = {"rtol": 1e-14, "atol": 1e-12}
 
 
 def whole(name: str) -> TreeEnsemble:

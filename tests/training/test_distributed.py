@@ -49,8 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
     "sparse-trees-sgd": {**SGD, "head": "trees", "sparse": True},
     "sparse-embedding": {"head": "softmax", "sparse_embedding": True},
     "sparse-tied": {
-        "head": "sampled",
-        "head_option": ("negatives=8",),
+        "head": "trees",
+        "head_option": ("node_vectors=leaves",),
         "sparse": True,
         "tied": True,
         "context_size": 12,
