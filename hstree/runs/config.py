@@ -125,9 +125,7 @@ class TrainConfig:
         at_least(0),
     )
     sparse_embedding: bool = setting(
-        False,
-        "model",
-        "row-sparse gradients of the word embeddings; only the rows of a batch's words are updated",
+        False, "model", "row-sparse gradients of the word embeddings; only words read are updated"
     )
 
     # head
@@ -343,10 +341,7 @@ class TrainConfig:
                 f"got {self.accumulate}"
             )
         if self.sparse_embedding and self.tied and not self.sparse:
-            raise ConfigError(
-                "--sparse-embedding: expected --sparse with --tied, as the output layer also gives "
-                "the embeddings their gradients, got --tied without --sparse"
-            )
+            raise ConfigError("--sparse-embedding: expected --sparse with --tied, got --tied alone")
         if self.levels == 2 and self.leaf not in (None, 1):
             raise ConfigError(f"--leaf: expected 1 with --levels 2, got {self.leaf}")
         self.head_options()
