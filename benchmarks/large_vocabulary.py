@@ -2,7 +2,6 @@
 
     python -m benchmarks.large_text --save FOLDER
     python -m benchmarks.large_vocabulary --data FOLDER
-
     python -m benchmarks.large_vocabulary --data FOLDER --times
 
 The second command makes the runs that are missing in benchmarks/results/large-vocabulary.json.
@@ -17,7 +16,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from benchmarks.studies import times
 from benchmarks.studies.command import Study, parser, work
 from benchmarks.studies.measure import rows_scored, text_name
 from benchmarks.studies.plan import Contender, Run
+from benchmarks.studies.training import endless_steps
 from hstree.data import Corpus, load_corpus
 from hstree.runs import TrainConfig
 from hstree.training import Trainer, TrainingError, build_model, evaluate
@@ -77,13 +78,11 @@ def _all() -> Iterator[Contender]:
     sampled_title = "sampled softmax, 1,024 negatives"
     sampled = {"head": "sampled", "head_option": ("negatives=1024", "sparse=true")}
     yield _contender("sampled", sampled_title, factors=(4.0, 8.0), **sampled)
-    for n_trees in (4, 1):
+    for n_trees, shapes in ((4, SHAPES), (1, SHAPES[1:])):
         trees = "one tree" if n_trees == 1 else f"{n_trees} trees"
         common = {"head": "trees", "n_trees": n_trees, "root": 512, "sparse": True}
         common["gate"] = "context" if n_trees > 1 else "uniform"
-        for name, title, shape in SHAPES:
-            if n_trees == 1 and shape.get("levels") == 3:
-                continue
+        for name, title, shape in shapes:
             yield _contender(
                 f"trees-{n_trees}{name}",
                 f"{trees}, C = 512, {title}",
@@ -101,6 +100,11 @@ CONTENDERS: Sequence[Contender] = tuple(_all())
 STUDY = Study("large-vocabulary", CONTENDERS, page, pictures, [c.name for c in CONTENDERS])
 
 
+def _config(settings: Mapping[str, Any], seed: int) -> TrainConfig:
+    own = {name: value for name, value in settings.items() if name != "seconds"}
+    return TrainConfig(seed=seed, **own, **ELSEWHERE)
+
+
 def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
     """Train for the CPU time of the run.
 
@@ -111,15 +115,13 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
         what the first steps add to the process: gradients, optimizer state and workspaces, those
         of the backbone included; None in a run that tries a rate.
     """
-    settings = dict(run.settings)
-    seconds = settings.pop("seconds")
-    config = TrainConfig(seed=run.seed, **settings, **ELSEWHERE)
+    seconds, config = run.settings["seconds"], _config(run.settings, run.seed)
     torch.set_num_threads(ELSEWHERE["threads"])
     statistics = corpus.statistics()
     model = build_model(config, len(corpus.vocabulary), statistics)
 
     def first_steps() -> None:
-        for _ in _steps(Trainer(model, corpus, config), MEMORY_STEPS):
+        for _ in islice(endless_steps(Trainer(model, corpus, config)), MEMORY_STEPS):
             pass
 
     extra = None
@@ -138,8 +140,8 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
     tokens, spent, due = 0, 0.0, every
     begin = time.process_time()
     try:
-        for step_tokens in _steps(trainer):
-            tokens += step_tokens
+        for step in endless_steps(trainer):
+            tokens += step.tokens
             spent += time.process_time() - begin
             if spent >= min(due, seconds):
                 perplexity = math.exp(evaluate(model, valid))
@@ -156,18 +158,6 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
     return figures | {"valid": figures["points"][-1]["valid"]}
 
 
-def _steps(trainer: Trainer, most: int | None = None) -> Iterator[int]:
-    """Make steps, epoch after epoch; yields the number of targets of each."""
-    made = 0
-    while True:
-        for step in trainer.steps():
-            yield step.tokens
-            made += 1
-            if made == most:
-                return
-        trainer.note_validation(0.0)
-
-
 def main() -> None:
     arguments = parser(__doc__, STUDY)
     arguments.add_argument("--data", type=Path, help="folder of the text")
@@ -182,7 +172,8 @@ def main() -> None:
     def time_steps(contenders: Sequence[Contender]) -> dict[str, Any]:
         if given.data is None:
             arguments.error("expected --data")
-        return times.measure(contenders, load_corpus(given.data), ELSEWHERE)
+        configs = {c.name: _config(c.settings, seed=1) for c in contenders}
+        return times.measure(configs, load_corpus(given.data))
 
     work(STUDY, given, prepare, time_steps)
 

@@ -27,8 +27,8 @@ heads in turns in one process: the runs shared the machine with other load, whic
 more than others. Between two points of a curve, perplexity is interpolated.
 
 The gradients of the word embeddings are row-sparse, but in the last row: a dense update of them
-takes most of a step. The factor of the head's rate was chosen in runs of 60 CPU seconds; the others
-have 240. A softmax makes too few steps for that: it has the default of 8. The text is the
+takes most of a step. The factor of the head's rate was chosen in runs of 60 CPU seconds; the final
+runs have 240. A softmax makes too few steps in 60: it has the default of 8. The text is the
 documentation on one machine, pieces of all documents mixed ([large_text.py](../large_text.py)).
 *Memory* is the parameters of the head and what the first training steps add to the process:
 gradients, optimizer state and workspaces, those of the backbone included, which are the same for

@@ -145,17 +145,15 @@ def test_a_run_that_diverges_is_recorded(corpus: Corpus, text: Path, tmp_path: P
 
 def test_times_of_steps(corpus: Corpus, tmp_path: Path) -> None:
     small = {"embedding_size": 4, "hidden_size": 4, "batch_size": 2, "bptt": 2}
-    contenders = [
-        replace(contender, settings=contender.settings | small | {"root": 4} | more)
-        for contender, more in (
-            (trees_study.CONTENDERS[0], {}),
-            (trees_study.CONTENDERS[1], {"n_trees": 8}),
-        )
-    ]
-    times = times_of.measure(contenders, corpus, {"device": "cpu"}, rounds=3)
-    assert list(times["shares"]) == ["softmax", "leaves-4x256"]
+    trees = {"head": "trees", "n_trees": 8, "root": 4}
+    configs = {
+        name: TrainConfig(device="cpu", **small, **head)
+        for name, head in (("softmax", {"head": "softmax"}), ("trees", trees))
+    }
+    times = times_of.measure(configs, corpus, rounds=3)
+    assert list(times["shares"]) == ["softmax", "trees"]
     assert times["shares"]["softmax"] == 1.0
-    assert times["shares"]["leaves-4x256"] > 1.0  # eight trees of ten classes
+    assert times["shares"]["trees"] > 1.0  # eight trees of ten classes
     assert times_of.load(tmp_path / "study.json") is None
     times_of.save(times, tmp_path / "study.json")
     assert times_of.load(tmp_path / "study.json") == times

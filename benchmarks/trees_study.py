@@ -175,7 +175,8 @@ def main() -> None:
     def time_steps(contenders: Sequence[Contender]) -> dict[str, Any]:
         if given.data is None:
             arguments.error("expected --data")
-        return times.measure(contenders, load_corpus(given.data), ELSEWHERE)
+        configs = {c.name: TrainConfig(seed=1, **c.settings, **ELSEWHERE) for c in contenders}
+        return times.measure(configs, load_corpus(given.data))
 
     work(STUDY, given, prepare, time_steps)
 

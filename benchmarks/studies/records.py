@@ -29,6 +29,19 @@ def _machine() -> str:
     return cpu_name()
 
 
+def provenance() -> dict[str, Any]:
+    """Machine, versions and date of a measurement."""
+    return {
+        "machine": _machine(),
+        "versions": {
+            "hstree": hstree.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "date": str(date.today()),
+    }
+
+
 class Records:
     """The finished runs of a study, kept in one file, so that the study can go on another day or on
     another machine.
@@ -75,13 +88,7 @@ class Records:
             "seed": seed,
             "text": text,
             "figures": dict(figures),
-            "machine": _machine(),
-            "versions": {
-                "hstree": hstree.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-            "date": str(date.today()),
+            **provenance(),
         }
         self.check_text(text)
         self._read(self.path)

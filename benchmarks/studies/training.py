@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from hstree.data import Corpus
 from hstree.runs import TrainConfig, load_config, load_model, read_run
 from hstree.runs.names import MODEL, SUMMARY
 from hstree.runs.records import Summary
-from hstree.training import ConsoleReporter, TrainingError, resume, train
+from hstree.training import ConsoleReporter, Trainer, TrainingError, resume, train
+from hstree.training.trainer import Step
 
 from .measure import band_losses, rows_scored
 
@@ -76,3 +78,10 @@ def _figures(run: Path, corpus: Corpus) -> dict[str, Any]:
         "step_rows": summary.cost.rows,
         "bands": band_losses(model, corpus.valid, frequencies),
     }
+
+
+def endless_steps(trainer: Trainer) -> Iterator[Step]:
+    """Make steps, epoch after epoch, without validation."""
+    while True:
+        yield from trainer.steps()
+        trainer.note_validation(0.0)

@@ -11,8 +11,9 @@
 //
 // Ignored rows (target < 0): log_prob 0, no gradient. A path without wide nodes: log_prob 0. Sums in float32
 // (float64 for float64); NaN and infinities propagate. Work O(N T W S) for W children on a path; score
-// [N, T, max_width] is kept for backward, uninitialized beyond the children on the path. No atomics; bitwise identical on every run and for every
-// number of threads. Threads divide scores in the forward pass, nodes or features in the backward pass.
+// [N, T, max_width] is kept for backward, uninitialized beyond the children on the path. No atomics; bitwise
+// identical on every run and for every number of threads. Threads divide scores in the forward pass, nodes or
+// features in the backward pass.
 #pragma once
 
 #include <vector>

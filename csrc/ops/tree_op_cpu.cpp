@@ -64,7 +64,7 @@ cpu::TreeBatch tree_batch(const TreeArguments& a, const Tensor& order) {
 ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tensor>& bias,
                                const std::optional<Tensor>& order) {
   const Tensor log_prob = zeros(a.hidden, {a.rows(), a.trees()}, accumulate_dtype(a.hidden));
-  const Tensor score = a.kind.wide || a.kind.shared
+  const Tensor score = a.kind.wide
                            ? wide_scores(a)
                            : zeros(a.hidden, {a.rows(), a.trees(), a.longest}, accumulate_dtype(a.hidden));
   const Tensor rows = order_of(a, order);

@@ -73,11 +73,9 @@ def build_optimizers(
             f"head {model.head.name}: parameter_groups() leaves out {', '.join(forgotten)}"
         )
     if averaged and sparse:
-        whose = "the word embeddings" if embedding.sparse else f"the head {model.head.name!r}"
-        flag = "--sparse-embedding" if embedding.sparse else "--sparse"
         raise ConfigError(
-            f"--averaging, --finetune: averaged SGD does not support the row-sparse gradients of "
-            f"{whose}; train without {flag} from the start"
+            "--averaging, --finetune: averaged SGD does not support row-sparse gradients; train "
+            "without --sparse and --sparse-embedding from the start"
         )
     optimizers: list[Optimizer]
     if averaged:
