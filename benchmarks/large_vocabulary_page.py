@@ -8,27 +8,28 @@ import numpy as np
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks.studies import times as times_of
-from benchmarks.studies.page import Result, results, row, sweep_rows, table
+from benchmarks.studies.page import Result, mean_and_spread, results, row, sweep_rows, table
 from benchmarks.studies.plan import Contender
 from benchmarks.studies.records import Records, made_on
 from hstree._figures import line_style, new_figure
 from hstree._figures import picture as rendered
 
 PICTURE = "large-vocabulary.png"
-STEPS = (1000, 2000, 4000, 8000)
-"""Times that have a column in the table, in steps of the first contender."""
+STEPS, LONG_STEPS = (1000, 2000, 4000, 8000), (4000, 8000, 16000, 32000)
+"""Times that have a column in the tables, in steps of the first contender."""
 INTRODUCTION = """\
 # Output layers at 100,000 classes and more
 
 Validation perplexity (first 20,000 tokens) by training time on one core, one LSTM layer of 200
-features, a constant learning rate, one seed. *Time* is the number of steps times the time of a
+features, a constant learning rate; ± is the standard deviation over three seeds, everything else
+is one seed. *Time* is the number of steps times the time of a
 step, in units of a step with the sampled softmax. *Step* is that of the whole model, timed for all
 heads in turns in one process: the runs shared the machine with other load, which slows down some
 more than others. Between two points of a curve, perplexity is interpolated.
 
 The gradients of the word embeddings are row-sparse, but in the last row: a dense update of them
 takes most of a step. The factor of the head's rate was chosen in runs of 60 CPU seconds; the final
-runs have 240. A softmax makes too few steps in 60: it has the default of 8. The text is the
+runs have 240, and longer ones 1,200. A softmax makes too few steps in 60: it has the default of 8. The text is the
 documentation on one machine, pieces of all documents mixed ([large_text.py](../large_text.py)).
 *Memory* is the parameters of the head and what the first training steps add to the process:
 gradients, optimizer state and workspaces, those of the backbone included, which are the same for
@@ -43,19 +44,25 @@ Curve = Sequence[tuple[float, float]]
 
 def page(contenders: Sequence[Contender], records: Records) -> str:
     """The page in Markdown."""
-    found, step = _finished(contenders, records), _steps(records)
-    found = [result for result in found if result.contender.name in step]
+    step = _steps(records)
+    found = _finished(contenders, records, step)
     if not found:
         return f"{INTRODUCTION}\n{NOTHING}"
     text = records.all()[0]["text"]
+    usual = [result for result in found if not _long(result)]
+    long = [result for result in found if _long(result)]
     lines = [
         INTRODUCTION,
         f"The text: {text}.",
         "",
-        *_table(found, step),
+        *_table(usual, step),
         f"![Validation perplexity by training time]({PICTURE})",
         "",
-        *_verdict(found, step),
+        *_verdict(usual, step),
+    ]
+    if long:
+        lines += ["## Longer runs", "", *_long_table(long, step)]
+    lines += [
         "## Learning rates tried",
         "",
         "Validation perplexity after the shorter runs by the factor on the head's learning rate.",
@@ -75,8 +82,22 @@ def page(contenders: Sequence[Contender], records: Records) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _finished(contenders: Sequence[Contender], records: Records) -> list[Result]:
-    return [r for r in results(contenders, records) if r.runs[0].get("points")]
+def _finished(
+    contenders: Sequence[Contender], records: Records, step: Mapping[str, float]
+) -> list[Result]:
+    """The contenders with a curve and a timed step."""
+    found = results(contenders, records)
+    return [r for r in found if r.runs[0].get("points") and _head(r) in step]
+
+
+def _long(result: Result) -> bool:
+    """Whether these runs take over the settings of others, and are longer."""
+    return result.contender.like is not None
+
+
+def _head(result: Result) -> str:
+    """The name under which the steps of a contender are timed."""
+    return result.contender.like or result.contender.name
 
 
 def _steps(records: Records) -> dict[str, float]:
@@ -85,12 +106,11 @@ def _steps(records: Records) -> dict[str, float]:
     return {} if times is None else times["shares"]
 
 
-def curve(result: Result, step: Mapping[str, float]) -> Curve:
-    """The points of a run."""
-    settings, share = result.settings, step[result.contender.name]
-    tokens = settings["batch_size"] * settings["bptt"]
-    points = result.runs[0]["points"]
-    return [(point["tokens"] / tokens * share, point["valid"]) for point in points]
+def curves(result: Result, step: Mapping[str, float]) -> list[Curve]:
+    """The points of each run."""
+    tokens = result.settings["batch_size"] * result.settings["bptt"]
+    share = step[_head(result)] / tokens
+    return [[(p["tokens"] * share, p["valid"]) for p in run["points"]] for run in result.runs]
 
 
 def perplexity_at(points: Curve, time: float) -> float | None:
@@ -101,21 +121,24 @@ def perplexity_at(points: Curve, time: float) -> float | None:
     return float(np.exp(np.interp(np.log(time), np.log(times), np.log(perplexities))))
 
 
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+def _cell(curves: Sequence[Curve], time: float) -> str:
+    """Mean ± standard deviation of the perplexity at a time, empty outside one of the curves."""
+    values = [perplexity_at(points, time) for points in curves]
+    known = [value for value in values if value is not None]
+    return "" if len(known) < len(values) else mean_and_spread(known)
 
 
 def _table(found: Sequence[Result], step: Mapping[str, float]) -> list[str]:
     rows = []
     for result in found:
-        run, points = result.runs[0], curve(result, step)
+        run, runs = result.runs[0], curves(result, step)
         rows.append(
             row([
                 result.title,
-                *(_cell(perplexity_at(points, time)) for time in STEPS),
-                _cell(points[-1][1]),
-                f"{points[-1][0]:,.0f}",
-                f"{step[result.contender.name]:.2f}",
+                *(_cell(runs, time) for time in STEPS),
+                f"{runs[0][-1][1]:.1f}",
+                f"{runs[0][-1][0]:,.0f}",
+                f"{step[_head(result)]:.2f}",
                 f"{run['head_parameters'] / 1e6:.1f} M",
                 "" if run["bytes"] is None else f"{run['bytes'] / 2**20:,.0f} MiB",
                 f"{run['rows']:,.0f}",
@@ -124,6 +147,17 @@ def _table(found: Sequence[Result], step: Mapping[str, float]) -> list[str]:
     columns = [f"time {time:,}" for time in STEPS]
     more = ["end", "time of the end", "step", "parameters", "memory", "rows scored"]
     return table(["head", *columns, *more], rows)
+
+
+def _long_table(found: Sequence[Result], step: Mapping[str, float]) -> list[str]:
+    rows = []
+    for result in found:
+        runs = curves(result, step)
+        end, last = runs[0][-1]
+        cells = [_cell(runs, time) for time in LONG_STEPS]
+        rows.append(row([result.title, *cells, f"{last:.1f}", f"{end:,.0f}"]))
+    columns = [f"time {time:,}" for time in LONG_STEPS]
+    return table(["head", *columns, "end", "time of the end"], rows)
 
 
 def _verdict(found: Sequence[Result], step: Mapping[str, float]) -> list[str]:
@@ -136,30 +170,34 @@ def _verdict(found: Sequence[Result], step: Mapping[str, float]) -> list[str]:
     return [
         "## Target: below the others at every second of training",
         "",
-        "Points of the other curves, within the time of both, at which the trees are below.",
+        "Points of the other curves, within the time of both, at which the trees are below; runs of "
+        "the same seed.",
         "",
         *table(["trees", *(other.title for other in others)], rows),
     ]
 
 
 def _below(result: Result, other: Result, step: Mapping[str, float]) -> str:
-    own = curve(result, step)
-    pairs = [(perplexity_at(own, time), theirs) for time, theirs in curve(other, step)]
+    pairs = [
+        (perplexity_at(own, time), theirs)
+        for own, those in zip(curves(result, step), curves(other, step), strict=False)
+        for time, theirs in those
+    ]
     known = [(mine, theirs) for mine, theirs in pairs if mine is not None]
     return f"{sum(mine < theirs for mine, theirs in known)} of {len(known)}"
 
 
 def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, bytes]:
     """The picture by name of its file; none before a run has finished."""
-    found, step = _finished(contenders, records), _steps(records)
-    found = [result for result in found if result.contender.name in step]
+    step = _steps(records)
+    found = [r for r in _finished(contenders, records, step) if not _long(r)]
     if not found:
         return {}
     figure = new_figure(10, 4.8)
     axes = figure.subplots(1, 2, sharey=True)
     for number, result in enumerate(found):
         run, style = result.runs[0], line_style(number)
-        times, values = zip(*curve(result, step), strict=True)
+        times, values = zip(*curves(result, step)[0], strict=True)
         axes[0].plot(times, values, label=result.title, **style)
         if run["bytes"] is not None:
             fill = "full" if style["linestyle"] == "-" else "none"

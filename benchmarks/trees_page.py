@@ -84,7 +84,7 @@ def page(contenders: Sequence[Contender], records: Records) -> str:
         lines += ["## Time", "", *_time_table(long, times)]
         lines += [f"![Validation perplexity against time of training]({TIME_PICTURE})", ""]
     if shapes:
-        lines += ["## Numbers of trees and widths of the root", "", *_shape_table(shapes)]
+        lines += ["## Numbers of trees and widths of the root", "", *_shape_tables(shapes)]
     lines += ["## Targets", "", *_targets(long)]
     lines += ["## Loss by word frequency", "", *_bands(long)]
     sweeps = sweep_rows(contenders, records)
@@ -153,7 +153,21 @@ def _time_table(found: Sequence[Result], times: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _shape_table(found: Sequence[Result]) -> list[str]:
+def _shape_tables(found: Sequence[Result]) -> list[str]:
+    epochs = found[0].settings["epochs"]
+    lines = [
+        f"Validation perplexity of trees with shared leaves after {epochs} epochs, a schedule of "
+        "their own, one seed.",
+        "",
+    ]
+    for tied, title in ((False, "trees"), (True, "trees, tied")):
+        shapes = [result for result in found if _tied(result.contender) == tied]
+        if shapes:
+            lines += _shape_table(title, shapes)
+    return lines
+
+
+def _shape_table(title: str, found: Sequence[Result]) -> list[str]:
     by_shape = {(r.settings["n_trees"], r.settings["root"]): r for r in found}
     trees, roots = (sorted({shape[axis] for shape in by_shape}) for axis in (0, 1))
     rows = []
@@ -163,13 +177,7 @@ def _shape_table(found: Sequence[Result]) -> list[str]:
             result = by_shape.get((n_trees, root))
             cells.append("" if result is None else result.spread("valid"))
         rows.append(row(cells))
-    epochs = found[0].settings["epochs"]
-    return [
-        f"Validation perplexity of trees with shared leaves after {epochs} epochs, a schedule of "
-        "their own.",
-        "",
-        *table(["trees", *(f"C = {root:,}" for root in roots)], rows),
-    ]
+    return table([title, *(f"C = {root:,}" for root in roots)], rows)
 
 
 def _targets(found: Sequence[Result]) -> list[str]:

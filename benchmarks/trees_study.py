@@ -126,6 +126,13 @@ def _all() -> Iterator[Contender]:
         title=f"{three.title}, three levels, G = 16",
         settings=three.settings | {"levels": 3, "leaf": 16},
     )
+    yield replace(
+        three,
+        name="leaves-4x256-groups",
+        title=f"{three.title}, binary above groups of 16",
+        settings=three.settings | {"levels": None, "leaf": 16},
+        seeds=3,
+    )
     yield _leaves(1, 256, like=like)
     one = "cutoffs=[1024]"
     yield _other(
@@ -141,10 +148,13 @@ def _all() -> Iterator[Contender]:
     yield replace(_other("softmax-tied", "softmax, tied", head="softmax", tied=True), group=TIED)
     yield _leaves(4, 256, tied=True, group=TIED)
     tied = "leaves-4x256-tied"
-    yield _leaves(4, 1024, tied=True, like=tied, seeds=1, group=TIED)
+    yield _leaves(4, 1024, tied=True, like=tied, group=TIED)
     for n_trees in TREES:
         for root in CHILDREN:
             yield _leaves(n_trees, root, like=like, short=True, seeds=1, group=SHAPE)
+            yield _leaves(
+                n_trees, root, tied=True, like=tied, short=True, seeds=1, group=SHAPE
+            )
 
 
 CONTENDERS: Sequence[Contender] = tuple(_all())

@@ -40,14 +40,17 @@ class Result:
 
     def spread(self, figure: str, decimals: int = 1) -> str:
         """Mean ± standard deviation of a figure over the seeds, as text."""
-        mean = self.mean(figure)
-        if mean is None:
+        if self.mean(figure) is None:
             return "diverged"
-        text = f"{mean:.{decimals}f}"
-        if len(self.runs) > 1:
-            deviation = statistics.stdev(run[figure] for run in self.runs)
-            text += f" ± {deviation:.{max(decimals, 1)}f}"
-        return text
+        return mean_and_spread([run[figure] for run in self.runs], decimals)
+
+
+def mean_and_spread(values: Sequence[float], decimals: int = 1) -> str:
+    """Mean ± standard deviation, as text; the mean alone of one value."""
+    text = f"{statistics.fmean(values):.{decimals}f}"
+    if len(values) > 1:
+        text += f" ± {statistics.stdev(values):.{max(decimals, 1)}f}"
+    return text
 
 
 def results(contenders: Sequence[Contender], records: Records) -> list[Result]:

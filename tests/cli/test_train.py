@@ -152,7 +152,7 @@ def test_what_does_not_go_together(data: Path, capsys: pytest.CaptureFixture[str
     assert error == "hstree: --averaging: averaged SGD needs --optimizer sgd, got adamw\n"
     command = ["--data", str(data), *TINY, "--optimizer", "sgd", "--averaging", "nt", "--sparse"]
     error = fails(capsys, *command, "--n-trees", "1", "--root", "4")
-    assert "averaged SGD does not support the row-sparse gradients of the head 'trees'" in error
+    assert "--averaging, --finetune: averaged SGD does not support row-sparse gradients" in error
     assert "without --sparse" in error
     assert list(Path().iterdir()) == []
 
