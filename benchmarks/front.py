@@ -61,7 +61,8 @@ def front_table(speed: dict[str, Any], perplexity: dict[str, float]) -> str:
         "Speed: training steps of the layer per second (forward, backward, AdamW; "
         f"{last.rows} rows of {last.features} features, one core) as a multiple of the first "
         f"row's, whose steps take {unit}. Trees have two levels; with `sparse=True` and more than "
-        f"16,384 classes three, which costs {_cost(perplexity)} in perplexity. "
+        f"16,384 classes binary nodes over groups of 16, which costs {_cost(perplexity)} in "
+        "perplexity. "
         "Memory: what the first step adds to the process, gradients and optimizer state included, "
         "parameters not. Test perplexity: "
         "Penn Treebank, V = 10,000, five epochs of a small LSTM, one seed, not converged. "
@@ -71,9 +72,9 @@ def front_table(speed: dict[str, Any], perplexity: dict[str, float]) -> str:
 
 
 def _cost(perplexity: dict[str, float]) -> str:
-    """Change of the perplexity from two levels to three."""
-    three, two = perplexity["leaves-4x256-three-levels"], perplexity["leaves-4x256"]
-    return f"{three / two - 1:.0%}"
+    """Change of the perplexity from two levels to groups below binary nodes."""
+    groups, two = perplexity["leaves-4x256-groups"], perplexity["leaves-4x256"]
+    return f"{groups / two - 1:.0%}"
 
 
 def _times(value: float | None) -> str:

@@ -5,9 +5,10 @@
     python -m benchmarks.large_vocabulary --data FOLDER --times
 
 The second command makes the runs that are missing in benchmarks/results/large-vocabulary.json.
-Every run has one thread; validation is not counted in its CPU time, which is the same for all heads.
-The learning rate of the head is chosen in shorter runs; the softmax makes too few steps in them,
-and has the trainer's default. Some heads also make one run of five times the length. It does not fall during a run, so that every point of a curve is what training until then
+Every run has one thread; validation is not counted in its CPU time, which is the same for all
+heads. The learning rate of the head is chosen in shorter runs; the softmax makes too few steps in
+them, and has the trainer's default. Some heads also make one run of five times the length. The
+learning rate does not fall during a run, so that every point of a curve is what training until then
 gives. The third command times steps of all heads in turns, and writes the page: other load slows
 down the runs by unequal shares, so that the page computes times from steps.
 """
@@ -54,7 +55,7 @@ FACTOR = "head_learning_rate_factor"
 TRIED_SECONDS, SECONDS, LONG_SECONDS, POINTS = 60, 240, 1200, 8
 """CPU seconds of a run that tries a rate, those of the others, and points of their curves."""
 SEVERAL_SEEDS = ("sampled", "trees-1-binary")
-LONGER = ("sampled", "trees-1-binary", "trees-4-groups", "trees-4-binary")
+LONGER = ("sampled", "trees-1-binary", "trees-4-groups")
 """Contenders with three seeds, and those that also make one run of LONG_SECONDS."""
 VALID_TOKENS = 20_000
 MEMORY_STEPS = 3

@@ -15,26 +15,26 @@ from hstree._figures import line_style, new_figure
 from hstree._figures import picture as rendered
 
 PICTURE = "large-vocabulary.png"
-STEPS, LONG_STEPS = (1000, 2000, 4000, 8000), (4000, 8000, 16000, 32000)
+STEPS, LONG_STEPS = (1000, 2000, 4000, 6000, 8000), (4000, 8000, 16000, 32000)
 """Times that have a column in the tables, in steps of the first contender."""
 INTRODUCTION = """\
 # Output layers at 100,000 classes and more
 
 Validation perplexity (first 20,000 tokens) by training time on one core, one LSTM layer of 200
-features, a constant learning rate; ± is the standard deviation over three seeds, everything else
-is one seed. *Time* is the number of steps times the time of a
+features, a constant learning rate; ± is the standard deviation over the seeds, of three, whose run
+reaches that time; everything else is one seed. *Time* is the number of steps times the time of a
 step, in units of a step with the sampled softmax. *Step* is that of the whole model, timed for all
 heads in turns in one process: the runs shared the machine with other load, which slows down some
 more than others. Between two points of a curve, perplexity is interpolated.
 
 The gradients of the word embeddings are row-sparse, but in the last row: a dense update of them
 takes most of a step. The factor of the head's rate was chosen in runs of 60 CPU seconds; the final
-runs have 240, and longer ones 1,200. A softmax makes too few steps in 60: it has the default of 8. The text is the
-documentation on one machine, pieces of all documents mixed ([large_text.py](../large_text.py)).
-*Memory* is the parameters of the head and what the first training steps add to the process:
-gradients, optimizer state and workspaces, those of the backbone included, which are the same for
-all. *Rows scored* are the vectors that a training step multiplies with a context, mean over the
-training text.
+runs have 240, and longer ones 1,200. A softmax makes too few steps in 60: it has the default of 8.
+The text is the documentation on one machine, pieces of all documents mixed
+([large_text.py](../large_text.py)). *Memory* is the parameters of the head and what the first
+training steps add to the process: gradients, optimizer state and workspaces, those of the backbone
+included, which are the same for all. *Rows scored* are the vectors that a training step multiplies
+with a context, mean over the training text.
 """
 NOTHING = "No run has finished yet.\n"
 
@@ -122,10 +122,10 @@ def perplexity_at(points: Curve, time: float) -> float | None:
 
 
 def _cell(curves: Sequence[Curve], time: float) -> str:
-    """Mean ± standard deviation of the perplexity at a time, empty outside one of the curves."""
+    """Mean ± standard deviation of the perplexity at a time, over the curves that reach it."""
     values = [perplexity_at(points, time) for points in curves]
     known = [value for value in values if value is not None]
-    return "" if len(known) < len(values) else mean_and_spread(known)
+    return mean_and_spread(known) if known else ""
 
 
 def _table(found: Sequence[Result], step: Mapping[str, float]) -> list[str]:
@@ -170,8 +170,8 @@ def _verdict(found: Sequence[Result], step: Mapping[str, float]) -> list[str]:
     return [
         "## Target: below the others at every second of training",
         "",
-        "Points of the other curves, within the time of both, at which the trees are below; runs of "
-        "the same seed.",
+        "Points of the other curves, within the time of both, at which the trees are below, in "
+        "runs of the same seed.",
         "",
         *table(["trees", *(other.title for other in others)], rows),
     ]

@@ -57,8 +57,9 @@ COMMON: dict[str, Any] = {
 }
 
 # The flat heads and the mixture are tied to the word embeddings, as in their published settings;
-# the adaptive softmax and the trees have vectors of their own.
+# the adaptive softmax and the trees have vectors of their own, except `leaves-tied`.
 TREES: dict[str, Any] = {"head": "trees", "root": 256, "head_learning_rate_factor": 4.0, "leaf": 1}
+LEAVES: dict[str, Any] = TREES | {"n_trees": 4, "root": 1024, "gate": "context", "levels": 2}
 HEADS: dict[str, dict[str, Any]] = {
     "softmax": {"head": "softmax", "tied": True, "head_learning_rate_factor": 1.0},
     "plif": {"head": "plif", "tied": True, "head_learning_rate_factor": 1.0},
@@ -71,8 +72,8 @@ HEADS: dict[str, dict[str, Any]] = {
     "adaptive": {"head": "adaptive", "head_learning_rate_factor": 16.0},
     "tree": TREES | {"n_trees": 1, "gate": "uniform"},
     "trees": TREES | {"n_trees": 4, "gate": "context"},
-    "leaves": TREES
-    | {"n_trees": 4, "root": 1024, "gate": "context", "levels": 2, "relearn_trees": (2,)},
+    "leaves": LEAVES | {"relearn_trees": (2,)},
+    "leaves-tied": LEAVES | {"tied": True, "head_learning_rate_factor": 2.0},
 }
 
 TITLES = {
@@ -83,6 +84,7 @@ TITLES = {
     "tree": "one tree, C = 256",
     "trees": "four trees, C = 256",
     "leaves": "four trees, C = 1,024, shared leaves",
+    "leaves-tied": "four trees, C = 1,024, tied leaves",
 }
 
 # Short runs: the beginning of the text, learning rates of the backbone, factors of the head.
@@ -103,6 +105,7 @@ TRIED: dict[str, list[tuple[float, float]]] = {
     "tree": [(0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
     "trees": [(0.004, 1.0), (0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
     "leaves": [(0.004, 2.0), (0.004, 4.0), (0.004, 8.0)],
+    "leaves-tied": [(0.004, 1.0), (0.004, 2.0), (0.004, 4.0)],
 }
 
 CHOICE = (

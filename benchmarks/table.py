@@ -52,10 +52,10 @@ compared. V is the number of classes, N the rows of a step, D the features."""
 TRAINING = """\
 Forward, backward and optimizer of an output layer, as multiples of the last row. Trees:
 `from_counts`, that is Huffman trees whose leaves share one output embedding, with a root of C = 256
-children, or 512 from V = 65,537; two levels, or three if sparse, from V = 16,385. Binary trees:
-`leaf=1`. Classes are drawn from Zipf's law. Adaptive softmax: default cutoffs, 2,000 and 10,000.
-Peak extra memory is that of a first step: gradients and the optimizer's state included, parameters
-and inputs not."""
+children, or 512 from V = 65,537; two levels or, if sparse, from V = 16,385, binary nodes over
+groups of 16. Binary trees: `leaf=1`. Classes are drawn from Zipf's law. Adaptive softmax: default
+cutoffs, 2,000 and 10,000. Peak extra memory is that of a first step: gradients and the optimizer's
+state included, parameters and inputs not."""
 
 HEADS = """\
 Time and memory are those of one training step without the optimizer, as multiples of those of
@@ -80,10 +80,10 @@ and more. The fewer classes share the probability, the less of a tree the search
 probable opens."""
 
 WIDE = """\
-A wide `TreeEnsemble` is T = 4 Huffman trees over all features with a root of C = 256 children
-and groups of G = 32 leaves at (N, D, V) = (1400, 400, 33278). A binary one is T = 8 over half
-of the features. A node visit is one node on the path of one word: its score, gradients and
-update, in skip-gram over the same text."""
+A wide `TreeEnsemble` is T = 4 Huffman trees over all features with a root of C = 256 children,
+groups of G = 32 leaves and vectors of their own at (N, D, V) = (1400, 400, 33278). A binary one is
+T = 8 over half of the features. A node visit is one node on the path of one word: its score,
+gradients and update, in skip-gram over the same text."""
 
 METHOD = """\
 ## How it was measured

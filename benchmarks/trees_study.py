@@ -78,14 +78,14 @@ def _leaves(
     short: bool = False,
     **more: Any,
 ) -> Contender:
-    epochs = ",".join(map(str, relearn))
+    epochs = f"epoch{'s' * (len(relearn) > 1)} {' and '.join(map(str, relearn))}"
     name = [
         f"leaves-{n_trees}x{root}",
         "-".join(["relearn", *map(str, relearn)] if relearn else []),
         "tied" * tied,
     ]
     trees = "one tree" if n_trees == 1 else f"{n_trees} trees"
-    title = [f"{trees}, C = {root:,}, shared leaves", f"re-learned before epoch {epochs}"]
+    title = [f"{trees}, C = {root:,}, shared leaves", f"re-learned before {epochs}"]
     title = [title[0], title[1] if relearn else "", "tied" if tied else ""]
     swept = {RATE: RATES} if tied else {}
     return Contender(
@@ -152,9 +152,7 @@ def _all() -> Iterator[Contender]:
     for n_trees in TREES:
         for root in CHILDREN:
             yield _leaves(n_trees, root, like=like, short=True, seeds=1, group=SHAPE)
-            yield _leaves(
-                n_trees, root, tied=True, like=tied, short=True, seeds=1, group=SHAPE
-            )
+            yield _leaves(n_trees, root, tied=True, like=tied, short=True, seeds=1, group=SHAPE)
 
 
 CONTENDERS: Sequence[Contender] = tuple(_all())

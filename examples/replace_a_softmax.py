@@ -4,8 +4,8 @@
     python examples/replace_a_softmax.py --steps 20 --classes 2000    # a quick look
 
 A network reads four words and predicts the fifth, in the docstrings of this Python installation.
-The trees start from the frequencies of the words and have four times the parameters of the softmax,
-so this short training favors them; benchmarks/results/ptb-reduced.md compares longer ones.
+The trees start from the frequencies of the words, so this short training favors them;
+benchmarks/results/trees-study.md compares longer ones.
 """
 
 from __future__ import annotations

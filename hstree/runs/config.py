@@ -148,15 +148,16 @@ class TrainConfig:
         None,
         "head",
         "trees: largest number of classes in a leaf softmax, G; without --levels below binary "
-        "nodes (1: binary down to the classes; default: 16 with three levels)",
+        "nodes (1: binary down to the classes; default: 16 with three levels, or in training "
+        "with --sparse from 16,385 classes)",
         at_least(1),
     )
     levels: int | None = setting(
         None,
         "head",
         "trees: number of levels; 2: the root, then one softmax over the classes below each of its "
-        "children, 3: one more between them, over groups of --leaf classes (default: 2, 3 with "
-        "--sparse from 16,385 classes, or any number of binary nodes with --leaf)",
+        "children, 3: one more between them, over groups of --leaf classes (default: 2, or "
+        "any number of binary nodes with --leaf, or in training with --sparse from 16,385 classes)",
         choices=(2, 3),
     )
     gate: str = setting(

@@ -51,21 +51,26 @@ def shape_below(
     defaults for None: binary nodes if ``leaf`` is given or the root is binary, otherwise two
     levels.
 
-    With row-sparse gradients and more than TWO_LEVEL_CLASSES classes, three levels: below two, a
-    batch reaches almost all rows of the output embedding, because clusters of rare classes are
-    large.
+    With row-sparse gradients and more than TWO_LEVEL_CLASSES classes, binary nodes over groups of
+    GROUP: below two levels, a batch reaches almost all rows of the output embedding, because
+    clusters of rare classes are large.
     """
     if leaf is None and levels is None and root > 2:
-        levels = 3 if sparse and n_classes > TWO_LEVEL_CLASSES else 2
+        if sparse and n_classes > TWO_LEVEL_CLASSES:
+            leaf = GROUP
+        else:
+            levels = 2
     if leaf is None:
         leaf = GROUP if levels == 3 else 1
     return leaf, levels
 
 
-def usual_vectors(n_classes: int, root: int, levels: int | None, tied: bool = False) -> str:
-    """The default of ``node_vectors``: trees of two or three levels share the output embedding of
-    their leaves, unless the root has all classes as its children."""
-    if levels is not None and root < n_classes:
+def usual_vectors(
+    n_classes: int, root: int, leaf: int, levels: int | None, tied: bool = False
+) -> str:
+    """The default of ``node_vectors``: trees whose leaves are groups share the output embedding of
+    their classes, unless the root has all classes as its children."""
+    if (levels is not None or leaf > 1) and root < n_classes:
         return "leaves"
     return "shared" if tied else "free"
 

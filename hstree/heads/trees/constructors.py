@@ -37,10 +37,9 @@ class Constructors(EnsembleState):
     share one output embedding in all trees, ``node_vectors="leaves"``. The measurements are in
     ``trees-study.md`` of the benchmark results.
 
-    With ``sparse=True`` and more than 16,384 classes the trees have three levels: below the root a
-    softmax over groups of at most G = 16 classes, then one over the classes of a group. Otherwise
-    the row-sparse gradient would have almost all rows, because clusters of rare classes are large.
-    This is three times as fast (``cpu.md``), and costs 2% in perplexity on Penn Treebank.
+    With ``sparse=True`` and more than 16,384 classes there are binary nodes below the root, down to
+    groups of at most G = 16 classes, each of them one softmax. Otherwise the row-sparse gradient
+    would have almost all rows, because clusters of rare classes are large.
     """
 
     if TYPE_CHECKING:
@@ -73,16 +72,18 @@ class Constructors(EnsembleState):
             recipe: ``"huffman"`` or ``"random"``. For trees that group similar classes use
                 :meth:`from_tokens` or :meth:`from_linear`.
             root: width of the root, C of :meth:`hstree.trees.Tree.collapse`; None: 256, or the
-                smallest power of two that is at least the square root of V if that is more; V for
-                one tree over at most 1,024 classes.
+                smallest power of two that is at least the square root of V if that is more, but at
+                most V / 4; V for one tree over at most 1,024 classes.
             leaf: size of the leaf groups, G of :meth:`hstree.trees.Tree.collapse`; None: 16 with
-                three levels, otherwise 1.
-            levels: number of levels of :meth:`hstree.trees.Tree.collapse`, 2 or 3; None: 2, or 3
-                from V = 16,385 with ``sparse=True``. If ``leaf`` is given or the root is binary,
+                three levels, and from V = 16,385 with ``sparse=True`` unless the root is binary,
+                otherwise 1.
+            levels: number of levels of :meth:`hstree.trees.Tree.collapse`, 2 or 3; None: 2. If
+                ``leaf`` is given or the root is binary, and from V = 16,385 with ``sparse=True``,
                 None is any number of binary nodes between the root and the leaf groups.
             seed: seed of the trees and of the feature subsets.
-            **options: further arguments of the head. ``node_vectors`` is ``"leaves"`` for trees of
-                two or three levels, otherwise ``"free"``.
+            **options: further arguments of the head. ``node_vectors`` is ``"free"`` for trees that
+                are binary down to the classes and for a root over all classes, otherwise
+                ``"leaves"``.
 
         Raises:
             TypeError: if the counts are not real numbers.
@@ -101,7 +102,7 @@ class Constructors(EnsembleState):
         n_classes = len(frequencies)
         n_trees, root = ensemble_shape(n_classes, n_trees, root)
         leaf, levels = shape_below(n_classes, root, leaf, levels, bool(options.get("sparse")))
-        options.setdefault("node_vectors", usual_vectors(n_classes, root, levels))
+        options.setdefault("node_vectors", usual_vectors(n_classes, root, leaf, levels))
         trees = several_trees(
             recipe, n_classes, frequencies, None, n_trees, seed, root, leaf, levels
         )
@@ -168,8 +169,9 @@ class Constructors(EnsembleState):
             root: width of the root, C; see :meth:`from_counts`.
             leaf: size of the leaf groups, G; see :meth:`from_counts`.
             levels: number of levels; see :meth:`from_counts`.
-            tied: read the vectors of the classes from ``embedding``. With binary nodes, and with a
-                root over all classes, ``node_vectors`` is then ``"shared"`` by default.
+            tied: read the vectors of the classes from ``embedding``. For trees that are binary down
+                to the classes, and with a root over all classes, ``node_vectors`` is then
+                ``"shared"`` by default.
             contexts: contexts of the word vectors for clustered trees, used alternately; see
                 :func:`hstree.trees.word_vectors`. The vectors have 100 features, or 32 from
                 V = 65,537, where the decomposition for 100 takes minutes.
@@ -184,7 +186,7 @@ class Constructors(EnsembleState):
             raise ValueError("tied: expected an embedding to tie to, got None")
         n_trees, root = ensemble_shape(n_classes, n_trees, root)
         leaf, levels = shape_below(n_classes, root, leaf, levels, bool(options.get("sparse")))
-        options.setdefault("node_vectors", usual_vectors(n_classes, root, levels, tied))
+        options.setdefault("node_vectors", usual_vectors(n_classes, root, leaf, levels, tied))
         trees = corpus_trees(
             statistics, n_classes, n_trees, recipe, seed, root, leaf, levels, contexts, tree_options
         )
@@ -245,11 +247,11 @@ class Constructors(EnsembleState):
                 softmax. Four trees give a perplexity 3% lower (``conversion.md`` of the benchmark
                 results).
             root: width of the root, C; None: 1,024, or the smallest power of two that is at least
-                the square root of V if that is more. Up to 1,024 classes this is the softmax
-                itself.
-            leaf: size of the leaf groups, G; None: 64, or 1 with two levels; with ``tied`` as in
-                :meth:`from_counts`.
-            levels: number of levels; see :meth:`from_counts`. None with ``tied``: 2.
+                the square root of V if that is more, but at most V / 4. Up to 1,024 classes one
+                tree is the softmax itself.
+            leaf: size of the leaf groups, G; None: 64, or 1 with two levels or ``tied``.
+            levels: number of levels; see :meth:`from_counts`. None: any number of binary nodes
+                between the root and the leaf groups, or 2 with ``tied`` and without ``leaf``.
             frequencies: class counts [V] that balance the clusters; None: all equal.
             seed: seed of the trees and of the feature subsets.
             **options: further arguments of the head, except ``embedding``. With

@@ -111,9 +111,10 @@ def _set_shape(parameter: nn.Parameter, shape: tuple[int, ...]) -> None:
 
 def like_shape(head: EnsembleState, shape: dict[str, Any]) -> dict[str, Any]:
     """Arguments ``root``, ``leaf`` and ``levels`` of :func:`hstree.trees.build_ensemble`: those
-    given, and for the others what the present trees look like."""
+    given, and for the others what the present trees look like. With ``leaf`` alone, binary nodes
+    over groups of this size."""
     height = max(tree.height for tree in head.trees)
-    levels = height if height in (2, 3) else None
+    levels = height if height in (2, 3) and "leaf" not in shape else None
     shape = {"root": head.trees[0].root_width, "levels": levels} | shape
     widest = 1 if shape["levels"] == 2 else max(1, head.layout.max_group)
     return {"leaf": widest} | shape

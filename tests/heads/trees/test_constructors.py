@@ -124,7 +124,9 @@ def test_shape(
         ({"levels": 3, "leaf": 5}, 3, "leaves"),
         ({"levels": 3}, 3, "leaves"),
         ({"levels": 2, "node_vectors": "free"}, 2, "free"),
-        ({"leaf": 8}, None, "free"),
+        ({"leaf": 8}, None, "leaves"),
+        ({"leaf": 8, "node_vectors": "free"}, None, "free"),
+        ({"leaf": 1}, None, "free"),
         ({"root": 1}, None, "free"),
         ({"root": 1500, "n_trees": 1}, 1, "free"),
     ],
@@ -141,19 +143,28 @@ def test_default_below_the_root(
 
 
 @pytest.mark.parametrize(
-    ("n_classes", "sparse", "height"), [(16_384, True, 2), (16_385, True, 3), (16_385, False, 2)]
+    ("n_classes", "sparse", "two_levels"),
+    [(16_384, True, True), (16_385, True, False), (16_385, False, True)],
 )
-def test_default_number_of_levels(n_classes: int, sparse: bool, height: int) -> None:
+def test_default_shape_of_many_classes(n_classes: int, sparse: bool, two_levels: bool) -> None:
     """Row-sparse gradients of two levels would have almost all rows."""
     head = from_counts(n_classes, n_trees=1, sparse=sparse)
-    assert head.trees[0].height == height
     assert head.node_vectors == "leaves"
-    assert height == 2 or head.layout.max_group == 16
+    assert (head.trees[0].height == 2) == two_levels
+    shape = {"levels": 2} if two_levels else {"leaf": 16}
+    assert head.trees == build_ensemble(
+        "huffman", n_classes, 1, counts_of(n_classes), root=256, **shape
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "node_vectors"),
-    [({}, "leaves"), ({"leaf": 1}, "shared"), ({"root": 1500, "n_trees": 1}, "shared")],
+    [
+        ({}, "leaves"),
+        ({"leaf": 8}, "leaves"),
+        ({"leaf": 1}, "shared"),
+        ({"root": 1500, "n_trees": 1}, "shared"),
+    ],
 )
 def test_default_vectors_if_tied(options: Any, node_vectors: str) -> None:
     embedding = torch.nn.Embedding(1500, D)

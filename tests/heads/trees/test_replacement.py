@@ -172,9 +172,11 @@ def test_relearn() -> None:
     assert head.trees == wanted
     head.relearn(vectors, seed=4)
     assert head.trees == wanted
-    head.relearn(vectors, seed=4, levels=None, leaf=3)
     wanted = build_ensemble("cluster", V, 3, FREQUENCIES, vectors, 4, leaf=3, **options)
-    assert head.trees == wanted
+    for levels in ({}, {"levels": None}):
+        head.replace_trees(others(n_trees=3, levels=2))
+        head.relearn(vectors, seed=4, leaf=3, **levels)
+        assert head.trees == wanted
 
 
 def test_from_linear_with_shared_leaves() -> None:
