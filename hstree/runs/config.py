@@ -394,5 +394,5 @@ def _absolute(path: str | None) -> str | None:
 
 HEAD_SETTINGS = frozenset(
     field.name for field in dataclasses.fields(TrainConfig) if field.metadata["group"] == "head"
-)
-"""The settings of the output layer."""
+) - {"tied"}
+"""The settings in which a model with another head may differ."""

@@ -89,7 +89,8 @@ def test_train_ends_with_figures_and_commands_that_run(
 ) -> None:
     """The second run, with the command that the first one suggests, shows both heads."""
     monkeypatch.chdir(folder)
-    assert main(["train", *SMALL, *TREES, "--run", "tried/trees", "--seed", "3"]) == 0
+    tied = ["--tied", "--context-size", "12"]
+    assert main(["train", *SMALL, *TREES, *tied, "--run", "tried/trees", "--seed", "3"]) == 0
     captured = capsys.readouterr()
     assert_narrow(captured.out)
     assert captured.err == ""
@@ -100,6 +101,7 @@ def test_train_ends_with_figures_and_commands_that_run(
     assert Path("tried/trees/learning_curve.png").is_file()
     generate, train, analyze = commands(out)
     assert train[:4] == ["hstree", "train", "--head", "softmax"]
+    assert "--tied" in train
     assert main([*train[1:], "--run", "tried/softmax"]) == 0
     captured = capsys.readouterr()
     assert_narrow(captured.out)

@@ -128,6 +128,7 @@ def test_counterpart_has_another_head_and_the_same_settings(tmp_path: Path) -> N
     assert counterpart(trees, "softmax") is None
     write_run(tmp_path / "other-setting", dropout=0.3)
     write_run(tmp_path / "other-seed", seed=2)
+    write_run(tmp_path / "tied", tied=True)
     write_run(tmp_path / "unfinished", test=None)
     write_run(tmp_path / "other-text", summary={"unigram_test_perplexity": 600.0})
     write_run(tmp_path / "other-head", head="gss")
@@ -135,7 +136,7 @@ def test_counterpart_has_another_head_and_the_same_settings(tmp_path: Path) -> N
     (tmp_path / "damaged" / "summary.json").write_text("{}")
     assert counterpart(trees, "softmax") is None
     for age, name in ((50, "older"), (10, "newer")):  # other machines are no other settings
-        folder = write_run(tmp_path / name, tied=True, head_option=["a=1"], threads=age)
+        folder = write_run(tmp_path / name, head_option=["a=1"], threads=age)
         os.utime(folder / "summary.json", (time.time() - age,) * 2)
     found = counterpart(trees, "softmax")
     assert found is not None
