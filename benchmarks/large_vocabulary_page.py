@@ -21,11 +21,12 @@ INTRODUCTION = """\
 # Output layers at 100,000 classes and more
 
 Validation perplexity (first 20,000 tokens) by training time on one core, one LSTM layer of 200
-features, a constant learning rate; ± is the standard deviation over the seeds, of three, whose run
-reaches that time; everything else is one seed. *Time* is the number of steps times the time of a
-step, in units of a step with the sampled softmax. *Step* is that of the whole model, timed for all
-heads in turns in one process: the runs shared the machine with other load, which slows down some
-more than others. Between two points of a curve, perplexity is interpolated.
+features, a constant learning rate. Two heads have three seeds: mean ± standard deviation over the
+runs that reach the time, without ± if only one does; *end* is that of the first seed. The others
+have one seed. *Time* is the number of steps times the time of a step, in units of a step with the
+sampled softmax. *Step* is that of the whole model, timed for all heads in turns in one process: the
+runs shared the machine with other load, which slows down some more than others. Between two points
+of a curve, perplexity is interpolated.
 
 The gradients of the word embeddings are row-sparse, but in the last row: a dense update of them
 takes most of a step. The factor of the head's rate was chosen in runs of 60 CPU seconds; the final

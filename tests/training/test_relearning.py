@@ -182,6 +182,17 @@ def test_only_what_starts_again_loses_its_state(
     assert orders(trainer) == between
 
 
+def test_groups_stay_groups(corpus: Corpus) -> None:
+    """With ``--leaf`` alone, also where every cluster is one group, as in trees of two levels."""
+    shape = {"head": "trees", "n_trees": 2, "root": 4, "leaf": 8}
+    trainer = begun(corpus, small_config(Path(), Path(), **shape, relearn_trees=(2,), epochs=2))
+    assert {tree.height for tree in head_of(trainer).trees} == {2}
+    before = orders(trainer)
+    assert trainer.begin_epoch()
+    assert orders(trainer) != before
+    assert head_of(trainer).layout.max_group <= 8
+
+
 def test_averages_start_again(corpus: Corpus) -> None:
     config = small_config(
         Path(), Path(), **LEAVES, **SGD, averaging="et", averaging_epoch=0, relearn_trees=(2,)
