@@ -18,12 +18,14 @@ void leaf_count(const Tables& tables, const LeafOrder& leaf_order, int32_t* coun
 void leaf_index(const Tables& tables, const int64_t* slot, int64_t nnz, int64_t biases, int64_t* index,
                 int64_t* bias_index, cudaStream_t stream);
 
-// slot: [1 + V + T V] for row-sparse gradients, null for dense ones. rows: nnz, or V. sum: [rows, D]
-// accumulation dtype, zero-filled. grad_weight: [rows, D]; sum itself if their dtypes are equal. grad_bias:
-// [biases], or [T, V] zero-filled, or null. workspace: backward_workspace_bytes.
+// slot: [1 + V + T V] for row-sparse gradients, null for dense ones. sum: [V or nnz, D] accumulation dtype, content
+// arbitrary; grad_weight itself if their dtypes are equal, null with one tree. grad_weight: [V or nnz, D], every
+// element written. grad_bias: [biases], or [T, V] zero-filled, or null. workspace: leaf_workspace_bytes, aligned
+// to 16 bytes, content arbitrary.
 void leaf_log_prob_backward_weight(ScalarType type, const Tables& tables, const LeafOrder& leaf_order,
                                    const int64_t* slot, const WideBackward& tensors, void* workspace,
-                                   int64_t rows, void* sum, void* grad_weight, void* grad_bias,
-                                   cudaStream_t stream);
+                                   void* sum, void* grad_weight, void* grad_bias, cudaStream_t stream);
+
+int64_t leaf_workspace_bytes(const Tables& tables);
 
 }  // namespace hstree

@@ -78,8 +78,7 @@ void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t
 // T * C * stride int64; path_log_prob_backward_weight also T * stride * N sums, N up to a multiple of 16, and
 // at most T * (N * stride + 33 C) int64. path_log_prob_backward_hidden takes less: T * N * (10 * stride + 8)
 // bytes (float64: 14 and 12). C is N / 512 for batches that fill a GPU (float64: N / 256), and more for
-// smaller ones, at most N / 128; wide: at most N / 64 and 4096 / stride (segment.cuh). With leaf_class, T counts
-// as 1: leaf_log_prob_backward_weight.
+// smaller ones, at most N / 128; wide: at most N / 64 and 4096 / stride (segment.cuh).
 int64_t backward_workspace_bytes(ScalarType type, const Tables& tables);
 
 }  // namespace hstree

@@ -165,6 +165,13 @@ struct GroupOrder {
       to.header->used[p] = length[p] > 0;
       if (p == group_rows - 1) to.header->visits = sum;
     }
+    // Blocks of path_log_prob_backward_hidden_kernel copy all of it.
+    const int visits = __shfl_sync(all_lanes, sum, group_rows - 1);
+    for (int i = visits + threadIdx.x; i < group_rows * stride; i += blockDim.x) {
+      to.bits[i] = 0;
+      to.node[i] = 0;
+    }
+    if (threadIdx.x < 3) to.header->padding[threadIdx.x] = 0;
     for (int first = 0; first < group_rows * stride; first += blockDim.x) {
       const int i = first + threadIdx.x, p = i / stride, level = i % stride;
       const int before = __shfl_sync(all_lanes, sum - counted, p % 32);

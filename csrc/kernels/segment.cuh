@@ -24,7 +24,7 @@ struct Segments {
   int64_t places;  // of a segment, a multiple of 16
   int64_t count;   // C
   int64_t stride, columns;
-  int64_t trees;        // processed by one launch
+  int64_t trees;
   int64_t padded_rows;  // N rounded up to a multiple of 16
   int64_t sum_bytes;    // of one sum
   bool wide;
@@ -32,7 +32,7 @@ struct Segments {
   __host__ Segments(ScalarType type, const Tables& tables)
       : stride(tables.stride),
         columns(tables.features + 1),
-        trees(tables.leaf_class == nullptr ? tables.trees : 1),
+        trees(tables.trees),
         padded_rows(divide_up(tables.rows, 16) * 16),
         sum_bytes(type == ScalarType::float64 ? sizeof(double) : sizeof(float)),
         wide(tables.wide) {
@@ -95,8 +95,8 @@ struct StoredRows {
   }
 };
 
-// The destinations of the sums of a segment. Rows: of the gradients, StoredRows or AddedRows.
-template <typename T, typename Rows = StoredRows<T>>
+// The destinations of the sums of a segment.
+template <typename T>
 struct SegmentOutput {
   enum Goal : int { store_sum, head_sum, tail_sum };
 
@@ -105,9 +105,9 @@ struct SegmentOutput {
   int64_t*
       state;  // [T, C, stride] what crosses the segment's end: row of the gradient of the run that starts
               // in it, `through` for a run from the previous segment, or `none`
-  Rows rows;
+  StoredRows<T> rows;
 
-  __host__ SegmentOutput(const Segments& segments, void* workspace, const Rows& rows)
+  __host__ SegmentOutput(const Segments& segments, void* workspace, const StoredRows<T>& rows)
       : head(nullptr), tail(nullptr), state(nullptr), rows(rows) {
     if (segments.positions() == 0) return;
     head = static_cast<Sum<T>*>(workspace);
@@ -126,7 +126,7 @@ struct SegmentOutput {
   }
 
   // Sums of columns column ... column + Count - 1 of a run; columns from S on are skipped. row: row of the
-  // gradient, ignored unless the goal is store_sum. wide: whether Rows can put Count columns at once.
+  // gradient, ignored unless the goal is store_sum. wide: whether `rows` can put Count columns at once.
   template <int Count>
   __device__ __forceinline__ void write(Goal goal, int64_t row, int64_t position, int64_t features,
                                         int64_t column, const Sum<T> (&sum)[Count], bool wide) const {
@@ -166,9 +166,9 @@ __global__ void __launch_bounds__(reduce_threads) clear_state_kernel(int64_t* st
 // bytes, each read at most once. One block for each (tree, segment), chunk of columns and share of the
 // positions, one thread for each column. The segments of a run are counted first, 32 at a time, so that the
 // loads of its parts are independent.
-template <typename T, typename Rows>
+template <typename T>
 __global__ void __launch_bounds__(reduce_threads)
-    segment_reduce_kernel(Segments segments, SegmentOutput<T, Rows> output) {
+    segment_reduce_kernel(Segments segments, SegmentOutput<T> output) {
   const int64_t first = int64_t(blockIdx.x) * segments.stride;
   const int64_t last_segment = segments.count - 1 - blockIdx.x % segments.count;
   const int64_t column = int64_t(blockIdx.y) * reduce_threads + threadIdx.x;
@@ -199,21 +199,21 @@ __global__ void __launch_bounds__(reduce_threads)
   }
 }
 
-template <typename T, typename Rows>
-void clear_state(const Segments& segments, const SegmentOutput<T, Rows>& output, cudaStream_t stream) {
+template <typename T>
+void clear_state(const Segments& segments, const SegmentOutput<T>& output, cudaStream_t stream) {
   const int64_t count = segments.positions();
   if (count == 0) return;
   launch(clear_state_kernel<T>, grid_size(divide_up(count, reduce_threads)), reduce_threads, 0, stream,
          output.state, count);
 }
 
-template <typename T, typename Rows>
-void segment_reduce(const Segments& segments, const SegmentOutput<T, Rows>& output, cudaStream_t stream) {
+template <typename T>
+void segment_reduce(const Segments& segments, const SegmentOutput<T>& output, cudaStream_t stream) {
   if (segments.positions() == 0) return;
   const dim3 grid(grid_size(segments.trees * segments.count),
                   static_cast<unsigned>(divide_up(segments.columns, reduce_threads)),
                   static_cast<unsigned>(segments.stride < 8 ? segments.stride : 8));
-  launch(segment_reduce_kernel<T, Rows>, grid, reduce_threads, 0, stream, segments, output);
+  launch(segment_reduce_kernel<T>, grid, reduce_threads, 0, stream, segments, output);
 }
 
 }  // namespace hstree

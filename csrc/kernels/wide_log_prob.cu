@@ -1,8 +1,9 @@
 #include "common.cuh"
 #include "product.cuh"
 #include "round.cuh"
+#include "weight_product.cuh"
 #include "wide_log_prob.h"
-#include "wide_weight_gradient.cuh"
+#include "wide_slope.cuh"
 
 namespace hstree {
 namespace {
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(product_threads, forward_blocks)
   }
 }
 
-constexpr int row_threads = 64;
+constexpr int most_row_threads = 256, least_row_threads = 64;
 
 // grad_hidden of the rows of a tile: products of factors [16 rows, children] with weight rows [children, columns
 // of the block], summed up over the nodes of the tile.
@@ -117,8 +118,8 @@ constexpr int row_threads = 64;
 template <typename T, bool Aligned, bool Half = is_half<T>>
 struct RowSums {
   static constexpr int vector = Aligned ? 16 / sizeof(T) : 1;
-  static constexpr int columns = row_threads * vector;  // of a block
-  static constexpr int children = 32;                   // whose factors are in shared memory at a time
+  static constexpr int columns = vector;  // of a thread
+  static constexpr int children = 32;     // whose factors are in shared memory at a time
 
   struct Factors {
     T factor[children][tile_rows];
@@ -126,6 +127,10 @@ struct RowSums {
   };
 
   T sum[tile_rows][vector] = {};
+
+  // Loads what add reads of the `count` rows row_of(child) of `weight`; here nothing.
+  template <typename RowOf>
+  __device__ __forceinline__ void fetch(RowOf, const T*, int, int64_t, int64_t) {}
 
   // Adds those of the `count` rows weight_row[...] of `weight` to the rows of the item. first_column: of the
   // block.
@@ -163,24 +168,30 @@ struct RowSums {
 // is column n of instruction j.
 template <typename T, bool Aligned>
 struct RowSums<T, Aligned, true> {
-  static constexpr int columns = 2 * row_threads;
+  static constexpr int columns = 2;
   static constexpr int children = 16;
   using Factors = SplitFactors<T, tile_rows>;
 
   float sum[4][8] = {};  // columns 8 (2 t + i % 2) ... of row g + i / 2 * 8
+  uint32_t part[4][4];   // eight columns of four children
 
-  __device__ __forceinline__ void add(const Factors& factors, const Item& item, const T* weight,
-                                      const int32_t* weight_row, int count, int64_t features,
-                                      int64_t first_column) {
+  // Issued before the factors are computed, so that both latencies pass at once.
+  template <typename RowOf>
+  __device__ __forceinline__ void fetch(RowOf row_of, const T* weight, int count, int64_t features,
+                                        int64_t first_column) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int64_t column = first_column + threadIdx.x / 32 * 64 + 8 * g;
-    uint32_t part[4][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int k = 2 * t + i % 2 + i / 2 * 8;
       const int64_t left = k < count ? features - column : 0;
-      load_part(weight + (k < count ? weight_row[k] : 0) * features + column, left, part[i]);
+      load_part(weight + (k < count ? row_of(k) : 0) * features + column, left, part[i]);
     }
+  }
+
+  __device__ __forceinline__ void add(const Factors& factors, const Item& item, const T*, const int32_t*, int,
+                                      int64_t, int64_t) {
+    const int g = threadIdx.x % 32 / 4;
     uint32_t high[4], low[4];
     factors.operands(0, high, low);
 #pragma unroll
@@ -265,7 +276,7 @@ __device__ __forceinline__ void add_to_row(const Tables& tables, int tree, int64
 // No atomics: a row appears once in a tree's order, and each tree has its own launch. Deterministic.
 // One block for each (tile, chunk of columns), which processes the nodes of the tile one after another.
 template <typename T, bool Aligned>
-__global__ void __launch_bounds__(row_threads)
+__global__ void __launch_bounds__(most_row_threads, 2)
     wide_log_prob_backward_hidden_kernel(Tables tables, LeafOrder leaf_order, WideBackward tensors,
                                          Sum<T>* total, int tree, bool wide_sums) {
   using S = Sum<T>;
@@ -273,9 +284,9 @@ __global__ void __launch_bounds__(row_threads)
   __shared__ Tile tile;
   __shared__ typename R::Factors factors;
   __shared__ int32_t row_of_child[R::children];
-  static_assert(R::children <= row_threads);
+  static_assert(R::children <= least_row_threads);
   tile.fill(tables, leaf_order, tree, int64_t(blockIdx.x) * tile_rows, tables.rows);
-  const int64_t first_column = int64_t(blockIdx.y) * R::columns;
+  const int64_t first_column = int64_t(blockIdx.y) * blockDim.x * R::columns;
   const T* weight = tree_weight<T>(tables, tree, tensors.weight);
   R sums;
   for (int i = 0; i < tile.items(); ++i) {
@@ -285,8 +296,10 @@ __global__ void __launch_bounds__(row_threads)
     const int column = score_column(tables, path_begin, item.level);
     for (int first = 0; first < children; first += R::children) {
       const int count = children - first < R::children ? children - first : R::children;
+      const auto row_of = [&](int k) { return int64_t(weight_row(tables, tree, item.node + first + k)); };
+      sums.fetch(row_of, weight, count, tables.features, first_column);
       __syncthreads();
-      for (int k = threadIdx.x; k < R::children * tile_rows; k += row_threads) {
+      for (int k = threadIdx.x; k < R::children * tile_rows; k += blockDim.x) {
         const int r = k / R::children, child = first + k % R::children;
         S value = 0;
         if (r >= item.begin && r < item.end && child < children) {
@@ -298,7 +311,7 @@ __global__ void __launch_bounds__(row_threads)
         factors.set(r, k % R::children, value);
       }
       const int own = static_cast<int>(threadIdx.x);
-      if (own < count) row_of_child[own] = weight_row(tables, tree, item.node + first + own);
+      if (!is_half<T> && own < count) row_of_child[own] = static_cast<int32_t>(row_of(own));
       __syncthreads();
       sums.add(factors, item, weight, row_of_child, count, tables.features, first_column);
     }
@@ -312,12 +325,119 @@ __global__ void __launch_bounds__(row_threads)
 template <typename T, bool Aligned>
 void backward_hidden(const Tables& tables, const LeafOrder& leaf_order, const WideBackward& tensors,
                      Sum<T>* sum, cudaStream_t stream) {
+  constexpr int columns = RowSums<T, Aligned>::columns;
+  // A block computes the factors of its tile for itself: the fewer blocks share the columns, the better.
+  int threads = most_row_threads;
+  while (threads > least_row_threads && threads / 2 * columns >= tables.features) threads /= 2;
   const dim3 grid(grid_size(tile_count(tables)),
-                  static_cast<unsigned>(divide_up(tables.features, RowSums<T, Aligned>::columns)));
+                  static_cast<unsigned>(divide_up(tables.features, threads * columns)));
   const bool wide_sums = tables.feature_index == nullptr && aligned<Sum<T>>(sum, tables.in_features, 16);
   for (int tree = 0; tree < tables.trees; ++tree) {
-    launch(wide_log_prob_backward_hidden_kernel<T, Aligned>, grid, row_threads, 0, stream, tables, leaf_order,
+    launch(wide_log_prob_backward_hidden_kernel<T, Aligned>, grid, threads, 0, stream, tables, leaf_order,
            tensors, sum, tree, wide_sums);
+  }
+}
+
+// The wide op, gradients of weight and bias.
+//   grad_weight[t, first_row + k] = sum_i grad_log_prob[i,t] * ([k = child_i] - exp(score[i, t, c + k])) *
+//       hidden[i, subset_t], rows i below the node
+//   grad_bias[t, first_row + k] = the same without hidden: column S, where hidden is 1
+// Tensors: shapes at WideBackward and SegmentOutput; slot [T N + 1] int64, the sums of leaf_plan's count, or
+//   null for rows numbered t R + first_row + k. Only rows of visited nodes are written. Rows
+//   without a valid path add nothing.
+//   A feature of bfloat16 or float16 that is not finite makes its column NaN for the node.
+// Sums in Sum<T>, rounded to T once. Work O(N T width S). Bytes: hidden once for each 16 children, each
+//   gradient row once, and the workspace (segment.cuh).
+// No atomics; the order of every sum depends on N, T, S and stride alone: deterministic.
+// One block for each (tree, segment), chunk of columns and share of the children, which takes the run of each
+//   node 16 rows and 16 children at a time.
+template <typename T>
+__global__ void __launch_bounds__(weight_threads, 3)
+    wide_log_prob_backward_weight_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot,
+                                         WideBackward tensors, Segments segments, SegmentOutput<T> output,
+                                         bool wide_stores) {
+  using S = Sum<T>;
+  using W = WeightProduct<T>;
+  __shared__ int64_t row[tile_rows];
+  __shared__ typename W::template Factors<item_group> factors;
+  const int tid = threadIdx.x, lane = tid % 32;
+  const int tree = static_cast<int>(blockIdx.x / segments.count);
+  const int64_t begin = blockIdx.x % segments.count * segments.places;
+  const int64_t end = begin + segments.places < tables.rows ? begin + segments.places : tables.rows;
+  const int64_t position = blockIdx.x * segments.stride;
+  const int64_t block_column = int64_t(blockIdx.y) * weight_columns<T>;
+  W product(tables, tree, block_column);
+  const int64_t* order = leaf_order.order + tree * tables.rows;
+  const int32_t* length = leaf_order.length + tree * tables.rows;
+  const int32_t* shared = leaf_order.shared + tree * tables.rows;
+
+  for (int64_t place = begin; place < end; ++place) {
+    const int fresh = place == begin ? 0 : shared[place];
+    if (length[place] <= fresh) continue;
+    const int64_t path_begin = hstree::path_begin(tables, tree, order[place]);
+    int64_t grad_row = slot == nullptr ? 0 : slot[tree * tables.rows + place];
+    int first_column = 0;
+    for (int level = 0; level < length[place]; ++level) {
+      const int32_t* entry = tables.path + 3 * (path_begin + level);
+      const int children = entry[1];
+      const bool incoming = level < shared[place];
+      if (slot == nullptr) grad_row = tree * tables.weight_rows + entry[0];
+      if (level >= fresh) {
+        int64_t run_end = place + 1;  // each warp finds the first place that does not share the node
+        for (;; run_end += 32) {
+          const int64_t at = run_end + lane;
+          const unsigned stop = __ballot_sync(all_lanes, at >= end || shared[at] <= level);
+          if (stop == 0) continue;
+          run_end += __ffs(stop) - 1;
+          break;
+        }
+        const bool outgoing = run_end == end && end < tables.rows && shared[end] > level;
+        const auto goal = SegmentOutput<T>::goal(incoming, outgoing);
+        for (int first = blockIdx.z * item_group; first < children; first += gridDim.z * item_group) {
+          const int count = children - first < item_group ? children - first : item_group;
+          typename W::Sums sum;
+          S bias = 0;
+          for (int64_t group = place; group < run_end; group += tile_rows) {
+            const int rows = static_cast<int>(run_end - group < tile_rows ? run_end - group : tile_rows);
+            __syncthreads();
+            if (tid < tile_rows) row[tid] = tid < rows ? order[group + tid] : -1;
+            if (tid < count && outgoing && group == place && blockIdx.y == 0) {
+              output.state[position + first_column + first + tid] =
+                  incoming ? Segments::through : grad_row + first + tid;
+            }
+            __syncthreads();
+            for (int i = tid; i < item_group * tile_rows; i += W::threads) {
+              const int k = i / tile_rows, r = i % tile_rows;
+              S value = 0;
+              if (k < count && r < rows) {
+                const int64_t at = row[r] * tables.trees + tree;
+                const int chosen = tables.path[3 * (hstree::path_begin(tables, tree, row[r]) + level) + 2];
+                const S score =
+                    static_cast<const S*>(tensors.score)[at * tables.stride + first_column + first + k];
+                value =
+                    static_cast<const S*>(tensors.grad_log_prob)[at] * wide_slope(score, chosen == first + k);
+              }
+              factors.set(k, r, value);
+            }
+            product.load(tables, static_cast<const T*>(tensors.hidden), [&](int r) { return row[r]; });
+            __syncthreads();
+            product.add(factors, 0, [&](int) { return Item{0, 0, 0, rows}; }, sum);
+            if (tid < count) bias += factors.sum(tid);
+          }
+          const int64_t to = position + first_column + first;
+          W::each(sum, [&](int k, int column, auto& part) {
+            if (k >= count) return;
+            output.write(goal, grad_row + first + k, to + k, tables.features, block_column + column, part,
+                         wide_stores);
+          });
+          if (blockIdx.y == 0 && tid < count) {
+            output.write_bias(goal, grad_row + first + tid, to + tid, tables.features, bias);
+          }
+        }
+      }
+      first_column += children;
+      if (slot != nullptr && level >= shared[place]) grad_row += children;
+    }
   }
 }
 
@@ -354,9 +474,16 @@ void wide_log_prob_backward_weight(ScalarType type, const Tables& tables, const 
     using T = typename decltype(tag)::type;
     const Segments segments(type, tables);
     const StoredRows<T> rows = {static_cast<T*>(grad_weight), static_cast<T*>(grad_bias)};
-    wide_weight_gradient<T>(tables, leaf_order, slot, tensors, segments,
-                            SegmentOutput<T>(segments, workspace, rows), 0,
-                            aligned<T>(grad_weight, tables.features, 4 * sizeof(T)), stream);
+    const SegmentOutput<T> output(segments, workspace, rows);
+    const int64_t chunks = tables.features > 0 ? divide_up(tables.features, weight_columns<T>) : 1;
+    const int64_t shares = divide_up(tables.stride, item_group);
+    const dim3 grid(grid_size(segments.trees * segments.count), static_cast<unsigned>(chunks),
+                    static_cast<unsigned>(shares < 16 ? shares : 16));
+    clear_state(segments, output, stream);
+    launch(wide_log_prob_backward_weight_kernel<T>, grid, WeightProduct<T>::threads, 0, stream, tables,
+           leaf_order, slot, tensors, segments, output,
+           aligned<T>(grad_weight, tables.features, 4 * sizeof(T)));
+    segment_reduce(segments, output, stream);
   });
 }
 

@@ -214,12 +214,14 @@ SharedSparseResult leaf_backward_cuda(const TreeArguments& a, const Tensor& grad
     leaf_index(plan.tables(), const_data<int64_t>(slot), rows, biases, data<int64_t>(index),
                data<int64_t>(bias_index), call.stream());
   }
-  const Tensor sum = zeros(a.weight, {rows, a.features()}, sums);
-  const Tensor grad_weight = dtype == sums ? sum : empty(a.weight, {rows, a.features()}, dtype);
+  const Tensor grad_weight = empty(a.weight, {rows, a.features()}, dtype);
+  Tensor sum = grad_weight;
+  if (dtype != sums) sum = empty(a.weight, {a.trees() > 1 ? rows : 0, a.features()}, sums);
   const Tensor grad_bias = sparse ? empty(a.weight, {biases}, dtype) : bias_zeros();
+  const Tensor workspace = empty(a.hidden, {leaf_workspace_bytes(plan.tables())}, Dtype::Byte);
   leaf_log_prob_backward_weight(a.type, plan.tables(), plan.leaf_order(),
                                 sparse ? const_data<int64_t>(slot) : nullptr, tensors,
-                                backward_workspace(a, plan).mutable_data_ptr(), rows, sum.mutable_data_ptr(),
+                                workspace.mutable_data_ptr(), sum.mutable_data_ptr(),
                                 grad_weight.mutable_data_ptr(), grad_bias.mutable_data_ptr(), call.stream());
   return {grad_hidden, index, grad_weight, bias_index, grad_bias};
 }

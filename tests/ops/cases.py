@@ -413,7 +413,8 @@ def judge(name: str, got: Tensor, true: Tensor, eager: Tensor) -> None:
     eager_error = (eager.double() - true).abs().max()
     if not eager_error.isfinite():  # float16 overflows where float32 sums do not
         eager_error = torch.zeros(())
-    roundings = 64 if eager.dtype == torch.float64 else 4
+    # In float32 sums of hundreds of products have another order than torch's.
+    roundings = {torch.float64: 64, torch.float32: 8}.get(eager.dtype, 4)
     margin = roundings * torch.finfo(eager.dtype).eps * true.abs().max()
     assert error <= eager_error + margin, (
         f"{name}: error {error:.3g}, eager {eager_error:.3g}, margin {margin:.3g}"

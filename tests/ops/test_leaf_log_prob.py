@@ -115,6 +115,17 @@ class TestLeaf(TreeOpSuite):
             assert len(pairs) == len(set(pairs))
             assert set(pairs) == batch.visited()
 
+    # A GPU alone
+
+    @pytest.mark.cuda
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize("features", [64, 1024, 1152, 2048])
+    def test_fast_paths(self, features: int, dtype: torch.dtype) -> None:
+        """Rows of one to eight chunks of columns; runs of one to four groups of rows."""
+        case = Case("fast", rows=500, trees=3, classes=300, in_features=features, widest=150)
+        batch = LEAF.batch(case, dtype)
+        self.equals_cpu(replace(batch, hidden=batch.hidden / 8, weight=batch.weight / 8))
+
     # Bad input
 
     @pytest.mark.parametrize(
