@@ -7,7 +7,7 @@
 Environment:
     HSTREE_CUDA               0: CPU only; 1: with CUDA, or fail; unset: with CUDA if torch and nvcc
                               support it
-    TORCH_CUDA_ARCH_LIST      default "8.0;9.0+PTX"
+    TORCH_CUDA_ARCH_LIST      default "8.0;9.0;10.0;12.0+PTX", before CUDA 12.8 "8.0;9.0+PTX"
     HSTREE_SANITIZE           sanitizers for g++ -fsanitize=, such as "address,undefined"
     CUDA_HOME, CXX, MAX_JOBS  as torch.utils.cpp_extension reads them
 """
@@ -34,7 +34,9 @@ MINIMUM_TORCH = (2, 11)
 TORCH_TARGET_VERSION = (
     "0x020b000000000000"  # MINIMUM_TORCH in the encoding of torch/headeronly/version.h
 )
-DEFAULT_CUDA_ARCH_LIST = "8.0;9.0+PTX"
+# Code for 8.0 runs on 8.6 and 8.9 too, code for 10.0 on 10.3, code for 12.0 on 12.1.
+DEFAULT_CUDA_ARCH_LIST = "8.0;9.0;10.0;12.0+PTX"
+CUDA_ARCH_LIST_BEFORE_12_8 = "8.0;9.0+PTX"
 DEFAULT_CUDA_HOME = Path("/usr/local/cuda")
 SANITIZERS = os.environ.get("HSTREE_SANITIZE", "")
 OPTIMIZATION = ["-O3", "-g0"]
@@ -184,7 +186,9 @@ def choose_cuda(torch: Any) -> str | None:
         command = f"install the CUDA {needed} toolkit and set CUDA_HOME"
     else:
         os.environ["CUDA_HOME"] = str(home)
-        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", DEFAULT_CUDA_ARCH_LIST)
+        known = tuple(map(int, available.split("."))) >= (12, 8)
+        default = DEFAULT_CUDA_ARCH_LIST if known else CUDA_ARCH_LIST_BEFORE_12_8
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", default)
         print(
             f"hstree: building with CUDA {available} for {os.environ['TORCH_CUDA_ARCH_LIST']}",
             flush=True,

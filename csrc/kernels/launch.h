@@ -44,8 +44,28 @@ inline unsigned grid_size(int64_t blocks) {
   return static_cast<unsigned>(blocks);
 }
 
+// What to do about a device that the binary has no code for.
+inline std::string remedy(cudaError_t error) {
+#ifdef __CUDACC__
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion) {
+    int device = 0, major = 0, minor = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    const std::string capability = std::to_string(major) + "." + std::to_string(minor);
+    if (major < 8)
+      return "; the device has compute capability " + capability + ", and hstree needs 8.0 or later";
+    return "; the device has compute capability " + capability +
+           ", which hstree.build_info().cuda_arch_list lacks: " + "build hstree with TORCH_CUDA_ARCH_LIST=" +
+           capability;
+  }
+#endif
+  (void)error;
+  return "";
+}
+
 [[noreturn]] inline void cuda_failed(cudaError_t error, const std::string& what) {
-  throw std::runtime_error("hstree: " + what + ": " + cudaGetErrorString(error));
+  throw std::runtime_error("hstree: " + what + ": " + cudaGetErrorString(error) + remedy(error));
 }
 
 inline std::string kernel_name(const void* kernel) {
@@ -73,7 +93,8 @@ inline int64_t shared_memory_limit() {
   return bytes;
 }
 
-// Raises the kernel's shared memory limit where a block needs more than default_shared_bytes.
+// Raises the kernel's shared memory limit where a block needs more than default_shared_bytes: to the most that it can
+// have, not to what this launch needs, since another thread may launch the same kernel with more.
 inline void allow_shared_memory(const void* kernel, size_t dynamic_bytes) {
   if (dynamic_bytes + most_static_bytes <= default_shared_bytes) return;
   cudaFuncAttributes attributes;
@@ -87,7 +108,7 @@ inline void allow_shared_memory(const void* kernel, size_t dynamic_bytes) {
                              " bytes of shared memory, but the CUDA device has " + std::to_string(limit));
   }
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(dynamic_bytes));
+                               static_cast<int>(limit - static_cast<int64_t>(attributes.sharedSizeBytes)));
   if (error != cudaSuccess) {
     cuda_failed(error, "cannot reserve " + std::to_string(bytes) + " bytes of shared memory for a block of " +
                            kernel_name(kernel));

@@ -128,10 +128,6 @@ struct RowSums {
 
   T sum[tile_rows][vector] = {};
 
-  // Loads what add reads of the `count` rows row_of(child) of `weight`; here nothing.
-  template <typename RowOf>
-  __device__ __forceinline__ void fetch(RowOf, const T*, int, int64_t, int64_t) {}
-
   // Adds those of the `count` rows weight_row[...] of `weight` to the rows of the item. first_column: of the
   // block.
   __device__ __forceinline__ void add(const Factors& factors, const Item& item, const T* weight,
@@ -173,25 +169,19 @@ struct RowSums<T, Aligned, true> {
   using Factors = SplitFactors<T, tile_rows>;
 
   float sum[4][8] = {};  // columns 8 (2 t + i % 2) ... of row g + i / 2 * 8
-  uint32_t part[4][4];   // eight columns of four children
 
-  // Issued before the factors are computed, so that both latencies pass at once.
-  template <typename RowOf>
-  __device__ __forceinline__ void fetch(RowOf row_of, const T* weight, int count, int64_t features,
-                                        int64_t first_column) {
+  __device__ __forceinline__ void add(const Factors& factors, const Item& item, const T* weight,
+                                      const int32_t* weight_row, int count, int64_t features,
+                                      int64_t first_column) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int64_t column = first_column + threadIdx.x / 32 * 64 + 8 * g;
+    uint32_t part[4][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int k = 2 * t + i % 2 + i / 2 * 8;
       const int64_t left = k < count ? features - column : 0;
-      load_part(weight + (k < count ? row_of(k) : 0) * features + column, left, part[i]);
+      load_part(weight + (k < count ? weight_row[k] : 0) * features + column, left, part[i]);
     }
-  }
-
-  __device__ __forceinline__ void add(const Factors& factors, const Item& item, const T*, const int32_t*, int,
-                                      int64_t, int64_t) {
-    const int g = threadIdx.x % 32 / 4;
     uint32_t high[4], low[4];
     factors.operands(0, high, low);
 #pragma unroll
@@ -276,7 +266,7 @@ __device__ __forceinline__ void add_to_row(const Tables& tables, int tree, int64
 // No atomics: a row appears once in a tree's order, and each tree has its own launch. Deterministic.
 // One block for each (tile, chunk of columns), which processes the nodes of the tile one after another.
 template <typename T, bool Aligned>
-__global__ void __launch_bounds__(most_row_threads, 2)
+__global__ void __launch_bounds__(most_row_threads)
     wide_log_prob_backward_hidden_kernel(Tables tables, LeafOrder leaf_order, WideBackward tensors,
                                          Sum<T>* total, int tree, bool wide_sums) {
   using S = Sum<T>;
@@ -296,8 +286,6 @@ __global__ void __launch_bounds__(most_row_threads, 2)
     const int column = score_column(tables, path_begin, item.level);
     for (int first = 0; first < children; first += R::children) {
       const int count = children - first < R::children ? children - first : R::children;
-      const auto row_of = [&](int k) { return int64_t(weight_row(tables, tree, item.node + first + k)); };
-      sums.fetch(row_of, weight, count, tables.features, first_column);
       __syncthreads();
       for (int k = threadIdx.x; k < R::children * tile_rows; k += blockDim.x) {
         const int r = k / R::children, child = first + k % R::children;
@@ -311,7 +299,7 @@ __global__ void __launch_bounds__(most_row_threads, 2)
         factors.set(r, k % R::children, value);
       }
       const int own = static_cast<int>(threadIdx.x);
-      if (!is_half<T> && own < count) row_of_child[own] = static_cast<int32_t>(row_of(own));
+      if (own < count) row_of_child[own] = weight_row(tables, tree, item.node + first + own);
       __syncthreads();
       sums.add(factors, item, weight, row_of_child, count, tables.features, first_column);
     }

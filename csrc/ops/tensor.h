@@ -84,16 +84,17 @@ inline Dtype accumulate_dtype(const Tensor& tensor) {
   return tensor.scalar_type() == Dtype::Double ? Dtype::Double : Dtype::Float;
 }
 
-// The result of allocate(), a new tensor. The stable ABI drops torch's message when the memory is exhausted.
+// The result of allocate(), a new tensor. The stable ABI of torch 2.11 drops torch's message, and that of any version
+// its type.
 template <typename F>
 Tensor allocated(const std::vector<int64_t>& size, Dtype dtype, const F& allocate) {
   try {
     return allocate();
-  } catch (const std::runtime_error&) {
+  } catch (const std::runtime_error& error) {
     std::ostringstream shape;
     for (size_t d = 0; d < size.size(); ++d) shape << (d ? ", " : "") << size[d];
     check(false, "hstree: not enough memory for a tensor of shape [", shape.str(), "] and dtype ",
-          torch::headeronly::toString(dtype), "; fewer rows at a time need less");
+          torch::headeronly::toString(dtype), "; fewer rows at a time need less (torch: ", error.what(), ")");
     throw;
   }
 }

@@ -47,23 +47,20 @@ def empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
     ]
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32 or float64."""
-    if a.dtype not in (torch.bfloat16, torch.float16):
-        return torch.mm(a, b)
-    if a.is_cuda:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return torch.mm(a, b).float()
-
-
-def _write_logits(logits: Tensor, latent: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Write the logits [R, V] of latent [R, D]."""
-    if latent.dtype == logits.dtype:
-        torch.mm(latent, weight.t(), out=logits)
+def _write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = None) -> None:
+    """out = a @ b, or addend + a @ b, in float32 or float64; ``addend``: a row, or ``out``."""
+    if a.dtype == out.dtype:
+        options: dict[str, Any] = {}
+    elif a.is_cuda:
+        options = {"out_dtype": out.dtype}
     else:
-        logits.copy_(_product(latent, weight.t()))
-    if bias is not None:
-        logits += bias
+        product = torch.mm(a, b)
+        out.copy_(product) if addend is None else torch.add(product, addend, out=out)
+        return
+    if addend is None:
+        torch.mm(a, b, out=out, **options)
+    else:
+        torch.addmm(addend, a, b, out=out, **options)
 
 
 def _log_prob(
@@ -115,16 +112,6 @@ def _log_prob_of_values(
     return log_prob, by_log_prior, by_table
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """total += a @ b, or total = a @ b the first time, when total is uninitialized."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b, beta=0 if first else 1)
-    elif first:
-        total.copy_(_product(a, b))
-    else:
-        total += _product(a, b)
-
-
 def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Tensor, list[Tensor]]:
     """log_prob [N], and the wanted gradients for ``upstream`` [N], the gradient of log_prob."""
     latent, _, weight, bias, *_ = problem
@@ -146,7 +133,7 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
         part = problem.rows(chunk)
         z = part.latent.reshape(-1, features)
         logits = buffer[: len(z)]
-        _write_logits(logits, z, weight, bias)
+        _write_product(logits, z, weight.t(), bias)
         log_prob[chunk], by_log_prior, by_table = _log_prob(
             part, logits, upstream[chunk] if any(wanted) else None, table_sum is not None
         )
@@ -160,9 +147,10 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
             continue
         grad_logits = logits.to(latent.dtype)
         if grad_latent is not None:
-            grad_latent[chunk] = _product(grad_logits, weight).view(part.latent.shape)
+            _write_product(grad_latent[chunk].view(-1, features), grad_logits, weight)
         if grad_weight is not None:
-            _add_product(grad_weight, grad_logits.t(), z, first=begin == 0)
+            before = grad_weight if begin else None
+            _write_product(grad_weight, grad_logits.t(), z, before)
     if grad_table is not None and table_sum is not None:
         grad_table.copy_(table_sum)
     return log_prob, gradients

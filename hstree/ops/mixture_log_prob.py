@@ -90,7 +90,12 @@ def mixture_log_prob(
         latent, weight = latent.to(low), weight.to(low)
     _check(latent, log_prior, weight, bias, target, row_weight)
     if chunk_rows is None:
-        chunk_rows = default_chunk_rows(latent, latent.shape[1] * weight.shape[0])
+        _, components, features = latent.shape
+        # So many rows keep products at their peak on a CPU. On a GPU each chunk reads and writes
+        # the gradient of the weight, which then takes less time than the products.
+        least = features // 2 if latent.is_cuda else 128
+        chunk_rows = default_chunk_rows(latent, components * weight.shape[0])
+        chunk_rows = max(chunk_rows, -(-least // components))
     elif chunk_rows < 1:
         raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}")
     sums = sum_dtype(latent.dtype)
@@ -190,21 +195,34 @@ def _scale(weight: Tensor, mean: bool) -> Tensor:
     return total.masked_fill(total == 0, 1).reciprocal()
 
 
+def _is_low(problem: Problem) -> bool:
+    """Whether products are in half precision. They need gradients of order one, so that the scale
+    of a mean is applied after them, where the gradients are rounded."""
+    return problem.latent.dtype in (torch.bfloat16, torch.float16)
+
+
+def _rounded(gradient: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """factor * gradient in ``dtype``, in one pass; may overwrite the gradient."""
+    if factor is None:
+        return gradient.to(dtype)
+    if is_batched(factor):
+        return (gradient * factor).to(dtype)
+    out = gradient if gradient.dtype == dtype else torch.empty_like(gradient, dtype=dtype)
+    return torch.mul(gradient, factor, out=out)
+
+
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    """log_prob [N], the loss and its wanted gradients, in the dtype of sums."""
+    """log_prob [N], the loss and its wanted gradients, in the dtype of sums; those of a mean of
+    half precision without its scale."""
     *fields, row_weight, mean, wanted = arguments
     problem = Problem(*fields)
     weight = _loss_weight(problem, row_weight)
     scale = _scale(weight, mean)
-    # Half-precision products need gradients of order one, so the scale is applied after them.
-    low = problem.latent.dtype in (torch.bfloat16, torch.float16)
-    log_prob, gradients = run(problem, wanted, -weight if low else -scale * weight)
+    upstream = -weight if _is_low(problem) else -scale * weight
+    log_prob, gradients = run(problem, wanted, upstream)
     loss = -(weight * log_prob).sum()
     if mean:
         loss = loss / weight.sum()
-        if low:
-            for gradient in gradients:
-                gradient *= scale
     return log_prob, loss, *gradients
 
 
@@ -245,10 +263,15 @@ def _gradient(ctx: Any, grad_log_prob: Tensor | None, grad_loss: Tensor | None, 
     again = torch.is_grad_enabled()  # create_graph: the recomputation raises the error
     if again or any(need and not want for want, need in zip(ctx.wanted, needed, strict=True)):
         ready = None
+    factor = None
     if ready is not None and grad_log_prob is None and grad_loss is not None:
-        readable = type(grad_loss) is Tensor and not grad_loss.is_cuda
-        one = readable and not is_batched(grad_loss) and grad_loss.item() == 1
-        gradients = ready if one else [gradient * grad_loss for gradient in ready]
+        gradients = ready
+        factor = grad_loss
+        if ctx.mean and _is_low(problem):
+            factor = factor * _scale(_loss_weight(problem, row_weight), True)
+        readable = type(factor) is Tensor and not factor.is_cuda and not is_batched(factor)
+        if readable and factor.item() == 1:
+            factor = None
     else:
         weight = _loss_weight(problem, row_weight)
         upstream = torch.zeros_like(weight)
@@ -258,7 +281,7 @@ def _gradient(ctx: Any, grad_log_prob: Tensor | None, grad_loss: Tensor | None, 
             upstream = upstream - grad_loss * _scale(weight, ctx.mean) * weight
         gradients = _backward_op(upstream, *problem, needed)
     result = [
-        gradient.to(tensor.dtype) if tensor is not None and need else None
+        _rounded(gradient, factor, tensor.dtype) if tensor is not None and need else None
         for gradient, tensor, need in zip(gradients, problem[:5], needed, strict=True)
     ]
     return *result, *[None] * 9

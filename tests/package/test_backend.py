@@ -239,8 +239,9 @@ def test_cuda_follows_torch_and_compiler_through_a_wrapper(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("asked for a GPU"))
     assert setup.choose_cuda(fake_torch("2.11.0+cu130", "13.0")) is None
     assert os.environ["CUDA_HOME"] == str(nvcc_13)
-    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0+PTX"
-    assert capsys.readouterr().out == "hstree: building with CUDA 13.0 for 8.0;9.0+PTX\n"
+    architectures = "8.0;9.0;10.0;12.0+PTX"
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == architectures
+    assert capsys.readouterr().out == f"hstree: building with CUDA 13.0 for {architectures}\n"
 
 
 def test_cuda_minor_versions_may_differ_and_architectures_be_set(
