@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import os
 import re
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._files import read_tensors
 from hstree.heads import Head, TreeEnsemble, head_class
 
 try:
@@ -23,57 +26,116 @@ except ModuleNotFoundError as error:
         "hstree.integrations.transformers needs the package transformers: "
         "pip install 'hstree[transformers]'"
     ) from None
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils.generic import can_return_tuple
-from transformers.utils.hub import get_checkpoint_shard_files
+
+from hstree.integrations._transformers_files import (
+    CONFIG_KEY,
+    HUB_OPTIONS,
+    ConfigWithHead,
+    HeadConfig,
+    build_head,
+    config_with_head,
+    read_head_tensors,
+)
+from hstree.integrations._trl import is_fused, score_with_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as _Base
 else:
     _Base = object
 
-__all__ = ["CONFIG_KEY", "LMHead", "from_pretrained", "replace_lm_head"]
-
-CONFIG_KEY = "hstree_head"
-"""Key of the head's name and configuration in a model's config."""
+__all__ = [
+    "CONFIG_KEY",
+    "HeadConfig",
+    "HeadForCausalLM",
+    "LMHead",
+    "from_pretrained",
+    "replace_lm_head",
+]
 
 _IGNORED = -100  # the value of transformers
-_HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
 
 @dataclass
-class _Call:
-    """One forward call of a model, shared by its :class:`LMHead` and its loss."""
+class Call:
+    """What the :class:`LMHead` and the loss of a model share in one forward call."""
 
     skip_logits: bool
+    head: Head | None = None
     hidden: Tensor | None = None
     log_prob: Tensor | None = None
+    target_log_prob: Tensor | None = None
     loss: Tensor | None = None
+
+
+class _Calls(threading.local):
+    """The innermost call in progress of each thread. The modules hold no state of a call: threads
+    share them, and PEFT replaces them by copies."""
+
+    innermost: Call | None = None
+
+
+_calls = _Calls()
+
+
+class _NoWeight:
+    """The ``weight`` of an :class:`LMHead`: models read its dtype and device. Nothing else works,
+    so that no code can train or multiply by a matrix that the head does not have."""
+
+    def __init__(self, head: Head) -> None:
+        first = next(head.parameters())
+        self.dtype, self.device = first.dtype, first.device
+        self._message = (
+            f"lm_head.weight: expected a linear lm_head, got {type(head).__name__} of hstree, "
+            f"which is not one matrix; use the loss and the logits of the model, "
+            f"model(input_ids, labels=labels).loss and model(input_ids).logits"
+        )
+
+    def _refuse(self, *args: Any, **options: Any) -> NoReturn:
+        raise TypeError(self._message)
+
+    __getitem__ = __len__ = __iter__ = __matmul__ = __rmatmul__ = __torch_function__ = _refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(self._message)
 
 
 class LMHead(nn.Module):
     """The module that replaces a model's ``lm_head``.
 
     Its output, the logits of the model, is log P(v | h) of all classes, [..., V]: the softmax of
-    these logits is the head's distribution. In a call of the model that skips the logits it passes
-    ``hidden`` to the loss.
+    these logits is the head's distribution. In a call of the model that skips the logits it returns
+    ``hidden``, which the loss takes from the call.
     """
 
     head: Head
+    bias = None  # read by models and libraries
 
     def __init__(self, head: Head | None = None) -> None:
         super().__init__()
-        self.call: _Call | None = None
         if head is not None:
             self.head = head
 
     def forward(self, hidden: Tensor) -> Tensor:
-        call = self.call or _Call(skip_logits=False)
-        call.hidden = hidden
+        call = _calls.innermost or Call(skip_logits=False)
+        call.head, call.hidden = self.head, hidden
         if call.skip_logits:
             return hidden
         call.log_prob = self.head.log_prob(hidden)
         return call.log_prob
+
+    @property
+    def weight(self) -> Any:
+        return _NoWeight(self.head)
+
+    @property
+    def in_features(self) -> int:
+        return self.head.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.head.n_classes
 
 
 class _CausalLM(_Base):  # type: ignore[misc]
@@ -82,6 +144,7 @@ class _CausalLM(_Base):  # type: ignore[misc]
     _tied_weights_keys: dict[str, str]
     all_tied_weights_keys: dict[str, str]
     _keys_to_ignore_on_load_unexpected: set[str] | None
+    _get_resized_embeddings: Callable[..., nn.Module]
 
     def __init__(self, config: transformers.PreTrainedConfig, *args: Any, **options: Any) -> None:
         super().__init__(config, *args, **options)
@@ -91,25 +154,34 @@ class _CausalLM(_Base):  # type: ignore[misc]
         ignored = self._keys_to_ignore_on_load_unexpected or ()
         self._keys_to_ignore_on_load_unexpected = {*ignored, f"^{re.escape(_head_prefix(self))}"}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "forward" and is_fused(value):  # by a trainer of TRL
+            value = score_with_head(value)
+        super().__setattr__(name, value)
+
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, skip_logits: bool | None = None, **options: Any) -> Any:
         labelled = options.get("labels") is not None
         if skip_logits and not labelled:
             raise ValueError("skip_logits: expected labels for the loss, got labels=None")
-        call = _Call(self.training and labelled if skip_logits is None else skip_logits)
-        lm_head = self.get_output_embeddings()
-        lm_head.call = call
+        call = Call(self.training and labelled if skip_logits is None else skip_logits)
+        output = self.run(call, *args, **options)
+        # The log-probabilities of the head, without a model's soft cap or scale of the logits.
+        return type(output)(**{**output, "logits": call.log_prob})
+
+    def run(self, call: Call, *args: Any, **options: Any) -> Any:
+        """The forward method of transformers, as the call."""
+        outer, _calls.innermost = _calls.innermost, call
         try:
             output = super().forward(*args, return_dict=True, **options)
         finally:
-            lm_head.call = None
-        if labelled and call.loss is None:
+            _calls.innermost = outer
+        if call.hidden is None or (options.get("labels") is not None and call.loss is None):
             raise TypeError(
-                "model: expected a model that computes its loss by loss_function, got "
-                f"{type(self).__name__}"
+                "model: expected a model that calls its lm_head and computes its loss by "
+                f"loss_function, got {type(self).__name__}"
             )
-        # The log-probabilities of the head, without a model's soft cap or scale of the logits.
-        return type(output)(**{**output, "logits": call.log_prob})
+        return output
 
     @property
     def loss_function(self) -> Any:
@@ -125,9 +197,14 @@ class _CausalLM(_Base):  # type: ignore[misc]
         shift_labels: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """``ForCausalLMLoss`` of transformers, computed from the hidden vectors, not the logits."""
-        lm_head = self.get_output_embeddings()
-        hidden = lm_head.call.hidden
+        """``ForCausalLMLoss`` of transformers, computed from the hidden vectors, not the logits.
+        Outside of a call of the model, computed from the log-probabilities that its logits are."""
+        call = _calls.innermost
+        if call is None or call.head is None or call.hidden is None:
+            given = num_items_in_batch, ignore_index, shift_labels
+            loss: Tensor = ForCausalLMLoss(logits, labels, logits.shape[-1], *given)
+            return loss
+        hidden = call.hidden
         if shift_labels is None:
             shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         ignored = shift_labels == ignore_index
@@ -135,36 +212,47 @@ class _CausalLM(_Base):  # type: ignore[misc]
         count = (~ignored).sum() if num_items_in_batch is None else num_items_in_batch
         if isinstance(count, Tensor):
             count = count.to(hidden.device)
-        loss: Tensor = lm_head.head(hidden, target).loss / count
-        lm_head.call.loss = loss
-        return loss
+        call.target_log_prob, total = call.head(hidden, target)
+        call.loss = total / count
+        return call.loss
 
-    def resize_token_embeddings(
+    def _resize_token_embeddings(
         self,
         new_num_tokens: int | None = None,
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> Any:
-        head = self.get_output_embeddings().head
-        if new_num_tokens not in (None, head.n_classes) or pad_to_multiple_of is not None:
-            raise ValueError(
-                f"new_num_tokens: expected {head.n_classes}, the number of classes of the model's "
-                f"{type(head).__name__}, which cannot be resized, got {new_num_tokens} "
-                f"(pad_to_multiple_of {pad_to_multiple_of}); resize the model before "
-                f"replace_lm_head, which then builds a head of the new size"
+        """Called by ``resize_token_embeddings``."""
+        embedding, lm_head = self.get_input_embeddings(), self.get_output_embeddings()
+        if not isinstance(lm_head, LMHead):
+            raise TypeError(
+                f"resize_token_embeddings: expected the head of hstree as lm_head, got "
+                f"{type(lm_head).__name__}; resize the model before another library wraps it"
             )
-        return self.get_input_embeddings()
+        size = lm_head.out_features if new_num_tokens is None else new_num_tokens
+        multiple = pad_to_multiple_of or 1
+        size = -(-size // multiple) * multiple
+        if size == lm_head.out_features:
+            return embedding
+        tied = bool(_tied_names(lm_head.head, embedding))
+        # transformers resizes in place; the head needs the old rows.
+        embedding = self._get_resized_embeddings(
+            copy.deepcopy(embedding), size, None, mean_resizing
+        ).requires_grad_(embedding.weight.requires_grad)
+        old: Any = lm_head.head
+        head = old.resized(size, embedding=embedding) if tied else old.resized(size)
+        self.set_input_embeddings(embedding)
+        _attach(self, head)
+        return embedding
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str], *args: Any, **options: Any) -> Any:
         loaded = super().from_pretrained(path, *args, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        hub = {name: options[name] for name in _HUB_OPTIONS if name in options}
-        tensors = _head_tensors(path, _head_prefix(model), hub)
-        saved, embedding = getattr(model.config, CONFIG_KEY), model.get_input_embeddings()
-        head = head_class(saved["name"]).from_config(saved["config"], tensors, embedding)
-        tensors |= dict.fromkeys(_tied_names(head, embedding), embedding.weight)
-        head.load_state_dict(tensors, assign=True)
+        hub = {name: options[name] for name in HUB_OPTIONS if name in options}
+        embedding = model.get_input_embeddings()
+        tensors = read_head_tensors(path, _head_prefix(model), hub)
+        head = build_head(path, vars(model.config), tensors, embedding)
         _attach(model, head.train(model.training))
         return loaded
 
@@ -178,7 +266,12 @@ def _with_head(model_class: type[transformers.PreTrainedModel]) -> type[_CausalL
     def forward(self: Any, *args: Any, **options: Any) -> Any:
         return _CausalLM.forward(self, *args, **options)
 
-    members = {"forward": forward, "__module__": __name__, "__doc__": _CausalLM.__doc__}
+    members = {
+        "forward": forward,
+        "config_class": config_with_head(model_class.config_class),
+        "__module__": __name__,
+        "__doc__": _CausalLM.__doc__,
+    }
     return type(model_class.__name__, (_CausalLM, model_class), members)
 
 
@@ -258,6 +351,11 @@ def replace_lm_head(
         raise TypeError(
             f"model: expected a causal language model with an lm_head, got {type(model).__name__}"
         )
+    if not _uses_loss_function(type(model)):
+        raise TypeError(
+            f"model: expected a causal language model that computes its loss by loss_function, got "
+            f"{type(model).__name__}"
+        )
     n_classes, in_features = linear.weight.shape
     if head is None:
         head = TreeEnsemble.from_linear(linear, **options)
@@ -307,22 +405,50 @@ def from_pretrained(path: str | os.PathLike[str], **options: Any) -> transformer
         >>> from_pretrained("gpt2-mos").lm_head.head.n_components
         3
     """
-    hub = {name: options[name] for name in _HUB_OPTIONS if name in options}
-    config = options.get("config") or transformers.AutoConfig.from_pretrained(path, **hub)
-    if not hasattr(config, CONFIG_KEY):
+    config = options.pop("config", None)
+    if config is None:
+        hub = {name: options[name] for name in HUB_OPTIONS if name in options}
+        config = HeadConfig.from_pretrained(path, **hub)
+    body = config.body_class if isinstance(config, ConfigWithHead) else type(config)
+    if body not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
-            f"path: expected a model with a head of hstree, got {os.fspath(path)}, whose config "
-            f"has no {CONFIG_KEY}"
+            f"path: expected a causal language model of transformers, got {os.fspath(path)} with "
+            f"{body.__name__}"
         )
-    model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    model: transformers.PreTrainedModel = _with_head(model_class).from_pretrained(path, **options)
+    model_class = _with_head(transformers.MODEL_FOR_CAUSAL_LM_MAPPING[body])
+    model: transformers.PreTrainedModel = model_class.from_pretrained(
+        path, config=config, **options
+    )
     return model
+
+
+class HeadForCausalLM:
+    """What the file ``modeling_hstree.py`` of a saved model gives to
+    ``transformers.AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)``."""
+
+    @staticmethod
+    def register_for_auto_class(auto_class: Any = None) -> None:
+        """Called by transformers, which would copy the source code of a registered class."""
+
+    @staticmethod
+    def from_pretrained(path: str | os.PathLike[str], *args: Any, **options: Any) -> Any:
+        """See :func:`from_pretrained`."""
+        return from_pretrained(path, **options)
+
+    @staticmethod
+    def _from_config(config: transformers.PreTrainedConfig, **options: Any) -> NoReturn:
+        raise ValueError(
+            f"config: expected a config without {CONFIG_KEY}, since a new model has no weights of "
+            f"its head, got {type(config).__name__}; make the model from a "
+            f"{config.body_class.__name__}, then call replace_lm_head"
+        )
 
 
 def _attach(model: transformers.PreTrainedModel, head: Head) -> None:
     """Put a head into a model with an empty :class:`LMHead`."""
     embedding, prefix = model.get_input_embeddings(), _head_prefix(model)
     tied = _tied_names(head, embedding)
+    _own_config(model)
     model.get_output_embeddings().head = head.to(embedding.weight.device, embedding.weight.dtype)
     head.reduction = "sum"
     model.config.tie_word_embeddings = bool(tied)
@@ -356,16 +482,20 @@ def _head_prefix(model: transformers.PreTrainedModel) -> str:
     return f"{_name_of(model, model.get_output_embeddings())}.head."
 
 
-def _head_tensors(
-    path: str | os.PathLike[str], prefix: str, hub: dict[str, Any]
-) -> dict[str, Tensor]:
-    """The tensors of a saved model whose names start with ``prefix``, named without it."""
-    try:
-        index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, **hub)
-    except OSError:
-        files = [cached_file(path, SAFE_WEIGHTS_NAME, **hub)]
-    else:
-        files, _ = get_checkpoint_shard_files(path, index, **hub)
-    return {
-        name: tensor for file in files for name, tensor in read_tensors(file, prefix)[0].items()
-    }
+def _own_config(model: transformers.PreTrainedModel) -> None:
+    """Give the model a config that other models do not share, and that is saved for hstree."""
+    shared = model.config
+    if not isinstance(shared, ConfigWithHead):
+        config = copy.deepcopy(shared)
+        config_class: Any = config_with_head(shared.__class__)
+        object.__setattr__(config, "__class__", config_class)
+        for module in model.modules():
+            if getattr(module, "config", None) is shared:
+                module.config = config
+
+
+def _uses_loss_function(model_class: type) -> bool:
+    """Whether a forward method reads ``self.loss_function``."""
+    methods = [vars(each)["forward"] for each in model_class.__mro__ if "forward" in vars(each)]
+    codes = [getattr(inspect.unwrap(method), "__code__", None) for method in methods]
+    return any(code is not None and "loss_function" in code.co_names for code in codes)
