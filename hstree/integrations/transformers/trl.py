@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hstree.heads import Head
 from hstree.heads.losses import split_rows
+from hstree.integrations.transformers.lm_head import Call
 
 
 def is_fused(forward: Any) -> bool:
@@ -64,8 +65,6 @@ def score_with_head(fused: MethodType) -> MethodType:
         if not fused_lm_head:
             return fused(*args, **given, **options)
         from trl.trainer.utils import FusedCausalLMOutput
-
-        from hstree.integrations.transformers import Call
 
         target: Tensor = given["shift_labels"] if "shift_labels" in given else labels[:, 1:]
         mask = target.ne(-100)
