@@ -76,7 +76,12 @@ def same_softmax(model: Any) -> Softmax:
     return head
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+FAST = {"BertLMHeadModel", "LlamaForCausalLM", "MambaForCausalLM"}  # one of each kind
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in OPTIONS]
+)
 def test_a_softmax_is_the_lm_head(name: str, tmp_path: Path) -> None:
     """Loss, gradients of the norms, logits, text, and the saved model."""
     reference = small(name)

@@ -54,7 +54,9 @@ HEADS: dict[str, Callable[[nn.Module], Any]] = {
     "softmax": lambda model: Softmax(D, V),
     "mos": lambda model: MixtureOfSoftmaxes(D, V, components=2),
 }
-EVERY_HEAD = pytest.mark.parametrize("head", HEADS)
+EVERY_HEAD = pytest.mark.parametrize(
+    "head", [pytest.param(n, marks=[] if n == "trees" else pytest.mark.slow) for n in HEADS]
+)
 
 
 def with_lora(model: nn.Module, **options: Any) -> peft.PeftModel:

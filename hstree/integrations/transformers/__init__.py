@@ -63,8 +63,8 @@ def replace_lm_head(
       scales that a model applies to its logits are ignored.
     - The loss is the mean over the labels that are not -100 or, with ``num_items_in_batch``, their
       sum divided by that number, as in transformers. The head's ``reduction`` is set to ``"sum"``.
-    - The token embeddings can no longer be resized. They are tied to the output only if the head
-      was built with ``embedding=model.get_input_embeddings()``.
+    - The token embeddings are tied to the output only if the head was built with
+      ``embedding=model.get_input_embeddings()``.
 
     Row-sparse gradients (``TreeEnsemble(sparse=True)``) need an optimizer and a clipping function
     that support them::
@@ -73,9 +73,8 @@ def replace_lm_head(
         trainer = Trainer(model, args, train_dataset=texts, optimizer_cls_and_kwargs=adamw)
         trainer.accelerator.clip_grad_norm_ = hstree.optim.clip_grad_norm_
 
-    Load a model that ``model.save_pretrained`` wrote with :func:`from_pretrained`. The
-    ``from_pretrained`` of transformers would create a new linear layer and warn that it is not
-    initialized.
+    Load a model that ``model.save_pretrained`` wrote with :func:`from_pretrained`, or with
+    ``AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)``.
 
     Args:
         model: a model with an ``lm_head`` (``get_output_embeddings()``) that computes its loss by
@@ -91,8 +90,8 @@ def replace_lm_head(
         The model.
 
     Raises:
-        TypeError: if ``model`` is not a causal language model of transformers, or ``head`` is not a
-            head.
+        TypeError: if ``model`` is not a causal language model of transformers that computes its
+            loss by ``loss_function``, or ``head`` is not a head.
         ValueError: if the model has a head of hstree already, or ``head`` has other sizes.
 
     Example:
@@ -158,7 +157,7 @@ def from_pretrained(path: str | os.PathLike[str], **options: Any) -> transformer
         The model, in evaluation mode.
 
     Raises:
-        ValueError: if the model has no head of hstree.
+        ValueError: if the model has no head of hstree, or a damaged one.
         OSError: if the files do not exist.
 
     Example:
