@@ -6,8 +6,11 @@ import copy
 import importlib
 import pickle
 import sys
+import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -441,12 +444,70 @@ def test_a_vocabulary_is_resized_before_the_head_is_made() -> None:
     model.resize_token_embeddings(V + 3)
     with_trees(model)
     assert model(draw_ids(1, 4)).logits.shape == (1, 4, V + 3)
-    assert model.resize_token_embeddings() is model.get_input_embeddings()
-    assert model.resize_token_embeddings(V + 3) is model.get_input_embeddings()
-    for options in ({"new_num_tokens": V}, {"pad_to_multiple_of": 64}):
-        with pytest.raises(ValueError, match=r"new_num_tokens: expected 43, .* cannot be resized"):
-            model.resize_token_embeddings(**options)
+    for size in (None, V + 3):
+        assert model.resize_token_embeddings(size) is model.get_input_embeddings()
     assert len(model.get_input_embeddings().weight) == V + 3 == model.config.vocab_size
+
+
+class _Resizable(Softmax):
+    """The interface of every head that ``resize_token_embeddings`` calls."""
+
+    def resized(
+        self, num_classes: int, *, frequencies: Any = None, embedding: Any = None
+    ) -> Softmax:
+        head = Softmax(self.in_features, num_classes, bias=False, embedding=embedding)
+        if embedding is None:
+            kept = min(num_classes, self.n_classes)
+            with torch.no_grad():
+                head.weight[:kept] = self.weight[:kept]
+        return head.train(self.training)
+
+
+@MODELS
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("size", "multiple", "expected"), [(V + 3, None, V + 3), (30, 16, 32)])
+def test_the_vocabulary_of_a_model_with_a_head_is_resized(
+    make: Make, tied: bool, size: int, multiple: int | None, expected: int, tmp_path: Path
+) -> None:
+    """It then is a model with a linear lm_head whose rows were resized."""
+    model = sharp(make())
+    rows = model.get_input_embeddings() if tied else model.get_output_embeddings()
+    before, kept = rows.weight.detach().clone(), min(V, expected)
+    embedding = model.get_input_embeddings() if tied else None
+    head = _Resizable(D, V, bias=False, embedding=embedding)
+    if not tied:
+        head.load_state_dict({"weight": before})
+    replace_lm_head(model, head)
+    ids = draw_ids(2, 6) % kept
+    with torch.no_grad():
+        logits = model(ids).logits[..., :kept].log_softmax(-1)
+    resized = model.resize_token_embeddings(size, pad_to_multiple_of=multiple)
+    assert resized is model.get_input_embeddings()
+    assert model.config.vocab_size == expected
+    own = model.get_output_embeddings()
+    assert own.out_features == own.head.n_classes == expected == len(resized.weight)
+    assert own.head.weight[:kept].equal(before[:kept])
+    assert (own.head.weight is resized.weight) == tied == model.config.tie_word_embeddings
+    assert not own.head.training
+    out = model(ids)
+    assert out.logits.shape == (2, 6, expected)
+    torch.testing.assert_close(out.logits[..., :kept].log_softmax(-1), logits)
+    model.train()(ids, labels=ids).loss.backward()
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(tmp_path)
+    assert loaded(ids).logits.equal(model.eval()(ids).logits)
+    assert model.generate(ids, max_new_tokens=2, do_sample=False).shape == (2, 8)
+
+
+def test_replacing_leaves_the_config_of_another_model() -> None:
+    config = gpt2().config
+    first, second = GPT2LMHeadModel(config), GPT2LMHeadModel(config)
+    with_trees(first)
+    assert config.tie_word_embeddings
+    assert not hasattr(config, "hstree_head")
+    assert second.config is config
+    assert not first.config.tie_word_embeddings
+    assert first.transformer.config is first.config
 
 
 # Trainer
@@ -586,6 +647,76 @@ def test_trainer_evaluates_without_logits(tmp_path: Path, monkeypatch: pytest.Mo
     assert trainer.evaluate(rows)["eval_loss"] == pytest.approx(expected)
 
 
+# Threads
+
+
+def in_threads(functions: list[Callable[[], None]]) -> None:
+    """Call all at the same time, and raise the first error."""
+    with ThreadPoolExecutor(len(functions)) as pool:
+        for future in [pool.submit(function) for function in functions]:
+            future.result()
+
+
+def test_two_calls_at_the_same_time() -> None:
+    """Each waits until both have hidden vectors, and again until both have logits; one has labels
+    and skips the logits."""
+    model = with_trees(gpt2())
+    ids = [draw_ids(2, 7, seed=seed) for seed in (1, 2)]
+    options = [{"labels": draw_labels(ids[0]), "skip_logits": True}, {}]
+    expected = [model(each, **given) for each, given in zip(ids, options, strict=True)]
+    barrier = threading.Barrier(2)
+
+    def wait(*_: Any) -> None:
+        barrier.wait()
+
+    model.transformer.register_forward_hook(wait)
+    model.lm_head.register_forward_hook(wait)
+    own: list[Any] = [None, None]
+
+    def call(i: int) -> None:
+        own[i] = model(ids[i], **options[i])
+
+    in_threads([partial(call, 0), partial(call, 1)])
+    assert own[0].loss.equal(expected[0].loss)
+    assert own[0].logits is None
+    assert own[1].logits.equal(expected[1].logits)
+
+
+@pytest.mark.slow
+def test_eight_threads() -> None:
+    model = with_trees(gpt2())
+    ids = [draw_ids(1, 4, seed=seed) for seed in range(8)]
+    expected = [model(each, labels=each) for each in ids]
+    greedy = {"max_new_tokens": 6, "do_sample": False}
+    texts = [model.generate(each, **greedy) for each in ids]
+
+    def call(i: int) -> None:
+        for _ in range(100):
+            out = model(ids[i], labels=ids[i])
+            assert out.loss.equal(expected[i].loss)
+            assert out.logits.equal(expected[i].logits)
+            assert model(ids[i]).logits.equal(expected[i].logits)
+        for _ in range(5):
+            assert model.generate(ids[i], **greedy).equal(texts[i])
+
+    in_threads([partial(call, i) for i in range(8)])
+
+
+def test_a_call_that_fails_leaves_no_trace() -> None:
+    model, ids = with_trees(gpt2()), draw_ids(1, 5)
+    expected = model.lm_head(model.transformer(ids).last_hidden_state)
+    with pytest.raises(ValueError, match="target"):
+        model(ids, labels=torch.full_like(ids, V), skip_logits=True)
+    assert model.lm_head(model.transformer(ids).last_hidden_state).equal(expected)
+
+
+def test_the_loss_function_outside_of_a_call() -> None:
+    model, ids = with_trees(gpt2()), draw_ids(2, 6)
+    out = model(ids, labels=draw_labels(ids))
+    loss = model.loss_function(out.logits, draw_labels(ids), vocab_size=V)
+    torch.testing.assert_close(loss, out.loss)
+
+
 # The rest of what transformers does with a model
 
 
@@ -720,6 +851,46 @@ def test_a_model_with_a_loss_of_its_own_is_refused() -> None:
     with_trees(model)
     with pytest.raises(TypeError, match="loss by loss_function, got OwnLoss"):
         model(draw_ids(1, 3), labels=draw_ids(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("BertForMaskedLM", {}),
+        ("BartForCausalLM", {"d_model": D, "decoder_layers": 1, "decoder_attention_heads": 2}),
+        ("TrOCRForCausalLM", {"d_model": D, "decoder_layers": 1, "decoder_attention_heads": 2}),
+    ],
+)
+def test_a_model_with_another_loss_is_refused_at_once(name: str, options: dict[str, Any]) -> None:
+    model_class = getattr(transformers, name)
+    model = model_class(model_class.config_class(**(_small() | options)))
+    model.config.is_encoder_decoder = False
+    linear = model.get_output_embeddings()
+    with pytest.raises(TypeError, match=f"loss by loss_function, got {name}"):
+        replace_lm_head(model, "softmax")
+    assert type(model) is model_class
+    assert model.get_output_embeddings() is linear
+
+
+def test_no_weight_is_exposed() -> None:
+    lm_head = with_trees(gpt2().to(torch.bfloat16)).lm_head
+    assert lm_head.weight.dtype == torch.bfloat16
+    assert lm_head.weight.device == torch.device("cpu")
+    assert (lm_head.in_features, lm_head.out_features, lm_head.bias) == (D, V, None)
+    hidden = torch.zeros(2, D)
+    uses: list[Callable[[], Any]] = [
+        lambda: F.linear(hidden, lm_head.weight),
+        lambda: hidden @ lm_head.weight,
+        lambda: lm_head.weight[:2],
+        lambda: lm_head.weight.T,
+        lambda: lm_head.weight.detach(),
+        lambda: torch.matmul(hidden, lm_head.weight),
+    ]
+    for use in uses:
+        with pytest.raises((TypeError, AttributeError), match=r"linear lm_head, got TreeEnsemble"):
+            use()
+    with pytest.raises((TypeError, KeyError)):
+        lm_head.weight = nn.Parameter(torch.zeros(V, D))
 
 
 def test_without_transformers_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,10 @@ def resolve(name: str) -> Any:
         return getattr(resolve(parent), attribute)
 
 
+# PEFT and TRL use old names of transformers.
+@pytest.mark.filterwarnings(
+    "ignore:.[a-z_]*gradient_checkpointing[a-z_]*. is deprecated:FutureWarning"
+)
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

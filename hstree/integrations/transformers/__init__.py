@@ -1,0 +1,208 @@
+"""Heads of hstree as the ``lm_head`` of Hugging Face transformers' causal language models."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ImportError(
+        "hstree.integrations.transformers needs the package transformers: "
+        "pip install 'hstree[transformers]'"
+    ) from None
+from hstree.heads import Head, TreeEnsemble, head_class
+from hstree.integrations.transformers.files import (
+    CONFIG_KEY,
+    HUB_OPTIONS,
+    ConfigWithHead,
+    HeadConfig,
+)
+from hstree.integrations.transformers.lm_head import LMHead
+from hstree.integrations.transformers.model import (
+    IGNORED,
+    attach,
+    check_tied,
+    uses_loss_function,
+    with_head,
+)
+
+__all__ = [
+    "CONFIG_KEY",
+    "HeadConfig",
+    "HeadForCausalLM",
+    "LMHead",
+    "from_pretrained",
+    "replace_lm_head",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The classes that pickle and torch.save look up by name, such as GPT2LMHeadModel."""
+    model_class = getattr(transformers, name, None) if name[:1].isupper() else None
+    if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
+        return with_head(model_class)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def replace_lm_head(
+    model: transformers.PreTrainedModel, head: Head | str | None = None, **options: Any
+) -> transformers.PreTrainedModel:
+    r"""Replace the ``lm_head`` of a causal language model by a head of hstree, in place.
+
+    ``Trainer``, ``generate`` and ``save_pretrained`` work as before. The differences:
+
+    - ``model(input_ids, labels=labels).loss`` is computed by the head. With ``labels`` in training
+      no logits are computed and ``logits`` is None: a step holds no tensor of [batch, time, V].
+      The input ``skip_logits=True`` or ``False`` overrides this, for example in an evaluation that
+      needs only the loss.
+    - ``logits`` are log-probabilities of the head's distribution, [batch, time, V]. Soft caps and
+      scales that a model applies to its logits are ignored.
+    - The loss is the mean over the labels that are not -100 or, with ``num_items_in_batch``, their
+      sum divided by that number, as in transformers. The head's ``reduction`` is set to ``"sum"``.
+    - The token embeddings are tied to the output only if the head was built with
+      ``embedding=model.get_input_embeddings()``.
+
+    Row-sparse gradients (``TreeEnsemble(sparse=True)``) need an optimizer and a clipping function
+    that support them::
+
+        adamw = hstree.optim.AdamW, {"lr": 1e-3}
+        trainer = Trainer(model, args, train_dataset=texts, optimizer_cls_and_kwargs=adamw)
+        trainer.accelerator.clip_grad_norm_ = hstree.optim.clip_grad_norm_
+
+    Load a model that ``model.save_pretrained`` wrote with :func:`from_pretrained`, or with
+    ``AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)``.
+
+    Args:
+        model: a model with an ``lm_head`` (``get_output_embeddings()``) that computes its loss by
+            ``loss_function``, such as ``GPT2LMHeadModel`` and ``LlamaForCausalLM``.
+        head: a head with the features D and classes V of the ``lm_head``, which is moved to its
+            device and dtype; or the name of a head, see :func:`hstree.heads.head_names`; None: a
+            :class:`hstree.heads.TreeEnsemble` that starts as an approximation of the ``lm_head``,
+            by :meth:`~hstree.heads.TreeEnsemble.from_linear`.
+        **options: arguments of the head, if ``head`` is a name; of ``from_linear``, if it is None,
+            such as ``n_trees``, or ``at``, the mean of some hidden vectors.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: if ``model`` is not a causal language model of transformers that computes its
+            loss by ``loss_function``, or ``head`` is not a head.
+        ValueError: if the model has a head of hstree already, or ``head`` has other sizes.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from hstree.integrations.transformers import from_pretrained, replace_lm_head
+        >>> config = GPT2Config(vocab_size=200, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+        >>> model = replace_lm_head(GPT2LMHeadModel(config))
+        >>> tokens = torch.randint(200, (2, 8))
+        >>> model(tokens, labels=tokens).loss.backward()
+        >>> model.save_pretrained("gpt2-trees")
+        >>> type(from_pretrained("gpt2-trees").lm_head.head).__name__
+        'TreeEnsemble'
+    """
+    if not isinstance(model, transformers.PreTrainedModel):
+        raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
+    linear = model.get_output_embeddings()
+    if isinstance(linear, LMHead):
+        raise ValueError(f"model: expected a linear lm_head, got {type(linear.head).__name__}")
+    if model.config.is_encoder_decoder or getattr(linear, "weight", None) is None:
+        raise TypeError(
+            f"model: expected a causal language model with an lm_head, got {type(model).__name__}"
+        )
+    if not uses_loss_function(type(model)):
+        raise TypeError(
+            f"model: expected a causal language model that computes its loss by loss_function, got "
+            f"{type(model).__name__}"
+        )
+    n_classes, in_features = linear.weight.shape
+    if head is None:
+        head = TreeEnsemble.from_linear(linear, **options)
+    elif isinstance(head, str):
+        head = head_class(head)(in_features, n_classes, **options)
+    elif not isinstance(head, Head):
+        raise TypeError(
+            f"head: expected a head of hstree, its name or None, got {type(head).__name__}"
+        )
+    elif options:
+        name = next(iter(options))
+        raise ValueError(f"{name}: expected no options together with a head, got {options[name]!r}")
+    for name, expected in (
+        ("in_features", in_features),
+        ("n_classes", n_classes),
+        ("ignore_index", IGNORED),
+    ):
+        if getattr(head, name) != expected:
+            raise ValueError(f"head: expected {name}={expected}, got {getattr(head, name)}")
+    check_tied(head, model)
+    model.__class__ = with_head(model.__class__)
+    model.set_output_embeddings(LMHead())
+    attach(model, head.train(model.training))
+    return model
+
+
+def from_pretrained(path: str | os.PathLike[str], **options: Any) -> transformers.PreTrainedModel:
+    """Load a model with a head of hstree that ``model.save_pretrained`` wrote.
+
+    Args:
+        path: folder, or repository on the hub.
+        **options: arguments of ``transformers.AutoModelForCausalLM.from_pretrained``.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        ValueError: if the model has no head of hstree, or a damaged one.
+        OSError: if the files do not exist.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from hstree.integrations.transformers import from_pretrained, replace_lm_head
+        >>> config = GPT2Config(vocab_size=200, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+        >>> model = replace_lm_head(GPT2LMHeadModel(config), "mos", components=3)
+        >>> model.save_pretrained("gpt2-mos")
+        >>> from_pretrained("gpt2-mos").lm_head.head.n_components
+        3
+    """
+    config = options.pop("config", None)
+    if config is None:
+        hub = {name: options[name] for name in HUB_OPTIONS if name in options}
+        config = HeadConfig.from_pretrained(path, **hub)
+    body = config.body_class if isinstance(config, ConfigWithHead) else type(config)
+    if body not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"path: expected a causal language model of transformers, got {os.fspath(path)} with "
+            f"{body.__name__}"
+        )
+    model_class = with_head(transformers.MODEL_FOR_CAUSAL_LM_MAPPING[body])
+    model: transformers.PreTrainedModel = model_class.from_pretrained(
+        path, config=config, **options
+    )
+    return model
+
+
+class HeadForCausalLM:
+    """What the file ``modeling_hstree.py`` of a saved model gives to
+    ``transformers.AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)``."""
+
+    @staticmethod
+    def register_for_auto_class(auto_class: Any = None) -> None:
+        """Called by transformers, which would copy the source code of a registered class."""
+
+    @staticmethod
+    def from_pretrained(path: str | os.PathLike[str], *args: Any, **options: Any) -> Any:
+        """See :func:`from_pretrained`."""
+        return from_pretrained(path, **options)
+
+    @staticmethod
+    def _from_config(config: transformers.PreTrainedConfig, **options: Any) -> NoReturn:
+        raise ValueError(
+            f"config: expected a config without {CONFIG_KEY}, since a new model has no weights of "
+            f"its head, got {type(config).__name__}; make the model from a "
+            f"{config.body_class.__name__}, then call replace_lm_head"
+        )
