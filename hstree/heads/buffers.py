@@ -57,9 +57,10 @@ class Tables(nn.Module, ABC):
         if device is None:
             device = torch.get_default_device()
             device = torch.device("cpu") if device.type == "meta" else device
-        self.tables_device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
         for name, table in self.tables().items():
             setattr(self, name, table.to(device))
+        # Last, because another thread may ask for it. "cuda" becomes "cuda:0".
+        self.tables_device = torch.empty(0, device=device).device
 
     def place_tables(self, device: torch.device) -> None:
         """Move the tables to a device."""
