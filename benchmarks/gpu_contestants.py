@@ -119,7 +119,7 @@ def _paths(
     options = {"frequencies": frequencies} if recipe == "huffman" else {}
     trees = build_ensemble(recipe, setting.classes, setting.trees, **options)
     layout = Layout(trees, setting.classes)
-    cpu, max_depth = dict(layout.named_buffers()), layout.max_depth
+    cpu, max_depth = layout.tables(), layout.max_depth
     subset = setting.features // part
     cpu_index = subsets(setting.features, subset, setting.trees, block)
     weight = _normal((setting.trees, setting.classes - 1, subset), setting, device)

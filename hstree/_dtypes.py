@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -13,3 +14,9 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 def dtype_name(dtype: torch.dtype) -> str:
     """The name without the module: ``float32`` for torch.float32."""
     return str(dtype).removeprefix("torch.")
+
+
+def input_dtype(linear: nn.Linear) -> torch.dtype:
+    """The dtype that a linear layer computes in: that of its weight, or float32 if
+    ``torch.ao.quantization.quantize_dynamic`` has replaced it, whose weight is a method."""
+    return getattr(linear.weight, "dtype", torch.float32)

@@ -14,6 +14,7 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from hstree.heads import Head
+from hstree.heads.buffers import EXTRA_STATE, SavedTables
 from hstree.optim.rows import summed_rows
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _gather(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
 
 
 def head_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The tables of the heads in a module by name; they never change."""
+    """The buffers of the heads in a module by name: class weights, which never change."""
     return {
         f"{name}.{own}".lstrip("."): buffer
         for name, part in module.named_modules()
@@ -173,15 +174,19 @@ def head_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 def check_same_tables(module: nn.Module, groups: Sequence[ProcessGroup | None]) -> None:
     """Raises ValueError on all ranks unless their heads have the same tables."""
-    buffers = {name: b for name, b in head_buffers(module).items() if b.numel() and not b.is_meta}
-    if not buffers:
+    tables = {name: b for name, b in head_buffers(module).items() if not b.is_meta}
+    devices = [table.device for table in tables.values()]
+    for name, part in module.named_modules():
+        if isinstance(part, SavedTables) and part.tables_device.type != "meta":
+            tables[f"{name}.{EXTRA_STATE}"] = part.get_extra_state()
+            devices.append(part.tables_device)
+    if not tables:
         return
     digest = hashlib.sha256()
-    for name, buffer in buffers.items():
+    for name, table in tables.items():
         digest.update(name.encode())
-        digest.update(buffer.contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
-    own = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)
-    own = own.to(next(iter(buffers.values())).device)
+        digest.update(table.contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
+    own = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64).to(devices[0])
     for group in groups:
         every = _gather(own, group)
         others = [rank for rank, one in enumerate(every) if not torch.equal(one, every[0])]

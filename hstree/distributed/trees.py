@@ -154,7 +154,7 @@ class ShardedTreeEnsemble(TreeEnsemble):
         self.mesh, self.gate, self.own = mesh, head.gate, own
         self.whole_gate = WholeGate(head)
         if head.feature_index is not None:
-            self.register_constant("feature_index", head.feature_index[own])
+            self.register_table("feature_index", head.feature_index[own])
         _like(self, head)
         state = head.state_dict()
         self.whole_gate.load_state_dict(

@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hstree._autocast import no_autocast
 from hstree._checks import check_int, check_number, check_order, check_sequence
+from hstree._dtypes import input_dtype
 from hstree._transforms import is_transformed
 from hstree.heads.base import Head
+from hstree.heads.buffers import SavedTables, saved_tables
 from hstree.heads.flat import wide
 from hstree.heads.tying import HasWeight
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from hstree.data.statistics import CorpusStatistics
 
 
-class AdaptiveSoftmax(Head):
+class AdaptiveSoftmax(SavedTables, Head):
     """The adaptive softmax: :class:`torch.nn.AdaptiveLogSoftmaxWithLoss` with ``ignore_index``,
     ``reduction`` and an order of the classes.
 
@@ -93,7 +96,7 @@ class AdaptiveSoftmax(Head):
                 "smaller div_value"
             )
         self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(in_features, n_classes, cutoffs, div_value)
-        self.register_constant("order", order)
+        self.register_table("order", order)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -110,9 +113,9 @@ class AdaptiveSoftmax(Head):
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         # torch's module gathers by mask and does not support autocast: it gets the dtype of its
         # weights, and only the rows that are not ignored.
-        with torch.autocast(hidden.device.type, enabled=False):
-            hidden = hidden.to(self.adaptive.head.weight.dtype)
-            if is_transformed():
+        with no_autocast(hidden.device):
+            hidden = hidden.to(input_dtype(self.adaptive.head))
+            if is_transformed() or hidden.is_meta:
                 return self._chosen(hidden, target)
             kept = target >= 0
             output = hidden.new_zeros(len(hidden))
@@ -129,8 +132,8 @@ class AdaptiveSoftmax(Head):
         return log_prob.masked_fill(target == -1, 0.0)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
-        with torch.autocast(hidden.device.type, enabled=False):
-            hidden = hidden.to(self.adaptive.head.weight.dtype)
+        with no_autocast(hidden.device):
+            hidden = hidden.to(input_dtype(self.adaptive.head))
             return wide(self.adaptive.log_prob(hidden).index_select(1, self.rank))
 
     def config(self) -> dict[str, Any]:
@@ -143,7 +146,8 @@ class AdaptiveSoftmax(Head):
         tensors: Mapping[str, Tensor],
         embedding: HasWeight | None = None,
     ) -> Self:
-        return cls(**config, order=tensors["order"], class_weight=tensors.get("class_weight"))
+        order = saved_tables(tensors)["order"]
+        return cls(**config, order=order, class_weight=tensors.get("class_weight"))
 
     @classmethod
     def from_corpus(

@@ -72,6 +72,9 @@ class Head(Inference, HeadParameters, Resettable, ABC):
         \ell_n = -(1 - \epsilon)\, c_{y_n} \log p_{n y_n}
         - \frac{\epsilon}{V} \sum_v c_v \log p_{nv}
 
+    Forward pre-hooks, such as those of pruning and weight norm, run in every query (``log_prob``,
+    ``topk``, ``sample``, ...) as in ``forward``, with ``hidden`` as the only input.
+
     ``hidden`` may have any leading dimensions and any floating-point dtype. It is cast to the dtype
     of the weights; under autocast, autocast decides. Losses and log-probabilities are float32, or
     float64 for weights in float64.

@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_of_bytes
+from safetensors.torch import save as bytes_of_tensors
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+EXTRA_STATE = "_extra_state"
+"""Key of the tables in a state dict, from :meth:`torch.nn.Module.get_extra_state`."""
 
 
 @torch.no_grad()
@@ -32,33 +38,135 @@ def fill(tensor: Tensor, values: Tensor | npt.NDArray[Any]) -> None:
 
 
 class Tables(nn.Module, ABC):
-    """Buffers that can be rebuilt at any time from arrays that the module keeps on the host.
+    """A module with tables: tensors of whole numbers that never change, as attributes.
 
-    They are built with the module, on the default device, or on the CPU if that is the meta device.
-    They are rebuilt whenever ``to``, ``to_empty`` or a similar method replaces them.
+    They are no buffers, so whatever averages, casts, broadcasts or empties all parameters and
+    buffers leaves them as they are. They are built with the module, on the default device, or on
+    the CPU if that is the meta device, and move with it by ``to`` and similar methods. FSDP and
+    accelerate move parameters and buffers one by one: :meth:`place_tables` follows them.
     """
 
+    tables_device: torch.device
+
     @abstractmethod
-    def tables(self) -> Mapping[str, npt.NDArray[Any]]:
-        """The tables by name."""
+    def tables(self) -> Mapping[str, Tensor]:
+        """The tables by name, on the CPU."""
 
-    def register_tables(self, persistent: bool) -> None:
-        device = torch.get_default_device()
-        device = torch.device("cpu") if device.type == "meta" else device
+    def set_tables(self, device: torch.device | None = None) -> None:
+        """Set the attributes to :meth:`tables`, on this device or, for None, the default one."""
+        if device is None:
+            device = torch.get_default_device()
+            device = torch.device("cpu") if device.type == "meta" else device
         for name, table in self.tables().items():
-            self.register_buffer(name, torch.tensor(table, device=device), persistent=persistent)
+            setattr(self, name, table.to(device))
+        # Last, because another thread may ask for it. "cuda" becomes "cuda:0".
+        self.tables_device = torch.empty(0, device=device).device
 
-    def rebuild(self) -> None:
-        """Rebuild all tables on their present device."""
-        for name, table in self.tables().items():
-            fill(self.get_buffer(name), table)
+    def place_tables(self, device: torch.device) -> None:
+        """Move the tables to a device."""
+        if self.tables_device != device:
+            self.set_tables(device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = dict(self._buffers)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if any(self._buffers[name] is not table for name, table in before.items()):
-            self.rebuild()
+        # Where fn puts a tensor. Tables keep their dtype, and their values if it is to_empty.
+        self.place_tables(fn(torch.zeros(1, dtype=torch.int32, device=self.tables_device)).device)
         return self
+
+
+class SavedTables(Tables):
+    """Tables that identify a head and are saved with it, as one entry of the state dict.
+
+    The entry is a safetensors file as a tensor of bytes, uint8: a copy, so that changes of it leave
+    the head as it is. Casts of all entries of a state dict keep these numbers, and so do averages,
+    but for rounding.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._own_tables: dict[str, Tensor] = {}
+        self.set_tables()
+
+    def tables(self) -> Mapping[str, Tensor]:
+        return self._own_tables
+
+    def saved_tables(self) -> dict[str, Tensor]:
+        """All that is saved, by name, on the CPU."""
+        return dict(self._own_tables)
+
+    def register_table(self, name: str, values: Tensor) -> None:
+        """Add or replace a table."""
+        self._own_tables[name] = values.detach().cpu().clone()
+        self.set_tables(self.tables_device)
+
+    def get_extra_state(self) -> Tensor:
+        content = bytearray(bytes_of_tensors(self.saved_tables()))
+        return torch.frombuffer(content, dtype=torch.uint8).clone()  # aligned
+
+    def set_extra_state(self, state: Any) -> None:
+        own, other = self.saved_tables(), unpacked(state)
+        differ = [
+            name
+            for name in sorted(own.keys() | other.keys())
+            if name not in own or name not in other or not torch.equal(own[name], other[name])
+        ]
+        if differ:
+            names = ", ".join(differ[:4]) + ", ..." * (len(differ) > 4)
+            raise ValueError(
+                f"state dict: expected the tables of this {type(self).__name__}, got others "
+                f"({names}): the weights belong to a head with other trees, feature subsets or "
+                "order of the classes. Build the head with the arguments that it was saved with; "
+                "hstree.load_head does so for files of head.save"
+            )
+
+
+def unpacked(state: Any) -> dict[str, Tensor]:
+    """The saved tables in an entry of a state dict.
+
+    Raises:
+        ValueError: if it does not hold tables.
+    """
+    content = b""
+    if isinstance(state, Tensor) and state.dim() == 1:
+        content = state.detach().cpu().round().to(torch.uint8).numpy().tobytes()
+    try:
+        with torch.device("cpu"):  # also while a head is built on the meta device
+            return dict(tensors_of_bytes(content))
+    except (SafetensorError, LookupError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{EXTRA_STATE}: expected the tables of a head as bytes, got {_what(state)} with other "
+            "values: the tables were changed. Something that treats all entries of a state dict as "
+            f"weights, such as a moving average, must leave out {EXTRA_STATE}"
+        ) from error
+
+
+def saved_tables(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The saved tables in the state dict of a head."""
+    return unpacked(tensors[EXTRA_STATE])
+
+
+def adopt_tables(head: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a head, if it has tables, those in the state dict of a saved head.
+
+    Raises:
+        ValueError: if one is missing or has another shape or dtype.
+    """
+    if not isinstance(head, SavedTables):
+        return
+    saved = saved_tables(tensors)
+    for name, own in list(head.tables().items()):
+        other = saved.get(name)
+        if other is None or other.shape != own.shape or other.dtype != own.dtype:
+            raise ValueError(
+                f"{name}: expected a table {_what(own)} for this configuration, got {_what(other)}"
+            )
+        head.register_table(name, other)
+
+
+def _what(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
 
 
 class Resettable(nn.Module):

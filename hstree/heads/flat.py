@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hstree._autocast import no_autocast
 from hstree._checks import check_bool
 from hstree._dtypes import sum_dtype
 from hstree.heads import functions
 from hstree.heads.base import Head
-from hstree.heads.buffers import fill
+from hstree.heads.buffers import adopt_tables, fill
 from hstree.heads.functions import Function
 from hstree.heads.tying import HasWeight, weight_to_tie
 from hstree.heads.unigram import smoothed_frequencies
@@ -159,7 +160,7 @@ class FlatHead(Head):
     def _mean_score(self, hidden: Tensor) -> Tensor:
         """Mean [N] of c_v x_v over all classes v, from the mean row of W."""
         weight, dtype = self.class_weight, sum_dtype(hidden.dtype)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with no_autocast(hidden.device):
             if weight is None:
                 row = self.weight.mean(0, dtype=dtype)
                 bias = None if self.bias is None else self.bias.mean(dtype=dtype)
@@ -210,11 +211,13 @@ class FlatHead(Head):
     ) -> Self:
         options = dict(config)
         tied = options.pop("tied")
-        return cls(
+        head = cls(
             **options,
             embedding=embedding if tied else None,
             class_weight=tensors.get("class_weight"),
         )
+        adopt_tables(head, tensors)
+        return head
 
     @classmethod
     def from_corpus(

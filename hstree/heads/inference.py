@@ -8,8 +8,11 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
+from hstree._autocast import autocasts
 from hstree._checks import check_generator, check_int, check_temperature
+from hstree.heads.buffers import Tables
 from hstree.heads.losses import by_rows, split_rows
+from hstree.heads.sharding import is_distributed_hook
 from hstree.ops import mark_targets
 
 QUERIES = ("log_prob", "entropy", "topk", "predict", "sample", "candidate_log_prob")
@@ -35,7 +38,7 @@ class Inference(nn.Module, ABC):
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities [..., V] of all classes, in nats: hidden [..., D]. Differentiable."""
-        return self.class_log_prob(self._encoded(hidden)).view(*hidden.shape[:-1], self.n_classes)
+        return self.class_log_prob(self._queried(hidden)).view(*hidden.shape[:-1], self.n_classes)
 
     def entropy(self, hidden: Tensor) -> Tensor:
         """Entropy [...] of each row's distribution, in nats: hidden [..., D]. Differentiable.
@@ -48,7 +51,7 @@ class Inference(nn.Module, ABC):
             >>> head.entropy(torch.zeros(2, 8))
             tensor([1.3863, 1.3863], grad_fn=<ViewBackward0>)
         """
-        return by_rows(self._row_entropy, self.n_classes, self._encoded(hidden)).view(
+        return by_rows(self._row_entropy, self.n_classes, self._queried(hidden)).view(
             hidden.shape[:-1]
         )
 
@@ -72,7 +75,7 @@ class Inference(nn.Module, ABC):
             ValueError: unless k is a whole number in [1, V].
         """
         k = check_int("k", k, 1, self.n_classes)
-        values, classes = self.topk_rows(self._encoded(hidden), k)
+        values, classes = self.topk_rows(self._queried(hidden), k)
         shape = (*hidden.shape[:-1], k)
         return values.view(shape), classes.view(shape)
 
@@ -149,7 +152,7 @@ class Inference(nn.Module, ABC):
         draws = 1 if n is None else check_int("n", n)
         temperature = check_temperature(temperature)
         check_generator(generator, hidden.device)
-        rows = self._encoded(hidden)
+        rows = self._queried(hidden)
         classes, log_prob = self.sample_rows(rows, draws, temperature, generator)
         shape = hidden.shape[:-1] if n is None else (*hidden.shape[:-1], draws)
         if not return_log_prob:
@@ -211,7 +214,7 @@ class Inference(nn.Module, ABC):
             candidates, self.n_classes, self.ignore_index, name="candidates"
         ).reshape(hidden.shape[:-1].numel(), candidates.shape[-1])
         temperature = check_temperature(temperature)
-        log_prob = self.candidate_rows(self._encoded(hidden), marked, temperature)
+        log_prob = self.candidate_rows(self._queried(hidden), marked, temperature)
         return log_prob.view(candidates.shape)
 
     def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
@@ -225,6 +228,28 @@ class Inference(nn.Module, ABC):
         log_prob = by_rows(chosen, self.n_classes, hidden, candidates)
         return mask_candidates(log_prob, candidates, self.n_classes)
 
+    def _queried(self, hidden: Tensor) -> Tensor:
+        """:meth:`_encoded` of what the forward pre-hooks make of ``hidden``. They run in every
+        query as in a call of the head: pruning and weight norm compute the weights in them."""
+        if self._forward_pre_hooks:
+            # With a graph: a loss whose backward pass computes again reads these weights.
+            with torch.inference_mode(False), torch.enable_grad():
+                hidden = self._hooked(hidden)
+        return self._encoded(hidden)
+
+    def _hooked(self, hidden: Tensor) -> Tensor:
+        for key, hook in self._forward_pre_hooks.items():
+            if is_distributed_hook(hook):
+                continue
+            if key in self._forward_pre_hooks_with_kwargs:
+                result = hook(self, (hidden,), {})
+                result = result if result is None else result[0]
+            else:
+                result = hook(self, (hidden,))
+            if result is not None:
+                hidden = result[0] if isinstance(result, tuple) else result
+        return hidden
+
     def _encoded(self, hidden: Tensor) -> Tensor:
         if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
             raise ValueError(
@@ -232,7 +257,9 @@ class Inference(nn.Module, ABC):
             )
         if not hidden.is_floating_point():
             raise ValueError(f"hidden: expected a floating-point dtype, got {hidden.dtype}")
-        if not torch.is_autocast_enabled(hidden.device.type):
+        if isinstance(self, Tables):
+            self.place_tables(hidden.device)
+        if not autocasts(hidden.device):
             parameter = next(self.parameters(), None)  # none: trees over a single class
             hidden = hidden if parameter is None else hidden.to(parameter.dtype)
         hidden = self.encode(hidden)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hstree._checks import check_int, check_order
 from hstree.heads.base import Head
+from hstree.heads.buffers import SavedTables
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.losses import by_rows
 from hstree.heads.mixture import ZeroBiasLinear
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 COMPONENTS, GATES = 4, 3
 
 
-class Mixtape(FlatHead):
+class Mixtape(SavedTables, FlatHead):
     r"""P(y | h) = softmax(l)[y], l_x = sum_k pi_{x,k} w_x . tanh(U_k h + a_k) + b_x, K = 4.
 
     The priors of a class come from three sigmoids, g_j = sigmoid(v_x . tanh(Q_j h + q_j) + u_j . h
@@ -96,7 +97,7 @@ class Mixtape(FlatHead):
         self.own_gates = own_gates
         self.gate_features = check_int("gate_features", gate_features)
         self.latent_features = features
-        self.register_constant("own", order[:own_gates])
+        self.register_table("own", order[:own_gates])
         self.latent = ZeroBiasLinear(in_features, COMPONENTS * features)
         self.gate_hidden = ZeroBiasLinear(in_features, GATES * self.gate_features)
         self.gate_context = nn.Linear(in_features, GATES, bias=False)
@@ -130,7 +131,7 @@ class Mixtape(FlatHead):
     def priors(self, hidden: Tensor) -> Tensor:
         """Priors pi [..., own_gates + 1, 4] of the classes ``own``, and of all other classes in the
         last row: hidden [..., D]."""
-        encoded = self._encoded(hidden)
+        encoded = self._queried(hidden)
         g1, g2, g3 = self._gates(encoded[:, COMPONENTS * self.latent_features :])
         priors = torch.stack([g1 * g2, g1 * (1 - g2), (1 - g1) * g3, (1 - g1) * (1 - g3)], -1)
         return priors.view(*hidden.shape[:-1], self.own_gates + 1, COMPONENTS)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_nonnegative, check_probability, check_sequence
+from hstree._dtypes import input_dtype
 from hstree.heads.base import HeadOutput
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.functions import build_function
@@ -336,7 +337,7 @@ class DOC(_SoftmaxMixture):
         output, loss = super().forward(hidden, target)
         if self.training and self.prior_penalty:
             ignored = target == self.ignore_index
-            last = hidden[..., -self.prior.in_features :].to(self.prior.weight.dtype)
+            last = hidden[..., -self.prior.in_features :].to(input_dtype(self.prior))
             prior = wide(self.prior(last)).softmax(-1).masked_fill(ignored.unsqueeze(-1), 0.0)
             kept = (~ignored).to(output.dtype)
             loss = loss + self.reduced(self.prior_penalty * imbalance(prior) * kept, kept)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
+from hstree.heads.buffers import SavedTables
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.tying import HasWeight
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 DISTRIBUTIONS = ("unigram", "log-uniform", "uniform")
 
 
-class SampledSoftmax(FlatHead):
+class SampledSoftmax(SavedTables, FlatHead):
     r"""The softmax of W h + b, trained by sampled softmax and evaluated exactly.
 
     In evaluation mode (``head.eval()``) it is :class:`Softmax`. In training mode ``forward`` draws
@@ -118,7 +119,7 @@ class SampledSoftmax(FlatHead):
                     f"{name}: expected 0 for the head 'sampled' with sparse=True, as its gradient "
                     f"is not row-sparse, got {getattr(self, name)}; sparse=False takes it"
                 )
-        self.register_constant("cumulative", _cumulative(self._mass()))
+        self.register_table("cumulative", _cumulative(self._mass()))
 
     def _mass(self) -> npt.NDArray[np.float64]:
         """Positive numbers [V], proportional to q."""
@@ -216,7 +217,6 @@ class SampledSoftmax(FlatHead):
         # The distribution is saved, the frequencies are not.
         head = super().from_config(config | {"distribution": "uniform"}, tensors, embedding)
         head.distribution = config["distribution"]
-        head.register_constant("cumulative", tensors["cumulative"])
         return head
 
     def extra_repr(self) -> str:

@@ -30,3 +30,9 @@ def register_forward_methods(cls: type, names: Iterable[str]) -> None:
     if any(base.__name__ == "FSDPModule" for base in cls.__mro__):
         for name in names:
             setattr(cls, name, ForwardMethod(name, getattr(cls, name)))
+
+
+def is_distributed_hook(hook: Callable[..., Any]) -> bool:
+    """Whether torch.distributed registered this forward pre-hook. FSDP has its own way into the
+    queries, :class:`ForwardMethod`, and other such hooks belong to a forward hook."""
+    return (getattr(hook, "__module__", None) or "").startswith("torch.distributed.")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hstree._autocast import autocasts
 from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
 from hstree.ops._autograd import (
@@ -83,7 +84,7 @@ class TreeOp:
     def __call__(self, sparse: bool, hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         """log_prob [N, T]. Under autocast hidden is cast to the weight's dtype, because casting the
         weight would cost O(V)."""
-        if torch.is_autocast_enabled(hidden.device.type) and hidden.is_floating_point():
+        if autocasts(hidden.device) and hidden.is_floating_point():
             hidden = hidden.to(weight.dtype)
         if sparse and torch.is_grad_enabled():
             if torch.compiler.is_compiling():

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hstree._autocast import autocasts
 from hstree._dtypes import sum_dtype
 from hstree._transforms import is_batched, is_transformed
 from hstree.ops._autograd import (
@@ -85,7 +86,7 @@ def mixture_log_prob(
     """
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f"reduction: expected one of none, sum, mean, got {reduction!r}")
-    if torch.is_autocast_enabled(latent.device.type) and latent.dtype != torch.float64:
+    if autocasts(latent.device) and latent.dtype != torch.float64:
         low = torch.get_autocast_dtype(latent.device.type)
         latent, weight = latent.to(low), weight.to(low)
     _check(latent, log_prior, weight, bias, target, row_weight)

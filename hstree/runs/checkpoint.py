@@ -21,7 +21,8 @@ from hstree.models import AWDLSTM, LanguageModel
 from .names import CheckpointError
 
 METADATA_KEY, STATE_KEY = "hstree.model", "hstree.training"
-FORMAT_VERSION = 3  # 1 had all layers in one LSTM module, 2 one dropout
+# 1 had all layers in one LSTM module, 2 one dropout, 3 an entry for each table of a head.
+FORMAT_VERSION = 4
 
 
 def _model_content(model: LanguageModel) -> tuple[dict[str, Tensor], dict[str, Any]]:

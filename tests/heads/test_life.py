@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from heads.support import HEADS, D, V, draw, draw_targets, make, randomise
 from hstree.heads import Head, HeadOutput, Softmax, TreeEnsemble, load_head
+from hstree.heads.buffers import EXTRA_STATE, Tables
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 
@@ -28,6 +29,15 @@ def on_meta(kind: str) -> Head:
         head = HEADS[kind]()
     assert all(parameter.is_meta for parameter in head.parameters())
     return head
+
+
+def tables(head: Head) -> dict[str, Tensor]:
+    return {
+        f"{path}.{name}": getattr(module, name)
+        for path, module in head.named_modules()
+        if isinstance(module, Tables)
+        for name in module.tables()
+    }
 
 
 def spoil(head: Head) -> Head:
@@ -110,18 +120,15 @@ def test_modules_reset_one_by_one(kind: str) -> None:
 
 @every_head
 def test_from_pretrained_of_transformers(kind: str) -> None:
-    """Parameters and buffers assigned one by one; those that are not saved replaced by empty ones;
-    nothing called afterwards. See ``PreTrainedModel._move_missing_keys_from_meta_to_device``."""
+    """Parameters and buffers assigned one by one, and nothing called afterwards. See
+    ``set_param_for_module`` of transformers."""
     wanted, head = make(kind), on_meta(kind)
-    state = wanted.state_dict()
-    for name, buffer in list(head.named_buffers()):
-        if name not in state:
-            path, _, last = name.rpartition(".")
-            empty = torch.full_like(buffer, 101, device="cpu")
-            setattr(head.get_submodule(path), last, empty)
-    for name, value in state.items():
+    for name, value in wanted.state_dict().items():
         path, _, last = name.rpartition(".")
         module = head.get_submodule(path)
+        if last == EXTRA_STATE:
+            module.set_extra_state(value)
+            continue
         is_parameter = last in module._parameters
         setattr(module, last, nn.Parameter(value.clone()) if is_parameter else value.clone())
     check_equal(head, wanted)
@@ -169,9 +176,9 @@ def test_init_empty_weights_of_accelerate(kind: str) -> None:
 def test_moves_keep_the_tables(kind: str) -> None:
     """Where nothing moves no table is made again."""
     head = make(kind)
-    before = dict(head.named_buffers())
-    head.double().float().to("cpu").share_memory()
-    assert all(buffer is before[name] for name, buffer in head.named_buffers())
+    before = tables(head)
+    head.double().float().half().to("cpu").type(torch.float32).share_memory()
+    assert all(table is before[name] for name, table in tables(head).items())
 
 
 @every_head

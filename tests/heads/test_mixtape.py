@@ -24,6 +24,7 @@ from heads.support import (
 )
 from hstree.data.statistics import CorpusStatistics
 from hstree.heads import Head, Mixtape, MixtureOfContexts, load_head
+from hstree.heads.buffers import EXTRA_STATE, saved_tables
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 
 
@@ -148,7 +149,7 @@ def test_zero_gates_are_shared_gates() -> None:
     own = build(V).double()
     state = shared.state_dict()
     state = state | {
-        "own": own.own,
+        EXTRA_STATE: own.get_extra_state(),
         "gate_weight": torch.zeros(V, 4),
         "gate_bias": torch.zeros(V, 3),
     }
@@ -216,6 +217,7 @@ def test_saved_with_its_order(tmp_path: Any) -> None:
 def test_state_dict_names() -> None:
     """Saved files depend on them."""
     assert sorted(build().state_dict()) == [
+        "_extra_state",
         "bias",
         "gate_bias",
         "gate_context.weight",
@@ -224,9 +226,9 @@ def test_state_dict_names() -> None:
         "gate_weight",
         "latent.bias",
         "latent.weight",
-        "own",
         "weight",
     ]
+    assert list(saved_tables(build().state_dict())) == ["own"]
 
 
 @pytest.mark.parametrize(

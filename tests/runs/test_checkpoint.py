@@ -92,13 +92,13 @@ def test_foreign_models(tmp_path: Path) -> None:
     [
         ("{}", "inconsistent model file: 'version'"),
         ("no json", "inconsistent model file"),
-        ('{"version": 99}', "expected format version 3, got 99"),
+        ('{"version": 99}', "expected format version 4, got 99"),
         (
-            '{"version": 3, "aliases": {}, "backbone": {"kind": "gru"}}',
+            '{"version": 4, "aliases": {}, "backbone": {"kind": "gru"}}',
             "expected the kind 'awd-lstm'",
         ),
         (
-            '{"version": 3, "aliases": {"head.weight": "absent"}}',
+            '{"version": 4, "aliases": {"head.weight": "absent"}}',
             "inconsistent model file: 'absent'",
         ),
     ],

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from hstree._dtypes import sum_dtype
+from hstree._dtypes import input_dtype, sum_dtype
 from hstree.heads.trees.state import EnsembleState
 
 
@@ -78,7 +78,7 @@ class ContextGate(Gate):
         head.gate_linear.reset_parameters()
 
     def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
-        logits: Tensor = head.gate_linear(hidden.to(head.gate_linear.weight.dtype))
+        logits: Tensor = head.gate_linear(hidden.to(input_dtype(head.gate_linear)))
         return logits.to(sum_dtype(hidden.dtype)).log_softmax(1)
 
 

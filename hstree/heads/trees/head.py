@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hstree._checks import check_bool, check_choice, check_seed
 from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
-from hstree.heads.buffers import fill
+from hstree.heads.buffers import adopt_tables, fill, saved_tables
 from hstree.heads.losses import split_rows
 from hstree.heads.trees.blocks import (
     BLOCKS,
@@ -27,7 +27,7 @@ from hstree.heads.trees.blocks import (
 from hstree.heads.trees.candidates import choose_way, tempered_blocks
 from hstree.heads.trees.constructors import Constructors
 from hstree.heads.trees.gate import GATES
-from hstree.heads.trees.layout import Layout, TreeArrays, check_trees
+from hstree.heads.trees.layout import Layout, check_trees
 from hstree.heads.trees.relearning import Relearning
 from hstree.heads.trees.search import (
     pays_to_search,
@@ -148,7 +148,9 @@ class TreeEnsemble(Relearning, Constructors):
 
         self.set_trees(trees)
         subsets = draw_subsets(self.n_trees, in_features, self.subset_size, subset_block, seed)
-        self.register_constant("feature_index", subsets)
+        self.feature_index = None
+        if subsets is not None:
+            self.register_table("feature_index", subsets)
         counts = np.ones(n_classes) if frequencies is None else frequencies
         self.frequencies = smoothed_frequencies(counts, n_classes)
         # The optimizer's state in saved runs depends on this order of the parameters.
@@ -165,7 +167,6 @@ class TreeEnsemble(Relearning, Constructors):
         self.layout = Layout(
             trees, self.n_classes, bounds=vectors.needs_bounds, leaf_groups=vectors.leaf_groups
         )
-        self.tree_arrays = nn.ModuleList(TreeArrays(tree) for tree in trees)
         self.block_types = [block for block in BLOCKS if self.layout.n_rows[block.kind]]
 
     # The model: blocks of nodes, mixed by the gate
@@ -275,12 +276,17 @@ class TreeEnsemble(Relearning, Constructors):
                 fill(getattr(self, f"{block.prefix}bias"), bias)
         self._vectors.reset(self)
 
-    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
-        super()._load_from_state_dict(*arguments, **options)
-        parameter = next(self.parameters(recurse=False), None)
-        if parameter is not None and not parameter.is_meta:  # may be on another device now
-            self.layout.to(parameter.device)
-            self.tree_arrays.to(parameter.device)
+    def place_tables(self, device: torch.device) -> None:
+        super().place_tables(device)
+        self.layout.place_tables(device)
+
+    def saved_tables(self) -> dict[str, Tensor]:
+        trees = {
+            f"trees.{t}.{name}": torch.tensor(array, device="cpu")
+            for t, tree in enumerate(self.trees)
+            for name, array in tree.arrays().items()
+        }
+        return super().saved_tables() | trees
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         """A tied embedding belongs to the model, whose own part of the gradient may be dense."""
@@ -319,15 +325,19 @@ class TreeEnsemble(Relearning, Constructors):
     ) -> Self:
         options = dict(config)
         tied = options.pop("tied")
+        saved, names = saved_tables(tensors), ("order", "node_offset", "boundary")
         trees = [
-            TreeArrays.tree_of(tensors, f"tree_arrays.{t}.") for t in range(options.pop("n_trees"))
+            Tree(**{name: saved[f"trees.{t}.{name}"].numpy() for name in names})
+            for t in range(options.pop("n_trees"))
         ]
-        return cls(
+        head = cls(
             trees=trees,
             embedding=embedding if tied else None,
             class_weight=tensors.get("class_weight"),
             **options,
         )
+        adopt_tables(head, tensors)
+        return head
 
     def extra_repr(self) -> str:
         n_binary, n_wide, _, n_root = self.layout.n_rows

@@ -1,11 +1,11 @@
-"""The tables of all trees of an ensemble for the ops, and the trees in the state dict.
+"""The tables of all trees of an ensemble for the ops.
 
 All trees share tensors of one shape, padded to the largest tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,51 +19,8 @@ from hstree.heads.trees.tree_layout import KINDS, LEAF, ROOT, WIDE, TreeLayout
 from hstree.trees import Tree
 
 
-class TreeArrays(Tables):
-    """The arrays of a tree in the state dict. Loading checks that they agree with the tree."""
-
-    def __init__(self, tree: Tree) -> None:
-        super().__init__()
-        self.tree = tree
-        self.register_tables(persistent=True)
-
-    def tables(self) -> Mapping[str, npt.NDArray[Any]]:
-        return self.tree.arrays()
-
-    @staticmethod
-    def tree_of(tensors: Mapping[str, Tensor], prefix: str) -> Tree:
-        """The tree stored in a state dict."""
-        names = ("order", "node_offset", "boundary")
-        return Tree(**{name: tensors[prefix + name].numpy() for name in names})
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        for name, array in self.tree.arrays().items():
-            loaded, own = state_dict.get(prefix + name), torch.from_numpy(np.array(array))
-            if loaded is None:
-                missing_keys.append(prefix + name)
-            elif loaded.shape != own.shape or not torch.equal(loaded.to(own), own):
-                error_msgs.append(
-                    f"{prefix}{name}: the weights belong to another tree than this head's; "
-                    "build the head with the trees it was saved with (hstree.heads.load_head does)"
-                )
-                return
-        self.rebuild()
-
-
 class Layout(Tables):
-    """Tables of T trees, as buffers that move with the module and are not saved.
-
-    They are rebuilt when a state is loaded into this module or a module around it, and when one of
-    them is assigned: ``from_pretrained`` of transformers assigns empty tensors.
+    """Tables of T trees, which are not saved.
 
     Args:
         trees: T trees over V classes, with roots of the same width.
@@ -128,14 +85,17 @@ class Layout(Tables):
         self.max_group = max(tree.widest_group for tree in self.trees)
         last = sum(tree.n_last_nodes for tree in self.trees)
         self.mean_group = n_classes * len(self.trees) / max(last, 1)
-        self.register_tables(persistent=False)
+        self.set_tables()
 
     def bounds(self, kind: int) -> Tensor:
         """Begin and end of the leaves below each vector's edge: see :meth:`TreeLayout.bounds`."""
         bounds: Tensor = getattr(self, f"bounds_{kind}")
         return bounds
 
-    def tables(self) -> dict[str, npt.NDArray[Any]]:
+    def tables(self) -> dict[str, Tensor]:
+        return {name: torch.tensor(table, device="cpu") for name, table in self._arrays().items()}
+
+    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
         out = stacked_paths([path_tables(tree) for tree in self.trees])
         nodes = [layout.nodes(self.n_rows[WIDE]) for layout in self.trees]
         out |= {name: _stack([tables[name] for tables in nodes]) for name in nodes[0]}
@@ -153,15 +113,6 @@ class Layout(Tables):
                 bounds = [layout.bounds(kind) for layout in self.trees]
                 out[f"bounds_{kind}"] = _stack(bounds, np.arange(bounds[0].shape[1]))
         return out
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name in self._buffers:
-            self.rebuild()
-
-    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
-        super()._load_from_state_dict(*arguments, **options)
-        self.rebuild()
 
 
 def check_trees(trees: Sequence[Tree], n_classes: int) -> list[Tree]:

@@ -24,10 +24,8 @@ def replace_trees(head: EnsembleState, trees: Sequence[Tree], at: Tensor | None)
     if at is not None and at.shape != (head.in_features,):
         raise ValueError(f"at: expected shape [{head.in_features}], got {list(at.shape)}")
     bias = _class_bias(head)
-    device = head.output_embedding.device
     head.set_trees(trees)
-    head.layout.to(device)
-    head.tree_arrays.to(device)
+    head.place_tables(head.output_embedding.device)
     names = _resize(head)
     if head.leaf_bias is not None:
         head.leaf_bias.copy_(bias)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from hstree.heads.base import Head
+from hstree.heads.buffers import SavedTables
 from hstree.heads.trees.blocks import Block
 from hstree.heads.trees.layout import Layout
 from hstree.heads.trees.tree_layout import LEAF
 from hstree.trees import Tree
 
 
-class EnsembleState(Head):
+class EnsembleState(SavedTables, Head):
     """Sizes, tables and parameters of an ensemble. The parts of
     :class:`hstree.heads.trees.TreeEnsemble` (gate, node vectors, search, sampling) read them."""
 
@@ -28,7 +29,6 @@ class EnsembleState(Head):
     trees: list[Tree]
     node_vectors: str
     layout: Layout
-    tree_arrays: nn.ModuleList
     block_types: list[type[Block]]
     frequencies: npt.NDArray[np.float64]
 

@@ -144,7 +144,7 @@ class SharedVectors(NodeVectors):
         # In units of 2^-50, at least 1: integers, which .half() does not change.
         share = head.frequencies / head.frequencies.sum()
         units = np.maximum(np.rint(share * 2.0**50), 1).astype(np.int64)
-        head.register_constant("mass", torch.from_numpy(units))
+        head.register_table("mass", torch.from_numpy(units))
         for block in NODE_BLOCKS:
             rows = head.layout.n_rows[block.kind]
             scale = nn.Parameter(torch.empty(head.n_trees, rows)) if rows else None

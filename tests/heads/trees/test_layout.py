@@ -29,13 +29,16 @@ def test_child_of_the_root_for_every_target() -> None:
     assert layout.root_child[:, target].tolist() == [[0, 1, 2, 3, -1]] * 2
 
 
-def test_tables_are_not_saved_and_can_be_made_again() -> None:
+def test_tables_are_no_buffers_and_move() -> None:
     trees = [Tree.from_nested(NESTED), Tree.from_nested((0, 1, (2, 3, 4, 5, 6, 7, 8, 9)))]
     layout = Layout(trees, 10, bounds=True)
     assert not layout.state_dict()
+    assert not list(layout.buffers())
     assert layout.n_rows == [3, 8, 0, 3]
-    tables = {name: table.clone() for name, table in layout.named_buffers()}
-    for table in layout.buffers():
-        table.fill_(-9)
-    layout.load_state_dict({})
-    assert all(torch.equal(table, tables[name]) for name, table in layout.named_buffers())
+    names = list(layout.tables())
+    assert {"path", "wide_path", "node", "edge", "leaf_class", "bounds_0"} <= set(names)
+    assert all(getattr(layout.to("meta"), name).is_meta for name in names)
+    layout.half().to_empty(device="cpu")
+    for name, table in layout.tables().items():
+        assert torch.equal(getattr(layout, name), table)
+        assert getattr(layout, name).dtype == table.dtype
