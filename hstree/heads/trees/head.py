@@ -16,6 +16,7 @@ from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
 from hstree.heads.buffers import fill
 from hstree.heads.losses import split_rows
+from hstree.heads.resizing import ClassChange
 from hstree.heads.trees.blocks import (
     BLOCKS,
     Block,
@@ -29,6 +30,7 @@ from hstree.heads.trees.constructors import Constructors
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.layout import Layout, TreeArrays, check_trees
 from hstree.heads.trees.relearning import Relearning
+from hstree.heads.trees.resizing import resize_trees
 from hstree.heads.trees.search import (
     pays_to_search,
     rank_classes,
@@ -274,6 +276,9 @@ class TreeEnsemble(Relearning, Constructors):
             if block in self.block_types:
                 fill(getattr(self, f"{block.prefix}bias"), bias)
         self._vectors.reset(self)
+
+    def resize_classes(self, change: ClassChange) -> None:
+        resize_trees(self, change)
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         super()._load_from_state_dict(*arguments, **options)
