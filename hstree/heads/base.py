@@ -29,6 +29,7 @@ from hstree.heads.losses import by_rows, check_class_weight
 from hstree.heads.parameters import HeadParameters
 from hstree.heads.resizing import ClassChange, check_change, resized
 from hstree.heads.sharding import register_forward_methods
+from hstree.heads.spelling import unknown_option
 from hstree.heads.tying import HasWeight, tied_names
 from hstree.ops import mark_targets
 
@@ -96,6 +97,7 @@ class Head(Inference, HeadParameters, Resettable, ABC):
             adaptive softmax.
 
     Raises:
+        TypeError: for an option of an unknown name; the error names the one that was meant.
         ValueError: for a size below 1, an unknown reduction, an option out of range, or an option
             that the head does not have.
 
@@ -140,7 +142,10 @@ class Head(Inference, HeadParameters, Resettable, ABC):
         class_weight: Any = None,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            raise unknown_option(type(self), next(iter(unknown)))
         super().__init__()
         self.in_features = check_int("in_features", in_features)
         self.n_classes = check_int("n_classes", n_classes)

@@ -67,7 +67,8 @@ class TreeEnsemble(Relearning, Constructors):
     Args:
         in_features: number of input features, D.
         n_classes: number of classes, V.
-        trees: T trees over V classes, with roots of the same width; see :mod:`hstree.trees`.
+        trees: T trees over V classes, at least one, with roots of the same width; see
+            :mod:`hstree.trees`.
         subset_size: number of features that each tree reads, S, drawn with ``seed``; None: all.
         subset_block: the subsets consist of blocks of this many adjacent features, which begin at
             multiples of it; a divisor of D and S. With blocks of 16 or more a GPU gathers the
@@ -120,7 +121,7 @@ class TreeEnsemble(Relearning, Constructors):
         self,
         in_features: int,
         n_classes: int,
-        trees: Sequence[Tree],
+        trees: Sequence[Tree] = (),
         *,
         subset_size: int | None = None,
         subset_block: int = 1,
