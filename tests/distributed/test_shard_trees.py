@@ -223,6 +223,7 @@ def refused() -> list[str]:
         lambda: head.replace_trees(head.trees),
         lambda: head.relearn(torch.randn(40, 3)),
         lambda: head.fit_nodes(contexts(), targets()),
+        lambda: head.resized(50),
     ):
         with pytest.raises((ValueError, NotImplementedError)) as error:
             wrong()
@@ -418,7 +419,7 @@ def test_errors_say_what_was_expected(two: Found) -> None:
     assert softmax == "head: expected a whole TreeEnsemble, got Softmax"
     assert again == "head: expected a whole TreeEnsemble, got ShardedTreeEnsemble"
     for method, message in zip(
-        ("save", "replace_trees", "relearn", "fit_nodes"), whole_only, strict=True
+        ("save", "replace_trees", "relearn", "fit_nodes", "resized"), whole_only, strict=True
     ):
         assert message.startswith(f"{method}: ")
         assert "hstree.distributed.gather_trees(head)" in message
