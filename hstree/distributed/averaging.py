@@ -111,15 +111,37 @@ def average_gradients(parameters: Sequence[nn.Parameter], group: ProcessGroup | 
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = summed_rows(parameter.grad)
-    device = parameters[0].device
-    layouts = torch.tensor([_layout(p.grad) for p in parameters], device=device)
-    by_rank = torch.stack(_gather(layouts, group)).tolist()
-    for parameter, layout in zip(parameters, zip(*by_rank, strict=True), strict=True):
+    layouts = _layouts([parameter.grad for parameter in parameters], parameters[0].device, group)
+    size = dist.get_world_size(group)
+    for parameter, layout in zip(parameters, layouts, strict=True):
         dims = [dim for dim, _ in layout]
         if min(dims) < 0:
             parameter.grad = _dense_mean(parameter, group)
         elif max(dims) > 0:
-            parameter.grad = _row_mean(parameter, max(dims), [rows for _, rows in layout], group)
+            rows = [n for _, n in layout]
+            parameter.grad = _row_sum(parameter.grad, parameter, max(dims), rows, group, size)
+
+
+@torch.no_grad()
+def sum_of_ranks(gradient: Tensor, group: ProcessGroup | None) -> Tensor:
+    """The sum of a gradient over a group: row-sparse or dense, the same on all ranks."""
+    if not gradient.is_sparse:
+        gradient = gradient.contiguous().clone()
+        dist.all_reduce(gradient, group=group)
+        return gradient
+    gradient = summed_rows(gradient)
+    (layout,) = _layouts([gradient], gradient.device, group)
+    rows = [n for _, n in layout]
+    return _row_sum(gradient, gradient, gradient.sparse_dim(), rows, group)
+
+
+def _layouts(
+    gradients: Sequence[Tensor | None], device: torch.device, group: ProcessGroup | None
+) -> list[tuple[tuple[int, int], ...]]:
+    """For each gradient its :func:`_layout` on every rank."""
+    own = torch.tensor([_layout(gradient) for gradient in gradients], device=device)
+    by_rank = torch.stack(_gather(own, group)).tolist()
+    return list(zip(*by_rank, strict=True))
 
 
 def _layout(gradient: Tensor | None) -> tuple[int, int]:
@@ -136,13 +158,18 @@ def _dense_mean(parameter: nn.Parameter, group: ProcessGroup | None) -> Tensor:
     return gradient
 
 
-def _row_mean(
-    parameter: nn.Parameter, dims: int, rows: list[int], group: ProcessGroup | None
+def _row_sum(
+    gradient: Tensor | None,
+    like: Tensor,
+    dims: int,
+    rows: list[int],
+    group: ProcessGroup | None,
+    divisor: int = 1,
 ) -> Tensor:
-    """The mean of row-sparse gradients with ``rows[r]`` rows on rank r."""
-    index = torch.zeros(dims, max(rows), dtype=torch.int64, device=parameter.device)
-    values = parameter.new_zeros(max(rows), *parameter.shape[dims:])
-    gradient = parameter.grad
+    """The sum over the ranks, divided by ``divisor``, of row-sparse gradients of the shape and
+    dtype of ``like``, with ``rows[r]`` rows on rank r; None: no row."""
+    index = torch.zeros(dims, max(rows), dtype=torch.int64, device=like.device)
+    values = torch.zeros(max(rows), *like.shape[dims:], dtype=like.dtype, device=like.device)
     if gradient is not None:
         index[:, : gradient._nnz()] = gradient._indices()
         values[: gradient._nnz()] = gradient._values()
@@ -150,8 +177,8 @@ def _row_mean(
     parts = [part[:n] for part, n in zip(_gather(values, group), rows, strict=True)]
     return torch.sparse_coo_tensor(
         torch.cat(indices, 1),
-        torch.cat(parts) / len(rows),
-        parameter.shape,
+        torch.cat(parts) / divisor,
+        like.shape,
         check_invariants=False,
     ).coalesce()
 

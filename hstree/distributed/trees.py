@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hstree.distributed.averaging import sum_of_ranks
 from hstree.heads import Head, TreeEnsemble
 from hstree.heads.inference import mask_candidates
 from hstree.heads.trees.candidates import composed_candidates
@@ -16,6 +18,7 @@ from hstree.heads.trees.state import EnsembleState
 from hstree.trees import Tree
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 _Ensemble = TypeVar("_Ensemble", bound=TreeEnsemble)
@@ -31,6 +34,11 @@ def shard_trees(head: TreeEnsemble, mesh: DeviceMesh) -> ShardedTreeEnsemble:
     Each rank computes its inner sum. The outer sum takes two reductions (a maximum and a sum), of N
     numbers for the loss and of N V for ``log_prob``.
 
+    An output embedding E, with ``node_vectors="leaves"`` or ``"shared"``, is on every rank. Each
+    backward pass sums its gradient over the ranks, rows of a row-sparse one, so that E stays the
+    same on all of them: optimizers and :func:`hstree.distributed.clip_grad_norm_` treat it as the
+    parameter of one process. A tied E stays tied.
+
     All ranks of the mesh must process the same rows in the same order, with a model of the same
     weights and random numbers: each rank computes the layers below the head, and their gradients
     are those of one process. :func:`gather_trees` returns the whole ensemble, also for saving. For
@@ -40,8 +48,7 @@ def shard_trees(head: TreeEnsemble, mesh: DeviceMesh) -> ShardedTreeEnsemble:
     of its own trees, so other functions would compute a different norm on each rank.
 
     Args:
-        head: the whole ensemble, the same on all ranks, with ``node_vectors="free"``. It is not
-            changed.
+        head: the whole ensemble, the same on all ranks. It is not changed.
         mesh: device mesh with one dimension, whose size divides T.
 
     Returns:
@@ -59,7 +66,7 @@ def shard_trees(head: TreeEnsemble, mesh: DeviceMesh) -> ShardedTreeEnsemble:
         >>> from torch import distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "trees"))
-        >>> head = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1), leaf=1)
+        >>> head = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1))
         >>> head = hstree.distributed.shard_trees(head, mesh["trees"])
         >>> model = hstree.distributed.DistributedDataParallel(
         ...     head, process_group=mesh.get_group("data")
@@ -73,11 +80,6 @@ def shard_trees(head: TreeEnsemble, mesh: DeviceMesh) -> ShardedTreeEnsemble:
         )
     if not isinstance(head, TreeEnsemble) or isinstance(head, ShardedTreeEnsemble):
         raise ValueError(f"head: expected a whole TreeEnsemble, got {type(head).__name__}")
-    if head.node_vectors != "free":
-        raise ValueError(
-            f"head: expected node_vectors='free', got {head.node_vectors!r}, whose trees share "
-            "their vectors"
-        )
     if head.n_trees % mesh.size():
         raise ValueError(
             f"head: expected a multiple of {mesh.size()} trees, the number of ranks in the mesh, "
@@ -89,7 +91,8 @@ def shard_trees(head: TreeEnsemble, mesh: DeviceMesh) -> ShardedTreeEnsemble:
 def gather_trees(head: ShardedTreeEnsemble) -> TreeEnsemble:
     """Gather the trees of all ranks: the whole ensemble with its current parameters.
 
-    All ranks of the mesh must call it, and all get the ensemble.
+    All ranks of the mesh must call it, and all get the ensemble. It is tied if the head is, but for
+    a weight that ``fully_shard`` has sharded: then it has a copy.
 
     Args:
         head: result of :func:`shard_trees`.
@@ -104,7 +107,7 @@ def gather_trees(head: ShardedTreeEnsemble) -> TreeEnsemble:
         >>> from torch import distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-        >>> whole = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1), leaf=1)
+        >>> whole = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1))
         >>> head = hstree.distributed.shard_trees(whole, mesh)
         >>> whole = hstree.distributed.gather_trees(head)
         >>> if dist.get_rank() == 0:
@@ -123,11 +126,18 @@ def gather_trees(head: ShardedTreeEnsemble) -> TreeEnsemble:
         shards, ([tree.arrays() for tree in head.trees], own), group=head.mesh.get_group()
     )
     trees = [Tree(**arrays) for of_rank, _ in shards for arrays in of_rank]
-    whole = _like(TreeEnsemble(trees=trees, **_options(head)), head)
-    gate = {name: state[f"whole_gate.{name}"] for name in head.whole_gate.state_dict()}
-    whole.load_state_dict(gate, strict=False)
+    options = _options(head)
+    if head.tied and hasattr(head.output_embedding, "device_mesh"):
+        options["embedding"] = None
+    whole = TreeEnsemble(trees=trees, **options)
+    _copy_mass(whole, head)
+    _like(whole, head)
     first = 0
     with torch.no_grad():
+        for name in head.whole_gate.state_dict():
+            whole.get_parameter(name).copy_(state[f"whole_gate.{name}"])
+        if head.node_vectors != "free" and not whole.tied:
+            whole.output_embedding.copy_(state["output_embedding"])
         for of_rank, parameters in shards:
             for name, values in parameters.items():
                 of_whole = whole.get_parameter(name)
@@ -155,6 +165,7 @@ class ShardedTreeEnsemble(TreeEnsemble):
         self.whole_gate = WholeGate(head)
         if head.feature_index is not None:
             self.register_table("feature_index", head.feature_index[own])
+        _copy_mass(self, head)
         _like(self, head)
         state = head.state_dict()
         self.whole_gate.load_state_dict(
@@ -165,14 +176,22 @@ class ShardedTreeEnsemble(TreeEnsemble):
                 of_head = head.get_parameter(name)
                 parameter.copy_(of_head[own, : parameter.shape[1]])
                 parameter.requires_grad_(of_head.requires_grad)
+            if head.node_vectors != "free" and not head.tied:
+                self.output_embedding.copy_(head.output_embedding)
+                self.output_embedding.requires_grad_(head.output_embedding.requires_grad)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.whole_gate.reset_parameters()
 
     def stacked_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and parameters [T / R, rows, ...] of the nodes."""
-        return list(self.named_parameters(recurse=False))
+        """Names and parameters [T / R, rows, ...] of the nodes; not those of the classes, which
+        are the same on all ranks."""
+        own = self.named_parameters(recurse=False)
+        return [(name, parameter) for name, parameter in own if name != "output_embedding"]
+
+    def class_vectors(self) -> Tensor:
+        return _sum_gradient(super().class_vectors(), self.mesh)
 
     def log_gate(self, hidden: Tensor) -> Tensor:
         """log pi [N, T / R] of this rank's trees: hidden [N, D]."""
@@ -215,15 +234,30 @@ class ShardedTreeEnsemble(TreeEnsemble):
         mixture = _log_sum_exp(own, self.mesh)
         return mask_candidates(mixture, candidates, self.n_classes)
 
+    def replace_trees(self, *arguments: Any, **options: Any) -> NoReturn:
+        raise self._refusal("replace_trees")
+
+    def relearn(self, *arguments: Any, **options: Any) -> NoReturn:
+        raise self._refusal("relearn")
+
+    def fit_nodes(self, *arguments: Any, **options: Any) -> NoReturn:
+        raise self._refusal("fit_nodes")
+
+    def resized(self, *arguments: Any, **options: Any) -> NoReturn:
+        raise self._refusal("resized")
+
+    def config(self) -> NoReturn:
+        raise self._refusal("save")
+
+    def _refusal(self, method: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"{method}: a ShardedTreeEnsemble holds the trees of one rank; call it on "
+            "hstree.distributed.gather_trees(head)"
+        )
+
     def extra_repr(self) -> str:
         whole = f"trees {self.own.start}:{self.own.stop} of {self.whole_gate.n_trees}"
         return f"{super().extra_repr()}, {whole}"
-
-    def config(self) -> NoReturn:
-        raise NotImplementedError(
-            "save: a ShardedTreeEnsemble holds the trees of one rank; save "
-            "hstree.distributed.gather_trees(head)"
-        )
 
 
 class WholeGate(nn.Module):
@@ -246,8 +280,17 @@ class WholeGate(nn.Module):
 def _options(head: TreeEnsemble) -> dict[str, Any]:
     """Keyword arguments of the ensemble, without the trees."""
     options = TreeEnsemble.config(head)
-    del options["n_trees"], options["tied"]
+    del options["n_trees"]
+    if options.pop("tied"):
+        options["embedding"] = SimpleNamespace(weight=head.output_embedding)
     return options | {"class_weight": head.class_weight, "frequencies": head.frequencies}
+
+
+def _copy_mass(head: TreeEnsemble, other: TreeEnsemble) -> None:
+    """Weight the classes of shared vectors as the other head does: a loaded one does not know the
+    frequencies it was built with."""
+    if other.node_vectors == "shared":
+        head.register_table("mass", other.mass)
 
 
 def _like(head: _Ensemble, other: TreeEnsemble) -> _Ensemble:
@@ -256,12 +299,23 @@ def _like(head: _Ensemble, other: TreeEnsemble) -> _Ensemble:
     return head.to(parameter.device, parameter.dtype).train(other.training)
 
 
-def _sum_gradient(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The tensor, which is the same on all ranks; its gradient is summed over the ranks."""
-    from torch.distributed.tensor import DTensor, Partial, Replicate
+class _SumGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
 
-    same = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
-    return same.to_local(grad_placements=[Partial()])
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return sum_of_ranks(gradient, ctx.group), None
+
+
+def _sum_gradient(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The tensor, which is the same on all ranks; its gradient, dense or row-sparse, is summed over
+    the ranks. Backward passes come to these sums in the same order on all ranks: in the reverse of
+    the order of the calls, because what is computed later from any of them goes before."""
+    summed: Tensor = _SumGradient.apply(tensor, mesh.get_group())  # type: ignore[no-untyped-call]
+    return summed
 
 
 def _log_sum_exp(own: Tensor, mesh: DeviceMesh) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -26,7 +27,9 @@ from hstree.heads.buffers import Resettable
 from hstree.heads.inference import QUERIES, Inference
 from hstree.heads.losses import by_rows, check_class_weight
 from hstree.heads.parameters import HeadParameters
+from hstree.heads.resizing import ClassChange, check_change, resized
 from hstree.heads.sharding import register_forward_methods
+from hstree.heads.spelling import unknown_option
 from hstree.heads.tying import HasWeight, tied_names
 from hstree.ops import mark_targets
 
@@ -97,6 +100,7 @@ class Head(Inference, HeadParameters, Resettable, ABC):
             adaptive softmax.
 
     Raises:
+        TypeError: for an option of an unknown name; the error names the one that was meant.
         ValueError: for a size below 1, an unknown reduction, an option out of range, or an option
             that the head does not have.
 
@@ -141,7 +145,10 @@ class Head(Inference, HeadParameters, Resettable, ABC):
         class_weight: Any = None,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            raise unknown_option(type(self), next(iter(unknown)))
         super().__init__()
         self.in_features = check_int("in_features", in_features)
         self.n_classes = check_int("n_classes", n_classes)
@@ -297,6 +304,73 @@ class Head(Inference, HeadParameters, Resettable, ABC):
             seed: seed of everything random other than the parameters, such as trees.
             **options: further arguments of the head.
         """
+
+    def resized(
+        self,
+        num_classes: int,
+        *,
+        frequencies: npt.ArrayLike | None = None,
+        embedding: HasWeight | None = None,
+    ) -> Self:
+        """A new head with more or fewer classes, which starts from what this one has learned.
+
+        It has the kind, options, dtype, device and mode of this head, and trains the same
+        parameters. Classes 0 to min(V, num_classes) - 1 keep their rows and biases. Optimizers
+        need the parameters of the new head. No random numbers are drawn.
+
+        New classes get the mean row of the old ones, and the mean of their biases. So does
+        ``class_weight``. What becomes of the probabilities p of the other classes:
+
+        - One softmax over W e + b or a function of it, and :class:`Mixtape`: they stay p up to
+          renormalization, which is exact, for new classes and for removed ones. With scores that
+          are linear in W, each new class gets at most 1 / V of what all old ones together have.
+        - Mixtures of softmaxes: the same in each component.
+        - :class:`AdaptiveSoftmax`: new classes come last in ``order``, in the last cluster. A
+          cluster keeps its probability, and its classes are renormalized. Clusters without classes
+          end, from the last one on.
+        - :class:`TreeEnsemble`: the old trees stay. New classes become children of the root, as
+          clusters of the size of the present ones; or, if the root is binary, a subtree beside the
+          old tree. Each tree is renormalized, which is exact for the mixture too if T = 1 or the
+          root is binary. Nodes lose the children whose classes are removed, and their other
+          children are renormalized; a node with one child left is replaced by it. Two things are
+          not kept exactly then. If the roots of the trees would become of different widths, the
+          smallest clusters of the narrower ones are divided, by constant shares. If a node whose
+          leaves are shared has only classes left, they are told apart by their rows of E. With
+          ``node_vectors="shared"``, vectors are the means of the classes that remain.
+
+        Args:
+            num_classes: number of classes of the new head.
+            frequencies: class counts [num_classes], of old and new classes: where vectors are zero,
+                new classes start with their share; None: with the geometric mean of the old ones.
+                Later they are the frequencies of the new head, for :meth:`reset_parameters` and for
+                negatives. Heads without biases do not read them.
+            embedding: for a tied head, the module whose weight [num_classes, D] the new head is
+                tied to. None: it is not tied, and gets a copy of the rows.
+
+        Raises:
+            ValueError: for an argument out of range; for parameters on the meta device, sharded, or
+                computed from others; if ``ignore_index`` would become a class; for an adaptive
+                softmax with ``frequencies``, or whose clusters would become empty.
+
+        Example:
+            >>> import torch, hstree
+            >>> head, hidden = hstree.Softmax(8, 100), torch.randn(5, 8)
+            >>> more = head.resized(103)
+            >>> more.n_classes, bool((more.weight[:100] == head.weight).all())
+            (103, True)
+            >>> of_old = more.log_prob(hidden)[:, :100].log_softmax(-1)
+            >>> torch.allclose(of_old, head.log_prob(hidden), atol=1e-5)
+            True
+        """
+        return resized(self, check_change(self, num_classes, frequencies, embedding))
+
+    def resize_classes(self, change: ClassChange) -> None:
+        """Give this head, a copy that :meth:`resized` made, parameters and tables for the other
+        classes. Its tensors are those of the original: they are replaced, not changed."""
+        raise NotImplementedError(
+            f"resized: {type(self).__name__} does not say what its classes are; implement "
+            "resize_classes"
+        )
 
     def save(self, path: str | os.PathLike[str], *, embedding: HasWeight | None = None) -> None:
         """Write the head to one safetensors file, with its configuration in the metadata.

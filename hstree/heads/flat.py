@@ -18,6 +18,7 @@ from hstree.heads import functions
 from hstree.heads.base import Head
 from hstree.heads.buffers import adopt_tables, fill
 from hstree.heads.functions import Function
+from hstree.heads.resizing import ClassChange
 from hstree.heads.tying import HasWeight, weight_to_tie
 from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import LogitFunction, mixture_log_prob
@@ -183,6 +184,28 @@ class FlatHead(Head):
         logits = wide(F.linear(latent, self.weight, self.bias))
         function: LogitFunction = self.function(logits.dtype)
         return function(logits).log_softmax(-1)
+
+    def resize_classes(self, change: ClassChange) -> None:
+        weight, bias = self._parameters["weight"], self.bias
+        assert weight is not None
+        if change.embedding is None:
+            self.weight = change.parameter(change.rows(weight), weight)
+        else:
+            self.weight = weight_to_tie(change.embedding, change.new, weight.shape[1])
+        self.tied = change.embedding is not None
+        if bias is not None:
+            start, log_shares = None, change.log_shares()
+            if log_shares is not None and change.added:
+                scores = self.function(torch.float64)(bias.double())
+                start = self.function.solve(log_shares.to(bias.device) + scores.logsumexp(0))
+            rows = change.rows(bias)
+            if start is not None:
+                rows[change.old :] = start
+            self.bias = change.parameter(rows, bias)
+        if self.frequencies is not None or change.frequencies is not None:
+            known = self.frequencies
+            known = np.ones(change.old) if known is None else known
+            self.frequencies = change.counts(known)
 
     def parameter_groups(
         self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False

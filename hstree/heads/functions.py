@@ -46,12 +46,16 @@ class Function(nn.Module, ABC):
     @torch.no_grad()
     def inverse(self, value: Tensor) -> Tensor:
         """Logits x [V], float64, such that f(x) has the same differences as ``value`` [V]; the
-        greatest logit equals the greatest value. By bisection, within the range of f."""
-        function = self(torch.float64)
+        greatest logit equals the greatest value."""
         top = value.max().reshape(1)
-        wanted = value + (function(top) - top)
+        return self.solve(value + (self(torch.float64)(top) - top))
+
+    @torch.no_grad()
+    def solve(self, wanted: Tensor) -> Tensor:
+        """Logits x [V] with f(x) = ``wanted`` [V], float64; within the range of f."""
+        function = self(torch.float64)
         reach = 1e3 if function.table is None else function.radius
-        low, high = torch.full_like(value, -reach), torch.full_like(value, reach)
+        low, high = torch.full_like(wanted, -reach), torch.full_like(wanted, reach)
         for _ in range(80):
             middle = (low + high) / 2
             below = function(middle) < wanted
@@ -68,8 +72,8 @@ class Identity(Function):
         return LogitFunction()
 
     @torch.no_grad()
-    def inverse(self, value: Tensor) -> Tensor:
-        return value
+    def solve(self, wanted: Tensor) -> Tensor:
+        return wanted
 
 
 class GSS(Function):

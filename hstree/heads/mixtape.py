@@ -15,6 +15,7 @@ from hstree.heads.buffers import SavedTables
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.losses import by_rows
 from hstree.heads.mixture import ZeroBiasLinear
+from hstree.heads.resizing import ClassChange
 from hstree.ops import monotone_log_prob
 
 if TYPE_CHECKING:
@@ -114,6 +115,15 @@ class Mixtape(SavedTables, FlatHead):
     def _reset_gates(self) -> None:
         nn.init.uniform_(self.gate_weight, -0.1, 0.1)
         nn.init.zeros_(self.gate_bias)
+
+    def resize_classes(self, change: ClassChange) -> None:
+        """New classes share the gates of the infrequent ones."""
+        super().resize_classes(change)
+        kept = self.own < change.new
+        self.register_table("own", self.own[kept])
+        self.own_gates = int(kept.sum())
+        self.gate_weight = change.parameter(self.gate_weight[kept], self.gate_weight)
+        self.gate_bias = change.parameter(self.gate_bias[kept], self.gate_bias)
 
     def encode(self, hidden: Tensor) -> Tensor:
         """Concatenation of tanh(U_k h) [..., K E], tanh(Q_j h) [..., 3 G] and u_j . h [..., 3]."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
 from hstree.heads.buffers import SavedTables
 from hstree.heads.flat import FlatHead, wide
+from hstree.heads.resizing import ClassChange
 from hstree.heads.tying import HasWeight
 
 if TYPE_CHECKING:
@@ -195,6 +196,15 @@ class SampledSoftmax(SavedTables, FlatHead):
         scores = (scores + offset).masked_fill(classes == target[:, None], -torch.inf)
         output = F.logsigmoid(score - scores.logsumexp(1))
         return output.masked_fill(target >= self.n_classes, torch.nan).masked_fill(ignored, 0.0)
+
+    def resize_classes(self, change: ClassChange) -> None:
+        super().resize_classes(change)
+        cumulative = self.cumulative.cpu().double()
+        width = change.rows(cumulative.diff(prepend=cumulative.new_zeros(1))).numpy()
+        if change.frequencies is not None:
+            self.n_classes = change.new
+            width = self._mass()
+        self.register_table("cumulative", _cumulative(width))
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         return list(self.parameters(recurse=False)) if self.sparse else []

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 
-from distributed.models import Model, model, train, tree_head, weights
+from distributed.models import FREQUENCIES, D, Model, V, model, train, tree_head, weights
 from distributed.processes import launch
+from hstree import distributed
 from hstree.distributed import (
     DistributedDataParallel,
     fully_shard,
     gather_trees,
     shard_trees,
 )
-from hstree.heads import Softmax, TreeEnsemble
+from hstree.heads import Softmax, TreeEnsemble, load_head
+from hstree.optim import AdamW, clip_grad_norm_
+from hstree.trees import build_ensemble
 
 HEADS: dict[str, Callable[[], TreeEnsemble]] = {
     "uniform": lambda: tree_head(4, gate="uniform"),
@@ -30,11 +36,28 @@ HEADS: dict[str, Callable[[], TreeEnsemble]] = {
     "all features": lambda: tree_head(2, gate="constant", subset_size=12),
     "row-sparse": lambda: tree_head(4, sparse=True),
     "options": lambda: tree_head(4, reduction="sum", label_smoothing=0.1, class_weight=range(40)),
+    "leaves": lambda: tree_head(4, node_vectors="leaves"),
+    "leaves, row-sparse": lambda: tree_head(4, node_vectors="leaves", sparse=True),
+    "leaves, tied": lambda: tree_head(
+        2, node_vectors="leaves", embedding=nn.Embedding(40, 12), subset_size=12
+    ),
+    "flat": lambda: flat_head(),
+    "shared": lambda: tree_head(4, node_vectors="shared"),
 }
 CLOSE = {"rtol": 1e-14, "atol": 1e-12}
+SUMS_CLOSE = {"rtol": 1e-11, "atol": 1e-10}  # of differences of prefix sums
+
+
+def flat_head() -> TreeEnsemble:
+    """Roots over all classes, in other orders: E is all that the trees have."""
+    trees = build_ensemble("random", V, 2, root=V)
+    head = TreeEnsemble(D, V, trees, node_vectors="leaves", frequencies=FREQUENCIES)
+    nn.init.normal_(head.output_embedding, generator=torch.Generator().manual_seed(5))
+    return head
 
 
 def whole(name: str) -> TreeEnsemble:
+    torch.manual_seed(11)
     return HEADS[name]().double()
 
 
@@ -131,6 +154,62 @@ def trained() -> dict[str, Any]:
     return {"losses": losses, "weights": weights(made)}
 
 
+def of_leaves(sharded: bool, row_sparse: bool) -> dict[str, Any]:
+    """Three clipped steps of the constructor's default: shared leaves, 1,500 classes."""
+    head = TreeEnsemble.from_counts(D, range(1500, 0, -1), n_trees=4, root=8, sparse=row_sparse)
+    random = torch.Generator().manual_seed(2)
+    nn.init.normal_(head.output_embedding, std=0.3, generator=random)
+    head = head.double()
+    assert head.node_vectors == "leaves"
+    if sharded:
+        head = shard_trees(head, mesh())
+    clip = distributed.clip_grad_norm_ if sharded else clip_by_parameters
+    optimizer = AdamW(head.parameter_groups(0.01))
+    norms, copies = [], []
+    for _ in range(3):
+        hidden = torch.randn(9, D, generator=random, dtype=torch.float64)
+        target = torch.randint(1500, (9,), generator=random)
+        optimizer.zero_grad()
+        head(hidden, target).loss.backward()
+        assert head.output_embedding.grad.is_sparse == row_sparse
+        norms.append(clip(head, 0.05))
+        optimizer.step()
+        copies.append(head.output_embedding.detach().clone())
+    whole = gather_trees(head) if sharded else head
+    return {"norms": torch.stack(norms), "copies": copies, "weights": weights(whole)}
+
+
+def clip_by_parameters(module: nn.Module, max_norm: float) -> Tensor:
+    return clip_grad_norm_(module.parameters(), max_norm)
+
+
+def tied() -> dict[str, Any]:
+    """The embedding is read by the model too; and a loaded head with shared vectors."""
+    made = tied_model()
+    made.head = shard_trees(made.head, mesh())
+    same = made.head.output_embedding is made.embedding.weight
+    losses = train(made, part=lambda tensor: tensor)
+    made.head = gather_trees(made.head)
+    same &= made.head.output_embedding is made.embedding.weight
+    return {"losses": losses, "weights": weights(made), "same": same}
+
+
+def tied_model() -> Model:
+    made = model(sparse=False, n_trees=2)
+    made.head = tree_head(2, node_vectors="leaves", embedding=made.embedding).double()
+    return made
+
+
+def loaded_shared() -> Tensor:
+    """Whose file has the masses of its classes, and not their frequencies."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole("shared").save(Path(folder) / "head")
+        head = load_head(Path(folder) / "head")
+    head = shard_trees(head, mesh())
+    both = [head.log_prob(contexts()), gather_trees(head).log_prob(contexts())]
+    return torch.stack(both).detach()
+
+
 def refused() -> list[str]:
     two_dimensions = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "trees"))
     head = shard_trees(whole("context"), mesh())
@@ -138,11 +217,13 @@ def refused() -> list[str]:
     for wrong in (
         lambda: shard_trees(whole("context"), two_dimensions),
         lambda: shard_trees(tree_head(3), mesh()),
-        lambda: shard_trees(tree_head(2, node_vectors="shared"), mesh()),
-        lambda: shard_trees(tree_head(2, node_vectors="leaves"), mesh()),
         lambda: shard_trees(Softmax(12, 40), mesh()),
         lambda: shard_trees(head, mesh()),
         lambda: head.save("head.safetensors"),
+        lambda: head.replace_trees(head.trees),
+        lambda: head.relearn(torch.randn(40, 3)),
+        lambda: head.fit_nodes(contexts(), targets()),
+        lambda: head.resized(50),
     ):
         with pytest.raises((ValueError, NotImplementedError)) as error:
             wrong()
@@ -161,10 +242,10 @@ def memory() -> list[int]:
     ]
 
 
-def with_data_parallel(wrap: Callable[[Model, Any], Any]) -> dict[str, Any]:
+def with_data_parallel(wrap: Callable[[Model, Any], Any], options: dict[str, Any]) -> Any:
     """On four ranks: half of the trees by half of the rows."""
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "trees"))
-    made = model(sparse=True, n_trees=4)
+    made = model(n_trees=4, **options)
     made.head = shard_trees(made.head, grid["trees"])
     wrapped = wrap(made, grid["data"])
     part = grid.get_local_rank("data")
@@ -188,10 +269,15 @@ def by_fsdp(made: Model, mesh: Any) -> Any:
     return fully_shard(made, mesh=mesh)
 
 
-GRID = {
-    "ddp": lambda: with_data_parallel(by_ddp),
-    "fsdp": lambda: with_data_parallel(by_fsdp),
+ON_GRID: dict[str, tuple[Callable[[Model, Any], Any], dict[str, Any]]] = {
+    "ddp": (by_ddp, {"sparse": True}),
+    "fsdp": (by_fsdp, {"sparse": True}),
+    "ddp, leaves": (by_ddp, {"sparse": False, "node_vectors": "leaves"}),
+    "fsdp, leaves": (by_fsdp, {"sparse": False, "node_vectors": "leaves"}),
+    "ddp, leaves, row-sparse": (by_ddp, {"sparse": True, "node_vectors": "leaves"}),
+    "fsdp, leaves, row-sparse": (by_fsdp, {"sparse": True, "node_vectors": "leaves"}),
 }
+GRID = {name: partial(with_data_parallel, *case) for name, case in ON_GRID.items()}
 SCENARIOS = {
     "trees values": sharded_values,
     "trees modes": in_other_modes,
@@ -199,6 +285,9 @@ SCENARIOS = {
     "trees reset": reset,
     "trees drawn": drawn,
     "trees trained": trained,
+    "trees of leaves": lambda: {kind: of_leaves(True, kind) for kind in (False, True)},
+    "trees tied": tied,
+    "trees loaded": loaded_shared,
     "trees refused": refused,
     "trees memory": memory,
     "trees shown": lambda: repr(shard_trees(tree_head(4), mesh())),
@@ -207,6 +296,11 @@ SCENARIOS = {
 pytestmark = pytest.mark.slow
 
 Found = list[dict[str, Any]]
+
+
+def of_nodes(name: str) -> bool:
+    """Whether a parameter is distributed over the ranks."""
+    return "gate" not in name and "output_embedding" not in name
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -218,9 +312,10 @@ def test_values_and_gradients(name: str, two: Found) -> None:
         for key, value in mine.items():
             wanted = expected[key]
             parts = key.split(" ")
-            if len(parts) == 2 and parts[1] in whole(name).state_dict() and "gate" not in key:
+            if len(parts) == 2 and of_nodes(parts[1]) and parts[1] in whole(name).state_dict():
                 wanted = wanted[rank * len(value) : (rank + 1) * len(value), : value.shape[1]]
-            torch.testing.assert_close(value, wanted, **CLOSE)
+            close = CLOSE if name != "shared" else SUMS_CLOSE
+            torch.testing.assert_close(value, wanted, **close)
 
 
 def test_inference_mode_and_half_precision(two: Found) -> None:
@@ -270,13 +365,43 @@ def test_training_is_that_of_one_process(two: Found) -> None:
         equal_but_for_filling(found["trees trained"]["weights"], alone)
 
 
+@pytest.mark.parametrize("row_sparse", [False, True])
+def test_shared_leaves_are_trained_as_by_one_process(row_sparse: bool, two: Found) -> None:
+    """The output embedding counts once in the norm and in the optimizer, and stays the same."""
+    alone = of_leaves(False, row_sparse)
+    for found in two:
+        mine = found["trees of leaves"][row_sparse]
+        torch.testing.assert_close(mine["norms"], alone["norms"], rtol=1e-12, atol=0)
+        torch.testing.assert_close(mine["copies"], alone["copies"], rtol=0, atol=1e-12)
+        torch.testing.assert_close(mine["weights"], alone["weights"], rtol=0, atol=1e-12)
+        for copy, other in zip(
+            mine["copies"], two[0]["trees of leaves"][row_sparse]["copies"], strict=True
+        ):
+            assert torch.equal(copy, other)
+
+
+def test_a_tied_embedding_stays_tied(two: Found) -> None:
+    alone = tied_model()
+    losses = train(alone)
+    for found in two:
+        torch.testing.assert_close(found["trees tied"]["losses"], losses, rtol=0, atol=1e-10)
+        assert found["trees tied"]["same"]
+        equal_but_for_filling(found["trees tied"]["weights"], alone)
+
+
+def test_a_loaded_head_keeps_the_masses_of_its_classes(two: Found) -> None:
+    for found in two:
+        for log_prob in found["trees loaded"]:
+            torch.testing.assert_close(log_prob, whole("shared").log_prob(contexts()), **CLOSE)
+
+
 def equal_but_for_filling(found: dict[str, Tensor], alone: Model) -> None:
     expected = weights(alone)
     assert found.keys() == expected.keys()
     trees = alone.head.layout.trees
     for name, value in found.items():
-        if name.startswith("head.") and "gate" not in name:
-            kind = {"root_": 2, "wide_": 1}.get(name[5:10], 0)
+        if name.startswith("head.") and of_nodes(name):
+            kind = {"wide_": 1, "leaf_": 2, "root_": 3}.get(name[5:10], 0)
             for t, tree in enumerate(trees):
                 rows = len(tree.edge[kind])
                 torch.testing.assert_close(
@@ -287,15 +412,17 @@ def equal_but_for_filling(found: dict[str, Tensor], alone: Model) -> None:
 
 
 def test_errors_say_what_was_expected(two: Found) -> None:
-    dimensions, uneven, shared, leaves, softmax, again, save = two[0]["trees refused"]
+    dimensions, uneven, softmax, again, *whole_only = two[0]["trees refused"]
     assert dimensions.startswith("mesh: expected one dimension, got 2, ('data', 'trees')")
     assert uneven.startswith("head: expected a multiple of 2 trees")
     assert uneven.endswith("got 3")
-    assert "expected node_vectors='free', got 'shared'" in shared
-    assert "expected node_vectors='free', got 'leaves'" in leaves
     assert softmax == "head: expected a whole TreeEnsemble, got Softmax"
     assert again == "head: expected a whole TreeEnsemble, got ShardedTreeEnsemble"
-    assert "hstree.distributed.gather_trees(head)" in save
+    for method, message in zip(
+        ("save", "replace_trees", "relearn", "fit_nodes", "resized"), whole_only, strict=True
+    ):
+        assert message.startswith(f"{method}: ")
+        assert "hstree.distributed.gather_trees(head)" in message
 
 
 def test_a_rank_holds_its_share(two: Found) -> None:
@@ -307,9 +434,10 @@ def test_a_rank_holds_its_share(two: Found) -> None:
 
 
 def test_trees_by_rows() -> None:
-    alone = model(sparse=True, n_trees=4)
-    losses = train(alone)
-    for found in launch(["distributed.grid"], 4):
-        for name in GRID:
+    ranks = launch(["distributed.grid"], 4)
+    for name, (_, options) in ON_GRID.items():
+        alone = model(n_trees=4, **options)
+        losses = train(alone)
+        for found in ranks:
             torch.testing.assert_close(found[name]["losses"], losses, rtol=0, atol=1e-10)
             equal_but_for_filling(found[name]["weights"], alone)

@@ -98,6 +98,7 @@ class Constructors(EnsembleState):
             >>> head(torch.randn(3, 16), torch.tensor([0, 1, 4999])).loss.shape
             torch.Size([])
         """
+        _check_names("from_counts", options, frequencies="counts")
         frequencies = check_frequencies(counts, name="counts")
         n_classes = len(frequencies)
         n_trees, root = ensemble_shape(n_classes, n_trees, root)
@@ -182,6 +183,7 @@ class Constructors(EnsembleState):
         Raises:
             ValueError: if ``tied`` is set without an embedding, or a value is out of range.
         """
+        _check_names("from_corpus", options, frequencies="the statistics")
         if tied and embedding is None:
             raise ValueError("tied: expected an embedding to tie to, got None")
         n_trees, root = ensemble_shape(n_classes, n_trees, root)
@@ -316,3 +318,16 @@ class Constructors(EnsembleState):
         ).to(linear.weight.device, linear.weight.dtype if tied else None)
         copy_softmax(head, linear, at)
         return head
+
+
+def _check_names(constructor: str, options: Mapping[str, Any], **given_by: str) -> None:
+    """Raises TypeError for options of the head that the constructor sets."""
+    if "trees" in options:
+        raise TypeError(
+            f"trees: {constructor} builds the trees, and takes their number as n_trees, got trees="
+            f"{options['trees']!r}; TreeEnsemble(in_features, n_classes, trees) takes trees that "
+            "exist"
+        )
+    for name, source in given_by.items():
+        if name in options:
+            raise TypeError(f"{name}: {constructor} takes them from {source}; leave {name} out")

@@ -16,6 +16,7 @@ from hstree._dtypes import sum_dtype
 from hstree._transforms import is_transformed
 from hstree.heads.buffers import adopt_tables, fill, saved_tables
 from hstree.heads.losses import split_rows
+from hstree.heads.resizing import ClassChange
 from hstree.heads.trees.blocks import (
     BLOCKS,
     Block,
@@ -29,6 +30,7 @@ from hstree.heads.trees.constructors import Constructors
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.layout import Layout, check_trees
 from hstree.heads.trees.relearning import Relearning
+from hstree.heads.trees.resizing import resize_trees
 from hstree.heads.trees.search import (
     pays_to_search,
     rank_classes,
@@ -65,7 +67,8 @@ class TreeEnsemble(Relearning, Constructors):
     Args:
         in_features: number of input features, D.
         n_classes: number of classes, V.
-        trees: T trees over V classes, with roots of the same width; see :mod:`hstree.trees`.
+        trees: T trees over V classes, at least one, with roots of the same width; see
+            :mod:`hstree.trees`.
         subset_size: number of features that each tree reads, S, drawn with ``seed``; None: all.
         subset_block: the subsets consist of blocks of this many adjacent features, which begin at
             multiples of it; a divisor of D and S. With blocks of 16 or more a GPU gathers the
@@ -118,7 +121,7 @@ class TreeEnsemble(Relearning, Constructors):
         self,
         in_features: int,
         n_classes: int,
-        trees: Sequence[Tree],
+        trees: Sequence[Tree] = (),
         *,
         subset_size: int | None = None,
         subset_block: int = 1,
@@ -287,6 +290,9 @@ class TreeEnsemble(Relearning, Constructors):
             for name, array in tree.arrays().items()
         }
         return super().saved_tables() | trees
+
+    def resize_classes(self, change: ClassChange) -> None:
+        resize_trees(self, change)
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         """A tied embedding belongs to the model, whose own part of the gradient may be dense."""

@@ -18,6 +18,11 @@ from hstree.heads.trees.paths import path_tables, stacked, stacked_paths
 from hstree.heads.trees.tree_layout import KINDS, LEAF, ROOT, WIDE, TreeLayout
 from hstree.trees import Tree
 
+BUILD_TREES = (
+    "to build trees from class counts call TreeEnsemble.from_counts(in_features, counts), from a "
+    "text from_tokens, from a trained softmax from_linear; the number of trees is their n_trees"
+)
+
 
 class Layout(Tables):
     """Tables of T trees, which are not saved.
@@ -126,12 +131,10 @@ def check_trees(trees: Sequence[Tree], n_classes: int) -> list[Tree]:
         raise TypeError("trees: expected a list of trees, got one Tree; pass [tree]")
     if not isinstance(trees, Sequence) or not all(isinstance(tree, Tree) for tree in trees):
         raise TypeError(
-            f"trees: expected a list of hstree.trees.Tree, got {_what(trees)}; to build trees from "
-            "class counts call TreeEnsemble.from_counts(in_features, counts), from a text "
-            "from_tokens, from a trained softmax from_linear"
+            f"trees: expected a list of hstree.trees.Tree, got {_what(trees)}; {BUILD_TREES}"
         )
     if not trees:
-        raise ValueError("trees: expected at least one tree, got none")
+        raise ValueError(f"trees: expected at least one tree, got none; {BUILD_TREES}")
     for t, tree in enumerate(trees):
         if tree.n_classes != n_classes:
             raise ValueError(f"trees[{t}]: expected {n_classes} classes, got {tree.n_classes}")

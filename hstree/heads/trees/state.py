@@ -52,6 +52,10 @@ class EnsembleState(SavedTables, Head):
     def set_trees(self, trees: list[Tree]) -> None:
         """Set the trees and their tables. The parameters stay as they are."""
 
+    def class_vectors(self) -> Tensor:
+        """The output embedding E [V, D], as :meth:`blocks` reads it, once each time."""
+        return self.output_embedding
+
     @abstractmethod
     def blocks(self) -> list[Block]:
         """One block for each kind of node in the trees, with the current vectors and biases."""

@@ -100,26 +100,29 @@ class LeafVectors(NodeVectors):
                 nn.init.zeros_(own)
 
     def blocks(self, head: EnsembleState) -> list[Block]:
-        layout, index = head.layout, head.feature_index
+        layout, index, embedding = head.layout, head.feature_index, head.class_vectors()
         out = []
         for block in head.block_types:
-            weight: Tensor = getattr(head, block.weight_name)
             bias: Tensor = getattr(head, f"{block.prefix}bias")
-            if block is RootBlock:
-                weight = self._root_vectors(head)
+            if block is LeafBlock:
+                weight = embedding
+            elif block is RootBlock:
+                weight = self._root_vectors(head, embedding)
+            else:
+                weight = getattr(head, block.weight_name)
             features = None if block is LeafBlock else index
             out.append(block(weight, bias, layout, features, head.sparse))
         return out
 
     @staticmethod
-    def _root_vectors(head: EnsembleState) -> Tensor:
+    def _root_vectors(head: EnsembleState, embedding: Tensor) -> Tensor:
         """Vectors [T, C, S] of the children of wide roots."""
         layout, index, own = head.layout, head.feature_index, head.root_weight
         if own is not None and not len(layout.root_row):
             return own
         # A root over all classes reads all rows of the embedding.
         sparse = head.sparse and own is not None and not is_transformed()
-        rows = F.embedding(layout.root_class, head.output_embedding, sparse=sparse)
+        rows = F.embedding(layout.root_class, embedding, sparse=sparse)
         if index is not None:
             tree = layout.root_row // layout.n_rows[ROOT]
             rows = rows.gather(1, index[tree].long())
@@ -154,23 +157,12 @@ class SharedVectors(NodeVectors):
         if not head.tied:
             nn.init.uniform_(head.output_embedding, -0.1, 0.1)
         for block in head.block_types:
-            fill(getattr(head, f"{block.prefix}scale"), self._first_scale(head.layout, block))
-
-    @staticmethod
-    def _first_scale(layout: Layout, block: type[Block]) -> npt.NDArray[np.float64]:
-        """Initial scales: 1 where the means are over single classes, 3 elsewhere."""
-        scale = np.ones((len(layout.trees), layout.n_rows[block.kind]))
-        for t, of_tree in enumerate(layout.trees):
-            edge, inner = of_tree.edge[block.kind], of_tree.tree.edges().child_node >= 0
-            above_inner = inner[edge]
-            if block is BinaryBlock:
-                above_inner |= inner[edge + 1]
-            scale[t, np.flatnonzero(above_inner)] = DERIVED_SCALE
-        return scale
+            fill(getattr(head, f"{block.prefix}scale"), first_scale(head.layout, block))
 
     def blocks(self, head: EnsembleState) -> list[Block]:
         layout, index = head.layout, head.feature_index
-        of_trees = [self._tree_vectors(head, t) for t in range(head.n_trees)]
+        embedding = head.class_vectors()
+        of_trees = [self._tree_vectors(head, embedding, t) for t in range(head.n_trees)]
         out = []
         for block, vectors in zip(head.block_types, zip(*of_trees, strict=True), strict=True):
             scale: Tensor = getattr(head, f"{block.prefix}scale")
@@ -180,10 +172,10 @@ class SharedVectors(NodeVectors):
         return out
 
     @staticmethod
-    def _tree_vectors(head: EnsembleState, t: int) -> list[Tensor]:
+    def _tree_vectors(head: EnsembleState, embedding: Tensor, t: int) -> list[Tensor]:
         """Unscaled vectors [R, S] of the blocks in tree t, computed from differences of prefix sums
         in leaf order."""
-        embedding, layout = head.output_embedding, head.layout
+        layout = head.layout
         if head.feature_index is not None:
             embedding = embedding[:, head.feature_index[t].long()]
         leaf_class = layout.leaf_class[t].long()
@@ -199,6 +191,18 @@ class SharedVectors(NodeVectors):
             ]
             out.append(means[0] - means[1] if block is BinaryBlock else means[0])
         return out
+
+
+def first_scale(layout: Layout, block: type[Block]) -> npt.NDArray[np.float64]:
+    """Initial scales of shared vectors: 1 where the means are over single classes, 3 elsewhere."""
+    scale = np.ones((len(layout.trees), layout.n_rows[block.kind]))
+    for t, of_tree in enumerate(layout.trees):
+        edge, inner = of_tree.edge[block.kind], of_tree.tree.edges().child_node >= 0
+        above_inner = inner[edge]
+        if block is BinaryBlock:
+            above_inner |= inner[edge + 1]
+        scale[t, np.flatnonzero(above_inner)] = DERIVED_SCALE
+    return scale
 
 
 def _register_embedding(head: EnsembleState, embedding: HasWeight | None) -> None:
