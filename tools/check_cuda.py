@@ -2,12 +2,12 @@
 
     python tools/check_cuda.py [--report benchmarks/results/cuda-registers.md]
 
-Fails on a warning, on a register spill, on a kernel without __launch_bounds__ or with more static
-shared memory than csrc/kernels/launch.h allows, on an operator without a kernel for both devices,
-and on a module that is not stripped, exports more than its init function or cannot be imported
-without a GPU. Needs nvcc and any torch that setup.py accepts. A torch without CUDA is patched to
-report CUDA, with stub libraries for libtorch_cuda and libc10_cuda. Writes nothing into the
-checkout.
+Fails on a warning, on a register spill on 8.0 or 9.0 (on others it is reported), on a kernel
+without __launch_bounds__ or with more static shared memory than csrc/kernels/launch.h allows, on an
+operator without a kernel for both devices, and on a module that is not stripped, exports more than
+its init function or cannot be imported without a GPU. Needs nvcc and any torch that setup.py
+accepts. A torch without CUDA is patched to report CUDA, with stub libraries for libtorch_cuda and
+libc10_cuda. Writes nothing into the checkout.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # In addition to the flags of setup.py: a report on each kernel, and warnings as errors.
 NVCC_FLAGS = "-Xptxas=-v -Werror=all-warnings -Xcompiler=-Wall,-Wextra"
 
+WITHOUT_SPILLS = ("sm_80", "sm_90")
 MOST_STATIC_BYTES = 24 << 10  # most_static_bytes of csrc/kernels/launch.h
 
 # The symbols of torch's CUDA libraries that hstree._C uses.
@@ -264,7 +265,7 @@ def main() -> int:
         for kernel in kernels:
             title, architecture, registers, spill, shared = kernel
             print(f"{title:76} {architecture:>5} {registers:9} {spill:8} {shared:8}")
-            if spill > 0:
+            if spill > 0 and architecture in WITHOUT_SPILLS:
                 failures.append(f"{title}, {architecture}: {spill} bytes of spills")
             if shared > MOST_STATIC_BYTES:
                 failures.append(f"{title}, {architecture}: {shared} bytes of static shared memory")
@@ -284,7 +285,7 @@ def main() -> int:
         return 1
     if options.report is not None:
         options.report.write_text(markdown(kernels, compiler_version(home)))
-    print("no warnings, no spills, kernels for both devices")
+    print(f"no warnings, no spills on {' and '.join(WITHOUT_SPILLS)}, kernels for both devices")
     return 0
 
 

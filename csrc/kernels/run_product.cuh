@@ -9,7 +9,7 @@
 namespace hstree {
 
 constexpr int run_threads = 256;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
 constexpr int run_blocks = 2;  // per multiprocessor, limited by its shared memory
 #else
 constexpr int run_blocks = 3;
