@@ -88,7 +88,7 @@ def add_command(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     import sys
 
-    from hstree.data import detokenize, prompt_words
+    from hstree.data import prompt_words
     from hstree.runs import TrainConfig, choose_device, load_run, set_threads
 
     if arguments.draft is not None:
@@ -106,11 +106,10 @@ def _run(arguments: argparse.Namespace) -> int:
     prompt = [run.vocabulary.end, *run.vocabulary.encode(words)]
     with flags_named(_FLAGS):
         samples, speed = _draw(run.model, prompt, run.vocabulary.unknown, arguments)
-    join = detokenize if run.tokenizer is None else run.tokenizer.join
     for number, sample in enumerate(samples):
         if number:
             show("-" * 40)
-        show(join([*words, *run.vocabulary.decode(sample)]))
+        show(run.tokenizer.join([*words, *run.vocabulary.decode(sample)]))
     sys.stdout.flush()
     print(fold(f"hstree: {speed}", sys.stderr), file=sys.stderr)
     return 0

@@ -1,30 +1,44 @@
 """Corpora, vocabularies, tokenizers and batches."""
 
 from .batching import Streams
-from .corpus import Corpus, load_folder, load_text
+from .corpus import Corpus, HeldOut, load_folder, load_text
 from .embedded import embedded_corpus
-from .load import load_corpus
+from .load import default_tokenizer, load_corpus, load_held_out
 from .statistics import CorpusStatistics
 from .text import detokenize, sentences, tokenize
-from .tokenizer import Subwords, Tokenizer, WhiteSpace, Words, learn_bpe, prompt_words
+from .tokenizer import (
+    Subwords,
+    Tokenizer,
+    WhiteSpace,
+    Words,
+    learn_bpe,
+    prompt_words,
+    tokenizer_from_bytes,
+    tokenizer_to_bytes,
+)
 from .vocabulary import Vocabulary
 
 __all__ = [
     "Corpus",
     "CorpusStatistics",
+    "HeldOut",
     "Streams",
     "Subwords",
     "Tokenizer",
     "Vocabulary",
     "WhiteSpace",
     "Words",
+    "default_tokenizer",
     "detokenize",
     "embedded_corpus",
     "learn_bpe",
     "load_corpus",
     "load_folder",
+    "load_held_out",
     "load_text",
     "prompt_words",
     "sentences",
     "tokenize",
+    "tokenizer_from_bytes",
+    "tokenizer_to_bytes",
 ]

@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -17,7 +17,9 @@ import numpy.typing as npt
 from hstree._progress import Task
 
 from . import cache
+from .cache import Length
 from .source import (
+    HELD_OUT,
     SPLITS,
     TRAIN_SHARE,
     VALID_SHARE,
@@ -45,6 +47,8 @@ class Corpus:
         train, valid, test: class ids of the three parts, int32 read-only memory maps; every line
             ends with ``<eos>``.
         tokenizer: the tokenizer that has split the lines.
+        lengths: characters and bytes of each part before tokenization, line ends included; empty
+            if the parts were cut out of one file, between any two tokens.
     """
 
     name: str
@@ -53,6 +57,12 @@ class Corpus:
     valid: npt.NDArray[np.int32]
     test: npt.NDArray[np.int32]
     tokenizer: Tokenizer = field(default_factory=WhiteSpace)
+    lengths: Mapping[str, Length] = field(default_factory=dict)
+
+    def held_out(self) -> HeldOut:
+        """The validation and the test part."""
+        parts = {split: getattr(self, split) for split in HELD_OUT}
+        return HeldOut(self.name, parts, self.lengths)
 
     def statistics(self) -> CorpusStatistics:
         """Class frequencies and token stream of the training part."""
@@ -70,6 +80,22 @@ class Corpus:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{split} {len(getattr(self, split)):,}" for split in SPLITS)
         return f"Corpus({self.name}: {sizes} tokens, {len(self.vocabulary):,} types)"
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A text to score, as class ids.
+
+    Attributes:
+        name: a name for people.
+        parts: class ids of ``valid`` and ``test``, or of one of them, or of a whole file as
+            ``text``.
+        lengths: as of :class:`Corpus`.
+    """
+
+    name: str
+    parts: Mapping[str, npt.NDArray[np.int32]]
+    lengths: Mapping[str, Length]
 
 
 @dataclass(frozen=True)
@@ -115,8 +141,9 @@ def load_folder(
     """A corpus in three parts: ``train.txt``, ``valid.txt`` and ``test.txt`` in one folder.
 
     The layout of the Penn Treebank and WikiText distributions for language models: words are
-    separated by white space, and every line, even an empty one, ends with ``<eos>``. Words of
-    ``valid`` and ``test`` that are not in the vocabulary become ``<unk>``.
+    separated by white space, and every line, even an empty one, ends with ``<eos>``, which is added
+    unless it is there. Words of ``valid`` and ``test`` that are not in the vocabulary become
+    ``<unk>``. Names such as ``ptb.train.txt``, ``wiki.valid.tokens`` and ``val.txt`` will do too.
 
     Args:
         path: the folder.
@@ -167,6 +194,31 @@ def corpus_of(source: Source, settings: Settings, folder: Path | None = None) ->
     Raises:
         ValueError: a part has no words or is too small, or the vocabulary has fewer than two words.
     """
+    entry = _entry(source, settings, folder)
+    return Corpus(
+        source.name,
+        settings.vocabulary or entry.vocabulary,
+        **entry.parts,
+        tokenizer=_tokenizer(settings, entry),
+        lengths=entry.lengths,
+    )
+
+
+def held_out_of(source: Source, settings: Settings) -> HeldOut:
+    """A text to score: from the cache, or tokenized and added to the cache.
+
+    Args:
+        source: the text.
+        settings: tokenizer and vocabulary.
+
+    Raises:
+        ValueError: a part has no words.
+    """
+    entry = _entry(source, settings)
+    return HeldOut(source.name, entry.parts, entry.lengths)
+
+
+def _entry(source: Source, settings: Settings, folder: Path | None = None) -> cache.Entry:
     folder = folder or cache.user_cache()
     if folder is not None:
         try:
@@ -174,42 +226,36 @@ def corpus_of(source: Source, settings: Settings, folder: Path | None = None) ->
         except OSError:
             pass  # not writable, or full
     with cache.unfinished_folder(Path(tempfile.gettempdir())) as unfinished:
-        return _corpus(source, settings, _build(source, settings, unfinished))
+        return _build(source, settings, unfinished)
 
 
-def _cached(source: Source, settings: Settings, folder: Path) -> Corpus:
-    content = source.fingerprint()
+def _cached(source: Source, settings: Settings, folder: Path) -> cache.Entry:
+    content = f"{', '.join(source.parts)}: {source.fingerprint()}"
     name = settings.key(content)
     pointer = folder / f"{name}.entry"
     if settings.vocabulary is None:
         name = cache.read_pointer(pointer)
     entry = cache.read_entry(folder / name) if name else None
     if entry is not None:
-        return _corpus(source, settings, entry)
+        return entry
     with cache.unfinished_folder(folder) as unfinished:
         entry = _build(source, settings, unfinished)
-        corpus = _corpus(source, settings, entry)
-        name = _entry_key(content, corpus.tokenizer.identity, entry.vocabulary)
+        name = _entry_key(content, _tokenizer(settings, entry).identity, entry.vocabulary)
         cache.publish(unfinished, folder / name, lambda place: cache.read_entry(place) is not None)
     if settings.vocabulary is None:
         cache.write_pointer(pointer, name)
-    return corpus
+    return entry
 
 
 def _entry_key(content: str, tokenizer: str, vocabulary: Vocabulary) -> str:
     return cache.key(content, tokenizer, vocabulary.to_bytes())
 
 
-def _corpus(source: Source, settings: Settings, entry: cache.Entry) -> Corpus:
+def _tokenizer(settings: Settings, entry: cache.Entry) -> Tokenizer:
     tokenizer = settings.tokenizer
     if isinstance(tokenizer, str):
-        tokenizer = Subwords.from_bytes(entry.tokenizer or b"")
-    return Corpus(
-        source.name,
-        settings.vocabulary or entry.vocabulary,
-        **entry.parts,
-        tokenizer=tokenizer,
-    )
+        return Subwords.from_bytes(entry.tokenizer or b"")
+    return tokenizer
 
 
 def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
@@ -221,7 +267,7 @@ def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
         tokenizer = learn_bpe(pieces, settings.max_vocabulary)
     vocabulary = settings.vocabulary
     with (folder / cache.TOKENS).open("wb+") as file:
-        index, sizes = _write_ids(source, tokenizer, file)
+        index, sizes, lengths = _write_ids(source, tokenizer, file)
         if vocabulary is None:
             counts = _count(file, sizes["train"], len(index)).tolist()
             found = {word: counts[number] for word, number in index.items() if counts[number]}
@@ -235,7 +281,7 @@ def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
     vocabulary.save(folder / cache.VOCABULARY)
     if isinstance(tokenizer, Subwords):
         (folder / cache.TOKENIZER).write_bytes(tokenizer.to_bytes())
-    cache.seal(folder, sizes)
+    cache.seal(folder, sizes, lengths)
     entry = cache.read_entry(folder)
     if entry is None:
         raise OSError(f"{folder}: the tokenized text cannot be read back")
@@ -244,18 +290,19 @@ def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
 
 def _write_ids(
     source: Source, tokenizer: Tokenizer, file: BinaryIO
-) -> tuple[dict[str, int], dict[str, int]]:
+) -> tuple[dict[str, int], dict[str, int], dict[str, Length]]:
     """Numbers words in order of first appearance, so that a text is tokenized only once.
 
     Returns:
-        The number of each word, and the number of tokens of each part.
+        The number of each word, the number of tokens of each part, and its length.
     """
     index: dict[str, int] = {}
     sizes: dict[str, int] = {}
+    lengths: dict[str, Length] = {}
     for name, part in source.parts.items():
-        sizes[name] = _write_part(part, tokenizer, index, file)
+        sizes[name], lengths[name] = _write_part(part, tokenizer, index, file)
     if WHOLE not in sizes:
-        return index, sizes
+        return index, sizes, lengths
     total = sizes[WHOLE]
     first, second = int(total * TRAIN_SHARE), int(total * (TRAIN_SHARE + VALID_SHARE))
     sizes = {"train": first, "valid": second - first, "test": total - second}
@@ -264,36 +311,47 @@ def _write_ids(
         raise ValueError(
             f"{label}: {total} tokens are too few to split 90% / 5% / 5%; expected at least 40"
         )
-    return index, sizes
+    return index, sizes, {}
 
 
-def _write_part(part: Part, tokenizer: Tokenizer, index: dict[str, int], file: BinaryIO) -> int:
+def _write_part(
+    part: Part, tokenizer: Tokenizer, index: dict[str, int], file: BinaryIO
+) -> tuple[int, Length]:
     """Appends the numbers of a part's words and line ends to a file; new words are added to
-    ``index``. Returns how many tokens were written."""
-    size = 0
+    ``index``. A line whose last word is ``<eos>`` gets no other. Returns how many tokens were
+    written, and the length of the text."""
+    size = characters = n_bytes = 0
     any_text = any_words = False
-    line_has_words, line_is_open = False, False
+    last: str | None = None  # word of the line
+    line_is_open = False
     for pieces in _batches(_followed(part.pieces(), "tokenizing", part.size)):
         any_text = True
         ids = array("i")
         for piece, words in zip(pieces, tokenizer.split_batch(pieces), strict=True):
             ids.extend([index.setdefault(word, len(index)) for word in words])
-            line_has_words = line_has_words or bool(words)
+            characters += len(piece)
+            n_bytes += len(piece) if piece.isascii() else len(piece.encode())
+            last = words[-1] if words else last
+            any_words = any_words or last is not None
             line_is_open = not piece.endswith("\n")
             if not line_is_open:
-                if line_has_words or tokenizer.keeps_empty_lines:
+                if _needs_end(last, tokenizer):
                     ids.append(index.setdefault(END, len(index)))
-                any_words = any_words or line_has_words
-                line_has_words = False
+                last = None
         file.write(np.array(ids, dtype=cache.TOKEN_TYPE).tobytes())
         size += len(ids)
-    if line_is_open and (line_has_words or tokenizer.keeps_empty_lines):
+    if line_is_open and _needs_end(last, tokenizer):
         end = index.setdefault(END, len(index))
         file.write(np.array([end], dtype=cache.TOKEN_TYPE).tobytes())
         size += 1
-    if not any_words and not line_has_words:
+    if not any_words:
         raise ValueError(f"{part.label} {'has no words' if any_text else 'is empty'}")
-    return size
+    return size, Length(characters, n_bytes)
+
+
+def _needs_end(last: str | None, tokenizer: Tokenizer) -> bool:
+    """Whether ``<eos>`` follows the last word of a line, or None for a line without words."""
+    return tokenizer.keeps_empty_lines if last is None else last != END
 
 
 def _batches(pieces: Iterable[str]) -> Iterator[Sequence[str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hstree._arguments import count as at_least_one
-from hstree.data import prompt_words
+from hstree.data import Subwords, prompt_words
 from hstree.runs import Run, run_corpus
 
 from ..report import Report
@@ -92,7 +92,7 @@ def _split(text: str) -> tuple[str, str | None]:
 def _true_word(context: str, words: list[str], truth: str, run: Run) -> str:
     """The true word in a run's vocabulary: with subwords, the first token that it adds."""
     found = prompt_words(truth, run.vocabulary, run.tokenizer)
-    if run.tokenizer is not None:
+    if isinstance(run.tokenizer, Subwords):
         longer = prompt_words(f"{context} {truth}", run.vocabulary, run.tokenizer)
         if len(longer) > len(words) and longer[: len(words)] == words:
             return longer[len(words)]
@@ -121,7 +121,7 @@ def _drawn(
         begin = max(0, position - arguments.preceding)
         words = vocabulary.decode(texts[0][begin:position].tolist())
         context = "\N{HORIZONTAL ELLIPSIS} " if begin else ""
-        context += " ".join(words) if tokenizer is None else tokenizer.join(words)
+        context += tokenizer.join(words) if isinstance(tokenizer, Subwords) else " ".join(words)
         truth = vocabulary.words[texts[0][position]]
         predictions = tuple(
             prediction(log_prob[row], run.vocabulary.words, arguments.top_k, truth)
