@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hstree._arguments import count, flags_named, not_negative, positive, share_below_one, theta
+from hstree._messages import quoted
 from hstree._terminal import show
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
 
@@ -70,7 +71,7 @@ def _streams(text: str) -> tuple[int, int]:
     except ValueError:
         numbers = []
     if not 1 <= len(numbers) <= 2:
-        raise argparse.ArgumentTypeError(f"expected one whole number or two, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected one whole number or two, got {quoted(text)}")
     return numbers[0], numbers[-1]
 
 

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, cast
 
 from hstree._arguments import count, flags_named, share, temperature
+from hstree._messages import shortened
 from hstree._terminal import fold, show
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
 
@@ -101,7 +102,8 @@ def _run(arguments: argparse.Namespace) -> int:
     words = prompt_words(arguments.prompt, run.vocabulary, run.tokenizer)
     unknown = [word for word in words if word not in run.vocabulary]
     if unknown:
-        line = f"hstree: not in the vocabulary, read as <unk>: {', '.join(unknown)}"
+        listed = shortened(", ".join(unknown), 1000)
+        line = f"hstree: not in the vocabulary, read as <unk>: {listed}"
         print(fold(line, sys.stderr), file=sys.stderr)
     prompt = [run.vocabulary.end, *run.vocabulary.encode(words)]
     with flags_named(_FLAGS):

@@ -26,9 +26,10 @@ from pathlib import Path
 from hstree._progress import track
 
 from .cache import publish, unfinished_folder, user_cache
-from .corpus import Corpus, Settings, corpus_of
+from .corpus import Corpus, corpus_of
 from .source import SPLITS, Part, Source
 from .text import sentences, tokenize
+from .tokenization import Settings
 from .tokenizer import Words
 from .vocabulary import END, UNKNOWN, Vocabulary
 

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hstree._messages import quoted
+
 from .packages import optional_package
 from .source import HELD_OUT, SPLITS, Part, Source, hash_files
 
@@ -27,7 +29,7 @@ def parse_dataset(text: str, *, held_out: bool = False) -> Source:
     name, _, rest = text.removeprefix(PREFIX).partition(":")
     config, _, column = rest.partition(":")
     if not text.startswith(PREFIX) or not name or ":" in column:
-        raise ValueError(f"--data: expected {PREFIX}NAME[:CONFIG[:COLUMN]], got {text!r}")
+        raise ValueError(f"--data: expected {PREFIX}NAME[:CONFIG[:COLUMN]], got {quoted(text)}")
     return dataset_source(name, config or None, column or "text", held_out=held_out)
 
 

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from .corpus import Corpus, HeldOut, Settings, corpus_of, held_out_of
+from .corpus import Corpus, HeldOut, corpus_of, held_out_of
 from .embedded import embedded_source
 from .hugging_face import PREFIX, dataset_source, is_saved_dataset, parse_dataset
 from .source import Source, file_source, folder_source
+from .tokenization import Settings
 from .tokenizer import BPE, Subwords, Tokenizer, WhiteSpace, Words, check_bpe_size
 from .vocabulary import Vocabulary
 

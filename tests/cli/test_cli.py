@@ -348,6 +348,30 @@ def test_errors_inside_hstree_are_one_line_too(
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "did you mean train? (see hstree --help)"),
+        (["train", "--lr", "0.1"], "did you mean --learning-rate? (see hstree train --help)"),
+        (["train", "--bs=3"], "did you mean --batch-size? (see hstree train --help)"),
+        (["train", "--schedule", "cosin"], "did you mean cosine? (see hstree train --help)"),
+        (
+            ["evaluate", "run", "--streems", "3"],
+            "did you mean --streams? (see hstree evaluate --help",
+        ),
+        (["analyze", "rnak"], "did you mean rank? (see hstree analyze --help)"),
+        (["analyze", "rank", "r", "--colour"], "--colour (see hstree analyze rank --help)"),
+        (["tree", "bild"], "did you mean build? (see hstree tree --help)"),
+        (["study", "file", "--dry"], ""),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_may_be_meant(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in fails(capsys, *arguments)
+
+
 # Ctrl-C, on a real process
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from hstree.data import Corpus, WhiteSpace, Words, embedded_corpus
-from hstree.data.corpus import Settings, corpus_of
+from hstree.data.corpus import corpus_of
 from hstree.data.embedded import docstrings, embedded_source, help_topics, prose
+from hstree.data.tokenization import Settings
 
 SUBJECTS = ("parser", "reader", "writer", "socket", "thread", "buffer", "server")
 

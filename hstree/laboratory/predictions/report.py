@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hstree._arguments import count as at_least_one
+from hstree._messages import quoted
 from hstree.data import Subwords, prompt_words
 from hstree.runs import Run, run_corpus
 
@@ -85,7 +86,7 @@ def _split(text: str) -> tuple[str, str | None]:
     """Split a context and the true word, if there is one."""
     context, bar, truth = text.rpartition(_BAR) if _BAR in text else (text, "", "")
     if not context.strip() or (bar and not truth.strip()):
-        raise ValueError(f"--context: expected words, or words{_BAR}true word, got {text!r}")
+        raise ValueError(f"--context: expected words, or words{_BAR}true word, got {quoted(text)}")
     return context, truth.strip() or None
 
 
@@ -97,7 +98,7 @@ def _true_word(context: str, words: list[str], truth: str, run: Run) -> str:
         if len(longer) > len(words) and longer[: len(words)] == words:
             return longer[len(words)]
     elif len(found) != 1:
-        raise ValueError(f"--context: expected one word after{_BAR}, got {truth!r}")
+        raise ValueError(f"--context: expected one word after{_BAR}, got {quoted(truth)}")
     return found[0]
 
 
