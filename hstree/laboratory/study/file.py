@@ -321,8 +321,8 @@ def _table(values: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _only(values: Iterable[str], known: Sequence[str]) -> None:
     for key in values:
         if key not in known:
-            hint = meant(key, known) or f", expected one of {', '.join(known)}"
-            raise StudyError(f"unknown key {quoted(key)}{hint}")
+            listed = f"{', '.join(known)}{meant(key, known)}"
+            raise StudyError(f"unknown key {quoted(key)}, expected one of {listed}")
 
 
 def _only_settings(values: Iterable[str]) -> None:
