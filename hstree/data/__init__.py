@@ -3,19 +3,10 @@
 from .batching import Streams
 from .corpus import Corpus, HeldOut, load_folder, load_text
 from .embedded import embedded_corpus
-from .load import default_tokenizer, load_corpus, load_held_out
+from .load import load_corpus, load_held_out
 from .statistics import CorpusStatistics
 from .text import detokenize, sentences, tokenize
-from .tokenizer import (
-    Subwords,
-    Tokenizer,
-    WhiteSpace,
-    Words,
-    learn_bpe,
-    prompt_words,
-    tokenizer_from_bytes,
-    tokenizer_to_bytes,
-)
+from .tokenizer import Subwords, Tokenizer, WhiteSpace, Words, learn_bpe, prompt_words
 from .vocabulary import Vocabulary
 
 __all__ = [
@@ -28,7 +19,6 @@ __all__ = [
     "Vocabulary",
     "WhiteSpace",
     "Words",
-    "default_tokenizer",
     "detokenize",
     "embedded_corpus",
     "learn_bpe",
@@ -39,6 +29,4 @@ __all__ = [
     "prompt_words",
     "sentences",
     "tokenize",
-    "tokenizer_from_bytes",
-    "tokenizer_to_bytes",
 ]

@@ -11,16 +11,9 @@ from pathlib import Path
 import torch
 
 from hstree._terminal import fold
-from hstree.data import (
-    Corpus,
-    HeldOut,
-    Tokenizer,
-    Vocabulary,
-    default_tokenizer,
-    load_corpus,
-    load_held_out,
-    tokenizer_from_bytes,
-)
+from hstree.data import Corpus, HeldOut, Tokenizer, Vocabulary, load_corpus, load_held_out
+from hstree.data.load import default_tokenizer
+from hstree.data.tokenizer import tokenizer_from_bytes
 from hstree.models import LanguageModel
 
 from .checkpoint import load_model, trained_text

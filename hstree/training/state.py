@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from hstree._files import Content
-from hstree.data import Corpus, CorpusStatistics, load_corpus, tokenizer_to_bytes
+from hstree.data import Corpus, CorpusStatistics, load_corpus
+from hstree.data.tokenizer import tokenizer_to_bytes
 from hstree.models import LanguageModel
 from hstree.runs import (
     RESUMABLE,
