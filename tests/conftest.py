@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from cuda_emu.library import EmulatedLibrary, compile_operators
 from filelock import FileLock
 
 import hstree
+from hstree import _progress
 
 # The same examples in every run; no deadline, since machines are shared.
 hypothesis.settings.register_profile("hstree", derandomize=True, deadline=None)
@@ -68,6 +70,14 @@ def tokens_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tokenised texts go to a folder of this run of the tests, not to the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HSTREE_CACHE", str(tmp_path_factory.mktemp("hstree-cache")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_lines_of_progress() -> Iterator[None]:
+    """They appear after ten seconds, in the output of whatever takes so long on a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_progress, "LINE_EVERY", math.inf)
         yield
 
 

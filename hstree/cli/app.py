@@ -11,14 +11,16 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hstree._memory import ran_out
+from hstree._messages import meant, shortened
 from hstree._progress import shown
 from hstree._terminal import fold
 from hstree.laboratory.comparison import report as compare
@@ -49,14 +51,27 @@ COMMAND --help describes a command.
 """
 
 
+_LONGEST = 2000  # characters of a message, whatever it quotes
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, folded on a terminal."""
+    """A parser whose errors are one line, folded on a terminal, with what may have been meant. An
+    unknown argument is an error of the command that it was given to."""
+
+    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
+        found, unknown = super().parse_known_args(*arguments, **options)
+        if unknown:
+            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            hint = meant(unknown[0].partition("=")[0], flags)
+            self.error(f"unrecognized arguments: {shortened(' '.join(unknown), _LONGEST)}{hint}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        line = f"{self.prog}: error: {message} (see {self.prog} --help)"
+        choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message)
+        if choice:
+            message += meant(choice[1], re.findall(r"[\w.-]+", choice[2]))
+        line = f"{self.prog}: error: {shortened(message, _LONGEST)} (see {self.prog} --help)"
         self.exit(2, f"{fold(line, sys.stderr)}\n")
 
 
@@ -175,6 +190,7 @@ def _fail(error: BaseException, message: str, status: int) -> int:
         import traceback
 
         traceback.print_exception(error)
+    line = shortened(" ".join(message.split()), _LONGEST)
     if is_main_process():  # the others end for the same reason
-        print(fold(f"hstree: {' '.join(message.split())}", sys.stderr), file=sys.stderr)
+        print(fold(f"hstree: {line}", sys.stderr), file=sys.stderr)
     return status

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hstree._arguments import count, flags_named, not_negative, positive, share_below_one, theta
+from hstree._messages import quoted
 from hstree._terminal import show
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
 
 if TYPE_CHECKING:
-    from hstree.data import Corpus
+    import numpy as np
+    import numpy.typing as npt
+
     from hstree.runs import Run
 
 _DESCRIPTION = """\
-Perplexity of a trained model on the validation and test part of a text, and of the unigram model
-of its training text. Without --data: the text it was trained on. With --cache or --dynamic also the
+Perplexity of a trained model on a text, and of the unigram model of its training text. Without
+--data: the validation and test part of the text it was trained on. With --data: all of a file, or
+the validation and test part of a folder or dataset, of which one suffices. The text is split into
+words as the training text was. Bits per character and per byte count the characters of the text
+before that; parts cut out of one file have no such figures. With --cache or --dynamic also the
 perplexity of a model that keeps learning from the text it reads; the text is then one stream from
 the first word to the last, and the unchanged model is evaluated on the same stream. The run folder
 is not changed.
 """
-
-_PARTS = ("valid", "test")
 
 # Options of each rule of dynamic evaluation, with their defaults.
 _RULES: dict[str, dict[str, Any]] = {
@@ -66,7 +71,7 @@ def _streams(text: str) -> tuple[int, int]:
     except ValueError:
         numbers = []
     if not 1 <= len(numbers) <= 2:
-        raise argparse.ArgumentTypeError(f"expected one whole number or two, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected one whole number or two, got {quoted(text)}")
     return numbers[0], numbers[-1]
 
 
@@ -151,13 +156,15 @@ def _given(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
 def _run(arguments: argparse.Namespace) -> int:
     import json
 
+    import numpy as np
+
     from hstree.data import CorpusStatistics
     from hstree.runs import (
         TrainConfig,
         choose_device,
         load_run,
         perplexity,
-        run_corpus,
+        run_held_out,
         set_threads,
     )
     from hstree.training import evaluate
@@ -167,52 +174,59 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = TrainConfig(**config_values(arguments))
     set_threads(settings)
     run = load_run(arguments.directory, choose_device(settings.device))
-    corpus = run_corpus(run, settings.data)
-    unigram = CorpusStatistics(run.vocabulary.frequencies, corpus.train)
+    text = run_held_out(run, settings.data)
+    unigram = CorpusStatistics(run.vocabulary.frequencies, np.empty(0, np.int32))
+    streams_valid, streams_test = arguments.streams or (None, None)
     result: dict[str, dict[str, Any]] = {}
-    for split, n_streams in zip(_PARTS, arguments.streams or (None, None), strict=True):
-        tokens = getattr(corpus, split)
+    for split, tokens in text.parts.items():
         if len(tokens) < 2:
             raise ValueError(
-                f"{corpus.name}: the {split} part has {len(tokens)} tokens, at least 2 are needed"
+                f"{text.name}: the part {split} has {len(tokens)} tokens, at least 2 are needed"
             )
-        loss = evaluate(run.model, tokens, n_streams)
+        loss = evaluate(run.model, tokens, streams_valid if split == "valid" else streams_test)
+        bits = loss * len(tokens) / math.log(2)
+        length = text.lengths.get(split)
         result[split] = {
             "tokens": len(tokens) - 1,
             "unknown_share": float((tokens == run.vocabulary.unknown).mean()),
             "loss": loss,
             "perplexity": perplexity(loss),
             "unigram_perplexity": perplexity(unigram.unigram_loss(tokens[1:])),
+            "bits_per_character": None if length is None else bits / length.characters,
+            "bits_per_byte": None if length is None else bits / length.bytes,
         }
     streams: dict[str, dict[str, Any]] = {}
     if arguments.cache or arguments.dynamic:
-        streams["model"] = _model_losses(run, corpus)
+        streams["model"] = _model_losses(run, text.parts)
     if arguments.cache:
-        streams["cache"] = _cache_losses(run, corpus, cache_options)
+        streams["cache"] = _cache_losses(run, text.parts, cache_options)
     if arguments.dynamic:
-        train = corpus if settings.data is None else None
         flags = {name: f"--dynamic-{name.replace('_', '-')}" for name in dynamic_settings}
         with flags_named(flags):
-            streams["dynamic"] = _dynamic_losses(run, corpus, train, dynamic_settings)
+            streams["dynamic"] = _dynamic_losses(run, text.parts, dynamic_settings)
     for stream in streams.values():
-        for split in _PARTS:
+        for split in text.parts:
             loss = stream[split]
             stream[split] = {"loss": loss, "perplexity": perplexity(loss)}
-    _check_finite({"the trained model": result} | streams)
+    _check_finite({"the trained model": result} | streams, list(text.parts))
     if arguments.json:
-        about = {"run": str(run.path), "corpus": corpus.name}
+        about = {"run": str(run.path), "corpus": text.name}
         print(json.dumps(about | result | ({"stream": streams} if streams else {}), indent=2))
         return 0
-    show(f"{run.path}, head {run.model.head.name!r}, on {corpus.name}")
+    show(f"{run.path}, head {run.model.head.name!r}, on {text.name}")
     show(f"{'':<7}{'tokens':>10}{'<unk>':>8}{'loss':>9}{'perplexity':>12}{'unigram':>10}")
     for split, row in result.items():
         print(
             f"{split:<7}{row['tokens']:>10,}{row['unknown_share']:>8.1%}{row['loss']:>9.4f}{row['perplexity']:>12.2f}"
             f"{row['unigram_perplexity']:>10.1f}"
         )
+    if text.lengths:
+        show(f"\n{'bits':<7}{'per character':>15}{'per byte':>10}")
+    for split, row in result.items() if text.lengths else ():
+        show(f"{split:<7}{row['bits_per_character']:>15.4f}{row['bits_per_byte']:>10.4f}")
     if streams:
         show(f"\n{'one stream':<25}{'loss':>9}{'perplexity':>12}")
-    for split in _PARTS:
+    for split in text.parts:
         for name, stream in streams.items():
             loss, value = stream[split]["loss"], stream[split]["perplexity"]
             show(f"{split:<7}{name:<18}{loss:>9.4f}{value:>12.2f}")
@@ -225,32 +239,35 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_finite(results: dict[str, dict[str, Any]]) -> None:
+def _check_finite(results: dict[str, dict[str, Any]], splits: list[str]) -> None:
     """Raises ValueError for a perplexity that is no finite number."""
     for name, parts in results.items():
-        for split in _PARTS:
+        for split in splits:
             loss, value = parts[split]["loss"], parts[split]["perplexity"]
             if not math.isfinite(value):
                 raise ValueError(
-                    f"expected a finite perplexity, got {value} on the {split} part ({name}), "
+                    f"expected a finite perplexity, got {value} on the part {split} ({name}), "
                     f"with a loss of {loss} nats per token"
                 )
 
 
-def _model_losses(run: Run, corpus: Corpus) -> dict[str, Any]:
+_Parts: TypeAlias = "Mapping[str, npt.NDArray[np.int32]]"
+
+
+def _model_losses(run: Run, parts: _Parts) -> dict[str, Any]:
     from hstree.evaluation import evaluate_stream
 
-    return {split: evaluate_stream(run.model, getattr(corpus, split)) for split in _PARTS}
+    return {split: evaluate_stream(run.model, tokens) for split, tokens in parts.items()}
 
 
-def _cache_losses(run: Run, corpus: Corpus, options: dict[str, Any]) -> dict[str, Any]:
+def _cache_losses(run: Run, parts: _Parts, options: dict[str, Any]) -> dict[str, Any]:
     from hstree.evaluation import NeuralCache, evaluate_stream
 
     if "lambda" in options:
         options["weight"] = options.pop("lambda")
     cache = NeuralCache(**options)
     losses: dict[str, Any] = {
-        split: evaluate_stream(run.model, getattr(corpus, split), cache) for split in _PARTS
+        split: evaluate_stream(run.model, tokens, cache) for split, tokens in parts.items()
     }
     used = {
         "window": cache.window,
@@ -271,18 +288,14 @@ def _dynamic_settings(options: dict[str, Any]) -> dict[str, Any]:
     return {"rule": rule} | _RULES[rule] | options
 
 
-def _dynamic_losses(
-    run: Run, corpus: Corpus, train: Corpus | None, settings: dict[str, Any]
-) -> dict[str, Any]:
-    """``train`` has the text that the model was trained on; None: load it."""
+def _dynamic_losses(run: Run, parts: _Parts, settings: dict[str, Any]) -> dict[str, Any]:
     from hstree.evaluation import evaluate_dynamic, gradient_rms
 
     rms = None
     if settings["rule"] == "rms":
-        train = train or run.corpus()
         rms = gradient_rms(
             run.model,
-            train.train,
+            run.corpus().train,
             segment=settings["segment"],
             batch_size=settings["batch_size"],
             max_batches=settings["batches"],
@@ -290,7 +303,7 @@ def _dynamic_losses(
     names = ("learning_rate", "decay", "epsilon", "segment")
     options = {name: settings[name] for name in names if name in settings}
     losses: dict[str, Any] = {
-        split: evaluate_dynamic(run.model, getattr(corpus, split), rms, **options)
-        for split in _PARTS
+        split: evaluate_dynamic(run.model, tokens, rms, **options)
+        for split, tokens in parts.items()
     }
     return losses | {"settings": settings}

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, cast
 
 from hstree._arguments import count, flags_named, share, temperature
+from hstree._messages import shortened
 from hstree._terminal import fold, show
 from hstree.runs.flags import add_config_arguments, add_run_argument, config_values
 
@@ -88,7 +89,7 @@ def add_command(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     import sys
 
-    from hstree.data import detokenize, prompt_words
+    from hstree.data import prompt_words
     from hstree.runs import TrainConfig, choose_device, load_run, set_threads
 
     if arguments.draft is not None:
@@ -101,16 +102,16 @@ def _run(arguments: argparse.Namespace) -> int:
     words = prompt_words(arguments.prompt, run.vocabulary, run.tokenizer)
     unknown = [word for word in words if word not in run.vocabulary]
     if unknown:
-        line = f"hstree: not in the vocabulary, read as <unk>: {', '.join(unknown)}"
+        listed = shortened(", ".join(unknown), 1000)
+        line = f"hstree: not in the vocabulary, read as <unk>: {listed}"
         print(fold(line, sys.stderr), file=sys.stderr)
     prompt = [run.vocabulary.end, *run.vocabulary.encode(words)]
     with flags_named(_FLAGS):
         samples, speed = _draw(run.model, prompt, run.vocabulary.unknown, arguments)
-    join = detokenize if run.tokenizer is None else run.tokenizer.join
     for number, sample in enumerate(samples):
         if number:
             show("-" * 40)
-        show(join([*words, *run.vocabulary.decode(sample)]))
+        show(run.tokenizer.join([*words, *run.vocabulary.decode(sample)]))
     sys.stdout.flush()
     print(fold(f"hstree: {speed}", sys.stderr), file=sys.stderr)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -31,6 +32,8 @@ log-probabilities. study.csv has a row for each run. The tables are updated
 after every run. After an interruption the same command resumes the study. Runs
 that have finished or failed are skipped; to repeat one, remove its folder.
 """
+
+_LISTED = 1000  # runs in a table; a longer one would take minutes
 
 
 def add_command(commands: Any) -> None:
@@ -83,4 +86,8 @@ def _list(runs: Sequence[StudyRun]) -> None:
     left = seconds_left(runs)
     columns = [("run", attrgetter("path.name")), ("state", attrgetter("state"))]
     notes = [f"about {duration(left)} of training left"] if left else []
-    print_tables([table(f"{len(runs)} runs", runs, columns)], notes)
+    if len(runs) > _LISTED:
+        states = Counter(run.state for run in runs[_LISTED:])
+        rest = ", ".join(f"{count:,} {state}" for state, count in states.items())
+        notes.insert(0, f"and {len(runs) - _LISTED:,} more runs: {rest}")
+    print_tables([table(f"{len(runs)} runs", runs[:_LISTED], columns)], notes)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hstree._arguments import count
+from hstree._messages import quoted
 from hstree._terminal import fold, show
 from hstree.runs.flags import add_config_arguments, config_values
 
@@ -209,7 +210,7 @@ def _describe(arguments: argparse.Namespace) -> int:
                 "--word: the words of this tree are unknown; name their file with --vocabulary"
             )
         if word not in source.vocabulary:
-            raise ValueError(f"--word: {word!r} is not in the vocabulary")
+            raise ValueError(f"--word: {quoted(word)} is not in the vocabulary")
         code = source.tree.code(source.vocabulary[word])
         lines.append(f"  path of {word!r}: children {' '.join(map(str, code))}")
     show("\n".join(lines))

@@ -1,9 +1,9 @@
 """Corpora, vocabularies, tokenizers and batches."""
 
 from .batching import Streams
-from .corpus import Corpus, load_folder, load_text
+from .corpus import Corpus, HeldOut, load_folder, load_text
 from .embedded import embedded_corpus
-from .load import load_corpus
+from .load import load_corpus, load_held_out
 from .statistics import CorpusStatistics
 from .text import detokenize, sentences, tokenize
 from .tokenizer import Subwords, Tokenizer, WhiteSpace, Words, learn_bpe, prompt_words
@@ -12,6 +12,7 @@ from .vocabulary import Vocabulary
 __all__ = [
     "Corpus",
     "CorpusStatistics",
+    "HeldOut",
     "Streams",
     "Subwords",
     "Tokenizer",
@@ -23,6 +24,7 @@ __all__ = [
     "learn_bpe",
     "load_corpus",
     "load_folder",
+    "load_held_out",
     "load_text",
     "prompt_words",
     "sentences",

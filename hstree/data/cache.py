@@ -5,7 +5,8 @@ An entry is a folder that is written under a temporary name and then renamed:
     tokens.bin        class ids, int32 little-endian: train, valid, test
     vocabulary.txt    as Vocabulary.save
     tokenizer.json    of Subwords only
-    entry.json        format version, number of tokens of each part, CRC-32 of the other files
+    entry.json        format version, number of tokens, characters and bytes of each part, CRC-32 of
+                      the other files and of itself
 
 Its name is a SHA-256 of the content of the text, the tokenizer and the vocabulary. If the
 vocabulary is made from the text, a small file whose name is a SHA-256 of content and settings holds
@@ -25,16 +26,16 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hstree._files import write_atomic
 
-from .source import SPLITS
 from .vocabulary import Vocabulary
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 did not count characters, and doubled an <eos> of the text
 TOKENS, VOCABULARY, TOKENIZER, HEADER = (
     "tokens.bin",
     "vocabulary.txt",
@@ -47,19 +48,28 @@ _ABANDONED_AFTER = 24 * 3600.0  # seconds without a write
 _BLOCK = 1 << 20
 
 
+class Length(NamedTuple):
+    """The length of a text before tokenization, line ends included."""
+
+    characters: int
+    bytes: int
+
+
 @dataclass(frozen=True)
 class Entry:
     """A tokenized text.
 
     Attributes:
-        parts: read-only memory maps of the class ids of train, valid and test.
+        parts: read-only memory maps of the class ids of each part.
         vocabulary: the words of the classes.
         tokenizer: the tokenizer as JSON, for Subwords only.
+        lengths: characters and bytes of each part; of a part cut out of one file: none.
     """
 
     parts: Mapping[str, npt.NDArray[np.int32]]
     vocabulary: Vocabulary
     tokenizer: bytes | None
+    lengths: Mapping[str, Length]
 
 
 def user_cache() -> Path | None:
@@ -90,11 +100,13 @@ def read_entry(folder: Path) -> Entry | None:
     """The entry in a folder, or None if there is none or it is damaged."""
     try:
         header = json.loads((folder / HEADER).read_bytes())
-        sizes = [header["tokens"][split] for split in SPLITS]
-        checks = header["crc32"]
+        if header.pop("check") != _check(header):
+            return None
+        sizes, checks = header["tokens"], header["crc32"]
+        lengths = {part: Length(*length) for part, length in header["lengths"].items()}
         if header["version"] != FORMAT_VERSION or {TOKENS, VOCABULARY} - checks.keys():
             return None
-        if (folder / TOKENS).stat().st_size != sum(sizes) * TOKEN_TYPE.itemsize:
+        if (folder / TOKENS).stat().st_size != sum(sizes.values()) * TOKEN_TYPE.itemsize:
             return None
         if any(_crc32(folder / name) != check for name, check in checks.items()):
             return None
@@ -103,18 +115,22 @@ def read_entry(folder: Path) -> Entry | None:
         tokens = np.memmap(folder / TOKENS, TOKEN_TYPE, mode="r")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    cuts = np.cumsum(sizes)[:-1].tolist()
-    return Entry(dict(zip(SPLITS, np.split(tokens, cuts), strict=True)), vocabulary, tokenizer)
+    cuts = np.cumsum(list(sizes.values()))[:-1].tolist()
+    parts = dict(zip(sizes, np.split(tokens, cuts), strict=True))
+    return Entry(parts, vocabulary, tokenizer, lengths)
 
 
-def seal(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Write the header of an entry whose other files are complete."""
+def seal(folder: Path, sizes: Mapping[str, int], lengths: Mapping[str, Length]) -> None:
+    """Write the header of an entry whose other files are complete: tokens of each part, and
+    characters and bytes of those for which they are known."""
     names = [name for name in (TOKENS, VOCABULARY, TOKENIZER) if (folder / name).is_file()]
-    header = {
+    header: dict[str, Any] = {
         "version": FORMAT_VERSION,
         "tokens": dict(sizes),
+        "lengths": dict(lengths),
         "crc32": {name: _crc32(folder / name) for name in names},
     }
+    header["check"] = _check(header)
     (folder / HEADER).write_text(json.dumps(header, indent=1) + "\n")
 
 
@@ -173,6 +189,11 @@ def _remove_abandoned(parent: Path) -> None:
             last_write = max(file.stat().st_mtime for file in [path, *files])
             if time.time() - last_write > _ABANDONED_AFTER:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _check(header: Mapping[str, Any]) -> int:
+    """CRC-32 of a header without its own."""
+    return zlib.crc32(json.dumps(header, sort_keys=True).encode())
 
 
 def _crc32(path: Path) -> int:

@@ -26,10 +26,11 @@ from pathlib import Path
 from hstree._progress import track
 
 from .cache import publish, unfinished_folder, user_cache
-from .corpus import Corpus, Settings, corpus_of
+from .corpus import Corpus, corpus_of
 from .source import SPLITS, Part, Source
 from .text import sentences, tokenize
-from .tokenizer import WhiteSpace
+from .tokenization import Settings
+from .tokenizer import Words
 from .vocabulary import END, UNKNOWN, Vocabulary
 
 FORMAT_VERSION = 1
@@ -75,7 +76,7 @@ def embedded_corpus(
         ValueError: ``library`` holds too little text, as in installations without source files.
     """
     folder = None if cache is None else Path(cache)
-    settings = Settings(WhiteSpace(), min_count, max_vocabulary, vocabulary)
+    settings = Settings(Words(), min_count, max_vocabulary, vocabulary)
     return corpus_of(embedded_source(library, folder), settings, folder)
 
 

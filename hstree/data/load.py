@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from .corpus import Corpus, Settings, corpus_of
+from .corpus import Corpus, HeldOut, corpus_of, held_out_of
 from .embedded import embedded_source
 from .hugging_face import PREFIX, dataset_source, is_saved_dataset, parse_dataset
 from .source import Source, file_source, folder_source
+from .tokenization import Settings
 from .tokenizer import BPE, Subwords, Tokenizer, WhiteSpace, Words, check_bpe_size
 from .vocabulary import Vocabulary
 
@@ -41,31 +42,58 @@ def load_corpus(
         tokenizer: path of a ``tokenizer.json`` of the package ``tokenizers``; or ``"bpe"``,
             byte-pair encoding learned from the training part (of a single text file: its first 90%)
             with ``max_vocabulary`` classes; or any tokenizer. None: split at white space, or into
-            lower-cased words for a single text file.
+            lower-cased words for a single text file and the embedded corpus.
 
     Raises:
         ValueError: ``path`` does not exist, a package is missing, or an error of the loaders.
     """
-    source, words = _source(path)
-    splitter = words if tokenizer is None else _tokenizer(tokenizer, max_vocabulary)
+    source = embedded_source() if path is None else _source(path)
+    splitter = _tokenizer(tokenizer or default_tokenizer(path), max_vocabulary)
     if min_count is None:
         min_count = 2 if path is not None and isinstance(splitter, Words) else 1
     return corpus_of(source, Settings(splitter, min_count, max_vocabulary, vocabulary))
 
 
-def _source(path: str | os.PathLike[str] | None) -> tuple[Source, Tokenizer]:
-    """The text, and its default tokenizer."""
-    if path is None:
-        return embedded_source(), WhiteSpace()
+def load_held_out(
+    path: str | os.PathLike[str], *, vocabulary: Vocabulary, tokenizer: Tokenizer
+) -> HeldOut:
+    """A text to score.
+
+    Args:
+        path: as in :func:`load_corpus`. Of a folder or dataset: its validation and its test part,
+            of which one suffices; of a file: all of it.
+        vocabulary: other words become ``<unk>``.
+        tokenizer: splits the lines.
+
+    Raises:
+        ValueError: ``path`` does not exist or has no such part, or a package is missing.
+    """
+    source = _source(path, held_out=True)
+    return held_out_of(source, Settings(tokenizer, vocabulary=vocabulary))
+
+
+def _source(path: str | os.PathLike[str], *, held_out: bool = False) -> Source:
     if isinstance(path, str) and path.startswith(PREFIX):
-        return parse_dataset(path), WhiteSpace()
+        return parse_dataset(path, held_out=held_out)
     place = Path(path)
-    if place.is_dir():
-        saved = is_saved_dataset(place)
-        return dataset_source(str(place)) if saved else folder_source(place), WhiteSpace()
     if not place.exists():
         raise ValueError(f"{place}: no such file or folder")
-    return file_source(place), Words()
+    if not place.is_dir():
+        return file_source(place, held_out=held_out)
+    read = dataset_source if is_saved_dataset(place) else folder_source
+    return read(str(place), held_out=held_out)
+
+
+def default_tokenizer(path: str | os.PathLike[str] | None) -> Tokenizer:
+    """The default of a text: lower-cased words for one file and for the embedded corpus, otherwise
+    white space. A path that no longer exists is a file if it has a suffix."""
+    if path is None:
+        return Words()
+    if isinstance(path, str) and path.startswith(PREFIX):
+        return WhiteSpace()
+    place = Path(path)
+    file = place.is_file() or (not place.exists() and place.suffix != "")
+    return Words() if file else WhiteSpace()
 
 
 def _tokenizer(

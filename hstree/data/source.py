@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 SPLITS = ("train", "valid", "test")
-WHOLE = "whole"
+HELD_OUT = ("valid", "test")
+WHOLE, TEXT = "whole", "text"
+_NAMES = {"train": "train", "valid": "valid|val|validation", "test": "test"}
 TRAIN_SHARE, VALID_SHARE = 0.90, 0.05
 _PIECE_BYTES = 1 << 18
 _BOM = b"\xef\xbb\xbf"
@@ -41,7 +44,9 @@ class Source:
 
     Attributes:
         name: a name for people.
-        parts: train, valid and test, or one ``WHOLE`` that is split after tokenization.
+        parts: train, valid and test, or one ``WHOLE`` that is split after tokenization. Of a text
+            that is only to be scored: valid and test, or one of them, or one ``TEXT``, which is
+            not split.
         training: pieces of the text from which a tokenizer may be learned.
         fingerprint: a function that returns a string that identifies the content.
     """
@@ -52,15 +57,26 @@ class Source:
     fingerprint: Callable[[], str]
 
 
-def folder_source(path: str | os.PathLike[str]) -> Source:
-    """``train.txt``, ``valid.txt`` and ``test.txt`` in one folder. Raises ValueError that lists
-    the missing files."""
+def folder_source(path: str | os.PathLike[str], *, held_out: bool = False) -> Source:
+    """A text in one folder, in the files of its parts: ``train.txt``, ``valid.txt`` and
+    ``test.txt``, or names such as ``ptb.train.txt``, ``wiki.valid.tokens``, ``val.txt`` and
+    ``test.raw``.
+
+    Args:
+        path: the folder.
+        held_out: only the validation and test text, of which one suffices.
+
+    Raises:
+        ValueError: a file is missing, or several could be meant; lists them.
+    """
     folder = Path(path)
-    files = {split: folder / f"{split}.txt" for split in SPLITS}
-    missing = [file.name for file in files.values() if not file.is_file()]
-    if missing:
+    found = {split: _file(folder, split) for split in (HELD_OUT if held_out else SPLITS)}
+    files = {split: file for split, file in found.items() if file is not None}
+    if not files or (len(files) < len(found) and not held_out):
+        expected = " or ".join if held_out else ", ".join
+        missing = [f"{split}.txt" for split in found if split not in files]
         raise ValueError(
-            f"{folder}: expected train.txt, valid.txt and test.txt in this folder, "
+            f"{folder}: expected {expected(f'{split}.txt' for split in found)} in this folder, "
             f"missing {', '.join(missing)}"
         )
     parts = {
@@ -70,21 +86,44 @@ def folder_source(path: str | os.PathLike[str]) -> Source:
     return Source(
         folder.resolve().name,
         parts,
-        parts["train"].pieces,
+        next(iter(parts.values())).pieces,
         partial(hash_files, list(files.values())),
     )
 
 
-def file_source(path: str | os.PathLike[str]) -> Source:
-    """One text file; a tokenizer may be learned from the first 90% of its bytes. Raises ValueError
-    if the file does not exist."""
+def _file(folder: Path, split: str) -> Path | None:
+    """The file of a part: NAME.txt if it exists, or the only one with a name like that."""
+    usual = folder / f"{split}.txt"
+    if usual.is_file():
+        return usual
+    pattern = re.compile(rf"([^.]+\.)?({_NAMES[split]})\.(txt|tokens|raw)")
+    others = [file for file in folder.iterdir() if pattern.fullmatch(file.name) and file.is_file()]
+    if len(others) > 1:
+        raise ValueError(
+            f"{folder}: expected one file for the part {split}, got "
+            f"{', '.join(sorted(file.name for file in others))}; name one of them {usual.name}"
+        )
+    return others[0] if others else None
+
+
+def file_source(path: str | os.PathLike[str], *, held_out: bool = False) -> Source:
+    """One text file; a tokenizer may be learned from the first 90% of its bytes.
+
+    Args:
+        path: the file.
+        held_out: whether all of it is to be scored, so that it is not split.
+
+    Raises:
+        ValueError: the file does not exist.
+    """
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"{file}: no such file")
     size = file.stat().st_size
     part = Part(f"{file}: the file", partial(read_pieces, file), size)
     training = partial(read_pieces, file, int(size * TRAIN_SHARE))
-    return Source(file.name, {WHOLE: part}, training, partial(hash_files, [file]))
+    name = TEXT if held_out else WHOLE
+    return Source(file.name, {name: part}, training, partial(hash_files, [file]))
 
 
 def hash_files(files: Iterable[Path]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -174,6 +175,29 @@ class Subwords:
         return text
 
 
+_NAMED: dict[str, type[WhiteSpace | Words]] = {"white space": WhiteSpace, "words": Words}
+_KEY = "hstree"
+
+
+def tokenizer_to_bytes(tokenizer: Tokenizer) -> bytes:
+    """What :func:`tokenizer_from_bytes` reads: the JSON of a :class:`Subwords`, or the name of one
+    of the others. Raises TypeError for a tokenizer of another class."""
+    if isinstance(tokenizer, Subwords):
+        return tokenizer.to_bytes()
+    for name, kind in _NAMED.items():
+        if type(tokenizer) is kind:
+            return json.dumps({_KEY: name}).encode()
+    raise TypeError(f"tokenizer: expected one of hstree.data, got {type(tokenizer).__name__}")
+
+
+def tokenizer_from_bytes(data: bytes) -> Tokenizer:
+    """The tokenizer that :func:`tokenizer_to_bytes` wrote. Raises ValueError for anything else."""
+    for kind in _NAMED.values():
+        if data == tokenizer_to_bytes(kind()):
+            return kind()
+    return Subwords.from_bytes(data)
+
+
 def learn_bpe(lines: Iterable[str], max_vocabulary: int | None) -> Subwords:
     """Byte-level byte-pair encoding, learned from the lines of a text.
 
@@ -233,10 +257,9 @@ def _name(token: str, number: int) -> str:
 def prompt_words(
     prompt: str, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None
 ) -> list[str]:
-    """Words of a prompt. With a tokenizer: its tokens, with ``<eos>`` for line ends. Without:
-    pieces between white space that are in the vocabulary, and other pieces tokenized as text files
-    are."""
-    if tokenizer is not None:
+    """Words of a prompt. With subwords: their tokens, with ``<eos>`` for line ends. Without: pieces
+    between white space that are in the vocabulary, and other pieces tokenized as text files are."""
+    if isinstance(tokenizer, Subwords):
         end = vocabulary.words[vocabulary.end]
         first, *others = tokenizer.split_batch(prompt.split("\n"))
         return [*first, *(token for line in others for token in (end, *line))]

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hstree._messages import quoted
+
 UNKNOWN = "<unk>"
 END = "<eos>"
 
@@ -48,11 +50,11 @@ class Vocabulary:
         for position, word in enumerate(self.words):
             if not word or word.split() != [word]:
                 raise ValueError(
-                    f"words[{position}]: expected a word without white space, got {word!r}"
+                    f"words[{position}]: expected a word without white space, got {quoted(word)}"
                 )
             if word in self._index:
                 raise ValueError(
-                    f"words[{position}]: {word!r} is already words[{self._index[word]}]"
+                    f"words[{position}]: {quoted(word)} is already words[{self._index[word]}]"
                 )
             self._index[word] = position
         for marker in (UNKNOWN, END):
@@ -93,7 +95,7 @@ class Vocabulary:
             kept = kept[: max_size - 2]
         if len(kept) < 2:
             rule = "" if min_count == 1 else f" that occur at least {min_count} times"
-            found = f"only {kept[0]!r}" if kept else "none"
+            found = f"only {quoted(kept[0])}" if kept else "none"
             raise ValueError(
                 f"the vocabulary needs at least two different words{rule}, "
                 f"the training text has {found}"

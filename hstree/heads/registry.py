@@ -166,14 +166,44 @@ def _built(
     tied = saved["config"].get("tied", False)
     if embedding is not None and not tied:
         raise ValueError(f"embedding: expected None, since {os.fspath(path)} holds no tied head")
+    _check_sizes(path, saved["config"], tensors, embedding)
     with torch.device("meta"):
         head = head_class(saved["name"]).from_config(saved["config"], tensors, embedding)
     if embedding is not None:
         tensors |= dict.fromkeys(tied_names(head, embedding), embedding.weight)
     elif tied and not head.state_dict().keys() <= tensors.keys():
-        raise ValueError(
-            f"embedding: expected the module to whose weight the head in {os.fspath(path)} is "
-            "tied, because the file was written without this weight, got None"
-        )
+        raise _no_embedding(path)
     head.load_state_dict(tensors, assign=True)  # keeps the dtype of the tensors
     return head
+
+
+_SIZES = ("in_features", "n_classes", "units")
+_SMALL = 2**20  # a size up to this costs a few MB, whatever the file holds
+
+
+def _check_sizes(
+    path: str | os.PathLike[str],
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    embedding: HasWeight | None,
+) -> None:
+    """Raises ValueError for a claimed size, of those for which constructors take memory on the
+    host, that is beyond the number of elements of all tensors together."""
+    held = sum(tensor.numel() for tensor in tensors.values())
+    held += 0 if embedding is None else embedding.weight.numel()
+    for name in _SIZES:
+        claimed = config.get(name, 0)
+        if not claimed <= max(held, _SMALL):
+            if embedding is None and config.get("tied", False):
+                raise _no_embedding(path)
+            raise ValueError(
+                f"{name}: expected a size that fits the tensors, which have {held:,} elements "
+                f"together, got {claimed}"
+            )
+
+
+def _no_embedding(path: str | os.PathLike[str]) -> ValueError:
+    return ValueError(
+        f"embedding: expected the module to whose weight the head in {os.fspath(path)} is tied, "
+        "because the file was written without this weight, got None"
+    )

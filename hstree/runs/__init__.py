@@ -13,6 +13,7 @@ from .reader import (
     load_tokenizer,
     load_vocabulary,
     run_corpus,
+    run_held_out,
     run_names,
 )
 from .records import EpochRecord, HeadCost, Summary, perplexity
@@ -42,6 +43,7 @@ __all__ = [
     "read_epochs",
     "read_run",
     "run_corpus",
+    "run_held_out",
     "run_names",
     "set_threads",
 ]

@@ -48,6 +48,9 @@ def _build(tensors: dict[str, Tensor], description: dict[str, Any]) -> LanguageM
     """The model of a :func:`_model_content`."""
     if description["version"] != FORMAT_VERSION:
         raise ValueError(f"expected format version {FORMAT_VERSION}, got {description['version']}")
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(f"expected finite weights, got NaN or infinity in {name}")
     tensors = tensors | {alias: tensors[name] for alias, name in description["aliases"].items()}
     try:
         return _loaded(tensors, description)

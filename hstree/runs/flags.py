@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Container
 from typing import Any
 
+from hstree._messages import quoted
 from hstree.heads import head_names
 
 from .config import TrainConfig
@@ -91,7 +92,7 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(number) for number in text.split(",")) if text else ()
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"expected whole numbers separated by commas, got {text!r}"
+            f"expected whole numbers separated by commas, got {quoted(text)}"
         ) from None
 
 

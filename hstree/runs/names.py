@@ -2,7 +2,7 @@
 
     config.json          settings (TrainConfig)
     vocabulary.txt       one line word<TAB>frequency for each class
-    tokenizer.json       of Hugging Face tokenizers, for a text that was split by one
+    tokenizer.json       of Hugging Face tokenizers, or the name of the rule that split the text
     model.safetensors    weights of the best epoch, and in its metadata the sizes of the backbone
                          and the head's configuration
     last.safetensors     the state that --resume loads: last weights, optimizer with its averages,

@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 
 from hstree._terminal import fold
-from hstree.data import Corpus, Subwords, Tokenizer, Vocabulary, load_corpus
+from hstree.data import Corpus, HeldOut, Tokenizer, Vocabulary, load_corpus, load_held_out
+from hstree.data.load import default_tokenizer
+from hstree.data.tokenizer import tokenizer_from_bytes
 from hstree.models import LanguageModel
 
 from .checkpoint import load_model, trained_text
@@ -29,14 +31,14 @@ class Run:
         config: its settings.
         vocabulary: words and training frequencies.
         model: best weights, in evaluation mode.
-        tokenizer: splits text into words; None: the default for the kind of text.
+        tokenizer: splits text as that of the run was split.
     """
 
     path: Path
     config: TrainConfig
     vocabulary: Vocabulary
     model: LanguageModel
-    tokenizer: Tokenizer | None = None
+    tokenizer: Tokenizer
 
     def corpus(self, data: str | None = None) -> Corpus:
         """A text in the words of the run.
@@ -110,13 +112,13 @@ def load_vocabulary(folder: Path) -> Vocabulary:
         raise CheckpointError(str(error)) from None
 
 
-def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a run folder, None if the folder has no tokenizer file. Raises
-    CheckpointError if it cannot be read."""
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a run folder. A run of an earlier version has a file of subwords alone;
+    without one, its text was split by the default. Raises CheckpointError if it cannot be read."""
     if not (folder / TOKENIZER).is_file():
-        return None
+        return default_tokenizer(load_config(folder).data)
     try:
-        return Subwords.from_bytes((folder / TOKENIZER).read_bytes())
+        return tokenizer_from_bytes((folder / TOKENIZER).read_bytes())
     except ValueError as error:
         raise CheckpointError(f"{folder / TOKENIZER}: {error}") from None
 
@@ -133,6 +135,18 @@ def run_corpus(run: Run, data: str | None) -> Corpus:
         line = f"hstree: {corpus.name} has changed since this run was trained on it"
         print(fold(line, sys.stderr), file=sys.stderr)
     return corpus
+
+
+def run_held_out(run: Run, data: str | None) -> HeldOut:
+    """A text to score in the words of the run: the held-out parts of a folder or dataset, or the
+    whole of a file; None: those of :func:`run_corpus`.
+
+    Raises:
+        ValueError: the text does not exist, or has no held-out part.
+    """
+    if data is None:
+        return run_corpus(run, None).held_out()
+    return load_held_out(data, vocabulary=run.vocabulary, tokenizer=run.tokenizer)
 
 
 def run_names(places: Sequence[str]) -> list[str]:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from hstree._messages import quoted
+
 _Record = TypeVar("_Record")
 
 
@@ -142,7 +144,7 @@ def _value(name: str, kind: type, value: Any) -> Any:
     if kind is float and type(value) is int and abs(value) < 2**1023:
         return float(value)
     if type(value) is not kind:
-        raise ValueError(f"expected {name!r} to be {kind.__name__}, got {value!r}")
+        raise ValueError(f"expected {name!r} to be {kind.__name__}, got {quoted(value)}")
     return value
 
 

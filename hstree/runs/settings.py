@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+from hstree._messages import quoted
+
 
 class ConfigError(ValueError):
     """A setting that is unknown, of the wrong type or out of range."""
@@ -105,15 +107,17 @@ def checked(config: type, field: dataclasses.Field[Any], value: Any) -> Any:
         value = tuple(value)
     flag = f"--{flag_name(field.name)}"
     if type(value) is not kind:
-        raise ConfigError(f"{flag}: expected {kind.__name__}, got {value!r}")
+        raise ConfigError(f"{flag}: expected {kind.__name__}, got {quoted(value)}")
     parts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
     if item is not None and any(type(part) is not item for part in parts):
-        raise ConfigError(f"{flag}: expected a tuple of {item.__name__}, got {value!r}")
+        raise ConfigError(f"{flag}: expected a tuple of {item.__name__}, got {quoted(value)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{flag}: expected a finite number, got {value}")
     choices = field.metadata["choices"]
     if choices and value not in choices:
-        raise ConfigError(f"{flag}: expected one of {', '.join(map(str, choices))}, got {value!r}")
+        raise ConfigError(
+            f"{flag}: expected one of {', '.join(map(str, choices))}, got {quoted(value)}"
+        )
     for part in parts:
         for limit in field.metadata["limits"]:
             if not limit.holds(part):
@@ -137,7 +141,7 @@ def parse_options(texts: Iterable[str], name: str = "--head-option") -> dict[str
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.isidentifier():
-            raise ConfigError(f"{name}: expected KEY=VALUE, got {text!r}")
+            raise ConfigError(f"{name}: expected KEY=VALUE, got {quoted(text)}")
         try:
             options[key] = json.loads(value)
         except ValueError:

@@ -22,6 +22,7 @@ from hstree.runs import (
     Summary,
     TrainConfig,
     load_model,
+    perplexity,
     read_run,
     set_threads,
 )
@@ -250,13 +251,7 @@ class Session:
             valid_loss = self.processes.from_main(
                 evaluate(training.model, corpus.valid) if self.processes.main else math.nan
             )
-            # Training does not recover from a loss far above log V, that of a uniform guess.
-            if not valid_loss <= 3.0 * math.log(len(corpus.vocabulary)):
-                raise TrainingError(
-                    f"the validation loss became {valid_loss:.4g} nats per token in epoch "
-                    f"{position.epoch}; try a lower --learning-rate "
-                    f"(now {self.config.learning_rate:g})"
-                )
+            self._check_validation(training, valid_loss)
             is_best = training.best is None or valid_loss < training.best.valid_loss
             if is_best:
                 self._write({MODEL: model_writer(training.model)})
@@ -286,6 +281,30 @@ class Session:
         self.reporter.epoch(record)
         if trainer.averaging and not averaged and not training.done:
             self.reporter.message(f"averaging of the weights begins after epoch {position.epoch}")
+
+    def _check_validation(self, training: Training, valid_loss: float) -> None:
+        """Training does not recover from a loss far above log V, that of a uniform guess, unless
+        the loss is there on the validation text alone, which is then of another kind."""
+        corpus = training.corpus
+        limit = 3.0 * math.log(len(corpus.vocabulary))
+        if valid_loss <= limit:
+            return
+        train_loss = self.processes.from_main(
+            evaluate(training.model, corpus.train[: max(len(corpus.valid), 1000)])
+            if self.processes.main
+            else math.nan
+        )
+        if not (train_loss <= limit and math.isfinite(perplexity(valid_loss))):
+            raise TrainingError(
+                f"the validation loss became {valid_loss:.4g} nats per token in epoch "
+                f"{training.trainer.position.epoch}; try a lower --learning-rate "
+                f"(now {self.config.learning_rate:g})"
+            )
+        if all(record.valid_loss <= limit for record in training.records):
+            self.reporter.message(
+                f"the validation text is unlike the training text: {valid_loss:.2f} nats per "
+                f"token, but {train_loss:.2f} on training text"
+            )
 
     # Saved files
 

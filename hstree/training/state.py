@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from hstree._files import Content
-from hstree.data import Corpus, CorpusStatistics, Subwords, load_corpus
+from hstree.data import Corpus, CorpusStatistics, load_corpus
+from hstree.data.tokenizer import tokenizer_to_bytes
 from hstree.models import LanguageModel
 from hstree.runs import (
     RESUMABLE,
@@ -155,9 +156,10 @@ def begin(
         torch.manual_seed(process_seed(config.seed, processes.rank))
     trainer = Trainer(model, corpus, config, processes)
     training = Training(config, corpus, corpus.fingerprint(), statistics, trainer)
-    files: dict[str, Content] = {VOCABULARY: corpus.vocabulary.to_bytes()}
-    if isinstance(corpus.tokenizer, Subwords):
-        files[TOKENIZER] = corpus.tokenizer.to_bytes()
+    files: dict[str, Content] = {
+        VOCABULARY: corpus.vocabulary.to_bytes(),
+        TOKENIZER: tokenizer_to_bytes(corpus.tokenizer),
+    }
     if origin is not None:
         valid_loss = evaluate(model, corpus.valid)
         training.best = EpochRecord(0, 0, 0.0, math.nan, valid_loss, True, 0.0, 0.0)

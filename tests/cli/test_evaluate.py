@@ -109,6 +109,86 @@ def test_text_is_split_by_the_tokenizer_of_the_run(
     assert result["test"]["loss"] == evaluate(run.model, np.array(tokens))
 
 
+def only(result: dict[str, Any]) -> dict[str, Any]:
+    """The figures of the only part."""
+    assert result.keys() == {"run", "corpus", "text"}
+    figures: dict[str, Any] = result["text"]
+    return figures
+
+
+def test_all_of_a_file_is_scored(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the run was tokenized: the test text of the run has the perplexity that it has as a
+    part of the folder, in one figure."""
+    own = evaluated(capsys, runs / "softmax")["test"]
+    path = runs / "data" / "test.txt"
+    assert only(evaluated(capsys, runs / "softmax", "--data", str(path))) == own
+    text = path.read_text()
+    bits = own["loss"] * (own["tokens"] + 1) / np.log(2)
+    assert own["bits_per_character"] == pytest.approx(bits / len(text))
+    assert own["bits_per_byte"] == own["bits_per_character"]
+    short = tmp_path / "short.txt"
+    short.write_text("the  cat Runs\u2014\n", encoding="utf-8")
+    result = only(evaluated(capsys, runs / "softmax", "--data", str(short)))
+    run = load_run(runs / "softmax")
+    tokens = run.vocabulary.encode(["the", "cat", "Runs\u2014", "<eos>"])
+    assert result["loss"] == evaluate(run.model, np.array(tokens))
+    bits = result["loss"] * 4 / np.log(2)
+    assert result["bits_per_character"] == pytest.approx(bits / 15)
+    assert result["bits_per_byte"] == pytest.approx(bits / 17)
+    assert main(["evaluate", str(runs / "softmax"), "--data", str(short)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["text", f"{bits / 15:.4f}", f"{bits / 17:.4f}"] in lines
+
+
+@pytest.mark.parametrize("names", [("test.txt",), ("val.txt",), ("ptb.valid.txt", "ptb.test.txt")])
+def test_a_folder_needs_only_what_is_scored(
+    names: tuple[str, ...], runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = evaluated(capsys, runs / "softmax")
+    kinds = ["test" if "test" in name else "valid" for name in names]
+    for name, kind in zip(names, kinds, strict=True):
+        (tmp_path / name).write_bytes((runs / "data" / f"{kind}.txt").read_bytes())
+    options = ("--data", str(tmp_path), "--cache")
+    result = evaluated(capsys, runs / "softmax", *options)
+    assert [key for key in result if key in PARTS] == kinds
+    for kind in kinds:
+        assert result[kind] == own[kind]
+        assert result["stream"]["cache"].keys() == {*kinds, "settings"}
+
+
+def test_a_folder_with_nothing_to_score(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.txt").write_text("the cat\n")
+    error = fails(capsys, runs / "softmax", "--data", str(tmp_path))
+    assert "expected valid.txt or test.txt in this folder" in error
+
+
+def test_a_run_on_a_file_splits_any_text_into_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the text was moved, and in a folder written before runs said how they split."""
+    data = write_corpus(tmp_path / "data")
+    book = tmp_path / "book.txt"
+    book.write_bytes((data / "train.txt").read_bytes())
+    train(small_config(book, tmp_path / "run"))
+    capsys.readouterr()
+    result = evaluated(capsys, tmp_path / "run")
+    assert result["test"]["bits_per_character"] is None
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "test.txt").write_text("The cat sleeps.\n\nThe dog eats fish.\n")
+    said = tmp_path / "run" / "tokenizer.json"
+    for change in (lambda: book.rename(tmp_path / "moved"), said.unlink):
+        result = evaluated(capsys, tmp_path / "run", "--data", str(tmp_path / "other"))
+        assert result["test"]["tokens"] == 10
+        assert result["test"]["unknown_share"] == 0
+        change()
+    result = evaluated(capsys, tmp_path / "run", "--data", str(tmp_path / "other"))
+    assert result["test"]["tokens"] == 10
+
+
 def parts(run: Run, data: Path | str) -> dict[str, Any]:
     corpus = load_corpus(str(data), vocabulary=run.vocabulary)
     return {split: getattr(corpus, split) for split in ("train", *PARTS)}

@@ -15,7 +15,7 @@ from training.toy import write_corpus
 import hstree.cli.study
 from hstree.cli import main
 from hstree.laboratory import log_prob_rank
-from hstree.runs import load_run
+from hstree.runs import TrainConfig, load_run
 from hstree.training import Silent
 
 STUDY = """\
@@ -151,6 +151,29 @@ def test_a_study_that_is_stopped_twice(
     Path("toy.toml").write_text(STUDY.replace("warmup = 5", "warmup = 6"))
     error = fails(capsys, "toy.toml")
     assert "softmax-seed=1: this run was made with warmup = 5, but the file now has 6" in error
+
+
+@pytest.mark.slow
+def test_a_large_study_is_listed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without work that grows with the runs beyond a look at their folders."""
+    made: list[int] = []
+    original = TrainConfig.__post_init__
+
+    def counted(config: TrainConfig) -> None:
+        made.append(1)
+        original(config)
+
+    monkeypatch.setattr(TrainConfig, "__post_init__", counted)
+    Path("toy.toml").write_text(STUDY.replace("[1, 2]", str(list(range(200_000)))))
+    assert main(["study", "toy.toml", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "and 599,000 more runs: 599,000 waiting" in " ".join(out.split())
+    assert len(out.splitlines()) < 1100
+    assert len(made) < 100
+    Path("toy.toml").write_text(STUDY.replace("[1, 2]", "[1, -1]"))
+    assert "seeds: expected at least 0, got -1" in fails(capsys, "toy.toml", "--dry-run")
 
 
 def test_a_run_that_fails(capsys: pytest.CaptureFixture[str]) -> None:

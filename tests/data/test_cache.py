@@ -161,6 +161,20 @@ def other_version(path: Path) -> None:
     path.write_text(json.dumps(header))
 
 
+def other_cut(path: Path) -> None:
+    """Counts with the same sum: the file of tokens has the right size."""
+    header = json.loads(path.read_bytes())
+    header["tokens"]["train"] += 8
+    header["tokens"]["valid"] -= 8
+    path.write_text(json.dumps(header))
+
+
+def other_length(path: Path) -> None:
+    header = json.loads(path.read_bytes())
+    header["lengths"] = {"train": [1, 1]}
+    path.write_text(json.dumps(header))
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -173,6 +187,8 @@ def other_version(path: Path) -> None:
         ("entry.json", Path.unlink),
         ("entry.json", other_version),
         ("entry.json", lambda path: path.write_text("[]")),
+        ("entry.json", other_cut),
+        ("entry.json", other_length),
         ("entry.json", lambda path: path.write_text('{"version": 1, "tokens": 3}')),
     ],
 )
@@ -228,10 +244,10 @@ def test_unwritable_cache_is_no_error(
 def test_full_disk_is_no_error(cache: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hstree.data import cache as module
 
-    def full(folder: Path, sizes: Any) -> None:
+    def full(folder: Path, *lengths: Any) -> None:
         if cache in folder.parents:
             raise OSError(28, "No space left on device")
-        original(folder, sizes)
+        original(folder, *lengths)
 
     original = module.seal
     monkeypatch.setattr(module, "seal", full)

@@ -109,6 +109,70 @@ def test_missing_files_are_listed(folder: Path) -> None:
         load_folder(folder)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        ("wiki.train.raw", "wiki.valid.raw", "wiki.test.raw"),
+        ("train.txt", "val.txt", "test.txt"),
+        ("train.txt", "validation.txt", "test.txt"),
+    ],
+    ids=lambda names: names[1],
+)
+def test_other_names_of_files(names: tuple[str, ...], folder: Path) -> None:
+    """Beside files of other corpora, such as the characters of the Penn Treebank."""
+    expected = load_corpus(folder)
+    for split, name in zip(("train", "valid", "test"), names, strict=True):
+        (folder / f"{split}.txt").rename(folder / name)
+        (folder / f"ptb.char.{split}.txt").write_text("t h e\n")
+    corpus = load_corpus(folder)
+    assert corpus.vocabulary == expected.vocabulary
+    for split in ("train", "valid", "test"):
+        assert words(corpus, split) == words(expected, split)
+
+
+def test_several_files_that_could_be_meant(folder: Path) -> None:
+    (folder / "val.txt").write_text("another\n")
+    assert words(load_corpus(folder), "valid") == "the cat ran <eos>"
+    (folder / "valid.txt").rename(folder / "ptb.valid.txt")
+    with pytest.raises(
+        ValueError, match=r"for the part valid, got ptb.valid.txt, val.txt; name one"
+    ):
+        load_corpus(folder)
+
+
+def test_an_end_that_is_there_is_not_doubled(folder: Path) -> None:
+    expected = load_corpus(folder)
+    for split in ("train", "valid", "test"):
+        file = folder / f"{split}.txt"
+        lines = file.read_text().splitlines()
+        file.write_text("\n".join(f"{line} <eos>" for line in lines) + "\n")
+    corpus = load_corpus(folder)
+    assert corpus.vocabulary == expected.vocabulary
+    for split in ("train", "valid", "test"):
+        assert words(corpus, split) == words(expected, split)
+    # The whole text in one line, as some distributions have it; its last word is an end.
+    (folder / "train.txt").write_text(words(expected, "train"))
+    assert words(load_corpus(folder), "train") == words(expected, "train")
+    text = folder / "text.txt"
+    text.write_text("Some words <eos>\nsome more.\n" * 20)
+    assert words(load_corpus(text), "train").startswith("some words <eos> some more . <eos> some")
+
+
+def test_lengths_are_those_of_the_files(folder: Path) -> None:
+    (folder / "test.txt").write_text(" the b\u00efrd sat \u2014 \n\nno end", encoding="utf-8")
+    for _ in range(2):  # made, and from the cache
+        corpus = load_corpus(folder)
+        for split in ("train", "valid", "test"):
+            data = (folder / f"{split}.txt").read_bytes()
+            assert corpus.lengths[split] == (len(data.decode()), len(data))
+    assert corpus.lengths["test"].bytes == corpus.lengths["test"].characters + 3
+    text = folder / "text.txt"
+    text.write_text("some words\n" * 30)
+    assert load_corpus(text).lengths == {}
+
+
 def test_bad_text_files(tmp_path: Path) -> None:
     path = tmp_path / "short.txt"
     path.write_text("two words\n")

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hstree.data import Corpus, embedded_corpus
-from hstree.data.embedded import docstrings, help_topics, prose
+from hstree.data import Corpus, WhiteSpace, Words, embedded_corpus
+from hstree.data.corpus import corpus_of
+from hstree.data.embedded import docstrings, embedded_source, help_topics, prose
+from hstree.data.tokenization import Settings
 
 SUBJECTS = ("parser", "reader", "writer", "socket", "thread", "buffer", "server")
 
@@ -122,6 +124,14 @@ def test_corpus_is_deterministic_and_cached(library: Path, tmp_path: Path) -> No
     for other in (read, again):
         assert other.vocabulary == built.vocabulary
         assert np.array_equal(tokens(other), tokens(built))
+
+
+def test_its_words_are_those_of_the_words_tokenizer(library: Path, tmp_path: Path) -> None:
+    """So that a text of the user is split in the same way, and one that was split already stays."""
+    corpus = embedded_corpus(library=library, cache=tmp_path)
+    assert isinstance(corpus.tokenizer, Words)
+    spaces = corpus_of(embedded_source(library, tmp_path), Settings(WhiteSpace()), tmp_path)
+    assert corpus.fingerprint() == spaces.fingerprint()
 
 
 def test_cache_is_used_and_damage_is_mended(library: Path, tmp_path: Path) -> None:

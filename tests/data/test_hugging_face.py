@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hstree.data import Corpus, Subwords, load_corpus
+from hstree.data import Corpus, Subwords, WhiteSpace, load_corpus, load_held_out
 
 ROWS = {
     "train": [" = Title = \n", "", "the cat sat", None, "two\nlines", "the end\n"] * 5,
@@ -71,6 +71,20 @@ def test_same_words_as_a_folder_of_text(datasets: Any, tmp_path: Path) -> None:
     assert corpus.vocabulary == text.vocabulary
     for split in ("train", "valid", "test"):
         assert words(corpus, split) == words(text, split)
+
+
+def test_held_out_splits_suffice(datasets: Any, tmp_path: Path, saved: Path) -> None:
+    vocabulary = load_corpus(saved).vocabulary
+    for splits in (["validation", "test"], ["test"]):
+        rows = {split: ROWS[split] for split in splits}
+        folder = save(datasets, tmp_path / splits[0], rows)
+        text = load_held_out(str(folder), vocabulary=vocabulary, tokenizer=WhiteSpace())
+        assert [*text.parts] == [{"validation": "valid"}.get(split, split) for split in splits]
+        assert vocabulary.decode(text.parts["test"].tolist()) == ["the", "end", "<eos>"]
+        assert text.lengths["test"] == (8, 8)
+    folder = save(datasets, tmp_path / "train", {"train": ["the"]})
+    with pytest.raises(ValueError, match="expected the splits validation or test, missing"):
+        load_held_out(str(folder), vocabulary=vocabulary, tokenizer=WhiteSpace())
 
 
 def test_column(datasets: Any, tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ def test_two_processes(number: int, name: str, tmp_path: Path) -> None:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=600,
             check=False,
         )
         # Seen once in many runs: a thread of torch is destroyed while it runs.

@@ -16,7 +16,7 @@ def test_wrong_arguments_never_crash() -> None:
     seed = 0 if FACTOR == 1 else secrets.randbelow(2**31)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "fuzz.hostile", str(seed), str(cases(40))],
-        cwd=TESTS, capture_output=True, text=True, timeout=60 + 5 * FACTOR, check=False,
+        cwd=TESTS, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"crashed at the last of:\n{done.stderr[-2000:]}"
     *unnamed, last = done.stdout.splitlines()

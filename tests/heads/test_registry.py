@@ -1,8 +1,17 @@
 from __future__ import annotations
 
-import pytest
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
 
-from heads.support import HEADS
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from heads.support import HEADS, make
 from hstree.heads import (
     AdaptiveSoftmax,
     Head,
@@ -10,6 +19,7 @@ from hstree.heads import (
     TreeEnsemble,
     head_class,
     head_names,
+    load_head,
     register_head,
 )
 from hstree.heads import registry as module
@@ -72,3 +82,42 @@ def test_register(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_registration_in_the_test_above_is_undone() -> None:
     assert "mine" not in head_names()
+
+
+class Allocations(TorchDispatchMode):
+    """The largest tensor with memory that an operator returns, in bytes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.device.type != "meta":
+            self.largest = max(self.largest, result.nbytes)
+        return result
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_claimed_sizes_take_no_memory(kind: str, tmp_path: Path) -> None:
+    """A small file that claims large sizes is refused before anything of that size is made."""
+    make(kind, torch.device("cpu")).save(tmp_path / "head")
+    with safe_open(tmp_path / "head", "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
+    ((key, text),) = metadata.items()
+    for size in ("in_features", "n_classes", "units"):
+        for tied in ({}, {"tied": True}):
+            saved = json.loads(text)
+            if size not in saved["config"]:
+                continue
+            saved["config"] |= {size: 2**24} | tied
+            save_file(tensors, tmp_path / "claims", {key: json.dumps(saved)})
+            for _ in range(2):  # the first call imports what the second needs
+                tracemalloc.start()
+                with (
+                    Allocations() as allocated,
+                    pytest.raises(ValueError, match=r"embedding:|damag"),
+                ):
+                    load_head(tmp_path / "claims")
+                peak = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+            assert max(allocated.largest, peak) < 2**20, (size, tied)

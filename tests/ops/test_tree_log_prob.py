@@ -392,7 +392,7 @@ def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OTHER_PROCESS, tmp_path / "results"],
         env=os.environ | {"HSTREE_CPU_CAPABILITY": capability},
-        cwd=TESTS, capture_output=True, text=True, timeout=120, check=False,
+        cwd=TESTS, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     results = iter(torch.load(tmp_path / "results"))
@@ -614,7 +614,7 @@ def test_corrupt_tables_never_crash() -> None:
     """Random numbers in the tables, in a process of its own: an error or a result."""
     done = subprocess.run(
         [sys.executable, "-c", CORRUPT],
-        cwd=TESTS, capture_output=True, text=True, timeout=120, check=False,
+        cwd=TESTS, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     refused, accepted = map(int, done.stdout.split())

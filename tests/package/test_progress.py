@@ -20,7 +20,8 @@ from hstree._terminal import command_line, fold, terminal_width
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look at the clock takes a second."""
+    """Every look at the clock takes a second, and ten are enough for a line."""
+    monkeypatch.setattr(_progress, "LINE_EVERY", 10.0)
     seconds = count()
     monkeypatch.setattr(_progress.time, "monotonic", lambda: float(next(seconds)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,16 @@ def test_damaged_text_files(tmp_path: Path, name: str, content: bytes, message: 
     (run / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=message):
         load_run(run)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite(value: float, tmp_path: Path) -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.head.bias[2] = value
+    run = write_run(tmp_path / "run", model)
+    file = str(run / "model.safetensors")
+    expected = f"^{re.escape(file)}: .* expected finite weights, got NaN or infinity in head.bias"
+    for call in (lambda: load_run(run), lambda: load_model(file)):
+        with pytest.raises(CheckpointError, match=expected):
+            call()

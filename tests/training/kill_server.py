@@ -1,15 +1,14 @@
 """Forks a process for every training it is asked for, so that only one has to import torch.
 
-Writes ``ready``, then reads a line ``SECONDS JSON`` from standard input for each, where JSON are
-settings: begins the run, or resumes it if its folder is there. Writes the line ``forked PID`` when
-the process exists, ``training`` after its first step, and ``ended STATUS`` when it has ended, where
-STATUS is negative after a signal. A process lasts SECONDS at most.
+Writes ``ready``, then reads a line of JSON from standard input for each, its settings: begins the
+run, or resumes it if its folder is there. Writes the line ``forked PID`` when the process exists,
+``training`` after its first step, and ``ended STATUS`` when it has ended, where STATUS is negative
+after a signal.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -51,13 +50,11 @@ def main() -> None:
     hstree.training.session.learning_curve = lambda *_: b"a picture"
     say("ready")
     for line in sys.stdin:
-        seconds, _, settings = line.partition(" ")
-        config = TrainConfig.from_json(settings)
+        config = TrainConfig.from_json(line)
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
-                signal.alarm(int(seconds))
                 run(config)
                 status = 0
             except BaseException:

@@ -195,10 +195,10 @@ def launch(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 180) -> tuple[str, str]:
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     """What a launch still writes; none of its processes lives on."""
     try:
-        return process.communicate(timeout=seconds)
+        return process.communicate()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -65,7 +65,7 @@ class Server:
         """Begins or resumes a run in a process of its own; returns its id."""
         assert self._process.stdin is not None
         settings = config.to_json().replace("\n", " ")
-        self._process.stdin.write(f"60 {settings}\n")
+        self._process.stdin.write(f"{settings}\n")
         self._process.stdin.flush()
         word, _, pid = self._line().partition(" ")
         assert word == "forked"

@@ -663,10 +663,11 @@ def test_a_signal_to_a_process(
         with pytest.raises(CheckpointError, match="another process"):
             resume(run)
         process.send_signal(number)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate()
     assert process.returncode == status, error
-    assert error.count("\n") == 1, error
-    assert "hstree train --resume run" in error
+    *progress, last = error.splitlines()
+    assert all(re.search(r"  \d+%  ", line) for line in progress), error  # of slow work
+    assert "hstree train --resume run" in last
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
     done = len(metrics(run))
     assert 2 <= done < 300

@@ -449,3 +449,29 @@ def test_drawn_lengths_follow_the_schedule(data: Path, tmp_path: Path) -> None:
     assert recorder.tokens == 3 * (len(corpus.train) - 1)
     assert len(recorder.losses) == result.records[-1].step
     assert result.summary.valid_perplexity < 0.5 * result.summary.unigram_valid_perplexity
+
+
+@pytest.mark.slow
+def test_a_validation_text_of_another_kind(tmp_path: Path) -> None:
+    """Its loss is far above that of a uniform guess, but the model is sound: training goes on, and
+    says so once. The same loss on training text is a divergence."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.txt").write_text("a b c d e\n" * 400)
+    for split in ("valid", "test"):
+        (data / f"{split}.txt").write_text("e d c b a\n" * 20)
+    said: list[str] = []
+
+    class Listener(Silent):
+        def message(self, text: str) -> None:
+            said.append(text)
+
+    config = small_config(data, tmp_path / "run", epochs=4, learning_rate=0.1)
+    result = train(config, Listener())
+    limit = 3 * math.log(7)
+    losses = [record.valid_loss for record in read_epochs(result.run)]
+    assert max(losses[:-1]) > limit
+    assert len(losses) == 4
+    assert sum("validation text is unlike the training text" in line for line in said) == 1
+    with pytest.raises(TrainingError, match=r"the validation loss became .*; try a lower"):
+        train(replace(config, run=str(tmp_path / "diverged"), learning_rate=30.0, clip=0.0))

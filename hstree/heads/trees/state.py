@@ -48,6 +48,15 @@ class EnsembleState(SavedTables, Head):
     gate_logits: Tensor
     gate_linear: nn.Linear
 
+    def _encoded(self, hidden: Tensor) -> Tensor:
+        if torch.onnx.is_in_onnx_export():
+            raise NotImplementedError(
+                f"head {self.name!r}: the operators of trees have no ONNX form; export the model "
+                "that makes hidden and compute the head in PyTorch, use torch.export, or a flat "
+                "head such as hstree.Softmax, whose log_prob and predict ONNX can express"
+            )
+        return super()._encoded(hidden)
+
     @abstractmethod
     def set_trees(self, trees: list[Tree]) -> None:
         """Set the trees and their tables. The parameters stay as they are."""

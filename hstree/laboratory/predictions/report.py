@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hstree._arguments import count as at_least_one
-from hstree.data import prompt_words
+from hstree._messages import quoted
+from hstree.data import Subwords, prompt_words
 from hstree.runs import Run, run_corpus
 
 from ..report import Report
@@ -85,19 +86,19 @@ def _split(text: str) -> tuple[str, str | None]:
     """Split a context and the true word, if there is one."""
     context, bar, truth = text.rpartition(_BAR) if _BAR in text else (text, "", "")
     if not context.strip() or (bar and not truth.strip()):
-        raise ValueError(f"--context: expected words, or words{_BAR}true word, got {text!r}")
+        raise ValueError(f"--context: expected words, or words{_BAR}true word, got {quoted(text)}")
     return context, truth.strip() or None
 
 
 def _true_word(context: str, words: list[str], truth: str, run: Run) -> str:
     """The true word in a run's vocabulary: with subwords, the first token that it adds."""
     found = prompt_words(truth, run.vocabulary, run.tokenizer)
-    if run.tokenizer is not None:
+    if isinstance(run.tokenizer, Subwords):
         longer = prompt_words(f"{context} {truth}", run.vocabulary, run.tokenizer)
         if len(longer) > len(words) and longer[: len(words)] == words:
             return longer[len(words)]
     elif len(found) != 1:
-        raise ValueError(f"--context: expected one word after{_BAR}, got {truth!r}")
+        raise ValueError(f"--context: expected one word after{_BAR}, got {quoted(truth)}")
     return found[0]
 
 
@@ -121,7 +122,7 @@ def _drawn(
         begin = max(0, position - arguments.preceding)
         words = vocabulary.decode(texts[0][begin:position].tolist())
         context = "\N{HORIZONTAL ELLIPSIS} " if begin else ""
-        context += " ".join(words) if tokenizer is None else tokenizer.join(words)
+        context += tokenizer.join(words) if isinstance(tokenizer, Subwords) else " ".join(words)
         truth = vocabulary.words[texts[0][position]]
         predictions = tuple(
             prediction(log_prob[row], run.vocabulary.words, arguments.top_k, truth)

@@ -9,13 +9,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hstree._messages import meant, quoted, shortened
 from hstree.heads import head_class
 from hstree.runs import ConfigError, TrainConfig, parse_options
 from hstree.training import preset
@@ -143,7 +145,7 @@ def parse_study(source: str, name: str = "study") -> Study:
         _only_settings(settings)
     tables = values.get("models")
     if not isinstance(tables, list) or not tables:
-        raise StudyError(f"models: expected at least one table [[models]], got {tables!r}")
+        raise StudyError(f"models: expected at least one table [[models]], got {quoted(tables)}")
     models: list[StudyModel] = []
     for number, table in enumerate(tables, start=1):
         with _within(f"[[models]] number {number}"):
@@ -151,13 +153,14 @@ def parse_study(source: str, name: str = "study") -> Study:
         with _within(f"model {model_name!r}"):
             models += _models(model_name, table, settings)
     folders = [run_name(model, 0).casefold() for model in models]
+    number_of = Counter(folders)
     for model, folder in zip(models, folders, strict=True):
-        if folders.count(folder) > 1:
-            raise StudyError(f"models: expected different names, got {model.label!r}")
+        if number_of[folder] > 1:
+            raise StudyError(f"models: expected different names, got {quoted(model.label)}")
     baseline, labels = values.get("baseline"), [model.label for model in models]
     if baseline is not None and baseline not in labels:
-        known = ", ".join(map(repr, labels))
-        raise StudyError(f"baseline: expected one of the models {known}, got {baseline!r}")
+        known = shortened(", ".join(map(repr, labels)), 1000)
+        raise StudyError(f"baseline: expected one of the models {known}, got {quoted(baseline)}")
     return Study(
         _name(values, name),
         tuple(models),
@@ -202,16 +205,18 @@ def _name(values: Mapping[str, Any], default: str) -> str:
     name = values.get("name", default)
     usable = isinstance(name, str) and name.isprintable() and name.strip(" .") != ""
     if not usable or name != Path(name).name:
-        raise StudyError(f"name: expected a valid name for a folder, got {name!r}")
+        raise StudyError(f"name: expected a valid name for a folder, got {quoted(name)}")
     return str(name)
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
     seeds = value if isinstance(value, list) else [value]
     if not seeds or any(type(seed) is not int for seed in seeds) or len({*seeds}) < len(seeds):
-        raise StudyError(f"seeds: expected different whole numbers, got {value!r}")
+        raise StudyError(f"seeds: expected different whole numbers, got {quoted(value)}")
     try:
-        return tuple(TrainConfig(seed=seed).seed for seed in seeds)
+        for seed in (min(seeds), max(seeds)):  # the limits are those of a range
+            TrainConfig(seed=seed)
+        return tuple(seeds)
     except ConfigError as error:
         raise StudyError(by_key(error).replace("seed:", "seeds:", 1)) from None
 
@@ -220,20 +225,24 @@ def _rank(value: Any) -> RankSettings | None:
     if isinstance(value, bool):
         return RankSettings() if value else None
     if not isinstance(value, dict):
-        raise StudyError(f"rank: expected true, false or a table of rows and split, got {value!r}")
+        raise StudyError(
+            f"rank: expected true, false or a table of rows and split, got {quoted(value)}"
+        )
     with _within("rank"):
         _only(value, ("rows", "split"))
     rank = RankSettings(**value)
     if rank.rows is not None and (type(rank.rows) is not int or rank.rows < 1):
-        raise StudyError(f"rank.rows: expected a number of contexts, got {rank.rows!r}")
+        raise StudyError(f"rank.rows: expected a number of contexts, got {quoted(rank.rows)}")
     if rank.split not in _SPLITS:
-        raise StudyError(f"rank.split: expected one of {', '.join(_SPLITS)}, got {rank.split!r}")
+        raise StudyError(
+            f"rank.split: expected one of {', '.join(_SPLITS)}, got {quoted(rank.split)}"
+        )
     return rank
 
 
 def _model_name(values: Any) -> str:
     if not isinstance(values, dict):
-        raise StudyError(f"expected a table, got {values!r}")
+        raise StudyError(f"expected a table, got {quoted(values)}")
     kinds = [key for key in ("head", "preset") if key in values]
     if len(kinds) != 1 or not isinstance(values[kinds[0]], str):
         raise StudyError(
@@ -305,14 +314,15 @@ def _option_names(head: str) -> set[str]:
 def _table(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     table = values.get(key, {})
     if not isinstance(table, dict):
-        raise StudyError(f"{key}: expected a table, got {table!r}")
+        raise StudyError(f"{key}: expected a table, got {quoted(table)}")
     return table
 
 
-def _only(values: Iterable[str], known: Iterable[str]) -> None:
+def _only(values: Iterable[str], known: Sequence[str]) -> None:
     for key in values:
         if key not in known:
-            raise StudyError(f"unknown key {key!r}, expected one of {', '.join(known)}")
+            listed = f"{', '.join(known)}{meant(key, known)}"
+            raise StudyError(f"unknown key {quoted(key)}, expected one of {listed}")
 
 
 def _only_settings(values: Iterable[str]) -> None:
