@@ -165,8 +165,9 @@ class FlatHead(Head):
                 bias = None if self.bias is None else self.bias.mean(dtype=dtype)
             else:
                 weight = weight.to(dtype) / self.n_classes
-                row = weight @ self.weight.to(dtype)
-                bias = None if self.bias is None else weight @ self.bias.to(dtype)
+                row, bias = weight @ self.weight.to(dtype), self.bias
+                if bias is not None:  # not 0 times inf
+                    bias = weight @ bias.to(dtype).masked_fill(weight == 0, 0.0)
             mean = self.components(hidden)[0].squeeze(1).to(dtype) @ row.to(dtype)
             return mean if bias is None else mean + bias
 

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
+from hstree._sums import log_sum_exp
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.tying import HasWeight
+from hstree.ops._rows import with_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -192,7 +194,7 @@ class SampledSoftmax(FlatHead):
             own_bias, other_bias = torch.split(wide(bias), parts)
             score, offset = score + own_bias, offset + other_bias
         scores = (scores + offset).masked_fill(classes == target[:, None], -torch.inf)
-        output = F.logsigmoid(score - scores.logsumexp(1))
+        output = F.logsigmoid(score - log_sum_exp(scores, 1))
         return output.masked_fill(target >= self.n_classes, torch.nan).masked_fill(ignored, 0.0)
 
     def sparse_parameters(self) -> list[nn.Parameter]:
@@ -238,5 +240,7 @@ def gather_rows(
     weight: Tensor, bias: Tensor | None, rows: Tensor, sparse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Rows [n, D] of the weight and [n] of the bias."""
-    of_bias = None if bias is None else torch.gather(bias, 0, rows, sparse_grad=sparse)
-    return F.embedding(rows, weight, sparse=sparse), of_bias
+    if not sparse:
+        return F.embedding(rows, weight), None if bias is None else bias[rows]
+    of_bias = None if bias is None else with_rows(bias, rows, sparse=True)[1]
+    return with_rows(weight, rows, sparse=True)[1], of_bias

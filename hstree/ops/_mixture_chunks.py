@@ -85,16 +85,18 @@ def _log_prob(
     log_prob, normalizer = ops.monotone_log_prob(logits, target, *function)
     if chunk.log_prior is None:
         return log_prob, None, None
-    ignored = chunk.target == -1
     joint = chunk.log_prior + log_prob.view(-1, components)
-    log_prob = joint.logsumexp(1).masked_fill(ignored, 0)
+    log_prob = joint.logsumexp(1)
+    never = (chunk.target == -1) | (log_prob == -torch.inf)  # no gradient
+    log_prob = log_prob.masked_fill(chunk.target == -1, 0)
     if upstream is None:
         return log_prob, None, None
     responsibility = upstream[:, None] * joint.softmax(1)
+    responsibility = responsibility.masked_fill(never[:, None], 0)
     grad_table = ops.monotone_log_prob_backward_(
         logits, responsibility.reshape(-1), target, normalizer, *function, sum_table
     )
-    return log_prob, responsibility.masked_fill(ignored[:, None], 0), grad_table
+    return log_prob, responsibility, grad_table
 
 
 def _log_prob_of_values(

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
+from hstree._sums import log_sum_exp
 from hstree._transforms import is_batched, is_transformed
 from hstree.ops._autograd import (
     by_rows,
@@ -303,7 +304,7 @@ def _formula(*arguments: Any) -> tuple[Any, ...]:
     log_prob = monotone_formula(logits, of_components, c, k, table, radius, slope)[0]
     if log_prior is not None:
         joint = log_prior + log_prob.view(-1, components)
-        log_prob = joint.logsumexp(1).masked_fill(target == -1, 0)
+        log_prob = log_sum_exp(joint, 1).masked_fill(target == -1, 0)
     row_weight = _loss_weight(problem, row_weight)
     loss = -(row_weight * log_prob).sum()
     loss = loss / row_weight.sum() if mean else loss

@@ -176,8 +176,8 @@ def test_bad_input(kind: str) -> None:
     for bad, match in (
         (target[:3], r"target: expected shape \(4,\) for hidden of shape \(4, 10\), got \(3,\)"),
         (target[None], r"target: expected shape \(4,\).*got \(1, 4\)"),
-        (target.int(), "target: expected dtype torch.int64, got torch.int32"),
-        (target.float(), "target: expected dtype torch.int64, got torch.float32"),
+        (target.int(), "target: expected dtype torch.int64 or torch.uint8, got torch.int32"),
+        (target.float(), "target: expected dtype torch.int64 or torch.uint8, got torch.float32"),
     ):
         with pytest.raises(ValueError, match=match):
             head(hidden, bad)

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from hstree._sums import log_sum_exp
 from hstree.heads.inference import mask_candidates
 from hstree.heads.trees.blocks import Block, RootBlock, to_dtype_of
 from hstree.heads.trees.search import candidate_classes
@@ -134,7 +135,7 @@ def composed_candidates(
         if isinstance(block, RootBlock):
             log_prob = log_prob + block.candidate_log_prob(hidden, candidates)
     log_prob = log_prob.expand(n_rows, n_candidates, head.n_trees)
-    return mask_candidates(torch.logsumexp(log_prob, 2), candidates, head.n_classes)
+    return mask_candidates(log_sum_exp(log_prob, 2), candidates, head.n_classes)
 
 
 def tempered_blocks(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_seed
 from hstree._dtypes import sum_dtype
+from hstree._sums import log_sum_exp
 from hstree._transforms import is_transformed
 from hstree.heads.buffers import fill
 from hstree.heads.losses import split_rows
@@ -176,13 +177,23 @@ class TreeEnsemble(Relearning, Constructors):
 
     def log_gate(self, hidden: Tensor) -> Tensor:
         """log pi [N, T]: hidden [N, D]."""
-        return self._gate.log_gate(self, hidden)
+        log_gate = self._gate.log_gate(self, hidden)
+        return log_gate if self.block_types else log_gate + self._zeros(hidden).unsqueeze(1)
+
+    def _zeros(self, hidden: Tensor) -> Tensor:
+        """0 [N], with a gradient of 0 for hidden [N, D] and the parameters: log P of the class of
+        trees without nodes."""
+        dtype = sum_dtype(hidden.dtype)
+        zeros = hidden[:, :0].sum(1, dtype=dtype)
+        for parameter in self.parameters():
+            zeros = zeros + parameter.flatten()[:0].sum(dtype=dtype)
+        return zeros
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         log_prob = self.log_prob_by_tree(hidden, target)
         if self.n_trees == 1:
             return log_prob.squeeze(1)
-        mixture = torch.logsumexp(log_prob + self.log_gate(hidden), 1)
+        mixture = log_sum_exp(log_prob + self.log_gate(hidden), 1)
         return mixture.masked_fill(target == -1, 0.0)
 
     def log_prob_by_tree(self, hidden: Tensor, target: Tensor) -> Tensor:
@@ -194,7 +205,9 @@ class TreeEnsemble(Relearning, Constructors):
             order = leaf_order(target, self.layout.leaf_position)
         parts = [block.target_log_prob(hidden, target, order) for block in reversed(blocks)]
         if not parts:  # a single class: 0, with a gradient of 0
-            zeros = hidden[:, :0].sum(1, dtype=sum_dtype(hidden.dtype))
+            zeros = self._zeros(hidden)
+            if torch.is_grad_enabled() and not zeros.requires_grad and not is_transformed():
+                zeros.requires_grad_()  # of nothing, so that a training step works
             parts = [zeros.unsqueeze(1).expand(-1, self.n_trees)]
         return sum(parts[1:], parts[0])
 
