@@ -60,7 +60,7 @@ class Inference(nn.Module, ABC):
 
     def _row_entropy(self, hidden: Tensor) -> Tensor:
         log_prob = self.class_log_prob(hidden)
-        finite = log_prob.clamp(min=torch.finfo(log_prob.dtype).min)  # 0 log 0 = 0
+        finite = log_prob.masked_fill(log_prob == -torch.inf, 0.0)  # 0 log 0 = 0
         return -(log_prob.exp() * finite).sum(1)
 
     def predict(self, hidden: Tensor) -> Tensor:
@@ -154,6 +154,7 @@ class Inference(nn.Module, ABC):
         """
         draws = 1 if n is None else check_int("n", n)
         temperature = check_temperature(temperature)
+        check_tensor("hidden", hidden)
         check_generator(generator, hidden.device)
         rows = self._encoded(hidden)
         classes, log_prob = self.sample_rows(rows, draws, temperature, generator)
