@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hstree._checks import check_bool
 from hstree._dtypes import sum_dtype
+from hstree._products import linear_scores
 from hstree.heads import functions
 from hstree.heads.base import Head
 from hstree.heads.buffers import fill
@@ -180,7 +181,7 @@ class FlatHead(Head):
 
     def component_log_prob(self, latent: Tensor) -> Tensor:
         """Log-probabilities [N, V] of one component: latent [N, E]."""
-        logits = wide(F.linear(latent, self.weight, self.bias))
+        logits = linear_scores(latent, self.weight, self.bias)
         function: LogitFunction = self.function(logits.dtype)
         return function(logits).log_softmax(-1)
 

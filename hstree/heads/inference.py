@@ -60,7 +60,7 @@ class Inference(nn.Module, ABC):
 
     def _row_entropy(self, hidden: Tensor) -> Tensor:
         log_prob = self.class_log_prob(hidden)
-        finite = log_prob.masked_fill(log_prob == -torch.inf, 0.0)  # 0 log 0 = 0
+        finite = log_prob.clamp(min=-1e30)  # 0 log 0 = 0, also times the gradient
         return -(log_prob.exp() * finite).sum(1)
 
     def predict(self, hidden: Tensor) -> Tensor:

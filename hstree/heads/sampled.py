@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
+from hstree._products import linear_scores
 from hstree._sums import log_sum_exp
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.tying import HasWeight
@@ -188,7 +189,7 @@ class SampledSoftmax(FlatHead):
         parts = [known.shape[0], self.negatives]  # len() would fix the number in an export
         own, others = torch.split(weight, parts)
         score = (wide(hidden) * wide(own)).sum(1)
-        scores = wide(F.linear(hidden, others))
+        scores = linear_scores(hidden, others)
         offset = -log_count.to(scores.dtype)
         if bias is not None:
             own_bias, other_bias = torch.split(wide(bias), parts)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
+from hstree._products import blocks
 from hstree.ops.logit_function import LogitFunction
 
 
@@ -48,9 +49,11 @@ def empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32 or float64."""
+    """a @ b in float32 or float64. On the CPU torch rounds the result of bfloat16 to 16 bits."""
     if a.dtype not in (torch.bfloat16, torch.float16):
         return torch.mm(a, b)
+    if a.dtype == torch.float16 and a.device.type == "cpu":  # faster
+        return torch.mm(a.float(), b.float())
     if a.is_cuda:
         return torch.mm(a, b, out_dtype=torch.float32)
     return torch.mm(a, b).float()
@@ -58,7 +61,12 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 def _write_logits(logits: Tensor, latent: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Write the logits [R, V] of latent [R, D]."""
-    if latent.dtype == logits.dtype:
+    if latent.device.type == "cpu":
+        latent, begin = latent.to(logits.dtype), 0
+        for block in blocks(weight):
+            torch.mm(latent, block.t(), out=logits[:, begin : begin + len(block)])
+            begin += len(block)
+    elif latent.dtype == logits.dtype:
         torch.mm(latent, weight.t(), out=logits)
     else:
         logits.copy_(_product(latent, weight.t()))

@@ -25,7 +25,7 @@ from hstree.heads.trees.blocks import (
     to_dtype_of,
     tree_features,
 )
-from hstree.heads.trees.candidates import choose_way, tempered_blocks
+from hstree.heads.trees.candidates import choose_way
 from hstree.heads.trees.constructors import Constructors
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.layout import Layout, TreeArrays, check_trees
@@ -224,10 +224,15 @@ class TreeEnsemble(Relearning, Constructors):
         """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T] the logarithms of
         the weights of the trees; the scores of all nodes are divided by the temperature."""
         dtype, layout = sum_dtype(hidden.dtype), self.layout
-        hidden, blocks = tempered_blocks(hidden, self.blocks(), temperature)
+        blocks = self.blocks()
         hidden = to_dtype_of(blocks, hidden)
         x = tree_features(hidden, self.feature_index, self.n_trees)
-        scores = [block.scores(x).to(dtype) for block in blocks if not isinstance(block, LeafBlock)]
+
+        def divided(scores: Tensor) -> Tensor:
+            scores = scores.to(dtype)
+            return scores if temperature == 1.0 else scores / temperature
+
+        scores = [divided(block.scores(x)) for block in blocks if not isinstance(block, LeafBlock)]
         if not scores:  # a single class, or leaf groups alone
             scores = [hidden.t()[:0].to(dtype).expand(self.n_trees, -1, -1)]
         leaves = [block for block in blocks if isinstance(block, LeafBlock)]
@@ -239,8 +244,8 @@ class TreeEnsemble(Relearning, Constructors):
             self.n_classes,
             wide_begin=layout.n_rows[BINARY],
             root_begin=layout.n_rows[BINARY] + layout.n_rows[WIDE],
-            leaf_score=leaves[0].class_scores(hidden).to(dtype) if leaves else None,
-            leaf_bias=leaves[0].bias.to(dtype) if leaves else None,
+            leaf_score=divided(leaves[0].class_scores(hidden)) if leaves else None,
+            leaf_bias=divided(leaves[0].bias) if leaves else None,
         )
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -267,7 +272,7 @@ class TreeEnsemble(Relearning, Constructors):
     def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
         """In the cheapest of three ways: looked up row by row, by the ops of the training step, or
         from all classes."""
-        way = choose_way(self, hidden, candidates, self.records_gradients(hidden))
+        way = choose_way(self, hidden, candidates, self.records_gradients(hidden), temperature)
         return way(self, hidden, candidates, temperature).to(sum_dtype(hidden.dtype))
 
     def records_gradients(self, hidden: Tensor) -> bool:
