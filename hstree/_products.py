@@ -59,6 +59,7 @@ def batched_scores(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         # A product with one or two contexts is faster with them as its rows.
         return torch.baddbmm(bias.unsqueeze(1), x, weight.mT).mT
 
+    x, bias = x.to(weight.dtype), bias.to(weight.dtype)
     if torch.is_autocast_enabled(x.device.type) or not is_cast(weight):
         scores = product(x, weight, bias)
         return scores.to(sum_dtype(scores.dtype))

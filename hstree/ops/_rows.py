@@ -74,3 +74,28 @@ def with_rows(weight: Tensor, index: Tensor, *, sparse: bool = False) -> tuple[T
         return weight, weight.index_select(0, index)
     whole, rows = _WithRows.apply(weight, index, sparse)  # type: ignore[no-untyped-call]
     return whole, rows
+
+
+class _Cast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(parameter)
+        return parameter.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (parameter,) = ctx.saved_tensors
+        if not grad.is_sparse:
+            return grad.to(parameter.dtype), None
+        values = grad._values().to(parameter.dtype)
+        distinct = grad.is_coalesced()
+        return sparse_gradient(parameter, grad._indices(), values, distinct=distinct), None
+
+
+def cast(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """``parameter.to(dtype)`` whose gradient may be row-sparse, which that of torch may not be."""
+    plain = is_transformed() or torch.compiler.is_compiling()
+    if plain or parameter.dtype == dtype or not torch.is_grad_enabled():
+        return parameter.to(dtype)
+    out: Tensor = _Cast.apply(parameter, dtype)  # type: ignore[no-untyped-call]
+    return out

@@ -196,13 +196,12 @@ class RootBlock(Block):
         n_trees, n_children, _ = self.weight.shape
         if self.feature_index is None:
             rows, bias = self.weight.flatten(0, 1), self.bias.flatten()
-            logits = linear_scores(hidden.to(rows.dtype), rows, bias)
+            logits = linear_scores(hidden.to(rows.dtype), rows, bias.to(rows.dtype))
             return logits.view(-1, n_trees, n_children).transpose(0, 1)
         x = tree_features(hidden.to(self.weight.dtype), self.feature_index, n_trees)
-        weight, bias, dtype = self.weight, self.bias, sum_dtype(x.dtype)
-        if is_cast(weight):
-            x, weight, bias = x.float(), weight.float(), bias.float()
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT).to(dtype)
+        weight = self.weight.float() if is_cast(self.weight) else self.weight
+        x, bias = x.to(weight.dtype), self.bias.to(weight.dtype)
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT).to(sum_dtype(x.dtype))
 
 
 BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, LeafBlock, RootBlock)

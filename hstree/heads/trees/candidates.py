@@ -18,6 +18,7 @@ from hstree.heads.trees.search import candidate_classes
 from hstree.heads.trees.state import EnsembleState
 from hstree.heads.trees.tree_layout import BINARY, LEAF, WIDE
 from hstree.ops import default_chunk_rows, leaf_order
+from hstree.ops._rows import cast
 
 Way: TypeAlias = Callable[[EnsembleState, Tensor, Tensor, float], Tensor]
 """Log-probabilities [N, K], from the head, hidden [N, D], candidates [N, K] of
@@ -155,7 +156,7 @@ def tempered_blocks(
         return hidden, blocks
     dtype = sum_dtype(hidden.dtype)
     blocks = [
-        replace(block, weight=block.weight.to(dtype), bias=block.bias.to(dtype) / temperature)
+        replace(block, weight=cast(block.weight, dtype), bias=cast(block.bias, dtype) / temperature)
         for block in blocks
     ]
     return hidden.to(dtype) / temperature, blocks

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hstree._dtypes import sum_dtype
+from hstree._products import linear_scores
 from hstree.heads.trees.state import EnsembleState
 
 
@@ -78,8 +79,8 @@ class ContextGate(Gate):
         head.gate_linear.reset_parameters()
 
     def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
-        logits: Tensor = head.gate_linear(hidden.to(head.gate_linear.weight.dtype))
-        return logits.to(sum_dtype(hidden.dtype)).log_softmax(1)
+        weight, bias = head.gate_linear.weight, head.gate_linear.bias
+        return linear_scores(hidden.to(weight.dtype), weight, bias).log_softmax(1)
 
 
 GATES: dict[str, Gate] = {

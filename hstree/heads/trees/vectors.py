@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hstree._products import is_cast
 from hstree.heads.buffers import fill
 from hstree.heads.trees.blocks import BinaryBlock, Block, LeafBlock, RootBlock, WideBlock
 from hstree.heads.trees.layout import Layout
@@ -129,6 +130,8 @@ class LeafVectors(NodeVectors):
             rows = rows.gather(1, index[tree].long())
         if own is None:
             return embedding, rows.view(head.n_trees, -1, head.subset_size)
+        if is_cast(own):  # the sum of two vectors is not rounded to 16 bits
+            own, rows = own.float(), rows.float()
         return embedding, own.flatten(0, 1).index_add(0, layout.root_row, rows).view_as(own)
 
 
