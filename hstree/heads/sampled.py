@@ -71,6 +71,8 @@ class SampledSoftmax(FlatHead):
         alpha: power of the frequencies; other distributions do not use it.
         sparse: whether, in training mode, W and b have row-sparse gradients with rows for targets
             and negatives only, for :class:`hstree.optim.AdamW`. Does not compile.
+            In float16 on a CPU torch cannot add two of them: there, call zero_grad() before every
+            backward pass.
         frequencies: class counts [V]. The bias starts at the unigram distribution; None: at 0.
         **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
             arguments of :class:`Head`. Label smoothing and z-loss take the estimate of Z.

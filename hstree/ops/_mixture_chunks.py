@@ -49,7 +49,8 @@ def empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32 or float64. On the CPU torch rounds the result of bfloat16 to 16 bits."""
+    """a @ b in float32 or float64. On the CPU torch rounds the result of bfloat16 to 16 bits, which
+    gradients have anyway."""
     if a.dtype not in (torch.bfloat16, torch.float16):
         return torch.mm(a, b)
     if a.dtype == torch.float16 and a.device.type == "cpu":  # faster

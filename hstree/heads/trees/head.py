@@ -94,7 +94,9 @@ class TreeEnsemble(Relearning, Constructors):
             groups of few classes, almost all of E in trees of two levels with many classes.
             Requires :class:`hstree.optim.AdamW`, or SGD or Adagrad without weight decay; on several
             ranks use :mod:`hstree.distributed`. Off by default, because torch's AdamW,
-            torch.compile and the trainers of other libraries accept only dense gradients.
+            torch.compile and the trainers of other libraries accept only dense gradients. In
+            float16 on a CPU torch cannot add two of them: there, call zero_grad() before every
+            backward pass.
         seed: seed of the feature subsets.
         **options: further arguments of :class:`Head`.
 
