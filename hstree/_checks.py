@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _NO_NUMBER = (bool, np.bool_, str, bytes, type(None))
 _MOST = 2**63 - 1
@@ -140,6 +140,28 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {_shown(value)}")
     return value
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Raises TypeError unless the value is a tensor."""
+    if isinstance(value, Tensor):
+        return
+    kind = type(value)
+    got = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    way = "torch.as_tensor makes one of it"
+    if isinstance(value, nn.utils.rnn.PackedSequence):
+        got, way = "a PackedSequence", "pass its field data"
+    raise TypeError(f"{name}: expected a tensor, got {got}; {way}")
+
+
+def check_classes(name: str, value: Any) -> Tensor:
+    """Classes as int64; raises TypeError unless they are a tensor, and ValueError unless they are
+    int64 or, as in torch, uint8."""
+    check_tensor(name, value)
+    if value.dtype not in (torch.int64, torch.uint8):
+        raise ValueError(f"{name}: expected dtype torch.int64 or torch.uint8, got {value.dtype}")
+    classes: Tensor = value.long()
+    return classes
 
 
 def check_order(order: Tensor | None, n_classes: int) -> Tensor:

@@ -168,6 +168,9 @@ class MixtureRow {
     if (v.nodes == 0) return A{0};
     const int32_t leaf = v.leaf_edge[t * v.classes + index];
     check_index("leaf_edge", leaf, v.edges);
+    if (edge(t, leaf).below != ~static_cast<int32_t>(index)) {
+      fail(v.op, ": leaf_edge[", t, ", ", index, "]: expected the edge to this class, got ", leaf);
+    }
     const int32_t above = edge(t, leaf).above;
     const A* const log_prob = children(t, above);
     check_index("edge", leaf - node(t, above).first_edge, node(t, above).width);
@@ -201,6 +204,10 @@ class MixtureRow {
     A base = 0;
     if (index > 0) {
       const int32_t above = edge(t, n.above).above;
+      if (edge(t, n.above).below != index) {
+        fail(v.op, ": edge[", t, ", ", n.above, "]: expected node ", index, " below the edge above it, got ",
+             edge(t, n.above).below);
+      }
       check_index("edge", n.above - node(t, above).first_edge, node(t, above).width);
       base = log_probs_[opened(t, above).place + n.above - node(t, above).first_edge];
     }

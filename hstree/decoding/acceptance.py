@@ -46,6 +46,16 @@ def expected_acceptance(target: Tensor, draft: Tensor) -> Tensor:
     return torch.minimum(target, draft).exp().sum(-1)
 
 
+def check_draft(draft: Head, target: Head) -> None:
+    """Raises ValueError unless the draft reads the features and gives the classes of the target."""
+    for name in ("in_features", "n_classes"):
+        expected, got = getattr(target, name), getattr(draft, name)
+        if got != expected:
+            raise ValueError(
+                f"draft: expected {name} = {expected}, that of the model's head, got {got}"
+            )
+
+
 class Agreement(NamedTuple):
     """How close the distribution of a draft is to that of its target, for each context.
 
@@ -77,6 +87,9 @@ def agreement(target: Head, draft: Head, hidden: Tensor) -> Agreement:
         draft: the head that words are drawn from, over the same V classes.
         hidden: context vectors [..., D].
 
+    Raises:
+        ValueError: if the sizes of the heads differ.
+
     Example:
         >>> import torch, hstree
         >>> from hstree.decoding import agreement
@@ -86,6 +99,7 @@ def agreement(target: Head, draft: Head, hidden: Tensor) -> Agreement:
         >>> bool(acceptance.min() > 0.9), bool(divergence.max() < 0.1)
         (True, True)
     """
+    check_draft(draft, target)
     rows, parts = hidden.flatten(0, -2), []
     for chunk in torch.split(rows, default_chunk_rows(hidden, 4 * target.n_classes)):
         p, q = target.log_prob(chunk), draft.log_prob(chunk)

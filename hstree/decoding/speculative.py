@@ -12,12 +12,16 @@ from torch import Tensor
 
 from hstree._checks import check_generator, check_int, check_temperature
 from hstree._progress import Task
+from hstree.decoding.acceptance import check_draft
 from hstree.heads import Head
 from hstree.models import LanguageModel, State
 from hstree.models.generation import check_prompt, check_samples
 
 CANDIDATES = 64
 """Draws from p that a rejected word is replaced from, before all classes are computed."""
+
+NO_CLASS = -1
+"""``ignore_index`` of the draft: it draws the class that it ignores in training as well."""
 
 
 class SpeculativeOutput(NamedTuple):
@@ -109,7 +113,7 @@ def speculative(
     2023.
     """
     head = model.head
-    _check_draft(draft, head)
+    check_draft(draft, head)
     check_prompt(prompt, head.n_classes)
     check_int("n_words", n_words, 0)
     check_int("n_samples", n_samples)
@@ -272,7 +276,9 @@ def _draft_log_prob(
 ) -> Tensor:
     """Log-probabilities [R, K] of classes in the distribution that the draft draws from, at R
     places of hidden [n, B, D]: step and row int64 [R]."""
-    return draft.candidate_log_prob(hidden[step, row], classes, temperature=temperature)
+    return draft.candidate_log_prob(
+        hidden[step, row], classes, temperature=temperature, ignore_index=NO_CLASS
+    )
 
 
 def _state_after(states: list[State], step: Tensor, row: Tensor) -> State:
@@ -283,12 +289,3 @@ def _state_after(states: list[State], step: Tensor, row: Tensor) -> State:
 
     layers = zip(*states, strict=True)
     return tuple((at([h for h, _ in layer]), at([c for _, c in layer])) for layer in layers)
-
-
-def _check_draft(draft: Head, head: Head) -> None:
-    for name in ("in_features", "n_classes"):
-        expected, got = getattr(head, name), getattr(draft, name)
-        if got != expected:
-            raise ValueError(
-                f"draft: expected {name} = {expected}, that of the model's head, got {got}"
-            )

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hstree._sums import log_sum_exp
 from hstree.distributed.averaging import sum_of_ranks
 from hstree.heads import Head, TreeEnsemble
 from hstree.heads.inference import mask_candidates
@@ -200,7 +201,7 @@ class ShardedTreeEnsemble(TreeEnsemble):
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         own = self.log_prob_by_tree(_sum_gradient(hidden, self.mesh), target)
-        mixture = _log_sum_exp(torch.logsumexp(own + self.log_gate(hidden), 1), self.mesh)
+        mixture = _log_sum_exp(log_sum_exp(own + self.log_gate(hidden), 1), self.mesh)
         return mixture.masked_fill(target == -1, 0.0)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:

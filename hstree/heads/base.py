@@ -16,16 +16,18 @@ from torch import Tensor, nn
 
 from hstree._checks import (
     check_choice,
+    check_classes,
     check_ignore_index,
     check_int,
     check_nonnegative,
     check_number,
     check_probability,
+    check_tensor,
 )
 from hstree._files import write_atomic
 from hstree.heads.buffers import Resettable
 from hstree.heads.inference import QUERIES, Inference
-from hstree.heads.losses import by_rows, check_class_weight
+from hstree.heads.losses import by_rows, check_class_weight, mean_of
 from hstree.heads.parameters import HeadParameters
 from hstree.heads.resizing import ClassChange, check_change, resized
 from hstree.heads.sharding import register_forward_methods
@@ -175,18 +177,18 @@ class Head(Inference, HeadParameters, Resettable, ABC):
 
         Args:
             hidden: context vectors, [..., D], floating point.
-            target: classes, [...], int64, in [0, V) or ``ignore_index``. Any other value raises
-                ValueError on the CPU, and RuntimeError under torch.func or torch.compile. On a GPU
-                values are not read, which would cost a synchronization: the row becomes NaN, and
-                :class:`hstree.heads.AdaptiveSoftmax` fails a device-side assertion of torch.
+            target: classes, [...], int64 or uint8, in [0, V) or ``ignore_index``. Any other value
+                raises ValueError on the CPU, and RuntimeError under torch.func or torch.compile. On
+                a GPU values are not read, which would cost a synchronization: the row becomes NaN,
+                and :class:`hstree.heads.AdaptiveSoftmax` fails a device-side assertion of torch.
         """
+        check_tensor("hidden", hidden)
+        target = check_classes("target", target)
         if hidden.shape[:-1] != target.shape:
             raise ValueError(
                 f"target: expected shape {tuple(hidden.shape[:-1])} for hidden of shape "
                 f"{tuple(hidden.shape)}, got {tuple(target.shape)}"
             )
-        if target.dtype != torch.int64:
-            raise ValueError(f"target: expected dtype torch.int64, got {target.dtype}")
         flat = mark_targets(target.reshape(-1), self.n_classes, self.ignore_index)
         output, loss = self.target_loss(self._encoded(hidden), flat)
         loss = loss.view(target.shape) if self.reduction == "none" else loss
@@ -232,7 +234,8 @@ class Head(Inference, HeadParameters, Resettable, ABC):
         def mean(hidden: Tensor) -> Tensor:
             log_prob = self.class_log_prob(hidden)
             if self.class_weight is not None:
-                log_prob = log_prob * self.class_weight.to(log_prob.dtype)
+                weight = self.class_weight.to(log_prob.dtype)
+                log_prob = log_prob.masked_fill(weight == 0, 0.0) * weight  # not 0 times inf
             return -log_prob.mean(1)
 
         return by_rows(mean, self.n_classes, hidden)
@@ -244,11 +247,11 @@ class Head(Inference, HeadParameters, Resettable, ABC):
 
     def reduced(self, loss: Tensor, weight: Tensor) -> Tensor:
         """The losses [N] of rows after the head's reduction; a mean divides by the sum of
-        ``weight`` [N]."""
+        ``weight`` [N], and is NaN without gradient if that is 0."""
         if self.reduction == "none":
             return loss
         total = loss.sum()
-        return total / weight.sum() if self.reduction == "mean" else total
+        return mean_of(total, weight.sum()) if self.reduction == "mean" else total
 
     def config(self) -> dict[str, Any]:
         """Arguments of :meth:`from_config`, serializable as JSON; ``label_smoothing`` and

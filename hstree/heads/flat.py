@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hstree._autocast import no_autocast
 from hstree._checks import check_bool
 from hstree._dtypes import sum_dtype
+from hstree._products import linear_scores
 from hstree.heads import functions
 from hstree.heads.base import Head
 from hstree.heads.buffers import adopt_tables, fill
@@ -167,8 +168,9 @@ class FlatHead(Head):
                 bias = None if self.bias is None else self.bias.mean(dtype=dtype)
             else:
                 weight = weight.to(dtype) / self.n_classes
-                row = weight @ self.weight.to(dtype)
-                bias = None if self.bias is None else weight @ self.bias.to(dtype)
+                row, bias = weight @ self.weight.to(dtype), self.bias
+                if bias is not None:  # not 0 times inf
+                    bias = weight @ bias.to(dtype).masked_fill(weight == 0, 0.0)
             mean = self.components(hidden)[0].squeeze(1).to(dtype) @ row.to(dtype)
             return mean if bias is None else mean + bias
 
@@ -181,7 +183,7 @@ class FlatHead(Head):
 
     def component_log_prob(self, latent: Tensor) -> Tensor:
         """Log-probabilities [N, V] of one component: latent [N, E]."""
-        logits = wide(F.linear(latent, self.weight, self.bias))
+        logits = linear_scores(latent, self.weight, self.bias)
         function: LogitFunction = self.function(logits.dtype)
         return function(logits).log_softmax(-1)
 

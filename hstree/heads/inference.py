@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from hstree._autocast import autocasts
-from hstree._checks import check_generator, check_int, check_temperature
+from hstree._checks import (
+    check_classes,
+    check_generator,
+    check_int,
+    check_temperature,
+    check_tensor,
+)
 from hstree.heads.buffers import Tables
 from hstree.heads.losses import by_rows, split_rows
 from hstree.heads.sharding import is_distributed_hook
@@ -57,7 +63,7 @@ class Inference(nn.Module, ABC):
 
     def _row_entropy(self, hidden: Tensor) -> Tensor:
         log_prob = self.class_log_prob(hidden)
-        finite = log_prob.clamp(min=torch.finfo(log_prob.dtype).min)  # 0 log 0 = 0
+        finite = log_prob.clamp(min=-1e30)  # 0 log 0 = 0, also times the gradient
         return -(log_prob.exp() * finite).sum(1)
 
     def predict(self, hidden: Tensor) -> Tensor:
@@ -151,6 +157,7 @@ class Inference(nn.Module, ABC):
         """
         draws = 1 if n is None else check_int("n", n)
         temperature = check_temperature(temperature)
+        check_tensor("hidden", hidden)
         check_generator(generator, hidden.device)
         rows = self._queried(hidden)
         classes, log_prob = self.sample_rows(rows, draws, temperature, generator)
@@ -174,7 +181,12 @@ class Inference(nn.Module, ABC):
         return classes, log_prob.gather(1, classes)
 
     def candidate_log_prob(
-        self, hidden: Tensor, candidates: Tensor, *, temperature: float = 1.0
+        self,
+        hidden: Tensor,
+        candidates: Tensor,
+        *,
+        temperature: float = 1.0,
+        ignore_index: int | None = None,
     ) -> Tensor:
         """Log-probabilities of K classes of each row. Differentiable.
 
@@ -186,9 +198,11 @@ class Inference(nn.Module, ABC):
 
         Args:
             hidden: context vectors, [..., D].
-            candidates: classes, int64 [..., K], in [0, V) or ``ignore_index``, which has
+            candidates: classes, int64 or uint8 [..., K], in [0, V) or ``ignore_index``, which has
                 log-probability 0 and no gradient. Other values as in :meth:`forward`.
             temperature: of the distribution that :meth:`sample` draws from.
+            ignore_index: candidate to ignore; None: the ``ignore_index`` of the head. With -1 every
+                class has its log-probability, also where the head ignores a class.
 
         Returns:
             Log-probabilities, [..., K], in nats.
@@ -203,16 +217,17 @@ class Inference(nn.Module, ABC):
             >>> head.candidate_log_prob(torch.randn(5, 8), torch.randint(2000, (5, 64))).shape
             torch.Size([5, 64])
         """
+        check_tensor("hidden", hidden)
+        candidates = check_classes("candidates", candidates)
         if candidates.shape[:-1] != hidden.shape[:-1] or not candidates.ndim:
             raise ValueError(
                 f"candidates: expected shape {[*hidden.shape[:-1], 'K']} for hidden of shape "
                 f"{list(hidden.shape)}, got {list(candidates.shape)}"
             )
-        if candidates.dtype != torch.int64:
-            raise ValueError(f"candidates: expected dtype torch.int64, got {candidates.dtype}")
-        marked = mark_targets(
-            candidates, self.n_classes, self.ignore_index, name="candidates"
-        ).reshape(hidden.shape[:-1].numel(), candidates.shape[-1])
+        ignored = self.ignore_index if ignore_index is None else ignore_index
+        marked = mark_targets(candidates, self.n_classes, ignored, name="candidates").reshape(
+            hidden.shape[:-1].numel(), candidates.shape[-1]
+        )
         temperature = check_temperature(temperature)
         log_prob = self.candidate_rows(self._queried(hidden), marked, temperature)
         return log_prob.view(candidates.shape)
@@ -251,6 +266,7 @@ class Inference(nn.Module, ABC):
         return hidden
 
     def _encoded(self, hidden: Tensor) -> Tensor:
+        check_tensor("hidden", hidden)
         if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
             raise ValueError(
                 f"hidden: expected shape [..., {self.in_features}], got {tuple(hidden.shape)}"

@@ -40,6 +40,12 @@ def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
     return weight
 
 
+def mean_of(total: Tensor, weight: Tensor) -> Tensor:
+    """total / weight, []; NaN for a weight of 0, as in torch, but with a gradient of 0."""
+    nothing = weight == 0
+    return (total / weight.masked_fill(nothing, 1.0)).masked_fill(nothing, torch.nan)
+
+
 def by_rows(function: Callable[..., Tensor], columns: int, *tensors: Tensor) -> Tensor:
     """``function(*tensors)`` [N] of tensors [N, ...], in chunks of rows with ``columns`` numbers in
     each row. The backward pass computes each chunk again. Not chunked under torch.func, which has

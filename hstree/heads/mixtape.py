@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_order
+from hstree._products import linear_scores
 from hstree.heads.base import Head
 from hstree.heads.buffers import SavedTables
 from hstree.heads.flat import FlatHead, wide
@@ -134,7 +135,7 @@ class Mixtape(SavedTables, FlatHead):
         """g1, g2 and g3, each [N, own_gates + 1]; the last column is that of all other classes."""
         hidden, context = torch.split(encoded, [GATES * self.gate_features, GATES], 1)
         hidden = hidden.reshape(-1, GATES, self.gate_features)
-        scores = wide(F.linear(hidden, self.gate_weight)) + self.gate_bias.t()
+        scores = linear_scores(hidden, self.gate_weight) + self.gate_bias.t()
         scores = F.pad(scores, (0, 1)) + context[:, :, None]
         return list(torch.sigmoid(scores).unbind(1))
 
@@ -180,9 +181,9 @@ class Mixtape(SavedTables, FlatHead):
         latent = hidden[:, :size].reshape(-1, COMPONENTS, self.latent_features)
         g1, g2, g3 = (gate.unsqueeze(-1) for gate in self._gates(hidden[:, size:]))
         context = _mix(latent.unsqueeze(2), g1[:, -1:], g2[:, -1:], g3[:, -1:]).squeeze(1)
-        logits = wide(F.linear(context.to(latent.dtype), self.weight))
+        logits = linear_scores(context.to(latent.dtype), self.weight)
         if self.own_gates:
-            each = wide(F.linear(latent, self.weight[self.own]))
+            each = linear_scores(latent, self.weight[self.own])
             own = _mix(each.unsqueeze(-1), g1[:, :-1], g2[:, :-1], g3[:, :-1]).squeeze(-1)
             logits = logits.index_copy(1, self.own, own)
         return logits if self.bias is None else logits + self.bias

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hstree._checks import check_int, check_nonnegative, check_probability, check_sequence
 from hstree._dtypes import input_dtype
+from hstree._sums import log_add_exp
 from hstree.heads.base import HeadOutput
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.functions import build_function
@@ -129,7 +130,7 @@ class _SoftmaxMixture(_Mixture):
         mixture = self.component_log_prob(latent[:, 0]) + log_prior[:, :1]
         for k in range(1, self.n_components):
             log_prob = self.component_log_prob(latent[:, k]) + log_prior[:, k : k + 1]
-            mixture = torch.logaddexp(mixture, log_prob)
+            mixture = log_add_exp(mixture, log_prob)
         return mixture
 
     def sample_rows(
@@ -336,7 +337,7 @@ class DOC(_SoftmaxMixture):
     def forward(self, hidden: Tensor, target: Tensor) -> HeadOutput:
         output, loss = super().forward(hidden, target)
         if self.training and self.prior_penalty:
-            ignored = target == self.ignore_index
+            ignored = target.long() == self.ignore_index
             last = hidden[..., -self.prior.in_features :].to(input_dtype(self.prior))
             prior = wide(self.prior(last)).softmax(-1).masked_fill(ignored.unsqueeze(-1), 0.0)
             kept = (~ignored).to(output.dtype)

@@ -12,10 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
+from hstree._products import linear_scores
+from hstree._sums import log_sum_exp
 from hstree.heads.buffers import SavedTables
 from hstree.heads.flat import FlatHead, wide
 from hstree.heads.resizing import ClassChange
 from hstree.heads.tying import HasWeight
+from hstree.ops._rows import with_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -70,6 +73,8 @@ class SampledSoftmax(SavedTables, FlatHead):
         alpha: power of the frequencies; other distributions do not use it.
         sparse: whether, in training mode, W and b have row-sparse gradients with rows for targets
             and negatives only, for :class:`hstree.optim.AdamW`. Does not compile.
+            In float16 on a CPU torch cannot add two of them: there, call zero_grad() before every
+            backward pass.
         frequencies: class counts [V]. The bias starts at the unigram distribution; None: at 0.
         **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
             arguments of :class:`Head`. Label smoothing and z-loss take the estimate of Z.
@@ -188,13 +193,13 @@ class SampledSoftmax(SavedTables, FlatHead):
         parts = [known.shape[0], self.negatives]  # len() would fix the number in an export
         own, others = torch.split(weight, parts)
         score = (wide(hidden) * wide(own)).sum(1)
-        scores = wide(F.linear(hidden, others))
+        scores = linear_scores(hidden, others)
         offset = -log_count.to(scores.dtype)
         if bias is not None:
             own_bias, other_bias = torch.split(wide(bias), parts)
             score, offset = score + own_bias, offset + other_bias
         scores = (scores + offset).masked_fill(classes == target[:, None], -torch.inf)
-        output = F.logsigmoid(score - scores.logsumexp(1))
+        output = F.logsigmoid(score - log_sum_exp(scores, 1))
         return output.masked_fill(target >= self.n_classes, torch.nan).masked_fill(ignored, 0.0)
 
     def resize_classes(self, change: ClassChange) -> None:
@@ -248,5 +253,7 @@ def gather_rows(
     weight: Tensor, bias: Tensor | None, rows: Tensor, sparse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Rows [n, D] of the weight and [n] of the bias."""
-    of_bias = None if bias is None else torch.gather(bias, 0, rows, sparse_grad=sparse)
-    return F.embedding(rows, weight, sparse=sparse), of_bias
+    if not sparse:
+        return F.embedding(rows, weight), None if bias is None else bias[rows]
+    of_bias = None if bias is None else with_rows(bias, rows, sparse=True)[1]
+    return with_rows(weight, rows, sparse=True)[1], of_bias

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hstree._sums import log_add_exp
 from hstree.ops._autograd import recording
 from hstree.trees import MAX_DEPTH
 
@@ -20,13 +21,12 @@ def composed_log_prob(
     wide_begin: int,
     root_begin: int,
 ) -> Tensor:
-    """log P [N, V]; arguments of :func:`hstree.ops.tree_log_prob`. The tables are not checked. The
-    gradient is NaN where two trees have -inf."""
+    """log P [N, V]; arguments of :func:`hstree.ops.tree_log_prob`. The tables are not checked."""
     mixture: Tensor | None = None
     for t in range(len(score)):
         path = _path_log_prob(score[t], node[t], edge[t], n_classes, wide_begin, root_begin)
         log_prob = path + log_gate[:, t]
-        mixture = log_prob if mixture is None else torch.logaddexp(mixture, log_prob)
+        mixture = log_prob if mixture is None else log_add_exp(mixture, log_prob)
     assert mixture is not None
     return mixture.t().contiguous()
 

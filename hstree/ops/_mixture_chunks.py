@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
+from hstree._products import blocks, is_cast
 from hstree.ops.logit_function import LogitFunction
 
 
@@ -48,7 +49,10 @@ def empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
 
 
 def _write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = None) -> None:
-    """out = a @ b, or addend + a @ b, in float32 or float64; ``addend``: a row, or ``out``."""
+    """out = a @ b, or addend + a @ b, in float32 or float64; ``addend``: a row, or ``out``. On the
+    CPU torch rounds products of bfloat16 to 16 bits, which gradients have anyway."""
+    if a.dtype == torch.float16 and not a.is_cuda:  # faster
+        a, b = a.float(), b.float()
     if a.dtype == out.dtype:
         options: dict[str, Any] = {}
     elif a.is_cuda:
@@ -61,6 +65,19 @@ def _write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = No
         torch.mm(a, b, out=out, **options)
     else:
         torch.addmm(addend, a, b, out=out, **options)
+
+
+def _write_logits(logits: Tensor, latent: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Write the logits [R, V] of latent [R, D]."""
+    if not is_cast(weight):
+        _write_product(logits, latent, weight.t(), bias)
+        return
+    latent, begin = latent.to(logits.dtype), 0
+    for block in blocks(weight):
+        torch.mm(latent, block.t(), out=logits[:, begin : begin + len(block)])
+        begin += len(block)
+    if bias is not None:
+        logits += bias
 
 
 def _log_prob(
@@ -82,16 +99,18 @@ def _log_prob(
     log_prob, normalizer = ops.monotone_log_prob(logits, target, *function)
     if chunk.log_prior is None:
         return log_prob, None, None
-    ignored = chunk.target == -1
     joint = chunk.log_prior + log_prob.view(-1, components)
-    log_prob = joint.logsumexp(1).masked_fill(ignored, 0)
+    log_prob = joint.logsumexp(1)
+    never = (chunk.target == -1) | (log_prob == -torch.inf)  # no gradient
+    log_prob = log_prob.masked_fill(chunk.target == -1, 0)
     if upstream is None:
         return log_prob, None, None
     responsibility = upstream[:, None] * joint.softmax(1)
+    responsibility = responsibility.masked_fill(never[:, None], 0)
     grad_table = ops.monotone_log_prob_backward_(
         logits, responsibility.reshape(-1), target, normalizer, *function, sum_table
     )
-    return log_prob, responsibility.masked_fill(ignored[:, None], 0), grad_table
+    return log_prob, responsibility, grad_table
 
 
 def _log_prob_of_values(
@@ -133,7 +152,7 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
         part = problem.rows(chunk)
         z = part.latent.reshape(-1, features)
         logits = buffer[: len(z)]
-        _write_product(logits, z, weight.t(), bias)
+        _write_logits(logits, z, weight, bias)
         log_prob[chunk], by_log_prior, by_table = _log_prob(
             part, logits, upstream[chunk] if any(wanted) else None, table_sum is not None
         )

@@ -29,6 +29,7 @@ from hstree.ops._autograd import (
     register_autograd,
     unfold,
 )
+from hstree.ops._rows import sparse_gradient
 from hstree.ops.leaf_order import leaf_order, split_order
 
 Operator = Callable[..., Any]
@@ -156,7 +157,12 @@ class TreeOp:
         known = target.clamp(0, classes - 1)
         begin, end = (offset[:, y].t().contiguous() for y in (known, known + 1))
         end = torch.where((target == known).unsqueeze(1), end, begin)
-        log_prob, score = self.on_paths(score_of, begin, end, path, longest)
+        if len(path):
+            log_prob, score = self.on_paths(score_of, begin, end, path, longest)
+        else:  # no node of this kind: 0, with a gradient of 0
+            zeros = hidden[:, :0].sum(1, dtype=dtype) + weight.flatten()[:0].sum(dtype=dtype)
+            log_prob = zeros.unsqueeze(1).expand(-1, trees)
+            score = log_prob.unsqueeze(2).expand(-1, -1, longest)
         log_prob = log_prob.masked_fill((target >= classes).unsqueeze(1), torch.nan)
         order = leaf_order(target, leaf_position) if order is None else order[:0, :0]
         return log_prob, score.detach(), order, order.new_empty(0, dtype=torch.int32)
@@ -269,7 +275,7 @@ class _SparseGradient(torch.autograd.Function):
     def forward(ctx: Any, op: TreeOp, *inputs: Any) -> Tensor:
         with _without_autograd():
             output = op.forward(*inputs)
-        ctx.op = op
+        ctx.op, ctx.bias = op, inputs[2]
         _save(ctx, inputs, output)
         log_prob: Tensor = output[0]
         return log_prob
@@ -279,21 +285,17 @@ class _SparseGradient(torch.autograd.Function):
         arguments = ctx.saved_tensors
         with _without_autograd():
             grad_hidden, *sparse = ctx.op.backward_sparse(grad_log_prob, *arguments)
-        weight, leaf_position = arguments[1], arguments[5]
+        weight = arguments[1]
         if ctx.op.shared:
             index, rows, bias_index, bias_rows = sparse
             # The classes are distinct and increase.
-            grad_weight = torch.sparse_coo_tensor(
-                index[None], rows, weight.shape, check_invariants=False, is_coalesced=True
-            )
-            bias_shape = leaf_position.shape
+            grad_weight = sparse_gradient(weight, index[None], rows, distinct=True)
         else:
             index, rows, bias_rows = sparse
-            grad_weight = torch.sparse_coo_tensor(index, rows, weight.shape, check_invariants=False)
-            bias_index, bias_shape = index, weight.shape[:2]
-        grad_bias = torch.sparse_coo_tensor(
-            bias_index, bias_rows, bias_shape, check_invariants=False
-        )
+            grad_weight, bias_index = sparse_gradient(weight, index, rows), index
+        grad_bias = None
+        if ctx.bias is not None:
+            grad_bias = sparse_gradient(ctx.bias, bias_index, bias_rows)
         return None, *_hidden_gradients(ctx, grad_hidden, grad_weight, grad_bias)
 
 

@@ -51,8 +51,9 @@ def candidate_log_prob(
         Log-probabilities, [N, K], in nats, dtype of ``log_gate``.
 
     Raises:
-        RuntimeError: for a wrong shape, dtype, device or number, and on the CPU for a wrong table
-            or a candidate out of range, which on CUDA give NaN.
+        RuntimeError: for a wrong shape, dtype, device or number, and on the CPU for a candidate out
+            of range, or tables whose paths from the candidates to the root are not those of a tree,
+            as of a table with a cycle. On CUDA these give NaN or a wrong number.
 
     Example:
         >>> import torch

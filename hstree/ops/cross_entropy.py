@@ -30,8 +30,8 @@ def monotone_cross_entropy(
     Memory in addition to the arguments and the gradients: O(chunk_rows V), or O(N V) in forward
     mode. The gradients of a sum or mean are computed with the loss, with three matrix products in
     total. With ``"none"`` the backward pass computes the logits again. Logits of bfloat16 and
-    float16 products are float32 on a GPU; on a CPU the product itself rounds them. Deterministic if
-    the matrix products are.
+    float16 are float32: on a CPU the weight is cast in small blocks. Deterministic if the matrix
+    products are.
 
     Args:
         hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.

@@ -7,11 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._autocast import autocasts
 from hstree._dtypes import sum_dtype
+from hstree._products import linear_scores
+from hstree._sums import log_sum_exp
 from hstree._transforms import is_batched, is_transformed
 from hstree.ops._autograd import (
     by_rows,
@@ -321,13 +322,13 @@ def _formula(*arguments: Any) -> tuple[Any, ...]:
     problem = Problem(*fields)
     latent, log_prior, weight, bias, table, target, slope, c, k, radius, _ = problem
     components = latent.shape[1]
-    logits = F.linear(latent.flatten(0, 1), weight).to(sum_dtype(latent.dtype))
+    logits = linear_scores(latent.flatten(0, 1), weight)
     logits = logits if bias is None else logits + bias
     of_components = target.repeat_interleave(components)
     log_prob = monotone_formula(logits, of_components, c, k, table, radius, slope)[0]
     if log_prior is not None:
         joint = log_prior + log_prob.view(-1, components)
-        log_prob = joint.logsumexp(1).masked_fill(target == -1, 0)
+        log_prob = log_sum_exp(joint, 1).masked_fill(target == -1, 0)
     row_weight = _loss_weight(problem, row_weight)
     loss = -(row_weight * log_prob).sum()
     loss = loss / row_weight.sum() if mean else loss

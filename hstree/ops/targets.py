@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hstree._checks import check_ignore_index
+from hstree._checks import check_classes, check_ignore_index
 from hstree._transforms import is_transformed
 
 
@@ -17,7 +17,7 @@ def mark_targets(
     The operators ignore rows with target -1 and make rows with target V NaN.
 
     Args:
-        target: classes, int64, of any shape.
+        target: classes, int64 or, as in torch, uint8, of any shape.
         n_classes: number of classes, V.
         ignore_index: value of the targets to ignore.
         name: name of the argument in the message of an error.
@@ -26,7 +26,9 @@ def mark_targets(
         The targets, int64, shape of ``target``.
 
     Raises:
-        ValueError: for an ``ignore_index`` that is not a whole number of 64 bits; on the CPU, for a
+        TypeError: if ``target`` is no tensor.
+        ValueError: for another dtype, or an ``ignore_index`` that is not a whole number of 64 bits;
+            on the CPU, for a
             target that is neither in [0, V) nor ``ignore_index``. Under torch.compile, under
             torch.func, and on a GPU, where reading the values would cost a synchronization, such a
             target becomes V.
@@ -37,6 +39,7 @@ def mark_targets(
         >>> mark_targets(torch.tensor([3, -100, 0]), n_classes=5, ignore_index=-100)
         tensor([ 3, -1,  0])
     """
+    target = check_classes(name, target)
     ignored = target == check_ignore_index(ignore_index)
     if target.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
         bad = (target < 0) | (target >= n_classes)

@@ -58,3 +58,13 @@ def test_agreement_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found.acceptance, torch.minimum(p.exp(), q.exp()).sum(-1))
     torch.testing.assert_close(found.divergence, (p.exp() * (p - q)).sum(-1))
     assert not found.divergence.requires_grad
+
+
+def test_agreement_of_other_sizes() -> None:
+    hidden = torch.randn(2, D)
+    for draft, message in (
+        (Softmax(D, V + 1), f"draft: expected n_classes = {V}, that of the model's head, got 31"),
+        (Softmax(D + 2, V), f"draft: expected in_features = {D}, that of the model's head, got 8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            agreement(Softmax(D, V), draft, hidden)

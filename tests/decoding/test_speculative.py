@@ -101,6 +101,17 @@ def test_texts_have_the_probabilities_of_the_model(options: dict[str, Any]) -> N
     assert 0.2 < output.accepted / output.drafted < 0.8  # both branches of the rule
 
 
+@pytest.mark.parametrize("ignored", [4, 5])
+@pytest.mark.parametrize("build", [Softmax, TreeEnsemble.from_counts], ids=["softmax", "trees"])
+def test_the_draft_may_ignore_a_class(build: Any, ignored: int) -> None:
+    """In training, as with padding: its probability is that of any other class."""
+    model = small_model()
+    counts: Any = FEW if build is Softmax else [9, 1, 5, 3, 1, 2]
+    draft = randomized(build(3, counts, ignore_index=ignored), 5, 1.0)
+    output = speculative(model, draft, PROMPT, 3, DRAWS, seed=3, k=2)
+    assert log_p_value(output.classes, sequence_probabilities(model, 3, 1.0, None)) > LIMIT
+
+
 def always_accept(log_p: Tensor, drafted: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     generator = rest[-1]
     count = torch.full((drafted.shape[1],), len(drafted))

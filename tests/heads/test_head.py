@@ -170,14 +170,57 @@ def test_zero_rows(kind: str, device: torch.device) -> None:
 
 
 @every_head
+def test_targets_of_torch(kind: str) -> None:
+    """uint8 as in torch; a sentence for what is no tensor."""
+    head, hidden = make(kind, ignore_index=255), draw(4, D)
+    target = torch.tensor([0, 36, 255, 7])
+    expected = head(hidden, target)
+    got = head(hidden, target.to(torch.uint8))
+    assert torch.equal(got.output, expected.output)
+    assert torch.equal(got.loss, expected.loss)
+    assert got.output[2] == 0
+    candidates = target.view(4, 1)
+    assert torch.equal(
+        head.candidate_log_prob(hidden, candidates.to(torch.uint8)),
+        head.candidate_log_prob(hidden, candidates),
+    )
+    packed = nn.utils.rnn.pack_sequence([target])
+    for bad, message in (
+        ([0, 36, 255, 7], "target: expected a tensor, got list; torch.as_tensor makes one of it"),
+        (3, "target: expected a tensor, got int; torch.as_tensor makes one of it"),
+        (np.int64(3), "target: expected a tensor, got numpy.int64; torch.as_tensor makes one of"),
+        (target.numpy(), "target: expected a tensor, got numpy.ndarray; torch.as_tensor makes"),
+        (packed, "target: expected a tensor, got a PackedSequence; pass its field data"),
+        (None, "target: expected a tensor, got NoneType"),
+    ):
+        with pytest.raises(TypeError, match=f"^{message}"):
+            head(hidden, bad)
+        with pytest.raises(TypeError, match=f"^{message.replace('target', 'candidates')}"):
+            head.candidate_log_prob(hidden, bad)
+    packed = nn.utils.rnn.pack_sequence([hidden])
+    for query in (
+        lambda hidden: head(hidden, target),
+        head.log_prob,
+        head.predict,
+        head.sample,
+        head.entropy,
+        lambda hidden: head.candidate_log_prob(hidden, candidates),
+    ):
+        with pytest.raises(TypeError, match=r"^hidden: expected a tensor, got a PackedSequence; "):
+            query(packed)
+        with pytest.raises(TypeError, match=r"^hidden: expected a tensor, got list; "):
+            query(hidden.tolist())
+
+
+@every_head
 def test_bad_input(kind: str) -> None:
     head = make(kind)
     hidden, target = draw(4, D), draw_targets(4)
     for bad, match in (
         (target[:3], r"target: expected shape \(4,\) for hidden of shape \(4, 10\), got \(3,\)"),
         (target[None], r"target: expected shape \(4,\).*got \(1, 4\)"),
-        (target.int(), "target: expected dtype torch.int64, got torch.int32"),
-        (target.float(), "target: expected dtype torch.int64, got torch.float32"),
+        (target.int(), "target: expected dtype torch.int64 or torch.uint8, got torch.int32"),
+        (target.float(), "target: expected dtype torch.int64 or torch.uint8, got torch.float32"),
     ):
         with pytest.raises(ValueError, match=match):
             head(hidden, bad)

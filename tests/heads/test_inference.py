@@ -149,6 +149,19 @@ def test_candidates_of_zero_rows_and_of_none(kind: str) -> None:
     assert head.candidate_log_prob(draw(2, D), none).shape == (2, 0)
 
 
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_ignored_candidate_can_be_chosen(kind: str) -> None:
+    head = make(kind, ignore_index=5)
+    hidden, candidates = draw(3, D), torch.tensor([[5, 2], [7, 5], [5, 5]])
+    every = head.log_prob(hidden).gather(1, candidates)
+    by_head = head.candidate_log_prob(hidden, candidates)
+    torch.testing.assert_close(by_head, every.masked_fill(candidates == 5, 0.0))
+    got = head.candidate_log_prob(hidden, candidates, ignore_index=-1)
+    torch.testing.assert_close(got, every)
+    got = head.candidate_log_prob(hidden, candidates, ignore_index=7)
+    torch.testing.assert_close(got, every.masked_fill(candidates == 7, 0.0))
+
+
 def test_trees_transform_and_compile_candidates() -> None:
     counts = torch.arange(1200, 0, -1)
     head = TreeEnsemble.from_counts(D, counts, n_trees=2, root=32, gate="context")

@@ -41,6 +41,29 @@ def test_philox() -> None:
     assert philox(counter, 0x299F31D0A4093822) == answer
 
 
+@pytest.mark.parametrize("at_root", [True, False])
+def test_a_table_with_a_cycle_is_refused(at_root: bool) -> None:
+    """An edge that leads back to the root or to the node it starts from."""
+    mixture = draw(huffman(20))
+    edge = mixture.edge.clone()
+    below = int((edge[0, :, 1] > 0).nonzero()[-1])
+    edge[0, below, 1] = 0 if at_root else edge[0, below, 0]
+    every = torch.arange(20).expand(len(mixture.hidden), -1)
+    with pytest.raises(RuntimeError, match=r"hstree::candidate_log_prob: edge\[0, \d+\]: expected"):
+        candidate_log_prob(*replace(mixture, edge=edge).arguments(), every)
+
+
+def test_an_edge_to_another_class_is_refused() -> None:
+    mixture = draw(huffman(20))
+    leaf_edge = mixture.leaf_edge.clone()
+    leaf_edge[0, 3] = leaf_edge[0, 4]
+    with pytest.raises(RuntimeError, match=r"leaf_edge\[0, 3\]: expected the edge to this class"):
+        candidate_log_prob(
+            *replace(mixture, leaf_edge=leaf_edge).arguments(),
+            torch.full((len(mixture.hidden), 1), 3),
+        )
+
+
 @every_mixture
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_draws_are_those_of_the_reference(

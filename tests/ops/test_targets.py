@@ -25,6 +25,20 @@ def test_what_is_no_class(bad: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert mark_targets(target, 5, -100).tolist() == [3, 5, -1]
 
 
+def test_dtypes() -> None:
+    target = torch.tensor([3, 255, 0], dtype=torch.uint8)
+    marked = mark_targets(target, 5, 255)
+    assert marked.tolist() == [3, -1, 0]
+    assert marked.dtype == torch.int64
+    with pytest.raises(ValueError, match=r"expected values in .* or ignore_index -100, got 255"):
+        mark_targets(target, 5, -100)  # not the 156 that it is in uint8
+    for dtype in (torch.int32, torch.float32, torch.bool):
+        with pytest.raises(ValueError, match=f"target: expected dtype torch.int64 .*, got {dtype}"):
+            mark_targets(target.to(dtype), 5, -100)
+    with pytest.raises(TypeError, match="classes: expected a tensor, got list"):
+        mark_targets([3, 0], 5, -100, name="classes")  # type: ignore[arg-type]
+
+
 def test_on_the_device(device: torch.device) -> None:
     target = torch.tensor([3, -100, 0], device=device)
     assert mark_targets(target, 5, -100).tolist() == [3, -1, 0]

@@ -19,15 +19,18 @@ from hstree import reference
 from hstree.ops import (
     LogitFunction,
     feature_gather,
+    leaf_log_prob,
     leaf_order,
     mixture_log_prob,
     monotone_log_prob,
+    path_log_prob,
     piecewise,
     plif_table,
     sigmoid_sums,
     sparse_adam_,
     tree_log_prob,
     tree_topk,
+    wide_log_prob,
 )
 from ops import test_leaf_tree_log_prob, test_tree_log_prob
 from ops.cases import LEAF, PATH, WIDE, Case, TreeOpUnderTest
@@ -661,3 +664,38 @@ def test_compile(name: str) -> None:
     slopes = vmap(grad(total, tuple(i + 1 for i in subject.every)), in_dims=dims)
     compiled = torch.compile(slopes, fullgraph=True, backend="aot_eager")
     assert_close(compiled(target, *given), slopes(target, *given), **close)
+
+
+@pytest.mark.parametrize("op", [path_log_prob, wide_log_prob, leaf_log_prob])
+@pytest.mark.parametrize("rows", [0, 1], ids=["no vectors", "a vector"])
+def test_no_node_of_a_kind(op: Callable[..., Tensor], rows: int) -> None:
+    """An empty table, as of trees over one class: 0 in every mode, with derivatives of 0."""
+    hidden, along = torch.randn(2, 3), torch.randn(2, 3)
+    shared = op is leaf_log_prob
+    weight = torch.randn(1, 3) if shared else torch.randn(1, rows, 3)
+    columns = () if op is path_log_prob else (3,)
+    longest = {"max_depth" if op is path_log_prob else "max_width": 2}
+    tables = (
+        torch.zeros(1, 2, dtype=torch.int64),
+        torch.zeros(0, *columns, dtype=torch.int32),
+        torch.zeros(1, 1, dtype=torch.int32),
+        torch.zeros(1, 1, dtype=torch.int32) if shared else None,
+    )
+    target = torch.tensor([0, -1])
+
+    def log_prob(hidden: Tensor, weight: Tensor) -> Tensor:
+        return op(hidden, weight, None, target, *tables, **longest)
+
+    zeros = torch.zeros(2, 1)
+    assert_close(log_prob(hidden, weight), zeros)
+    value, tangent = jvp(log_prob, (hidden, weight), (along, torch.ones_like(weight)))
+    assert_close((value, tangent), (zeros, zeros))
+    assert_close(vmap(log_prob, (0, None))(hidden[None], weight), zeros[None])
+    of_batch = vmap(lambda x: jvp(lambda x: log_prob(x, weight), (x,), (along,))[1])
+    assert_close(of_batch(hidden[None]), zeros[None])
+    if weight.numel():
+        assert_close(jacfwd(log_prob, 1)(hidden, weight), torch.zeros(2, 1, *weight.shape))
+    assert_close(jacfwd(grad(lambda x: log_prob(x, weight).sum()))(hidden), torch.zeros(2, 3, 2, 3))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(hidden, along)
+        assert_close(forward_ad.unpack_dual(log_prob(dual, weight)).primal, zeros)

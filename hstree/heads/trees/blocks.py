@@ -9,10 +9,10 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
+from hstree._products import batched_scores, is_cast, linear_scores
 from hstree.heads.trees.layout import Layout
 from hstree.heads.trees.tree_layout import BINARY, LEAF, ROOT, WIDE
 from hstree.ops.feature_gather import feature_gather
@@ -77,15 +77,12 @@ class Block:
         raise NotImplementedError
 
     def scores(self, x: Tensor) -> Tensor:
-        """w . x + b of all vectors, [T, R, N].
+        """w . x + b of all vectors, [T, R, N], in the dtype of sums.
 
         Args:
             x: the features of each tree, [T, N, S].
         """
-        if torch.compiler.is_exporting() or x.shape[1] > 2:  # exported programs take any number
-            return torch.baddbmm(self.bias.unsqueeze(2), self.weight, x.mT)
-        # A product with one or two contexts is faster with them as its rows.
-        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT).mT
+        return batched_scores(x, self.weight, self.bias)
 
 
 class BinaryBlock(Block):
@@ -161,11 +158,11 @@ class LeafBlock(Block):
         )
 
     def class_scores(self, hidden: Tensor) -> Tensor:
-        """E_y . h of all classes, [N, V], which all trees share; on CUDA with adjacent rows, as the
-        kernel reads them."""
+        """E_y . h of all classes, [N, V], which all trees share, in the dtype of sums; on CUDA with
+        adjacent rows, as the kernel reads them."""
         if hidden.device.type == "cuda":
-            return torch.mm(self.weight, hidden.t()).t()
-        return F.linear(hidden, self.weight)
+            return torch.mm(self.weight, hidden.t()).t().to(sum_dtype(hidden.dtype))
+        return linear_scores(hidden, self.weight)
 
 
 class RootBlock(Block):
@@ -179,26 +176,32 @@ class RootBlock(Block):
         by_tree = self.feature_index is not None  # the memory layout of the logits
         if not by_tree:
             logits, child = logits.transpose(0, 1), child.t()
-        rows = logits.flatten(0, 1).to(sum_dtype(hidden.dtype))
-        log_prob = monotone_log_prob(rows, child.flatten()).view_as(child)
+        log_prob = monotone_log_prob(logits.flatten(0, 1), child.flatten()).view_as(child)
         return log_prob.t() if by_tree else log_prob
 
-    def candidate_log_prob(self, hidden: Tensor, candidates: Tensor) -> Tensor:
+    def candidate_log_prob(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
         """log P(child that holds each candidate), [N, K, T]: hidden [N, D], candidates [N, K] from
         :func:`hstree.ops.mark_targets`, whose marks have any child."""
         child = self.layout.root_child[:, candidates].long()
-        log_prob = self.logits(hidden).to(sum_dtype(hidden.dtype)).log_softmax(-1)
+        log_prob = self.log_prob(hidden, temperature)
         return log_prob.gather(2, child.clamp(0, log_prob.shape[2] - 1)).permute(1, 2, 0)
 
+    def log_prob(self, hidden: Tensor, temperature: float) -> Tensor:
+        """Log-probabilities of all children, [T, N, R], with the logits divided by the
+        temperature: hidden [N, D]."""
+        return tempered(self.logits(hidden), temperature).log_softmax(-1)
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """w . x + b of all vectors, [T, N, R]: hidden [N, D]."""
+        """w . x + b of all vectors, [T, N, R], in the dtype of sums: hidden [N, D]."""
         n_trees, n_children, _ = self.weight.shape
         if self.feature_index is None:
             rows, bias = self.weight.flatten(0, 1), self.bias.flatten()
-            logits = F.linear(hidden.to(rows.dtype), rows, bias)
+            logits = linear_scores(hidden.to(rows.dtype), rows, bias.to(rows.dtype))
             return logits.view(-1, n_trees, n_children).transpose(0, 1)
         x = tree_features(hidden.to(self.weight.dtype), self.feature_index, n_trees)
-        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.transpose(1, 2))
+        weight = self.weight.float() if is_cast(self.weight) else self.weight
+        x, bias = x.to(weight.dtype), self.bias.to(weight.dtype)
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT).to(sum_dtype(x.dtype))
 
 
 BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, LeafBlock, RootBlock)
@@ -208,6 +211,13 @@ BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, LeafBlock, RootBlock)
 def to_dtype_of(blocks: Sequence[Block], hidden: Tensor) -> Tensor:
     """``hidden`` in the dtype of the blocks' vectors."""
     return hidden.to(blocks[0].weight.dtype) if blocks else hidden
+
+
+def tempered(scores: Tensor, temperature: float) -> Tensor:
+    """The scores divided by the temperature, but for a term that all of a row share."""
+    if temperature == 1.0:
+        return scores
+    return (scores - scores.detach().amax(-1, keepdim=True)) / temperature
 
 
 def tree_features(hidden: Tensor, feature_index: Tensor | None, n_trees: int) -> Tensor:

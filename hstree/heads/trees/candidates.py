@@ -9,12 +9,16 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from hstree._dtypes import sum_dtype
+from hstree._products import is_low
+from hstree._sums import log_sum_exp
 from hstree.heads.inference import mask_candidates
 from hstree.heads.trees.blocks import Block, RootBlock, to_dtype_of
 from hstree.heads.trees.search import candidate_classes
 from hstree.heads.trees.state import EnsembleState
 from hstree.heads.trees.tree_layout import BINARY, LEAF, WIDE
 from hstree.ops import default_chunk_rows, leaf_order
+from hstree.ops._rows import cast
 
 Way: TypeAlias = Callable[[EnsembleState, Tensor, Tensor, float], Tensor]
 """Log-probabilities [N, K], from the head, hidden [N, D], candidates [N, K] of
@@ -40,7 +44,11 @@ OF_A_LOOKUP = 6
 
 
 def choose_way(
-    head: EnsembleState, hidden: Tensor, candidates: Tensor, differentiable: bool
+    head: EnsembleState,
+    hidden: Tensor,
+    candidates: Tensor,
+    differentiable: bool,
+    temperature: float = 1.0,
 ) -> Way:
     """The way that is expected to take the least time, by the number of products. The root, which
     every way scores once for each row, does not count. Measured in
@@ -64,6 +72,8 @@ def choose_way(
         composed_candidates: n_rows * of_row,
         all_candidates: (n_rows + READING) * every,
     }
+    if temperature != 1.0 and is_low(hidden):
+        costs[composed_candidates] += READING * every  # casts all vectors
     if not differentiable and device == "cpu":
         groups = count_groups(head, candidates)
         costs[looked_up_candidates] = OF_A_LOOKUP * groups * of_path
@@ -121,27 +131,32 @@ def composed_candidates(
     (n_rows, n_candidates), blocks, layout = candidates.shape, head.blocks(), head.layout
     log_gate = head.log_gate(hidden) if log_gate is None else log_gate
     log_prob = log_gate.unsqueeze(1)
-    hidden, blocks = tempered_blocks(hidden, blocks, temperature)
-    contexts = to_dtype_of(blocks, hidden).repeat_interleave(n_candidates, 0)
     flat = candidates.flatten()
     below = [block for block in blocks if not isinstance(block, RootBlock)]
     if below:
+        contexts, below = tempered_blocks(to_dtype_of(below, hidden), below, temperature)
+        contexts = contexts.repeat_interleave(n_candidates, 0)
         order = leaf_order(flat, layout.leaf_position) if len(below) > 1 else None
         parts = [block.target_log_prob(contexts, flat, order) for block in below]
         of_trees = sum(parts[1:], parts[0])
         log_prob = log_prob + of_trees.view(n_rows, n_candidates, head.n_trees)
     for block in blocks:
         if isinstance(block, RootBlock):
-            log_prob = log_prob + block.candidate_log_prob(hidden, candidates)
+            log_prob = log_prob + block.candidate_log_prob(hidden, candidates, temperature)
     log_prob = log_prob.expand(n_rows, n_candidates, head.n_trees)
-    return mask_candidates(torch.logsumexp(log_prob, 2), candidates, head.n_classes)
+    return mask_candidates(log_sum_exp(log_prob, 2), candidates, head.n_classes)
 
 
 def tempered_blocks(
     hidden: Tensor, blocks: list[Block], temperature: float
 ) -> tuple[Tensor, list[Block]]:
-    """Contexts and blocks with all scores divided by the temperature: the scores are linear."""
+    """Contexts and blocks with all scores divided by the temperature: the scores are linear. In
+    float32 instead of 16 bits, in which the quotients would be rounded or infinite."""
     if temperature == 1.0:
         return hidden, blocks
-    blocks = [replace(block, bias=block.bias / temperature) for block in blocks]
-    return hidden / temperature, blocks
+    dtype = sum_dtype(hidden.dtype)
+    blocks = [
+        replace(block, weight=cast(block.weight, dtype), bias=cast(block.bias, dtype) / temperature)
+        for block in blocks
+    ]
+    return hidden.to(dtype) / temperature, blocks

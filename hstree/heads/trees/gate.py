@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hstree._dtypes import input_dtype, sum_dtype
+from hstree._products import is_low, linear_scores
 from hstree.heads.trees.state import EnsembleState
 
 
@@ -78,8 +79,12 @@ class ContextGate(Gate):
         head.gate_linear.reset_parameters()
 
     def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
-        logits: Tensor = head.gate_linear(hidden.to(input_dtype(head.gate_linear)))
-        return logits.to(sum_dtype(hidden.dtype)).log_softmax(1)
+        linear, dtype = head.gate_linear, input_dtype(head.gate_linear)
+        hidden = hidden.to(dtype)
+        if is_low(hidden):
+            return linear_scores(hidden, linear.weight, linear.bias).log_softmax(1)
+        logits: Tensor = linear(hidden)  # may be quantized
+        return logits.to(sum_dtype(dtype)).log_softmax(1)
 
 
 GATES: dict[str, Gate] = {

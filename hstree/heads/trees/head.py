@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_seed
 from hstree._dtypes import sum_dtype
+from hstree._sums import log_sum_exp
 from hstree._transforms import is_transformed
 from hstree.heads.buffers import adopt_tables, fill, saved_tables
 from hstree.heads.losses import split_rows
@@ -25,7 +26,7 @@ from hstree.heads.trees.blocks import (
     to_dtype_of,
     tree_features,
 )
-from hstree.heads.trees.candidates import choose_way, tempered_blocks
+from hstree.heads.trees.candidates import choose_way
 from hstree.heads.trees.constructors import Constructors
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.layout import Layout, check_trees
@@ -96,7 +97,9 @@ class TreeEnsemble(Relearning, Constructors):
             groups of few classes, almost all of E in trees of two levels with many classes.
             Requires :class:`hstree.optim.AdamW`, or SGD or Adagrad without weight decay; on several
             ranks use :mod:`hstree.distributed`. Off by default, because torch's AdamW,
-            torch.compile and the trainers of other libraries accept only dense gradients.
+            torch.compile and the trainers of other libraries accept only dense gradients. In
+            float16 on a CPU torch cannot add two of them: there, call zero_grad() before every
+            backward pass.
         seed: seed of the feature subsets.
         **options: further arguments of :class:`Head`.
 
@@ -180,13 +183,23 @@ class TreeEnsemble(Relearning, Constructors):
 
     def log_gate(self, hidden: Tensor) -> Tensor:
         """log pi [N, T]: hidden [N, D]."""
-        return self._gate.log_gate(self, hidden)
+        log_gate = self._gate.log_gate(self, hidden)
+        return log_gate if self.block_types else log_gate + self._zeros(hidden).unsqueeze(1)
+
+    def _zeros(self, hidden: Tensor) -> Tensor:
+        """0 [N], with a gradient of 0 for hidden [N, D] and the parameters: log P of the class of
+        trees without nodes."""
+        dtype = sum_dtype(hidden.dtype)
+        zeros = hidden[:, :0].sum(1, dtype=dtype)
+        for parameter in self.parameters():
+            zeros = zeros + parameter.flatten()[:0].sum(dtype=dtype)
+        return zeros
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         log_prob = self.log_prob_by_tree(hidden, target)
         if self.n_trees == 1:
             return log_prob.squeeze(1)
-        mixture = torch.logsumexp(log_prob + self.log_gate(hidden), 1)
+        mixture = log_sum_exp(log_prob + self.log_gate(hidden), 1)
         return mixture.masked_fill(target == -1, 0.0)
 
     def log_prob_by_tree(self, hidden: Tensor, target: Tensor) -> Tensor:
@@ -198,7 +211,9 @@ class TreeEnsemble(Relearning, Constructors):
             order = leaf_order(target, self.layout.leaf_position)
         parts = [block.target_log_prob(hidden, target, order) for block in reversed(blocks)]
         if not parts:  # a single class: 0, with a gradient of 0
-            zeros = hidden[:, :0].sum(1, dtype=sum_dtype(hidden.dtype))
+            zeros = self._zeros(hidden)
+            if torch.is_grad_enabled() and not zeros.requires_grad and not is_transformed():
+                zeros.requires_grad_()  # of nothing, so that a training step works
             parts = [zeros.unsqueeze(1).expand(-1, self.n_trees)]
         return sum(parts[1:], parts[0])
 
@@ -215,10 +230,15 @@ class TreeEnsemble(Relearning, Constructors):
         """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T] the logarithms of
         the weights of the trees; the scores of all nodes are divided by the temperature."""
         dtype, layout = sum_dtype(hidden.dtype), self.layout
-        hidden, blocks = tempered_blocks(hidden, self.blocks(), temperature)
+        blocks = self.blocks()
         hidden = to_dtype_of(blocks, hidden)
         x = tree_features(hidden, self.feature_index, self.n_trees)
-        scores = [block.scores(x).to(dtype) for block in blocks if not isinstance(block, LeafBlock)]
+
+        def divided(scores: Tensor) -> Tensor:
+            scores = scores.to(dtype)
+            return scores if temperature == 1.0 else scores / temperature
+
+        scores = [divided(block.scores(x)) for block in blocks if not isinstance(block, LeafBlock)]
         if not scores:  # a single class, or leaf groups alone
             scores = [hidden.t()[:0].to(dtype).expand(self.n_trees, -1, -1)]
         leaves = [block for block in blocks if isinstance(block, LeafBlock)]
@@ -230,8 +250,8 @@ class TreeEnsemble(Relearning, Constructors):
             self.n_classes,
             wide_begin=layout.n_rows[BINARY],
             root_begin=layout.n_rows[BINARY] + layout.n_rows[WIDE],
-            leaf_score=leaves[0].class_scores(hidden).to(dtype) if leaves else None,
-            leaf_bias=leaves[0].bias.to(dtype) if leaves else None,
+            leaf_score=divided(leaves[0].class_scores(hidden)) if leaves else None,
+            leaf_bias=divided(leaves[0].bias) if leaves else None,
         )
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -258,7 +278,7 @@ class TreeEnsemble(Relearning, Constructors):
     def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
         """In the cheapest of three ways: looked up row by row, by the ops of the training step, or
         from all classes."""
-        way = choose_way(self, hidden, candidates, self.records_gradients(hidden))
+        way = choose_way(self, hidden, candidates, self.records_gradients(hidden), temperature)
         return way(self, hidden, candidates, temperature).to(sum_dtype(hidden.dtype))
 
     def records_gradients(self, hidden: Tensor) -> bool:

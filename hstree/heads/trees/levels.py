@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._dtypes import sum_dtype
+from hstree._products import linear_scores
 from hstree.heads.trees.blocks import BinaryBlock, LeafBlock, WideBlock
 from hstree.heads.trees.head import TreeEnsemble
 from hstree.trees.paths import edge_paths
@@ -62,7 +63,7 @@ def level_log_probs(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Level
                 if isinstance(block, BinaryBlock):
                     row = torch.from_numpy(layout.first_row[node[of]]).to(device)
                     weight, bias = block.rows(t, row)
-                    z = (x[n].to(weight.dtype) * weight).sum(1) + bias
+                    z = (x[n].to(dtype) * weight.to(dtype)).sum(1) + bias
                     log_prob[n, t, level] = F.logsigmoid(torch.where(child == 0, z, -z).to(dtype))
                     continue
                 group[of, t, level] = isinstance(block, (WideBlock, LeafBlock))
@@ -71,7 +72,7 @@ def level_log_probs(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Level
                     row = torch.arange(first, first + int(n_children[m]), device=device)
                     weight, bias = block.rows(t, row)
                     here = torch.from_numpy(node[of] == m).to(device)
-                    z = F.linear(x[n[here]].to(weight.dtype), weight, bias).to(dtype)
+                    z = linear_scores(x[n[here]].to(weight.dtype), weight, bias)
                     chosen = z.log_softmax(1).gather(1, child[here, None])[:, 0]
                     log_prob[n[here], t, level] = chosen
     return LevelLogProbs(log_prob, torch.from_numpy(group).to(device), head.log_gate(hidden))

@@ -111,10 +111,7 @@ def _arguments(head: EnsembleState, hidden: Tensor, temperature: float = 1.0) ->
     binary, wide, leaf, root = (of_kind.get(kind) for kind in KINDS)
     root_log_prob = None
     if isinstance(root, RootBlock):
-        logits = root.logits(hidden).to(sum_dtype(x.dtype))
-        if temperature != 1.0:
-            logits = (logits - logits.amax(-1, keepdim=True)) / temperature
-        root_log_prob = logits.log_softmax(-1)
+        root_log_prob = root.log_prob(hidden, temperature)
     vectors = {
         f"{name}{of}": getattr(block, of) if block else None
         for name, block in (("", binary), ("wide_", wide), ("leaf_", leaf))

@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._transforms import is_transformed
+from hstree._products import is_cast
 from hstree.heads.buffers import fill
 from hstree.heads.trees.blocks import BinaryBlock, Block, LeafBlock, RootBlock, WideBlock
 from hstree.heads.trees.layout import Layout
 from hstree.heads.trees.state import EnsembleState
 from hstree.heads.trees.tree_layout import LEAF, ROOT
 from hstree.heads.tying import HasWeight, weight_to_tie
+from hstree.ops._rows import with_rows
 
 DERIVED_SCALE = 3.0
 
@@ -100,14 +101,15 @@ class LeafVectors(NodeVectors):
                 nn.init.zeros_(own)
 
     def blocks(self, head: EnsembleState) -> list[Block]:
-        layout, index, embedding = head.layout, head.feature_index, head.class_vectors()
+        layout, index = head.layout, head.feature_index
+        embedding, root = self._embedding_and_root(head)
         out = []
         for block in head.block_types:
             bias: Tensor = getattr(head, f"{block.prefix}bias")
-            if block is LeafBlock:
+            if block is RootBlock:
+                weight = root
+            elif block is LeafBlock:
                 weight = embedding
-            elif block is RootBlock:
-                weight = self._root_vectors(head, embedding)
             else:
                 weight = getattr(head, block.weight_name)
             features = None if block is LeafBlock else index
@@ -115,20 +117,23 @@ class LeafVectors(NodeVectors):
         return out
 
     @staticmethod
-    def _root_vectors(head: EnsembleState, embedding: Tensor) -> Tensor:
-        """Vectors [T, C, S] of the children of wide roots."""
+    def _embedding_and_root(head: EnsembleState) -> tuple[Tensor, Tensor]:
+        """The output embedding [V, D], and vectors [T, C, S] of the children of wide roots."""
         layout, index, own = head.layout, head.feature_index, head.root_weight
+        embedding = head.class_vectors()
         if own is not None and not len(layout.root_row):
-            return own
+            return embedding, own
         # A root over all classes reads all rows of the embedding.
-        sparse = head.sparse and own is not None and not is_transformed()
-        rows = F.embedding(layout.root_class, embedding, sparse=sparse)
+        sparse = head.sparse and own is not None
+        embedding, rows = with_rows(embedding, layout.root_class, sparse=sparse)
         if index is not None:
             tree = layout.root_row // layout.n_rows[ROOT]
             rows = rows.gather(1, index[tree].long())
         if own is None:
-            return rows.view(head.n_trees, -1, head.subset_size)
-        return own.flatten(0, 1).index_add(0, layout.root_row, rows).view_as(own)
+            return embedding, rows.view(head.n_trees, -1, head.subset_size)
+        if is_cast(own):  # the sum of two vectors is not rounded to 16 bits
+            own, rows = own.float(), rows.float()
+        return embedding, own.flatten(0, 1).index_add(0, layout.root_row, rows).view_as(own)
 
 
 class SharedVectors(NodeVectors):

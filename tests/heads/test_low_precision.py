@@ -1,0 +1,203 @@
+"""bfloat16 and float16 on the CPU: parameters and contexts are rounded, sums are not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make
+from hstree import _products
+from hstree.heads import Head, SampledSoftmax, TreeEnsemble
+from hstree.heads.trees import candidates as ways
+from hstree.ops import mixture_cross_entropy, monotone_cross_entropy
+
+LOW = [torch.bfloat16, torch.float16]
+low = pytest.mark.parametrize("dtype", LOW, ids=["bfloat16", "float16"])
+ENCODED = ("mos", "moc", "doc", "mixtape", "adaptive", "plif", "monotonic")
+"""Heads that round in between: encodings, slopes, torch's own adaptive softmax."""
+EXACT = [kind for kind in HEADS if not kind.startswith(ENCODED) and "shared" not in kind]
+TREES = [kind for kind in EXACT if kind.startswith("trees")]
+ROUNDINGS = 2e-6
+"""Of float32 sums of numbers up to the largest score, in units of that score."""
+
+
+def pair(kind: str, dtype: torch.dtype, scale: float = 3.0) -> tuple[Head, Head]:
+    """A head of 16 bits and the same in float64, in evaluation mode."""
+    head = make(kind).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter *= scale
+    return head.to(dtype), copy.deepcopy(head).double()
+
+
+def contexts(rows: int, dtype: torch.dtype) -> Tensor:
+    """Scores of up to 60."""
+    return (4 * draw(rows, D)).to(dtype)
+
+
+@low
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("rows", [1, 2, 30])
+@pytest.mark.parametrize("block", [50, 2**19])
+def test_sums_are_float32(
+    kind: str, dtype: torch.dtype, rows: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Output, loss and every query against float64, at scores of 30 and more; also with weights
+    that are cast in many blocks."""
+    monkeypatch.setattr(_products, "BLOCK_NUMBERS", block)
+    head, truth = pair(kind, dtype)
+    hidden, target = contexts(rows, dtype), draw_targets(rows)
+    classes = torch.arange(V).expand(rows, -1)
+    with torch.no_grad():
+        wanted = truth.log_prob(hidden.double())
+        assert wanted.min() < -30
+        close: dict[str, Any] = {"rtol": 0, "atol": ROUNDINGS * float(-wanted.min())}
+        of_target = wanted.gather(1, target[:, None]).squeeze(1)
+        got = {
+            "log_prob": (head.log_prob(hidden), wanted),
+            "output": (head(hidden, target).output, of_target),
+            "loss": (head(hidden, target).loss, -of_target.mean()),
+            "candidates": (head.candidate_log_prob(hidden, classes), wanted),
+            "topk": (head.topk(hidden, 3)[0], wanted.topk(3)[0]),
+        }
+        drawn, log_prob = head.sample(hidden, 20, return_log_prob=True)
+        got["sample"] = (log_prob, wanted.gather(1, drawn))
+    for name, (value, expected) in got.items():
+        assert value.dtype == torch.float32, name
+        torch.testing.assert_close(
+            value.double(), expected, msg=lambda text, name=name: f"{name}: {text}", **close
+        )
+
+
+@low
+@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize("temperature", [1e-6, 0.1, 0.7, 30.0, 1e6])
+@pytest.mark.parametrize("way", ["chosen", "composed", "all", "looked_up"])
+def test_temperatures(
+    kind: str,
+    dtype: torch.dtype,
+    temperature: float,
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Candidates at every temperature, in each of the ways they are computed: those of float64, up
+    to roundings of the scores that the temperature divides."""
+    head, truth = pair(kind, dtype)
+    if way != "chosen":
+        function = getattr(ways, f"{way}_candidates")
+        monkeypatch.setattr("hstree.heads.trees.head.choose_way", lambda *_: function)
+    hidden, classes = contexts(4, dtype), torch.arange(V).expand(4, -1)
+    recorded = way != "looked_up"
+    with torch.set_grad_enabled(recorded):
+        got = head.candidate_log_prob(hidden, classes, temperature=temperature)
+    with torch.no_grad():
+        expected = ways.looked_up_candidates(truth, hidden.double(), classes, temperature)
+        largest = float(truth.log_prob(hidden.double()).abs().max())
+    unit = max(1.0, largest / temperature)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=5 * ROUNDINGS * unit)
+    if recorded:
+        got.clamp(min=-1e4).sum().backward()
+        for name, parameter in head.named_parameters():
+            if parameter.grad is not None:
+                assert parameter.grad.dtype == dtype
+                if temperature > 1e-3:  # 1e6 times a gradient overflows float16
+                    assert parameter.grad.to_dense().isfinite().all(), name
+
+
+@low
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_draws_and_candidates_agree(kind: str, dtype: torch.dtype, temperature: float) -> None:
+    head, _ = pair(kind, dtype)
+    for rows in (1, 40):
+        hidden = contexts(rows, dtype)
+        drawn, log_prob = head.sample(hidden, 9, temperature=temperature, return_log_prob=True)
+        for recorded in (False, True):
+            with torch.set_grad_enabled(recorded):
+                again = head.candidate_log_prob(hidden, drawn, temperature=temperature)
+            atol = ROUNDINGS * 100 / temperature
+            torch.testing.assert_close(again.detach(), log_prob, rtol=0, atol=atol)
+
+
+@low
+def test_cross_entropy(dtype: torch.dtype) -> None:
+    """The ops alone, and their gradients: those of float64, rounded."""
+    weight, bias = (8 * draw(V, D)).to(dtype), draw(V, seed=1).to(dtype)
+    hidden, target = contexts(20, dtype), draw_targets(20)
+    latent, prior = contexts(60, dtype).view(20, 3, D), draw(20, 3, seed=3).log_softmax(1)
+
+    def both(function: Callable[..., Tensor], *tensors: Tensor) -> None:
+        found = []
+        for to in (dtype, torch.float64):
+            leaves = [x.to(to).detach().requires_grad_() for x in tensors]
+            loss = function(*leaves)
+            loss.backward()
+            found.append((loss, *(x.grad for x in leaves)))
+        (loss, *grads), (wanted, *of_wanted) = found
+        torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=1e-5)
+        for grad, of in zip(grads, of_wanted, strict=True):
+            error = (grad.double() - of).abs().max() / of.abs().max()
+            assert error < 3 * torch.finfo(dtype).eps
+
+    both(
+        lambda x, w, b: monotone_cross_entropy(x, w, b, target, chunk_rows=7), hidden, weight, bias
+    )
+    both(
+        lambda x, w, b: mixture_cross_entropy(
+            x, prior.to(x.dtype if x.dtype == torch.float64 else torch.float32), w, b, target
+        ),
+        latent,
+        weight,
+        bias,
+    )
+
+
+def sparse_heads() -> dict[str, Head]:
+    counts = FREQUENCIES
+    trees: dict[str, Any] = {"n_trees": 3, "sparse": True}
+    return {
+        "sampled": SampledSoftmax(D, V, negatives=5, frequencies=counts, sparse=True),
+        "free": TreeEnsemble.from_counts(D, counts, root=4, leaf=1, **trees),
+        "leaves": TreeEnsemble.from_counts(D, counts, root=12, **trees, node_vectors="leaves"),
+        "subsets": TreeEnsemble.from_counts(
+            D, counts, root=12, **trees, node_vectors="leaves", subset_size=6
+        ),
+    }
+
+
+@low
+@pytest.mark.parametrize("kind", ["sampled", "free", "leaves", "subsets"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_row_sparse_gradients(kind: str, dtype: torch.dtype, training: bool) -> None:
+    """Those of the dense head, in one backward pass of both dtypes; torch adds no two of float16 on
+    a CPU, which is said where it would be needed."""
+    head = sparse_heads()[kind].to(dtype).train(training)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(draw(*parameter.shape, seed=2))
+    dense = copy.deepcopy(head)
+    dense.sparse = False  # type: ignore[assignment]
+    hidden, target = draw(6, D, dtype=dtype), torch.arange(6)
+    if kind in ("leaves", "subsets"):
+        assert len(head.layout.root_row)  # type: ignore[union-attr,arg-type]
+    grads = []
+    for one in (head, dense):
+        torch.manual_seed(1)
+        one(hidden, target).loss.backward()
+        grads.append({n: p.grad for n, p in one.named_parameters() if p.grad is not None})
+    sparse = {name for name, grad in grads[0].items() if grad.is_sparse}
+    assert bool(sparse) == (training or kind != "sampled")
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grad.to_dense(), grads[1][name].to_dense())
+    if not sparse:
+        return
+    if dtype == torch.float16:
+        with pytest.raises(NotImplementedError, match=r"^grad: expected None .*call zero_grad\(\)"):
+            head(hidden, target).loss.backward()
+        head.zero_grad()
+    head(hidden, target).loss.backward()

@@ -1,0 +1,94 @@
+"""A weight that is read as a whole and by rows has one gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from heads.support import allocations
+from torch import Tensor
+from torch.func import grad, jvp, vmap
+
+from hstree import TreeEnsemble
+from hstree.ops._rows import with_rows
+
+# In torch's own code, the first time that forward mode is at work.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+INDEX = torch.tensor([3, 0, 3, 4])
+
+
+def loss(whole: Tensor, rows: Tensor, read: str) -> Tensor:
+    parts = []
+    if "whole" in read:
+        parts.append((whole @ torch.linspace(-1, 1, whole.shape[1]).to(whole)).square().sum())
+    if "sum" in read:  # its gradient is expanded: one number
+        parts.append(whole.sum())
+    if "rows" in read:
+        parts.append((rows * torch.arange(rows.numel()).view(rows.shape)).sin().sum())
+    return sum(parts[1:], parts[0])
+
+
+@pytest.mark.parametrize("read", ["whole", "rows", "whole rows", "sum rows", "whole sum rows"])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_gradient(read: str, sparse: bool) -> None:
+    found = []
+    for own in (True, False):
+        weight = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        weight.requires_grad_()
+        if own:
+            both = with_rows(weight, INDEX, sparse=sparse)
+        else:
+            both = weight, F.embedding(INDEX, weight)
+        loss(*both, read).backward()
+        assert weight.grad is not None
+        assert weight.grad.is_sparse == (own and sparse and read == "rows")
+        found.append(weight.grad.to_dense())
+    torch.testing.assert_close(*found)
+
+
+def test_the_gradient_of_another_is_left_alone() -> None:
+    """Only a new tensor is written into: here one number for all elements, and create_graph."""
+    weight = torch.randn(6, 3, requires_grad=True)
+    whole, rows = with_rows(weight, INDEX)
+    upstream = torch.ones(()).expand(6, 3)
+    torch.autograd.backward([whole, rows], [upstream, torch.ones(4, 3)])
+    assert torch.equal(upstream, torch.ones(6, 3))
+    whole, rows = with_rows(weight.double(), INDEX)
+    (first,) = torch.autograd.grad(loss(whole, rows, "whole rows"), weight, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), weight)
+    plain = weight.double()
+    (of_plain,) = torch.autograd.grad(
+        loss(plain, plain[INDEX], "whole rows"), weight, create_graph=True
+    )
+    torch.testing.assert_close(second, torch.autograd.grad(of_plain.square().sum(), weight)[0])
+
+
+def test_transforms() -> None:
+    weight, along = torch.randn(6, 3), torch.randn(6, 3)
+
+    def own(weight: Tensor) -> Tensor:
+        return loss(*with_rows(weight, INDEX, sparse=True), "whole rows")
+
+    def plain(weight: Tensor) -> Tensor:
+        return loss(weight, weight[INDEX], "whole rows")
+
+    torch.testing.assert_close(grad(own)(weight), grad(plain)(weight))
+    torch.testing.assert_close(jvp(own, (weight,), (along,)), jvp(plain, (weight,), (along,)))
+    batch = torch.stack([weight, along])
+    torch.testing.assert_close(vmap(grad(own))(batch), vmap(grad(plain))(batch))
+
+
+def test_no_second_gradient_of_the_embedding() -> None:
+    """A step of trees whose roots have classes among their children."""
+    V, D = 20_000, 8
+    head = TreeEnsemble.from_counts(D, [1 + 10**6 // (y + 1) for y in range(V)])
+    assert len(head.layout.root_row)
+    hidden, target = torch.randn(16, D), torch.randint(V, (16,))
+    head(hidden, target).loss.backward()
+    head.zero_grad()
+    output = head(hidden, target).loss
+    largest, most = allocations(output.backward)
+    of_embedding = 4 * V * D
+    assert largest <= of_embedding
+    assert most < 4 * (V * D + head.leaf_bias.numel()) + of_embedding  # type: ignore[union-attr,operator]
