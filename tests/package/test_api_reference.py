@@ -48,7 +48,7 @@ def test_every_package_has_a_page() -> None:
     packages |= {"hstree"}
     packages |= {
         f"hstree.integrations.{path.stem}"
-        for path in (ROOT / "hstree" / "integrations").glob("[!_]*.py")
+        for path in (ROOT / "hstree" / "integrations").glob("[!_]*")
     }
     assert {module_of(page.read_text(encoding="utf-8")).__name__ for page in PAGES} == packages
     contents = (ROOT / "docs" / "api" / "index.md").read_text(encoding="utf-8")

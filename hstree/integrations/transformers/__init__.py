@@ -32,8 +32,6 @@ from hstree.integrations.transformers.model import (
 
 __all__ = [
     "CONFIG_KEY",
-    "HeadConfig",
-    "HeadForCausalLM",
     "LMHead",
     "from_pretrained",
     "replace_lm_head",
