@@ -227,12 +227,14 @@ def _of_all_classes(head: TreeEnsemble, x: Tensor, target: Tensor) -> Tensor:
     return -head.log_prob(x).gather(1, target[:, None]).squeeze(1)
 
 
-def _wide(setting: Setting, device: str, node_vectors: str = "free", **shape: int) -> Step:
+def _wide(
+    setting: Setting, device: str, node_vectors: str = "free", sparse: bool = True, **shape: int
+) -> Step:
     """A whole ensemble of Huffman trees over all features with a wide root."""
     input, target, frequencies = _inputs(setting, device)
     size, root = setting.classes, setting.root
     trees = build_ensemble("huffman", size, setting.wide_trees, frequencies, root=root, **shape)
-    options = {"frequencies": frequencies, "sparse": True, "node_vectors": node_vectors}
+    options = {"frequencies": frequencies, "sparse": sparse, "node_vectors": node_vectors}
     with torch.device(device):
         head = TreeEnsemble(setting.features, size, trees, **options)
     head.to(device, input.dtype)

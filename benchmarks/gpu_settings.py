@@ -46,6 +46,7 @@ TINY = "tiny"
 SETTINGS = {
     "4096x128k": Setting(8192, 4096, 128_256),
     "2304x256k": Setting(8192, 2304, 256_000),
+    "768x50k": Setting(16_384, 768, 50_257, root=256),
     TINY: Setting(40, 64, 300, 3, 2, 16, "float32", 100, 2**12, 64, 3),
 }
 
@@ -106,6 +107,11 @@ CONTESTANTS: dict[str, Entry] = {
         "trees of two levels, one output embedding for all leaves",
         "wide",
         {"levels": 2, "node_vectors": "leaves"},
+    ),
+    "leaves-dense": Entry(
+        "the same, dense gradients",
+        "wide",
+        {"levels": 2, "node_vectors": "leaves", "sparse": False},
     ),
     "plif-function": Entry("PLIF of float32 elements by itself", "function"),
     "softmax": Entry("head `softmax`", "head", {"head": "softmax"}),

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hstree._autocast import autocasts
 from hstree._dtypes import sum_dtype
 
 BLOCK_NUMBERS = 2**19
@@ -40,7 +41,7 @@ def blocks(weight: Tensor, dim: int = 0) -> Iterator[Tensor]:
 def linear_scores(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b [..., V] in the dtype of sums: x [..., D], W [V, D]. A GPU rounds products of 16
     bits to 16 bits; under autocast, autocast decides."""
-    if torch.is_autocast_enabled(x.device.type) or not is_cast(weight):
+    if autocasts(x.device) or not is_cast(weight):
         scores = F.linear(x, weight, bias)
         return scores.to(sum_dtype(scores.dtype))
     x = x.float()
@@ -60,7 +61,7 @@ def batched_scores(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.baddbmm(bias.unsqueeze(1), x, weight.mT).mT
 
     x, bias = x.to(weight.dtype), bias.to(weight.dtype)
-    if torch.is_autocast_enabled(x.device.type) or not is_cast(weight):
+    if autocasts(x.device) or not is_cast(weight):
         scores = product(x, weight, bias)
         return scores.to(sum_dtype(scores.dtype))
     x, parts, begin = x.float(), [], 0

@@ -22,6 +22,7 @@ import hstree
 from hstree.cli import main
 from hstree.data import Vocabulary
 from hstree.heads import head_names
+from hstree.heads.functions import Function
 from hstree.runs import TrainConfig, load_run, read_epochs
 from hstree.trees import Tree
 
@@ -445,7 +446,8 @@ def test_every_command_ends_at_a_signal(
     forward = torch.nn.Module.__call__
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
-        signal.raise_signal(number)
+        if not isinstance(arguments[0], Function):  # a head that is built calls its function
+            signal.raise_signal(number)
         return forward(*arguments, **options)
 
     monkeypatch.setattr(torch.nn.Module, "__call__", interrupted)

@@ -20,6 +20,7 @@ from fuzz.scale import cases
 from fuzz.some_heads import HEAD_SETTINGS, HeadSetting, build
 from fuzz.tensors import same_bits, truth
 from hstree.heads import Head, head_names
+from hstree.heads.buffers import Tables
 
 SHAPES = st.sampled_from([(5,), (), (2, 3), (0,), (1, 0, 4), (17,)])
 
@@ -37,7 +38,9 @@ def draw_target(head: Head, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def formula(head: Head, hidden: Tensor) -> Any:
-    state = {name: truth(value) for name, value in head.state_dict().items()}
+    tables = head.tables() if isinstance(head, Tables) else {}
+    parts = [*head.named_parameters(), *head.named_buffers(), *tables.items()]
+    state = {name: truth(value) for name, value in parts}
     rows = truth(hidden).reshape(-1, head.in_features)
     return FORMULAS[head.name](head, state, rows).reshape(*hidden.shape[:-1], head.n_classes)
 

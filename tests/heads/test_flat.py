@@ -391,7 +391,7 @@ def test_one_class(kind: str) -> None:
 def test_a_step_holds_no_tensor_of_all_logits(
     kind: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, features, classes = 400, 16, 1500
+    rows, features, classes = 2000, 16, 1500
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 2**18)
     options: dict[str, Any] = {
         "plif": {"intervals": 1000},

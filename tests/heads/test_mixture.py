@@ -638,7 +638,7 @@ def test_a_step_holds_no_tensor_of_all_logits(
     kind: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even those of one component: N V, of N V K."""
-    rows, components, classes = 400, 8, 1500
+    rows, components, classes = 2000, 8, 1500
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 2**18)
     options: dict[str, Any] = {"latent_features": 8, "reduction": reduction}
     if kind == "mos-plif":

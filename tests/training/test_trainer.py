@@ -117,6 +117,7 @@ def test_run_folder_is_complete(data: Path, tmp_path: Path) -> None:
     assert {path.name for path in result.run.iterdir()} == {
         "config.json",
         "vocabulary.txt",
+        "tokenizer.json",
         "metrics.jsonl",
         "model.safetensors",
         "last.safetensors",
@@ -386,7 +387,8 @@ def test_diverging_later_keeps_the_best(
 def test_a_loss_far_beyond_a_guess_is_divergence(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    losses = iter([2.0, 3.1 * math.log(16)])
+    far = 3.1 * math.log(16)  # of the validation text and of as much of the training text
+    losses = iter([2.0, far, far])
     monkeypatch.setattr("hstree.training.session.evaluate", lambda *_: next(losses))
     with pytest.raises(
         TrainingError, match=r"validation loss became 8.595 nats .* in epoch 2; .*epoch 1"
