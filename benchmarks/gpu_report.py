@@ -23,6 +23,9 @@ MOST_TRAFFIC = 2.0
 MOST_DRIFT = 0.05
 """Processes whose reference copy or product differs by more than this are listed."""
 
+LEAST_SHARE = 0.02
+"""Kernels with less of a step's time are left out."""
+
 
 def spread(seconds: Sequence[float]) -> float:
     """Half the interquartile range."""
@@ -189,10 +192,15 @@ def _kernels(there: Mapping[str, Entry]) -> list[str]:
         kernels = entry.get("kernel_seconds", {})
         if not any(name.endswith("_kernel") for name in kernels):
             continue
+        least = LEAST_SHARE * sum(kernels.values())
         for name, seconds in sorted(kernels.items(), key=lambda item: -item[1]):
+            if seconds < least:
+                break
             rate = _number(asked[name] / seconds / 1e9, 0) if name in asked else ""
             rows.append([entry["title"], name, _number(1000 * seconds, 3), rate])
-    return _table(["", "kernel", "ms of a step", "GB/s requested from the caches"], rows, 2)
+    return _table(
+        ["", "kernel of at least 2%", "ms of a step", "GB/s requested from the caches"], rows, 2
+    )
 
 
 def _range(values: Sequence[str]) -> str:

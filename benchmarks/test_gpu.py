@@ -596,3 +596,40 @@ def test_targets_and_tables_from_figures() -> None:
     assert "more than 5% off: compiled." in text
     assert "| forward | 1,000.000 | 0 | 0 | 13.33 |" in text
     assert gpu_report.plot(results)[:4] == b"\x89PNG"
+
+
+RECORD = gpu_proof.ROOT / "benchmarks" / "results" / "gpu.json"
+
+
+def test_page_is_the_report_of_the_record() -> None:
+    text = gpu_report.tables(json.loads(RECORD.read_text())) + "\n"
+    assert RECORD.with_suffix(".md").read_text() == text
+
+
+def test_documentation_quotes_the_record() -> None:
+    """The table of docs/gpu.md: times relative to the first row, and extra memory in GiB."""
+    results = json.loads(RECORD.read_text())
+    page = (gpu_proof.ROOT / "docs" / "gpu.md").read_text()
+    rows = re.findall(
+        r"^\| ([^|]*[^-| ][^|]*) \|(.*)\|$", page.partition("## One command")[0], re.M
+    )
+    names = ("eager", "compiled", "liger", "cut", "softmax", "adaptive", "leaves", "leaves-dense")
+    names += ("wide-binary", "huffman-4")
+    settings = ("4096x128k", "2304x256k", "768x50k")
+    heads, *rows = [row for row in rows if row[0] != "---"]
+    assert [cell.strip() for cell in heads[1].split("|")] == [
+        f"N = {s.rows:,}, D = {s.features:,}, V = {s.classes:,}"
+        for s in map(SETTINGS.get, settings)
+    ]
+    assert len(rows) == len(names)
+    for name, (_, cells) in zip(names, rows, strict=True):
+        for setting, cell in zip(settings, cells.split("|"), strict=True):
+            there = gpu_report.of_setting(results, setting)
+            if name not in there:
+                assert cell.strip() == "not measured"
+                continue
+            time, memory = re.findall(r"[\d.]+", cell)
+            both, eager = gpu_report.middle(there[name]), gpu_report.middle(there["eager"])
+            unit = 10.0 ** -len(time.partition(".")[2])
+            assert float(time) == pytest.approx(both / eager, abs=unit * 0.51)
+            assert float(memory) == pytest.approx(there[name]["peak_bytes"] / 2**30, abs=0.051)
