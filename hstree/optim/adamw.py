@@ -53,7 +53,9 @@ class AdamW(torch.optim.AdamW):
         weight_decay: decoupled weight decay; for sparse gradients only in the visited rows.
         maximize: whether to maximize instead of minimizing.
         foreach: as in torch, for dense gradients.
-        fused: as in torch, for dense gradients.
+        fused: as in torch, for dense gradients. None: if ``foreach`` is None and all parameters are
+            on the CPU and of a floating dtype, where torch's other code makes several passes over
+            each matrix.
 
     Raises:
         ValueError: for a number out of range, or a group with ``amsgrad``, ``capturable`` or
@@ -89,6 +91,12 @@ class AdamW(torch.optim.AdamW):
         super().__init__(
             params, lr, betas, eps, weight_decay, maximize=maximize, foreach=foreach, fused=fused
         )
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        if fused is None and foreach is None and all(map(_is_fused_by_default, parameters)):
+            self.defaults["fused"] = True
+            for group in self.param_groups:
+                if group["fused"] is None:
+                    group["fused"] = True
         # Makes GradScaler unscale the gradients: the fused code would unscale only dense ones.
         self._step_supports_amp_scaling = False
 
@@ -203,6 +211,10 @@ class AdamW(torch.optim.AdamW):
 
 # Without the step hooks, which our own step has run already.
 _step_of_torch = inspect.unwrap(torch.optim.AdamW.step)
+
+
+def _is_fused_by_default(parameter: Tensor) -> bool:
+    return parameter.device.type == "cpu" and parameter.is_floating_point()
 
 
 def _refuse(group: dict[str, Any]) -> None:

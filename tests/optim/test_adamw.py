@@ -96,12 +96,24 @@ def test_dense_gradients_are_stepped_by_torch(
 ) -> None:
     if "foreach" in code and "lr" in options:
         options = options | {"lr": float(options["lr"])}  # torch's foreach takes no tensor
-    ours, theirs = (
-        run(kind, 4, torch.float32, options | code, dense=True)
-        for kind in (AdamW, torch.optim.AdamW)
-    )
+    ours = run(AdamW, 4, torch.float32, options | code, dense=True)
+    of_torch = code or {"fused": True}
+    theirs = run(torch.optim.AdamW, 4, torch.float32, options | of_torch, dense=True)
     for got, expected in zip(tensors_of(*ours), tensors_of(*theirs), strict=True):
         assert torch.equal(got, expected)
+
+
+def test_fused_by_default_on_the_cpu() -> None:
+    """Where torch's own default is a loop over operators; what is asked for stays."""
+    own = nn.Parameter(torch.zeros(3))
+    groups = [{"params": [own]}, {"params": [nn.Parameter(torch.zeros(2))], "fused": False}]
+    optimizer = AdamW(groups)
+    assert [group["fused"] for group in optimizer.param_groups] == [True, False]
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    assert optimizer.param_groups[2]["fused"]
+    for options in ({"fused": False}, {"foreach": True}, {"foreach": False}):
+        assert not AdamW([own], **options).param_groups[0]["fused"]
+    assert not AdamW([own, nn.Parameter(torch.zeros(3, device="meta"))]).param_groups[0]["fused"]
 
 
 @pytest.mark.parametrize("fused", [None, True])
