@@ -28,6 +28,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from fnmatch import fnmatch
@@ -43,10 +44,10 @@ ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("build", "tests", "sanitizer", "benchmarks", "decoding", "report")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SECONDS = {
-    "build": 480, "collect": 120, "tests": 240, "sanitizer": 140, "benchmarks": 120,
+    "build": 480, "collect": 120, "tests": 240, "sanitizer": 240, "benchmarks": 120,
     "decoding": 300,
 }  # fmt: skip
-"""Time limits of the build, of collecting tests, of each test file, tool and contestant, and of
+"""Time limits of the build, of collecting tests, of all tests, of each tool and contestant, and of
 decoding."""
 LEAST_SECONDS = 5.0
 """With less time left, no part is started."""
@@ -67,6 +68,7 @@ REQUIREMENTS = (
     ("ninja", "", "build"),
     ("pybind11", "3", "build"),
     ("pytest", "8", "tests, sanitizer"),
+    ("pytest-xdist", "3.6", "tests"),
     ("hypothesis", "6.100", "tests, sanitizer"),
     ("expecttest", "", "tests: opcheck"),
     ("triton", "", "benchmarks: torch.compile, Liger, cut-cross-entropy"),
@@ -122,11 +124,20 @@ class Ending:
         return f"exit status {self.status}"
 
 
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def run_limited(
-    command: Sequence[str], seconds: float, log: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    seconds: float,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    started: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
 ) -> Ending:
     """Run a command in the checkout and append its output to a file. At the end, also after an
-    exception, kill the rest of its process group."""
+    exception, kill the rest of its process group. ``started`` gets the process."""
     begin = time.monotonic()
     # A pytest around it is not that of the command.
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
@@ -141,15 +152,15 @@ def run_limited(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            preexec_fn=os.setpgrp,
+            start_new_session=True,
         )
         status: int | None = None
         try:
+            started(process)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(seconds)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process)
             process.wait()
         file.seek(start)
         output = file.read().decode(errors="replace")
@@ -163,11 +174,19 @@ def last_lines(output: str, count: int = 8) -> str:
 # ---- parsing of output
 
 
+RESULT = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS"
+
+
+def results_of_tests(output: str) -> list[tuple[str, str]]:
+    """Name and result of each test in the output of `pytest -v`, with or without `-n`."""
+    alone = re.findall(rf"^([^\s\[].*?::.*?) ({RESULT})\b", output, re.MULTILINE)
+    shared = re.findall(rf"^\[gw\d+\] \[ *\d+%\] ({RESULT}) (\S.*)$", output, re.MULTILINE)
+    return alone + [(name.rstrip(), result) for result, name in shared]
+
+
 def of_tests(ending: Ending) -> Entry:
     """Results of `pytest -v`, also of an incomplete run."""
-    found = re.findall(
-        r"^(\S.*?::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", ending.output, re.MULTILINE
-    )
+    found = results_of_tests(ending.output)
     counts = Counter(result.lower() for _, result in found)
     entry: Entry = {
         "counts": dict(counts),
@@ -182,6 +201,28 @@ def of_tests(ending: Ending) -> Entry:
         at = f", in {running.strip()}" if ending.status is None or ending.status < 0 else ""
         entry["detail"] = f"{ending}{at}\n{last_lines(ending.output)}"
     return entry
+
+
+def of_files(ending: Ending, counts: Mapping[str, int], files: Sequence[str]) -> dict[str, Entry]:
+    """Results of `pytest -v` for each file. A file whose tests did not all run has failed."""
+    found = results_of_tests(ending.output)
+    entries: dict[str, Entry] = {}
+    for file in files:
+        own = [(name, result) for name, result in found if name.startswith(f"{file}::")]
+        of_results = Counter(result.lower() for _, result in own)
+        failures = [name for name, result in own if result in ("FAILED", "ERROR")]
+        entry: Entry = {"counts": dict(of_results), "failures": failures}
+        if len({name for name, _ in own}) < counts[file]:
+            detail = (
+                f"{ending}: {len(own)} of {counts[file]} tests ran\n{last_lines(ending.output)}"
+            )
+            entry |= {"outcome": "failed", "detail": detail}
+        elif failures:
+            entry["outcome"] = "failed"
+        else:
+            entry["outcome"] = "passed" if of_results["passed"] else "skipped"
+        entries[file] = entry
+    return entries
 
 
 def of_sanitizer(ending: Ending) -> Entry:
@@ -303,14 +344,20 @@ class Proof:
         return not again and (any_sources or entry["sources"] == self.sources)
 
     def limited(
-        self, command: Sequence[str], seconds: float, log: str, environment: Mapping[str, str] = {}
+        self,
+        command: Sequence[str],
+        seconds: float,
+        log: str,
+        environment: Mapping[str, str] = {},
+        started: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
     ) -> Ending:
         """Run a command. Raises OutOfTime if the time of this call ends before the command and its
         limit."""
         left = self.deadline - time.monotonic()
         if left < min(LEAST_SECONDS, seconds):
             raise OutOfTime
-        ending = run_limited(command, min(seconds, left), self.out / f"{log}.log", environment)
+        file = self.out / f"{log}.log"
+        ending = run_limited(command, min(seconds, left), file, environment, started)
         if ending.status is None and left < seconds:
             raise OutOfTime
         return ending
@@ -365,7 +412,14 @@ class Proof:
         for file in files:
             fit = [i for i in ids if i.startswith(f"{file}::") and SANITIZED.search(i)]
             chosen += spread_over(fit, SANITIZED_PER_FILE)
-        found = {"sources": sources, "files": files, "broken": broken, "sanitized": chosen}
+        counts = Counter(i.partition("::")[0] for i in ids)
+        found = {
+            "sources": sources,
+            "files": files,
+            "counts": dict(counts),
+            "broken": broken,
+            "sanitized": chosen,
+        }
         if ending.status in (0, 2):
             self.results["tests"] = found
             self.entries.pop("tests", None)
@@ -379,15 +433,19 @@ class Proof:
         return [*command, "--continue-on-collection-errors", "-m", "cuda", *arguments]
 
     def tests(self) -> None:
+        """Run all files of tests that are not done, on half of the processor's cores."""
         found = self.collected()
         for file in found["broken"]:
             self.keep(f"tests/{file}", {"outcome": "failed", "detail": "cannot be imported"})
-        for file in found["files"]:
-            name = f"tests/{file}"
-            if file not in found["broken"] and not self.is_done(name):
-                command = self._pytest(file, "-v", "--tb=short")
-                ending = self.limited(command, self.limit("tests"), "tests")
-                self.keep(name, of_tests(ending), ending)
+        files = [f for f in found["files"] if f not in found["broken"]]
+        files = [file for file in files if not self.is_done(f"tests/{file}")]
+        if not files:
+            return
+        workers = str(max(1, (os.cpu_count() or 2) // 2))
+        command = self._pytest(*files, "-n", workers, "-v", "--tb=short")
+        ending = self.limited(command, self.limit("tests"), "tests")
+        for file, entry in of_files(ending, found["counts"], files).items():
+            self.keep(f"tests/{file}", entry, ending)
 
     def sanitizer(self) -> None:
         tool = find_sanitizer(self.options.sanitizer)
@@ -397,22 +455,27 @@ class Proof:
             return
         self.entries.pop("sanitizer", None)
         chosen = self.collected()["sanitized"]
-        for check in TOOLS:
-            name = f"sanitizer/{check}"
-            if self.is_done(name):
-                continue
+        running: list[subprocess.Popen[bytes]] = []
+
+        def run(check: str) -> Ending:
             # Errors of driver functions that torch expects and handles are ignored.
             more = ["--report-api-errors", "no"] if check == "memcheck" else []
             options = ["--tool", check, "--target-processes", "application-only", *more]
             options += ["--print-limit", "1000"]
             command = [tool, *options, *self._pytest(*chosen, "-v", "--tb=short")]
-            ending = self.limited(
-                command,
-                self.limit("sanitizer"),
-                "sanitizer",
-                {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-            )
-            self.keep(name, of_sanitizer(ending), ending)
+            environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+            limit = self.limit("sanitizer")
+            return self.limited(command, limit, check, environment, running.append)
+
+        checks = [check for check in TOOLS if not self.is_done(f"sanitizer/{check}")]
+        with ThreadPoolExecutor(len(TOOLS)) as pool:  # the tools at the same time
+            try:
+                for check, ending in zip(checks, pool.map(run, checks), strict=True):
+                    self.keep(f"sanitizer/{check}", of_sanitizer(ending), ending)
+            except BaseException:
+                for process in running:
+                    kill_group(process)
+                raise
 
     def benchmarks(self) -> None:
         """Run the contestants of hstree in all settings, then the others."""
@@ -605,9 +668,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--contestants", type=lambda text: text.split(","), default=["*"], metavar="NAMES",
         help="names or patterns with *, see python -m benchmarks.gpu --list")  # fmt: skip
     add("--limit", type=positive, metavar="SECONDS",
-        help="time limit of each test file, tool and contestant, instead of {tests}, {sanitizer} "
-        "and "
-        "{benchmarks}".format(**SECONDS))  # fmt: skip
+        help="time limit of the tests, of each tool and contestant, instead of {tests}, "
+        "{sanitizer} and {benchmarks}".format(**SECONDS))  # fmt: skip
     add("--tests", nargs="+", default=["tests"], metavar="PATH", help="files or folders of tests")
     add("--again", nargs="+", default=[], metavar="PATTERN",
         help="repeat completed parts, such as 'tests/*' or 'benchmarks/*/cut'")  # fmt: skip

@@ -231,6 +231,22 @@ def test_results_of_tests() -> None:
         assert entry["counts"] == {"passed": 1}
 
 
+def test_results_of_several_processes() -> None:
+    """pytest -n: results by file; a file whose tests did not all run has failed."""
+    done = """t/a.py::test_x[(2, 3) y]
+[gw1] [ 25%] PASSED t/a.py::test_x[(2, 3) y]
+[gw0] [ 50%] FAILED t/b.py::test_y
+[gw1] [ 75%] SKIPPED t/c.py::test_z
+"""
+    counts = {"t/a.py": 1, "t/b.py": 1, "t/c.py": 1, "t/d.py": 2}
+    found = gpu_proof.of_files(ending(done, None), counts, list(counts))
+    assert {file: entry["outcome"] for file, entry in found.items()} == {
+        "t/a.py": "passed", "t/b.py": "failed", "t/c.py": "skipped", "t/d.py": "failed",
+    }  # fmt: skip
+    assert found["t/b.py"]["failures"] == ["t/b.py::test_y"]
+    assert found["t/d.py"]["detail"].startswith("limit of 1 s: 0 of 2 tests ran\n")
+
+
 REPORT = """t/a.py::test_x ========= Invalid __global__ read of size 4 bytes
 =========     at void hstree::<unnamed>::path_log_prob_kernel<float, (bool)1>(Tables)+0x150
 =========     by thread (0,0,0) in block (0,0,0)
@@ -472,7 +488,7 @@ def test_tests_and_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found["tests/test_it.py"]["outcome"] == "passed"
     assert found["sanitizer/memcheck"]["outcome"] == "skipped"
     assert found["sanitizer/memcheck"]["counts"] == {"skipped": 2}
-    assert "1 ========= ERROR SUMMARY" in (out / "sanitizer.log").read_text()
+    assert "1 ========= ERROR SUMMARY" in (out / "memcheck.log").read_text()
     assert proof(out, "--stage", "sanitizer", "--sanitizer", "no-such-program") == 0
     assert entries(out)["sanitizer"]["detail"].startswith("no-such-program not found")
 
@@ -483,7 +499,9 @@ def test_build_is_for_the_device_and_left_out_where_it_is_there(
     calls: list[tuple[str, Any]] = []
     answers: list[gpu_proof.Ending] = []
 
-    def run(command: list[str], seconds: float, log: Path, environment: Any) -> gpu_proof.Ending:
+    def run(
+        command: list[str], seconds: float, log: Path, environment: Any, *_: Any
+    ) -> gpu_proof.Ending:
         calls.append(("pip" if "pip" in command else "probe", environment))
         return answers.pop(0)
 
