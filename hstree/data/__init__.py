@@ -1,6 +1,7 @@
 """Corpora, vocabularies, tokenizers and batches."""
 
 from .batching import Streams
+from .cache import Length
 from .corpus import Corpus, HeldOut, load_folder, load_text
 from .embedded import embedded_corpus
 from .load import load_corpus, load_held_out
@@ -13,6 +14,7 @@ __all__ = [
     "Corpus",
     "CorpusStatistics",
     "HeldOut",
+    "Length",
     "Streams",
     "Subwords",
     "Tokenizer",

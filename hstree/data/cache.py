@@ -49,7 +49,17 @@ _BLOCK = 1 << 20
 
 
 class Length(NamedTuple):
-    """The length of a text before tokenization, line ends included."""
+    """The length of a text before tokenization, line ends included.
+
+    Attributes:
+        characters: number of characters.
+        bytes: number of bytes in UTF-8.
+
+    Example:
+        >>> from hstree.data import Length
+        >>> Length(characters=3, bytes=5).bytes
+        5
+    """
 
     characters: int
     bytes: int

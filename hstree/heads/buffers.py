@@ -53,7 +53,7 @@ class Tables(nn.Module, ABC):
         """The tables by name, on the CPU."""
 
     def set_tables(self, device: torch.device | None = None) -> None:
-        """Set the attributes to :meth:`tables`, on this device or, for None, the default one."""
+        """Set the attributes to ``tables()``, on this device or, for None, the default one."""
         if device is None:
             device = torch.get_default_device()
             device = torch.device("cpu") if device.type == "meta" else device
