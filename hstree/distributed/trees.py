@@ -35,10 +35,10 @@ def shard_trees(head: TreeEnsemble, mesh: DeviceMesh) -> ShardedTreeEnsemble:
     Each rank computes its inner sum. The outer sum takes two reductions (a maximum and a sum), of N
     numbers for the loss and of N V for ``log_prob``.
 
-    An output embedding E, with ``node_vectors="leaves"``, is on every rank. Each
-    backward pass sums its gradient over the ranks, rows of a row-sparse one, so that E stays the
-    same on all of them: optimizers and :func:`hstree.distributed.clip_grad_norm_` treat it as the
-    parameter of one process. A tied E stays tied.
+    An output embedding E, with ``node_vectors="leaves"``, is on every rank. Each backward pass sums
+    its gradient over the ranks, rows of a row-sparse one, so that E stays the same on all of them:
+    optimizers and :func:`hstree.distributed.clip_grad_norm_` treat it as the parameter of one
+    process. A tied E stays tied.
 
     All ranks of the mesh must process the same rows in the same order, with a model of the same
     weights and random numbers: each rank computes the layers below the head, and their gradients

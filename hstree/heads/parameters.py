@@ -20,17 +20,17 @@ class HeadParameters(nn.Module):
     ) -> list[dict[str, Any]]:
         """Parameter groups for the optimizers of torch and :class:`hstree.optim.AdamW`.
 
-        Biases and all other one-dimensional parameters have no weight decay. Frozen
-        parameters are omitted, and so is a tied embedding, which belongs to the model.
+        Biases and all other one-dimensional parameters have no weight decay. Frozen parameters are
+        omitted, and so is a tied embedding, which belongs to the model.
 
         Args:
             lr: learning rate of the model. The head's learning rate is ``learning_rate_factor``
                 times that, except for the slopes of a PLIF: its ``slope_learning_rate``.
             weight_decay: weight decay of the weights; 0 for SGD and Adagrad with row-sparse
                 gradients.
-            decay_biases: whether biases decay too, as in the training of published
-                perplexities. The parameters of a function of the logits do not, except for the
-                slopes of a PLIF with ``slope_decay``.
+            decay_biases: whether biases decay too, as in the training of published perplexities.
+                The parameters of a function of the logits do not, except for the slopes of a PLIF
+                with ``slope_decay``.
 
         Returns:
             Dicts of ``params``, ``lr`` and ``weight_decay``.

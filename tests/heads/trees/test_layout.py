@@ -31,7 +31,7 @@ def test_tables_are_no_buffers_and_move() -> None:
     layout = Layout(trees, 10, leaf_groups=True)
     assert not layout.state_dict()
     assert not list(layout.buffers())
-    assert layout.n_rows == [3, 8, 0, 3]
+    assert layout.n_rows == [1, 3, 10, 3]
     names = list(layout.tables())
     assert {"path", "wide_path", "node", "edge", "leaf_class", "group"} <= set(names)
     assert all(getattr(layout.to("meta"), name).is_meta for name in names)
