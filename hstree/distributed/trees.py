@@ -35,10 +35,10 @@ def shard_trees(head: TreeEnsemble, mesh: DeviceMesh) -> ShardedTreeEnsemble:
     Each rank computes its inner sum. The outer sum takes two reductions (a maximum and a sum), of N
     numbers for the loss and of N V for ``log_prob``.
 
-    An output embedding E, with ``node_vectors="leaves"`` or ``"shared"``, is on every rank. Each
-    backward pass sums its gradient over the ranks, rows of a row-sparse one, so that E stays the
-    same on all of them: optimizers and :func:`hstree.distributed.clip_grad_norm_` treat it as the
-    parameter of one process. A tied E stays tied.
+    An output embedding E, with ``node_vectors="leaves"``, is on every rank. Each backward pass sums
+    its gradient over the ranks, rows of a row-sparse one, so that E stays the same on all of them:
+    optimizers and :func:`hstree.distributed.clip_grad_norm_` treat it as the parameter of one
+    process. A tied E stays tied.
 
     All ranks of the mesh must process the same rows in the same order, with a model of the same
     weights and random numbers: each rank computes the layers below the head, and their gradients
@@ -131,13 +131,12 @@ def gather_trees(head: ShardedTreeEnsemble) -> TreeEnsemble:
     if head.tied and hasattr(head.output_embedding, "device_mesh"):
         options["embedding"] = None
     whole = TreeEnsemble(trees=trees, **options)
-    _copy_mass(whole, head)
     _like(whole, head)
     first = 0
     with torch.no_grad():
         for name in head.whole_gate.state_dict():
             whole.get_parameter(name).copy_(state[f"whole_gate.{name}"])
-        if head.node_vectors != "free" and not whole.tied:
+        if head.node_vectors == "leaves" and not whole.tied:
             whole.output_embedding.copy_(state["output_embedding"])
         for of_rank, parameters in shards:
             for name, values in parameters.items():
@@ -166,7 +165,6 @@ class ShardedTreeEnsemble(TreeEnsemble):
         self.whole_gate = WholeGate(head)
         if head.feature_index is not None:
             self.register_table("feature_index", head.feature_index[own])
-        _copy_mass(self, head)
         _like(self, head)
         state = head.state_dict()
         self.whole_gate.load_state_dict(
@@ -177,7 +175,7 @@ class ShardedTreeEnsemble(TreeEnsemble):
                 of_head = head.get_parameter(name)
                 parameter.copy_(of_head[own, : parameter.shape[1]])
                 parameter.requires_grad_(of_head.requires_grad)
-            if head.node_vectors != "free" and not head.tied:
+            if head.node_vectors == "leaves" and not head.tied:
                 self.output_embedding.copy_(head.output_embedding)
                 self.output_embedding.requires_grad_(head.output_embedding.requires_grad)
 
@@ -285,13 +283,6 @@ def _options(head: TreeEnsemble) -> dict[str, Any]:
     if options.pop("tied"):
         options["embedding"] = SimpleNamespace(weight=head.output_embedding)
     return options | {"class_weight": head.class_weight, "frequencies": head.frequencies}
-
-
-def _copy_mass(head: TreeEnsemble, other: TreeEnsemble) -> None:
-    """Weight the classes of shared vectors as the other head does: a loaded one does not know the
-    frequencies it was built with."""
-    if other.node_vectors == "shared":
-        head.register_table("mass", other.mass)
 
 
 def _like(head: _Ensemble, other: TreeEnsemble) -> _Ensemble:

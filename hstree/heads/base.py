@@ -338,8 +338,7 @@ class Head(Inference, HeadParameters, Resettable, ABC):
           children are renormalized; a node with one child left is replaced by it. Two things are
           not kept exactly then. If the roots of the trees would become of different widths, the
           smallest clusters of the narrower ones are divided, by constant shares. If a node whose
-          leaves are shared has only classes left, they are told apart by their rows of E. With
-          ``node_vectors="shared"``, vectors are the means of the classes that remain.
+          leaves are shared has only classes left, they are told apart by their rows of E.
 
         Args:
             num_classes: number of classes of the new head.

@@ -20,17 +20,17 @@ class HeadParameters(nn.Module):
     ) -> list[dict[str, Any]]:
         """Parameter groups for the optimizers of torch and :class:`hstree.optim.AdamW`.
 
-        Biases, scales and all other one-dimensional parameters have no weight decay. Frozen
-        parameters are omitted, and so is a tied embedding, which belongs to the model.
+        Biases and all other one-dimensional parameters have no weight decay. Frozen parameters are
+        omitted, and so is a tied embedding, which belongs to the model.
 
         Args:
             lr: learning rate of the model. The head's learning rate is ``learning_rate_factor``
                 times that, except for the slopes of a PLIF: its ``slope_learning_rate``.
             weight_decay: weight decay of the weights; 0 for SGD and Adagrad with row-sparse
                 gradients.
-            decay_biases: whether biases and scales decay too, as in the training of published
-                perplexities. The parameters of a function of the logits do not, except for the
-                slopes of a PLIF with ``slope_decay``.
+            decay_biases: whether biases decay too, as in the training of published perplexities.
+                The parameters of a function of the logits do not, except for the slopes of a PLIF
+                with ``slope_decay``.
 
         Returns:
             Dicts of ``params``, ``lr`` and ``weight_decay``.
@@ -52,7 +52,7 @@ class HeadParameters(nn.Module):
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
             if parameter.requires_grad and id(parameter) not in apart:
-                is_weight = parameter.dim() > 1 and not name.endswith(("bias", "scale"))
+                is_weight = parameter.dim() > 1 and not name.endswith("bias")
                 decay = weight_decay if is_weight or decay_biases else 0.0
                 groups.setdefault(decay, []).append(parameter)
         return [{"params": p, "lr": lr, "weight_decay": decay} for decay, p in groups.items()]

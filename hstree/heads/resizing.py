@@ -55,15 +55,14 @@ class ClassChange:
         log_all = np.log(self.frequencies[: self.old].sum())
         return torch.from_numpy(np.log(self.frequencies[self.old :]) - log_all)
 
-    def rows(self, values: Tensor, mean: Tensor | None = None) -> Tensor:
+    def rows(self, values: Tensor) -> Tensor:
         """Values [new, ...] from [old, ...]: those of the new classes are the mean of the finite
-        ones, or ``mean``."""
+        ones."""
         kept = values[: self.kept].clone()
         if not self.added:
             return kept
-        if mean is None:
-            mean = values.double() if values.dtype == torch.float64 else values.float()
-            mean = mean.masked_fill(~mean.isfinite(), torch.nan).nanmean(0).nan_to_num()
+        known = values.double() if values.dtype == torch.float64 else values.float()
+        mean = known.masked_fill(~known.isfinite(), torch.nan).nanmean(0).nan_to_num()
         return torch.cat([kept, mean.to(values.dtype).expand(self.added, *values.shape[1:])])
 
     def counts(self, known: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

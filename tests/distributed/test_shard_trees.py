@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +22,7 @@ from hstree.distributed import (
     gather_trees,
     shard_trees,
 )
-from hstree.heads import Softmax, TreeEnsemble, load_head
+from hstree.heads import Softmax, TreeEnsemble
 from hstree.optim import AdamW, clip_grad_norm_
 from hstree.trees import build_ensemble
 
@@ -42,10 +40,8 @@ HEADS: dict[str, Callable[[], TreeEnsemble]] = {
         2, node_vectors="leaves", embedding=nn.Embedding(40, 12), subset_size=12
     ),
     "flat": lambda: flat_head(),
-    "shared": lambda: tree_head(4, node_vectors="shared"),
 }
 CLOSE = {"rtol": 1e-14, "atol": 1e-12}
-SUMS_CLOSE = {"rtol": 1e-11, "atol": 1e-10}  # of differences of prefix sums
 
 
 def flat_head() -> TreeEnsemble:
@@ -184,7 +180,7 @@ def clip_by_parameters(module: nn.Module, max_norm: float) -> Tensor:
 
 
 def tied() -> dict[str, Any]:
-    """The embedding is read by the model too; and a loaded head with shared vectors."""
+    """The embedding is read by the model too."""
     made = tied_model()
     made.head = shard_trees(made.head, mesh())
     same = made.head.output_embedding is made.embedding.weight
@@ -198,16 +194,6 @@ def tied_model() -> Model:
     made = model(sparse=False, n_trees=2)
     made.head = tree_head(2, node_vectors="leaves", embedding=made.embedding).double()
     return made
-
-
-def loaded_shared() -> Tensor:
-    """Whose file has the masses of its classes, and not their frequencies."""
-    with tempfile.TemporaryDirectory() as folder:
-        whole("shared").save(Path(folder) / "head")
-        head = load_head(Path(folder) / "head")
-    head = shard_trees(head, mesh())
-    both = [head.log_prob(contexts()), gather_trees(head).log_prob(contexts())]
-    return torch.stack(both).detach()
 
 
 def refused() -> list[str]:
@@ -287,7 +273,6 @@ SCENARIOS = {
     "trees trained": trained,
     "trees of leaves": lambda: {kind: of_leaves(True, kind) for kind in (False, True)},
     "trees tied": tied,
-    "trees loaded": loaded_shared,
     "trees refused": refused,
     "trees memory": memory,
     "trees shown": lambda: repr(shard_trees(tree_head(4), mesh())),
@@ -314,8 +299,7 @@ def test_values_and_gradients(name: str, two: Found) -> None:
             parts = key.split(" ")
             if len(parts) == 2 and of_nodes(parts[1]) and parts[1] in whole(name).state_dict():
                 wanted = wanted[rank * len(value) : (rank + 1) * len(value), : value.shape[1]]
-            close = CLOSE if name != "shared" else SUMS_CLOSE
-            torch.testing.assert_close(value, wanted, **close)
+            torch.testing.assert_close(value, wanted, **CLOSE)
 
 
 def test_inference_mode_and_half_precision(two: Found) -> None:
@@ -387,12 +371,6 @@ def test_a_tied_embedding_stays_tied(two: Found) -> None:
         torch.testing.assert_close(found["trees tied"]["losses"], losses, rtol=0, atol=1e-10)
         assert found["trees tied"]["same"]
         equal_but_for_filling(found["trees tied"]["weights"], alone)
-
-
-def test_a_loaded_head_keeps_the_masses_of_its_classes(two: Found) -> None:
-    for found in two:
-        for log_prob in found["trees loaded"]:
-            torch.testing.assert_close(log_prob, whole("shared").log_prob(contexts()), **CLOSE)
 
 
 def equal_but_for_filling(found: dict[str, Tensor], alone: Model) -> None:

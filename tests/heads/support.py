@@ -67,11 +67,6 @@ def _trees(n_trees: int, root: int, leaf: int, **options: Any) -> Callable[..., 
     return build
 
 
-def _tied(**more: Any) -> Head:
-    shared = trees("huffman", 2, 8, 4)
-    return TreeEnsemble(D, V, shared, node_vectors="shared", embedding=embedding(), **more)
-
-
 def _leaves_tied(**more: Any) -> Head:
     built = trees("cluster", 2, 8, 4)
     return TreeEnsemble(D, V, built, node_vectors="leaves", embedding=embedding(), **more)
@@ -121,8 +116,6 @@ HEADS: dict[str, Callable[..., Head]] = {
     "trees": _trees(1, 1, 1),
     "trees, sparse": _trees(2, 8, 4, sparse=True, gate="constant"),
     "trees, wide, subset, context": _trees(3, 8, 5, subset_size=4, gate="context", seed=5),
-    "trees, shared": _trees(2, 1, 6, node_vectors="shared", subset_size=7, gate="context"),
-    "trees, shared, tied": _tied,
     "trees, leaves": _trees(2, 8, 5, node_vectors="leaves", subset_size=6, gate="context"),
     "trees, leaves, sparse": _trees(3, 9, 4, node_vectors="leaves", sparse=True),
     "trees, leaves, tied": _leaves_tied,
@@ -270,12 +263,6 @@ def allocations(step: Callable[[], Any]) -> tuple[int, int]:
     return max(sizes), int(np.cumsum(sizes).max())
 
 
-def _classes(nested: Any) -> list[int]:
-    return (
-        [c for child in nested for c in _classes(child)] if isinstance(nested, tuple) else [nested]
-    )
-
-
 def _array(tensor: Tensor | None) -> Any:
     return None if tensor is None else tensor.detach().double().cpu().numpy()
 
@@ -285,11 +272,8 @@ def _softmax(z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return z / z.sum(-1, keepdims=True)
 
 
-def probabilities(head: TreeEnsemble, hidden: Tensor, mass: Any = None) -> Any:
-    """P [N, V] in float64: every tree walked from its root, every node's vectors by definition.
-
-    mass: frequencies [V] for the means of shared vectors.
-    """
+def probabilities(head: TreeEnsemble, hidden: Tensor) -> Any:
+    """P [N, V] in float64: every tree walked from its root, every node's vectors by definition."""
     h = _array(hidden)
     result = np.zeros((len(h), head.n_classes))
     if head.n_trees == 1 or head.gate == "uniform":
@@ -300,22 +284,14 @@ def probabilities(head: TreeEnsemble, hidden: Tensor, mass: Any = None) -> Any:
         gate = _softmax(h @ _array(head.gate_linear.weight).T + _array(head.gate_linear.bias))
     blocks = ("", "wide_", "root_")
     biases = [_array(getattr(head, f"{block}bias")) for block in blocks]
-    free, leaves = (head.node_vectors == name for name in ("free", "leaves"))
-    embedding = None if free else _array(head.output_embedding)
+    leaves = head.node_vectors == "leaves"
+    embedding = _array(head.output_embedding) if leaves else None
     leaf_bias = _array(head.leaf_bias)
-    scales = [
-        _array(getattr(head, f"{block}{'weight' if free or leaves else 'scale'}"))
-        for block in blocks
-    ]
+    weights = [_array(getattr(head, f"{block}weight")) for block in blocks]
     for t, tree in enumerate(head.trees):
         features = slice(None) if head.feature_index is None else head.feature_index[t].tolist()
         x = h[:, features]
         used = [0, 0, 0]
-
-        def mean(nested: Any, features: Any = features) -> Any:
-            rows = _classes(nested)
-            weight = np.ones(len(rows)) if mass is None else np.asarray(mass, float)[rows]
-            return weight @ embedding[rows][:, features] / weight.sum()
 
         def visit(
             item: Any,
@@ -342,14 +318,10 @@ def probabilities(head: TreeEnsemble, hidden: Tensor, mass: Any = None) -> Any:
                 for k, child in enumerate(item):
                     if isinstance(child, int):
                         w[k] = embedding[child, features]
-                if scales[2] is not None:
-                    w += scales[2][t]
-            elif free or leaves:
-                w = scales[block][t, rows]
-            elif block == 0:
-                w = scales[0][t, rows, None] * (mean(item[0]) - mean(item[1]))
+                if weights[2] is not None:
+                    w += weights[2][t]
             else:
-                w = scales[block][t, rows, None] * np.stack([mean(child) for child in item])
+                w = weights[block][t, rows]
             z = x @ w.T + biases[block][t, rows]
             share = _softmax(np.concatenate([z, 0 * z], 1) if block == 0 else z)
             for k, child in enumerate(item):

@@ -698,16 +698,10 @@ def test_from_corpus_tied() -> None:
             D + more, V, statistics(), embedding=embedding, tied=True
         )
         assert tied.weight is embedding.weight
-    ensemble = TreeEnsemble.from_corpus(
-        D, V, statistics(), embedding=embedding, tied=True, node_vectors="shared", root=4
-    )
-    assert ensemble.output_embedding is embedding.weight
-    leaves = TreeEnsemble.from_corpus(
-        D, V, statistics(), embedding=embedding, tied=True, node_vectors="leaves", root=4
-    )
+    leaves = TreeEnsemble.from_corpus(D, V, statistics(), embedding=embedding, tied=True, root=4)
     assert leaves.output_embedding is embedding.weight
     with pytest.raises(ValueError, match="tied: expected an embedding to tie to, got None"):
-        TreeEnsemble.from_corpus(D, V, statistics(), tied=True, node_vectors="shared", root=4)
+        TreeEnsemble.from_corpus(D, V, statistics(), tied=True, root=4)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code

@@ -81,7 +81,7 @@ def test_temperature(kind: str, temperature: float, device: torch.device) -> Non
         torch.testing.assert_close(log_prob, wanted.gather(1, classes).detach())
 
 
-@pytest.mark.parametrize("node_vectors", ["free", "shared", "leaves"])
+@pytest.mark.parametrize("node_vectors", ["free", "leaves"])
 @pytest.mark.parametrize("gate", ["uniform", "constant", "context"])
 @pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
 def test_draws_of_trees_follow_their_distribution(

@@ -256,7 +256,7 @@ def test_constructors_in_float64(float64_by_default: None) -> None:
     linear = nn.Linear(D, 5)
     for head in (
         TreeEnsemble.from_counts(D, [5, 3, 2, 1, 1]),
-        TreeEnsemble.from_tokens(D, 5, [0, 1, 2, 3, 4, 0, 1], node_vectors="shared"),
+        TreeEnsemble.from_tokens(D, 5, [0, 1, 2, 3, 4, 0, 1], node_vectors="leaves"),
         TreeEnsemble.from_linear(linear, gate="context", n_trees=2),
     ):
         assert all(parameter.dtype == torch.float64 for parameter in head.parameters())
@@ -362,7 +362,7 @@ def test_export_of_the_adaptive_loss() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # in torch's own code, both
-@pytest.mark.parametrize("kind", ["trees, wide, subset, context", "trees, shared", "softmax"])
+@pytest.mark.parametrize("kind", ["trees, wide, subset, context", "trees, leaves", "softmax"])
 def test_ahead_of_time(kind: str, tmp_path: Any) -> None:
     module = Uses(make(kind).requires_grad_(False), "every")
     path = str(tmp_path / "head.pt2")
@@ -423,7 +423,7 @@ def test_cold_compile_of_every_head(use: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["trees, wide, subset, context", "trees, shared", "softmax"])
+@pytest.mark.parametrize("kind", ["trees, wide, subset, context", "trees, leaves", "softmax"])
 def test_cold_inductor(kind: str) -> None:
     """Loss and gradients of generated code."""
     run_cold([kind], "loss", "inductor")

@@ -20,7 +20,7 @@ LOW = [torch.bfloat16, torch.float16]
 low = pytest.mark.parametrize("dtype", LOW, ids=["bfloat16", "float16"])
 ENCODED = ("mos", "moc", "doc", "mixtape", "adaptive", "plif", "monotonic")
 """Heads that round in between: encodings, slopes, torch's own adaptive softmax."""
-EXACT = [kind for kind in HEADS if not kind.startswith(ENCODED) and "shared" not in kind]
+EXACT = [kind for kind in HEADS if not kind.startswith(ENCODED)]
 TREES = [kind for kind in EXACT if kind.startswith("trees")]
 ROUNDINGS = 2e-6
 """Of float32 sums of numbers up to the largest score, in units of that score."""

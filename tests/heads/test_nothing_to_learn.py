@@ -172,7 +172,6 @@ def test_every_negative_is_the_target() -> None:
 ONE_CLASS: list[dict[str, Any]] = [
     {},
     {"node_vectors": "leaves"},
-    {"node_vectors": "shared"},
     {"gate": "context"},
     {"gate": "constant"},
     {"sparse": True},

@@ -108,9 +108,8 @@ def test_every_head(kind: str, size: int, tmp_path: Path) -> None:
     log_prob = made.log_prob(x)
     torch.testing.assert_close(log_prob.exp().sum(1), torch.ones(6).double(), **CLOSE)
     if isinstance(made, TreeEnsemble):
-        mass = made.mass if made.node_vectors == "shared" else None
         np.testing.assert_allclose(
-            probabilities(made, x, mass), log_prob.exp().detach().numpy(), atol=1e-12
+            probabilities(made, x), log_prob.exp().detach().numpy(), atol=1e-12
         )
     if size == V:
         assert torch.equal(log_prob, head.log_prob(x))
@@ -181,7 +180,7 @@ def test_components_are_renormalised(kind: str, size: int) -> None:
         )
 
 
-@pytest.mark.parametrize("node_vectors", ["free", "leaves", "shared"])
+@pytest.mark.parametrize("node_vectors", ["free", "leaves"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("added", [1, 2, 11])
 def test_trees_with_more_classes(shape: str, node_vectors: str, added: int) -> None:
@@ -195,8 +194,7 @@ def test_trees_with_more_classes(shape: str, node_vectors: str, added: int) -> N
     if "binary" in shape:  # by the same factor: the mixture is renormalized too
         expected = renormalised(made.log_prob(x), V)
         torch.testing.assert_close(expected, head.log_prob(x), **CLOSE)
-    mass = made.mass if node_vectors == "shared" else None
-    np.testing.assert_allclose(probabilities(made, x, mass), made.log_prob(x).exp().detach())
+    np.testing.assert_allclose(probabilities(made, x), made.log_prob(x).exp().detach())
     for before, after in zip(head.trees, made.trees, strict=True):
         assert after.order[:V].tolist() == before.order.tolist()
         assert after.height <= max(before.height + 1, 2)
@@ -287,7 +285,7 @@ def _lost(tree: Tree, size: int) -> bool:
     return cut(tree.to_nested())[1]
 
 
-@pytest.mark.parametrize("node_vectors", ["free", "leaves", "shared"])
+@pytest.mark.parametrize("node_vectors", ["free", "leaves"])
 def test_trees_of_one_and_two_classes(node_vectors: str) -> None:
     x = hidden()
     for n_classes in (1, 2):

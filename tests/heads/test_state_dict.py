@@ -39,10 +39,7 @@ MANY = 5000  # neighbours of numbers above 2,048 are the same in float16
 ENSEMBLE = build_ensemble("huffman", MANY, 2, range(MANY, 0, -1), root=64, leaf=8)
 LARGE: dict[str, Callable[[], Head]] = {
     "trees": lambda: TreeEnsemble(4, MANY, ENSEMBLE),
-    "trees, shared": lambda: TreeEnsemble(
-        4, MANY, ENSEMBLE, node_vectors="shared", subset_size=3, frequencies=range(MANY, 0, -1)
-    ),
-    "trees, leaves": lambda: TreeEnsemble(4, MANY, ENSEMBLE, node_vectors="leaves"),
+    "trees, leaves": lambda: TreeEnsemble(4, MANY, ENSEMBLE, node_vectors="leaves", subset_size=3),
     "mixtape": lambda: Mixtape(4, MANY, order=torch.arange(MANY - 1, -1, -1)),
     "adaptive": lambda: AdaptiveSoftmax(
         4, MANY, cutoffs=[500], order=torch.arange(MANY - 1, -1, -1)
@@ -182,13 +179,6 @@ PAIRS: dict[str, tuple[Head, Head, str]] = {
             for seed in (1, 2)
         ),
         "feature_index",
-    ),
-    "frequencies": (
-        *(
-            TreeEnsemble(D, V, build_ensemble("random", V, 1), node_vectors="shared", frequencies=f)
-            for f in (None, FREQUENCIES)
-        ),
-        "mass",
     ),
     "adaptive": (*(AdaptiveSoftmax(D, V, order=o) for o in (ORDER, REVERSED)), "order"),
     "mixtape": (*(Mixtape(D, V, order=o) for o in (ORDER, REVERSED)), "own"),

@@ -139,7 +139,7 @@ def test_jacobian_of_log_prob(kind: str) -> None:
     assert_close(by_row, torch.stack([plain[i, :, i] for i in range(ROWS)]), **close)
 
 
-@pytest.mark.parametrize("kind", ["softmax", "mos-plif", "mixtape", "trees, shared"])
+@pytest.mark.parametrize("kind", ["softmax", "mos-plif", "mixtape", "trees, leaves"])
 def test_hessian(kind: str) -> None:
     """A column against the finite difference of the gradient."""
     head, hidden, target = problem(kind)

@@ -344,16 +344,15 @@ def _adaptive(model: PreTrainedModel) -> Head:
     return AdaptiveSoftmax(D, V, cutoffs=(5, 20), div_value=2.0, order=order)
 
 
-def _tied_trees(model: PreTrainedModel, node_vectors: str = "shared") -> Head:
+def _tied_trees(model: PreTrainedModel) -> Head:
     trees = build_ensemble("huffman", V, 2, np.arange(1, V + 1), root=8, leaf=4)
     embedding = model.get_input_embeddings()
-    return TreeEnsemble(D, V, trees, node_vectors=node_vectors, embedding=embedding, subset_size=8)
+    return TreeEnsemble(D, V, trees, node_vectors="leaves", embedding=embedding, subset_size=8)
 
 
 SAVED: dict[str, Callable[[PreTrainedModel], Head]] = {
     "trees": lambda model: clustered(model, gate="context", subset_size=8, sparse=True),
     "trees, tied": _tied_trees,
-    "trees, leaves, tied": lambda model: _tied_trees(model, "leaves"),
     "softmax, tied": lambda model: Softmax(D, V, embedding=model.get_input_embeddings()),
     "mos": lambda model: MixtureOfSoftmaxes(D, V, components=2),
     "adaptive": _adaptive,

@@ -167,7 +167,6 @@ def test_levels_sum_to_the_loss(kind: str) -> None:
     assert found.mixture == pytest.approx(evaluate_stream(model, text), rel=1e-5)
     hidden, target = all_contexts(model, text)
     place = np.arange(len(target)), target.numpy()
-    mass = head.mass.numpy() if head.node_vectors == "shared" else None
     gates = head.log_gate(hidden).exp().detach()
     trees = []
     for t in range(head.n_trees):  # each tree by itself, walked from its root
@@ -183,7 +182,7 @@ def test_levels_sum_to_the_loss(kind: str) -> None:
     assert found.levels[:2] == ("root", "level 2")
     assert found.levels[-1] == "leaf groups"
     assert len(found.levels) == found.parts.shape[1]
-    walked = np.log(probabilities(head, hidden, mass)[place]).mean()
+    walked = np.log(probabilities(head, hidden)[place]).mean()
     assert found.mixture == pytest.approx(-walked, rel=1e-5)
     uniform = -np.log(np.exp(-np.stack(trees)).mean(0)).mean()
     assert found.uniform == pytest.approx(uniform, rel=1e-5)
@@ -224,7 +223,7 @@ def test_only_trees_have_levels() -> None:
         tree_loss(toy_model(make("mos")), toy_text(V))
 
 
-@pytest.mark.parametrize("kind", ["softmax", "mos", "adaptive", "trees, shared", "mixtape"])
+@pytest.mark.parametrize("kind", ["softmax", "mos", "adaptive", "trees, leaves", "mixtape"])
 def test_bins_sum_to_the_loss(kind: str) -> None:
     model, text = toy_model(make(kind)), toy_text(V)
     loss = evaluate_stream(model, text)

@@ -49,14 +49,14 @@ def test_rates_in_tensors() -> None:
             learning_rates(optimizer, wrong)
 
 
-@pytest.mark.parametrize("node_vectors", ["free", "leaves", "shared"])
+@pytest.mark.parametrize("node_vectors", ["free", "leaves"])
 def test_biases_do_not_decay_whatever_their_shape(node_vectors: str) -> None:
     """Some have two dimensions, so that a rule by the number of dimensions takes them for
     weights; Muon takes no vectors of trees."""
     trees = head(node_vectors=node_vectors)
     groups = trees.parameter_groups(lr=0.01, weight_decay=0.5)
     decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
-    names = [name for name, p in trees.named_parameters() if name.endswith(("bias", "scale"))]
+    names = [name for name, p in trees.named_parameters() if name.endswith("bias")]
     assert {trees.get_parameter(name).dim() for name in names} == {2}
     for name, parameter in trees.named_parameters():
         assert decay[id(parameter)] == (0.0 if name in names else 0.5)

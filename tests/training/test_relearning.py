@@ -267,10 +267,6 @@ def test_fine_tuning_does_not_inherit_it(data: Path, tmp_path: Path) -> None:
     [
         ({"head": "softmax"}, "got the head 'softmax'$"),
         ({"head": "trees", "leaf": 1}, "got the head 'trees' with node_vectors=free$"),
-        (
-            {"head": "trees", "head_option": ("node_vectors=shared",)},
-            "got the head 'trees' with node_vectors=shared$",
-        ),
     ],
 )
 def test_heads_whose_trees_stay(

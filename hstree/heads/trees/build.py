@@ -69,10 +69,9 @@ def usual_vectors(
     n_classes: int, root: int, leaf: int, levels: int | None, tied: bool = False
 ) -> str:
     """The default of ``node_vectors``: trees whose leaves are groups share the output embedding of
-    their classes, unless the root has all classes as its children."""
-    if (levels is not None or leaf > 1) and root < n_classes:
-        return "leaves"
-    return "shared" if tied else "free"
+    their classes, unless the root has all classes as its children and nothing is tied."""
+    grouped = (levels is not None or leaf > 1) and root < n_classes
+    return "leaves" if tied or grouped else "free"
 
 
 def several_trees(

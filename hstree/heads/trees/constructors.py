@@ -170,9 +170,8 @@ class Constructors(EnsembleState):
             root: width of the root, C; see :meth:`from_counts`.
             leaf: size of the leaf groups, G; see :meth:`from_counts`.
             levels: number of levels; see :meth:`from_counts`.
-            tied: read the vectors of the classes from ``embedding``. For trees that are binary down
-                to the classes, and with a root over all classes, ``node_vectors`` is then
-                ``"shared"`` by default.
+            tied: use the weight of ``embedding`` as the output embedding, with
+                ``node_vectors="leaves"``.
             contexts: contexts of the word vectors for clustered trees, used alternately; see
                 :func:`hstree.trees.word_vectors`. The vectors have 100 features, or 32 from
                 V = 65,537, where the decomposition for 100 takes minutes.
@@ -261,9 +260,9 @@ class Constructors(EnsembleState):
                 the weight of the softmax.
 
         Raises:
-            ValueError: for ``node_vectors="shared"``, or ``"free"`` with ``tied``; for
-                ``embedding``, ``at`` of a wrong shape, or ``vectors``, ``n_trees``, ``root``,
-                ``leaf`` or ``levels`` together with ``trees``.
+            ValueError: for ``node_vectors="free"`` with ``tied``; for ``embedding``, ``at`` of a
+                wrong shape, or ``vectors``, ``n_trees``, ``root``, ``leaf`` or ``levels`` together
+                with ``trees``.
 
         Example:
             >>> import torch, hstree
@@ -284,9 +283,7 @@ class Constructors(EnsembleState):
                 f"got {options['embedding']!r}"
             )
         if tied:
-            options.setdefault("node_vectors", "leaves")
-        kinds = ("leaves",) if tied else ("free", "leaves")
-        check_choice("node_vectors", options.get("node_vectors", "free"), kinds)
+            check_choice("node_vectors", options.setdefault("node_vectors", "leaves"), ("leaves",))
         n_classes, in_features = linear.weight.shape
         if at is not None and at.shape != (in_features,):
             raise ValueError(f"at: expected shape [{in_features}], got {list(at.shape)}")

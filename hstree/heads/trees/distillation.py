@@ -28,7 +28,13 @@ class _Edges:
     of the finest ranges between their bounds."""
 
     def __init__(self, layout: TreeLayout, device: torch.device) -> None:
-        bounds = {block.kind: layout.bounds(block.kind) for block in NODE_BLOCKS}
+        edges, bounds = layout.tree.edges(), {}
+        for block in NODE_BLOCKS:
+            edge = layout.edge[block.kind]
+            columns = [edges.begin[edge], edges.end[edge]]
+            if block is BinaryBlock:  # begin of the left leaves, begin and end of the right ones
+                columns.append(edges.end[edge + 1])
+            bounds[block.kind] = np.stack(columns)
         cuts = np.unique(np.concatenate([table.ravel() for table in bounds.values()]))
         self.widths = torch.from_numpy(np.diff(cuts)).to(device)
         self.bounds = {
@@ -49,7 +55,7 @@ class _Edges:
         )
         sums = F.pad(of_range.cumsum(0, dtype=torch.float64), (0, 0, 1, 0))
         return {
-            kind: [(sums[end] - sums[begin]).to(prob.dtype) for begin, end in pairwise(table.T)]
+            kind: [(sums[end] - sums[begin]).to(prob.dtype) for begin, end in pairwise(table)]
             for kind, table in self.bounds.items()
         }
 

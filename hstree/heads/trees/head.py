@@ -40,7 +40,12 @@ from hstree.heads.trees.search import (
 )
 from hstree.heads.trees.subsets import draw_subsets
 from hstree.heads.trees.tree_layout import BINARY, WIDE
-from hstree.heads.trees.vectors import NODE_VECTORS
+from hstree.heads.trees.vectors import (
+    NODE_VECTORS,
+    blocks_with_vectors,
+    register_vectors,
+    reset_vectors,
+)
 from hstree.heads.tying import HasWeight
 from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import leaf_order, tree_log_prob
@@ -80,14 +85,9 @@ class TreeEnsemble(Relearning, Constructors):
             leaf group (a node whose children are all classes) read one output embedding E [V, D] in
             every tree, with all features, and have a bias in each tree. The nodes above have their
             own vectors; a child of a wide root that is a class adds its row of E. The trees can be
-            replaced during training: :meth:`relearn`. With both, the vectors start at zero, so that
-            the untrained head gives the distribution of ``frequencies``; a given ``embedding``
-            keeps its values. ``"shared"``: all node vectors are computed from one output embedding
-            E [V, D]. A binary node has s (mean of E over the left leaves - mean over the right
-            leaves), and a child of a wide node has s (mean over the child's leaves). The means are
-            weighted by frequency. Each row has a learned scale s, which starts at 1 where the means
-            are over single classes and at 3 elsewhere. A step costs O(T V S) for any number of
-            rows.
+            replaced during training: :meth:`relearn`. The vectors start at zero, so that the
+            untrained head gives the distribution of ``frequencies``; a given ``embedding`` keeps
+            its values.
         embedding: module whose weight is used as E, such as the model's input embedding or a
             softmax; None: the head gets its own.
         frequencies: class counts [V] that initialize the biases (log-odds); None: all equal.
@@ -150,7 +150,6 @@ class TreeEnsemble(Relearning, Constructors):
                 f"gradient, got {self.label_smoothing}; sparse=False takes it"
             )
         self._gate = GATES[gate if self.n_trees > 1 else "uniform"]
-        self._vectors = NODE_VECTORS[node_vectors]
 
         self.set_trees(trees)
         subsets = draw_subsets(self.n_trees, in_features, self.subset_size, subset_block, seed)
@@ -164,22 +163,20 @@ class TreeEnsemble(Relearning, Constructors):
             rows = self.layout.n_rows[block.kind]
             bias = nn.Parameter(torch.empty(self.n_trees, rows)) if rows else None
             self.register_parameter(f"{block.prefix}bias", bias)
-        self._vectors.register(self, embedding)
+        register_vectors(self, embedding)
         self._reset_nodes()
         self._gate.register(self)
 
     def set_trees(self, trees: list[Tree]) -> None:
-        vectors, self.trees = self._vectors, trees
-        self.layout = Layout(
-            trees, self.n_classes, bounds=vectors.needs_bounds, leaf_groups=vectors.leaf_groups
-        )
+        self.trees = trees
+        self.layout = Layout(trees, self.n_classes, leaf_groups=self.node_vectors == "leaves")
         self.block_types = [block for block in BLOCKS if self.layout.n_rows[block.kind]]
 
     # The model: blocks of nodes, mixed by the gate
 
     def blocks(self) -> list[Block]:
         """One block for each kind of node in the trees, with the current vectors and biases."""
-        return self._vectors.blocks(self)
+        return blocks_with_vectors(self)
 
     def log_gate(self, hidden: Tensor) -> Tensor:
         """log pi [N, T]: hidden [N, D]."""
@@ -297,7 +294,7 @@ class TreeEnsemble(Relearning, Constructors):
         for block, bias in zip(BLOCKS, log_odds(self.layout, self.frequencies), strict=True):
             if block in self.block_types:
                 fill(getattr(self, f"{block.prefix}bias"), bias)
-        self._vectors.reset(self)
+        reset_vectors(self)
 
     def place_tables(self, device: torch.device) -> None:
         super().place_tables(device)

@@ -30,7 +30,6 @@ class Layout(Tables):
     Args:
         trees: T trees over V classes, with roots of the same width.
         n_classes: number of classes, V.
-        bounds: whether to build ``leaf_class`` and the bounds.
         leaf_groups: whether leaf groups are a kind of their own, with ``leaf_class`` and the tables
             of :func:`hstree.ops.leaf_log_prob`.
 
@@ -51,7 +50,6 @@ class Layout(Tables):
         leaf_class: int32 [T, V], class of each leaf.
         root_row, root_class: int64 [K], children of wide roots that are classes, as t C + child,
             and their classes.
-        bounds_0 to bounds_3: :meth:`TreeLayout.bounds` of each kind, int64 [T, R, .].
     """
 
     path_offset: Tensor
@@ -69,18 +67,11 @@ class Layout(Tables):
     root_row: Tensor
     root_class: Tensor
 
-    def __init__(
-        self,
-        trees: Sequence[Tree],
-        n_classes: int,
-        *,
-        bounds: bool = False,
-        leaf_groups: bool = False,
-    ) -> None:
+    def __init__(self, trees: Sequence[Tree], n_classes: int, *, leaf_groups: bool = False) -> None:
         super().__init__()
         check_trees(trees, n_classes)
         self.trees = [TreeLayout(tree, leaf_groups=leaf_groups) for tree in trees]
-        self.has_bounds, self.has_groups = bounds, leaf_groups
+        self.has_groups = leaf_groups
         self.n_rows = [max(len(tree.edge[kind]) for tree in self.trees) for kind in KINDS]
         if self.n_rows[LEAF]:
             self.n_rows[LEAF] = n_classes
@@ -92,11 +83,6 @@ class Layout(Tables):
         self.mean_group = n_classes * len(self.trees) / max(last, 1)
         self.set_tables()
 
-    def bounds(self, kind: int) -> Tensor:
-        """Begin and end of the leaves below each vector's edge: see :meth:`TreeLayout.bounds`."""
-        bounds: Tensor = getattr(self, f"bounds_{kind}")
-        return bounds
-
     def tables(self) -> dict[str, Tensor]:
         return {name: torch.tensor(table, device="cpu") for name, table in self._arrays().items()}
 
@@ -104,19 +90,13 @@ class Layout(Tables):
         out = stacked_paths([path_tables(tree) for tree in self.trees])
         nodes = [layout.nodes(self.n_rows[WIDE]) for layout in self.trees]
         out |= {name: _stack([tables[name] for tables in nodes]) for name in nodes[0]}
-        if self.has_bounds or self.has_groups:
-            out["leaf_class"] = np.stack([layout.tree.order for layout in self.trees])
         if self.has_groups:
+            out["leaf_class"] = np.stack([layout.tree.order for layout in self.trees])
             out |= stacked([layout.groups() for layout in self.trees], "group", "group_offset")
             rows, classes = zip(*(layout.root_classes() for layout in self.trees), strict=True)
             place = [t * self.n_rows[ROOT] + row for t, row in enumerate(rows)]
             out["root_row"] = np.concatenate(place).astype(np.int64)
             out["root_class"] = np.concatenate(classes).astype(np.int64)
-        if self.has_bounds:
-            for kind in KINDS:
-                # Padding rows have a leaf too: a mean over no leaves would be NaN.
-                bounds = [layout.bounds(kind) for layout in self.trees]
-                out[f"bounds_{kind}"] = _stack(bounds, np.arange(bounds[0].shape[1]))
         return out
 
 
@@ -154,11 +134,10 @@ def _what(trees: Any) -> str:
     return f"a {name}"
 
 
-def _stack(tables: list[npt.NDArray[Any]], filling: Any = 0) -> npt.NDArray[Any]:
-    """Tables [R, ...] of different lengths, padded and stacked to [T, R, ...]."""
+def _stack(tables: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Tables [R, ...] of different lengths, padded with zeros and stacked to [T, R, ...]."""
     rows = max(len(table) for table in tables)
-    out = np.empty((len(tables), rows, *tables[0].shape[1:]), tables[0].dtype)
-    out[:] = filling
+    out = np.zeros((len(tables), rows, *tables[0].shape[1:]), tables[0].dtype)
     for t, table in enumerate(tables):
         out[t, : len(table)] = table
     return out

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from hstree.heads.resizing import ClassChange
-from hstree.heads.trees.blocks import BLOCKS, BinaryBlock, Block, LeafBlock
+from hstree.heads.trees.blocks import BLOCKS, Block, LeafBlock
 from hstree.heads.trees.changed_trees import ChangedTree, grown, pruned, subtrees_like, widened
 from hstree.heads.trees.state import EnsembleState
 from hstree.heads.trees.tree_layout import BINARY, LEAF, ROOT, IntArray, TreeLayout
-from hstree.heads.trees.vectors import NODE_BLOCKS, first_scale
+from hstree.heads.trees.vectors import NODE_BLOCKS
 from hstree.heads.tying import weight_to_tie
 
 FloatArray = npt.NDArray[np.float64]
@@ -30,9 +30,7 @@ def resize_trees(head: EnsembleState, change: ClassChange) -> None:
     head.place_tables(old.like.device)
     biases = [old.new_bias(t, each, log_shares, change) for t, each in enumerate(changed)]
     _set_biases(head, change, old, biases, log_shares)
-    if head.node_vectors == "shared":
-        _set_scales(head, old, changed)
-    elif head.node_vectors == "free" or head.layout.n_rows[LEAF]:
+    if head.node_vectors == "free" or head.layout.n_rows[LEAF]:
         _set_vectors(head, old, changed)
     else:  # roots over all classes read E alone
         for block in NODE_BLOCKS:
@@ -127,21 +125,9 @@ def _changed_trees(head: EnsembleState, change: ClassChange, old: _Old) -> list[
 def _resize_classes(head: EnsembleState, change: ClassChange, old: _Old) -> None:
     """The output embedding, and the frequencies of the classes."""
     head.frequencies = change.counts(head.frequencies)
-    mean = None
-    if head.node_vectors == "shared":
-        mass = head.mass.double()
-        if old.embedding is not None and change.added:
-            mean = (mass / mass.sum()) @ old.embedding.double()
-        if change.frequencies is not None and change.added:
-            total = mass.sum() / change.frequencies[: change.old].sum()
-            new = torch.from_numpy(change.frequencies[change.old :]).to(mass.device) * total
-        else:
-            new = mass.log().mean().exp().expand(change.added)
-        units = torch.cat([mass[: change.kept], new]).round().clamp(min=1).long()
-        head.register_table("mass", units)
     if old.embedding is not None:
         if change.embedding is None:
-            rows = change.rows(old.embedding, mean)
+            rows = change.rows(old.embedding)
             head.output_embedding = change.parameter(rows, old.embedding)
         else:
             head.output_embedding = weight_to_tie(change.embedding, change.new, head.in_features)
@@ -172,37 +158,6 @@ def _set_biases(
             row = layout.leaf_classes if block is LeafBlock else np.arange(len(edge))
             values[t, row] = block.of_edges(bias, edge)
         head.register_parameter(name, old.named(name, torch.from_numpy(values)))
-
-
-def _set_scales(head: EnsembleState, old: _Old, changed: list[ChangedTree]) -> None:
-    """Scales stay; a binary node that was a wide one gets the mean of its children's."""
-    for block in NODE_BLOCKS:
-        name, rows = f"{block.prefix}scale", head.layout.n_rows[block.kind]
-        if not rows:
-            head.register_parameter(name, None)
-            continue
-        values = torch.from_numpy(first_scale(head.layout, block)).to(old.like)
-        for t, (layout, each) in enumerate(zip(head.layout.trees, changed, strict=True)):
-            edge = layout.edge[block.kind]
-            of_edges = _scale_of_edges(old, t, each, old.layouts[t])
-            known = np.flatnonzero(each.edge[edge] >= 0)
-            value = of_edges[edge[known]]
-            if block is BinaryBlock:
-                value = (value + of_edges[edge[known] + 1]) / 2
-            values[t, known] = value
-        head.register_parameter(name, old.named(name, values))
-
-
-def _scale_of_edges(old: _Old, t: int, changed: ChangedTree, layout: TreeLayout) -> Tensor:
-    """Scales [E] of the edges of the changed tree; 0 for those without an old score."""
-    of_old = old.like.new_zeros(layout.tree.n_edges + 1)
-    for block in NODE_BLOCKS:
-        scale, edge = old.rows_of(t, f"{block.prefix}scale"), layout.edge[block.kind]
-        if scale is not None:
-            of_old[edge] = scale[: len(edge)]
-            if block is BinaryBlock:
-                of_old[edge + 1] = scale[: len(edge)]
-    return of_old[changed.edge]
 
 
 def _set_vectors(head: EnsembleState, old: _Old, changed: list[ChangedTree]) -> None:

@@ -39,12 +39,8 @@ class EnsembleState(SavedTables, Head):
     wide_bias: Tensor | None
     root_bias: Tensor | None
     leaf_bias: Tensor | None
-    scale: Tensor | None
-    wide_scale: Tensor | None
-    root_scale: Tensor | None
     feature_index: Tensor | None
     output_embedding: Tensor
-    mass: Tensor
     gate_logits: Tensor
     gate_linear: nn.Linear
 

@@ -122,12 +122,3 @@ class TreeLayout:
             "leaf_edge": leaf_edge,
         }
         return {name: table.astype(np.int32) for name, table in tables.items()}
-
-    def bounds(self, kind: int) -> IntArray:
-        """Begin and end of the leaves below each vector's edge, int64 [R, 2]. For binary nodes
-        int64 [R, 3]: begin of the left child's leaves, begin and end of the right child's."""
-        edges, edge = self.tree.edges(), self.edge[kind]
-        columns = [edges.begin[edge], edges.end[edge]]
-        if kind == BINARY:
-            columns.append(edges.end[edge + 1])
-        return np.stack(columns, 1).astype(np.int64)

@@ -157,20 +157,12 @@ def test_default_shape_of_many_classes(n_classes: int, sparse: bool, two_levels:
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "node_vectors"),
-    [
-        ({}, "leaves"),
-        ({"leaf": 8}, "leaves"),
-        ({"leaf": 1}, "shared"),
-        ({"root": 1500, "n_trees": 1}, "shared"),
-    ],
-)
-def test_default_vectors_if_tied(options: Any, node_vectors: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"leaf": 8}, {"leaf": 1}, {"root": 1500, "n_trees": 1}])
+def test_default_vectors_if_tied(options: Any) -> None:
     embedding = torch.nn.Embedding(1500, D)
     statistics = CorpusStatistics.from_tokens(text_of(1500), 1500)
     head = TreeEnsemble.from_corpus(D, 1500, statistics, embedding=embedding, tied=True, **options)
-    assert head.node_vectors == node_vectors
+    assert head.node_vectors == "leaves"
     assert head.output_embedding is embedding.weight
 
 

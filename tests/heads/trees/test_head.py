@@ -58,11 +58,11 @@ def ensemble(
     return TreeEnsemble(D, n_classes, built, **({"frequencies": frequencies} | options))
 
 
-def check_probabilities(head: TreeEnsemble, mass: Any) -> None:
+def check_probabilities(head: TreeEnsemble) -> None:
     """log_prob against the walk of the trees, sums, forward against log_prob."""
     hidden = draw(6, D)
     log_prob = head.log_prob(hidden)
-    expected = probabilities(head, hidden, mass)
+    expected = probabilities(head, hidden)
     np.testing.assert_allclose(expected.sum(1), 1, rtol=1e-12)
     np.testing.assert_allclose(log_prob.detach().exp(), expected, rtol=1e-4, atol=1e-7)
     assert (log_prob.exp().sum(1) - 1).abs().max() < 1e-5
@@ -73,20 +73,20 @@ def check_probabilities(head: TreeEnsemble, mass: Any) -> None:
 
 @pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("node_vectors", ["free", "leaves", "shared"])
+@pytest.mark.parametrize("node_vectors", ["free", "leaves"])
 def test_probabilities(recipe: str, shape: tuple[int, int], node_vectors: str) -> None:
     """Every gate, with and without feature subsets."""
     for gate, subset in itertools.product(("uniform", "constant", "context"), (None, 4)):
         head = ensemble(recipe, shape, 3, gate=gate, subset_size=subset, node_vectors=node_vectors)
-        check_probabilities(randomise(head), FREQUENCIES)
+        check_probabilities(randomise(head))
 
 
-@pytest.mark.parametrize("node_vectors", ["free", "leaves", "shared"])
+@pytest.mark.parametrize("node_vectors", ["free", "leaves"])
 @pytest.mark.parametrize("nested", NESTED.values(), ids=NESTED.keys())
 def test_given_trees(nested: list[Any], node_vectors: str) -> None:
     built = [Tree.from_nested(n) for n in nested]
     head = randomise(TreeEnsemble(D, 9, built, node_vectors=node_vectors, gate="context"))
-    check_probabilities(head, None)
+    check_probabilities(head)
 
 
 @pytest.mark.parametrize("subset_size", [None, 4])
@@ -99,7 +99,7 @@ def test_log_prob_of_few_rows(subset_size: int | None) -> None:
         torch.testing.assert_close(head.log_prob(hidden[:rows]), log_prob[:rows])
 
 
-@pytest.mark.parametrize("node_vectors", ["free", "leaves", "shared"])
+@pytest.mark.parametrize("node_vectors", ["free", "leaves"])
 @pytest.mark.parametrize("n_trees", [1, 2])
 @pytest.mark.parametrize("n_classes", [1, 2, 3])
 def test_few_classes(n_classes: int, n_trees: int, node_vectors: str) -> None:
@@ -107,7 +107,7 @@ def test_few_classes(n_classes: int, n_trees: int, node_vectors: str) -> None:
     head = TreeEnsemble(
         D, n_classes, built, node_vectors=node_vectors, gate="context", reduction="sum"
     )
-    check_probabilities(randomise(head), None)
+    check_probabilities(randomise(head))
     hidden, target = draw(7, D), draw_targets(7, n_classes=n_classes)
     hidden.requires_grad_()
     sample = head.sample(hidden)
@@ -123,7 +123,7 @@ def test_few_classes(n_classes: int, n_trees: int, node_vectors: str) -> None:
     assert head.predict(hidden).max() < n_classes
 
 
-@pytest.mark.parametrize("node_vectors", ["free", "leaves", "shared"])
+@pytest.mark.parametrize("node_vectors", ["free", "leaves"])
 @pytest.mark.parametrize("recipe", ["random", "huffman"])
 def test_full_width_is_the_flat_softmax(recipe: str, node_vectors: str) -> None:
     """C = V: values and gradients of F.linear and log_softmax, rows in leaf order."""
@@ -188,10 +188,9 @@ def test_untrained_large_vocabulary() -> None:
     {"shape": (6, 5), "n_trees": 3, "gate": "context", "subset_size": 4},
     {"shape": (6, 5), "n_trees": 3, "gate": "uniform"},
     {"shape": (1, 5), "n_trees": 2, "gate": "constant"},
-    {"shape": (6, 5), "n_trees": 2, "node_vectors": "shared", "gate": "context", "subset_size": 4},
     {"shape": (6, 5), "n_trees": 2, "node_vectors": "leaves", "gate": "context", "subset_size": 4},
     {"shape": (9, 1), "n_trees": 3, "node_vectors": "leaves", "recipe": "cluster"},
-], ids=["binary", "all parts", "all parts and features", "leaf groups", "shared", "leaves",
+], ids=["binary", "all parts", "all parts and features", "leaf groups", "leaves",
         "leaf groups of two"])  # fmt: skip
 def test_gradients_through_forward_and_log_prob(options: dict[str, Any]) -> None:
     """float64: the ops' backward against autograd through all classes."""
@@ -333,35 +332,6 @@ def test_weights_of_other_trees_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"Missing key.*_extra_state"):
         copy.deepcopy(head).load_state_dict(state)
     head.load_state_dict(head.state_dict())
-
-
-def test_derived_vectors_follow_the_definition() -> None:
-    """s (mean of the left leaves' vectors - mean of the right ones'), s = 1 for leaves alone."""
-    tree = Tree.from_nested(((0, 1), (2, (3, 4, 5))))
-    counts = np.array([1.0, 3, 2, 1, 1, 2])
-    head = TreeEnsemble(D, 6, [tree], node_vectors="shared", frequencies=counts)
-    e = head.output_embedding.detach()
-    left, right = (e[0] + 3 * e[1]) / 4, (2 * e[2] + e[3] + e[4] + 2 * e[5]) / 6
-    group = (e[3] + e[4] + 2 * e[5]) / 4
-    weight, wide_weight = (block.weight for block in head.blocks())
-    assert [block.prefix for block in head.blocks()] == ["", "wide_"]
-    expected = torch.stack([3 * (left - right), e[0] - e[1], 3 * (e[2] - group)])
-    torch.testing.assert_close(weight[0], expected)
-    torch.testing.assert_close(wide_weight[0], e[3:])
-    assert head.scale.tolist() == [[3.0, 1.0, 3.0]]
-    assert head.wide_scale.tolist() == [[1.0, 1.0, 1.0]]
-
-
-def test_shared_vectors_survive_half_precision() -> None:
-    """Masses over nine orders of magnitude, as buffers of a head in float16."""
-    counts = 10.0 ** np.linspace(0, 9, V)
-    head = ensemble("huffman", (6, 4), node_vectors="shared", frequencies=counts)
-    expected = head.log_prob(draw(4, D)).detach()
-    for dtype in (torch.float16, torch.bfloat16):
-        low = copy.deepcopy(head).to(dtype)
-        got = low.log_prob(draw(4, D, dtype=dtype))
-        assert got.isfinite().all()
-        torch.testing.assert_close(got, expected, rtol=0.05, atol=0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -515,7 +485,7 @@ def test_bad_from_linear(options: dict[str, Any], match: str) -> None:
 
 def test_device_moves(device: torch.device) -> None:
     """Tables and levels follow the module; results are those of the CPU."""
-    for node_vectors in ("free", "leaves", "shared"):
+    for node_vectors in ("free", "leaves"):
         head = randomise(ensemble("huffman", (6, 4), 2, gate="context", node_vectors=node_vectors))
         hidden, target = draw(20, D), draw_targets(20)
         expected = head.log_prob(hidden).detach(), head(hidden, target).loss.detach()
@@ -560,13 +530,12 @@ def bad(**options: Any) -> Any:
             subset_size=8, subset_block=4),
         bad(match="subset_block: expected a whole .* got 0", subset_size=4, subset_block=0),
         bad(match="gate: expected one of uniform, constant, context, got 'x'", gate="x"),
-        bad(match="node_vectors: expected one of free, leaves, shared, got 'x'", node_vectors="x"),
+        bad(match="node_vectors: expected one of free, leaves, got 'shared'",
+            node_vectors="shared"),
         bad(match="embedding: expected None with node_vectors='free'",
             embedding=torch.nn.Embedding(V, D)),
         bad(match=r"embedding: expected a weight of shape \(37, 10\) .* got \(37, 9\)",
-            embedding=torch.nn.Embedding(V, D - 1), node_vectors="shared"),
-        bad(match="sparse: expected False with node_vectors='shared'",
-            sparse=True, node_vectors="shared"),
+            embedding=torch.nn.Embedding(V, D - 1), node_vectors="leaves"),
         bad(match=r"frequencies: expected a 1-D array of shape \(37,\), got shape \(3,\)",
             frequencies=[1, 2, 3]),
         bad(match=r"frequencies\[0\]: expected a finite number of at least 0, got -1.0",

@@ -17,9 +17,6 @@ def test_kinds_and_vectors_of_a_tree() -> None:
     assert layout.kind.tolist() == [ROOT, BINARY, BINARY, WIDE, BINARY, WIDE]
     assert layout.first_row.tolist() == [0, 0, 1, 0, 2, 3]
     assert [len(edge) for edge in layout.edge] == [3, 6, 0, 3]
-    assert layout.bounds(BINARY).tolist() == [[0, 1, 3], [1, 2, 3], [5, 6, 7]]
-    assert layout.bounds(WIDE)[:3].tolist() == [[4, 5], [5, 7], [7, 10]]
-    assert layout.bounds(ROOT).tolist() == [[0, 3], [3, 4], [4, 10]]
 
 
 def test_child_of_the_root_for_every_target() -> None:
@@ -31,12 +28,12 @@ def test_child_of_the_root_for_every_target() -> None:
 
 def test_tables_are_no_buffers_and_move() -> None:
     trees = [Tree.from_nested(NESTED), Tree.from_nested((0, 1, (2, 3, 4, 5, 6, 7, 8, 9)))]
-    layout = Layout(trees, 10, bounds=True)
+    layout = Layout(trees, 10, leaf_groups=True)
     assert not layout.state_dict()
     assert not list(layout.buffers())
-    assert layout.n_rows == [3, 8, 0, 3]
+    assert layout.n_rows == [1, 3, 10, 3]
     names = list(layout.tables())
-    assert {"path", "wide_path", "node", "edge", "leaf_class", "bounds_0"} <= set(names)
+    assert {"path", "wide_path", "node", "edge", "leaf_class", "group"} <= set(names)
     assert all(getattr(layout.to("meta"), name).is_meta for name in names)
     layout.half().to_empty(device="cpu")
     for name, table in layout.tables().items():
