@@ -22,9 +22,10 @@ Vmap = Callable[..., tuple[Any, Any]]
 """The ``vmap`` of a :class:`torch.autograd.Function`."""
 
 
-def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Define the op hstree::name, written in Python. torch.library.custom_op would read the schema
-    from a signature, and every function would have to list the arguments."""
+def define(name: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Define the op hstree::name, written in Python, with the schema of the kernel's signature.
+    torch.library.custom_op would also register its own derivatives."""
+    schema = torch.library.infer_schema(kernel, mutates_args=())
     LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"hstree::{name}", fake)

@@ -6,6 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+from hstree.ops._tree_mixture import TreeMixture, split_arguments
+
 SCRIPT = """
 import sys, torch, hstree
 assert "torch._dynamo" not in sys.modules
@@ -35,3 +40,26 @@ def test_import_registers_everything(tmp_path: Path) -> None:
     )
     gradients = "[[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]]\n[[3.0, 2.25]] [[0.5, -0.5]]\n"
     assert shown.stdout == gradients, shown.stderr
+
+
+@pytest.mark.parametrize("name", ["tree_topk", "sample", "candidate_log_prob"])
+def test_a_tree_mixture_has_the_names_of_the_schema(name: str) -> None:
+    op = getattr(torch.ops.hstree, name).default
+    names = [argument.name for argument in op._schema.arguments]
+    mixture, rest = split_arguments(names)
+    assert mixture._asdict() == {field: field for field in TreeMixture._fields}
+    assert set(rest) <= {"k", "most_scored", "seed", "n", "candidates", "temperature"}
+    assert [*mixture, *rest] == names
+
+
+def test_the_gradients_of_hidden_have_one_signature() -> None:
+    names, *others = (
+        [argument.name for argument in op.default._schema.arguments]
+        for op in (
+            torch.ops.hstree.path_log_prob_backward_hidden,
+            torch.ops.hstree.wide_log_prob_backward_hidden,
+            torch.ops.hstree.leaf_log_prob_backward_hidden,
+        )
+    )
+    assert names[:4] == ["grad_log_prob", "hidden", "weight", "target"]
+    assert others == [names, names]
