@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 
 from hstree.ops._tree_mixture import TreeMixture, split_arguments
 
@@ -63,3 +64,26 @@ def test_the_gradients_of_hidden_have_one_signature() -> None:
     )
     assert names[:4] == ["grad_log_prob", "hidden", "weight", "target"]
     assert others == [names, names]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # in torch's own code
+def test_the_registration_of_torch_does_not_suffice() -> None:
+    """When this fails, torch may have mended it, and hstree.ops._autograd may become a call of
+    torch.library.register_autograd and torch.library.register_vmap."""
+    name = "hstree_test::cube"
+    torch.library.define(name, "(Tensor x) -> Tensor")
+    torch.library.impl(name, "default", lambda x: x**3)
+    torch.library.register_autograd(
+        name,
+        lambda ctx, upstream: 3 * upstream * ctx.saved_tensors[0] ** 2,
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    cube, x = torch.ops.hstree_test.cube, torch.tensor([1.0, 2.0])
+    leaf = x.clone().requires_grad_()
+    cube(leaf).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [3.0, 12.0]
+    with pytest.raises(RuntimeError, match="must override the setup_context"):
+        torch.func.grad(lambda x: cube(x).sum())(x)
+    with forward_ad.dual_level():  # no error, and no tangent
+        assert forward_ad.unpack_dual(cube(forward_ad.make_dual(x, x))).tangent is None
