@@ -37,15 +37,27 @@ class Problem(NamedTuple):
         )
 
 
-def empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
+class Gradients(NamedTuple):
+    """The gradients of the first five fields of a :class:`Problem`."""
+
+    latent: Tensor
+    log_prior: Tensor
+    weight: Tensor
+    bias: Tensor
+    table: Tensor
+
+
+def empty_gradients(problem: Problem, wanted: Sequence[bool]) -> Gradients:
     """Uninitialized gradients in the dtype of sums; unwanted ones have no elements."""
     latent, _, weight, _, table, *_ = problem
     table_shape = () if table is None else table.shape
     shapes = (latent.shape, latent.shape[:2], weight.shape, weight.shape[:1], table_shape)
-    return [
-        latent.new_empty(shape if want else (0,), dtype=sum_dtype(latent.dtype))
-        for want, shape in zip(wanted, shapes, strict=True)
-    ]
+    return Gradients(
+        *(
+            latent.new_empty(shape if want else (0,), dtype=sum_dtype(latent.dtype))
+            for want, shape in zip(wanted, shapes, strict=True)
+        )
+    )
 
 
 def _write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = None) -> None:
@@ -131,7 +143,7 @@ def _log_prob_of_values(
     return log_prob, by_log_prior, by_table
 
 
-def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Tensor, list[Tensor]]:
+def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Tensor, Gradients]:
     """log_prob [N], and the wanted gradients for ``upstream`` [N], the gradient of log_prob."""
     latent, _, weight, bias, *_ = problem
     rows, components, features = latent.shape

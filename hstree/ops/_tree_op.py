@@ -63,13 +63,8 @@ class TreeOp:
         torch.library.register_fake(f"hstree::{backward}_sparse", self._backward_sparse_fake)
         # The gradient of hidden alone needs no memory of the size of the weight.
         hidden = f"{backward}_hidden"
-        schema = str(self.backward_sparse._schema)
-        arguments = schema[schema.index("(") : schema.index(" ->")]
         self.backward_hidden: Operator = define(
-            hidden,
-            f"{arguments} -> Tensor",
-            lambda *inputs: self.backward_sparse(*inputs)[0],
-            lambda grad, hidden, *_: torch.empty_like(hidden),
+            hidden, self._grad_hidden, lambda grad, hidden, *_: torch.empty_like(hidden)
         )
         register_autograd(
             forward,
@@ -98,6 +93,27 @@ class TreeOp:
         log_prob: Tensor = self.forward(hidden, weight, *rest)[0]
         return log_prob
 
+    def _grad_hidden(
+        self,
+        grad_log_prob: Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        offset: Tensor,
+        path: Tensor,
+        leaf_position: Tensor,
+        index: Tensor | None,
+        score: Tensor,
+        order: Tensor | None = None,
+        plan: Tensor | None = None,
+    ) -> Tensor:
+        tables = (offset, path, leaf_position, index)
+        grad_hidden: Tensor
+        grad_hidden, *_ = self.backward_sparse(
+            grad_log_prob, hidden, weight, target, *tables, score, order, plan
+        )
+        return grad_hidden
+
     def _dense_gradient(self, ctx: Any, grad_log_prob: Tensor, *_: Any) -> Any:
         arguments = (grad_log_prob, *ctx.saved_tensors)
         if any(ctx.needs_input_grad[1:3]):
@@ -105,10 +121,11 @@ class TreeOp:
         return _hidden_gradients(ctx, self.backward_hidden(*arguments), None, None)
 
     def _vmap(self, info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        given = inputs[-1]
-        if is_shared_batched(in_dims[:-1], _ROWS):
+        *shared, given = inputs
+        *dims, _ = in_dims
+        if is_shared_batched(dims, _ROWS):
             return one_by_one(self.forward)(info, in_dims, *inputs)
-        flat = fold(inputs[:-1], in_dims[:-1], _ROWS, info.batch_size)
+        flat = fold(shared, dims, _ROWS, info.batch_size)
         log_prob, score, order, plan = self.forward(*flat, None)
         outputs = [unfold(x, 0, info.batch_size) for x in (log_prob, score)]
         if given is not None:
@@ -118,10 +135,11 @@ class TreeOp:
     def _hidden_vmap(self, info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
         """Does not pass order and plan, which are those of one element of the batch."""
         rows = (0, 0, None, 0, *[None] * 4, 0)
-        dims, inputs = in_dims[:-2], inputs[:-2]
+        *given, _order, _plan = inputs
+        *dims, _order_dim, _plan_dim = in_dims
         if is_shared_batched(dims, rows):
-            return one_by_one(self.backward_hidden)(info, dims, *inputs)
-        flat = fold(inputs, dims, rows, info.batch_size)
+            return one_by_one(self.backward_hidden)(info, dims, *given)
+        flat = fold(given, dims, rows, info.batch_size)
         return unfold(self.backward_hidden(*flat), 0, info.batch_size), 0
 
     def _formula(
@@ -275,7 +293,8 @@ class _SparseGradient(torch.autograd.Function):
     def forward(ctx: Any, op: TreeOp, *inputs: Any) -> Tensor:
         with _without_autograd():
             output = op.forward(*inputs)
-        ctx.op, ctx.bias = op, inputs[2]
+        _hidden, _weight, bias, *_ = inputs
+        ctx.op, ctx.bias = op, bias
         _save(ctx, inputs, output)
         log_prob: Tensor = output[0]
         return log_prob
@@ -285,7 +304,7 @@ class _SparseGradient(torch.autograd.Function):
         arguments = ctx.saved_tensors
         with _without_autograd():
             grad_hidden, *sparse = ctx.op.backward_sparse(grad_log_prob, *arguments)
-        weight = arguments[1]
+        _hidden, weight, *_ = arguments
         if ctx.op.shared:
             index, rows, bias_index, bias_rows = sparse
             # The classes are distinct and increase.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hstree.ops._autograd import register_autograd
+from hstree.ops._tree_mixture import split_arguments
 
 
 def candidate_log_prob(
@@ -87,10 +88,9 @@ def candidate_log_prob(
     return log_prob
 
 
-def _fake(hidden: Tensor, *rest: Any) -> Tensor:
-    log_gate, candidates = rest[7], rest[-2]
-    log_prob: Tensor = log_gate.new_empty(candidates.shape)
-    return log_prob
+def _fake(*arguments: Any) -> Tensor:
+    mixture, (candidates, _temperature) = split_arguments(arguments)
+    return mixture.log_gate.new_empty(candidates.shape)
 
 
 def _no_derivative(ctx: Any, *grads: Any) -> Any:

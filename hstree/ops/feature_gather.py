@@ -70,7 +70,8 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 def _save_for_second_derivative(
     ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor
 ) -> None:
-    ctx.save_for_backward(inputs[1])
+    _grad, feature_index, _in_features = inputs
+    ctx.save_for_backward(feature_index)
 
 
 def _second_derivative(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

@@ -173,16 +173,6 @@ def _check(
         raise ValueError(f"row_weight: expected shape [{rows}], got {tuple(row_weight.shape)}")
 
 
-_PROBLEM = (
-    "Tensor latent, Tensor? log_prior, Tensor weight, Tensor? bias, Tensor? table, Tensor target, "
-    "Tensor? slope, float c, float k, float radius, SymInt chunk_rows"
-)
-_GRADIENTS = (
-    "Tensor grad_latent, Tensor grad_log_prior, Tensor grad_weight, Tensor grad_bias, "
-    "Tensor grad_table"
-)
-
-
 def _loss_weight(problem: Problem, row_weight: Tensor | None) -> Tensor:
     """Factor [N] of each row in the loss, 0 where it is ignored."""
     kept = problem.target != -1
@@ -213,18 +203,34 @@ def _rounded(gradient: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Ten
     return torch.mul(gradient, factor, out=out)
 
 
-def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    """log_prob [N], the loss and its wanted gradients, in the dtype of sums; those of a mean of
-    half precision without its scale."""
-    *fields, row_weight, mean, wanted = arguments
-    problem = Problem(*fields)
-    weight = _loss_weight(problem, row_weight)
-    scale = _scale(weight, mean)
-    upstream = -weight if _is_low(problem) else -scale * weight
+def _forward(
+    latent: Tensor,
+    log_prior: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    table: Tensor | None,
+    target: Tensor,
+    slope: Tensor | None,
+    c: float,
+    k: float,
+    radius: float,
+    chunk_rows: int,
+    row_weight: Tensor | None,
+    mean: bool,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """log_prob [N], the loss and the wanted gradients of latent, log_prior, weight, bias and table,
+    in the dtype of sums; those of a mean of half precision without its scale."""
+    problem = Problem(
+        latent, log_prior, weight, bias, table, target, slope, c, k, radius, chunk_rows
+    )
+    factor = _loss_weight(problem, row_weight)
+    scale = _scale(factor, mean)
+    upstream = -factor if _is_low(problem) else -scale * factor
     log_prob, gradients = run(problem, wanted, upstream)
-    loss = -(weight * log_prob).sum()
+    loss = -(factor * log_prob).sum()
     if mean:
-        loss = loss / weight.sum()
+        loss = loss / factor.sum()
     return log_prob, loss, *gradients
 
 
@@ -236,15 +242,32 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
     return log_prob, log_prob.new_empty(()), *empty_gradients(problem, wanted)
 
 
-def _backward(grad_log_prob: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def _backward(
+    grad_log_prob: Tensor,
+    latent: Tensor,
+    log_prior: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    table: Tensor | None,
+    target: Tensor,
+    slope: Tensor | None,
+    c: float,
+    k: float,
+    radius: float,
+    chunk_rows: int,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The wanted gradients for ``grad_log_prob`` [N], in the dtype of sums."""
-    *fields, wanted = arguments
-    return tuple(run(Problem(*fields), wanted, grad_log_prob.contiguous())[1])
+    problem = Problem(
+        latent, log_prior, weight, bias, table, target, slope, c, k, radius, chunk_rows
+    )
+    _, gradients = run(problem, wanted, grad_log_prob.contiguous())
+    return gradients
 
 
 def _backward_fake(grad_log_prob: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     *fields, wanted = arguments
-    return tuple(empty_gradients(Problem(*fields), wanted))
+    return empty_gradients(Problem(*fields), wanted)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -309,7 +332,9 @@ def _vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
 
 
 def _backward_vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
-    if any(arguments[-1][2:]):  # gradients of what all rows share
+    *_, wanted = arguments
+    _latent, _log_prior, *of_shared = wanted  # weight, bias and table
+    if any(of_shared):
         return one_by_one(_backward_op)(info, in_dims, *arguments)
     return by_rows(_backward_op, (0, *_ROWS, None), (0, 0, None, None, None))(
         info, in_dims, *arguments
@@ -337,14 +362,11 @@ def _formula(*arguments: Any) -> tuple[Any, ...]:
 
 _forward_op = define(
     "mixture_log_prob",
-    f"({_PROBLEM}, Tensor? row_weight, bool mean, bool[] wanted) -> "
-    f"(Tensor log_prob, Tensor loss, {_GRADIENTS})",
     _forward,
     _forward_fake,
 )
 _backward_op = define(
     "mixture_log_prob_backward",
-    f"(Tensor grad_log_prob, {_PROBLEM}, bool[] wanted) -> ({_GRADIENTS})",
     _backward,
     _backward_fake,
 )

@@ -79,10 +79,23 @@ def monotone_log_prob(
     return log_prob
 
 
-def _backward(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _backward(
+    logits: Tensor,
+    grad_log_prob: Tensor,
+    target: Tensor,
+    log_normalizer: Tensor,
+    c: float,
+    k: float,
+    table: Tensor | None,
+    radius: float,
+    table_gradient: bool = True,
+) -> tuple[Tensor, Tensor]:
     """The gradients of logits and table, by the in-place op on a copy."""
     grad = logits.clone(memory_format=torch.contiguous_format)
-    return grad, torch.ops.hstree.monotone_log_prob_backward_(grad, *rest)
+    function = (c, k, table, radius)
+    return grad, torch.ops.hstree.monotone_log_prob_backward_(
+        grad, grad_log_prob, target, log_normalizer, *function, table_gradient
+    )
 
 
 def _fake(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -128,7 +141,8 @@ def _gradient(ctx: Any, grad_log_prob: Tensor, grad_log_normalizer: Tensor | Non
 
 
 def _backward_vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-    if inputs[-1]:  # the gradient of the table
+    *_, table_gradient = inputs
+    if table_gradient:
         return one_by_one(_backward_op)(info, in_dims, *inputs)
     return by_rows(_backward_op, (0, 0, 0, 0, *[None] * 5), (0, None))(info, in_dims, *inputs)
 
@@ -159,8 +173,6 @@ torch.library.register_fake("hstree::monotone_log_prob_backward_", _backward_fak
 torch.library.register_fake("hstree::monotone_log_prob_gradient_", _gradient_fake)
 _backward_op: Any = define(
     "monotone_log_prob_backward",
-    "(Tensor logits, Tensor grad_log_prob, Tensor target, Tensor log_normalizer, float c, float k, "
-    "Tensor? table, float radius, bool table_gradient=True) -> (Tensor, Tensor)",
     _backward,
     lambda logits, *rest: (torch.empty_like(logits), _backward_fake(logits, *rest)),
 )

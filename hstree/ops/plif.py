@@ -123,9 +123,7 @@ def _vmap(info: Any, in_dims: Any, terms: Tensor) -> tuple[Tensor, int]:
     return _exclusive_sums_op(terms.movedim(in_dims[0], 0)), 0
 
 
-_exclusive_sums_op: Any = define(
-    "exclusive_sums", "(Tensor terms) -> Tensor", _exclusive_sums, torch.empty_like
-)
+_exclusive_sums_op: Any = define("exclusive_sums", _exclusive_sums, torch.empty_like)
 register_autograd(
     "exclusive_sums",
     _gradient,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hstree.ops._autograd import register_autograd
+from hstree.ops._tree_mixture import split_arguments
 
 
 def sample(
@@ -95,9 +96,9 @@ def sample(
     return classes, log_prob
 
 
-def _fake(hidden: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    log_gate, n = rest[7], rest[-2]
-    shape = (hidden.shape[0], n)
+def _fake(*arguments: Any) -> tuple[Tensor, Tensor]:
+    mixture, (_seed, n, _temperature) = split_arguments(arguments)
+    log_gate, shape = mixture.log_gate, (mixture.hidden.shape[0], n)
     return log_gate.new_empty(shape, dtype=torch.int64), log_gate.new_empty(shape)
 
 

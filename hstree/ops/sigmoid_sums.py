@@ -81,8 +81,9 @@ def _backward(
     u: Tensor,
     v: Tensor,
     b: Tensor,
-    dtype: torch.dtype,
+    gradient_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = gradient_dtype
     x, u, v, b = (tensor.to(dtype) for tensor in (x, u, v, b))
     # Columns: the gradients of f and f', and their products with x.
     grad = torch.stack([grad_value, grad_derivative], 1).to(dtype)
@@ -121,14 +122,11 @@ def _gradient(ctx: Any, grad_value: Tensor, grad_derivative: Tensor) -> Any:
 
 _op: Any = define(
     "sigmoid_sums",
-    "(Tensor x, Tensor u, Tensor v, Tensor b, ScalarType gradient_dtype) -> (Tensor, Tensor)",
     _forward,
     lambda x, *_: (torch.empty_like(x), torch.empty_like(x)),
 )
 _backward_op: Any = define(
     "sigmoid_sums_backward",
-    "(Tensor grad_value, Tensor grad_derivative, Tensor x, Tensor u, Tensor v, Tensor b, "
-    "ScalarType gradient_dtype) -> (Tensor, Tensor, Tensor)",
     _backward,
     lambda grad, _, x, u, v, b, dtype: tuple(map(torch.empty_like, (u, v, b))),
 )

@@ -112,9 +112,10 @@ def tree_log_prob(
 
 
 def _fake(score: Tensor, *rest: Any) -> Tensor:
+    *_, n_classes = rest
     if score.dim() != 3:
         raise RuntimeError(f"score: expected shape [T, R, N], got {tuple(score.shape)}")
-    return score.new_empty((score.shape[2], rest[-1]))
+    return score.new_empty((score.shape[2], n_classes))
 
 
 def _backward_fake(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hstree._checks import check_int
 from hstree.ops._autograd import by_rows, register_autograd
+from hstree.ops._tree_mixture import split_arguments
 
 
 def tree_topk(
@@ -112,9 +113,9 @@ def tree_topk(
     return log_prob, classes
 
 
-def _fake(hidden: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    log_gate, k = rest[7], rest[12]
-    shape = (hidden.shape[0], k)
+def _fake(*arguments: Any) -> tuple[Tensor, Tensor]:
+    mixture, (k, *_most_scored) = split_arguments(arguments)
+    log_gate, shape = mixture.log_gate, (mixture.hidden.shape[0], k)
     return log_gate.new_empty(shape), log_gate.new_empty(shape, dtype=torch.int64)
 
 

@@ -6,6 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+
+from hstree.ops._tree_mixture import TreeMixture, split_arguments
+
 SCRIPT = """
 import sys, torch, hstree
 assert "torch._dynamo" not in sys.modules
@@ -35,3 +41,49 @@ def test_import_registers_everything(tmp_path: Path) -> None:
     )
     gradients = "[[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]]\n[[3.0, 2.25]] [[0.5, -0.5]]\n"
     assert shown.stdout == gradients, shown.stderr
+
+
+@pytest.mark.parametrize("name", ["tree_topk", "sample", "candidate_log_prob"])
+def test_a_tree_mixture_has_the_names_of_the_schema(name: str) -> None:
+    op = getattr(torch.ops.hstree, name).default
+    names = [argument.name for argument in op._schema.arguments]
+    mixture, rest = split_arguments(names)
+    assert mixture._asdict() == {field: field for field in TreeMixture._fields}
+    assert set(rest) <= {"k", "most_scored", "seed", "n", "candidates", "temperature"}
+    assert [*mixture, *rest] == names
+
+
+def test_the_gradients_of_hidden_have_one_signature() -> None:
+    names, *others = (
+        [argument.name for argument in op.default._schema.arguments]
+        for op in (
+            torch.ops.hstree.path_log_prob_backward_hidden,
+            torch.ops.hstree.wide_log_prob_backward_hidden,
+            torch.ops.hstree.leaf_log_prob_backward_hidden,
+        )
+    )
+    assert names[:4] == ["grad_log_prob", "hidden", "weight", "target"]
+    assert others == [names, names]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # in torch's own code
+def test_the_registration_of_torch_does_not_suffice() -> None:
+    """When this fails, torch may have mended it, and hstree.ops._autograd may become a call of
+    torch.library.register_autograd and torch.library.register_vmap."""
+    name = "hstree_test::cube"
+    torch.library.define(name, "(Tensor x) -> Tensor")
+    torch.library.impl(name, "default", lambda x: x**3)
+    torch.library.register_autograd(
+        name,
+        lambda ctx, upstream: 3 * upstream * ctx.saved_tensors[0] ** 2,
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    cube, x = torch.ops.hstree_test.cube, torch.tensor([1.0, 2.0])
+    leaf = x.clone().requires_grad_()
+    cube(leaf).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [3.0, 12.0]
+    with pytest.raises(RuntimeError, match="must override the setup_context"):
+        torch.func.grad(lambda x: cube(x).sum())(x)
+    with forward_ad.dual_level():  # no error, and no tangent
+        assert forward_ad.unpack_dual(cube(forward_ad.make_dual(x, x))).tangent is None

@@ -386,6 +386,22 @@ def test_dual_numbers(name: str, graph: bool) -> None:
 
 
 @every_op
+def test_gradients_within_a_dual_level(name: str) -> None:
+    subject = SUBJECTS[name]
+    along = tangents(subject)
+
+    def slopes(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+        return lambda *leaves: grad(subject.total(function), subject.every)(*leaves)
+
+    _, expected = jvp(slopes(subject.reference), subject.leaves, along)
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(x, v) for x, v in zip(subject.leaves, along, strict=True)]
+        for got, tangent in zip(slopes(subject.op)(*duals), expected, strict=True):
+            got = forward_ad.unpack_dual(got).tangent
+            assert_close(torch.zeros_like(tangent) if got is None else got, tangent, **close)
+
+
+@every_op
 def test_hessian(name: str) -> None:
     """Forward over reverse mode."""
     subject = SUBJECTS[name]
@@ -664,6 +680,21 @@ def test_compile(name: str) -> None:
     slopes = vmap(grad(total, tuple(i + 1 for i in subject.every)), in_dims=dims)
     compiled = torch.compile(slopes, fullgraph=True, backend="aot_eager")
     assert_close(compiled(target, *given), slopes(target, *given), **close)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
+@pytest.mark.parametrize("name", ["path_log_prob", "monotone_log_prob", "piecewise"])
+def test_compile_forward_mode(name: str) -> None:
+    """In one graph. The compiler enters no dual level when it calls the op."""
+    torch._dynamo.reset()
+    subject = SUBJECTS[name]
+
+    def along(*vectors: Tensor) -> tuple[Tensor, Tensor]:
+        return jvp(subject.of_leaves(subject.op), subject.leaves, vectors)  # type: ignore[no-any-return]
+
+    compiled = torch.compile(along, fullgraph=True, backend="aot_eager")
+    got = compiled(*tangents(subject))
+    assert_close(got, along(*tangents(subject)), **close)
 
 
 @pytest.mark.parametrize("op", [path_log_prob, wide_log_prob, leaf_log_prob])

@@ -15,10 +15,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.testing import assert_close
 
 from hstree.heads.trees.tree_layout import TreeLayout
 from hstree.ops import tree_log_prob
-from hstree.ops._composed_tree_log_prob import composed_log_prob
+from hstree.ops._composed_tree_log_prob import composed_backward, composed_log_prob
 from hstree.reference import tree_log_prob_reference
 from hstree.trees import Tree
 from ops.cases import random_nested, threads
@@ -620,3 +621,19 @@ def test_corrupt_tables_never_crash() -> None:
     refused, accepted = map(int, done.stdout.split())
     assert refused > 300
     assert accepted > 10
+
+
+def test_the_kernel_of_every_device() -> None:
+    """composed_backward, called by the dispatcher, equals the kernel of the CPU."""
+    batch, log_prob = draw(USUAL), mixed(draw(USUAL))
+    tables = (batch.node, batch.edge, batch.wide_begin, batch.root_begin)
+    arguments = (batch.grad, log_prob, batch.score, batch.log_gate, *tables)
+    expected = BACKWARD(*arguments)
+    schema = torch.library.infer_schema(composed_backward, mutates_args=())
+    name = "hstree_test::tree_log_prob_backward"
+    torch.library.define(name, schema)
+    torch.library.impl(name, "default", composed_backward)
+    composed = torch.ops.hstree_test.tree_log_prob_backward
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode():
+            assert_close(composed(*arguments), expected)
