@@ -118,7 +118,6 @@ class TreeEnsemble(Relearning, Constructors):
     """
 
     name = "trees"
-    no_z_loss = "every node of a tree has its own normalizer"
 
     def __init__(
         self,
