@@ -18,7 +18,7 @@ from hstree.heads.flat import FlatHead
 from hstree.heads.losses import in_row_chunks
 from hstree.heads.mixture import ZeroBiasLinear
 from hstree.heads.resizing import ClassChange
-from hstree.ops import monotone_log_prob
+from hstree.ops import target_log_softmax
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -150,7 +150,7 @@ class Mixtape(SavedTables, FlatHead):
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         def log_prob(hidden: Tensor, target: Tensor) -> Tensor:
-            return monotone_log_prob(self._logits(hidden), target)
+            return target_log_softmax(self._logits(hidden), target)
 
         return in_row_chunks(log_prob, self.n_classes, hidden, target)
 

@@ -121,11 +121,6 @@ class Tree:
         return len(self._order)
 
     @property
-    def n_leaves(self) -> int:
-        """The number of leaves, V."""
-        return len(self._order)
-
-    @property
     def n_nodes(self) -> int:
         """The number of inner nodes, M."""
         return len(self._node_offset) - 1

@@ -43,7 +43,7 @@ from hstree.heads.trees.tree_layout import BINARY, WIDE
 from hstree.heads.trees.vectors import NODE_VECTORS
 from hstree.heads.tying import HasWeight
 from hstree.heads.unigram import smoothed_frequencies
-from hstree.ops import leaf_order, tree_log_prob
+from hstree.ops import leaf_order, tree_log_softmax
 from hstree.trees import Tree
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ class TreeEnsemble(Relearning, Constructors):
         if not scores:  # a single class, or leaf groups alone
             scores = [hidden.t()[:0].to(dtype).expand(self.n_trees, -1, -1)]
         leaves = [block for block in blocks if isinstance(block, LeafBlock)]
-        return tree_log_prob(
+        return tree_log_softmax(
             scores[0] if len(scores) == 1 else torch.cat(scores, 1),
             log_gate,
             layout.node,
