@@ -58,7 +58,7 @@ def bag_dot(input: Tensor, weight: Tensor, row: Tensor, node: Tensor) -> Tensor:
     return z
 
 
-def torch_tree_log_prob(
+def torch_tree_log_softmax(
     input: Tensor,
     weight: Tensor,
     bias: Tensor,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.studies.page import row, table
-from hstree._figures import line_style, new_figure
-from hstree._figures import picture as rendered
+from hstree._pictures import line_style, new_figure
+from hstree._pictures import picture as rendered
 
 TARGET, ROUND = 30, 4
 """The softmax's product takes at least so many times as long as a draw; words that are drafted."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.baselines import bag_dot, gathered_dot, torch_tree_log_prob
+from benchmarks.baselines import bag_dot, gathered_dot, torch_tree_log_softmax
 from benchmarks.contest import Build, Contestant, Size, batch, step
 from benchmarks.heads import FLAT_LOSSES, OWN_CHUNKS, SMALL_CHUNKS
 from hstree.heads.trees.layout import Layout
@@ -68,7 +68,7 @@ class Paths:
     def torch_log_prob(self, leaves: Sequence[Tensor], dot: Dot) -> Tensor:
         """The same by torch's own ops: input, weight [T M, S] and bias [T M, 1]."""
         tables = (self.target, self.path_offset, self.path, self.feature_index)
-        return torch_tree_log_prob(*leaves, *tables, dot=dot)
+        return torch_tree_log_softmax(*leaves, *tables, dot=dot)
 
     def flat_leaves(self, dtype: torch.dtype) -> list[Tensor]:
         """Input, weight and bias as torch's trees take them, in a dtype."""

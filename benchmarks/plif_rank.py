@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hstree._figures import COLOURS, new_figure, picture
+from hstree._pictures import COLOURS, new_figure, picture
 from hstree.heads import PLIFFrozen, Softmax
 from hstree.laboratory import log_prob_rank
 from hstree.laboratory.report import machine

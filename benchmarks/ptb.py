@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.plot import perplexity_over_time
-from hstree._figures import picture as rendered
+from hstree._pictures import picture as rendered
 from hstree.data import load_corpus
 from hstree.laboratory import compare, to_markdown, validation_curves
 from hstree.runs import EpochRecord, RunFigures, TrainConfig, read_run

@@ -4,30 +4,29 @@
 Importing the package registers the operators ``torch.ops.hstree.*`` with their autograd formulas.
 """
 
-from hstree._extension import BuildInfo, build_info, interruptible_imports, load
+from hstree._extension import BuildInfo, build_info, load
 
-with interruptible_imports():
-    load()  # registers the operators that the others need
-    from hstree import distributed, heads, ops, optim, trees
-    from hstree.heads import (
-        DOC,
-        GSS,
-        PLIF,
-        AdaptiveSoftmax,
-        Head,
-        HeadOutput,
-        Mixtape,
-        MixtureOfContexts,
-        MixtureOfSoftmaxes,
-        MixtureOfSoftmaxesPLIF,
-        MonotonicNetwork,
-        PLIFFrozen,
-        SampledSoftmax,
-        SigSoftmax,
-        Softmax,
-        TreeEnsemble,
-        load_head,
-    )
+load()  # registers the operators that the others need
+from hstree import distributed, heads, ops, optim, trees  # noqa: E402
+from hstree.heads import (  # noqa: E402
+    DOC,
+    GSS,
+    PLIF,
+    AdaptiveSoftmax,
+    Head,
+    HeadOutput,
+    Mixtape,
+    MixtureOfContexts,
+    MixtureOfSoftmaxes,
+    MixtureOfSoftmaxesPLIF,
+    MonotonicNetwork,
+    PLIFFrozen,
+    SampledSoftmax,
+    SigSoftmax,
+    Softmax,
+    TreeEnsemble,
+    load_head,
+)
 
 __version__ = build_info().version
 

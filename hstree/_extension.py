@@ -5,12 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import os
 import re
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -130,34 +126,6 @@ def _import_installed(here: Path) -> bool:
     del sys.modules["hstree._extension"]
     spec.loader.exec_module(installed)
     return True
-
-
-@contextmanager
-def interruptible_imports() -> Iterator[None]:
-    """A context in which Ctrl-C or SIGTERM ends the command ``hstree`` at once, with one line: a
-    partly imported module could handle KeyboardInterrupt in any way. Does nothing in other
-    programs."""
-    command = Path(sys.argv[0]).stem == "hstree" or "hstree.cli" in sys.orig_argv
-    default: dict[signal.Signals, Any] = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: signal.SIG_DFL,
-    }
-    # A signal that is ignored, as Ctrl-C is in a command that a script starts with &, stays so.
-    replaced = {
-        number: by for number, by in default.items() if command and signal.getsignal(number) is by
-    }
-
-    def end(number: int, _: object) -> NoReturn:
-        os.write(2, b"hstree: interrupted\n")
-        os._exit(128 + number)
-
-    for number in replaced:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, by in replaced.items():
-            signal.signal(number, by)
 
 
 def describe_cuda() -> str:

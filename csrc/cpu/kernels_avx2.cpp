@@ -3,7 +3,7 @@
 #include "cpu/mixture_row_kernels.h"
 #include "cpu/path_log_prob_kernels.h"
 #include "cpu/sparse_adam.h"
-#include "cpu/tree_log_prob.h"
+#include "cpu/tree_log_softmax.h"
 #include "cpu/wide_log_prob_kernels.h"
 
 #if defined(__x86_64__)
@@ -23,7 +23,7 @@
 #include "cpu/mixture_row_kernels_impl.h"
 #include "cpu/path_log_prob_kernels_impl.h"
 #include "cpu/sparse_adam_impl.h"
-#include "cpu/tree_log_prob_kernels_impl.h"
+#include "cpu/tree_log_softmax_kernels_impl.h"
 #include "cpu/tree_mix_kernels_impl.h"
 #include "cpu/wide_log_prob_kernels_impl.h"
 

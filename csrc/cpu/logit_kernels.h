@@ -1,4 +1,4 @@
-// The vectorised parts of piecewise and monotone_log_prob: one table of functions for each instruction set, chosen
+// The vectorised parts of piecewise and target_log_softmax: one table of functions for each instruction set, chosen
 // once at run time.
 #pragma once
 

@@ -1,7 +1,7 @@
 // Body of the forward kernels of log_prob, under the rules of vector_impl.h. A vector holds one number of each of
 // a group of rows, or, for a single row, that of adjacent classes. Both add in the same order: the results have
 // the same bits.
-#include "cpu/tree_log_prob_kernels_impl.h"
+#include "cpu/tree_log_softmax_kernels_impl.h"
 
 namespace hstree::cpu {
 namespace HSTREE_CAPABILITY {

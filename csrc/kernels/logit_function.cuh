@@ -1,5 +1,5 @@
 // The function f of a logit, and sums over the elements in its intervals, for piecewise and
-// monotone_log_prob.
+// target_log_softmax.
 #pragma once
 
 #include "common.cuh"

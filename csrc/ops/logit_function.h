@@ -1,4 +1,4 @@
-// The arguments of piecewise and monotone_log_prob, checked and made contiguous for the kernels of both
+// The arguments of piecewise and target_log_softmax, checked and made contiguous for the kernels of both
 // devices. Every check throws std::runtime_error with the argument's name, the expected value and the actual
 // one.
 //

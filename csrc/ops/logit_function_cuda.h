@@ -1,4 +1,4 @@
-// What piecewise and monotone_log_prob need on CUDA beyond logit_function.h.
+// What piecewise and target_log_softmax need on CUDA beyond logit_function.h.
 #pragma once
 
 #include "ops/cuda.h"

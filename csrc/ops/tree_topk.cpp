@@ -1,6 +1,6 @@
 // hstree::tree_topk: the k most probable classes of a mixture of trees. CPU only: a search goes from one node to
 // the next, each known only after the one before, which leaves a GPU idle. There TreeEnsemble.topk ranks the
-// log-probabilities of all classes, from the kernel of tree_log_prob, with torch.topk, in chunks of rows.
+// log-probabilities of all classes, from the kernel of tree_log_softmax, with torch.topk, in chunks of rows.
 #include "cpu/tree_topk.h"
 
 #include "ops/cpu.h"

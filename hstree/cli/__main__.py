@@ -1,4 +1,4 @@
-"""``python -m hstree.cli`` is ``hstree``."""
+"""``python -m hstree.cli`` is ``hstree``, but for Ctrl-C while the package is imported."""
 
 import sys
 

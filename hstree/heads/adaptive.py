@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from hstree._autocast import no_autocast
 from hstree._checks import check_int, check_number, check_order, check_sequence
-from hstree._dtypes import input_dtype
+from hstree._dtypes import at_least_float32, input_dtype
 from hstree._transforms import is_transformed
 from hstree.heads.base import Head
 from hstree.heads.buffers import SavedTables, saved_tables
-from hstree.heads.flat import wide
 from hstree.heads.resizing import ClassChange
 from hstree.heads.tying import HasWeight
 
@@ -60,7 +59,6 @@ class AdaptiveSoftmax(SavedTables, Head):
 
     name = "adaptive"
     may_skip_parameters = True  # those of clusters without a target
-    no_z_loss = "every cluster has its own normalizer"
 
     order: Tensor
 
@@ -162,9 +160,9 @@ class AdaptiveSoftmax(SavedTables, Head):
             kept = target >= 0
             output = hidden.new_zeros(len(hidden))
             if not bool(kept.any()):
-                return wide(output + hidden[kept].sum())
+                return at_least_float32(output + hidden[kept].sum())
             log_prob = self.adaptive(hidden[kept], self.rank[target[kept]]).output
-            return wide(output.masked_scatter(kept, log_prob))
+            return at_least_float32(output.masked_scatter(kept, log_prob))
 
     def _chosen(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Gathers from the log-probabilities of all classes, without reading target values."""
@@ -176,7 +174,7 @@ class AdaptiveSoftmax(SavedTables, Head):
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         with no_autocast(hidden.device):
             hidden = hidden.to(input_dtype(self.adaptive.head))
-            return wide(self.adaptive.log_prob(hidden).index_select(1, self.rank))
+            return at_least_float32(self.adaptive.log_prob(hidden).index_select(1, self.rank))
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"cutoffs": self.cutoffs, "div_value": self.div_value}

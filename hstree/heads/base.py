@@ -27,10 +27,11 @@ from hstree._checks import (
 from hstree._files import write_atomic
 from hstree.heads.buffers import Resettable
 from hstree.heads.inference import QUERIES, Inference
-from hstree.heads.losses import by_rows, check_class_weight, mean_of
+from hstree.heads.losses import check_class_weight, in_row_chunks, mean_of
 from hstree.heads.parameters import HeadParameters
 from hstree.heads.resizing import ClassChange, check_change, resized
 from hstree.heads.sharding import register_forward_methods
+from hstree.heads.signatures import name_options
 from hstree.heads.spelling import unknown_option
 from hstree.heads.tying import HasWeight, tied_names
 from hstree.ops import mark_targets
@@ -127,13 +128,15 @@ class Head(Inference, HeadParameters, Resettable, ABC):
     samples_in_training: ClassVar[bool] = False
     """Whether, in training mode, ``output`` and the loss are estimates from sampled classes."""
 
-    no_z_loss: ClassVar[str | None] = "it has no target_score"
-    """Why the head cannot have a z-loss. None if it can, which needs :meth:`target_score`."""
+    has_normalizer: ClassVar[bool] = False
+    """Whether one number Z of a row normalizes all classes: :meth:`target_score` and with it the
+    z-loss."""
 
     class_weight: Tensor | None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        name_options(cls)
         register_forward_methods(cls, QUERIES)
 
     def __init__(
@@ -162,10 +165,10 @@ class Head(Inference, HeadParameters, Resettable, ABC):
         self.register_constant("class_weight", check_class_weight(class_weight, self.n_classes))
         self.label_smoothing = check_probability("label_smoothing", label_smoothing)
         self.z_loss = check_nonnegative("z_loss", z_loss)
-        if self.z_loss and self.no_z_loss:
+        if self.z_loss and not self.has_normalizer:
             raise ValueError(
-                f"z_loss: expected 0 for the head {self.name!r}, as {self.no_z_loss}, got "
-                f"{z_loss}; heads with one normalizer take it, such as 'softmax'"
+                f"z_loss: expected 0 for the head {self.name!r}, which has no normalizer of all "
+                f"classes, got {z_loss}; heads with one take it, such as 'softmax'"
             )
 
     if TYPE_CHECKING:
@@ -238,12 +241,12 @@ class Head(Inference, HeadParameters, Resettable, ABC):
                 log_prob = log_prob.masked_fill(weight == 0, 0.0) * weight  # not 0 times inf
             return -log_prob.mean(1)
 
-        return by_rows(mean, self.n_classes, hidden)
+        return in_row_chunks(mean, self.n_classes, hidden)
 
     def target_score(self, hidden: Tensor, target: Tensor) -> Tensor:
         """log p_y + log Z [N] of the targets, undefined for ignored ones: arguments of
         :meth:`target_log_prob`."""
-        raise NotImplementedError(f"{type(self).__name__}: {self.no_z_loss}")
+        raise NotImplementedError(f"{type(self).__name__} has no normalizer of all classes")
 
     def reduced(self, loss: Tensor, weight: Tensor) -> Tensor:
         """The losses [N] of rows after the head's reduction; a mean divides by the sum of

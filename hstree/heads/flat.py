@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hstree._autocast import no_autocast
 from hstree._checks import check_bool
-from hstree._dtypes import sum_dtype
+from hstree._dtypes import at_least_float32, sum_dtype
 from hstree._products import linear_scores
 from hstree.heads import functions
 from hstree.heads.base import Head
@@ -57,7 +57,9 @@ class FlatHead(Head):
         torch.Size([4])
     """
 
-    no_z_loss: ClassVar[str | None] = None
+    has_normalizer = True
+    for_subclasses: ClassVar[tuple[str, ...]] = ("function", "weight_features")
+    """Options that the constructor of a subclass sets, so that they are no options of it."""
 
     def __init__(
         self,
@@ -145,10 +147,10 @@ class FlatHead(Head):
 
     def target_score(self, hidden: Tensor, target: Tensor) -> Tensor:
         target = target.clamp(0, self.n_classes - 1)
-        latent = wide(self.components(hidden)[0].squeeze(1))
-        logit = (latent * wide(F.embedding(target, self.weight))).sum(1)
+        latent = at_least_float32(self.components(hidden)[0].squeeze(1))
+        logit = (latent * at_least_float32(F.embedding(target, self.weight))).sum(1)
         if self.bias is not None:
-            logit = logit + wide(self.bias)[target]
+            logit = logit + at_least_float32(self.bias)[target]
         function: LogitFunction = self.function(logit.dtype)
         return function(logit)
 
@@ -280,8 +282,3 @@ class FlatHead(Head):
             frequencies=statistics.frequencies,
             **options,
         )
-
-
-def wide(logits: Tensor) -> Tensor:
-    """The logits in float32, or in float64 if they are float64."""
-    return logits.to(sum_dtype(logits.dtype))

@@ -17,7 +17,7 @@ from hstree._checks import (
     check_tensor,
 )
 from hstree.heads.buffers import Tables
-from hstree.heads.losses import by_rows, split_rows
+from hstree.heads.losses import in_row_chunks, split_rows
 from hstree.heads.sharding import is_distributed_hook
 from hstree.ops import mark_targets
 
@@ -57,7 +57,7 @@ class Inference(nn.Module, ABC):
             >>> head.entropy(torch.zeros(2, 8))
             tensor([1.3863, 1.3863], grad_fn=<ViewBackward0>)
         """
-        return by_rows(self._row_entropy, self.n_classes, self._queried(hidden)).view(
+        return in_row_chunks(self._row_entropy, self.n_classes, self._queried(hidden)).view(
             hidden.shape[:-1]
         )
 
@@ -240,7 +240,7 @@ class Inference(nn.Module, ABC):
             log_prob = tempered(self.class_log_prob(hidden), temperature)
             return log_prob.gather(1, candidates.clamp(0, self.n_classes - 1))
 
-        log_prob = by_rows(chosen, self.n_classes, hidden, candidates)
+        log_prob = in_row_chunks(chosen, self.n_classes, hidden, candidates)
         return mask_candidates(log_prob, candidates, self.n_classes)
 
     def _queried(self, hidden: Tensor) -> Tensor:

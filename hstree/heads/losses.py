@@ -46,7 +46,7 @@ def mean_of(total: Tensor, weight: Tensor) -> Tensor:
     return (total / weight.masked_fill(nothing, 1.0)).masked_fill(nothing, torch.nan)
 
 
-def by_rows(function: Callable[..., Tensor], columns: int, *tensors: Tensor) -> Tensor:
+def in_row_chunks(function: Callable[..., Tensor], columns: int, *tensors: Tensor) -> Tensor:
     """``function(*tensors)`` [N] of tensors [N, ...], in chunks of rows with ``columns`` numbers in
     each row. The backward pass computes each chunk again. Not chunked under torch.func, which has
     no checkpoints, and in an exported program."""

@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_order
+from hstree._dtypes import at_least_float32
 from hstree._products import linear_scores
 from hstree.heads.base import Head
 from hstree.heads.buffers import SavedTables
-from hstree.heads.flat import FlatHead, wide
-from hstree.heads.losses import by_rows
+from hstree.heads.flat import FlatHead
+from hstree.heads.losses import in_row_chunks
 from hstree.heads.mixture import ZeroBiasLinear
 from hstree.heads.resizing import ClassChange
-from hstree.ops import monotone_log_prob
+from hstree.ops import target_log_softmax
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -149,9 +150,9 @@ class Mixtape(SavedTables, FlatHead):
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         def log_prob(hidden: Tensor, target: Tensor) -> Tensor:
-            return monotone_log_prob(self._logits(hidden), target)
+            return target_log_softmax(self._logits(hidden), target)
 
-        return by_rows(log_prob, self.n_classes, hidden, target)
+        return in_row_chunks(log_prob, self.n_classes, hidden, target)
 
     def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         return Head.target_loss(self, hidden, target)
@@ -169,8 +170,8 @@ class Mixtape(SavedTables, FlatHead):
         gate = row[target, None]
         gates = (g.gather(1, gate).unsqueeze(-1) for g in self._gates(hidden[:, size:]))
         context = _mix(latent, *gates).squeeze(1)
-        score = (context * wide(F.embedding(target, self.weight))).sum(1)
-        return score if self.bias is None else score + wide(self.bias)[target]
+        score = (context * at_least_float32(F.embedding(target, self.weight))).sum(1)
+        return score if self.bias is None else score + at_least_float32(self.bias)[target]
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         return self._logits(hidden).log_softmax(-1)

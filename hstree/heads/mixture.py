@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_nonnegative, check_probability, check_sequence
-from hstree._dtypes import input_dtype
+from hstree._dtypes import at_least_float32, input_dtype
 from hstree._sums import log_add_exp
 from hstree.heads.base import HeadOutput
-from hstree.heads.flat import FlatHead, wide
+from hstree.heads.flat import FlatHead
 from hstree.heads.functions import build_function
 
 
@@ -109,7 +109,7 @@ class _Mixture(FlatHead):
 class _SoftmaxMixture(_Mixture):
     """sum_k pi_k softmax(f(W z_k + b))."""
 
-    no_z_loss = "every component has its own normalizer"
+    has_normalizer = False  # every component has its own
 
     @property
     def linear_scores(self) -> bool:
@@ -123,7 +123,7 @@ class _SoftmaxMixture(_Mixture):
         width = self.n_components * self.latent_features
         latent, prior = hidden[:, :width], hidden[:, width:]
         shape = (hidden.shape[0], self.n_components, self.latent_features)
-        return latent.reshape(shape), wide(prior).log_softmax(1)
+        return latent.reshape(shape), at_least_float32(prior).log_softmax(1)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         latent, log_prior = self.components(hidden)
@@ -251,7 +251,7 @@ class MixtureOfContexts(_Mixture):
     def encode(self, hidden: Tensor) -> Tensor:
         """The mixed vector sum_k pi_k z_k [..., E]."""
         latent, prior = self.latents(hidden)
-        weight = wide(prior).softmax(-1).to(latent.dtype)
+        weight = at_least_float32(prior).softmax(-1).to(latent.dtype)
         shape = (*hidden.shape[:-1], self.n_components, self.latent_features)
         return torch.einsum("...k,...ke->...e", weight, latent.view(shape))
 
@@ -339,7 +339,11 @@ class DOC(_SoftmaxMixture):
         if self.training and self.prior_penalty:
             ignored = target.long() == self.ignore_index
             last = hidden[..., -self.prior.in_features :].to(input_dtype(self.prior))
-            prior = wide(self.prior(last)).softmax(-1).masked_fill(ignored.unsqueeze(-1), 0.0)
+            prior = (
+                at_least_float32(self.prior(last))
+                .softmax(-1)
+                .masked_fill(ignored.unsqueeze(-1), 0.0)
+            )
             kept = (~ignored).to(output.dtype)
             loss = loss + self.reduced(self.prior_penalty * imbalance(prior) * kept, kept)
         return HeadOutput(output, loss)

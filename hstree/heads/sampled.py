@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
+from hstree._dtypes import at_least_float32
 from hstree._products import linear_scores
 from hstree._sums import log_sum_exp
 from hstree.heads.buffers import SavedTables
-from hstree.heads.flat import FlatHead, wide
+from hstree.heads.flat import FlatHead
 from hstree.heads.resizing import ClassChange
 from hstree.heads.tying import HasWeight
 from hstree.ops._rows import with_rows
@@ -185,18 +186,20 @@ class SampledSoftmax(SavedTables, FlatHead):
         hidden = hidden.masked_fill(ignored[:, None], 0)  # it may hold infinities
         # A row without a target reads one that is read anyway, and gives it no gradient.
         known = torch.where(ignored | (target >= self.n_classes), classes[0], target)
-        gather = gather_rows
+        rows = torch.cat([known, classes])
         if self.sparse and torch.compiler.is_compiling():
-            # Imported when needed: it imports torch._dynamo, which takes seconds.
-            from hstree.heads._uncompiled import gather_rows as gather
-        weight, bias = gather(self.weight, self.bias, torch.cat([known, classes]), self.sparse)
+            from hstree._uncompiled import uncompiled
+
+            weight, bias = uncompiled(gather_rows, self.weight, self.bias, rows, True)
+        else:
+            weight, bias = gather_rows(self.weight, self.bias, rows, self.sparse)
         parts = [known.shape[0], self.negatives]  # len() would fix the number in an export
         own, others = torch.split(weight, parts)
-        score = (wide(hidden) * wide(own)).sum(1)
+        score = (at_least_float32(hidden) * at_least_float32(own)).sum(1)
         scores = linear_scores(hidden, others)
         offset = -log_count.to(scores.dtype)
         if bias is not None:
-            own_bias, other_bias = torch.split(wide(bias), parts)
+            own_bias, other_bias = torch.split(at_least_float32(bias), parts)
             score, offset = score + own_bias, offset + other_bias
         scores = (scores + offset).masked_fill(classes == target[:, None], -torch.inf)
         output = F.logsigmoid(score - log_sum_exp(scores, 1))

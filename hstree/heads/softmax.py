@@ -33,7 +33,7 @@ class Softmax(FlatHead):
     name = "softmax"
 
     def __init__(self, in_features: int, n_classes: int, **options: Any) -> None:
-        super().__init__(in_features, n_classes, **options)
+        super().__init__(in_features, n_classes, function=functions.Identity(), **options)
 
 
 class SigSoftmax(FlatHead):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
 
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "class_weight": ("weight", "weights", "class_weights"),
@@ -33,7 +32,7 @@ BUILDING = ("n_trees", "recipe", "root", "leaf", "levels")
 
 def unknown_option(head: type, name: str) -> TypeError:
     """The error for an option that the head does not have."""
-    own = set().union(*(_keywords(vars(cls).get("__init__")) for cls in head.__mro__))
+    own = inspect.signature(head).parameters.keys()
     building = set(BUILDING) if all(hasattr(head, builder) for builder in BUILDERS) else set()
     meant = name if name in building else _meant(name, own) or _meant(name, building)
     if meant is None:
@@ -48,12 +47,3 @@ def unknown_option(head: type, name: str) -> TypeError:
 def _meant(name: str, options: Iterable[str]) -> str | None:
     other = next((option for option in options if name in OTHER_NAMES.get(option, ())), None)
     return other or next(iter(get_close_matches(name, options, 1, 0.75)), None)
-
-
-def _keywords(function: Any) -> set[str]:
-    """Names of the arguments of a constructor, without self, * and **."""
-    if not inspect.isfunction(function):
-        return set()
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = list(inspect.signature(function).parameters.values())[1:]
-    return {parameter.name for parameter in parameters if parameter.kind in named}

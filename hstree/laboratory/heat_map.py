@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hstree._figures import plain
+from hstree._pictures import plain
 
 NUMBERED = 12  # up to this many rows, cells and axes are labelled
 

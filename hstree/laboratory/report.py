@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from hstree._dtypes import dtype_name
-from hstree._figures import picture
 from hstree._files import Content
+from hstree._pictures import picture
 
 from .table import Table, csv_text, markdown
 

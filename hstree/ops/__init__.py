@@ -8,15 +8,15 @@ from hstree.ops.leaf_log_prob import leaf_log_prob
 from hstree.ops.leaf_order import leaf_order
 from hstree.ops.logit_function import LogitFunction
 from hstree.ops.mixture_log_prob import default_chunk_rows, mixture_log_prob
-from hstree.ops.monotone_log_prob import monotone_log_prob
 from hstree.ops.path_log_prob import path_log_prob
 from hstree.ops.piecewise import piecewise
 from hstree.ops.plif import plif, plif_table
 from hstree.ops.sample import sample
 from hstree.ops.sigmoid_sums import sigmoid_sums
 from hstree.ops.sparse_adam import sparse_adam_
+from hstree.ops.target_log_softmax import target_log_softmax
 from hstree.ops.targets import mark_targets
-from hstree.ops.tree_log_prob import tree_log_prob
+from hstree.ops.tree_log_softmax import tree_log_softmax
 from hstree.ops.tree_topk import tree_topk
 from hstree.ops.wide_log_prob import wide_log_prob
 
@@ -31,7 +31,6 @@ __all__ = [
     "mixture_cross_entropy",
     "mixture_log_prob",
     "monotone_cross_entropy",
-    "monotone_log_prob",
     "path_log_prob",
     "piecewise",
     "plif",
@@ -39,7 +38,8 @@ __all__ = [
     "sample",
     "sigmoid_sums",
     "sparse_adam_",
-    "tree_log_prob",
+    "target_log_softmax",
+    "tree_log_softmax",
     "tree_topk",
     "wide_log_prob",
 ]

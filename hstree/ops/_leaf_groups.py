@@ -1,4 +1,4 @@
-"""Leaf groups of :func:`hstree.ops.tree_log_prob` as wide nodes with scores of their own."""
+"""Leaf groups of :func:`hstree.ops.tree_log_softmax` as wide nodes with scores of their own."""
 
 from __future__ import annotations
 

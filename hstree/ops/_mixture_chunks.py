@@ -104,11 +104,11 @@ def _log_prob(
     target = chunk.target.repeat_interleave(components)
     ops, function = torch.ops.hstree, (chunk.c, chunk.k, chunk.table, chunk.radius)
     if chunk.log_prior is None and upstream is not None:
-        log_prob, grad_table = ops.monotone_log_prob_gradient_(
+        log_prob, grad_table = ops.target_log_softmax_gradient_(
             logits, upstream, target, *function, sum_table
         )
         return log_prob, None, grad_table
-    log_prob, normalizer = ops.monotone_log_prob(logits, target, *function)
+    log_prob, normalizer = ops.target_log_softmax(logits, target, *function)
     if chunk.log_prior is None:
         return log_prob, None, None
     joint = chunk.log_prior + log_prob.view(-1, components)
@@ -119,7 +119,7 @@ def _log_prob(
         return log_prob, None, None
     responsibility = upstream[:, None] * joint.softmax(1)
     responsibility = responsibility.masked_fill(never[:, None], 0)
-    grad_table = ops.monotone_log_prob_backward_(
+    grad_table = ops.target_log_softmax_backward_(
         logits, responsibility.reshape(-1), target, normalizer, *function, sum_table
     )
     return log_prob, responsibility, grad_table

@@ -84,12 +84,11 @@ class TreeOp:
             hidden = hidden.to(weight.dtype)
         if sparse and torch.is_grad_enabled():
             if torch.compiler.is_compiling():
-                # Imported when needed: it imports torch._dynamo, which takes seconds.
-                from hstree.ops._uncompiled import apply_sparse as apply
-            else:
-                apply = apply_sparse
-            sparse_log_prob: Tensor = apply(self, hidden, weight, *rest)
-            return sparse_log_prob
+                from hstree._uncompiled import uncompiled
+
+                uncompiled_log_prob: Tensor = uncompiled(apply_sparse, self, hidden, weight, *rest)
+                return uncompiled_log_prob
+            return apply_sparse(self, hidden, weight, *rest)
         log_prob: Tensor = self.forward(hidden, weight, *rest)[0]
         return log_prob
 

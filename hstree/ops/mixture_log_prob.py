@@ -1,6 +1,6 @@
 """Log-probabilities of a mixture of softmaxes in chunks of rows:
 ``torch.ops.hstree.mixture_log_prob``, written in Python with
-``torch.ops.hstree.monotone_log_prob``."""
+``torch.ops.hstree.target_log_softmax``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hstree.ops._autograd import (
 )
 from hstree.ops._mixture_chunks import Problem, empty_gradients, run
 from hstree.ops.logit_function import IDENTITY, LogitFunction
-from hstree.ops.monotone_log_prob import formula as monotone_formula
+from hstree.ops.target_log_softmax import formula as monotone_formula
 
 CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**29}
 """Default size of a chunk of logits, by device."""

@@ -6,12 +6,12 @@ from hstree.reference.feature_gather import feature_gather_reference
 from hstree.reference.leaf_log_prob import leaf_log_prob_reference
 from hstree.reference.leaf_order import leaf_order_reference
 from hstree.reference.mixture_log_prob import mixture_log_prob_reference
-from hstree.reference.monotone_log_prob import monotone_log_prob_reference
 from hstree.reference.path_log_prob import path_log_prob_reference
 from hstree.reference.piecewise import piecewise_reference
 from hstree.reference.sample import sample_reference
 from hstree.reference.sparse_adam import sparse_adam_reference
-from hstree.reference.tree_log_prob import tree_log_prob_reference
+from hstree.reference.target_log_softmax import target_log_softmax_reference
+from hstree.reference.tree_log_softmax import tree_log_softmax_reference
 from hstree.reference.tree_topk import tree_topk_reference
 from hstree.reference.wide_log_prob import wide_log_prob_reference
 
@@ -21,12 +21,12 @@ __all__ = [
     "leaf_log_prob_reference",
     "leaf_order_reference",
     "mixture_log_prob_reference",
-    "monotone_log_prob_reference",
     "path_log_prob_reference",
     "piecewise_reference",
     "sample_reference",
     "sparse_adam_reference",
-    "tree_log_prob_reference",
+    "target_log_softmax_reference",
+    "tree_log_softmax_reference",
     "tree_topk_reference",
     "wide_log_prob_reference",
 ]

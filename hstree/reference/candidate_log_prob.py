@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hstree.reference.tree_log_prob import tree_log_prob_reference
+from hstree.reference.tree_log_softmax import tree_log_softmax_reference
 
 
 def candidate_log_prob_reference(
@@ -20,7 +20,7 @@ def candidate_log_prob_reference(
 
 class Scores(NamedTuple):
     """Scores [T, R, N] of all nodes after the temperature, and the first rows of the second and
-    third block; see :func:`hstree.ops.tree_log_prob`."""
+    third block; see :func:`hstree.ops.tree_log_softmax`."""
 
     score: Tensor
     wide_begin: int
@@ -32,7 +32,7 @@ def all_log_probs(*vectors: Any, temperature: float = 1.0) -> Tensor:
     :func:`hstree.ops.candidate_log_prob`."""
     log_gate, _, node, edge, leaf_edge = vectors[8:13]
     score, wide_begin, root_begin = all_scores(*vectors, temperature=temperature)
-    return tree_log_prob_reference(
+    return tree_log_softmax_reference(
         score, log_gate, node, edge, leaf_edge.shape[1], wide_begin, root_begin
     )
 

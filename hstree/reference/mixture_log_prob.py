@@ -7,7 +7,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree.reference.monotone_log_prob import monotone_log_prob_reference
+from hstree.reference.target_log_softmax import target_log_softmax_reference
 
 
 def mixture_log_prob_reference(
@@ -29,7 +29,7 @@ def mixture_log_prob_reference(
     components = latent.shape[1]
     logits = F.linear(latent[rows], weight, bias).flatten(0, 1)
     repeated = target[rows].repeat_interleave(components)
-    log_prob = monotone_log_prob_reference(logits, repeated, c, k, table, radius)
+    log_prob = target_log_softmax_reference(logits, repeated, c, k, table, radius)
     log_prob = log_prob.view(-1, components)
     prior = -math.log(components) if log_prior is None else log_prior[rows]
     return latent.new_zeros(len(latent)).index_put((rows,), (log_prob + prior).logsumexp(1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hstree._figures import new_figure, picture
+from hstree._pictures import new_figure, picture
 from hstree.runs import EpochRecord, perplexity
 
 

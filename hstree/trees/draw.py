@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hstree._checks import check_frequencies, check_int
-from hstree._figures import new_figure
 from hstree._files import write_atomic
+from hstree._pictures import new_figure
 from hstree.trees.tree import Tree
 
 _TEXT_CHILDREN = 6  # children of a node that `describe` shows

@@ -27,13 +27,13 @@ SEARCH = [
     *("hidden", "weight", "bias", "wide_weight", "wide_bias", "leaf_weight", "leaf_bias"),
     *("root_log_prob", "log_gate", "feature_index", "node", "edge", "leaf_edge"),
 ]
-# Names in the schemas: those of backward operators, and n_classes of tree_log_prob.
+# Names in the schemas: those of backward operators, and n_classes of tree_log_softmax.
 INNER_NAMES = ["grad_log_prob", "score", "classes"]
 DIFFERENTIABLE = (
     *FUNCTIONS.values(),
-    ops.tree_log_prob,
+    ops.tree_log_softmax,
     ops.feature_gather,
-    ops.monotone_log_prob,
+    ops.target_log_softmax,
     ops.mixture_log_prob,
     ops.piecewise,
     ops.plif,
@@ -95,13 +95,13 @@ def all_calls(problem: Problem) -> list[Call]:
     sums = {name: torch.randn(4) for name in "xuvb"}
     return [
         *(on_paths(problem, kind) for kind in FUNCTIONS),
-        (ops.tree_log_prob, dict(zip(names, values, strict=True)) | keywords),
+        (ops.tree_log_softmax, dict(zip(names, values, strict=True)) | keywords),
         (ops.tree_topk, search | {"k": 1 + int(random.integers(classes))}),
         (ops.sample, search | {"seed": torch.tensor([3]), "n": 4, "temperature": 1.0}),
         (ops.candidate_log_prob, search | {"candidates": candidates, "temperature": 1.0}),
         (ops.leaf_order, {"target": target, "leaf_position": position}),
         (ops.feature_gather, {"hidden": problem.hidden, "feature_index": subset}),
-        (ops.monotone_log_prob, logits | table),
+        (ops.target_log_softmax, logits | table),
         (ops.mixture_log_prob, mixture | {"target": target, "chunk_rows": 3}),
         (ops.piecewise, {"input": torch.randn(7, 2), **table}),
         (ops.plif, {"input": torch.randn(7), "slopes": torch.rand(4) + 0.1, "radius": 2.0}),

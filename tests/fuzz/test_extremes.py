@@ -17,7 +17,7 @@ from fuzz.forests import BINARY, GROUP, ROOT, WIDE
 from fuzz.problems import SETTINGS, Problem, Setting
 from fuzz.scale import cases
 from fuzz.tensors import check_close, same_bits, sums, truth
-from fuzz.test_ops import all_classes, tree_log_prob_and_gradients
+from fuzz.test_ops import all_classes, tree_log_softmax_and_gradients
 from fuzz.truth import class_log_prob, mixture
 from hstree import ops
 
@@ -43,7 +43,7 @@ def true_log_prob(problem: Problem, score: Tensor, gate: Tensor, keywords: dict[
     double=st.booleans(),
 )
 @settings(max_examples=cases(30))
-def test_tree_log_prob_of_impossible_classes(
+def test_tree_log_softmax_of_impossible_classes(
     setting: Setting, size: float, closed: bool, double: bool
 ) -> None:
     """Scores up to 1e30, and trees whose weight is 0: no NaN, forward or backward."""
@@ -60,7 +60,7 @@ def test_tree_log_prob_of_impossible_classes(
         gate[:, 1:] = -torch.inf
         gate[:, 0] = 0.0
     grad = torch.ones(setting.rows, setting.n_classes, dtype=dtype)
-    log_prob, *gradients = tree_log_prob_and_gradients(score, gate, tables, keywords, grad)
+    log_prob, *gradients = tree_log_softmax_and_gradients(score, gate, tables, keywords, grad)
     true = true_log_prob(problem, score, gate, keywords)
     check_close("log_prob", log_prob, true, scale=size * (20 + setting.n_classes))
     if size < 1e30:
@@ -109,7 +109,7 @@ def test_one_thread_and_two_give_the_same_bits(setting: Setting) -> None:
         value.backward(x.detach())
         return [
             *(value.detach(), x.grad, table.grad),
-            *tree_log_prob_and_gradients(score, gate, tables, keywords, grad),
+            *tree_log_softmax_and_gradients(score, gate, tables, keywords, grad),
             *ops.tree_topk(*arguments, 9),
             *ops.sample(*arguments, seed, n=9),
             ops.candidate_log_prob(*arguments, problem.target[:, None].clamp(min=0)),

@@ -34,7 +34,7 @@ ANY = st.sampled_from(list(DTYPES.values()))
     bad=st.sampled_from([None, np.nan, np.inf, -np.inf]),
 )
 @settings(max_examples=cases(60))
-def test_monotone_log_prob(
+def test_target_log_softmax(
     seed: int,
     dtype: torch.dtype,
     layout: str,
@@ -67,7 +67,7 @@ def test_monotone_log_prob(
             if bad == -np.inf:
                 logits[spoilt] = bad
     marked = torch.from_numpy(target)
-    log_prob = ops.monotone_log_prob(logits, marked, c, k, table, 3.0)
+    log_prob = ops.target_log_softmax(logits, marked, c, k, table, 3.0)
     grad = tensor(random.standard_normal(rows), dtype, layout)
     log_prob.backward(grad)
     x = truth(logits)

@@ -158,7 +158,7 @@ def test_tiny_and_huge_numbers(setting: Setting, size: float, in_weight: bool) -
 
 
 def all_classes(problem: Problem, dtype: torch.dtype) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments of tree_log_prob: score [T, R, N] and the others."""
+    """Arguments of tree_log_softmax: score [T, R, N] and the others."""
     s, forest = problem.setting, problem.forest
     binary, wide, root, _ = forest.n_rows
     rows = [problem.random.standard_normal((s.n_trees, n, s.rows)) for n in (binary, wide, root)]
@@ -174,27 +174,27 @@ def all_classes(problem: Problem, dtype: torch.dtype) -> tuple[list[Any], dict[s
     return [score, gate, node, edge, s.n_classes], keywords
 
 
-def tree_log_prob_and_gradients(
+def tree_log_softmax_and_gradients(
     score: Tensor, gate: Tensor, tables: list[Any], keywords: dict[str, Any], grad: Tensor
 ) -> list[Tensor]:
     names = [name for name in ("leaf_score", "leaf_bias") if name in keywords]
     leaves = [x.detach().requires_grad_() for x in (score, gate)]
     more = {name: keywords[name].detach().requires_grad_() for name in names}
-    log_prob = ops.tree_log_prob(*leaves, *tables, **keywords | more)
+    log_prob = ops.tree_log_softmax(*leaves, *tables, **keywords | more)
     log_prob.backward(grad)
     return [log_prob.detach(), *(x.grad for x in [*leaves, *more.values()])]
 
 
 @given(setting=SETTINGS)
 @settings(max_examples=cases(30))
-def test_tree_log_prob_and_gradients(setting: Setting) -> None:
+def test_tree_log_softmax_and_gradients(setting: Setting) -> None:
     problem = Problem(setting)
     s, forest = setting, problem.forest
     dtype = sums(problem.dtype)
     (score, gate, *tables), keywords = all_classes(problem, dtype)
     grad = torch.from_numpy(problem.random.standard_normal((s.rows, s.n_classes))).to(dtype)
 
-    got = tree_log_prob_and_gradients(score, gate, tables, keywords, grad)
+    got = tree_log_softmax_and_gradients(score, gate, tables, keywords, grad)
     binary, wide, _, _ = forest.n_rows
     begin = {BINARY: 0, WIDE: binary, ROOT: binary + wide}
     scores, each = [], []

@@ -181,14 +181,14 @@ class Kernels:
         gradient = (torch.from_numpy(index), to_tensor(kind, values))
         call("sparse_adam_", *state, *gradient, 1, *rule, maximize)
 
-    def monotone_log_prob(
+    def target_log_softmax(
         self, kind: ElementType, function: LogitFunction, logits: Array, target: Array
     ) -> tuple[Array, Array]:
         tensors = (to_tensor(kind, logits), torch.from_numpy(target))
-        log_prob, log_normalizer = call("monotone_log_prob", *tensors, *function.arguments(kind))
+        log_prob, log_normalizer = call("target_log_softmax", *tensors, *function.arguments(kind))
         return to_array(log_prob), to_array(log_normalizer)
 
-    def monotone_log_prob_backward_(
+    def target_log_softmax_backward_(
         self,
         kind: ElementType,
         function: LogitFunction,
@@ -201,7 +201,7 @@ class Kernels:
         """Replaces the logits by their gradient; returns that of the table if it is wanted."""
         wanted = function.table is not None and table_gradient
         grad_table = call(
-            "monotone_log_prob_backward_",
+            "target_log_softmax_backward_",
             *(to_tensor(kind, array) for array in (logits, grad_log_prob)),
             torch.from_numpy(target),
             to_tensor(kind, log_normalizer),

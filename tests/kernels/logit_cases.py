@@ -1,4 +1,4 @@
-"""Functions of a logit, elements and rows for piecewise and monotone_log_prob, and what the ops
+"""Functions of a logit, elements and rows for piecewise and target_log_softmax, and what the ops
 must give on them, computed in long double.
 
 `check_piecewise` and `check_monotone` run one case and compare; they serve the tests and
@@ -337,9 +337,9 @@ def run_rows(kernels: Kernels, kind: ElementType, rows: Rows) -> RowResults:
     """Both launchers, backward from the log_normalizer of forward."""
     function, logits, target, grad = rows
     stored = kind.encode(logits)
-    log_prob, log_normalizer = kernels.monotone_log_prob(kind, function, stored, target)
+    log_prob, log_normalizer = kernels.target_log_softmax(kind, function, stored, target)
     arguments = (stored, kind.encode(grad), target, log_normalizer)
-    grad_table = kernels.monotone_log_prob_backward_(kind, function, *arguments)
+    grad_table = kernels.target_log_softmax_backward_(kind, function, *arguments)
     return RowResults(log_prob, log_normalizer, stored, grad_table)
 
 
@@ -389,7 +389,7 @@ def check_spoilt_rows(kernels: Kernels, kind: ElementType, width: int) -> None:
     function, logits, target, grad = make_rows(case, kind)
     target[: len(BAD_TARGETS)] = BAD_TARGETS
     target[6:10] = (-1, 0, 32, 4)
-    log_prob, log_normalizer = kernels.monotone_log_prob(
+    log_prob, log_normalizer = kernels.target_log_softmax(
         kind, function, kind.encode(logits), target
     )
     bad = np.arange(12) < 6
@@ -400,7 +400,7 @@ def check_spoilt_rows(kernels: Kernels, kind: ElementType, width: int) -> None:
     inside = buffer[4:-4].reshape(logits.shape)
     inside[:] = logits
     arguments = (inside, kind.encode(grad), target, log_normalizer)
-    grad_table = kernels.monotone_log_prob_backward_(kind, function, *arguments)
+    grad_table = kernels.target_log_softmax_backward_(kind, function, *arguments)
     assert (np.isnan(inside) == bad[:, None]).all()
     assert (buffer[:4] == 12345).all()
     assert (buffer[-4:] == 12345).all()
@@ -420,9 +420,9 @@ def check_misaligned_rows(
         buffer = kind.garbage(logits.size + shift)
         moved = buffer[shift:].reshape(logits.shape)
         moved[:] = logits
-        log_prob, log_normalizer = kernels.monotone_log_prob(kind, function, moved, target)
+        log_prob, log_normalizer = kernels.target_log_softmax(kind, function, moved, target)
         arguments = (moved, kind.encode(grad), target, log_normalizer)
-        grad_table = kernels.monotone_log_prob_backward_(kind, function, *arguments)
+        grad_table = kernels.target_log_softmax_backward_(kind, function, *arguments)
         assert grad_table is not None
         arrays = (log_prob, log_normalizer, moved, grad_table)
         results.add(b"".join(array.tobytes() for array in arrays))

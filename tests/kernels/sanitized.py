@@ -17,7 +17,7 @@ import torch
 from cuda_emu.library import ORDERS, EmulatedLibrary
 
 import hstree  # noqa: F401  (the schemas of the operators)
-from kernels import sample_cases, tree_log_prob_cases
+from kernels import sample_cases, tree_log_softmax_cases
 from kernels.cases import LEAF_CASES, PATH_CASES, WIDE_CASES, check
 from kernels.corruption import (
     check_bad_ranks,
@@ -62,15 +62,15 @@ def checks(kernels: Kernels) -> list[Callable[[], object]]:
         result += [partial(check_piecewise, kernels, case, kind) for kind in kinds]
     for case in MONOTONE_CASES:
         result += [partial(check_monotone, kernels, case, kind) for kind in case.kinds]
-    for tree_case in tree_log_prob_cases.CASES:
+    for tree_case in tree_log_softmax_cases.CASES:
         for dtype in (torch.float32, torch.float64):
-            result.append(partial(tree_log_prob_cases.check_tree_log_prob, tree_case, dtype))
+            result.append(partial(tree_log_softmax_cases.check_tree_log_softmax, tree_case, dtype))
     for name in sample_cases.CASES:
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
             result.append(partial(sample_cases.check_sample, name, dtype, 1.0))
     for seed in range(60):
-        result.append(partial(tree_log_prob_cases.check_corrupt_tables, seed))
-        result.append(partial(tree_log_prob_cases.check_corrupt_leaf_tables, seed))
+        result.append(partial(tree_log_softmax_cases.check_corrupt_tables, seed))
+        result.append(partial(tree_log_softmax_cases.check_corrupt_leaf_tables, seed))
         result.append(partial(sample_cases.check_corrupt_tables, seed))
     for width in (2, 4):
         for kind in ELEMENT_TYPES:

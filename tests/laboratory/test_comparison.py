@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from runs.made_up import write_run
 
-from hstree._figures import COLOURS, picture
+from hstree._pictures import COLOURS, picture
 from hstree.laboratory import (
     Comparison,
     compare,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from hstree._figures import COLOURS
+from hstree._pictures import COLOURS
 from hstree.cli import main
 from hstree.laboratory import correlate
 from hstree.laboratory.correlation.compute import outliers, within

@@ -16,7 +16,7 @@ import scipy.special
 import scipy.stats
 from runs.made_up import write_run
 
-from hstree._figures import COLOURS
+from hstree._pictures import COLOURS
 from hstree.cli import main
 from hstree.laboratory import compare, holm, model_perplexities, significance_tests, t_test
 from hstree.laboratory.significance.picture import significance_picture

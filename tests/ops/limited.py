@@ -182,7 +182,7 @@ def zeros(*shape: int) -> Tensor:
     return torch.from_numpy(np.zeros(shape, np.float32))
 
 
-def many_of_monotone_log_prob() -> None:
+def many_of_target_log_softmax() -> None:
     logits = zeros(ROWS, CLASSES)
     logits[-LAST:] = torch.randn(LAST, CLASSES)
     target = torch.full((ROWS,), -1)
@@ -190,11 +190,11 @@ def many_of_monotone_log_prob() -> None:
     grad = torch.ones(ROWS)
     for function in ((-0.5, 2.5, None, 1.0), (0.0, 1.0, TABLE, 3.0)):
         part = (logits[-LAST:].clone(), target[-LAST:].clone())
-        expected = torch.ops.hstree.monotone_log_prob(*part, *function)
-        got = torch.ops.hstree.monotone_log_prob(logits, target, *function)
+        expected = torch.ops.hstree.target_log_softmax(*part, *function)
+        got = torch.ops.hstree.target_log_softmax(logits, target, *function)
         for one, other in zip(got, expected, strict=True):
             assert torch.equal(one[-LAST:], other)
-        gradient = torch.ops.hstree.monotone_log_prob_backward_
+        gradient = torch.ops.hstree.target_log_softmax_backward_
         kept = logits[-LAST:].clone()
         gradient(part[0], grad[-LAST:], part[1], expected[1], *function, False)
         gradient(logits, grad, target, got[1], *function, False)
@@ -214,20 +214,20 @@ def many_of_piecewise() -> None:
     torch.testing.assert_close(got[1], expected[1])
 
 
-def many_of_tree_log_prob() -> None:
+def many_of_tree_log_softmax() -> None:
     head = TreeEnsemble.from_counts(D, torch.arange(CLASSES, 0, -1), n_trees=1, root=1, leaf=1)
     with Recorder() as recorder, torch.no_grad():
         head.log_prob(torch.randn(LAST, D))
-    few_score, few_gate, *tables = recorder.arguments["tree_log_prob.default"]
-    expected = torch.ops.hstree.tree_log_prob(few_score, few_gate, *tables)
+    few_score, few_gate, *tables = recorder.arguments["tree_log_softmax.default"]
+    expected = torch.ops.hstree.tree_log_softmax(few_score, few_gate, *tables)
     score, gate = zeros(*few_score.shape[:2], ROWS), torch.zeros(ROWS, 1)
     score[:, :, -LAST:], gate[-LAST:] = few_score, few_gate
-    got = torch.ops.hstree.tree_log_prob(score, gate, *tables)
+    got = torch.ops.hstree.tree_log_softmax(score, gate, *tables)
     torch.testing.assert_close(got[-LAST:], expected)
     del got
     grad, log_prob = zeros(ROWS, CLASSES), zeros(ROWS, CLASSES)
     grad[-LAST:], log_prob[-LAST:] = torch.randn(LAST, CLASSES), expected
-    gradient, tables = torch.ops.hstree.tree_log_prob_backward, tables[:-1]
+    gradient, tables = torch.ops.hstree.tree_log_softmax_backward, tables[:-1]
     few = gradient(grad[-LAST:].clone(), expected, few_score, few_gate, *tables)
     many = gradient(grad, log_prob, score, gate, *tables)
     torch.testing.assert_close(many[0][:, :, -LAST:], few[0])
@@ -279,9 +279,9 @@ def many_of_path_log_prob_and_wide_log_prob() -> None:
 
 
 ELEMENTS = {
-    "monotone_log_prob": many_of_monotone_log_prob,
+    "target_log_softmax": many_of_target_log_softmax,
     "piecewise": many_of_piecewise,
-    "tree_log_prob": many_of_tree_log_prob,
+    "tree_log_softmax": many_of_tree_log_softmax,
     "leaf_log_prob": many_of_leaf_log_prob,
     "path_log_prob-wide_log_prob": many_of_path_log_prob_and_wide_log_prob,
 }

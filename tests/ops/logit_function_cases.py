@@ -1,4 +1,4 @@
-"""Batches for piecewise and for monotone_log_prob, and how their results are judged.
+"""Batches for piecewise and for target_log_softmax, and how their results are judged.
 
 Error bounds follow from the formulas, element by element: u takes two roundings, of the rate and of
 the sum, a polynomial a few, a fixed-point sum half a quantum for each term. Inputs keep off the
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hstree.ops import piecewise
-from hstree.reference import monotone_log_prob_reference, piecewise_reference
+from hstree.reference import piecewise_reference, target_log_softmax_reference
 from ops.cases import judge
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -205,7 +205,7 @@ def check_piecewise(
     within("grad_table", got[2], true[2], by_interval(where, bound, case.intervals))
 
 
-# monotone_log_prob
+# target_log_softmax
 
 
 @dataclass(frozen=True)
@@ -311,16 +311,16 @@ def monotone_batch(
 
 def monotone_gradients(batch: MonotoneBatch, at_once: bool = False) -> list[Tensor]:
     """log_prob, log_normalizer, gradient of the logits, and of the table (float64) if there is one;
-    at_once: from monotone_log_prob_gradient_."""
+    at_once: from target_log_softmax_gradient_."""
     ops = torch.ops.hstree
-    log_prob, log_normalizer = ops.monotone_log_prob(*batch.arguments())
+    log_prob, log_normalizer = ops.target_log_softmax(*batch.arguments())
     grad = batch.logits.clone(memory_format=torch.contiguous_format)
     if at_once:
-        log_prob, grad_table = ops.monotone_log_prob_gradient_(
+        log_prob, grad_table = ops.target_log_softmax_gradient_(
             grad, batch.grad, batch.target, *batch.arguments()[2:]
         )
     else:
-        grad_table = ops.monotone_log_prob_backward_(
+        grad_table = ops.target_log_softmax_backward_(
             grad, batch.grad, batch.target, log_normalizer, *batch.arguments()[2:]
         )
     if batch.table is None:
@@ -334,7 +334,7 @@ def monotone_reference(batch: MonotoneBatch) -> list[Tensor]:
     batch = batch.to(CPU)
     leaves = [x.detach().requires_grad_() for x in (batch.logits, batch.table) if x is not None]
     batch = replace(batch, logits=leaves[0], table=leaves[1] if len(leaves) == 2 else None)
-    log_prob = monotone_log_prob_reference(*batch.arguments())
+    log_prob = target_log_softmax_reference(*batch.arguments())
     if log_prob.requires_grad:
         log_prob.backward(batch.grad)
     with torch.no_grad():

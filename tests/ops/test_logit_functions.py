@@ -1,4 +1,4 @@
-"""What plif and monotone_log_prob are held to in processes of their own: memory, instruction
+"""What plif and target_log_softmax are held to in processes of their own: memory, instruction
 sets."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ target = torch.zeros(100).long()
 
 def head_step(logits, table):
     grad, rest = torch.ones(100), (0.0, 2.0, table, 20.0)
-    log_normalizer = ops.monotone_log_prob(logits, target, *rest)[1]
-    ops.monotone_log_prob_backward_(logits, grad, target, log_normalizer, *rest)
+    log_normalizer = ops.target_log_softmax(logits, target, *rest)[1]
+    ops.target_log_softmax_backward_(logits, grad, target, log_normalizer, *rest)
 
 tables = [torch.full((100_000, width), 4e-4) for width in (2, 4)]
 small = torch.zeros(100, 100)
@@ -53,9 +53,9 @@ for table in tables:  # now there is room for one tensor
 @measures_memory
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory() -> None:
-    """monotone_log_prob: 38 MiB of logits and nothing of their size. plif: 48 MiB of input, as much
-    for the output or, in its place, grad_input. Beside them the sums of 100,000 intervals: 0.8 MB
-    for each power of u, and for some threads."""
+    """target_log_softmax: 38 MiB of logits and nothing of their size. plif: 48 MiB of input, as
+    much for the output or, in its place, grad_input. Beside them the sums of 100,000 intervals:
+    0.8 MB for each power of u, and for some threads."""
     done = subprocess.run(
         [sys.executable, "-c", MEMORY],
         cwd=TESTS, capture_output=True, text=True, check=True,

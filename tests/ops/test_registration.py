@@ -18,8 +18,8 @@ assert "torch._dynamo" not in sys.modules
 has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 assert has_kernel("hstree::forward", "CompositeImplicitAutograd")
 for name in ("path_log_prob", "wide_log_prob", "leaf_order", "feature_gather", "piecewise",
-             "monotone_log_prob", "sparse_adam_", "tree_topk", "tree_log_prob",
-             "leaf_tree_log_prob"):
+             "target_log_softmax", "sparse_adam_", "tree_topk", "tree_log_softmax",
+             "leaf_tree_log_softmax"):
     for key in ("CPU", "Meta"):
         assert has_kernel(f"hstree::{name}", key), (name, key)
 index = torch.tensor([[0, 1]], dtype=torch.int32)
@@ -30,7 +30,7 @@ table = torch.ones(1, 2, requires_grad=True)
 torch.ops.hstree.piecewise(torch.ones(3), table, 2.0).sum().backward()
 logits = torch.ones(1, 2, requires_grad=True)
 target = torch.tensor([0])
-torch.ops.hstree.monotone_log_prob(logits, target, 0.0, 1.0, None, 1.0)[0].backward()
+torch.ops.hstree.target_log_softmax(logits, target, 0.0, 1.0, None, 1.0)[0].backward()
 print(table.grad.tolist(), logits.grad.tolist())
 """
 

@@ -22,17 +22,17 @@ from hstree.ops import (
     leaf_log_prob,
     leaf_order,
     mixture_log_prob,
-    monotone_log_prob,
     path_log_prob,
     piecewise,
     plif_table,
     sigmoid_sums,
     sparse_adam_,
-    tree_log_prob,
+    target_log_softmax,
+    tree_log_softmax,
     tree_topk,
     wide_log_prob,
 )
-from ops import test_leaf_tree_log_prob, test_tree_log_prob
+from ops import test_leaf_tree_log_softmax, test_tree_log_softmax
 from ops.cases import LEAF, PATH, WIDE, Case, TreeOpUnderTest
 
 # In torch's own code, the first time that forward mode is at work.
@@ -116,10 +116,10 @@ def of_logits(table: Tensor | None = None, **function: float) -> Subject:
     given = () if table is None else (table,)
 
     def call(target: Tensor, logits: Tensor, *table: Tensor) -> Tensor:
-        return monotone_log_prob(logits, target, table=(*table, None)[0], **function)
+        return target_log_softmax(logits, target, table=(*table, None)[0], **function)
 
     def plain(target: Tensor, logits: Tensor, *table: Tensor) -> Tensor:
-        return reference.monotone_log_prob_reference(
+        return reference.target_log_softmax_reference(
             logits, target, table=(*table, None)[0], **function
         )
 
@@ -181,17 +181,17 @@ def of_mixture(
 
 
 def of_all_classes(**shape: Any) -> Subject:
-    batch = test_tree_log_prob.draw(
-        test_tree_log_prob.Case("small", rows=ROWS, classes=7, widest=3, **shape)
+    batch = test_tree_log_softmax.draw(
+        test_tree_log_softmax.Case("small", rows=ROWS, classes=7, widest=3, **shape)
     )
     tables = (batch.node, batch.edge, batch.classes)
 
     def call(_: Tensor, score: Tensor, log_gate: Tensor) -> Tensor:
         begins = {"wide_begin": batch.wide_begin, "root_begin": batch.root_begin}
-        return tree_log_prob(score, log_gate, *tables, **begins)
+        return tree_log_softmax(score, log_gate, *tables, **begins)
 
     def plain(_: Tensor, score: Tensor, log_gate: Tensor) -> Tensor:
-        return reference.tree_log_prob_reference(
+        return reference.tree_log_softmax_reference(
             score, log_gate, *tables, batch.wide_begin, batch.root_begin
         )
 
@@ -199,13 +199,13 @@ def of_all_classes(**shape: Any) -> Subject:
 
 
 def of_leaf_groups() -> Subject:
-    batch = test_leaf_tree_log_prob.draw(replace(test_leaf_tree_log_prob.SMALL, rows=ROWS))
+    batch = test_leaf_tree_log_softmax.draw(replace(test_leaf_tree_log_softmax.SMALL, rows=ROWS))
 
     def call(_: Tensor, *leaves: Tensor) -> Tensor:
-        return test_leaf_tree_log_prob.mixed(batch.with_leaves(leaves))
+        return test_leaf_tree_log_softmax.mixed(batch.with_leaves(leaves))
 
     def plain(_: Tensor, *leaves: Tensor) -> Tensor:
-        return test_leaf_tree_log_prob.reference(batch.with_leaves(leaves))
+        return test_leaf_tree_log_softmax.reference(batch.with_leaves(leaves))
 
     return Subject(call, plain, torch.zeros(ROWS), batch.arguments()[:4], (0, None, 2, 0))
 
@@ -245,9 +245,9 @@ def subjects() -> dict[str, Subject]:
             (0,),
             twice=True,
         ),
-        "monotone_log_prob": of_logits(),
-        "monotone_log_prob, gss": of_logits(c=-0.5, k=2.5),
-        "monotone_log_prob, table": of_logits(linear, radius=2.0),
+        "target_log_softmax": of_logits(),
+        "target_log_softmax, gss": of_logits(c=-0.5, k=2.5),
+        "target_log_softmax, table": of_logits(linear, radius=2.0),
         "mixture_log_prob": of_mixture("log_prob"),
         "mixture_log_prob, mean": of_mixture("mean"),
         "mixture_log_prob, sum, table": of_mixture("sum", linear),
@@ -284,9 +284,9 @@ def subjects() -> dict[str, Subject]:
             (draw(3).exp(), draw(3, seed=1), draw(3, seed=2)),
             (None, None, None),
         ),
-        "tree_log_prob": of_all_classes(),
-        "leaf_tree_log_prob": of_leaf_groups(),
-        "tree_log_prob, binary": of_all_classes(shapes=("chain", "random")),
+        "tree_log_softmax": of_all_classes(),
+        "leaf_tree_log_softmax": of_leaf_groups(),
+        "tree_log_softmax, binary": of_all_classes(shapes=("chain", "random")),
     }
 
 
@@ -522,7 +522,7 @@ def test_a_batch_of_rows_is_one_call(name: str) -> None:
 
     with calls() as names:
         vmap(grad(total, 1), in_dims=dims)(target, *given)
-    parts = (op, "tree_log_prob_backward") if op == "leaf_tree_log_prob" else op
+    parts = (op, "tree_log_softmax_backward") if op == "leaf_tree_log_softmax" else op
     ours = [called for called in names if called.startswith(parts)]
     assert ours[0] == op
     assert len(ours) in (2, 3)  # the backward op, and the kernel that it calls
@@ -612,11 +612,11 @@ def test_what_has_no_formula_says_so() -> None:
         backward(forward_ad.make_dual(x, x), x, table, 2.0)
 
 
-@pytest.mark.parametrize("name", ["monotone_log_prob_backward_", "monotone_log_prob_gradient_"])
+@pytest.mark.parametrize("name", ["target_log_softmax_backward_", "target_log_softmax_gradient_"])
 def test_what_writes_into_its_arguments_says_so(name: str) -> None:
     logits, row = draw(2, 3), draw(2)
     op = getattr(torch.ops.hstree, name)
-    rest = (row,) if name == "monotone_log_prob_backward_" else ()
+    rest = (row,) if name == "target_log_softmax_backward_" else ()
     arguments = (row, torch.tensor([0, 1]), *rest, 0.0, 1.0, None, 1.0)
     for transform in (grad, lambda function: vmap(function, in_dims=0)):
         with pytest.raises(NotImplementedError, match=f"hstree::{name}: writes into"):
@@ -666,7 +666,7 @@ def test_tree_topk() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 @pytest.mark.parametrize(
     "name",
-    ["path_log_prob", "mixture_log_prob, mean", "tree_log_prob", "leaf_tree_log_prob"],
+    ["path_log_prob", "mixture_log_prob, mean", "tree_log_softmax", "leaf_tree_log_softmax"],
 )
 def test_compile(name: str) -> None:
     """Per-sample gradients in one graph."""
@@ -683,7 +683,7 @@ def test_compile(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
-@pytest.mark.parametrize("name", ["path_log_prob", "monotone_log_prob", "piecewise"])
+@pytest.mark.parametrize("name", ["path_log_prob", "target_log_softmax", "piecewise"])
 def test_compile_forward_mode(name: str) -> None:
     """In one graph. The compiler enters no dual level when it calls the op."""
     torch._dynamo.reset()

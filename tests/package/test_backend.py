@@ -365,7 +365,7 @@ def test_metadata_and_sdist_need_no_torch(tmp_path: Path) -> None:
     assert "Requires-Python: >=3.10\n" in text
     assert "Provides-Extra: test\n" in text
     assert (metadata.parent / "entry_points.txt").read_text() == (
-        "[console_scripts]\nhstree = hstree.cli:main\n"
+        "[console_scripts]\nhstree = _hstree_command:main\n"
     )
 
 

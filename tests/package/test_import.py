@@ -39,6 +39,7 @@ class Environment:
         self.package.mkdir()
         for name in ("__init__.py", "_extension.py"):
             shutil.copy(PACKAGE / name, self.package)
+        shutil.copy(PACKAGE.parent / "_hstree_command.py", folder)
         self.torch("2.13.0+cpu")
         self.built()
 
@@ -54,16 +55,20 @@ class Environment:
         lines = [f"{name} = {value!r}\n" for name, value in {**BUILD_INFO, **fields}.items()]
         (self.package / "_build_info.py").write_text("".join(lines))
 
-    def error(self) -> str:
-        """Returns the error that the import ends with."""
-        shown = subprocess.run(
-            [sys.executable, "-S", "-c", "import hstree"],  # -S: without the installed packages
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs Python without the installed packages (-S)."""
+        return subprocess.run(
+            [sys.executable, "-S", *arguments],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": str(self.folder)},
             capture_output=True,
             text=True,
             check=False,
         )
+
+    def error(self) -> str:
+        """Returns the error that the import ends with."""
+        shown = self.run("-c", "import hstree")
         assert shown.returncode == 1, shown.stdout + shown.stderr
         assert shown.stderr.count("Traceback") == 1, "one error, without a chain of causes"
         return shown.stderr[shown.stderr.index("ImportError: ") :]
@@ -120,48 +125,65 @@ def test_unbuilt_clone_gives_way_to_the_installed_package(tmp_path: Path) -> Non
     assert "hstree.forward" in shown.stdout
 
 
-@pytest.mark.parametrize("command", [True, False])
-def test_ctrl_c_during_the_imports(environment: Environment, command: bool) -> None:
-    environment.module(
-        "torch", "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-S", *(["-m", "hstree.cli"] if command else ["-c", "import hstree"])],
-        cwd=environment.folder,
-        env={**os.environ, "PYTHONPATH": str(environment.folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if command:
-        assert (shown.returncode, shown.stdout, shown.stderr) == (130, "", "hstree: interrupted\n")
-    else:
-        assert shown.stderr.endswith("KeyboardInterrupt\n")
+SLEEPS = "import os, signal, time\nos.kill(os.getpid(), signal.{})\ntime.sleep(60)\n"
+COMMAND = "import sys, _hstree_command; sys.exit(_hstree_command.main())"
+
+
+def test_ctrl_c_during_the_imports_of_the_command(environment: Environment) -> None:
+    environment.module("torch", SLEEPS.format("SIGINT"))
+    shown = environment.run("-c", COMMAND)
+    assert (shown.returncode, shown.stdout, shown.stderr) == (130, "", "hstree: interrupted\n")
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("program", ["hstree.py", "other.py", "-m hstree.cli", "-c import hstree"])
+def test_importing_the_package_leaves_signals_alone(
+    environment: Environment, program: str, number: str
+) -> None:
+    """Whatever the program is called: a script hstree.py is not the command hstree."""
+    environment.module("torch", SLEEPS.format(number))
+    option, _, argument = program.partition(" ")
+    if not argument:
+        script = environment.folder / "scripts" / program
+        script.parent.mkdir()
+        script.write_text(f"import sys\nsys.path.pop(0)\nimport hstree  # {program}\n")
+        option = str(script)
+    shown = environment.run(*filter(None, (option, argument)))
+    assert shown.returncode == -getattr(signal, number)
+    assert shown.stderr.endswith("KeyboardInterrupt\n" if number == "SIGINT" else "")
+    assert "hstree: interrupted" not in shown.stderr
 
 
 @pytest.mark.parametrize("ignored", ["SIGINT", "SIGTERM"])
 def test_an_ignored_signal_leaves_the_other(environment: Environment, ignored: str) -> None:
     """As with nohup, or behind & in a script: what is ignored stays so, the other ends it."""
     other = {"SIGINT": "SIGTERM", "SIGTERM": "SIGINT"}[ignored]
-    kill = "os.kill(os.getpid(), signal.{})\n"
-    environment.module(
-        "torch",
-        f"import os, signal, time\n{kill.format(ignored)}{kill.format(other)}time.sleep(60)\n",
-    )
+    kill = f"import os, signal\nos.kill(os.getpid(), signal.{ignored})\n"
+    environment.module("torch", kill + SLEEPS.format(other))
     start = (
         f"import os, signal; signal.signal(signal.{ignored}, signal.SIG_IGN); "
-        f"os.execv({sys.executable!r}, [{sys.executable!r}, '-S', '-m', 'hstree.cli'])"
+        f"os.execv({sys.executable!r}, [{sys.executable!r}, '-S', '-c', {COMMAND!r}])"
     )
-    shown = subprocess.run(
-        [sys.executable, "-S", "-c", start],
-        cwd=environment.folder,
-        env={**os.environ, "PYTHONPATH": str(environment.folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    shown = environment.run("-c", start)
     status = 128 + getattr(signal, other)
     assert (shown.returncode, shown.stdout, shown.stderr) == (status, "", "hstree: interrupted\n")
+
+
+def test_the_command_gives_the_signals_back(environment: Environment) -> None:
+    """After the imports, which here are none."""
+    environment.module("hstree", "")
+    environment.module(
+        "hstree/cli",
+        "import signal\n"
+        "def main():\n"
+        "    print(*map(signal.getsignal, (signal.SIGINT, signal.SIGTERM)))\n"
+        "    return 3\n",
+    )
+    shown = environment.run("-c", COMMAND)
+    by = f"{signal.default_int_handler} {signal.SIG_DFL}"
+    assert (shown.returncode, shown.stderr) == (3, "")
+    assert shown.stdout.split()[-1] == by.split()[-1]
+    assert "default_int_handler" in shown.stdout
 
 
 LATER = ("torch._dynamo", "sympy", "scipy", "matplotlib", "rich", "transformers", "lightning")

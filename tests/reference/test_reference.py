@@ -14,9 +14,9 @@ from scipy.special import logsumexp
 from hstree.reference import (
     feature_gather_reference,
     mixture_log_prob_reference,
-    monotone_log_prob_reference,
     path_log_prob_reference,
     piecewise_reference,
+    target_log_softmax_reference,
     wide_log_prob_reference,
 )
 from hstree.trees import Tree
@@ -144,7 +144,7 @@ def monotone(x: np.ndarray, c: float, k: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("c", "k"), [(0.0, 1.0), (0.0, 2.0), (-1.5, 2.5), (1.0, 0.25)])
-def test_monotone_log_prob(c: float, k: float) -> None:
+def test_target_log_softmax(c: float, k: float) -> None:
     random = np.random.default_rng(0)
     logits = random.normal(0.0, 3.0, (6, 9))
     logits[2, 4] = 700.0
@@ -153,7 +153,7 @@ def test_monotone_log_prob(c: float, k: float) -> None:
     expected = score[np.arange(6), target] - logsumexp(score, axis=1)
     expected[3] = 0
     leaf = torch.tensor(logits, requires_grad=True)
-    got = monotone_log_prob_reference(leaf, torch.tensor(target), c, k)
+    got = target_log_softmax_reference(leaf, torch.tensor(target), c, k)
     np.testing.assert_allclose(got.detach(), expected, rtol=1e-12, atol=1e-12)
     got.sum().backward()
     assert not leaf.grad[3].any()
@@ -168,17 +168,17 @@ def test_sigsoftmax() -> None:
     x = np.random.default_rng(0).normal(0.0, 2.0, 7)
     p = np.exp(x) / (1 + np.exp(-x))
     every = torch.tensor(x).expand(7, 7)
-    got = monotone_log_prob_reference(every, torch.arange(7), 0.0, 2.0)
+    got = target_log_softmax_reference(every, torch.arange(7), 0.0, 2.0)
     np.testing.assert_allclose(got.exp(), p / p.sum(), rtol=1e-12)
 
 
-def test_monotone_log_prob_of_a_table() -> None:
+def test_target_log_softmax_of_a_table() -> None:
     values, table = linear_table(8, 4.0)
     logits = np.random.default_rng(1).uniform(-4, 4, (5, 6))
     score = np.interp(logits, np.linspace(-4, 4, 9), values)
     target = np.array([0, 5, 3, 3, 1])
     expected = score[np.arange(5), target] - logsumexp(score, axis=1)
-    got = monotone_log_prob_reference(
+    got = target_log_softmax_reference(
         torch.tensor(logits), torch.tensor(target), table=torch.tensor(table), radius=4.0
     )
     np.testing.assert_allclose(got, expected, rtol=1e-12)
@@ -190,9 +190,9 @@ def test_classes_at_minus_infinity_are_not_there(options: dict[str, Any]) -> Non
         options = {"table": torch.tensor(options["table"], dtype=torch.float64)}
     logits = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     target = torch.tensor([0, 2, -1, 1])
-    expected = monotone_log_prob_reference(logits, target, **options)
+    expected = target_log_softmax_reference(logits, target, **options)
     more = torch.cat([logits, torch.full((4, 2), -math.inf, dtype=torch.float64)], 1)
-    got = monotone_log_prob_reference(more.requires_grad_(), target, **options)
+    got = target_log_softmax_reference(more.requires_grad_(), target, **options)
     torch.testing.assert_close(got.detach(), expected)
     got.sum().backward()
     assert (more.grad[:, 5:] == 0).all()

@@ -42,7 +42,7 @@ def test_arrays_follow_the_definition(nested):
     assert tree.boundary.tolist() == boundary
     assert [a.dtype for a in tree.arrays().values()] == [np.int32, np.int64, np.int32]
     nodes = support.preorder(nested)
-    assert tree.n_classes == tree.n_leaves == len(order)
+    assert tree.n_classes == len(order)
     assert tree.n_nodes == len(nodes)
     assert tree.n_edges == sum(len(node) for node in nodes)
     assert tree.n_children.tolist() == [len(node) for node in nodes]

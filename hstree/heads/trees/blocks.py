@@ -17,8 +17,8 @@ from hstree.heads.trees.layout import Layout
 from hstree.heads.trees.tree_layout import BINARY, LEAF, ROOT, WIDE
 from hstree.ops.feature_gather import feature_gather
 from hstree.ops.leaf_log_prob import leaf_log_prob
-from hstree.ops.monotone_log_prob import monotone_log_prob
 from hstree.ops.path_log_prob import path_log_prob
+from hstree.ops.target_log_softmax import target_log_softmax
 from hstree.ops.wide_log_prob import wide_log_prob
 
 FloatArray = npt.NDArray[np.float64]
@@ -176,7 +176,7 @@ class RootBlock(Block):
         by_tree = self.feature_index is not None  # the memory layout of the logits
         if not by_tree:
             logits, child = logits.transpose(0, 1), child.t()
-        log_prob = monotone_log_prob(logits.flatten(0, 1), child.flatten()).view_as(child)
+        log_prob = target_log_softmax(logits.flatten(0, 1), child.flatten()).view_as(child)
         return log_prob.t() if by_tree else log_prob
 
     def candidate_log_prob(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:

@@ -48,7 +48,7 @@ from hstree.heads.trees.vectors import (
 )
 from hstree.heads.tying import HasWeight
 from hstree.heads.unigram import smoothed_frequencies
-from hstree.ops import leaf_order, tree_log_prob
+from hstree.ops import leaf_order, tree_log_softmax
 from hstree.trees import Tree
 
 if TYPE_CHECKING:
@@ -118,7 +118,6 @@ class TreeEnsemble(Relearning, Constructors):
     """
 
     name = "trees"
-    no_z_loss = "every node of a tree has its own normalizer"
 
     def __init__(
         self,
@@ -239,7 +238,7 @@ class TreeEnsemble(Relearning, Constructors):
         if not scores:  # a single class, or leaf groups alone
             scores = [hidden.t()[:0].to(dtype).expand(self.n_trees, -1, -1)]
         leaves = [block for block in blocks if isinstance(block, LeafBlock)]
-        return tree_log_prob(
+        return tree_log_softmax(
             scores[0] if len(scores) == 1 else torch.cat(scores, 1),
             log_gate,
             layout.node,

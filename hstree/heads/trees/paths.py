@@ -20,6 +20,8 @@ def path_tables(layout: TreeLayout) -> TreeTables:
     tables, tree = layout.tree.tables(), layout.tree
     if not len(layout.edge[LEAF]):
         return tables
+    # An entry of path is (number among the binary nodes) << 1 | goes_left. Leaf groups of two
+    # classes are binary nodes too: those that remain are numbered anew, by the layout's rows.
     binary = np.flatnonzero(tree.n_children == 2)
     kept = layout.kind[binary[tables.path >> 1]] == BINARY
     path = tables.path[kept]
@@ -27,12 +29,14 @@ def path_tables(layout: TreeLayout) -> TreeTables:
     offset = _kept_offset(tables.path_offset, kept)
 
     wide = 1 + np.flatnonzero(tree.n_children[1:] > 2)  # a wide root is not in these tables
+    # An entry of wide_path names its node by the node's first row, counted over all wide nodes.
     first = np.cumsum(tree.n_children[wide]) - tree.n_children[wide]
     node = wide[np.searchsorted(first, tables.wide_path[:, 0])]
     kept = layout.kind[node] == WIDE
     wide_path = tables.wide_path[kept]
     wide_path[:, 0] = layout.first_row[node[kept]]
     wide_offset = _kept_offset(tables.wide_offset, kept)
+    # Running sum of the widths where each class begins: its differences are sums over a class.
     width = np.concatenate([[0], np.cumsum(wide_path[:, 1])])[wide_offset]
     return replace(
         tables,
@@ -48,6 +52,7 @@ def path_tables(layout: TreeLayout) -> TreeTables:
 
 
 def _kept_offset(offset: npt.NDArray[np.int64], kept: npt.NDArray[np.bool_]) -> IntArray:
+    # As many entries lie before a class as were kept before its old offset.
     return np.concatenate([[0], np.cumsum(kept)])[offset].astype(np.int64)
 
 

@@ -17,11 +17,11 @@ from hstree.trees import Tree
 IntArray = npt.NDArray[np.int64]
 
 KINDS = BINARY, WIDE, LEAF, ROOT = 0, 1, 2, 3
-"""Kinds of nodes, in the order of their scores for :func:`hstree.ops.tree_log_prob`."""
+"""Kinds of nodes, in the order of their scores for :func:`hstree.ops.tree_log_softmax`."""
 
 _BLOCK = np.array([0, 1, 1, 2])
-"""Block of each kind in the tables of :func:`hstree.ops.tree_log_prob`: leaf groups follow the wide
-nodes."""
+"""Block of each kind in the tables of :func:`hstree.ops.tree_log_softmax`: leaf groups follow
+the wide nodes."""
 
 
 class TreeLayout:
@@ -98,7 +98,7 @@ class TreeLayout:
 
     def nodes(self, leaf_begin: int = 0) -> dict[str, npt.NDArray[np.int32]]:
         """Tables of one tree for :func:`hstree.ops.tree_topk` and
-        :func:`hstree.ops.tree_log_prob`: node [M, 5], edge [E, 2] and leaf_edge [V].
+        :func:`hstree.ops.tree_log_softmax`: node [M, 5], edge [E, 2] and leaf_edge [V].
 
         Args:
             leaf_begin: first row of the leaf groups in the block of the wide nodes.

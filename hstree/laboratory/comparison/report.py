@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hstree._figures import FORMATS, picture
 from hstree._files import write_atomic
+from hstree._pictures import FORMATS, picture
 from hstree._terminal import show
 from hstree.runs import RunFigures
 

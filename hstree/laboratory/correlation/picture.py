@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hstree._figures import COLOURS, new_figure, plain
+from hstree._pictures import COLOURS, new_figure, plain
 
 from .compute import Correlation
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hstree._dtypes import at_least_float32
 from hstree.heads import FlatHead, Mixtape
-from hstree.heads.flat import wide
 from hstree.heads.functions import PLIF
 from hstree.models import LanguageModel, read_contexts
 from hstree.ops import LogitFunction, default_chunk_rows
@@ -240,4 +240,4 @@ def _logits(model: LanguageModel, head: FlatHead, tokens: Any) -> Iterator[tuple
         size = default_chunk_rows(hidden, head.n_classes)
         for rows, wanted in zip(torch.split(latent, size), torch.split(target, size), strict=True):
             for component in rows.unbind(1):
-                yield wide(F.linear(component, head.weight, head.bias)), wanted
+                yield at_least_float32(F.linear(component, head.weight, head.bias)), wanted

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hstree._figures import line_style, new_figure, plain
+from hstree._pictures import line_style, new_figure, plain
 
 from .compute import POINTS, FunctionView, weighted_quantile
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hstree._figures import COLOURS, line_style, new_figure
+from hstree._pictures import COLOURS, line_style, new_figure
 
 from .compute import LayerSpectrum
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hstree._figures import line_style, new_figure
+from hstree._pictures import line_style, new_figure
 
 from .compute import NoisePoint
 

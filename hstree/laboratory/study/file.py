@@ -301,12 +301,12 @@ def _config(
 
 def _option_names(head: str) -> set[str]:
     """All arguments that a head accepts by name, including those of its base classes."""
+    of_corpus = [vars(part).get("from_corpus") for part in head_class(head).__mro__]
+    makers = [head_class(head), *(method.__func__ for method in of_corpus if method)]
     return {
         parameter.name
-        for part in head_class(head).__mro__
-        for method in ("__init__", "from_corpus")
-        if method in vars(part)
-        for parameter in inspect.signature(getattr(part, method)).parameters.values()
+        for make in makers
+        for parameter in inspect.signature(make).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY
     }.difference(_SETTINGS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hstree._figures import line_style, new_figure, plain
+from hstree._pictures import line_style, new_figure, plain
 
 from .compute import SyntheticResult
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hstree._figures import new_figure
+from hstree._pictures import new_figure
 
 from ..heat_map import NUMBERED, heat_map
 from .compute import PairwiseWins

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hstree._figures import COLOURS, new_figure, plain
+from hstree._pictures import COLOURS, new_figure, plain
 
 from .compute import WordSimilarity
 

@@ -1,5 +1,5 @@
 """Log-softmax of an increasing function of the logits, at the target:
-``torch.ops.hstree.monotone_log_prob``."""
+``torch.ops.hstree.target_log_softmax``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hstree.ops._autograd import (
 from hstree.ops.logit_function import LogitFunction
 
 
-def monotone_log_prob(
+def target_log_softmax(
     logits: Tensor,
     target: Tensor,
     c: float = 0.0,
@@ -66,16 +66,16 @@ def monotone_log_prob(
 
     Example:
         >>> import torch
-        >>> from hstree.ops import monotone_log_prob
+        >>> from hstree.ops import target_log_softmax
         >>> logits = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
-        >>> monotone_log_prob(logits, torch.tensor([1, -1]))
+        >>> target_log_softmax(logits, torch.tensor([1, -1]))
         tensor([-0.6931,  0.0000])
 
     Source: Ganea, Gelly, Bécigneul and Severyn, Breaking the softmax bottleneck via learnable
     monotonic pointwise non-linearities, ICML 2019; Kanai, Fujiwara, Yamanaka and Adachi,
     Sigsoftmax: reanalysis of the softmax bottleneck, NeurIPS 2018.
     """
-    log_prob: Tensor = torch.ops.hstree.monotone_log_prob(logits, target, c, k, table, radius)[0]
+    log_prob: Tensor = torch.ops.hstree.target_log_softmax(logits, target, c, k, table, radius)[0]
     return log_prob
 
 
@@ -93,7 +93,7 @@ def _backward(
     """The gradients of logits and table, by the in-place op on a copy."""
     grad = logits.clone(memory_format=torch.contiguous_format)
     function = (c, k, table, radius)
-    return grad, torch.ops.hstree.monotone_log_prob_backward_(
+    return grad, torch.ops.hstree.target_log_softmax_backward_(
         grad, grad_log_prob, target, log_normalizer, *function, table_gradient
     )
 
@@ -168,23 +168,23 @@ def formula(
     return log_prob, normalizer.detach()
 
 
-torch.library.register_fake("hstree::monotone_log_prob", _fake)
-torch.library.register_fake("hstree::monotone_log_prob_backward_", _backward_fake)
-torch.library.register_fake("hstree::monotone_log_prob_gradient_", _gradient_fake)
+torch.library.register_fake("hstree::target_log_softmax", _fake)
+torch.library.register_fake("hstree::target_log_softmax_backward_", _backward_fake)
+torch.library.register_fake("hstree::target_log_softmax_gradient_", _gradient_fake)
 _backward_op: Any = define(
-    "monotone_log_prob_backward",
+    "target_log_softmax_backward",
     _backward,
     lambda logits, *rest: (torch.empty_like(logits), _backward_fake(logits, *rest)),
 )
 register_autograd(
-    "monotone_log_prob",
+    "target_log_softmax",
     _gradient,
     setup_context=_save_for_backward,
-    vmap=by_rows(torch.ops.hstree.monotone_log_prob, (0, 0, *[None] * 4), (0, 0)),
+    vmap=by_rows(torch.ops.hstree.target_log_softmax, (0, 0, *[None] * 4), (0, 0)),
     formula=formula,
 )
-for _name in ("monotone_log_prob_backward_", "monotone_log_prob_gradient_"):
+for _name in ("target_log_softmax_backward_", "target_log_softmax_gradient_"):
     refuse_transforms(_name)
 register_autograd(
-    "monotone_log_prob_backward", no_second_derivative("monotone_log_prob"), vmap=_backward_vmap
+    "target_log_softmax_backward", no_second_derivative("target_log_softmax"), vmap=_backward_vmap
 )

@@ -1,4 +1,4 @@
-"""Reference of :mod:`hstree.ops.tree_log_prob`: one node at a time."""
+"""Reference of :mod:`hstree.ops.tree_log_softmax`: one node at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def tree_log_prob_reference(
+def tree_log_softmax_reference(
     score: Tensor,
     log_gate: Tensor,
     node: Tensor,
@@ -19,7 +19,7 @@ def tree_log_prob_reference(
     leaf_bias: Tensor | None = None,
 ) -> Tensor:
     """log P [N, V], differentiable any number of times; arguments of
-    :func:`hstree.ops.tree_log_prob`."""
+    :func:`hstree.ops.tree_log_softmax`."""
     trees = []
     for t in range(len(score)):
         path = {-1: log_gate[:, t]}  # by edge

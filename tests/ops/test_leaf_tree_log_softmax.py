@@ -1,4 +1,4 @@
-"""tree_log_prob with leaf groups: torch.ops.hstree.leaf_tree_log_prob and its gradient."""
+"""tree_log_softmax with leaf groups: torch.ops.hstree.leaf_tree_log_softmax and its gradient."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree.ops import tree_log_prob
-from hstree.ops._composed_tree_log_prob import composed_log_prob
+from hstree.ops import tree_log_softmax
+from hstree.ops._composed_tree_log_softmax import composed_log_prob
 from hstree.ops._leaf_groups import leaf_classes, with_leaf_rows
-from hstree.reference import tree_log_prob_reference
+from hstree.reference import tree_log_softmax_reference
 from ops.cases import random_nested, threads
-from ops.test_tree_log_prob import CAPABILITIES, SUMS, TESTS, Case, judge
+from ops.test_tree_log_softmax import CAPABILITIES, SUMS, TESTS, Case, judge
 
-OP = torch.ops.hstree.leaf_tree_log_prob.default
+OP = torch.ops.hstree.leaf_tree_log_softmax.default
 
 TWO_LEVELS = Case("two levels", ("levels", "levels"), classes=300)
 CASES = (
@@ -91,7 +91,7 @@ class Batch:
 
 
 def mixed(batch: Batch) -> Tensor:
-    return tree_log_prob(
+    return tree_log_softmax(
         batch.score,
         batch.log_gate,
         batch.node,
@@ -106,7 +106,7 @@ def mixed(batch: Batch) -> Tensor:
 
 def reference(batch: Batch) -> Tensor:
     leaf_score, leaf_bias, score, log_gate, node, edge, *begins, classes = batch.arguments()
-    return tree_log_prob_reference(
+    return tree_log_softmax_reference(
         score, log_gate, node, edge, classes, *begins, leaf_score, leaf_bias
     )
 
@@ -266,7 +266,7 @@ def test_same_bits_for_every_number_of_threads_and_rows(dtype: torch.dtype) -> N
 
 OTHER_PROCESS = """
 import sys, torch
-from ops.test_leaf_tree_log_prob import CASES, MANY, SUMS, draw, mixed
+from ops.test_leaf_tree_log_softmax import CASES, MANY, SUMS, draw, mixed
 def results(case, dtype):
     batch = draw(case, dtype)
     log_prob = mixed(batch)
@@ -329,7 +329,7 @@ def test_large_scores_cost_no_digits_of_large_probabilities() -> None:
     nested = ((0, 1, 2), 3, 4)
     nodes, edges, _ = tables_of(nested)
     leaf_score = torch.tensor([[100.0, 84.0, 80.0, 0.0, 0.0]])
-    log_prob = tree_log_prob(
+    log_prob = tree_log_softmax(
         torch.tensor([[[200.0], [0.0], [0.0]]]),
         torch.zeros(1, 1),
         torch.tensor([[(1, 0, *n[2:]) if n[0] == 3 else n for n in nodes]], dtype=torch.int32),
@@ -377,7 +377,7 @@ def test_bad_scores_stay_in_their_row(value: float, rows: int) -> None:
 
 
 def refused(batch: Batch, match: str) -> None:
-    with pytest.raises(RuntimeError, match=f"^hstree::leaf_tree_log_prob: {match}"):
+    with pytest.raises(RuntimeError, match=f"^hstree::leaf_tree_log_softmax: {match}"):
         OP(*batch.arguments())
 
 
@@ -451,7 +451,7 @@ def test_bad_table(table: str, place: tuple[int, int], value: int, match: str) -
 
 CORRUPT = """
 import numpy as np, torch
-from ops.test_leaf_tree_log_prob import OP, Case, draw
+from ops.test_leaf_tree_log_softmax import OP, Case, draw
 random = np.random.default_rng(0)
 refused = accepted = 0
 for seed in range(50):

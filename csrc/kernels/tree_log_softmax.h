@@ -1,4 +1,4 @@
-// Launcher of tree_log_prob: the log-probabilities of all classes of a mixture of trees, from the scores of all
+// Launcher of tree_log_softmax: the log-probabilities of all classes of a mixture of trees, from the scores of all
 // nodes.
 //
 // Plain C++: no CUDA and no torch include. All arrays are contiguous and on the device of the stream. Throws
@@ -42,7 +42,7 @@ struct TreeScores {
 
 // type: float32 or float64. place: [T, V + nodes] of 8 bytes, zero-filled. workspace: sums() numbers of the type,
 // content arbitrary. log_prob [N, V] of the type. Whatever the tables hold, nothing outside the arrays is read.
-void tree_log_prob(ScalarType type, const TreeScores& scores, void* place, void* workspace, void* log_prob,
-                   cudaStream_t stream);
+void tree_log_softmax(ScalarType type, const TreeScores& scores, void* place, void* workspace, void* log_prob,
+                      cudaStream_t stream);
 
 }  // namespace hstree

@@ -1,4 +1,4 @@
-// Launchers of monotone_log_prob: log-softmax of f(logits) at the target of each row, and its gradient.
+// Launchers of target_log_softmax: log-softmax of f(logits) at the target of each row, and its gradient.
 //
 // Plain C++: no CUDA and no torch include. All arrays are contiguous and on the device of the stream; type is
 // float32 or float64 (others throw), the type of all floating-point arrays except grad_table. function.table:
@@ -22,25 +22,25 @@ struct MonotoneSizes {
 
 // logits [R, V]; target [R]: -1 for an ignored row, others outside [0, V) give NaN; log_prob and
 // log_normalizer [R].
-void monotone_log_prob(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
-                       const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
-                       cudaStream_t stream);
+void target_log_softmax(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
+                        const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
+                        cudaStream_t stream);
 
-// Size of the workspace of monotone_log_prob_backward: 8 bytes for each element of the table, and 32 KiB;
+// Size of the workspace of target_log_softmax_backward: 8 bytes for each element of the table, and 32 KiB;
 // 0 without a table.
 int64_t monotone_workspace_bytes(const LogitFunction& function);
 
 struct MonotoneBackward {
   const void* grad_log_prob;   // [R]
   const int64_t* target;       // [R]
-  const void* log_normalizer;  // [R], from monotone_log_prob
+  const void* log_normalizer;  // [R], from target_log_softmax
 };
 
 // logits [R, V]: replaced by the gradient with respect to them. grad_table: float64, shape of the table,
 // zero-filled if rows is 0, otherwise arbitrary; null if not needed. workspace: monotone_workspace_bytes,
 // zero-filled, aligned to 8 bytes. Without a table or grad_table, both are ignored.
-void monotone_log_prob_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
-                                const MonotoneBackward& tensors, void* logits, void* workspace,
-                                double* grad_table, cudaStream_t stream);
+void target_log_softmax_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
+                                 const MonotoneBackward& tensors, void* logits, void* workspace,
+                                 double* grad_table, cudaStream_t stream);
 
 }  // namespace hstree

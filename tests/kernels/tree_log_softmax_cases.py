@@ -1,4 +1,4 @@
-"""What the kernels of tree_log_prob are compared with, and corrupt tables."""
+"""What the kernels of tree_log_softmax are compared with, and corrupt tables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from ops import test_leaf_tree_log_prob as leaf_ops
-from ops.test_tree_log_prob import Batch, Case, draw
+from ops import test_leaf_tree_log_softmax as leaf_ops
+from ops.test_tree_log_softmax import Batch, Case, draw
 from torch import Tensor
 
-from hstree.reference import tree_log_prob_reference
+from hstree.reference import tree_log_softmax_reference
 from kernels.emulation import call
 
 CASES = (
@@ -32,14 +32,14 @@ LEAF_CASES = (
 
 
 def log_prob(batch: Batch) -> Tensor:
-    result: Tensor = call("tree_log_prob", *batch.arguments())
+    result: Tensor = call("tree_log_softmax", *batch.arguments())
     return result
 
 
-def check_tree_log_prob(case: Case, dtype: torch.dtype) -> None:
+def check_tree_log_softmax(case: Case, dtype: torch.dtype) -> None:
     batch = draw(case, dtype)
     *tables, wide_begin, root_begin, classes = batch.to(torch.float64).arguments()
-    expected = tree_log_prob_reference(*tables, classes, wide_begin, root_begin)
+    expected = tree_log_softmax_reference(*tables, classes, wide_begin, root_begin)
     tolerance = 1e-13 if dtype == torch.float64 else 3e-6
     torch.testing.assert_close(log_prob(batch).double(), expected, rtol=tolerance, atol=tolerance)
 
@@ -67,11 +67,11 @@ def check_corrupt_tables(seed: int) -> None:
 
 
 def leaf_log_prob(batch: leaf_ops.Batch) -> Tensor:
-    result: Tensor = call("leaf_tree_log_prob", *batch.arguments())
+    result: Tensor = call("leaf_tree_log_softmax", *batch.arguments())
     return result
 
 
-def check_leaf_tree_log_prob(case: Case, dtype: torch.dtype) -> None:
+def check_leaf_tree_log_softmax(case: Case, dtype: torch.dtype) -> None:
     """With scores by row and by class, that is, with and without a copy of them."""
     batch = leaf_ops.draw(case, dtype)
     expected = leaf_ops.reference(batch.to(torch.float64))

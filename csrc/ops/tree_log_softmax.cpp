@@ -1,15 +1,15 @@
-// hstree::tree_log_prob and its gradient: log-probabilities of all classes of a mixture of trees.
-// tree_log_prob_cuda.cpp registers the CUDA implementation, hstree/ops/tree_log_prob.py that of the gradient.
-#include "cpu/tree_log_prob.h"
+// hstree::tree_log_softmax and its gradient: log-probabilities of all classes of a mixture of trees.
+// tree_log_softmax_cuda.cpp registers the CUDA implementation, hstree/ops/tree_log_softmax.py that of the gradient.
+#include "cpu/tree_log_softmax.h"
 
 #include "ops/cpu.h"
-#include "ops/tree_log_prob.h"
+#include "ops/tree_log_softmax.h"
 
 namespace hstree {
 namespace {
 
 template <typename A>
-cpu::TreeMixture<A> mixture_of(const TreeLogProbArguments& a) {
+cpu::TreeMixture<A> mixture_of(const TreeLogSoftmaxArguments& a) {
   return {a.op,
           const_data<A>(a.score),
           const_data<A>(a.log_gate),
@@ -32,24 +32,24 @@ void dispatch_sums(const Tensor& score, const F& f) {
   f(float{});
 }
 
-Tensor tree_log_prob_cpu(const Tensor& score, const Tensor& log_gate, const Tensor& node, const Tensor& edge,
-                         int64_t wide_begin, int64_t root_begin, int64_t classes) {
-  const TreeLogProbArguments arguments = tree_log_prob_arguments("hstree::tree_log_prob", score, log_gate,
-                                                                 node, edge, wide_begin, root_begin, classes);
+Tensor tree_log_softmax_cpu(const Tensor& score, const Tensor& log_gate, const Tensor& node,
+                            const Tensor& edge, int64_t wide_begin, int64_t root_begin, int64_t classes) {
+  const TreeLogSoftmaxArguments arguments = tree_log_softmax_arguments(
+      "hstree::tree_log_softmax", score, log_gate, node, edge, wide_begin, root_begin, classes);
   const Tensor log_prob = empty(score, {arguments.rows(), classes}, score.scalar_type());
   dispatch_sums(score, [&](auto zero) {
     using A = decltype(zero);
-    cpu::tree_log_prob<A>(mixture_of<A>(arguments), data<A>(log_prob));
+    cpu::tree_log_softmax<A>(mixture_of<A>(arguments), data<A>(log_prob));
   });
   return log_prob;
 }
 
-Tensor leaf_tree_log_prob_cpu(const Tensor& leaf_score, const Tensor& leaf_bias, const Tensor& score,
-                              const Tensor& log_gate, const Tensor& node, const Tensor& edge,
-                              int64_t wide_begin, int64_t root_begin, int64_t classes) {
-  const char* op = "hstree::leaf_tree_log_prob";
-  const TreeLogProbArguments arguments =
-      tree_log_prob_arguments(op, score, log_gate, node, edge, wide_begin, root_begin, classes);
+Tensor leaf_tree_log_softmax_cpu(const Tensor& leaf_score, const Tensor& leaf_bias, const Tensor& score,
+                                 const Tensor& log_gate, const Tensor& node, const Tensor& edge,
+                                 int64_t wide_begin, int64_t root_begin, int64_t classes) {
+  const char* op = "hstree::leaf_tree_log_softmax";
+  const TreeLogSoftmaxArguments arguments =
+      tree_log_softmax_arguments(op, score, log_gate, node, edge, wide_begin, root_begin, classes);
   check_leaves(arguments, leaf_score, leaf_bias);
   const Tensor leaf_scores = torch::stable::contiguous(leaf_score);
   const Tensor leaf_biases = torch::stable::contiguous(leaf_bias);
@@ -59,19 +59,19 @@ Tensor leaf_tree_log_prob_cpu(const Tensor& leaf_score, const Tensor& leaf_bias,
     cpu::TreeMixture<A> mixture = mixture_of<A>(arguments);
     mixture.leaf_score = const_data<A>(leaf_scores);
     mixture.leaf_bias = const_data<A>(leaf_biases);
-    cpu::tree_log_prob<A>(mixture, data<A>(log_prob));
+    cpu::tree_log_softmax<A>(mixture, data<A>(log_prob));
   });
   return log_prob;
 }
 
-std::tuple<Tensor, Tensor> tree_log_prob_backward_cpu(const Tensor& grad, const Tensor& log_prob,
-                                                      const Tensor& score, const Tensor& log_gate,
-                                                      const Tensor& node, const Tensor& edge,
-                                                      int64_t wide_begin, int64_t root_begin) {
-  const char* op = "hstree::tree_log_prob_backward";
+std::tuple<Tensor, Tensor> tree_log_softmax_backward_cpu(const Tensor& grad, const Tensor& log_prob,
+                                                         const Tensor& score, const Tensor& log_gate,
+                                                         const Tensor& node, const Tensor& edge,
+                                                         int64_t wide_begin, int64_t root_begin) {
+  const char* op = "hstree::tree_log_softmax_backward";
   check_dim(op, "log_prob", log_prob, 2, "[N, V]");
-  const TreeLogProbArguments arguments =
-      tree_log_prob_arguments(op, score, log_gate, node, edge, wide_begin, root_begin, log_prob.size(1));
+  const TreeLogSoftmaxArguments arguments =
+      tree_log_softmax_arguments(op, score, log_gate, node, edge, wide_begin, root_begin, log_prob.size(1));
   check_dtype(op, "log_prob", log_prob, score.scalar_type());
   check_device(op, "log_prob", log_prob, score);
   check_size(op, "log_prob", log_prob, 0, arguments.rows(), "rows, the last dimension of score");
@@ -86,8 +86,8 @@ std::tuple<Tensor, Tensor> tree_log_prob_backward_cpu(const Tensor& grad, const 
   const Tensor grad_log_gate = empty(score, {arguments.rows(), arguments.trees()}, score.scalar_type());
   dispatch_sums(score, [&](auto zero) {
     using A = decltype(zero);
-    cpu::tree_log_prob_backward<A>(mixture_of<A>(arguments), const_data<A>(grads), const_data<A>(log_probs),
-                                   data<A>(grad_score), data<A>(grad_log_gate));
+    cpu::tree_log_softmax_backward<A>(mixture_of<A>(arguments), const_data<A>(grads),
+                                      const_data<A>(log_probs), data<A>(grad_score), data<A>(grad_log_gate));
   });
   return {grad_score, grad_log_gate};
 }
@@ -96,23 +96,24 @@ std::tuple<Tensor, Tensor> tree_log_prob_backward_cpu(const Tensor& grad, const 
 
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(
-      "tree_log_prob(Tensor score, Tensor log_gate, Tensor node, Tensor edge, int wide_begin, int "
+      "tree_log_softmax(Tensor score, Tensor log_gate, Tensor node, Tensor edge, int wide_begin, int "
       "root_begin, "
       "int n_classes) -> Tensor");
   m.def(
-      "leaf_tree_log_prob(Tensor leaf_score, Tensor leaf_bias, Tensor score, Tensor log_gate, Tensor node, "
+      "leaf_tree_log_softmax(Tensor leaf_score, Tensor leaf_bias, Tensor score, Tensor log_gate, Tensor "
+      "node, "
       "Tensor edge, int wide_begin, int root_begin, int n_classes) -> Tensor");
   m.def(
-      "tree_log_prob_backward(Tensor grad, Tensor log_prob, Tensor score, Tensor log_gate, Tensor node, "
+      "tree_log_softmax_backward(Tensor grad, Tensor log_prob, Tensor score, Tensor log_gate, Tensor node, "
       "Tensor "
       "edge, "
       "int wide_begin, int root_begin) -> (Tensor grad_score, Tensor grad_log_gate)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("tree_log_prob", HSTREE_CPU_BOX(&tree_log_prob_cpu));
-  m.impl("leaf_tree_log_prob", HSTREE_CPU_BOX(&leaf_tree_log_prob_cpu));
-  m.impl("tree_log_prob_backward", HSTREE_CPU_BOX(&tree_log_prob_backward_cpu));
+  m.impl("tree_log_softmax", HSTREE_CPU_BOX(&tree_log_softmax_cpu));
+  m.impl("leaf_tree_log_softmax", HSTREE_CPU_BOX(&leaf_tree_log_softmax_cpu));
+  m.impl("tree_log_softmax_backward", HSTREE_CPU_BOX(&tree_log_softmax_backward_cpu));
 }
 
 }  // namespace hstree

@@ -354,18 +354,18 @@ static void backward(const TreeMixture<A>& m, const Walk& walk, int64_t begin, i
 }
 
 template <typename A>
-static const TreeLogProbKernels<A>* table() {
-  static constexpr TreeLogProbKernels<A> kernels = {VectorOf<A>::width, backward<A>};
+static const TreeLogSoftmaxKernels<A>* table() {
+  static constexpr TreeLogSoftmaxKernels<A> kernels = {VectorOf<A>::width, backward<A>};
   return &kernels;
 }
 
 }  // namespace log_prob
 }  // namespace HSTREE_CAPABILITY
 
-#define HSTREE_TABLE(A)                                                                   \
-  template <>                                                                             \
-  const TreeLogProbKernels<A>* HSTREE_JOIN(tree_log_prob_kernels_, HSTREE_CAPABILITY)() { \
-    return HSTREE_CAPABILITY::log_prob::table<A>();                                       \
+#define HSTREE_TABLE(A)                                                                         \
+  template <>                                                                                   \
+  const TreeLogSoftmaxKernels<A>* HSTREE_JOIN(tree_log_softmax_kernels_, HSTREE_CAPABILITY)() { \
+    return HSTREE_CAPABILITY::log_prob::table<A>();                                             \
   }
 HSTREE_TABLE(float)
 HSTREE_TABLE(double)

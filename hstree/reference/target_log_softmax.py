@@ -1,4 +1,4 @@
-"""Reference of :mod:`hstree.ops.monotone_log_prob`: all log-probabilities, then that of the
+"""Reference of :mod:`hstree.ops.target_log_softmax`: all log-probabilities, then that of the
 target."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 from hstree.reference.piecewise import piecewise_reference
 
 
-def monotone_log_prob_reference(
+def target_log_softmax_reference(
     logits: Tensor,
     target: Tensor,
     c: float = 0.0,

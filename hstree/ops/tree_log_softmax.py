@@ -1,4 +1,4 @@
-"""Log-probabilities of all classes of a mixture of trees: ``torch.ops.hstree.tree_log_prob``."""
+"""Log-probabilities of all classes of a mixture of trees: ``torch.ops.hstree.tree_log_softmax``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hstree.ops._autograd import (
     no_second_derivative,
     register_autograd,
 )
-from hstree.ops._composed_tree_log_prob import composed_backward, composed_log_prob
+from hstree.ops._composed_tree_log_softmax import composed_backward, composed_log_prob
 from hstree.ops._leaf_groups import leaf_classes, with_leaf_rows, without_leaf_rows
 
 
-def tree_log_prob(
+def tree_log_softmax(
     score: Tensor,
     log_gate: Tensor,
     node: Tensor,
@@ -38,8 +38,8 @@ def tree_log_prob(
     A binary node with score z has log sigmoid(z) for its left edge and log sigmoid(-z) for its
     right edge. A wide node has the log-softmax of its rows. The CPU kernel visits each tree once
     from the root down, and back in the backward pass. On CUDA all nodes are computed at once; the
-    backward pass uses torch's own operators. :func:`hstree.reference.tree_log_prob_reference` is an
-    equivalent in PyTorch.
+    backward pass uses torch's own operators. :func:`hstree.reference.tree_log_softmax_reference` is
+    an equivalent in PyTorch.
 
     A leaf group has the log-softmax of ``leaf_score + leaf_bias`` over its classes. All trees share
     ``leaf_score``, which the CPU kernel reads where it is: less work and memory than with a row of
@@ -83,16 +83,17 @@ def tree_log_prob(
 
     Example:
         >>> import torch
-        >>> from hstree.ops import tree_log_prob
+        >>> from hstree.ops import tree_log_softmax
         >>> node = torch.tensor([[[0, 0, 0, 2, -1], [0, 1, 2, 2, 0]]], dtype=torch.int32)
         >>> edge = torch.tensor([[[0, 1], [0, ~2], [1, ~0], [1, ~1]]], dtype=torch.int32)
         >>> score = torch.tensor([[[1.0], [3.0]]])
-        >>> tree_log_prob(score, torch.zeros(1, 1), node, edge, 3, wide_begin=2, root_begin=2).exp()
+        >>> begins = {"wide_begin": 2, "root_begin": 2}
+        >>> tree_log_softmax(score, torch.zeros(1, 1), node, edge, 3, **begins).exp()
         tensor([[0.6964, 0.0347, 0.2689]])
     """
     if leaf_score is not None and leaf_bias is not None:
         if score.device.type in ("cpu", "cuda"):
-            shared: Tensor = torch.ops.hstree.leaf_tree_log_prob(
+            shared: Tensor = torch.ops.hstree.leaf_tree_log_softmax(
                 leaf_score, leaf_bias, score, log_gate, node, edge, wide_begin, root_begin,
                 n_classes,
             )  # fmt: skip
@@ -105,7 +106,7 @@ def tree_log_prob(
         raise ValueError(f"leaf_{missing}: expected a tensor with leaf_{given}, got None")
     if score.device.type not in ("cpu", "cuda"):
         return composed_log_prob(score, log_gate, node, edge, n_classes, wide_begin, root_begin)
-    log_prob: Tensor = torch.ops.hstree.tree_log_prob(
+    log_prob: Tensor = torch.ops.hstree.tree_log_softmax(
         score, log_gate, node, edge, wide_begin, root_begin, n_classes
     )
     return log_prob
@@ -130,7 +131,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 
 
 def _gradient(ctx: Any, grad: Tensor) -> Any:
-    grad_score, grad_log_gate = torch.ops.hstree.tree_log_prob_backward(
+    grad_score, grad_log_gate = torch.ops.hstree.tree_log_softmax_backward(
         grad, *ctx.saved_tensors, ctx.wide_begin, ctx.root_begin
     )
     return grad_score, grad_log_gate, None, None, None, None, None
@@ -163,7 +164,7 @@ def _leaf_gradient(ctx: Any, grad: Tensor) -> Any:
     classes = leaf_classes(node, edge, ctx.root_begin - ctx.wide_begin, ctx.classes)
     score = with_leaf_rows(score, leaf_score, leaf_bias, classes, ctx.root_begin)
     begins = ctx.wide_begin, ctx.root_begin + ctx.classes
-    grad, grad_log_gate = torch.ops.hstree.tree_log_prob_backward(
+    grad, grad_log_gate = torch.ops.hstree.tree_log_softmax_backward(
         grad, log_prob, score, log_gate, node, edge, *begins
     )
     grad_score, grad_leaf_score, grad_leaf_bias = without_leaf_rows(grad, classes, ctx.root_begin)
@@ -188,26 +189,26 @@ def _leaf_formula(
 
 
 # Where there is no kernel.
-LIBRARY.impl("tree_log_prob_backward", composed_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("hstree::tree_log_prob", _fake)
-torch.library.register_fake("hstree::leaf_tree_log_prob", _leaf_fake)
-torch.library.register_fake("hstree::tree_log_prob_backward", _backward_fake)
+LIBRARY.impl("tree_log_softmax_backward", composed_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("hstree::tree_log_softmax", _fake)
+torch.library.register_fake("hstree::leaf_tree_log_softmax", _leaf_fake)
+torch.library.register_fake("hstree::tree_log_softmax_backward", _backward_fake)
 register_autograd(
-    "tree_log_prob",
+    "tree_log_softmax",
     _gradient,
     setup_context=_save_for_backward,
-    vmap=by_rows(torch.ops.hstree.tree_log_prob, (2, 0, *[None] * 5), 0),
+    vmap=by_rows(torch.ops.hstree.tree_log_softmax, (2, 0, *[None] * 5), 0),
     formula=_formula,
 )
 register_autograd(
-    "tree_log_prob_backward",
-    no_second_derivative("tree_log_prob_backward"),
-    vmap=by_rows(torch.ops.hstree.tree_log_prob_backward, (0, 0, 2, 0, *[None] * 4), (2, 0)),
+    "tree_log_softmax_backward",
+    no_second_derivative("tree_log_softmax_backward"),
+    vmap=by_rows(torch.ops.hstree.tree_log_softmax_backward, (0, 0, 2, 0, *[None] * 4), (2, 0)),
 )
 register_autograd(
-    "leaf_tree_log_prob",
+    "leaf_tree_log_softmax",
     _leaf_gradient,
     setup_context=_save_leaves_for_backward,
-    vmap=by_rows(torch.ops.hstree.leaf_tree_log_prob, (0, None, 2, 0, *[None] * 5), 0),
+    vmap=by_rows(torch.ops.hstree.leaf_tree_log_softmax, (0, None, 2, 0, *[None] * 5), 0),
     formula=_leaf_formula,
 )

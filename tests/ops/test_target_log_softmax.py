@@ -1,4 +1,4 @@
-"""torch.ops.hstree.monotone_log_prob and its two ways to the gradient, in two steps and at once."""
+"""torch.ops.hstree.target_log_softmax, and its gradient in two steps and at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hstree.ops import monotone_log_prob
+from hstree.ops import target_log_softmax
 from ops.cases import name_of, threads
 from ops.logit_function_cases import (
     FUNCTIONS,
@@ -28,8 +28,8 @@ from ops.logit_function_cases import (
 )
 from ops.tree_op_suite import same_bits, strided
 
-forward = torch.ops.hstree.monotone_log_prob
-backward_ = torch.ops.hstree.monotone_log_prob_backward_
+forward = torch.ops.hstree.target_log_softmax
+backward_ = torch.ops.hstree.target_log_softmax_backward_
 
 USUAL = [MonotoneCase(name, **options) for name, options in FUNCTIONS]  # type: ignore[arg-type]
 SMALL = [
@@ -62,7 +62,7 @@ def test_without_the_gradient_of_the_table(case: MonotoneCase, device: torch.dev
     log_normalizer = forward(*batch.arguments())[1]
     for op, given in (
         (backward_, (batch.grad, batch.target, log_normalizer)),
-        (torch.ops.hstree.monotone_log_prob_gradient_, (batch.grad, batch.target)),
+        (torch.ops.hstree.target_log_softmax_gradient_, (batch.grad, batch.target)),
     ):
         with_table, without = batch.logits.clone(), batch.logits.clone()
         op(with_table, *given, *batch.arguments()[2:])
@@ -114,7 +114,7 @@ def test_literal_values(
     target = torch.tensor([0, 1, 2, -1, 1], device=device)
     p = torch.tensor(numerators) / sum(numerators)
     logits.requires_grad_()
-    log_prob = monotone_log_prob(logits, target, **options)
+    log_prob = target_log_softmax(logits, target, **options)
     torch.testing.assert_close(
         log_prob.detach().exp().cpu(), torch.stack([p[0], p[1], p[2], torch.tensor(1.0), p[1]])
     )
@@ -135,7 +135,7 @@ def test_distribution(case: MonotoneCase, device: torch.device) -> None:
     """The probabilities of all classes sum to 1."""
     row = monotone_batch(replace(case, rows=1), torch.float64).to(device)
     every = replace(row, logits=row.logits.expand(83, 83), target=torch.arange(83, device=device))
-    log_prob = monotone_log_prob(*every.arguments())
+    log_prob = target_log_softmax(*every.arguments())
     torch.testing.assert_close(log_prob.exp().sum().item(), 1.0, rtol=1e-12, atol=0.0)
 
 
@@ -344,7 +344,7 @@ def test_noncontiguous(case: MonotoneCase, how: str, device: torch.device) -> No
     assert not other.target.is_contiguous()
     same_bits(monotone_gradients(other), expected)
     leaf = other.logits.detach().requires_grad_()
-    monotone_log_prob(*replace(other, logits=leaf).arguments()).backward(other.grad)
+    target_log_softmax(*replace(other, logits=leaf).arguments()).backward(other.grad)
     assert torch.equal(leaf.grad, expected[2])
 
 
@@ -357,7 +357,7 @@ def test_public_function(case: MonotoneCase, device: torch.device) -> None:
     batch.logits.requires_grad_()
     if batch.table is not None:
         batch.table.requires_grad_()
-    log_prob = monotone_log_prob(*batch.arguments())
+    log_prob = target_log_softmax(*batch.arguments())
     log_prob.backward(batch.grad)
     assert torch.equal(log_prob, expected[0])
     assert torch.equal(batch.logits.grad, expected[2])
@@ -380,7 +380,7 @@ def test_gradcheck(case: MonotoneCase, device: torch.device) -> None:
     leaves = [x.requires_grad_() for x in (batch.logits, batch.table) if x is not None]
 
     def log_prob(logits: Tensor, table: Tensor | None = None) -> Tensor:
-        return monotone_log_prob(*replace(batch, logits=logits, table=table).arguments())
+        return target_log_softmax(*replace(batch, logits=logits, table=table).arguments())
 
     assert torch.autograd.gradcheck(log_prob, leaves)
 
@@ -391,18 +391,18 @@ def test_one_input_requires_grad(device: torch.device) -> None:
     for i, value in ((2, "logits"), (3, "table")):
         leaf = getattr(batch, value).clone().requires_grad_()
         other = replace(batch, **{value: leaf})
-        monotone_log_prob(*other.arguments()).backward(batch.grad)
+        target_log_softmax(*other.arguments()).backward(batch.grad)
         assert torch.equal(leaf.grad, expected[i].float())
 
 
 def test_no_grad(device: torch.device) -> None:
     batch = monotone_batch(SMALL[1], torch.float32).to(device)
-    expected = monotone_log_prob(*batch.arguments())
+    expected = target_log_softmax(*batch.arguments())
     batch.logits.requires_grad_()
     with torch.no_grad():
-        assert not monotone_log_prob(*batch.arguments()).requires_grad
+        assert not target_log_softmax(*batch.arguments()).requires_grad
     with torch.inference_mode():
-        assert torch.equal(monotone_log_prob(*batch.arguments()), expected)
+        assert torch.equal(target_log_softmax(*batch.arguments()), expected)
 
 
 def test_log_normalizer_is_not_differentiable(device: torch.device) -> None:
@@ -416,9 +416,11 @@ def test_log_normalizer_is_not_differentiable(device: torch.device) -> None:
 def test_second_derivative_raises(device: torch.device) -> None:
     batch = monotone_batch(SMALL[4], torch.float32).to(device)
     batch.logits.requires_grad_()
-    log_prob = monotone_log_prob(*batch.arguments())
+    log_prob = target_log_softmax(*batch.arguments())
     (grad,) = torch.autograd.grad(log_prob.square().sum(), batch.logits, create_graph=True)
-    with pytest.raises(RuntimeError, match="monotone_log_prob: expected to be differentiated once"):
+    with pytest.raises(
+        RuntimeError, match="target_log_softmax: expected to be differentiated once"
+    ):
         grad.square().sum().backward()
 
 
@@ -430,7 +432,7 @@ def test_opcheck(case: MonotoneCase, device: torch.device) -> None:
                  *batch.arguments()[2:])  # fmt: skip
     torch.library.opcheck(backward_, arguments)
     torch.library.opcheck(
-        torch.ops.hstree.monotone_log_prob_gradient_,
+        torch.ops.hstree.target_log_softmax_gradient_,
         (batch.logits.clone(), batch.grad, batch.target, *batch.arguments()[2:]),
     )
     batch.logits.requires_grad_()
@@ -445,7 +447,7 @@ def test_compile(device: torch.device) -> None:
 
     def loss(logits: Tensor, table: Tensor, batch: MonotoneBatch) -> Tensor:
         other = replace(batch, logits=logits * 2, table=table)
-        return (monotone_log_prob(*other.arguments()) * batch.grad).sum()
+        return (target_log_softmax(*other.arguments()) * batch.grad).sum()
 
     compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
     for rows in (5, 9):
@@ -464,9 +466,9 @@ def test_compile(device: torch.device) -> None:
 
 def raises(batch: MonotoneBatch, match: str) -> None:
     """Forward and backward."""
-    with pytest.raises(RuntimeError, match=f"^hstree::monotone_log_prob: {match}"):
+    with pytest.raises(RuntimeError, match=f"^hstree::target_log_softmax: {match}"):
         forward(*batch.arguments())
-    with pytest.raises(RuntimeError, match=f"^hstree::monotone_log_prob_backward_: {match}"):
+    with pytest.raises(RuntimeError, match=f"^hstree::target_log_softmax_backward_: {match}"):
         backward_(batch.logits, batch.grad, batch.target, batch.grad, *batch.arguments()[2:])
 
 
@@ -545,7 +547,7 @@ def test_bad_gradient(name: str, value: Any, match: str, device: torch.device) -
     arguments = {"logits": batch.logits, "grad_log_prob": batch.grad,
                  "target": batch.target, "log_normalizer": batch.grad}  # fmt: skip
     arguments[name] = value(arguments[name])
-    with pytest.raises(RuntimeError, match=f"^hstree::monotone_log_prob_backward_: {match}"):
+    with pytest.raises(RuntimeError, match=f"^hstree::target_log_softmax_backward_: {match}"):
         backward_(*arguments.values(), *batch.arguments()[2:])
 
 

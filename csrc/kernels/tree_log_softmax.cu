@@ -1,12 +1,12 @@
 #include "common.cuh"
-#include "tree_log_prob.h"
+#include "tree_log_softmax.h"
 
 namespace hstree {
 namespace {
 
 constexpr int threads = 128;
 constexpr int most_lanes = 32;       // rows of a block
-constexpr int tile = 1024;           // log-probabilities of a block of tree_log_prob_kernel
+constexpr int tile = 1024;           // log-probabilities of a block of tree_log_softmax_kernel
 constexpr int most_chunk = 32;       // nodes of a thread of node_path_kernel
 constexpr int64_t plenty = 1 << 18;  // threads that fill a GPU
 
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(threads) node_path_kernel(Mixture<S> m, int64_
 // A block takes `lanes` rows of tile / lanes classes. It reads along the rows, which are adjacent in score, and
 // writes along the classes, through shared memory.
 template <typename S>
-__global__ void __launch_bounds__(threads) tree_log_prob_kernel(Mixture<S> m, S* log_prob) {
+__global__ void __launch_bounds__(threads) tree_log_softmax_kernel(Mixture<S> m, S* log_prob) {
   __shared__ S shared[tile + most_lanes];
   const int width = tile / m.lanes, stride = width + 1;
   const int64_t first_row = int64_t(blockIdx.x % m.groups) * m.lanes,
@@ -236,13 +236,13 @@ void launch_all(const TreeScores& scores, void* place, void* workspace, void* lo
            stream, m, chunk);
   }
   const int64_t tiles = groups * divide_up(m.classes, tile / m.lanes);
-  launch(tree_log_prob_kernel<S>, grid_size(tiles), threads, 0, stream, m, static_cast<S*>(log_prob));
+  launch(tree_log_softmax_kernel<S>, grid_size(tiles), threads, 0, stream, m, static_cast<S*>(log_prob));
 }
 
 }  // namespace
 
-void tree_log_prob(ScalarType type, const TreeScores& scores, void* place, void* workspace, void* log_prob,
-                   cudaStream_t stream) {
+void tree_log_softmax(ScalarType type, const TreeScores& scores, void* place, void* workspace, void* log_prob,
+                      cudaStream_t stream) {
   if (scores.rows == 0) return;
   const auto run = type == ScalarType::float64 ? launch_all<double> : launch_all<float>;
   run(scores, place, workspace, log_prob, stream);

@@ -1,4 +1,4 @@
-"""The monotone_log_prob kernels under emulation."""
+"""The target_log_softmax kernels under emulation."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_wrong_log_normalizer_writes_nowhere_else(
     moved[:] = logits
     normalizer = np.full(len(logits), wrong, np.float32)
     arguments = (moved, grad.astype(np.float32), target, normalizer)
-    kernels.monotone_log_prob_backward_(FLOAT32, function, *arguments)
+    kernels.target_log_softmax_backward_(FLOAT32, function, *arguments)
     assert (buffer[[*range(4), *range(-4, 0)]] == 12345).all()
     assert np.isnan(moved[target >= 0]).all() == (not np.isfinite(wrong))
 
@@ -154,12 +154,12 @@ def test_without_the_gradient_of_the_table(kernels: Kernels, case: MonotoneCase)
     """The gradient of the logits is the same bits."""
     function, logits, target, grad = make_rows(case, FLOAT32)
     logits = FLOAT32.encode(logits)
-    _, normalizer = kernels.monotone_log_prob(FLOAT32, function, logits, target)
+    _, normalizer = kernels.target_log_softmax(FLOAT32, function, logits, target)
     results = []
     for wanted in (True, False):
         replaced = logits.copy()
         arguments = (replaced, grad.astype(np.float32), target, normalizer)
-        grad_table = kernels.monotone_log_prob_backward_(FLOAT32, function, *arguments, wanted)
+        grad_table = kernels.target_log_softmax_backward_(FLOAT32, function, *arguments, wanted)
         assert wanted or grad_table is None
         results.append(replaced)
     np.testing.assert_array_equal(*results)

@@ -1,4 +1,4 @@
-"""The kernels of tree_log_prob under emulation; see also tests/ops/test_tree_log_prob.py."""
+"""The kernels of tree_log_softmax under emulation; see also tests/ops/test_tree_log_softmax.py."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 from cuda_emu.library import ORDERS
-from ops import test_leaf_tree_log_prob as leaf_ops
-from ops.test_tree_log_prob import SUMS, Case, draw, mixed
+from ops import test_leaf_tree_log_softmax as leaf_ops
+from ops.test_tree_log_softmax import SUMS, Case, draw, mixed
 
 from kernels.emulation import Kernels
-from kernels.tree_log_prob_cases import (
+from kernels.tree_log_softmax_cases import (
     CASES,
     LEAF_CASES,
     check_corrupt_leaf_tables,
     check_corrupt_tables,
-    check_leaf_tree_log_prob,
-    check_tree_log_prob,
+    check_leaf_tree_log_softmax,
+    check_tree_log_softmax,
     leaf_log_prob,
     log_prob,
 )
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
 @pytest.mark.parametrize("dtype", SUMS, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_reference(kernels: Kernels, case: Case, dtype: torch.dtype) -> None:
-    check_tree_log_prob(case, dtype)
+    check_tree_log_softmax(case, dtype)
 
 
 def test_threads_of_several_nodes(kernels: Kernels) -> None:
@@ -78,7 +78,7 @@ def test_corrupt_tables(kernels: Kernels) -> None:
 @pytest.mark.parametrize("dtype", SUMS, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("case", LEAF_CASES, ids=str)
 def test_leaf_groups_equal_reference(kernels: Kernels, case: Case, dtype: torch.dtype) -> None:
-    check_leaf_tree_log_prob(case, dtype)
+    check_leaf_tree_log_softmax(case, dtype)
 
 
 @pytest.mark.parametrize("case", LEAF_CASES, ids=str)

@@ -1,4 +1,4 @@
-// CPU kernels of monotone_log_prob: log-softmax of f(x) at the target, f increasing, for each row x of
+// CPU kernels of target_log_softmax: log-softmax of f(x) at the target, f increasing, for each row x of
 //   logits.
 //   log_normalizer = log sum_v exp f(x_v);  log_prob = f(x_target) - log_normalizer;
 //   gradient of x_v: grad (1[v = target] - p_v) f'(x_v),  p_v = exp(f(x_v) - log_normalizer);
@@ -34,16 +34,16 @@ struct MonotoneRows {
 };
 
 template <typename A>
-void monotone_log_prob(const MonotoneRows& rows, const A* logits, A* log_prob, A* log_normalizer);
+void target_log_softmax(const MonotoneRows& rows, const A* logits, A* log_prob, A* log_normalizer);
 
 // Overwrites logits with their gradient. Writes grad_table if there is a table and it is not null.
 template <typename A>
-void monotone_log_prob_backward(const MonotoneRows& rows, A* logits, const A* grad_log_prob,
-                                const A* log_normalizer, double* grad_table);
+void target_log_softmax_backward(const MonotoneRows& rows, A* logits, const A* grad_log_prob,
+                                 const A* log_normalizer, double* grad_table);
 
 // Computes log_prob and overwrites logits with its gradient, with f and exp once for each logit.
 template <typename A>
-void monotone_log_prob_gradient(const MonotoneRows& rows, A* logits, const A* grad_log_prob, A* log_prob,
-                                double* grad_table);
+void target_log_softmax_gradient(const MonotoneRows& rows, A* logits, const A* grad_log_prob, A* log_prob,
+                                 double* grad_table);
 
 }  // namespace hstree::cpu

@@ -21,7 +21,7 @@ def composed_log_prob(
     wide_begin: int,
     root_begin: int,
 ) -> Tensor:
-    """log P [N, V]; arguments of :func:`hstree.ops.tree_log_prob`. The tables are not checked."""
+    """log P [N, V]; arguments of :func:`hstree.ops.tree_log_softmax`. Tables are not checked."""
     mixture: Tensor | None = None
     for t in range(len(score)):
         path = _path_log_prob(score[t], node[t], edge[t], n_classes, wide_begin, root_begin)
@@ -42,7 +42,7 @@ def composed_backward(
     root_begin: int,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of score [T, R, N] and log_gate [N, T], one tree at a time: a kernel of
-    ``hstree::tree_log_prob_backward``. No gradient from a class where the tree has -inf."""
+    ``hstree::tree_log_softmax_backward``. No gradient from a class where the tree has -inf."""
     n_classes = log_prob.shape[1]
     grad_score, grad_log_gate = torch.zeros_like(score), torch.empty_like(log_gate)
     # The mixture of the paths as they are rounded here: log_prob may come from a kernel.

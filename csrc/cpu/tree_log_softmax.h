@@ -1,4 +1,4 @@
-// CPU kernels of tree_log_prob and its backward: the log-probabilities of all classes of a mixture of trees,
+// CPU kernels of tree_log_softmax and its backward: the log-probabilities of all classes of a mixture of trees,
 // from the scores of all nodes.
 //
 //     log P_t(y) = sum over the edges from the root of tree t to y of log P(edge)
@@ -61,12 +61,12 @@ struct Walk {
 // Both throw std::runtime_error for tables that are not those of trees. log_prob [N, V]. Leaf groups have a
 // forward pass only.
 template <typename A>
-void tree_log_prob(const TreeMixture<A>& mixture, A* log_prob);
+void tree_log_softmax(const TreeMixture<A>& mixture, A* log_prob);
 
 // grad, log_prob [N, V]; grad_score [T, R, N]; grad_log_gate [N, T].
 template <typename A>
-void tree_log_prob_backward(const TreeMixture<A>& mixture, const A* grad, const A* log_prob, A* grad_score,
-                            A* grad_log_gate);
+void tree_log_softmax_backward(const TreeMixture<A>& mixture, const A* grad, const A* log_prob, A* grad_score,
+                               A* grad_log_gate);
 
 constexpr int64_t leaves_at_once = 128;
 
@@ -80,7 +80,7 @@ inline int64_t backward_vectors(const Walk& walk, int64_t classes) {
 
 // For the rows begin to begin + count - 1 of a batch, count <= `lanes`. Workspaces are aligned to a vector.
 template <typename A>
-struct TreeLogProbKernels {
+struct TreeLogSoftmaxKernels {
   int64_t lanes;
   // Writes the rows of grad_score that belong to a node.
   void (*backward)(const TreeMixture<A>& mixture, const Walk& walk, int64_t begin, int64_t count,
@@ -121,10 +121,10 @@ template <typename A>
 const TreeMixKernels<A>* tree_mix_kernels_avx512();
 
 template <typename A>
-const TreeLogProbKernels<A>* tree_log_prob_kernels_portable();
+const TreeLogSoftmaxKernels<A>* tree_log_softmax_kernels_portable();
 template <typename A>
-const TreeLogProbKernels<A>* tree_log_prob_kernels_avx2();
+const TreeLogSoftmaxKernels<A>* tree_log_softmax_kernels_avx2();
 template <typename A>
-const TreeLogProbKernels<A>* tree_log_prob_kernels_avx512();
+const TreeLogSoftmaxKernels<A>* tree_log_softmax_kernels_avx512();
 
 }  // namespace hstree::cpu

@@ -1,4 +1,4 @@
-#include "cpu/tree_log_prob.h"
+#include "cpu/tree_log_softmax.h"
 
 #include <algorithm>
 #include <limits>
@@ -200,7 +200,7 @@ A* aligned(A* memory, int64_t lanes) {
 
 // Threads divide first the trees, then the classes, of as many groups of rows as there are threads.
 template <typename A>
-void tree_log_prob(const TreeMixture<A>& m, A* log_prob) {
+void tree_log_softmax(const TreeMixture<A>& m, A* log_prob) {
   constexpr int64_t block = 1024;  // classes of a task
   const CheckedWalk<A> checked(m);
   const Walk walk = checked.walk();
@@ -242,8 +242,8 @@ void tree_log_prob(const TreeMixture<A>& m, A* log_prob) {
 }
 
 template <typename A>
-void tree_log_prob_backward(const TreeMixture<A>& mixture, const A* grad, const A* log_prob, A* grad_score,
-                            A* grad_log_gate) {
+void tree_log_softmax_backward(const TreeMixture<A>& mixture, const A* grad, const A* log_prob, A* grad_score,
+                               A* grad_log_gate) {
   const CheckedWalk<A> checked(mixture);
   const Walk walk = checked.walk();
   for (int64_t t = 0; t < mixture.trees; ++t) {
@@ -252,7 +252,7 @@ void tree_log_prob_backward(const TreeMixture<A>& mixture, const A* grad, const 
       std::fill_n(grad_score + (t * checked.score_rows() + row) * mixture.rows, mixture.rows, A{0});
     }
   }
-  const TreeLogProbKernels<A>& kernels = *HSTREE_BY_CAPABILITY(tree_log_prob_kernels, A);
+  const TreeLogSoftmaxKernels<A>& kernels = *HSTREE_BY_CAPABILITY(tree_log_softmax_kernels, A);
   each_vector(mixture, kernels.lanes, backward_vectors(walk, mixture.classes),
               [&](int64_t begin, int64_t count, A* workspace) {
                 kernels.backward(mixture, walk, begin, count, grad, log_prob, grad_score, grad_log_gate,
@@ -260,11 +260,11 @@ void tree_log_prob_backward(const TreeMixture<A>& mixture, const A* grad, const 
               });
 }
 
-template void tree_log_prob<float>(const TreeMixture<float>&, float*);
-template void tree_log_prob<double>(const TreeMixture<double>&, double*);
-template void tree_log_prob_backward<float>(const TreeMixture<float>&, const float*, const float*, float*,
-                                            float*);
-template void tree_log_prob_backward<double>(const TreeMixture<double>&, const double*, const double*,
-                                             double*, double*);
+template void tree_log_softmax<float>(const TreeMixture<float>&, float*);
+template void tree_log_softmax<double>(const TreeMixture<double>&, double*);
+template void tree_log_softmax_backward<float>(const TreeMixture<float>&, const float*, const float*, float*,
+                                               float*);
+template void tree_log_softmax_backward<double>(const TreeMixture<double>&, const double*, const double*,
+                                                double*, double*);
 
 }  // namespace hstree::cpu

@@ -1,4 +1,4 @@
-// Checked arguments of hstree::tree_log_prob and its gradient, for both devices.
+// Checked arguments of hstree::tree_log_softmax and its gradient, for both devices.
 #pragma once
 
 #include "kernels/tree_nodes.h"
@@ -6,7 +6,7 @@
 
 namespace hstree {
 
-struct TreeLogProbArguments {
+struct TreeLogSoftmaxArguments {
   const char* op;
   Tensor score;     // [T, R, N] float32 or float64, contiguous as all of them
   Tensor log_gate;  // [N, T], dtype of score
@@ -27,10 +27,10 @@ inline void check_tree_table(const char* op, const char* name, const Tensor& tab
   check_size(op, name, table, 2, columns, what);
 }
 
-inline TreeLogProbArguments tree_log_prob_arguments(const char* op, const Tensor& score,
-                                                    const Tensor& log_gate, const Tensor& node,
-                                                    const Tensor& edge, int64_t wide_begin,
-                                                    int64_t root_begin, int64_t classes) {
+inline TreeLogSoftmaxArguments tree_log_softmax_arguments(const char* op, const Tensor& score,
+                                                          const Tensor& log_gate, const Tensor& node,
+                                                          const Tensor& edge, int64_t wide_begin,
+                                                          int64_t root_begin, int64_t classes) {
   check_dim(op, "score", score, 3, "[T, R, N]");
   check(score.scalar_type() == Dtype::Float || score.scalar_type() == Dtype::Double, op,
         ": score: expected dtype float32 or float64, got ", torch::headeronly::toString(score.scalar_type()));
@@ -58,7 +58,8 @@ inline TreeLogProbArguments tree_log_prob_arguments(const char* op, const Tensor
           classes};
 }
 
-inline void check_leaves(const TreeLogProbArguments& a, const Tensor& leaf_score, const Tensor& leaf_bias) {
+inline void check_leaves(const TreeLogSoftmaxArguments& a, const Tensor& leaf_score,
+                         const Tensor& leaf_bias) {
   check_dim(a.op, "leaf_score", leaf_score, 2, "[N, V]");
   check_dtype(a.op, "leaf_score", leaf_score, a.score.scalar_type());
   check_device(a.op, "leaf_score", leaf_score, a.score);

@@ -1,4 +1,4 @@
-#include "cpu/monotone_log_prob.h"
+#include "cpu/target_log_softmax.h"
 
 #include <algorithm>
 #include <cmath>
@@ -49,7 +49,7 @@ LogSum<A> log_sum(const MonotoneKernels<A>& kernels, const Function<A>& f, const
 }  // namespace
 
 template <typename A>
-void monotone_log_prob(const MonotoneRows& rows, const A* logits, A* log_prob, A* log_normalizer) {
+void target_log_softmax(const MonotoneRows& rows, const A* logits, A* log_prob, A* log_normalizer) {
   check_target(rows);
   const MonotoneKernels<A>& kernels = monotone_kernels<A>();
   const Function<A> f(rows.function);
@@ -110,8 +110,8 @@ void fill_nan(const MonotoneRows& rows, A* x, const TableSums& sums) {
 }  // namespace
 
 template <typename A>
-void monotone_log_prob_backward(const MonotoneRows& rows, A* logits, const A* grad_log_prob,
-                                const A* log_normalizer, double* grad_table) {
+void target_log_softmax_backward(const MonotoneRows& rows, A* logits, const A* grad_log_prob,
+                                 const A* log_normalizer, double* grad_table) {
   check_target(rows);
   const MonotoneKernels<A>& kernels = monotone_kernels<A>();
   const Function<A> f(rows.function);
@@ -135,8 +135,8 @@ void monotone_log_prob_backward(const MonotoneRows& rows, A* logits, const A* gr
 }
 
 template <typename A>
-void monotone_log_prob_gradient(const MonotoneRows& rows, A* logits, const A* grad_log_prob, A* log_prob,
-                                double* grad_table) {
+void target_log_softmax_gradient(const MonotoneRows& rows, A* logits, const A* grad_log_prob, A* log_prob,
+                                 double* grad_table) {
   check_target(rows);
   const MonotoneKernels<A>& kernels = monotone_kernels<A>();
   const Function<A> f(rows.function);
@@ -184,10 +184,10 @@ void monotone_log_prob_gradient(const MonotoneRows& rows, A* logits, const A* gr
   });
 }
 
-#define HSTREE_MONOTONE(A)                                                                           \
-  template void monotone_log_prob<A>(const MonotoneRows&, const A*, A*, A*);                         \
-  template void monotone_log_prob_backward<A>(const MonotoneRows&, A*, const A*, const A*, double*); \
-  template void monotone_log_prob_gradient<A>(const MonotoneRows&, A*, const A*, A*, double*);
+#define HSTREE_MONOTONE(A)                                                                            \
+  template void target_log_softmax<A>(const MonotoneRows&, const A*, A*, A*);                         \
+  template void target_log_softmax_backward<A>(const MonotoneRows&, A*, const A*, const A*, double*); \
+  template void target_log_softmax_gradient<A>(const MonotoneRows&, A*, const A*, A*, double*);
 HSTREE_MONOTONE(float)
 HSTREE_MONOTONE(double)
 

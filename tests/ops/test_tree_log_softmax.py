@@ -1,4 +1,4 @@
-"""torch.ops.hstree.tree_log_prob and its gradient."""
+"""torch.ops.hstree.tree_log_softmax and its gradient."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from hstree.heads.trees.tree_layout import TreeLayout
-from hstree.ops import tree_log_prob
-from hstree.ops._composed_tree_log_prob import composed_backward, composed_log_prob
-from hstree.reference import tree_log_prob_reference
+from hstree.ops import tree_log_softmax
+from hstree.ops._composed_tree_log_softmax import composed_backward, composed_log_prob
+from hstree.reference import tree_log_softmax_reference
 from hstree.trees import Tree
 from ops.cases import random_nested, threads
 
 TESTS = Path(__file__).resolve().parents[1]
 CAPABILITIES = ("portable", "avx2")
 SUMS = (torch.float32, torch.float64)
-OP = torch.ops.hstree.tree_log_prob.default
-BACKWARD = torch.ops.hstree.tree_log_prob_backward.default
+OP = torch.ops.hstree.tree_log_softmax.default
+BACKWARD = torch.ops.hstree.tree_log_softmax_backward.default
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Batch:
 
 
 def mixed(batch: Batch) -> Tensor:
-    return tree_log_prob(
+    return tree_log_softmax(
         batch.score,
         batch.log_gate,
         batch.node,
@@ -121,7 +121,7 @@ def composed(batch: Batch) -> Tensor:
 
 def reference(batch: Batch) -> Tensor:
     tables = batch.classes, batch.wide_begin, batch.root_begin
-    return tree_log_prob_reference(batch.score, batch.log_gate, batch.node, batch.edge, *tables)
+    return tree_log_softmax_reference(batch.score, batch.log_gate, batch.node, batch.edge, *tables)
 
 
 FUNCTIONS = [mixed, composed, reference]
@@ -250,7 +250,7 @@ def test_relative_accuracy_of_one_node(device: torch.device) -> None:
     node = torch.tensor([[[0, 0, 0, 2, -1]]], dtype=torch.int32, device=device)
     edge = torch.tensor([[[0, ~0], [0, ~1]]], dtype=torch.int32, device=device)
     gate = torch.zeros(len(z), 1, device=device)
-    log_prob = tree_log_prob(z[None, None], gate, node, edge, 2, wide_begin=1, root_begin=1)
+    log_prob = tree_log_softmax(z[None, None], gate, node, edge, 2, wide_begin=1, root_begin=1)
     log_prob[:, 0].sum().backward()
     true = z.detach().double()
     expected = F.logsigmoid(torch.stack([true, -true], 1))
@@ -264,7 +264,7 @@ def test_many_children_are_summed_accurately() -> None:
     score = torch.full((1, classes, 1), -3.7)
     node = torch.tensor([[[2, 0, 0, classes, -1]]], dtype=torch.int32)
     edge = torch.stack([torch.zeros(classes), -1 - torch.arange(classes)], 1).int()[None]
-    log_prob = tree_log_prob(
+    log_prob = tree_log_softmax(
         score, torch.zeros(1, 1), node, edge, classes, wide_begin=0, root_begin=0
     )
     torch.testing.assert_close(log_prob, torch.full_like(log_prob, -np.log(classes)), rtol=3e-7,
@@ -379,7 +379,7 @@ def test_same_bits_for_every_number_of_threads_and_rows(dtype: torch.dtype) -> N
 
 OTHER_PROCESS = """
 import sys, torch
-from ops.test_tree_log_prob import CASES, SUMS, draw, mixed
+from ops.test_tree_log_softmax import CASES, SUMS, draw, mixed
 torch.save([draw(c, d).gradients(mixed) for c in CASES for d in SUMS], sys.argv[1])
 """
 
@@ -432,10 +432,10 @@ def test_opcheck() -> None:
 
 
 def refused(batch: Batch, match: str) -> None:
-    with pytest.raises(RuntimeError, match=f"^hstree::tree_log_prob: {match}"):
+    with pytest.raises(RuntimeError, match=f"^hstree::tree_log_softmax: {match}"):
         OP(*batch.arguments())
     log_prob = batch.score.new_zeros(len(batch.grad), batch.classes)
-    with pytest.raises(RuntimeError, match=f"^hstree::tree_log_prob_backward: {match}"):
+    with pytest.raises(RuntimeError, match=f"^hstree::tree_log_softmax_backward: {match}"):
         BACKWARD(torch.zeros_like(log_prob), log_prob, *batch.arguments()[:-1])
 
 
@@ -490,7 +490,7 @@ def test_bad_gradient() -> None:
         ((grad, log_prob[0]), r"log_prob: expected shape \[N, V\]"),
         ((grad, log_prob.double()), "log_prob: expected dtype Float, got Double"),
     ):
-        with pytest.raises(RuntimeError, match=f"^hstree::tree_log_prob_backward: {match}"):
+        with pytest.raises(RuntimeError, match=f"^hstree::tree_log_softmax_backward: {match}"):
             BACKWARD(*bad, *rest)
 
 
@@ -581,7 +581,7 @@ def test_too_deep() -> None:
 
 CORRUPT = """
 import numpy as np, torch
-from ops.test_tree_log_prob import BACKWARD, OP, Case, draw
+from ops.test_tree_log_softmax import BACKWARD, OP, Case, draw
 random = np.random.default_rng(0)
 refused = accepted = 0
 for seed in range(50):
@@ -630,10 +630,10 @@ def test_the_kernel_of_every_device() -> None:
     arguments = (batch.grad, log_prob, batch.score, batch.log_gate, *tables)
     expected = BACKWARD(*arguments)
     schema = torch.library.infer_schema(composed_backward, mutates_args=())
-    name = "hstree_test::tree_log_prob_backward"
+    name = "hstree_test::tree_log_softmax_backward"
     torch.library.define(name, schema)
     torch.library.impl(name, "default", composed_backward)
-    composed = torch.ops.hstree_test.tree_log_prob_backward
+    composed = torch.ops.hstree_test.tree_log_softmax_backward
     for mode in (torch.enable_grad, torch.no_grad):
         with mode():
             assert_close(composed(*arguments), expected)

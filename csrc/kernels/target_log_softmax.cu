@@ -1,5 +1,5 @@
 #include "logit_function.cuh"
-#include "monotone_log_prob.h"
+#include "target_log_softmax.h"
 
 namespace hstree {
 namespace {
@@ -162,8 +162,8 @@ __device__ __forceinline__ ExpSum<S> exp_sum(const F& function, const Row& row) 
 // One warp or one block for each row (see Row); its threads stride over the row's groups of 16 bytes.
 template <typename S, typename F, typename Row>
 __global__ void __launch_bounds__(Row::threads)
-    monotone_log_prob_kernel(F function, MonotoneSizes sizes, const S* logits, const int64_t* targets,
-                             S* log_prob, S* log_normalizer) {
+    target_log_softmax_kernel(F function, MonotoneSizes sizes, const S* logits, const int64_t* targets,
+                              S* log_prob, S* log_normalizer) {
   __shared__ typename Row::Scratch scratch;
   const int64_t r = Row::first();
   if (r >= sizes.rows) return;
@@ -252,8 +252,8 @@ constexpr double large_normalizer = 64;
 //   bytes. SigSoftmax: Kanai et al., "Sigsoftmax: reanalysis of the softmax bottleneck" (NeurIPS 2018).
 template <typename S, typename F, typename Row>
 __global__ void __launch_bounds__(Row::threads, sizeof(S) == 8 ? 3 : 4)
-    monotone_log_prob_backward_kernel(F function, MonotoneSizes sizes, MonotoneBackward tensors, S* logits,
-                                      SumWorkspace workspace, bool is_private) {
+    target_log_softmax_backward_kernel(F function, MonotoneSizes sizes, MonotoneBackward tensors, S* logits,
+                                       SumWorkspace workspace, bool is_private) {
   constexpr int group = group_size<S>;
   using Sums = TableSums<S, F, Row::threads>;
   __shared__ typename Row::Scratch scratch;
@@ -297,7 +297,7 @@ template <typename Run>
 void dispatch_wide(ScalarType type, Run run) {
   if (type == ScalarType::float32) return run(TypeTag<float>());
   if (type == ScalarType::float64) return run(TypeTag<double>());
-  throw std::runtime_error("hstree: monotone_log_prob supports float32 and float64 only");
+  throw std::runtime_error("hstree: target_log_softmax supports float32 and float64 only");
 }
 
 // Calls run(F(function)) with the class of the function.
@@ -318,16 +318,16 @@ void with_row(const MonotoneSizes& sizes, Run run) {
 
 }  // namespace
 
-void monotone_log_prob(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
-                       const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
-                       cudaStream_t stream) {
+void target_log_softmax(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
+                        const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
+                        cudaStream_t stream) {
   if (sizes.rows == 0) return;
   dispatch_wide(type, [&](auto tag) {
     using S = typename decltype(tag)::type;
     with_row<S, RegisterRow<S>, ForwardBlock<S>>(sizes, [&](auto row) {
       using Row = typename decltype(row)::type;
       with_function<S>(function, [&](auto f) {
-        launch(monotone_log_prob_kernel<S, decltype(f), Row>, grid_size(divide_up(sizes.rows, Row::rows)),
+        launch(target_log_softmax_kernel<S, decltype(f), Row>, grid_size(divide_up(sizes.rows, Row::rows)),
                Row::threads, 0, stream, f, sizes, static_cast<const S*>(logits), target,
                static_cast<S*>(log_prob), static_cast<S*>(log_normalizer));
       });
@@ -339,9 +339,9 @@ int64_t monotone_workspace_bytes(const LogitFunction& function) {
   return function.table == nullptr ? 0 : interval_sums_bytes(function);
 }
 
-void monotone_log_prob_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
-                                const MonotoneBackward& tensors, void* logits, void* workspace,
-                                double* grad_table, cudaStream_t stream) {
+void target_log_softmax_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
+                                 const MonotoneBackward& tensors, void* logits, void* workspace,
+                                 double* grad_table, cudaStream_t stream) {
   if (sizes.rows == 0) return;
   dispatch_wide(type, [&](auto tag) {
     using S = typename decltype(tag)::type;
@@ -362,8 +362,8 @@ void monotone_log_prob_backward(ScalarType type, const LogitFunction& function, 
         bytes = private_bytes(function, sizes.rows * sizes.classes, blocks, most_private_bytes);
       }
       const auto run = [&](auto f) {
-        launch(monotone_log_prob_backward_kernel<S, decltype(f), Row>, grid_size(blocks), Row::threads, bytes,
-               stream, f, sizes, tensors, static_cast<S*>(logits), sums, bytes > 0);
+        launch(target_log_softmax_backward_kernel<S, decltype(f), Row>, grid_size(blocks), Row::threads,
+               bytes, stream, f, sizes, tensors, static_cast<S*>(logits), sums, bytes > 0);
       };
       if (function.table == nullptr || sum_table) {
         with_function<S>(function, run);

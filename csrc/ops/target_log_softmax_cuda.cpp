@@ -1,0 +1,69 @@
+// hstree::target_log_softmax and its backward on CUDA. The schemas are in target_log_softmax.cpp.
+#ifdef HSTREE_CUDA
+#include <tuple>
+
+#include "kernels/target_log_softmax.h"
+#include "ops/logit_function_cuda.h"
+
+namespace hstree {
+namespace {
+
+std::optional<Tensor> aligned_table(const std::optional<Tensor>& table) {
+  return table ? std::optional<Tensor>(hstree::aligned_table(*table)) : std::nullopt;
+}
+
+std::tuple<Tensor, Tensor> target_log_softmax_cuda(const Tensor& logits, const Tensor& target, double c,
+                                                   double k, const std::optional<Tensor>& table,
+                                                   double radius) {
+  const MonotoneArguments a = monotone_arguments("hstree::target_log_softmax", false, logits, target, c, k,
+                                                 aligned_table(table), radius);
+  const CudaCall call(a.logits);
+  const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
+  const Tensor log_normalizer = empty(a.logits, {a.rows()}, a.logits.scalar_type());
+  target_log_softmax(a.type, a.function, {a.rows(), a.classes()}, a.logits.const_data_ptr(),
+                     const_data<int64_t>(a.target), log_prob.mutable_data_ptr(),
+                     log_normalizer.mutable_data_ptr(), call.stream());
+  return {log_prob, log_normalizer};
+}
+
+Tensor target_log_softmax_backward_cuda(const Tensor& logits, const Tensor& grad_log_prob,
+                                        const Tensor& target, const Tensor& log_normalizer, double c,
+                                        double k, const std::optional<Tensor>& table, double radius,
+                                        bool table_gradient) {
+  const MonotoneArguments a = monotone_arguments("hstree::target_log_softmax_backward_", true, logits, target,
+                                                 c, k, aligned_table(table), radius);
+  const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
+  const Tensor kept = checked_row_values(a, "log_normalizer", log_normalizer);
+  const CudaCall call(a.logits);
+  const std::vector<int64_t> shape = grad_table_shape(a, table_gradient);
+  if (a.rows() == 0) return zeros(logits, shape, Dtype::Double);
+  const Tensor grad_table = empty(logits, shape, Dtype::Double);
+  const LogitFunction function = a.function;
+  const Tensor workspace = zero_workspace(logits, monotone_workspace_bytes(function));
+  const MonotoneBackward tensors = {grad.const_data_ptr(), const_data<int64_t>(a.target),
+                                    kept.const_data_ptr()};
+  target_log_softmax_backward(a.type, function, {a.rows(), a.classes()}, tensors, logits.mutable_data_ptr(),
+                              workspace.mutable_data_ptr(),
+                              table_gradient ? data<double>(grad_table) : nullptr, call.stream());
+  return grad_table;
+}
+
+std::tuple<Tensor, Tensor> target_log_softmax_gradient_cuda(const Tensor& logits, const Tensor& grad_log_prob,
+                                                            const Tensor& target, double c, double k,
+                                                            const std::optional<Tensor>& table, double radius,
+                                                            bool table_gradient) {
+  const auto [log_prob, log_normalizer] = target_log_softmax_cuda(logits, target, c, k, table, radius);
+  return {log_prob, target_log_softmax_backward_cuda(logits, grad_log_prob, target, log_normalizer, c, k,
+                                                     table, radius, table_gradient)};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
+  m.impl("target_log_softmax", TORCH_BOX(&target_log_softmax_cuda));
+  m.impl("target_log_softmax_backward_", TORCH_BOX(&target_log_softmax_backward_cuda));
+  m.impl("target_log_softmax_gradient_", TORCH_BOX(&target_log_softmax_gradient_cuda));
+}
+
+}  // namespace hstree
+#endif
