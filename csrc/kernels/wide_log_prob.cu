@@ -266,7 +266,7 @@ __device__ __forceinline__ void add_to_row(const Tables& tables, int tree, int64
 // No atomics: a row appears once in a tree's order, and each tree has its own launch. Deterministic.
 // One block for each (tile, chunk of columns), which processes the nodes of the tile one after another.
 template <typename T, bool Aligned>
-__global__ void __launch_bounds__(most_row_threads)
+__global__ void __launch_bounds__(most_row_threads, is_half<T> ? 1 : 2)
     wide_log_prob_backward_hidden_kernel(Tables tables, LeafOrder leaf_order, WideBackward tensors,
                                          Sum<T>* total, int tree, bool wide_sums) {
   using S = Sum<T>;

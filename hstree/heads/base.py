@@ -129,8 +129,8 @@ class Head(Inference, HeadParameters, Resettable, ABC):
     """Whether, in training mode, ``output`` and the loss are estimates from sampled classes."""
 
     has_normalizer: ClassVar[bool] = False
-    """Whether one number Z of a row normalizes all classes: :meth:`target_score` and with it the
-    z-loss."""
+    """Whether one number Z of a row normalizes all classes, as :meth:`target_score` and with it the
+    z-loss need."""
 
     class_weight: Tensor | None
 
