@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 def main() -> int:
     """Run ``hstree`` with the arguments of the process and return the exit status."""
     with _interruptible():
-        from hstree.cli import main as run
+        from hstree.__main__ import main as run
     return run()
 
 

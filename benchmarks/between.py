@@ -121,7 +121,7 @@ def _training(head: str) -> Callable[[], object]:
     """One epoch of a small model: 200 steps on synthetic words."""
     import numpy as np
 
-    from hstree.training import TrainConfig, train
+    from hstree.lm.training import TrainConfig, train
 
     folder = Path(tempfile.mkdtemp())
     random = np.random.default_rng(0)

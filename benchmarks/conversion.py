@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from benchmarks.ptb import cpu_name
 from hstree.heads import Softmax, TreeEnsemble
-from hstree.models import LanguageModel
-from hstree.models.stream import read_stream
-from hstree.runs import load_run
+from hstree.lm.models import LanguageModel
+from hstree.lm.models.stream import read_stream
+from hstree.lm.runs import load_run
 from hstree.trees import Tree, build_ensemble
 
 SHAPES = [(1, 1, 1), (1, 256, 1), (1, 1024, 64), (4, 256, 1), (4, 1024, 64)]

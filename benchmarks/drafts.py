@@ -39,9 +39,9 @@ from benchmarks.studies.measure import rows_scored
 from hstree._files import write_atomic
 from hstree.decoding import expected_acceptance
 from hstree.heads import Softmax, TreeEnsemble
-from hstree.models.stream import read_stream
-from hstree.runs import load_run
-from hstree.training import evaluate
+from hstree.lm.models.stream import read_stream
+from hstree.lm.runs import load_run
+from hstree.lm.training import evaluate
 from hstree.trees import ContextMeans, build_ensemble
 
 FITTED, EVALUATED = 150_000, 10_000

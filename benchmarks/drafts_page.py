@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.studies.page import row, table
-from hstree._pictures import line_style, new_figure
-from hstree._pictures import picture as rendered
+from hstree.lm._pictures import line_style, new_figure
+from hstree.lm._pictures import picture as rendered
 
 TARGET, ROUND = 30, 4
 """The softmax's product takes at least so many times as long as a draw; words that are drafted."""
@@ -18,7 +18,7 @@ INTRODUCTION = """\
 
 A draft head draws the next words from the hidden states of a model; the softmax of the model then
 accepts or replaces them, so that the words have exactly the model's distribution
-(`hstree.decoding.speculative`). Trees read the rows of the softmax itself at their leaves; only
+(`hstree.lm.models.speculative`). Trees read the rows of the softmax itself at their leaves; only
 their roots were fitted to it. Times are medians of four calls in a row, as shares of the time of
 the softmax's product W h with as many contexts N in the same process: *a draw* includes the word's
 log-probability. *Words of a round* are those expected from k drafted words and one verification;

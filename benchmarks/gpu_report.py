@@ -294,7 +294,7 @@ def plot(results: Mapping[str, Any]) -> bytes | None:
     shown = {name: there for name, there in shown.items() if there}
     if not shown:
         return None
-    from hstree._pictures import COLOURS, new_figure, picture, plain
+    from hstree.lm._pictures import COLOURS, new_figure, picture, plain
 
     most = max(map(len, shown.values()))
     figure = new_figure(8, len(shown) * (1 + 0.22 * most))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from benchmarks.baselines import dense_products, flat_loss, torch_mixture_loss, torch_plif
 from benchmarks.contest import Build, Contestant, Size, batch, step
-from hstree.data.statistics import CorpusStatistics
 from hstree.heads import Head, MixtureOfSoftmaxes, TreeEnsemble, head_class
+from hstree.lm.data.statistics import CorpusStatistics
 from hstree.ops import default_chunk_rows, plif
 
 SIZE = Size(1400, 400, 10_000, 400)

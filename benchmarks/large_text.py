@@ -6,8 +6,8 @@ writes FOLDER/train.txt, valid.txt and test.txt: the English manual pages, and t
 standard library and of all installed packages; with the package botocore also its descriptions of
 web services. Whole documents go to one part, by a hash of their names; within a part, pieces of
 about 1,000 words of all documents are mixed, so that the beginning of a text is like the rest of
-it. Words are those of hstree.data.tokenize, with one token for all numbers; repeated paragraphs are
-left out. The text depends on what is installed. Nothing of it is part of this repository.
+it. Words are those of hstree.lm.data.tokenize, with one token for all numbers; repeated paragraphs
+are left out. The text depends on what is installed. Nothing of it is part of this repository.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hstree.data import sentences, tokenize
-from hstree.data.embedded import docstrings, prose
+from hstree.lm.data import sentences, tokenize
+from hstree.lm.data.embedded import docstrings, prose
 
 MANUALS = (Path("/usr/share/man"), Path("/usr/local/share/man"))
 NUMBER = "<number>"

@@ -32,10 +32,10 @@ from benchmarks.studies.command import Study, parser, work
 from benchmarks.studies.measure import rows_scored, text_name
 from benchmarks.studies.plan import Contender, Run
 from benchmarks.studies.training import endless_steps
-from hstree.data import Corpus, load_corpus
-from hstree.runs import TrainConfig
-from hstree.training import Trainer, TrainingError, build_model, evaluate
-from hstree.training.build import own_parameter_count
+from hstree.lm.data import Corpus, load_corpus
+from hstree.lm.runs import TrainConfig
+from hstree.lm.training import Trainer, TrainingError, build_model, evaluate
+from hstree.lm.training.build import own_parameter_count
 
 TRAINING: dict[str, Any] = {
     "embedding_size": 200,

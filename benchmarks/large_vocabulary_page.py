@@ -11,8 +11,8 @@ from benchmarks.studies import times as times_of
 from benchmarks.studies.page import Result, mean_and_spread, results, row, sweep_rows, table
 from benchmarks.studies.plan import Contender
 from benchmarks.studies.records import Records, made_on
-from hstree._pictures import line_style, new_figure
-from hstree._pictures import picture as rendered
+from hstree.lm._pictures import line_style, new_figure
+from hstree.lm._pictures import picture as rendered
 
 PICTURE = "large-vocabulary.png"
 STEPS, LONG_STEPS = (1000, 2000, 4000, 6000, 8000), (4000, 8000, 16000, 32000)

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hstree._pictures import COLOURS, new_figure, picture
 from hstree.heads import PLIFFrozen, Softmax
-from hstree.laboratory import log_prob_rank
-from hstree.laboratory.report import machine
-from hstree.models import LanguageModel, read_stream
-from hstree.runs import load_run, run_corpus
-from hstree.training.build import build_model
+from hstree.lab import log_prob_rank
+from hstree.lab.report import machine
+from hstree.lm._pictures import COLOURS, new_figure, picture
+from hstree.lm.models import LanguageModel, read_stream
+from hstree.lm.runs import load_run, run_corpus
+from hstree.lm.training.build import build_model
 
 INTERVALS = (100, 1_000, 10_000, 100_000, 1_000_000)
 ROWS = 20_000

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks.paths import CLASSES
-from hstree._pictures import line_style, new_figure, picture
+from hstree.lm._pictures import line_style, new_figure, picture
 
 TREES = {1: "one tree over all features", 8: "eight trees over half of them"}
 

@@ -28,11 +28,11 @@ from typing import Any
 import torch
 
 from benchmarks.plot import perplexity_over_time
-from hstree._pictures import picture as rendered
-from hstree.data import load_corpus
-from hstree.laboratory import compare, to_markdown, validation_curves
-from hstree.runs import EpochRecord, RunFigures, TrainConfig, read_run
-from hstree.training import ConsoleReporter, Trainer, build_model, train
+from hstree.lab import compare, to_markdown, validation_curves
+from hstree.lm._pictures import picture as rendered
+from hstree.lm.data import load_corpus
+from hstree.lm.runs import EpochRecord, RunFigures, TrainConfig, read_run
+from hstree.lm.training import ConsoleReporter, Trainer, build_model, train
 
 COMMON: dict[str, Any] = {
     "embedding_size": 200,

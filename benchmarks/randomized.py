@@ -23,12 +23,12 @@ from benchmarks.randomized_page import page, pictures
 from benchmarks.studies.command import Study, parser, work
 from benchmarks.studies.measure import text_name
 from benchmarks.studies.plan import Contender, Run
-from hstree.data import Corpus, load_corpus
 from hstree.heads import Head, Softmax, TreeEnsemble
-from hstree.laboratory import log_prob_rank
-from hstree.models import AWDLSTM, LanguageModel
-from hstree.runs import TrainConfig
-from hstree.training import Trainer, evaluate
+from hstree.lab import log_prob_rank
+from hstree.lm.data import Corpus, load_corpus
+from hstree.lm.models import AWDLSTM, LanguageModel
+from hstree.lm.runs import TrainConfig
+from hstree.lm.training import Trainer, evaluate
 from hstree.trees import build_ensemble
 
 CLASSES, FEATURES, RANK_ROWS, TOKENS = 1000, 64, 2000, 300_000

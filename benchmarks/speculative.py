@@ -17,11 +17,10 @@ from pathlib import Path
 
 import torch
 
-from hstree.decoding import SpeculativeOutput, speculative
 from hstree.heads import Head, Softmax, TreeEnsemble, load_head
-from hstree.models import AWDLSTM, LanguageModel, generate
-from hstree.runs import load_run
-from hstree.runs.names import DRAFT
+from hstree.lm.models import AWDLSTM, LanguageModel, SpeculativeOutput, generate, speculative
+from hstree.lm.runs import load_run
+from hstree.lm.runs.names import DRAFT
 
 SCALE = 0.22  # of the weights: about as many drafted words are accepted as in a trained model
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plif_rank
-from hstree.runs import TrainConfig
-from hstree.training import train
+from hstree.lm.runs import TrainConfig
+from hstree.lm.training import train
 
 RESULTS = Path(__file__).parent / "results" / "laboratory"
 

@@ -15,7 +15,7 @@ from benchmarks.studies.command import Study, parser, progress, work
 from benchmarks.studies.page import results
 from benchmarks.studies.plan import Contender, Run, next_run, state
 from benchmarks.studies.records import Records, made_on
-from hstree.runs import TrainConfig
+from hstree.lm.runs import TrainConfig
 
 STUDIES = (trees_study.STUDY, randomized.STUDY, large_vocabulary.STUDY)
 

@@ -20,11 +20,11 @@ from benchmarks.studies.measure import band_losses, band_perplexity, rows_scored
 from benchmarks.studies.plan import Run, next_run
 from benchmarks.studies.records import Records
 from benchmarks.studies.training import measured_run
-from hstree.data import Corpus, CorpusStatistics, load_corpus
 from hstree.heads import AdaptiveSoftmax, Softmax, TreeEnsemble
-from hstree.models import AWDLSTM, LanguageModel
-from hstree.runs import TrainConfig
-from hstree.training import ConsoleReporter, build_model, evaluate
+from hstree.lm.data import Corpus, CorpusStatistics, load_corpus
+from hstree.lm.models import AWDLSTM, LanguageModel
+from hstree.lm.runs import TrainConfig
+from hstree.lm.training import ConsoleReporter, build_model, evaluate
 from hstree.trees import build_ensemble
 
 STUDIES = (trees_study.STUDY, randomized.STUDY, large_vocabulary.STUDY)

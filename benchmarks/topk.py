@@ -23,11 +23,11 @@ from torch import Tensor
 from benchmarks.contest import Size
 from benchmarks.decoding import decoding_head
 from benchmarks.paths import WIKITEXT
-from hstree.data import load_corpus
 from hstree.heads import TreeEnsemble
 from hstree.heads.trees.search import pays_to_search, rank_classes, search_classes
-from hstree.models.stream import read_stream
-from hstree.runs import load_run
+from hstree.lm.data import load_corpus
+from hstree.lm.models.stream import read_stream
+from hstree.lm.runs import load_run
 
 COUNTS = (1, 10, 100)
 ROWS = (1, 8, 32)

@@ -11,8 +11,8 @@ from benchmarks.studies import times as times_of
 from benchmarks.studies.page import Result, results, row, sweep_rows, table
 from benchmarks.studies.plan import Contender
 from benchmarks.studies.records import Records, made_on
-from hstree._pictures import line_style, new_figure
-from hstree._pictures import picture as rendered
+from hstree.lm._pictures import line_style, new_figure
+from hstree.lm._pictures import picture as rendered
 
 PICTURE, TIME_PICTURE = "trees-study.png", "trees-study-time.png"
 TIMED = (

@@ -25,8 +25,8 @@ from benchmarks.studies.measure import text_name
 from benchmarks.studies.plan import Contender, Run
 from benchmarks.studies.training import measured_run
 from benchmarks.trees_page import TIMED, page, pictures
-from hstree.data import load_corpus
-from hstree.runs import TrainConfig
+from hstree.lm.data import load_corpus
+from hstree.lm.runs import TrainConfig
 
 COMMON: dict[str, Any] = {
     "embedding_size": 200,

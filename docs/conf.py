@@ -38,7 +38,7 @@ nitpick_ignore_regex = [
     ),
     ("py:class", "Tensor|Module|Size|DeviceMesh|ParamsT|_Module"),
     ("py:class", r"(hstree\.heads\.tying\.)?HasWeight"),
-    ("py:(class|exc)", r"hstree\.laboratory\.\w+\.\w+\.\w+|StudyError|StudyInterrupted"),
+    ("py:(class|exc)", r"hstree\.lab\.\w+\.\w+\.\w+|StudyError|StudyInterrupted"),
     (
         "py:class",
         r"hstree\.heads\.trees\.blocks\.Block|Function|hstree\.training\.(distributed\._Value|trainer\.Step)",

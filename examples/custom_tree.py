@@ -46,7 +46,7 @@ def main() -> None:
     tree = hstree.trees.Tree.from_nested(nested(HIERARCHY, names))
     print(hstree.trees.describe(tree, words=names))
     if arguments.picture:
-        hstree.trees.draw(tree, names, arguments.picture)
+        hstree.lm.draw(tree, names, arguments.picture)
         print(f"drawn: {arguments.picture}")
 
     # Features of a row: the prototypes of its class and of the nodes above it, and noise.

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hstree
-from hstree.data import embedded_corpus
+from hstree.lm.data import embedded_corpus
 
 CONTEXT, FEATURES, BATCH = 4, 200, 256
 

@@ -18,7 +18,7 @@ from cuda_emu.library import EmulatedLibrary, compile_operators
 from filelock import FileLock
 
 import hstree
-from hstree import _progress
+from hstree.lm import _progress
 
 # The same examples in every run; no deadline, since machines are shared.
 hypothesis.settings.register_profile("hstree", derandomize=True, deadline=None)

@@ -11,13 +11,15 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 # From top to bottom, each package at its column.
 ROWS: list[dict[str, float]] = [
-    {"cli": 1.5},
-    {"laboratory": 1},
-    {"layers": 0, "training": 1, "evaluation": 2, "decoding": 3},
-    {"runs": 1},
-    {"integrations": 0, "decoding": 0.85, "models": 1.7, "distributed": 2.6},
-    {"heads": 1.5, "optim": 2.6},
-    {"reference": 0, "data": 1, "ops": 2.1},
+    {"lab": 1.5},
+    {"lm/cli": 1.5},
+    {"lm/training": 1, "lm/evaluation": 2.2},
+    {"lm/runs": 1},
+    {"lm/models": 1, "lm/data": 2.2},
+    {"lm": 2.2},
+    {"integrations": 0, "decoding": 1, "distributed": 2.6},
+    {"heads": 1, "optim": 2.6},
+    {"reference": 0, "ops": 2.1},
     {"trees": 1},
     {"csrc/host": 1, "csrc/ops": 2.1},
     {"csrc/cpu": 2.1},
@@ -32,7 +34,7 @@ def imports(page: str) -> dict[str, set[str]]:
     """What each package imports, by the table: hstree packages by name, others as csrc/NAME."""
     found = {}
     for root, name, others in re.findall(
-        r"^\| `(hstree|csrc)/(\w+)` \|.*\| ([^|]+) \|$", page, flags=re.M
+        r"^\| `(hstree|csrc)/([\w/]+)` \|.*\| ([^|]+) \|$", page, flags=re.M
     ):
         prefix = "csrc/" if root == "csrc" else ""
         names = set() if others == "-" else set(others.split(", "))

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hstree.data import Corpus, Streams
 from hstree.heads import AdaptiveSoftmax, Head, TreeEnsemble
-from hstree.models import LanguageModel
-from hstree.training.validation import default_streams
+from hstree.lm.data import Corpus, Streams
+from hstree.lm.models import LanguageModel
+from hstree.lm.training.validation import default_streams
 from hstree.trees import Tree
 
 BANDS = (10_000, 1_000, 100, 10, 0)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from hstree._files import write_atomic
-from hstree.data import Corpus
-from hstree.runs import TrainConfig
-from hstree.training import Trainer, build_model
+from hstree.lm.data import Corpus
+from hstree.lm.runs import TrainConfig
+from hstree.lm.training import Trainer, build_model
 
 from .records import provenance
 from .training import endless_steps

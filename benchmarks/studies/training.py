@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ptb import finished
-from hstree.data import Corpus
-from hstree.runs import TrainConfig, load_config, load_model, read_run
-from hstree.runs.names import MODEL, SUMMARY
-from hstree.runs.records import Summary
-from hstree.training import ConsoleReporter, Trainer, TrainingError, resume, train
-from hstree.training.trainer import Step
+from hstree.lm.data import Corpus
+from hstree.lm.runs import TrainConfig, load_config, load_model, read_run
+from hstree.lm.runs.names import MODEL, SUMMARY
+from hstree.lm.runs.records import Summary
+from hstree.lm.training import ConsoleReporter, Trainer, TrainingError, resume, train
+from hstree.lm.training.trainer import Step
 
 from .measure import band_losses, rows_scored
 

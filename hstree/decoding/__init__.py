@@ -1,6 +1,6 @@
-"""Speculative decoding: drafts of a head, and how often its model accepts them."""
+"""Speculative decoding: which words of a draft are accepted, and how often."""
 
 from hstree.decoding.acceptance import Agreement, agreement, expected_acceptance
-from hstree.decoding.speculative import SpeculativeOutput, speculative
+from hstree.decoding.verification import verify
 
-__all__ = ["Agreement", "SpeculativeOutput", "agreement", "expected_acceptance", "speculative"]
+__all__ = ["Agreement", "agreement", "expected_acceptance", "verify"]

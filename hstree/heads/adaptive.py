@@ -22,7 +22,7 @@ from hstree.heads.tying import HasWeight
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from hstree.data.statistics import CorpusStatistics
+    from hstree.lm.data.statistics import CorpusStatistics
 
 
 class AdaptiveSoftmax(SavedTables, Head):

@@ -39,7 +39,7 @@ from hstree.ops import mark_targets
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from hstree.data.statistics import CorpusStatistics
+    from hstree.lm.data.statistics import CorpusStatistics
 
 REDUCTIONS = ("none", "sum", "mean")
 METADATA_KEY = "hstree.head"

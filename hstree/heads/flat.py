@@ -27,7 +27,7 @@ from hstree.ops import LogitFunction, mixture_log_prob
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from hstree.data.statistics import CorpusStatistics
+    from hstree.lm.data.statistics import CorpusStatistics
 
 
 class FlatHead(Head):

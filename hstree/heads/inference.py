@@ -134,7 +134,7 @@ class Inference(nn.Module, ABC):
                 p^(1 / temperature), normalized. Trees divide the scores of every node instead, and
                 keep the gate: another distribution, whose draws score as few nodes. For
                 p^(1 / temperature) of trees, or its k most probable classes, see
-                :func:`hstree.models.sample_log_prob`.
+                :func:`hstree.lm.models.sample_log_prob`.
             generator: random generator on the device of ``hidden``; None: the default one.
             return_log_prob: whether to return the log-probabilities of the classes as well, under
                 the distribution that they are drawn from: exact, for trees under the whole mixture.

@@ -23,7 +23,7 @@ from hstree.ops import target_log_softmax
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from hstree.data.statistics import CorpusStatistics
+    from hstree.lm.data.statistics import CorpusStatistics
 
 COMPONENTS, GATES = 4, 3
 

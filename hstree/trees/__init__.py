@@ -1,6 +1,6 @@
 """Trees over classes: representation, recipes, class vectors and drawings."""
 
-from hstree.trees.draw import describe, draw
+from hstree.trees.describe import describe
 from hstree.trees.means import ContextMeans
 from hstree.trees.nested import Nested
 from hstree.trees.recipes import (
@@ -27,7 +27,6 @@ __all__ = [
     "build_tree",
     "cluster_tree",
     "describe",
-    "draw",
     "huffman_tree",
     "random_tree",
     "recipe_names",

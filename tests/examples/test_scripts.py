@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import hstree.data
+import hstree.lm.data
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = {
@@ -60,8 +60,8 @@ def test_small(
     library = tmp_path / "library" / "pydoc_data"  # of one file: quickly read
     library.mkdir(parents=True)
     shutil.copy(pydoc_data.topics.__file__, library)
-    corpus = functools.partial(hstree.data.embedded_corpus, library=library.parent)
-    monkeypatch.setattr(hstree.data, "embedded_corpus", corpus)
+    corpus = functools.partial(hstree.lm.data.embedded_corpus, library=library.parent)
+    monkeypatch.setattr(hstree.lm.data, "embedded_corpus", corpus)
     picture = ["--picture", str(tmp_path / "tree.png")] if name == "custom_tree" else []
     monkeypatch.setattr(sys, "argv", [name, *SMALL[name], *picture])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")

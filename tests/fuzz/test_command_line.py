@@ -12,11 +12,11 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from training.toy import QUICK, write_corpus
+from lm.training.toy import QUICK, write_corpus
 
 from fuzz.flags import BAD_NUMBERS, BUILD, DESCRIBE, EVALUATE, GENERATE, SMALL, TRAIN, some_flags
 from fuzz.scale import cases
-from hstree.cli import main
+from hstree.__main__ import main
 from hstree.heads import head_names
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about schedules and such

@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 
 from fuzz.scale import cases
 from fuzz.some_heads import HEAD_SETTINGS, HeadSetting, build
-from hstree.data import Vocabulary
 from hstree.heads import head_names, load_head
-from hstree.laboratory.study.file import StudyError, read_study
-from hstree.models import AWDLSTM, LanguageModel
-from hstree.runs import CheckpointError, ConfigError, TrainConfig
-from hstree.runs.checkpoint import load_model, model_writer
+from hstree.lab.study.file import StudyError, read_study
+from hstree.lm.data import Vocabulary
+from hstree.lm.models import AWDLSTM, LanguageModel
+from hstree.lm.runs import CheckpointError, ConfigError, TrainConfig
+from hstree.lm.runs.checkpoint import load_model, model_writer
 from hstree.trees import Tree, build_ensemble
 
 

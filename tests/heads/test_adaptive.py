@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from heads.support import D, V, draw, draw_targets
-from hstree.data.statistics import CorpusStatistics
 from hstree.heads import AdaptiveSoftmax
+from hstree.lm.data.statistics import CorpusStatistics
 
 
 @pytest.mark.parametrize("permuted", [False, True])

@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from heads.support import FREQUENCIES, HEADS, PIECES, D, V, draw, draw_targets, make
-from hstree.data.statistics import CorpusStatistics
 from hstree.heads import FlatHead, Head, Softmax, TreeEnsemble, head_class, head_names
 from hstree.heads import load_head as load
-from hstree.runs import TrainConfig
+from hstree.lm.data.statistics import CorpusStatistics
+from hstree.lm.runs import TrainConfig
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 DIFFERENTIABLE = [kind for kind in HEADS if "sparse" not in kind]

@@ -22,9 +22,9 @@ from heads.support import (
     draw_targets,
     randomise,
 )
-from hstree.data.statistics import CorpusStatistics
 from hstree.heads import Head, Mixtape, MixtureOfContexts, load_head
 from hstree.heads.buffers import EXTRA_STATE, saved_tables
+from hstree.lm.data.statistics import CorpusStatistics
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 
 

@@ -45,7 +45,7 @@ names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
 print([name for name in names if name.startswith("hstree::")])
 """
 VERSION = """
-from hstree.cli import main
+from hstree.__main__ import main
 assert main(["--version"]) == 0
 """
 

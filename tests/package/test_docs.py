@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hstree.cli.app import build_parser
+from hstree.__main__ import COMMANDS
+from hstree.lm.cli import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,7 +52,7 @@ def test_every_promise_has_a_test(name: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_parse(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = build_parser()
+    parser = build_parser(COMMANDS)
     for command in commands(page):
         words = shlex.split(command, comments=True)[1:]
         try:

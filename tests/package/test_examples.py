@@ -21,11 +21,12 @@ PUBLIC_PACKAGES = [
     "hstree.trees",
     "hstree.optim",
     "hstree.distributed",
-    "hstree.layers",
-    "hstree.models",
+    "hstree.lab.layers",
+    "hstree.lm.models",
 ]
 
 WITHOUT_EXAMPLE = {
+    "hstree.lm.models.speculative.SpeculativeOutput": "the result of speculative, which has one",
     "hstree.distributed.trees.ShardedTreeEnsemble": "the result of shard_trees, which has one",
 }
 """Public classes and functions without an example, and why."""

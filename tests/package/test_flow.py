@@ -12,44 +12,32 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What each room of hstree/ may import from others.
+# What each room of hstree/ may import from others: first the core, then the reference language
+# model (lm), then the laboratory (lab).
 ROOMS: dict[str, set[str]] = {
     "trees": set(),
-    "data": {"trees"},
     "reference": {"trees"},
     "ops": {"trees"},
     "optim": {"ops"},
-    "heads": {"trees", "data", "ops"},
+    "heads": {"trees", "ops"},
     "distributed": {"trees", "optim", "heads"},
-    "models": {"trees", "data", "ops", "heads"},
-    "decoding": {"ops", "heads", "models"},
-    "runs": {"trees", "data", "heads", "models"},
-    "training": {"trees", "data", "ops", "optim", "heads", "distributed", "models", "runs"},
-    "evaluation": {"trees", "data", "ops", "heads", "models"},
+    "decoding": {"ops", "heads"},
     "integrations": {"heads"},
-    "layers": set(),
-    "laboratory": {
-        "trees",
-        "data",
-        "ops",
-        "heads",
-        "models",
-        "runs",
-        "training",
-        "layers",
+    "lm": {"trees"},
+    "lm/data": {"trees", "lm"},
+    "lm/models": {"ops", "heads", "decoding", "lm", "lm/data"},
+    "lm/runs": {"trees", "heads", "lm", "lm/data", "lm/models"},
+    "lm/training": {
+        *("trees", "ops", "optim", "heads", "distributed"),
+        *("lm", "lm/data", "lm/models", "lm/runs"),
     },
-    "cli": {
-        "trees",
-        "data",
-        "ops",
-        "heads",
-        "models",
-        "decoding",
-        "runs",
-        "training",
-        "evaluation",
-        "layers",
-        "laboratory",
+    "lm/evaluation": {"lm", "lm/data", "lm/models"},
+    "lm/cli": {
+        *("trees", "heads", "decoding", "lm", "lm/data", "lm/models", "lm/runs"),
+        *("lm/training", "lm/evaluation"),
+    },
+    "lab": {
+        *("trees", "ops", "heads", "lm", "lm/data", "lm/models", "lm/runs", "lm/training"),
     },
 }
 
@@ -93,13 +81,26 @@ def imported_modules(path: Path, root: Path = ROOT) -> Iterator[tuple[int, str]]
 
 def room_of(module: str) -> str:
     """Returns the room of a dotted name: "heads" for hstree.heads.base, "" for a root module."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else ""
+    parts = module.split(".")[1:]
+    rooms = ["/".join(parts[:length]) for length in (2, 1)]
+    return next((room for room in rooms if room in ROOMS), "")
+
+
+def files_of(room: str) -> Iterator[Path]:
+    """The files of a room, without those of the rooms in it."""
+    for path in python_files(ROOT / "hstree" / room):
+        if room_of(".".join(path.relative_to(ROOT).with_suffix("").parts)) == room:
+            yield path
 
 
 def test_every_folder_is_a_known_room() -> None:
-    folders = {path.name for path in (ROOT / "hstree").iterdir() if list(path.glob("*.py"))}
-    assert folders <= set(ROOMS)
+    hstree = ROOT / "hstree"
+    folders = {
+        str(path.relative_to(hstree))
+        for path in (*hstree.iterdir(), *(hstree / "lm").iterdir())
+        if list(path.glob("*.py"))
+    }
+    assert folders == set(ROOMS)
     native = {path.name for path in (ROOT / "csrc").iterdir() if path.is_dir()}
     assert native <= set(NATIVE_ROOMS)
 
@@ -117,7 +118,7 @@ def test_imports_flow_one_way(room: str) -> None:
     allowed = ROOMS[room] | {room, ""}
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {room} imports {module}"
-        for path in python_files(ROOT / "hstree" / room)
+        for path in files_of(room)
         for line, module in imported_modules(path)
         if room_of(module) not in allowed
     ]
@@ -126,7 +127,7 @@ def test_imports_flow_one_way(room: str) -> None:
 
 def test_the_page_on_architecture_says_the_same() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = re.findall(r"^\| `(hstree|csrc)/(\w+)` \|.*\| ([^|]+) \|$", page, flags=re.M)
+    table = re.findall(r"^\| `(hstree|csrc)/([\w/]+)` \|.*\| ([^|]+) \|$", page, flags=re.M)
     told = {
         (house, room): set() if imports == "-" else set(imports.split(", "))
         for house, room, imports in table
@@ -179,11 +180,12 @@ def test_only_ops_call_the_operators() -> None:
 
 
 def test_root_modules_do_not_import_rooms() -> None:
-    """Only hstree/__init__.py gathers the rooms; modules beside it lie below all of them."""
+    """Only hstree/__init__.py gathers the core, and hstree/__main__.py the commands; modules beside
+    them lie below all rooms."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: imports {module}"
         for path in (ROOT / "hstree").glob("*.py*")
-        if path.suffix in (".py", ".pyi") and path.name != "__init__.py"
+        if path.suffix in (".py", ".pyi") and path.stem not in ("__init__", "__main__")
         for line, module in imported_modules(path)
         if room_of(module)
     ]
@@ -218,12 +220,12 @@ def test_import_scan_sees_what_it_must(tmp_path: Path) -> None:
         "import hstree.ops.path_log_prob\n"
         "from hstree import heads\n"
         "def f():\n"
-        "    from ..training import trainer\n"
+        "    from ..lm.training import trainer\n"
         "    from . import tree\n"
         "    import numpy\n"
     )
     found = [room_of(module) for _, module in imported_modules(path, tmp_path)]
-    assert sorted(found) == ["heads", "ops", "training", "trees"]
+    assert sorted(found) == ["heads", "lm/training", "ops", "trees"]
 
 
 def test_include_pattern_sees_what_it_must() -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hstree.trees import Tree, build_ensemble
 
 if TYPE_CHECKING:
-    from hstree.data.statistics import CorpusStatistics
+    from hstree.lm.data.statistics import CorpusStatistics
 
 FLAT_CLASSES = 1024
 TWO_LEVEL_CLASSES = 1 << 14

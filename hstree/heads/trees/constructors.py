@@ -23,8 +23,8 @@ from hstree.trees import Tree
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from hstree.data.statistics import CorpusStatistics
     from hstree.heads.softmax import Softmax
+    from hstree.lm.data.statistics import CorpusStatistics
 
 
 class Constructors(EnsembleState):
@@ -133,7 +133,7 @@ class Constructors(EnsembleState):
             >>> head.log_prob(torch.randn(3, 16)).shape
             torch.Size([3, 1500])
         """
-        from hstree.data.statistics import CorpusStatistics
+        from hstree.lm.data.statistics import CorpusStatistics
 
         statistics = CorpusStatistics.from_tokens(tokens, n_classes)
         return cls.from_corpus(in_features, n_classes, statistics, **options)

@@ -11,8 +11,8 @@ import torch
 
 import hstree
 from hstree import TreeEnsemble
-from hstree.data.statistics import CorpusStatistics
 from hstree.heads.trees.build import ensemble_shape
+from hstree.lm.data.statistics import CorpusStatistics
 from hstree.trees import build_ensemble, huffman_tree, random_tree
 
 D = 6

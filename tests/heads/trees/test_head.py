@@ -20,11 +20,11 @@ from heads.support import (
     randomise,
     trees,
 )
-from hstree.data.statistics import CorpusStatistics
 from hstree.heads import TreeEnsemble
 from hstree.heads.buffers import EXTRA_STATE, saved_tables
 from hstree.heads.losses import split_rows
 from hstree.heads.trees.search import rank_classes
+from hstree.lm.data.statistics import CorpusStatistics
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 from hstree.optim import AdamW
 from hstree.trees import Tree, build_tree, huffman_tree, random_tree, tree_seed

@@ -1,0 +1,38 @@
+"""The commands of the laboratory: ``hstree compare | study | analyze | experiment``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hstree.lab.comparison import report as compare
+from hstree.lab.correlation.report import COMMAND as correlation
+from hstree.lab.function.report import COMMAND as function
+from hstree.lab.jacobian.report import COMMAND as jacobian
+from hstree.lab.predictions.report import COMMAND as predictions
+from hstree.lab.rank.report import COMMAND as rank
+from hstree.lab.robustness.report import COMMAND as robustness
+from hstree.lab.significance.report import COMMAND as significance
+from hstree.lab.study import command as study
+from hstree.lab.synthetic.report import COMMAND as synthetic
+from hstree.lab.trees.report import COMMAND as tree
+from hstree.lab.wins.report import COMMAND as wins
+from hstree.lab.words.report import COMMAND as words
+
+ANALYZE = (correlation, function, predictions, rank, significance, tree, wins, words)
+EXPERIMENT = (jacobian, robustness, synthetic)
+
+
+def add_measurements(commands: Any) -> None:
+    """Register ``analyze`` and ``experiment`` with their subcommands."""
+    for name, help_text, measurements in (
+        ("analyze", "measurements on trained models", ANALYZE),
+        ("experiment", "experiments that need no trained model", EXPERIMENT),
+    ):
+        parser = commands.add_parser(name, help=help_text)
+        subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+        for measurement in measurements:
+            measurement.add_command(subcommands)
+
+
+COMMANDS = (compare.add_command, study.add_command, add_measurements)
+"""Each registers a command of the laboratory."""

@@ -1,0 +1,165 @@
+"""Tables that compare runs, and ``hstree compare``, which prints them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from hstree._files import write_atomic
+from hstree.lm._packages import optional_package
+from hstree.lm._pictures import FORMATS, picture
+from hstree.lm._terminal import show
+from hstree.lm.print_tables import print_tables
+from hstree.lm.runs import RunFigures
+from hstree.lm.table import Column, Table, count, csv_text, decimals, markdown, table, text
+
+from .compute import (
+    Comparison,
+    RunGroup,
+    compare,
+    mean_and_deviation,
+    read_settings,
+    setting_texts,
+)
+from .picture import validation_curves
+
+
+def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
+    """A table of the runs and, if any group has several runs, one of the groups."""
+    two = decimals(2)
+    columns: list[Column] = [
+        ("run", lambda run: run.path),
+        ("head", lambda run: run.head),
+        ("seed", lambda run: run.seed, text),
+        ("epochs", _epochs, str),
+        ("best epoch", lambda run: run.best_epoch, text),
+        ("valid perplexity", lambda run: run.valid_perplexity, two),
+        ("test perplexity", lambda run: run.test_perplexity, two),
+        ("backbone parameters", lambda run: run.final and run.final.backbone_parameters, count),
+        ("head parameters", lambda run: run.final and run.final.head_parameters, count),
+        ("s per epoch", lambda run: run.seconds_per_epoch, decimals(1)),
+        ("tokens/s", lambda run: run.tokens_per_second, decimals(0)),
+    ]
+    if comparison.differing:
+        names = comparison.differing
+        columns.insert(3, ("settings that differ", lambda r: ", ".join(setting_texts(r, names))))
+    if not comparison.repeated:
+        return (table("Runs", comparison.runs, columns),)
+    columns.insert(0, ("group", comparison.label))
+    return (
+        table("Runs", comparison.runs, columns),
+        table(
+            "Perplexity of finished runs, mean and standard deviation over seeds",
+            comparison.groups,
+            [
+                ("group", lambda group: group.label),
+                ("model", lambda group: group.description),
+                ("finished", lambda group: f"{len(group.finished)} of {len(group.runs)}", str),
+                ("valid, mean", lambda group: _over(group, "valid", "mean"), two),
+                ("valid, SD", lambda group: _over(group, "valid", "deviation"), two),
+                ("test, mean", lambda group: _over(group, "test", "mean"), two),
+                ("test, SD", lambda group: _over(group, "test", "deviation"), two),
+            ],
+        ),
+    )
+
+
+def _epochs(run: RunFigures) -> str:
+    return (
+        f"{len(run.epochs)} of {run.config.epochs}" if run.final is None else f"{len(run.epochs)}"
+    )
+
+
+def _over(group: RunGroup, split: str, measure: str) -> float | None:
+    summary = mean_and_deviation(getattr(group, f"{split}_perplexities"))
+    return None if summary is None else getattr(summary, measure)
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """The tables and notes in Markdown."""
+    return markdown(comparison_tables(comparison), comparison.notes)
+
+
+def to_csv(comparison: Comparison) -> str:
+    """The runs as CSV with a header, with unrounded numbers and a column for each setting that
+    differs. Missing values are empty cells."""
+    return csv_text([_csv_row(comparison, run) for run in comparison.runs])
+
+
+def _csv_row(comparison: Comparison, run: RunFigures) -> dict[str, Any]:
+    settings = dict.fromkeys(comparison.differing) | read_settings(run, comparison.differing)
+    return {
+        "group": comparison.label(run),
+        "run": str(run.path),
+        "head": run.head,
+        "seed": run.seed,
+        **{
+            name: json.dumps(value) if isinstance(value, (bool, list)) else value
+            for name, value in settings.items()
+        },
+        "finished": json.dumps(run.final is not None),
+        "epochs_ended": len(run.epochs),
+        "best_epoch": run.best_epoch,
+        "valid_perplexity": run.valid_perplexity,
+        "test_perplexity": run.test_perplexity,
+        "backbone_parameters": run.final and run.final.backbone_parameters,
+        "head_parameters": run.final and run.final.head_parameters,
+        "seconds_per_epoch": run.seconds_per_epoch,
+        "tokens_per_second": run.tokens_per_second,
+    }
+
+
+_DESCRIPTION = """\
+Compare runs: heads, settings that differ, best validation and test perplexity, parameters, median
+seconds per epoch and median training tokens per second. Runs that differ only in the seed form a
+group, with mean and standard deviation; hstree analyze significance tests whether groups differ.
+Unfinished runs are shown with their results so far.
+"""
+
+
+def add_command(commands: Any) -> None:
+    """Register ``hstree compare``."""
+    parser = commands.add_parser("compare", help="compare runs", description=_DESCRIPTION)
+    parser.add_argument("directories", metavar="RUN", nargs="+", help="run folders of hstree train")
+    parser.add_argument(
+        "--format",
+        choices=("table", "markdown", "csv"),
+        default="table",
+        help="output format; csv has only the runs, in full precision (default: table)",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="plot the validation curves to this .png, .pdf or .svg file",
+    )
+    parser.set_defaults(handler=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    file = None if arguments.plot is None else Path(arguments.plot)
+    if file is not None:
+        if file.suffix.lower().lstrip(".") not in FORMATS:
+            raise ValueError(f"--plot: expected a name that ends in .png, .pdf or .svg, got {file}")
+        if not file.absolute().parent.is_dir():
+            raise ValueError(f"--plot: there is no folder {file.parent}")
+        optional_package("matplotlib", "--plot", "lm")
+    comparison = compare(arguments.directories)
+    if file is not None and not any(run.epochs for run in comparison.runs):
+        raise ValueError("--plot: none of these runs has a completed epoch")
+    if arguments.format == "csv":
+        show(to_csv(comparison), end="")
+    elif arguments.format == "markdown":
+        show(to_markdown(comparison), end="")
+    else:
+        notes = list(comparison.notes)
+        if sum(len(group.finished) > 1 for group in comparison.groups) > 1:
+            notes.append("whether groups differ by more than chance: hstree analyze significance")
+        print_tables(comparison_tables(comparison), notes)
+    if file is not None:
+        content = picture(validation_curves(comparison), file.suffix.lower().lstrip("."))
+        write_atomic(file, content)
+        show(f"validation curves drawn in {file}", file=sys.stderr)
+    return 0

@@ -1,0 +1,161 @@
+"""``hstree analyze correlation``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hstree.lm.table import Table, count, number, probability, table
+
+from ..columns import read_columns
+from ..report import Report
+from ..runner import Argument, Measurement
+from .compute import FENCE, Correlation, correlate, within
+from .picture import correlation_picture
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Correlate two columns of a CSV file."""
+    texts = {f"--label {name}": name for name in arguments.label}
+    if arguments.group is not None:
+        texts["--group"] = arguments.group
+    if arguments.within is not None:
+        texts["--within"] = arguments.within
+    lines, empty = read_columns(arguments.table, texts, {"--x": arguments.x, "--y": arguments.y})
+    kept = [line for line in lines if math.isfinite(line["--x"]) and math.isfinite(line["--y"])]
+    points = [[line[axis] for line in kept] for axis in ("--x", "--y")]
+    removed = 1
+    if arguments.within is not None and kept:
+        means_of = [line["--within"] for line in kept]
+        points = [within(values, means_of) for values in points]
+        removed = len(set(means_of))
+    try:
+        result = correlate(*points, groups=removed)
+    except ValueError as error:
+        raise ValueError(
+            f"{arguments.table}, x = {arguments.x}, y = {arguments.y}: {error}"
+        ) from None
+    labels = [_label(line, arguments.label) for line in kept]
+    groups = None if arguments.group is None else [line["--group"] for line in kept]
+    x, y = _words(arguments.x), _words(arguments.y)
+    notes = [
+        f"outliers: points whose x or y lies more than {FENCE} interquartile ranges below the "
+        f"first or above the third quartile (Tukey); here {result.outliers} of {len(result.x)}"
+    ]
+    if arguments.within is not None:
+        notes.append(
+            f"x and y less their means over the runs of equal {arguments.within}, in {removed} "
+            f"groups: {removed - 1} degrees of freedom less in the interval and the p-values"
+        )
+    if result.inner is None:
+        notes.append("without the outliers, too few points are left, or x or y is constant")
+    infinite = len(lines) - len(kept)
+    for left_out, reason in ((empty, "an empty cell"), (infinite, "nan or infinity")):
+        if left_out:
+            amount = "1 line" if left_out == 1 else f"{left_out} lines"
+            notes.append(f"{amount} of {arguments.table} skipped: {reason}")
+    return Report(
+        f"{x[:1].upper()}{x[1:]} against {y}",
+        [correlation_table(result, x, y)],
+        notes,
+        {
+            "x": arguments.x,
+            "y": arguments.y,
+            "within": arguments.within,
+            "groups": removed,
+            "left_out": empty + infinite,
+            "all": result.overall,
+            "without_outliers": result.inner,
+        },
+        [
+            {"label": label, arguments.x: a, arguments.y: b, "outlier": str(outlier).lower()}
+            for label, a, b, outlier in zip(labels, result.x, result.y, result.outlier, strict=True)
+        ],
+        {
+            "": correlation_picture(
+                result, x, y, labels if arguments.label else None, groups, arguments.group or ""
+            )
+        },
+    )
+
+
+def correlation_table(result: Correlation, x: str, y: str) -> Table:
+    """The coefficients of all points and, if there are outliers, without them. ``x``, ``y``:
+    names."""
+    rows = [("all points", result.overall)]
+    if result.inner is not None and result.outliers:
+        rows.append((f"without {result.counted}", result.inner))
+    signed = number("+.3f")
+    return table(
+        f"Correlation of {y} with {x}",
+        rows,
+        [
+            ("points", lambda row: row[0]),
+            ("n", lambda row: row[1].n, count),
+            ("Pearson", lambda row: row[1].pearson, signed),
+            ("95% interval", lambda row: (row[1].low, row[1].high), _interval),
+            ("Pearson p", lambda row: row[1].pearson_p, probability),
+            ("Spearman", lambda row: row[1].spearman, signed),
+            ("Spearman p", lambda row: row[1].spearman_p, probability),
+            ("slope", lambda row: row[1].slope, number("+.3g")),
+        ],
+    )
+
+
+def _interval(ends: tuple[float, float]) -> str:
+    return "-" if math.isnan(ends[0]) else f"{ends[0]:+.3f} to {ends[1]:+.3f}"
+
+
+def _words(column: str) -> str:
+    """The name of a column as words, with Press, a person's name, capitalized."""
+    return column.replace("_", " ").replace("press rank", "Press rank")
+
+
+def _label(line: Mapping[str, Any], names: list[str]) -> str:
+    """The cell of a single label column, or ``name=cell`` for several."""
+    cells = [line[f"--label {name}"] for name in names]
+    return cells[0] if len(cells) == 1 else ", ".join(map("=".join, zip(names, cells, strict=True)))
+
+
+COMMAND = Measurement(
+    "correlation",
+    "rank against perplexity, over many runs",
+    """\
+Pearson's and Spearman's correlation of two columns of a CSV file, such as the ranks and
+perplexities of the runs of hstree study, with and without outliers, and a scatter plot. Outliers
+are points whose x or y is more than 1.5 interquartile ranges below the first or above the third
+quartile (Tukey).
+""",
+    measure,
+    (
+        Argument("table", metavar="FILE", help="CSV file with a line for each run"),
+        Argument(
+            "--x", metavar="COLUMN", default="press_rank", help="column of the horizontal axis"
+        ),
+        Argument(
+            "--y", metavar="COLUMN", default="test_perplexity", help="column of the vertical axis"
+        ),
+        Argument(
+            "--label",
+            metavar="COLUMN",
+            action="append",
+            default=[],
+            help="column of labels, shown at outliers, and at all points if they are few; may be "
+            "repeated",
+        ),
+        Argument(
+            "--group",
+            metavar="COLUMN",
+            help="column shown as color: a scale if it has numbers, otherwise a legend",
+        ),
+        Argument(
+            "--within",
+            metavar="COLUMN",
+            help="column, such as seed, whose effect is removed: x and y less their means over "
+            "the lines with the same value",
+        ),
+    ),
+    output="correlation",
+)

@@ -1,0 +1,140 @@
+"""``hstree experiment jacobian``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from hstree.lab.layers import ACTIVATIONS, GATES
+from hstree.lm._arguments import count as at_least_1
+from hstree.lm.table import Table, count, decimals, table
+
+from ..report import Report
+from ..runner import Argument, Measurement
+from .compute import THRESHOLDS, LayerSpectrum, jacobian_experiment
+from .picture import jacobian_picture
+
+_SETTINGS = ("features", "inputs", "experts", "activation", "gates", "seeds")
+_ROW = ("layer", "gate", "experts", "index", "mean", "deviation", "normalised")
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Compute the spectra of the layers."""
+    settings = {name: getattr(arguments, name) for name in _SETTINGS}
+    settings["experts"].sort()
+    layers = jacobian_experiment(**settings, device=arguments.device)
+    activation, rows = arguments.activation, []
+    for layer in layers:
+        of_layer = layer.spectrum.mean, layer.spectrum.deviation, layer.spectrum.normalised
+        for index, values in enumerate(zip(*of_layer, strict=True), start=1):
+            cells = (layer.kind, layer.gate, layer.experts, index, *values)
+            rows.append(dict(zip(_ROW, cells, strict=True)))
+    return Report(
+        "Jacobians of mixtures of experts",
+        [jacobian_table(layers, activation)],
+        [
+            f"Draws of inputs and weights: {arguments.seeds}; standard normal inputs of each: "
+            f"{arguments.inputs}; Glorot uniform weights, biases 0, float64.",
+            "largest, smallest: mean singular values; zero, above: mean share of the "
+            f"{arguments.features} singular values that are at most n eps, or more than this, "
+            "times the largest of the same Jacobian.",
+            "Condition number: largest over smallest singular value, infinite (inf) if any is "
+            "zero.",
+        ],
+        settings | {"layers": layers},
+        rows,
+        {
+            "normalised-singular-values": jacobian_picture(layers, activation, normalised=True),
+            "singular-values": jacobian_picture(layers, activation, normalised=False),
+        },
+    )
+
+
+def jacobian_table(layers: Sequence[LayerSpectrum], activation: str) -> Table:
+    """A row for each of the layers of :func:`jacobian_experiment`."""
+    n = len(layers[0].spectrum.mean)
+    return table(
+        f"Singular values of dy/dx, n = {n}, activation {activation}",
+        layers,
+        [
+            ("layer", lambda layer: f"mixture, {layer.gate} gates" if layer.gate else layer.kind),
+            ("experts", lambda layer: layer.experts, count),
+            ("parameters", lambda layer: layer.parameters, count),
+            ("largest", lambda layer: layer.spectrum.mean[0], decimals(3)),
+            ("smallest", lambda layer: layer.spectrum.mean[-1], _digits),
+            ("zero", lambda layer: 1 - layer.spectrum.rank / n, _percent),
+            *(
+                (f"above {share:g} of largest", partial(_share, place), _percent)
+                for place, share in enumerate(THRESHOLDS)
+            ),
+            ("median condition number", lambda layer: layer.spectrum.condition[1], _condition),
+            ("quartiles", lambda layer: layer.spectrum.condition[::2], _ends),
+        ],
+    )
+
+
+def _digits(value: float) -> str:
+    """The value, or 0 below the rounding error of a zero singular value."""
+    return "0" if value < 1e-14 else f"{value:.1e}" if value < 0.001 else f"{value:.4f}"
+
+
+def _share(place: int, layer: LayerSpectrum) -> float:
+    return layer.spectrum.shares[place]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _condition(value: float) -> str:
+    return f"{value:.1e}" if 1e6 <= value < math.inf else f"{value:,.0f}"
+
+
+def _ends(values: tuple[float, float]) -> str:
+    return " to ".join(map(_condition, values))
+
+
+_NUMBER = {"metavar": "N", "type": at_least_1}
+COMMAND = Measurement(
+    "jacobian",
+    "how well conditioned mixtures of experts are",
+    """\
+Singular values of dy/dx of untrained layers with Glorot uniform weights, at standard normal inputs:
+a linear layer, a dense layer with an activation, and mixtures of experts y = sum_k g_k(x) f(W_k x +
+c_k) in its place, for increasing numbers of experts. A layer is well conditioned, so that gradients
+pass it well, if its singular values are of similar size.
+""",
+    measure,
+    (
+        Argument(
+            "--features", **_NUMBER, default=128, help="number of inputs and outputs of the layers"
+        ),
+        Argument("--inputs", **_NUMBER, default=250, help="number of inputs of a draw"),
+        Argument(
+            "--experts",
+            metavar="K",
+            type=at_least_1,
+            nargs="+",
+            default=[2, 4, 8, 16, 32],
+            help="numbers of experts",
+        ),
+        Argument(
+            "--activation",
+            choices=tuple(ACTIVATIONS),
+            default="relu",
+            help="activation of the dense layer and of every expert",
+        ),
+        Argument(
+            "--gates",
+            nargs="+",
+            choices=GATES,
+            default=["softmax", "constant"],
+            help="gates of the mixtures; constant: 1 / K, none: 1",
+        ),
+        Argument("--seeds", **_NUMBER, default=5, help="number of draws of inputs and weights"),
+    ),
+    settings=("device",),
+    output="jacobian",
+)

@@ -1,0 +1,215 @@
+"""``hstree analyze rank``."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hstree._dtypes import dtype_name
+from hstree.lm._arguments import count, positive
+from hstree.lm._arguments import number as limited
+from hstree.lm._terminal import fold
+from hstree.lm.runs import load_run, run_corpus, run_names
+from hstree.lm.table import Table, number, table
+
+from ..report import Report
+from ..runner import Argument, Measurement
+from .compute import EPSILONS, METHODS, RankResult, matrix_rank, plan_rank, softmax_rank_bound
+from .matrix import BlockMatrix, model_log_prob, stored_matrix
+from .picture import energy_picture, spectrum_picture
+
+_POINTS = 1000  # largest number of singular values in the JSON file
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Measure the ranks of the log P matrices of runs and files."""
+    found, notes = _matrices(arguments)
+    limit = None if arguments.max_memory is None else int(arguments.max_memory * 2**30)
+    plans = {name: plan_rank(matrix, arguments.method, limit) for name, matrix in found.items()}
+    for name, plan in plans.items():
+        print(fold(f"{name}: {plan}", sys.stderr), file=sys.stderr)
+    epsilons = tuple(dict.fromkeys(arguments.epsilon or EPSILONS))
+    results = {name: matrix_rank(plan, epsilons) for name, plan in plans.items()}
+    for name, result in results.items():
+        if result.route == "gram" and result.press_threshold:
+            error, threshold = result.press_error, result.press_threshold
+            near = int((abs(result.singular_values - threshold) <= error).sum())
+            notes.append(
+                f"{name}: at the Press threshold, the error bound of gram is "
+                f"{error / threshold:.2%} of "
+                f"the threshold; {near:,} singular values are closer to it than that, so they may "
+                f"or "
+                "may not count"
+            )
+    notes.append("rank.json has a selection of the singular values, rank-values.npz has all")
+    rows, archive = rank_rows(results), io.BytesIO()
+    every: dict[str, Any] = {"names": np.array(list(results))}
+    matrices = []
+    for i, result in enumerate(results.values()):
+        every[f"matrix_{i}"] = result.singular_values
+        index = thinned(len(result.singular_values))
+        values = [float(f"{value:.6g}") for value in result.singular_values[index - 1]]
+        matrices.append({**rows[i], "index": index, "singular_values": values})
+    np.savez(archive, **every)
+    return Report(
+        "Ranks of log-probability matrices",
+        [rank_table(rows)],
+        notes,
+        {"matrices": matrices},
+        rows,
+        {"spectrum": spectrum_picture(results), "energy": energy_picture(results)},
+        {"rank-values.npz": archive.getvalue()},
+    )
+
+
+def _matrices(arguments: argparse.Namespace) -> tuple[dict[str, BlockMatrix], list[str]]:
+    """All matrices by name, not computed yet, and notes about them."""
+    places = [*arguments.directories, *arguments.log_prob]
+    if not places:
+        raise ValueError("RUN: expected at least one run folder or --log-prob FILE, got none")
+    names = dict(zip(places, run_names(places), strict=True))
+    first, dtype = arguments.rows, getattr(torch, arguments.dtype)
+    matrices: dict[str, BlockMatrix] = {}
+    notes = []
+    for directory in arguments.directories:
+        run, split = load_run(directory, arguments.device), f"{arguments.split} part"
+        corpus = run_corpus(run, arguments.settings.data)
+        head: Any = run.model.head
+        try:
+            matrix = model_log_prob(run.model, getattr(corpus, arguments.split), first, dtype)
+        except ValueError as error:
+            raise ValueError(f"{directory}, {split}: {error}") from None
+        matrices[names[directory]] = matrix
+        note = f"head {head.name}, {matrix.shape[0]:,} contexts of the {split} of {corpus.name}"
+        if (bound := softmax_rank_bound(head)) is not None:
+            features = (
+                f"{head.weight.shape[1]} features {'without' if head.bias is None else 'with'}"
+            )
+            note += f"; a softmax over {features} bias has rank at most {bound}"
+        notes.append(f"{names[directory]}: {note}")
+    for file in arguments.log_prob:
+        try:
+            matrices[names[file]] = stored_matrix(_mapped(file), first, dtype, arguments.device)
+        except ValueError as error:
+            raise ValueError(f"--log-prob {file}: {error}") from None
+    return matrices, notes
+
+
+def _mapped(file: str) -> npt.NDArray[Any]:
+    """The array of a .npy file, mapped into memory."""
+    try:
+        values = np.load(file, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"expected a .npy file: {error}") from None
+    if not isinstance(values, np.ndarray):
+        raise ValueError("expected a .npy file with one array, got an archive of several")
+    return values
+
+
+def thinned(n: int) -> npt.NDArray[np.int64]:
+    """Up to a thousand of the numbers 1 .. n, evenly spaced on a logarithmic axis, including both
+    ends."""
+    if n <= _POINTS:
+        return np.arange(1, n + 1)
+    return np.unique(np.geomspace(1, n, _POINTS).round().astype(np.int64))
+
+
+def rank_rows(results: Mapping[str, RankResult]) -> list[dict[str, Any]]:
+    """The results of each matrix in full precision."""
+    keys = ("route", "s_max", "press_threshold", "error_bound", "press_error", "press_rank")
+    epsilons = dict.fromkeys(e for result in results.values() for e in result.effective_ranks)
+    rows = []
+    for name, result in results.items():
+        row = {"matrix": name, "rows": result.shape[0], "columns": result.shape[1]}
+        row |= {"dtype": dtype_name(result.dtype)} | {key: getattr(result, key) for key in keys}
+        row |= {f"effective_rank_{e:g}": result.effective_ranks.get(e) for e in epsilons}
+        rows.append(row)
+    return rows
+
+
+def rank_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table of the rows of :func:`rank_rows`."""
+    ranks = [key for key in rows[0] if key.startswith("effective_rank_")]
+    return table(
+        "Press rank and effective ranks",
+        rows,
+        [
+            ("matrix", itemgetter("matrix")),
+            ("rows", itemgetter("rows"), number(",")),
+            ("columns", itemgetter("columns"), number(",")),
+            ("dtype", itemgetter("dtype")),
+            ("route", itemgetter("route")),
+            ("largest singular value", itemgetter("s_max"), number(".4g")),
+            ("Press threshold", itemgetter("press_threshold"), number(".3g")),
+            ("Press rank", itemgetter("press_rank"), number(",")),
+            *((k.replace("_rank_", " rank, epsilon "), itemgetter(k), number(",")) for k in ranks),
+        ],
+    )
+
+
+COMMAND = Measurement(
+    "rank",
+    "rank of the log-probability matrix",
+    """\
+Singular values of the matrix log P(word | context), with a row for each context of a text and a
+column for each word: its Press rank (singular values above the expected rounding error), its
+effective ranks (fewest singular values that hold all but a share epsilon of the squares), and
+pictures. The matrix is read in blocks. The required memory is printed before the computation
+begins.
+""",
+    measure,
+    (
+        Argument(
+            "--log-prob",
+            metavar="FILE",
+            action="append",
+            default=[],
+            help="another matrix, with or without runs: floating point [contexts, words] "
+            "in a .npy file, which is memory-mapped; may be repeated. Rows are used "
+            "unchanged: whether their exponentials sum to 1 is not checked",
+        ),
+        Argument("--split", choices=("test", "valid"), default="test", help="part of the text"),
+        Argument(
+            "--rows", type=count, metavar="N", help="only the first N contexts (default: all)"
+        ),
+        Argument(
+            "--dtype",
+            choices=("float32", "float64"),
+            default="float32",
+            help="dtype of the matrix and the Press threshold; with float64, models compute in it "
+            "too",
+        ),
+        Argument(
+            "--method",
+            choices=METHODS,
+            default="auto",
+            help="svd: of the whole matrix; gram: eigenvalues of its Gram matrix in float64, for "
+            "float32 only; qr: block by block in float64; auto: svd for small matrices; for "
+            "large ones gram in float32, qr or svd in float64",
+        ),
+        Argument(
+            "--epsilon",
+            type=limited("a number between 0 and 1", lambda value: 0 < value < 1),
+            action="append",
+            metavar="X",
+            help="epsilon of an effective rank; may be repeated (default: 1e-3, 1e-4 and 1e-5)",
+        ),
+        Argument(
+            "--max-memory",
+            type=positive,
+            metavar="GIB",
+            help="fail if more is needed (default: the memory available on the device)",
+        ),
+    ),
+    runs="*",
+    settings=("data", "device", "threads"),
+    output="rank",
+)

@@ -1,0 +1,112 @@
+"""The result of a measurement, as data and as files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hstree._dtypes import dtype_name
+from hstree._files import Content
+from hstree.lm._pictures import picture
+from hstree.lm.table import Table, csv_text, markdown
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a measurement.
+
+    Attributes:
+        title: heading of the page.
+        tables: tables to show.
+        notes: what a reader must know in addition to the tables, one sentence each.
+        data: all results in full precision. Dataclasses, arrays and tensors are converted for JSON;
+            nan and infinity become null.
+        rows: the same as rows for CSV, mappings or dataclasses with equal keys; None: no CSV file.
+        pictures: figures by name, in display order; "" names the only one.
+        files: other files by name.
+        appendix: Markdown shown below the command, such as its input file.
+    """
+
+    title: str
+    tables: Sequence[Table]
+    notes: Sequence[str] = ()
+    data: Any = None
+    rows: Sequence[Any] | None = None
+    pictures: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, Content] = field(default_factory=dict)
+    appendix: str = ""
+
+    def content(self, name: str, command: str) -> dict[str, Content]:
+        """The files of this report by name.
+
+        Args:
+            name: stem of the files: NAME.md, the page with command, tables, notes and pictures;
+                NAME.json; NAME.csv; NAME-PICTURE.png.
+            command: the command line that made the report.
+        """
+        files: dict[str, Content] = {
+            f"{name}-{which}.png" if which else f"{name}.png": picture(figure)
+            for which, figure in self.pictures.items()
+        }
+        shown = [f"![{Path(file).stem.replace('-', ' ')}]({file})" for file in files]
+        files |= self.files
+        if self.data is not None:
+            files[f"{name}.json"] = (json.dumps(plain_data(self.data), indent=1) + "\n").encode()
+        if self.rows is not None:
+            rows = [
+                row if isinstance(row, Mapping) else dataclasses.asdict(row) for row in self.rows
+            ]
+            files[f"{name}.csv"] = csv_text(rows).encode()
+        page = markdown(self.tables, self.notes).strip()
+        made = ["Made by", f"    {command}", self.appendix, machine()]
+        parts = [f"# {self.title}", page, *shown, *filter(None, made)]
+        files[f"{name}.md"] = ("\n\n".join(parts) + "\n").encode()
+        return files
+
+
+def plain_data(value: Any) -> Any:
+    """The value converted for JSON, with None for nan and infinity."""
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        value = value.tolist()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain_data(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_data(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    return value
+
+
+def machine() -> str:
+    """Device, threads, versions and date in one line."""
+    device = _processor()
+    if torch.cuda.is_available():
+        device += f", {torch.cuda.get_device_name()}"
+    return (
+        f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"Python {platform.python_version()}, {date.today()}."
+    )
+
+
+def _processor() -> str:
+    """The name of the processor, if the system provides it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,134 @@
+"""``hstree experiment robustness``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+from hstree._dtypes import dtype_name
+from hstree.lm._arguments import count, not_negative
+from hstree.lm.table import Table, decimals, number, table
+
+from ..rank.matrix import DTYPES
+from ..report import Report
+from ..runner import Argument, Measurement
+from .compute import NoisePoint, noise_ranks, reconstructions
+from .picture import noise_picture
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Measure Press ranks under rounding and noise, in float32 and float64."""
+    size, rank, seed, device = arguments.size, arguments.rank, arguments.seed, arguments.device
+    if rank >= size:
+        raise ValueError(f"--rank: expected a number below --size, {size}, got {rank}")
+    variances = sorted(set(arguments.c or (10.0**power for power in range(-30, -4))))
+    repeat = partial(reconstructions, size, rank, arguments.repetitions, seed=seed, device=device)
+    repeated = []
+    for prune, dtype in itertools.product((True, False), DTYPES):
+        ranks, change = repeat(dtype, prune=prune)
+        row = {"dtype": dtype_name(dtype), "pruned_every_time": prune}
+        repeated.append({**row, "press_ranks": ranks, "relative_change": change})
+    points = {
+        dtype_name(dtype): noise_ranks(size, variances, rank, dtype, seed, device)
+        for dtype in DTYPES
+    }
+    rows = noise_rows(points)
+    return Report(
+        "Robustness of the Press rank",
+        [reconstruction_table(repeated), noise_table(points)],
+        [
+            f"matrices of {size:,} x {size:,}, rank {rank}, seed {seed}",
+            "singular values of the matrix before the noise: exp(-i / 2), i = 0, 1, ...; "
+            "expected: by the quarter-circle law for the singular values of noise",
+        ],
+        {"size": size, "rank": rank, "seed": seed, "reconstructions": repeated, "noise": rows},
+        rows,
+        {"noise": noise_picture(points)},
+    )
+
+
+def reconstruction_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table with a row for each dtype, pruned every time or once."""
+    return table(
+        "Decomposed and multiplied repeatedly",
+        rows,
+        [
+            ("dtype", itemgetter("dtype")),
+            ("pruned", lambda row: "every time" if row["pruned_every_time"] else "once"),
+            ("repetitions", lambda row: len(row["press_ranks"]) - 1, str),
+            ("lowest Press rank", lambda row: min(row["press_ranks"]), number(",")),
+            ("highest Press rank", lambda row: max(row["press_ranks"]), number(",")),
+            ("relative change", itemgetter("relative_change"), number(".1e")),
+        ],
+    )
+
+
+def noise_table(points: Mapping[str, Sequence[NoisePoint]]) -> Table:
+    """A table with a row for each c. ``points``: by dtype. Effective ranks are those of the last
+    dtype."""
+    *_, last = points.values()
+    header = ["c"]
+    for name in points:
+        header += [f"Press rank, {name}", "expected"]
+    header += [f"effective rank, epsilon {epsilon:g}" for epsilon in last[0].effective_ranks]
+    rows = []
+    for own in zip(*points.values(), strict=True):
+        press = [rank for point in own for rank in (point.press_rank, point.expected)]
+        rows.append([own[-1].c, *press, *own[-1].effective_ranks.values()])
+    forms = [number(".3g"), *[decimals(0)] * (len(header) - 1)]
+    columns = [(name, itemgetter(i), forms[i]) for i, name in enumerate(header)]
+    return table("With normal noise of variance c / n^2", rows, columns)
+
+
+def noise_rows(points: Mapping[str, Sequence[NoisePoint]]) -> list[dict[str, Any]]:
+    """The points in full precision."""
+    return [
+        {
+            "dtype": name,
+            "c": point.c,
+            "press_rank": point.press_rank,
+            "expected": point.expected,
+            **{f"effective_rank_{e:g}": rank for e, rank in point.effective_ranks.items()},
+        }
+        for name, own in points.items()
+        for point in own
+    ]
+
+
+COMMAND = Measurement(
+    "robustness",
+    "Press rank under rounding and noise",
+    """\
+Robustness of the Press rank, in float32 and float64. First, a matrix pruned to a few singular
+values is decomposed and multiplied repeatedly, pruned every time or only once: rounding errors
+should not change its Press rank. Then normal noise of variance c / n^2 is added to a matrix of the
+same rank: its Press rank rises to nearly n once the noise is above the threshold, while its
+effective ranks do not change.
+""",
+    measure,
+    (
+        *(
+            Argument(f"--{name}", type=count, default=default, metavar="N", help=text)
+            for name, default, text in (
+                ("size", 1000, "n, rows and columns of the matrices"),
+                ("rank", 10, "number of singular values to keep"),
+                ("repetitions", 10, "number of times that a matrix is decomposed and multiplied"),
+            )
+        ),
+        Argument(
+            "--c",
+            type=not_negative,
+            action="append",
+            metavar="X",
+            help="n^2 times the variance of the noise; may be repeated (default: every "
+            "power of ten from 1e-30 to 1e-5)",
+        ),
+        Argument("--seed", type=int, default=0, metavar="N", help="seed of matrices and noise"),
+    ),
+    settings=("device", "threads"),
+    output="robustness",
+)

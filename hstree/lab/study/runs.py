@@ -1,0 +1,289 @@
+"""Run a study: the runs of a grid, one after another, each an ordinary run of hstree train.
+
+The folder of a study contains the folders of its runs. In addition to the files of ``hstree
+train``, each may have:
+
+    rank.json
+        the ranks of its log-probabilities, if the study computes them
+    failed.txt
+        why the training failed, if it did
+
+The files in its folder say whether a run is finished, so a study can be stopped at any time and
+resumes when it is run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hstree._files import lock_folder, write_atomic
+from hstree._progress import duration
+from hstree.lm.runs import UNGROUPED, RunFigures, TrainConfig, choose_device, load_run, read_run
+from hstree.lm.training import (
+    Reporter,
+    Silent,
+    TrainingError,
+    TrainingMemoryError,
+    resume,
+    train,
+)
+
+from ..rank.compute import log_prob_rank
+from .file import RankSettings, Study, StudyError, StudyModel, by_key, run_name
+
+RUNS, RANK, FAILURE = "runs", "rank.json", "failed.txt"
+OPEN = ("waiting", "interrupted", "without ranks")
+"""States of unfinished runs; the other states are ``finished`` and ``failed``."""
+
+
+class StudyInterrupted(KeyboardInterrupt):
+    """A study was interrupted. It resumes when it is run again.
+
+    Attributes:
+        signal: number of the received signal, or None.
+    """
+
+    def __init__(self, message: str, signal: int | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks of a run's log-probabilities: see :class:`hstree.lab.RankResult`."""
+
+    press_rank: int
+    effective_ranks: dict[float, int]
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """The current state of a run of a study.
+
+    Attributes:
+        model: its configuration.
+        seed: its seed.
+        path: its folder, which may not exist yet.
+        state: "finished", "failed" or one of :data:`OPEN`; "without ranks": trained, but the ranks
+            of the study are missing.
+        figures: its results; None if there is no folder yet.
+        ranks: its ranks; None if there are none with the settings of the study.
+        failure: why its training failed, or why memory ran out in this call, which leaves the run
+            waiting or interrupted; otherwise None.
+    """
+
+    model: StudyModel
+    seed: int
+    path: Path
+    state: str = "waiting"
+    figures: RunFigures | None = None
+    ranks: Ranks | None = None
+    failure: str | None = None
+
+    @property
+    def config(self) -> TrainConfig:
+        """All its settings."""
+        return replace(self.model.config, seed=self.seed, run=str(self.path))
+
+    @property
+    def seconds(self) -> float:
+        """The training time of its epochs so far."""
+        return sum(epoch.seconds for epoch in self.figures.epochs) if self.figures else 0.0
+
+
+def study_runs(study: Study, folder: Path) -> list[StudyRun]:
+    """List the runs of a study from its folder: all models with the first seed, then all with the
+    second, and so on, so that every model has an early result.
+
+    Raises:
+        StudyError: a run has settings other than those in the file, or its folder is not a run.
+    """
+    return [
+        _read(study, StudyRun(model, seed, folder / RUNS / run_name(model, seed)))
+        for seed in study.seeds
+        for model in study.models
+    ]
+
+
+def run_study(
+    study: Study,
+    folder: Path,
+    *,
+    limit: int | None = None,
+    reporter: Callable[[], Reporter] = Silent,
+    changed: Callable[[Sequence[StudyRun]], None] = lambda runs: None,
+) -> list[StudyRun]:
+    """Make the missing runs, resume the interrupted ones, and compute the missing ranks. A run
+    whose training failed is not repeated as long as its folder exists. A run whose memory ran out
+    is left as it was saved, and resumed by the next call. After an error, the same call continues
+    with what was done.
+
+    Args:
+        study: result of :func:`read_study`.
+        folder: folder of the study; created if needed.
+        limit: largest number of runs to work on; None: all.
+        reporter: function that makes a listener for each run.
+        changed: function called with all runs at the beginning, whenever one ends, and on an
+            interruption.
+
+    Returns:
+        The current state of all runs.
+
+    Raises:
+        StudyError: see :func:`study_runs`; a run cannot be made with its settings; or another
+            process runs a study in the folder.
+        OSError: a file cannot be written, such as on a full disk.
+        StudyInterrupted: on Ctrl-C or SIGTERM.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        runs = study_runs(study, folder)
+        with _resumable(study, folder, changed):
+            changed(runs)
+            for number in [number for number, run in enumerate(runs) if run.state in OPEN][:limit]:
+                run, listener, left = runs[number], reporter(), seconds_left(runs)
+                time = "" if left is None else f", about {duration(left)} of training left"
+                listener.message(f"run {number + 1} of {len(runs)}: {run.path.name}{time}")
+                try:
+                    runs[number] = _finish(study, run, listener)
+                except StudyError:
+                    raise
+                except ValueError as error:
+                    raise StudyError(f"model {run.model.label!r}: {by_key(error)}") from error
+                changed(runs)
+    return runs
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """A context in which no other process runs a study in the folder."""
+    try:
+        lock = lock_folder(folder)
+    except BlockingIOError:
+        raise StudyError(f"{folder}: another process runs a study in this folder") from None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+@contextmanager
+def _resumable(
+    study: Study, folder: Path, changed: Callable[[Sequence[StudyRun]], None]
+) -> Iterator[None]:
+    """A context that reports the state of all runs when it is left early, and says in
+    interruptions and errors of writing how to continue."""
+    try:
+        yield
+    except (KeyboardInterrupt, OSError, ValueError) as error:
+        runs = study_runs(study, folder)
+        with suppress(OSError):  # as before
+            changed(runs)
+        done = sum(run.state == "finished" for run in runs)
+        kept = f"{done} of {len(runs)} runs are finished; run the same command to continue"
+        if isinstance(error, KeyboardInterrupt):
+            raise StudyInterrupted(kept, getattr(error, "signal", None)) from None
+        if isinstance(error, OSError):
+            raise OSError(f"{error}; {kept}") from error
+        raise
+
+
+def seconds_left(runs: Sequence[StudyRun]) -> float | None:
+    """Estimated seconds of training left: a run takes the mean time of the finished runs of its
+    model, or of all finished runs. None if no run has finished."""
+    finished = [run for run in runs if run.figures is not None and run.figures.final is not None]
+    if not finished:
+        return None
+    left = 0.0
+    for run in runs:
+        if run.state in ("waiting", "interrupted"):
+            same = [other.seconds for other in finished if other.model is run.model]
+            expected = statistics.fmean(same or [other.seconds for other in finished])
+            left += max(0.0, expected - run.seconds)
+    return left
+
+
+def _finish(study: Study, run: StudyRun, reporter: Reporter) -> StudyRun:
+    """Train the run to its end and compute its ranks."""
+    try:
+        if run.state == "waiting":
+            train(run.config, reporter)
+        elif run.state == "interrupted":
+            resume(run.path, reporter)
+    except TrainingMemoryError as error:
+        reporter.message(str(error))
+        return replace(_read(study, run), failure=str(error))
+    except TrainingError as error:
+        reporter.message(f"failed: {error}")
+        if not run.path.is_dir():
+            return replace(run, state="failed", failure=str(error))
+        write_atomic(run.path / FAILURE, f"{error}\n".encode())
+    else:
+        if study.rank is not None:
+            reporter.message("computing the ranks of its log-probabilities ...")
+            _take_ranks(run.path, study.rank)
+    return _read(study, run)
+
+
+def _read(study: Study, run: StudyRun) -> StudyRun:
+    """The current state of the run, from its folder. Raises StudyError unless the folder has the
+    settings of the run, except for those that do not change the model."""
+    if not run.path.exists():
+        return run
+    figures = read_run(run.path)
+    expected = json.loads(run.config.with_absolute_paths().to_json())
+    for name, value in expected.items():
+        found = figures.settings[name]
+        if (name == "seed" or name not in UNGROUPED) and found != value:
+            raise StudyError(
+                f"{run.path}: this run was made with {name} = {json.dumps(found)}, but the "
+                f"file now has {json.dumps(value)}; choose another --output, or remove the folder "
+                "of the run to repeat it"
+            )
+    ranks = None if study.rank is None else _read_ranks(run.path / RANK, study.rank)
+    run = replace(run, state="interrupted", figures=figures, ranks=ranks)
+    if figures.final is not None:
+        ranked = study.rank is None or ranks is not None
+        return replace(run, state="finished" if ranked else "without ranks")
+    if (run.path / FAILURE).is_file():
+        failure = (run.path / FAILURE).read_text(encoding="utf-8").strip()
+        return replace(run, state="failed", failure=failure)
+    return run
+
+
+def _take_ranks(path: Path, settings: RankSettings) -> None:
+    run = load_run(path)
+    run.model.to(choose_device(run.config.device))
+    tokens = getattr(run.corpus(), settings.split)
+    if settings.rows is not None and settings.rows > len(tokens):
+        raise StudyError(
+            f"rank.rows: expected at most {len(tokens):,}, the contexts of the {settings.split} "
+            f"text of {path.name}, got {settings.rows:,}"
+        )
+    result = log_prob_rank(run.model, tokens, rows=settings.rows)
+    values = {
+        "settings": dataclasses.asdict(settings),
+        "press_rank": result.press_rank,
+        "effective_ranks": result.effective_ranks,
+    }
+    write_atomic(path / RANK, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def _read_ranks(path: Path, settings: RankSettings) -> Ranks | None:
+    """The ranks written by :func:`_take_ranks`; None if there are none with these settings."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["settings"] != dataclasses.asdict(settings):
+            return None
+        ranks = {float(key): int(rank) for key, rank in values["effective_ranks"].items()}
+        return Ranks(int(values["press_rank"]), ranks)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

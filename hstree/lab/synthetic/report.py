@@ -1,0 +1,180 @@
+"""``hstree experiment synthetic``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from operator import itemgetter
+
+from hstree._progress import Task
+from hstree.lm._arguments import count as at_least_1
+from hstree.lm._arguments import positive
+from hstree.lm.runs import choose_device
+from hstree.lm.table import Column, Table, count, table
+
+from ..report import Report
+from ..runner import Argument, Measurement
+from .compute import SyntheticFit, SyntheticResult, SyntheticSetting, synthetic_bottleneck
+from .heads import DEFAULT_HEADS, choose_head, known_heads
+from .picture import synthetic_picture
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Fit the heads."""
+    names = known_heads() if arguments.heads == ["all"] else arguments.heads
+    setting = SyntheticSetting(
+        arguments.contexts,
+        arguments.outcomes,
+        tuple(arguments.dimensions),
+        tuple(arguments.alpha),
+        tuple(map(choose_head, names)),
+        arguments.steps,
+        tuple(arguments.learning_rates),
+        arguments.seeds,
+    )
+    device = choose_device(arguments.device)
+    task = Task("fitting heads", setting.n_fits)
+
+    def advance(fit: SyntheticFit) -> None:
+        task.note = _described(fit)
+        task.advance()
+
+    try:
+        result = synthetic_bottleneck(setting, device, advance, processes=arguments.processes)
+    finally:
+        task.close()
+    return synthetic_report(result)
+
+
+def synthetic_report(result: SyntheticResult) -> Report:
+    """Tables of mode matching and divergence, with a picture, for each alpha; parameters."""
+    alphas = result.setting.alphas
+    return Report(
+        "Synthetic bottleneck experiment",
+        _tables(result),
+        list(_notes(result)),
+        result,
+        result.fits,
+        {f"alpha-{alpha:g}": synthetic_picture(result, alpha) for alpha in alphas},
+    )
+
+
+def _tables(result: SyntheticResult) -> list[Table]:
+    """Tables with a row for each head and a column for each dimension."""
+    several = result.setting.seeds > 1
+    spread = ", mean and standard deviation over seeds" if several else ""
+    texts: dict[str, dict[tuple[str, int], str]] = {}
+    for alpha in result.setting.alphas:
+        for name, digits, title in (
+            ("mode_matching", 1, "Mode matching (% of contexts)"),
+            ("divergence", 3, "KL(P* || P), cross-entropy minus entropy (nats)"),
+        ):
+            of_table = texts[f"{title}, alpha = {alpha:g}{spread}"] = {}
+            for cell in result.cells:
+                mean, deviation = getattr(cell, name), getattr(cell, f"{name}_deviation")
+                text = f"{mean:,.{digits}f}" + (f" ± {deviation:,.{digits}f}" if several else "")
+                if cell.alpha == alpha:
+                    of_table[cell.head, cell.dimension] = (
+                        text if math.isfinite(mean) else "diverged"
+                    )
+    texts["Parameters of the head, without context vectors"] = {
+        (fit.head, fit.dimension): count(fit.parameters) for fit in result.fits
+    }
+    heads = [choice.label for choice in result.setting.heads]
+    dimensions = list(enumerate(result.setting.dimensions, start=1))
+    columns: list[Column] = [("head", itemgetter(0))]
+    columns += [(f"D={d}", itemgetter(place), str) for place, d in dimensions]
+    return [
+        table(title, [(head, *(cells[head, d] for _, d in dimensions)) for head in heads], columns)
+        for title, cells in texts.items()
+    ]
+
+
+def _notes(result: SyntheticResult) -> Iterator[str]:
+    setting = result.setting
+    for each in result.baselines:
+        yield (
+            f"alpha = {each.alpha:g}: the mean entropy of the targets is {each.entropy:.3f} nats; "
+            f"their mean as the prediction for every context is {each.divergence:.3f} nats away "
+            f"and matches {each.mode_matching:.1f} % of the modes."
+        )
+    rates = ", ".join(f"{rate:g}" for rate in setting.learning_rates)
+    again = ", used for the other seeds too" if setting.seeds > 1 else ""
+    yield (
+        f"At most {setting.steps} steps of Adam, on all contexts at once. Of the learning rates "
+        f"{rates}, the one with the smallest divergence on the first seed{again}, for each head, D "
+        "and alpha."
+    )
+    if len(setting.learning_rates) > 1:
+        chosen = [cell.learning_rate for cell in result.cells]
+        yield (
+            f"Chosen learning rates: {len(chosen)} in total, "
+            f"{chosen.count(min(setting.learning_rates))} of them the smallest and "
+            f"{chosen.count(max(setting.learning_rates))} the largest of the grid."
+        )
+    options = [
+        f"{choice.label} ({', '.join(f'{key}={value}' for key, value in choice.options.items())})"
+        for choice in setting.heads
+        if choice.options
+    ]
+    if options:
+        yield f"Options of the heads: {'; '.join(options)}."
+
+
+def _described(fit: SyntheticFit) -> str:
+    return f"{fit.head}, D = {fit.dimension}, alpha = {fit.alpha:g}"
+
+
+_NUMBER = {"metavar": "N", "type": at_least_1}
+_POSITIVE = {"metavar": "X", "type": positive, "nargs": "+"}
+COMMAND = Measurement(
+    "synthetic",
+    "what each head can express with D features",
+    """\
+The softmax bottleneck without a network: N contexts, each with a trainable vector of D numbers, and
+M outcomes, whose parameters all contexts share, are fitted by full-batch Adam to targets from a
+Dirichlet distribution. For every head, D and alpha, reports the share of contexts whose most
+probable outcome is right (mode matching), and the divergence KL(P* || P), which is the
+cross-entropy minus the entropy of the targets. Takes three to four minutes on two cores with the
+defaults. Ctrl-C stops it without writing anything.
+""",
+    measure,
+    (
+        Argument("--contexts", **_NUMBER, default=200, help="N, number of contexts"),
+        Argument("--outcomes", **_NUMBER, default=100, help="M, number of outcomes"),
+        Argument(
+            "--dimensions", **_NUMBER, nargs="+", default=[2, 4, 8, 16, 32], help="sizes D to try"
+        ),
+        Argument(
+            "--alpha",
+            **_POSITIVE,
+            default=[0.01, 0.1],
+            help="concentrations of the symmetric Dirichlet distribution; the smaller, the fewer "
+            "outcomes have most of a target's mass",
+        ),
+        Argument(
+            "--heads",
+            metavar="HEAD",
+            nargs="+",
+            default=list(DEFAULT_HEADS),
+            help="names, or NAME:KEY=VALUE,KEY=VALUE with options of the head, such as "
+            "mos:components=15 or trees:n_trees=2,root=16; all: every head that reads one vector",
+        ),
+        Argument(
+            "--steps", **_NUMBER, default=400, help="largest number of steps of Adam in a fit"
+        ),
+        Argument(
+            "--learning-rates",
+            **_POSITIVE,
+            default=[0.05, 0.2, 0.8],
+            help="grid of learning rates; the best on the first seed is chosen for each head, D "
+            "and alpha",
+        ),
+        Argument(
+            "--seeds", **_NUMBER, default=2, help="number of repetitions, each with other targets"
+        ),
+        Argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="where to fit"),
+        Argument("--processes", **_NUMBER, default=2, help="to work in"),
+    ),
+)

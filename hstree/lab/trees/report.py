@@ -1,0 +1,290 @@
+"""``hstree analyze tree``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hstree.lm._arguments import count as at_least_one
+from hstree.lm.data import Vocabulary
+from hstree.lm.runs import load_run, run_corpus, run_names
+from hstree.lm.table import Table, count, decimals, table
+from hstree.trees import Tree
+
+from ..report import Report
+from ..runner import Argument, Measurement
+from .clusters import (
+    Agreement,
+    Cluster,
+    heaviest_clusters,
+    nearest_words,
+    root_partition,
+    tree_agreement,
+)
+from .losses import FrequencyBin, TreeLoss, frequency_loss, tree_head, tree_loss
+from .picture import agreement_picture, frequency_picture, level_picture
+
+IntArray = npt.NDArray[np.int64]
+
+_WORDS = 6  # number of words to show if none is given
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Measure the trees of a run, and its loss by frequency compared with other runs."""
+    paths = [arguments.directory, *arguments.against]
+    names = run_names(paths)
+    runs = {n: load_run(path, arguments.device) for n, path in zip(names, paths, strict=True)}
+    own, run = names[0], runs[names[0]]
+    try:
+        head = tree_head(run.model)
+    except ValueError as error:
+        raise ValueError(f"{arguments.directory}: {error}") from None
+    trees, vocabulary = head.trees, run.vocabulary
+    for name, other in runs.items():
+        if other.vocabulary != vocabulary:
+            raise ValueError(f"--against: expected the words of {own}, got others in {name}")
+    for word in arguments.word or ():
+        if word not in vocabulary:
+            raise ValueError(f"--word: {word!r} is not in the vocabulary")
+    corpus = run_corpus(run, arguments.settings.data)
+
+    loss = tree_loss(run.model, corpus.test)
+    bins = {
+        name: frequency_loss(each.model, corpus.test, vocabulary.frequencies)
+        for name, each in runs.items()
+    }
+    clusters = [
+        heaviest_clusters(tree, vocabulary, arguments.clusters, arguments.words) for tree in trees
+    ]
+    nearest = {
+        word: [nearest_words(tree, vocabulary, word, arguments.words) for tree in trees]
+        for word in arguments.word or _central_words(trees, vocabulary)
+    }
+    tables = [tree_table(loss, trees, vocabulary.frequencies), level_table(loss)]
+    notes = [
+        f"{loss.tokens:,} tokens of the test text of {corpus.name}, read as one stream: "
+        "perplexities differ a little from those of hstree evaluate, which cuts it into several",
+        f"gate {head.gate!r}: the weights spread over {loss.gate_perplexity:.2f} of {len(trees)} "
+        "trees (mean of exp entropy)",
+    ]
+    data = {"text": corpus.name, "loss": loss}
+    pictures = {"loss-by-level": level_picture(loss)}
+    if len(trees) > 1:
+        agreement = tree_agreement(trees, vocabulary.frequencies)
+        tables += [mixture_table(loss), agreement_table(agreement)]
+        notes += [
+            "the trees were trained as a mixture, so each may specialize: the loss of "
+            "a single tree is not that of a tree trained alone",
+            f"Spearman of depths: over {agreement.pairs:,} random pairs of words, of the depth of "
+            "the node where they part; most pairs part at a wide root",
+        ]
+        data["agreement"] = agreement
+        pictures["agreement"] = agreement_picture(agreement)
+    tables += [frequency_table(bins), cluster_table(clusters), nearest_table(nearest)]
+    data |= {"frequency": bins, "clusters": clusters, "nearest": nearest}
+    pictures["loss-by-frequency"] = frequency_picture(bins)
+    visits = np.round(loss.reached * loss.tokens).astype(int)
+    rows = [
+        ("level", own, t + 1, loss.levels[k], visits[t, k], loss.parts[t, k] * loss.tokens)
+        for t, k in np.ndindex(visits.shape)
+    ] + [
+        ("frequency", name, None, f"ranks {f.first}-{f.last}", f.tokens, f.loss)
+        for name, found in bins.items()
+        for f in found
+    ]
+    keys = ("kind", "run", "tree", "where", "tokens", "loss")
+    cells = [dict(zip(keys, row, strict=True)) for row in rows]
+    return Report(f"The trees of {own}", tables, notes, data, cells, pictures)
+
+
+def _central_words(trees: Sequence[Tree], vocabulary: Vocabulary) -> list[str]:
+    """The most frequent words that are not directly under the root of any tree."""
+    below = np.ones(len(vocabulary), bool)
+    for tree in trees:
+        partition = root_partition(tree, vocabulary.frequencies)
+        below &= np.bincount(partition)[partition] > 1
+    order = np.argsort(-vocabulary.frequencies, kind="stable")
+    return vocabulary.decode(order[below[order]][:_WORDS])
+
+
+def tree_table(loss: TreeLoss, trees: Sequence[Tree], frequencies: IntArray) -> Table:
+    """A table of the trees: shape, loss, weight in the mixture."""
+    partitions = [root_partition(tree, frequencies) for tree in trees]
+    alone = [np.bincount(partition)[partition] == 1 for partition in partitions]
+    share = [100 * frequencies[which].sum() / frequencies.sum() for which in alone]
+    return table(
+        "Single trees",
+        range(len(trees)),
+        [
+            ("tree", lambda t: t + 1),
+            ("clusters", lambda t: int(partitions[t].max()) + 1, count),
+            ("of one word", lambda t: int(alone[t].sum()), count),
+            ("their share of the text (%)", lambda t: share[t], decimals(1)),
+            ("mean depth", lambda t: trees[t].average_depth(frequencies), decimals(2)),
+            ("height", lambda t: trees[t].height, str),
+            ("loss", lambda t: loss.trees[t], decimals(4)),
+            ("perplexity", lambda t: math.exp(loss.trees[t]), decimals(2)),
+            ("mean weight", lambda t: loss.gate[t], decimals(3)),
+        ],
+    )
+
+
+def level_table(loss: TreeLoss) -> Table:
+    """A table of the loss by level, for each tree and as mean over the trees."""
+    two, three, four = map(decimals, (2, 3, 4))
+    rows = []
+    for k in np.flatnonzero(loss.reached.any(axis=0)):
+        came, lost = loss.reached[:, k].mean(), loss.parts[:, k].mean()
+        trees = map(four, loss.parts[:, k])
+        share = two(100 * lost / loss.trees.mean())
+        rows.append((loss.levels[k], two(100 * came), *trees, share, three(lost / came)))
+    rows.append(("all", "-", *map(four, loss.trees), two(100), "-"))
+    names = [f"tree {t + 1}" for t in range(len(loss.trees))]
+    means = ("share of the loss (%)", "nats per token there")
+    return Table(
+        "Loss by level (nats per token); shares and the last column: means over the trees",
+        ("level", "tokens that reach it (%)", *names, *means),
+        tuple(rows),
+        (False, *[True] * (3 + len(names))),
+    )
+
+
+def mixture_table(loss: TreeLoss) -> Table:
+    """A table of the steps from the mean loss of the trees to the loss of the mixture."""
+    mean = float(loss.trees.mean())
+    return table(
+        "What mixing gains (nats per token)",
+        [
+            ("mean of the trees' losses", mean, None),
+            ("mixture with equal weights", loss.uniform, mean - loss.uniform),
+            ("mixture with the head's weights", loss.mixture, loss.uniform - loss.mixture),
+        ],
+        [
+            ("", lambda step: step[0]),
+            ("loss", lambda step: step[1], decimals(4)),
+            ("perplexity", lambda step: math.exp(step[1]), decimals(2)),
+            ("gain", lambda step: step[2], decimals(4)),
+        ],
+    )
+
+
+def agreement_table(agreement: Agreement) -> Table:
+    """A table with a row for each pair of trees."""
+    together, chance = 100 * agreement.together, 100 * agreement.chance
+    first = "together in both, of those in the first (%)"
+    return table(
+        "Agreement of pairs of trees",
+        itertools.combinations(range(len(chance)), 2),
+        [
+            ("trees", lambda pair: f"{pair[0] + 1}, {pair[1] + 1}"),
+            ("adjusted Rand index", lambda pair: agreement.adjusted_rand[pair], decimals(3)),
+            (first, lambda pair: together[pair], decimals(1)),
+            ("of those in the second (%)", lambda pair: together[pair[::-1]], decimals(1)),
+            ("by chance (%)", lambda pair: chance[list(pair)].mean(), decimals(1)),
+            ("Spearman of depths", lambda pair: agreement.depth_correlation[pair], decimals(3)),
+        ],
+    )
+
+
+def frequency_table(bins: Mapping[str, Sequence[FrequencyBin]]) -> Table:
+    """A table of the loss by frequency rank in the training text, with columns for each run."""
+    first = next(iter(bins.values()))
+    whole = sum(f.tokens for f in first)
+    percent = decimals(1)
+    header = ["rank", "training occurrences", "tokens", "tokens (%)"]
+    rows = [
+        [f.label, _occurrences(f), count(f.tokens), percent(100 * f.tokens / whole)] for f in first
+    ]
+    rows.append(["all", "-", count(whole), percent(100)])
+    for name, found in bins.items():
+        loss = sum(f.loss for f in found)
+        header += [f"{name}: loss", f"{name}: share (%)"]
+        for row, f in zip(rows, found, strict=False):
+            row += [decimals(3)(f.mean), percent(100 * f.loss / loss)]
+        rows[-1] += [decimals(4)(loss / whole), percent(100)]
+    return Table(
+        "Loss by frequency of the word (nats per token, share of the run's whole loss)",
+        tuple(header),
+        tuple(map(tuple, rows)),
+        (False, False, *[True] * (len(header) - 2)),
+    )
+
+
+def _occurrences(found: FrequencyBin) -> str:
+    return f"{found.most:,}" + (f" to {found.least:,}" if found.most > found.least else "")
+
+
+def cluster_table(clusters: Sequence[Sequence[Cluster]]) -> Table:
+    """A table of the heaviest clusters of each tree and their words."""
+    return table(
+        "Heaviest clusters under the root",
+        [(tree, cluster) for tree, found in enumerate(clusters, start=1) for cluster in found],
+        [
+            ("tree", lambda item: item[0]),
+            ("words", lambda item: item[1].size, count),
+            ("share of the text (%)", lambda item: 100 * item[1].share, decimals(2)),
+            ("the most frequent of them", lambda item: " ".join(item[1].words)),
+        ],
+    )
+
+
+def nearest_table(nearest: Mapping[str, Sequence[Sequence[tuple[str, int]]]]) -> Table:
+    """A table of the nearest words of each word in each tree."""
+    rows = tuple(
+        (word, str(tree), " ".join(f"{c}/{d}" for c, d in near) or "- (directly under the root)")
+        for word, found in nearest.items()
+        for tree, near in enumerate(found, start=1)
+    )
+    header = ("word", "tree", "nearest words/depth of the node where they part")
+    return Table("Nearest words in each tree", header, rows, (False,) * 3)
+
+
+_NUMBER = {"type": at_least_one, "metavar": "N"}
+
+COMMAND = Measurement(
+    "tree",
+    "words, agreement and losses of trees",
+    """\
+Analyze the trees of a run: the clusters of words in each tree, the agreement of the trees, the loss
+on the test text by level of the paths, for each tree and the mixture, and the loss by frequency of
+the word, compared with other runs of any head. Without --data, the text that the run was trained on
+is read.
+""",
+    measure,
+    (
+        Argument("directory", metavar="RUN", help="run folder of hstree train"),
+        Argument(
+            "--against",
+            metavar="RUN",
+            nargs="+",
+            default=[],
+            help="runs of any head over the same words, to compare the loss by frequency with",
+        ),
+        Argument(
+            "--word",
+            action="append",
+            metavar="W",
+            help="show the nearest words of this word in each tree; may be repeated (default: "
+            "the most frequent words that are not directly under the root of any tree)",
+        ),
+        Argument(
+            "--clusters",
+            default=8,
+            help="number of heaviest clusters to show for each tree",
+            **_NUMBER,
+        ),
+        Argument(
+            "--words",
+            default=10,
+            help="number of words to show for a cluster, and of nearest words",
+            **_NUMBER,
+        ),
+    ),
+    settings=("data", "device", "threads"),
+    output="results/tree",
+)

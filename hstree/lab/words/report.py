@@ -1,0 +1,125 @@
+"""``hstree analyze words``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from hstree.lm.runs import load_run, run_names
+from hstree.lm.table import Table, count, decimals
+
+from ..report import Report
+from ..runner import Argument, Measurement
+from .compute import VECTORS, WordSimilarity, mean_similarity, model_embeddings, word_similarity
+from .files import read_embeddings, read_similarity_sets
+from .picture import word_similarity_picture
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Measure the correlation of the vectors of runs and files with human scores."""
+    places = [*arguments.directories, *arguments.embeddings]
+    if not places:
+        raise ValueError("RUN: expected at least one run folder, or --embeddings FILE, got neither")
+    sets = read_similarity_sets(arguments.benchmarks)
+    wanted = {word for pairs in sets.values() for *pair, _ in pairs for word in pair}
+    embeddings = []
+    for number, (name, place) in enumerate(zip(run_names(places), places, strict=True)):
+        if number < len(arguments.directories):
+            run = load_run(place)
+            words = run.vocabulary.words
+            embeddings.append(model_embeddings(run.model, words, name, arguments.vectors))
+        else:
+            embeddings.append(read_embeddings(place, wanted, name))
+    found = word_similarity(sets, embeddings, common=arguments.common)
+    rows = [each for row in found for each in row]
+    models = [each.name for each in embeddings]
+    which = {"input": "input embeddings", "output": "output class vectors"}[arguments.vectors]
+    pairs = "that every model has" if arguments.common else "whose words it has"
+    weighted = mean_similarity(found, weighted=True)
+    return Report(
+        "Word similarity",
+        [word_similarity_table(found)],
+        [
+            f"{which}, each model on the pairs {pairs}; "
+            "p-values and 95% intervals are in words.csv and words.json"
+        ],
+        {
+            "vectors": arguments.vectors,
+            "common": arguments.common,
+            "correlations": rows,
+            "mean": dict(zip(models, mean_similarity(found), strict=True)),
+            "mean_weighted_by_pairs": dict(zip(models, weighted, strict=True)),
+        },
+        rows,
+        {"similarity": word_similarity_picture(found)},
+    )
+
+
+def word_similarity_table(found: Sequence[Sequence[WordSimilarity]]) -> Table:
+    """A table with a row for each set, then means over the sets if there are several. It has one
+    column of missing pairs if their number is the same for all models."""
+    models = [each.model for each in found[0]]
+    missing = [[each.missing for each in row] for row in found]
+    header = [f"missing in {model}" for model in models]
+    if all(len(set(row)) == 1 for row in missing):
+        missing, header = [row[:1] for row in missing], ["missing"]
+    rho = decimals(3)
+    rows = [
+        (row[0].set, count(row[0].pairs), *map(count, absent), *(rho(each.rho) for each in row))
+        for row, absent in zip(found, missing, strict=True)
+    ]
+    if len(found) > 1:
+        blank = [""] * (1 + len(header))
+        rows.append(("mean of the sets", *blank, *map(rho, mean_similarity(found))))
+        weighted = mean_similarity(found, weighted=True)
+        rows.append(("weighted by pairs", *blank, *map(rho, weighted)))
+    return Table(
+        "Spearman's rho of human scores and cosine similarities of word vectors",
+        ("set", "pairs", *header, *models),
+        tuple(rows),
+        (False, *[True] * (1 + len(header) + len(models))),
+    )
+
+
+COMMAND = Measurement(
+    "words",
+    "word vectors against human similarity scores",
+    """\
+Word similarity: Spearman's rank correlation between human scores of pairs of words and the cosine
+similarity of the vectors that models have learned. A word is looked up as written, otherwise in
+lower case. Pairs with a word that a model does not have are excluded and counted.
+""",
+    measure,
+    (
+        Argument(
+            "--benchmarks",
+            metavar="PATH",
+            required=True,
+            help="folder of word-similarity sets (.txt, .csv, .tsv, .tab), or one such file: "
+            "lines word1 word2 score, and most variants of that format",
+        ),
+        Argument(
+            "--vectors",
+            choices=VECTORS,
+            default="input",
+            help="the word embeddings, or the class vectors of the output layer, which trees and "
+            "the "
+            "adaptive softmax do not have",
+        ),
+        Argument(
+            "--embeddings",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="also evaluate the vectors in this text file of word2vec or GloVe; may be "
+            "repeated",
+        ),
+        Argument(
+            "--common",
+            action="store_true",
+            help="evaluate all models on the pairs that every model has",
+        ),
+    ),
+    runs="*",
+    output="words",
+)

@@ -1,0 +1,60 @@
+"""Figures without a display, in colors that color-blind readers can distinguish, as files."""
+
+from __future__ import annotations
+
+import io
+import logging
+from typing import Any
+
+from hstree.lm._packages import optional_package
+
+# Okabe and Ito, Color Universal Design (2008), without yellow, which is too faint on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = ("-", "--", "-.", ":")
+FORMATS = ("png", "pdf", "svg")
+
+
+def new_figure(width: float, height: float, *, constrained: bool = True) -> Any:
+    """A :class:`matplotlib.figure.Figure` of this size in inches, without a window. Raises
+    ValueError if matplotlib is not installed."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no message when it builds its cache
+    optional_package("matplotlib", "a picture", "lm")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained" if constrained else None)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def line_style(number: int) -> dict[str, str]:
+    """Color and line style of curve ``number`` of a picture: all colors solid, then dashed, ..."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+    }
+
+
+def plain(text: str) -> str:
+    """The text changed so that matplotlib shows it literally: a dollar would start a formula, and a
+    leading underscore would hide a label."""
+    return " " * text.startswith("_") + text.replace("$", r"\$")
+
+
+def picture(figure: Any, file_format: str = "png", **options: Any) -> bytes:
+    """The figure as the content of a file.
+
+    Args:
+        figure: a figure from :func:`new_figure`.
+        file_format: one of :data:`FORMATS`.
+        **options: further arguments of ``savefig``.
+
+    Raises:
+        ValueError: for another format.
+    """
+    if file_format not in FORMATS:
+        raise ValueError(f"file_format: expected one of {', '.join(FORMATS)}, got {file_format!r}")
+    buffer = io.BytesIO()
+    metadata = {"Software": "hstree"} if file_format == "png" else None
+    figure.savefig(buffer, format=file_format, metadata=metadata, **options)
+    return buffer.getvalue()

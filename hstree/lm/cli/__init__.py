@@ -1,0 +1,16 @@
+"""The command line: what every command shares, and ``hstree train | evaluate | generate | convert |
+tree``."""
+
+from . import convert, evaluate, generate, train, tree
+from .app import build_parser, run
+
+COMMANDS = (
+    train.add_command,
+    evaluate.add_command,
+    generate.add_command,
+    convert.add_command,
+    tree.add_command,
+)
+"""Each registers a command of the reference language model."""
+
+__all__ = ["COMMANDS", "build_parser", "run"]

@@ -1,0 +1,177 @@
+"""``hstree convert``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hstree.lm._arguments import count
+from hstree.lm._terminal import fold, show
+from hstree.lm.runs.flags import add_config_arguments, add_run_argument, config_values
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from hstree.decoding import Agreement
+    from hstree.heads import Softmax, TreeEnsemble
+    from hstree.lm.runs import Run
+    from hstree.trees import ContextMeans
+
+_DESCRIPTION = """\
+Turn the softmax of a trained model into trees that read its rows, a draft for speculative decoding.
+The trees cluster words by their mean hidden states over the training text; the nodes above the
+words are fitted to the softmax on a sample of these hidden states. The file that is written holds
+what the trees add to the softmax, not its weight.
+"""
+
+_VALIDATED = 1 << 14  # contexts of the validation text on which both are compared
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "convert", help="trees from the softmax of a trained model", description=_DESCRIPTION
+    )
+    add_run_argument(parser)
+    parser.add_argument(
+        "--output", metavar="FILE", help="file to write (default: draft.safetensors in RUN)"
+    )
+    options = (
+        ("n-trees", 1, "number of trees, T"),
+        ("hidden-states", 1 << 17, "number of hidden states to which the nodes are fitted"),
+        ("epochs", 3, "passes over these hidden states"),
+    )
+    for name, default, text in options:
+        parser.add_argument(
+            f"--{name}",
+            type=count,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: {default})",
+        )
+    parser.add_argument(
+        "--root",
+        type=count,
+        metavar="N",
+        help="number of children of the root, C (default: 1024, at most a quarter of the words "
+        "and at least the square root of their number; up to 1,024 words: all of them)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of trees and fit (default: 0)"
+    )
+    add_config_arguments(parser, only=("device", "threads"))
+    parser.set_defaults(handler=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import os
+    import time
+    from pathlib import Path
+
+    from hstree.heads import Softmax
+    from hstree.lm.runs import TrainConfig, choose_device, load_run, set_threads
+    from hstree.lm.runs.names import DRAFT
+
+    settings = TrainConfig(**config_values(arguments))
+    set_threads(settings)
+    run = load_run(arguments.directory, choose_device(settings.device))
+    softmax = run.model.head
+    if not isinstance(softmax, Softmax):
+        raise ValueError(
+            f"{run.path}: expected a run with the head 'softmax', got {softmax.name!r}"
+        )
+    output = Path(arguments.output) if arguments.output else run.path / DRAFT
+    if os.path.lexists(output):
+        raise ValueError(f"{output} already exists; name a new file with --output")
+    if not output.absolute().parent.is_dir():
+        raise ValueError(f"--output: there is no folder {output.parent}")
+    begin = time.perf_counter()
+    draft, before, after = _convert(run, softmax, arguments)
+    seconds = time.perf_counter() - begin
+    draft.save(output, embedding=softmax)
+    show(_report(run, draft, before, after))
+    print(fold(f"written to {output} in {seconds:.0f} s", sys.stdout))
+    return 0
+
+
+def _convert(
+    run: Run, softmax: Softmax, arguments: argparse.Namespace
+) -> tuple[TreeEnsemble, Agreement, Agreement]:
+    """The trees, and how they agree with the softmax on validation text before and after the
+    fit."""
+    from hstree.decoding import agreement
+    from hstree.heads import TreeEnsemble
+    from hstree.lm.data import Streams
+    from hstree.lm.runs import run_corpus
+    from hstree.lm.training import processes
+    from hstree.lm.training.relearning import read_contexts
+
+    def contexts(split: str, n: int) -> tuple[ContextMeans, Tensor]:
+        tokens = getattr(corpus, split)
+        if len(tokens) < 2:
+            raise ValueError(
+                f"{corpus.name}: the {split} part has {len(tokens)} tokens, at least 2 are needed"
+            )
+        streams = Streams(tokens, min(run.config.batch_size, len(tokens) - 1))
+        with processes(device) as alone:
+            means, hidden, target = read_contexts(run.model, streams, alone, n)
+        return means, hidden[target != streams.ignore_index]
+
+    device = softmax.weight.device.type
+    corpus = run_corpus(run, None)
+    means, hidden = contexts("train", arguments.hidden_states)
+    _, valid = contexts("valid", _VALIDATED)
+    draft = TreeEnsemble.from_linear(
+        softmax,
+        tied=True,
+        vectors=means.vectors(),
+        at=means.mean,
+        frequencies=means.count.cpu(),
+        n_trees=arguments.n_trees,
+        root=arguments.root,
+        seed=arguments.seed,
+    ).eval()
+    before = agreement(softmax, draft, valid)
+    draft.fit_nodes(hidden, softmax, epochs=arguments.epochs, seed=arguments.seed)
+    return draft, before, agreement(softmax, draft, valid)
+
+
+def _report(run: Run, draft: TreeEnsemble, before: Agreement, after: Agreement) -> str:
+    shared = draft.output_embedding
+    own = sum(p.numel() for p in draft.parameters() if p is not shared)
+    rows = _rows_scored(draft, run.vocabulary.frequencies)
+    heading = (
+        f"{run.path}: T = {draft.n_trees}, C = {draft.trees[0].root_width}, below it the rows of "
+        f"the softmax over {draft.n_classes:,} words"
+    )
+    lines = [
+        fold(heading, sys.stdout),
+        f"parameters       {own:>12,}  beside {shared.numel():,} of the softmax",
+        f"rows for a draw  {rows:>12,.0f}  of {draft.n_classes:,}",
+        "",
+        f"on {len(after.acceptance):,} contexts of the validation text",
+        f"{'':<16}{'expected acceptance':>21}{'KL divergence':>15}",
+    ]
+    for name, found in (("first order", before), ("fitted", after)):
+        acceptance, divergence = found.acceptance.mean(), found.divergence.mean()
+        lines.append(f"{name:<16}{acceptance:>21.4f}{divergence:>15.4f}")
+    return "\n".join(lines)
+
+
+def _rows_scored(draft: TreeEnsemble, frequencies: npt.NDArray[np.int64]) -> float:
+    """Mean number of rows of weights on the path of a word in one tree: one for a binary node, one
+    for each child of another."""
+    import numpy as np
+
+    from hstree.trees.paths import edge_paths
+
+    share = frequencies / frequencies.sum()
+    means = []
+    for tree in draft.trees:
+        edge = edge_paths(tree, np.arange(tree.n_classes))
+        width = np.where(tree.n_children > 2, tree.n_children, 1)[tree.edges().node[edge]]
+        means.append(share @ np.where(edge >= 0, width, 0).sum(1))
+    return float(np.mean(means))

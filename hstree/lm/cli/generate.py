@@ -1,0 +1,159 @@
+"""``hstree generate``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any, cast
+
+from hstree.lm._arguments import count, flags_named, share, temperature
+from hstree.lm._messages import shortened
+from hstree.lm._terminal import fold, show
+from hstree.lm.runs.flags import add_config_arguments, add_run_argument, config_values
+
+if TYPE_CHECKING:
+    from hstree.heads import Head
+    from hstree.lm.models import LanguageModel
+
+_FLAGS = {
+    "n_words": "--words",
+    "n_samples": "--samples",
+    "k": "--draft-words",
+    "top_k": "--top-k",
+    "top_p": "--top-p",
+    "seed": "--seed",
+}
+"""The flags of arguments of the functions that draw."""
+
+_DESCRIPTION = """\
+Generate text with a trained model. Each word is drawn given all words before it: by the head's own
+sampler, or from the probabilities of all words if --temperature, --top-k or --top-p is given. <unk>
+is never drawn. For a run with --tokenizer, words are the tokens of that tokenizer.
+
+With --draft, another head draws most of the words and the model's head accepts or replaces them
+(speculative decoding). The text has the model's distribution; only the speed depends on the draft.
+
+The words drawn per second are written to standard error.
+"""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "generate", help="text from a trained model", description=_DESCRIPTION
+    )
+    add_run_argument(parser)
+    parser.add_argument(
+        "--prompt", default="", metavar="TEXT", help="text to continue (default: a new sentence)"
+    )
+    parser.add_argument(
+        "--words", type=count, default=60, metavar="N", help="number of words to draw (default: 60)"
+    )
+    parser.add_argument(
+        "--samples", type=count, default=1, metavar="N", help="number of texts to draw (default: 1)"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=temperature,
+        metavar="X",
+        help="values below 1 sharpen the distribution, values above 1 flatten it",
+    )
+    parser.add_argument(
+        "--top-k", type=count, metavar="K", help="draw only from the K most probable words"
+    )
+    parser.add_argument(
+        "--top-p",
+        type=share,
+        metavar="P",
+        help="draw only from the most probable words that together reach the probability P",
+    )
+    parser.add_argument(
+        "--draft",
+        metavar="FILE",
+        help="saved head that drafts words, with the sizes of the model's head, such as trees made "
+        "of its softmax (not with --top-k or --top-p)",
+    )
+    parser.add_argument(
+        "--draft-words",
+        type=count,
+        default=4,
+        metavar="K",
+        help="number of words to draft for each call of the model's head (default: 4)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the draws (default: 0)"
+    )
+    add_config_arguments(parser, only=("device", "threads"))
+    parser.set_defaults(handler=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import sys
+
+    from hstree.lm.data import prompt_words
+    from hstree.lm.runs import TrainConfig, choose_device, load_run, set_threads
+
+    if arguments.draft is not None:
+        for flag, value in (("--top-k", arguments.top_k), ("--top-p", arguments.top_p)):
+            if value is not None:
+                raise ValueError(f"--draft: expected no {flag}, got {flag} {value}")
+    settings = TrainConfig(**config_values(arguments))
+    set_threads(settings)
+    run = load_run(arguments.directory, choose_device(settings.device))
+    words = prompt_words(arguments.prompt, run.vocabulary, run.tokenizer)
+    unknown = [word for word in words if word not in run.vocabulary]
+    if unknown:
+        listed = shortened(", ".join(unknown), 1000)
+        line = f"hstree: not in the vocabulary, read as <unk>: {listed}"
+        print(fold(line, sys.stderr), file=sys.stderr)
+    prompt = [run.vocabulary.end, *run.vocabulary.encode(words)]
+    with flags_named(_FLAGS):
+        samples, speed = _draw(run.model, prompt, run.vocabulary.unknown, arguments)
+    for number, sample in enumerate(samples):
+        if number:
+            show("-" * 40)
+        show(run.tokenizer.join([*words, *run.vocabulary.decode(sample)]))
+    sys.stdout.flush()
+    print(fold(f"hstree: {speed}", sys.stderr), file=sys.stderr)
+    return 0
+
+
+def _draw(
+    model: LanguageModel, prompt: list[int], avoid: int, arguments: argparse.Namespace
+) -> tuple[list[list[int]], str]:
+    """The samples, and the speed in words."""
+    import time
+
+    from hstree.lm.models import generate, speculative
+
+    size = arguments.words, arguments.samples
+    options = {"seed": arguments.seed, "avoid": avoid}
+    accepted = ""
+    if arguments.draft is None:
+        options |= {name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p")}
+        start = time.perf_counter()
+        samples = generate(model, prompt, *size, **options)
+    else:
+        draft = _load_draft(arguments.draft, model).to(model.backbone.embedding.weight.device)
+        temperature = 1.0 if arguments.temperature is None else arguments.temperature
+        options |= {"k": arguments.draft_words, "temperature": temperature}
+        start = time.perf_counter()
+        output = speculative(model, draft, prompt, *size, **options)
+        samples = output.classes
+        accepted = (
+            f"; a verification accepted {output.accepted:.2f} of {output.drafted:.2f} drafted words"
+        )
+    seconds = time.perf_counter() - start
+    return samples, f"{arguments.words * arguments.samples / seconds:,.0f} tokens/s{accepted}"
+
+
+def _load_draft(path: str, model: LanguageModel) -> Head:
+    """The draft; one that was saved without the weight that it shares with the model's head, as by
+    ``hstree convert``, reads that again."""
+    from hstree.heads import load_head
+
+    try:
+        return load_head(path)
+    except ValueError as error:
+        if not str(error).startswith("embedding: ") or not hasattr(model.head, "weight"):
+            raise
+    return load_head(path, embedding=cast(Any, model.head))

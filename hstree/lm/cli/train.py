@@ -1,0 +1,161 @@
+"""``hstree train``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hstree._progress import duration
+from hstree.lm._packages import has_pictures
+from hstree.lm._terminal import command_line, show
+from hstree.lm.runs import RESUMABLE, ConfigError, RunFigures, TrainConfig
+from hstree.lm.runs.config import HEAD_SETTINGS
+from hstree.lm.runs.flags import add_config_arguments, config_flags, config_values
+from hstree.lm.runs.head_options import check_read
+from hstree.lm.runs.settings import flag_name
+from hstree.lm.training.presets import PRESETS
+
+if TYPE_CHECKING:
+    from hstree.lm.training import TrainResult
+
+_DESCRIPTION = """\
+Train an LSTM language model and write a run folder with its settings, vocabulary, metrics,
+learning curve and best weights. Without arguments it trains on the docstrings and help topics of
+this Python installation, with four clustered trees, in about 4 minutes on two CPU cores. --preset
+uses the published settings of an AWD-LSTM, which need a GPU and hours; --finetune starts from the
+best weights of another run. Ctrl-C and SIGTERM save the state and stop; --resume continues from the
+last saved state. To train in several processes: torchrun -m -- hstree train.
+"""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser("train", help="train a language model", description=_DESCRIPTION)
+    parser.add_argument(
+        "--preset",
+        choices=tuple(PRESETS),
+        metavar="NAME",
+        help="published settings, which flags override: " + ", ".join(PRESETS),
+    )
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="resume this run where it stopped; only "
+        + ", ".join(f"--{flag_name(name)}" for name in RESUMABLE)
+        + " can be changed",
+    )
+    parser.add_argument(
+        "--print-config",
+        nargs="?",
+        const="table",
+        choices=("table", "json"),
+        help="print all settings and exit: as a table with the source of each value (default), "
+        "or as JSON",
+    )
+    add_config_arguments(parser)
+    parser.set_defaults(handler=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from hstree.lm.training import ConsoleReporter, is_main_process, resume, train
+
+    if arguments.resume is not None:
+        for name in ("preset", "print_config"):
+            if getattr(arguments, name):
+                raise ConfigError(f"--{flag_name(name)}: expected this or --resume, got both")
+        result = resume(arguments.resume, ConsoleReporter(), **config_values(arguments))
+    else:
+        config = _config(arguments)
+        if arguments.print_config == "json":
+            print(config.to_json(), end="")
+            return 0
+        if arguments.print_config == "table":
+            _print_settings(config, config_values(arguments), arguments.preset)
+            return 0
+        result = train(config, ConsoleReporter())
+    if is_main_process():
+        _print_end(result)
+    return 0
+
+
+def _print_end(result: TrainResult) -> None:
+    """The final figures, where the files are, and what to try next."""
+    from hstree.lm.runs import counterpart, read_run
+    from hstree.lm.runs.names import CURVE
+    from hstree.lm.training import format_summary
+
+    run, summary = read_run(result.run), result.summary
+    other = counterpart(run, "trees" if run.head == "softmax" else "softmax")
+    show(f"\n{format_summary(summary, other.final if other else None)}\n")
+    show(f"run folder:      {run.path}   ({duration(summary.seconds)})")
+    curve = run.path / CURVE if has_pictures() else "needs matplotlib: pip install 'hstree[lm]'"
+    show(f"learning curve:  {curve}\n")
+    show("Next:")
+    for purpose, command in _next_commands(run, other):
+        show(f"  {purpose}\n{command_line(command, sys.stdout, indent='    ')}")
+
+
+def _next_commands(run: RunFigures, other: RunFigures | None) -> Iterator[tuple[str, list[str]]]:
+    """Three commands to try on a run that has finished, and what each is for."""
+    folder, config = str(run.path), run.config
+    prompt = ["--prompt", "return the"] if config.data is None else []
+    yield "generate text", ["hstree", "generate", folder, *prompt]
+    if other is not None:
+        pair = [folder, str(other.path)]
+        yield (
+            f"compare with the head {other.head!r}",
+            ["hstree", "compare", *pair, "--plot", "curves.png"],
+        )
+    elif config.finetune is not None:
+        yield "evaluate with a neural cache", ["hstree", "evaluate", folder, "--cache"]
+    else:
+        flags = config_flags(config, leave_out={*HEAD_SETTINGS, "run"})
+        head, time = "trees" if run.head == "softmax" else "softmax", ""
+        if run.final is not None and head == "softmax":
+            cost = run.final.cost
+            more = run.epochs[-1].step * (cost.flat_seconds - cost.head_seconds)
+            time = f", about {duration(max(run.final.seconds + more, 1.0))}"
+        yield (
+            f"train with the head {head!r} and the same settings, to compare{time}",
+            ["hstree", "train", "--head", head, *flags],
+        )
+    if run.head == "trees":
+        yield "look into the trees", ["hstree", "analyze", "tree", folder]
+    else:
+        yield "the rank of the log-probabilities", ["hstree", "analyze", "rank", folder]
+
+
+def _print_settings(config: TrainConfig, given: dict[str, Any], preset: str | None) -> None:
+    """A table of all settings with the source of each value, and what the sources are."""
+    from hstree.lm._terminal import fold
+    from hstree.lm.print_tables import print_tables
+    from hstree.lm.table import table, text
+    from hstree.lm.training import SOURCES, setting_sources
+
+    rows = setting_sources(config, given, preset)
+    columns = [
+        ("setting", lambda row: row.name),
+        ("value", lambda row: text(row.value)),
+        ("source", lambda row: row.source),
+    ]
+    print_tables([table("", rows, columns)])
+    for source, reference in SOURCES.items():
+        if any(row.source == source for row in rows):
+            print(fold(f"{source}: {reference}", sys.stdout))
+
+
+def _config(arguments: argparse.Namespace) -> TrainConfig:
+    from hstree.lm.training import finetuning, preset
+
+    values = config_values(arguments)
+    run = values.pop("finetune", None)
+    if arguments.preset is not None and run is not None:
+        raise ConfigError("--preset: expected this or --finetune, got both")
+    if arguments.preset is not None:
+        config = preset(arguments.preset, **values)
+    else:
+        config = TrainConfig(**values) if run is None else finetuning(run, **values)
+    check_read(config, values)
+    return config

@@ -1,0 +1,231 @@
+"""``hstree tree build | describe | draw``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hstree.lm._arguments import count
+from hstree.lm._messages import quoted
+from hstree.lm._terminal import fold, show
+from hstree.lm.runs.flags import add_config_arguments, config_values
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from hstree.lm.data import Vocabulary
+    from hstree.trees import Tree
+
+_BUILD = """\
+Build a tree over the words of a corpus and save it as TREE (safetensors) and its words as
+TREE.vocabulary.txt. Clustered trees use word vectors: computed from the neighbors of each word in
+the corpus, or, with --from-run, the embeddings that the run has learned.
+"""
+_SOURCE_HELP = "file written by hstree tree build, or run folder of a model with trees"
+
+
+def add_command(commands: Any) -> None:
+    """Register the command and its subcommands."""
+    parser = commands.add_parser("tree", help="build, describe or draw trees over words")
+    subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    build = subcommands.add_parser("build", help="build a tree and save it", description=_BUILD)
+    build.add_argument("output", metavar="TREE", help="file to write; it must not exist")
+    build.add_argument(
+        "--from-run", metavar="RUN", help="take words, frequencies and vectors from a trained model"
+    )
+    add_config_arguments(
+        build,
+        only=(
+            "data",
+            "min_count",
+            "max_vocabulary",
+            "tokenizer",
+            "recipe",
+            "root",
+            "leaf",
+            "levels",
+            "seed",
+        ),
+    )
+    build.set_defaults(handler=_build)
+
+    describe = subcommands.add_parser("describe", help="show the sizes and depths of a tree")
+    _add_source(describe)
+    describe.add_argument(
+        "--word", action="append", default=[], metavar="W", help="show the path of a word"
+    )
+    describe.add_argument(
+        "--levels", type=count, default=3, metavar="N", help="number of levels to show (default: 3)"
+    )
+    describe.set_defaults(handler=_describe)
+
+    draw = subcommands.add_parser("draw", help="draw the top levels of a tree and their words")
+    _add_source(draw)
+    draw.add_argument(
+        "--output", default="tree.png", metavar="PNG", help="picture to write (default: tree.png)"
+    )
+    draw.add_argument(
+        "--levels", type=count, default=4, metavar="N", help="number of levels to draw (default: 4)"
+    )
+    draw.set_defaults(handler=_draw)
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="TREE|RUN", help=_SOURCE_HELP)
+    parser.add_argument(
+        "--index",
+        type=int,
+        default=0,
+        metavar="T",
+        help="index of the tree in a run, from 0 (default: 0)",
+    )
+    parser.add_argument(
+        "--vocabulary",
+        metavar="FILE",
+        help="words of a tree file (default: TREE.vocabulary.txt, if it exists)",
+    )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A tree, its words if they are known, and its title."""
+
+    tree: Tree
+    vocabulary: Vocabulary | None
+    title: str
+
+    @property
+    def words(self) -> tuple[str, ...] | None:
+        """The words, if they are known."""
+        return None if self.vocabulary is None else self.vocabulary.words
+
+    @property
+    def frequencies(self) -> npt.NDArray[np.int64] | None:
+        """Their frequencies in the training text, if they are known."""
+        return None if self.vocabulary is None else self.vocabulary.frequencies
+
+
+def _words_file(tree_file: Path) -> Path:
+    return tree_file.with_name(tree_file.name + ".vocabulary.txt")
+
+
+def _open(arguments: argparse.Namespace) -> _Source:
+    from hstree.lm.data import Vocabulary
+    from hstree.trees import Tree
+
+    path = Path(arguments.source)
+    if path.is_dir():
+        return _open_run(path, arguments.index)
+    tree = Tree.load(path)
+    if arguments.index != 0:
+        raise ValueError(f"--index: {path} holds one tree, so expected 0, got {arguments.index}")
+    words = Path(arguments.vocabulary) if arguments.vocabulary else _words_file(path)
+    vocabulary = Vocabulary.load(words) if arguments.vocabulary or words.is_file() else None
+    if vocabulary is not None and len(vocabulary) != tree.n_classes:
+        raise ValueError(
+            f"{words}: expected {tree.n_classes} words, the number of classes of {path}, "
+            f"got {len(vocabulary)}"
+        )
+    return _Source(tree, vocabulary, str(path))
+
+
+def _open_run(path: Path, index: int) -> _Source:
+    from hstree.heads import TreeEnsemble
+    from hstree.lm.runs import load_run
+
+    run = load_run(path)
+    head = run.model.head
+    if not isinstance(head, TreeEnsemble):
+        raise ValueError(f"{path}: the head {head.name!r} of this run has no trees")
+    trees: list[Tree] = head.trees
+    if not 0 <= index < len(trees):
+        raise ValueError(f"--index: expected 0 to {len(trees) - 1} for {path}, got {index}")
+    return _Source(trees[index], run.vocabulary, f"{path}, tree {index + 1} of {len(trees)}")
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    import os
+
+    from hstree._files import write_atomic
+    from hstree.heads.trees.build import ensemble_shape, shape_below
+    from hstree.lm.data import load_corpus
+    from hstree.lm.runs import load_run
+    from hstree.lm.training import TrainConfig
+    from hstree.trees import build_tree
+
+    settings = TrainConfig(**config_values(arguments))
+    output = Path(arguments.output)
+    for file in (output, _words_file(output)):
+        if os.path.lexists(file):
+            raise ValueError(f"{file} already exists; name a new file")
+    if not output.absolute().parent.is_dir():
+        raise ValueError(f"{output}: there is no folder {output.parent}")
+    vectors = None
+    if arguments.from_run is not None:
+        if settings.data is not None:
+            raise ValueError("--from-run: expected this or --data, got both")
+        run = load_run(arguments.from_run)
+        vocabulary, frequencies = run.vocabulary, run.vocabulary.frequencies
+        if settings.recipe == "cluster":
+            vectors = run.model.backbone.embedding.weight.detach().numpy()
+    else:
+        corpus = load_corpus(
+            settings.data,
+            min_count=settings.min_count,
+            max_vocabulary=settings.max_vocabulary,
+            tokenizer=settings.tokenizer,
+        )
+        vocabulary, statistics = corpus.vocabulary, corpus.statistics()
+        frequencies = statistics.frequencies
+        if settings.recipe == "cluster":
+            vectors = statistics.vectors()
+    _, root = ensemble_shape(len(vocabulary), settings.n_trees, settings.root)
+    leaf, levels = shape_below(len(vocabulary), root, settings.leaf, settings.levels)
+    tree = build_tree(
+        settings.recipe, len(vocabulary), frequencies, vectors, settings.seed, root, leaf, levels
+    )
+    write_atomic(_words_file(output), vocabulary.to_bytes())
+    tree.save(output)
+    show(_report(_Source(tree, vocabulary, str(output))))
+    return 0
+
+
+def _report(source: _Source, levels: int = 3) -> str:
+    from hstree.trees import describe
+
+    return f"{source.title}\n\n{describe(source.tree, source.frequencies, source.words, levels)}"
+
+
+def _describe(arguments: argparse.Namespace) -> int:
+    source = _open(arguments)
+    lines = [_report(source, arguments.levels)]
+    for word in arguments.word:
+        if source.vocabulary is None:
+            raise ValueError(
+                "--word: the words of this tree are unknown; name their file with --vocabulary"
+            )
+        if word not in source.vocabulary:
+            raise ValueError(f"--word: {quoted(word)} is not in the vocabulary")
+        code = source.tree.code(source.vocabulary[word])
+        lines.append(f"  path of {word!r}: children {' '.join(map(str, code))}")
+    show("\n".join(lines))
+    return 0
+
+
+def _draw(arguments: argparse.Namespace) -> int:
+    from hstree.lm.draw import draw_tree
+
+    source = _open(arguments)
+    output = Path(arguments.output)
+    if output.suffix.lower() != ".png":
+        raise ValueError(f"--output: expected a name that ends in .png, got {output}")
+    if not output.absolute().parent.is_dir():
+        raise ValueError(f"--output: there is no folder {output.parent}")
+    draw_tree(source.tree, source.words, output, arguments.levels, source.frequencies)
+    print(fold(f"picture of {source.title}: {output}", sys.stdout))
+    return 0

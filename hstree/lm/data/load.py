@@ -1,0 +1,107 @@
+"""A corpus by its path, for every kind of text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from .corpus import Corpus, HeldOut, corpus_of, held_out_of
+from .embedded import embedded_source
+from .hugging_face import PREFIX, dataset_source, is_saved_dataset, parse_dataset
+from .source import Source, file_source, folder_source
+from .tokenization import Settings
+from .tokenizer import BPE, Subwords, Tokenizer, WhiteSpace, Words, check_bpe_size
+from .vocabulary import Vocabulary
+
+
+def load_corpus(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    min_count: int | None = None,
+    max_vocabulary: int | None = None,
+    vocabulary: Vocabulary | None = None,
+    tokenizer: str | Tokenizer | None = None,
+) -> Corpus:
+    """The corpus at ``path``.
+
+    A folder with train.txt, valid.txt and test.txt (:func:`hstree.lm.data.load_folder`), a text
+    file (:func:`hstree.lm.data.load_text`), a dataset of the package ``datasets``
+    (``hf:NAME[:CONFIG[:COLUMN]]``, or a folder that its ``save_to_disk`` wrote), or, for None, the
+    embedded corpus (:func:`hstree.lm.data.embedded_corpus`).
+
+    The ids are in a memory-mapped file: in the cache (``hstree.lm.data.cache``), which is used
+    again for the same text, tokenizer and settings, or in a temporary file.
+
+    Args:
+        path: path or name of the text.
+        min_count: words that occur fewer times in the training part become ``<unk>``. None: 2 for
+            the words of a single text file, else 1.
+        max_vocabulary: largest number of classes, ``<unk>`` and ``<eos>`` included.
+        vocabulary: use this vocabulary; ``min_count`` and ``max_vocabulary`` are then ignored.
+        tokenizer: path of a ``tokenizer.json`` of the package ``tokenizers``; or ``"bpe"``,
+            byte-pair encoding learned from the training part (of a single text file: its first 90%)
+            with ``max_vocabulary`` classes; or any tokenizer. None: split at white space, or into
+            lower-cased words for a single text file and the embedded corpus.
+
+    Raises:
+        ValueError: ``path`` does not exist, a package is missing, or an error of the loaders.
+    """
+    source = embedded_source() if path is None else _source(path)
+    splitter = _tokenizer(tokenizer or default_tokenizer(path), max_vocabulary)
+    if min_count is None:
+        min_count = 2 if path is not None and isinstance(splitter, Words) else 1
+    return corpus_of(source, Settings(splitter, min_count, max_vocabulary, vocabulary))
+
+
+def load_held_out(
+    path: str | os.PathLike[str], *, vocabulary: Vocabulary, tokenizer: Tokenizer
+) -> HeldOut:
+    """A text to score.
+
+    Args:
+        path: as in :func:`load_corpus`. Of a folder or dataset: its validation and its test part,
+            of which one suffices; of a file: all of it.
+        vocabulary: other words become ``<unk>``.
+        tokenizer: splits the lines.
+
+    Raises:
+        ValueError: ``path`` does not exist or has no such part, or a package is missing.
+    """
+    source = _source(path, held_out=True)
+    return held_out_of(source, Settings(tokenizer, vocabulary=vocabulary))
+
+
+def _source(path: str | os.PathLike[str], *, held_out: bool = False) -> Source:
+    if isinstance(path, str) and path.startswith(PREFIX):
+        return parse_dataset(path, held_out=held_out)
+    place = Path(path)
+    if not place.exists():
+        raise ValueError(f"{place}: no such file or folder")
+    if not place.is_dir():
+        return file_source(place, held_out=held_out)
+    read = dataset_source if is_saved_dataset(place) else folder_source
+    return read(str(place), held_out=held_out)
+
+
+def default_tokenizer(path: str | os.PathLike[str] | None) -> Tokenizer:
+    """The default of a text: lower-cased words for one file and for the embedded corpus, otherwise
+    white space. A path that no longer exists is a file if it has a suffix."""
+    if path is None:
+        return Words()
+    if isinstance(path, str) and path.startswith(PREFIX):
+        return WhiteSpace()
+    place = Path(path)
+    file = place.is_file() or (not place.exists() and place.suffix != "")
+    return Words() if file else WhiteSpace()
+
+
+def _tokenizer(
+    tokenizer: str | Tokenizer, max_vocabulary: int | None
+) -> Tokenizer | Literal["bpe"]:
+    if not isinstance(tokenizer, str):
+        return tokenizer
+    if tokenizer == BPE:
+        check_bpe_size(max_vocabulary)
+        return "bpe"
+    return Subwords.load(tokenizer)

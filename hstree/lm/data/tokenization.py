@@ -1,0 +1,252 @@
+"""Texts to class ids in a file: tokenized once, and kept in the cache."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hstree._progress import Task
+
+from . import cache
+from .cache import Length
+from .source import TRAIN_SHARE, VALID_SHARE, WHOLE, Part, Source
+from .tokenizer import Subwords, Tokenizer, learn_bpe
+from .vocabulary import END, Vocabulary
+
+_BATCH_CHARACTERS = 1 << 17
+_BLOCK = 1 << 18  # tokens
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a text becomes a corpus.
+
+    Attributes:
+        tokenizer: splits the lines, or ``"bpe"``: :func:`hstree.lm.data.learn_bpe`.
+        min_count, max_vocabulary: as in :meth:`Vocabulary.from_counts`.
+        vocabulary: use this vocabulary; the two limits are then ignored.
+
+    Raises:
+        ValueError: ``"bpe"`` together with a vocabulary.
+    """
+
+    tokenizer: Tokenizer | Literal["bpe"]
+    min_count: int = 1
+    max_vocabulary: int | None = None
+    vocabulary: Vocabulary | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tokenizer, str) and self.vocabulary is not None:
+            raise ValueError(
+                f"tokenizer: expected the one that made the vocabulary, got {self.tokenizer!r}"
+            )
+
+    def key(self, content: str) -> str:
+        """A name for the corpus that these settings make from a text with the given fingerprint."""
+        tokenizer = self.tokenizer if isinstance(self.tokenizer, str) else self.tokenizer.identity
+        if self.vocabulary is not None:
+            return _entry_key(content, tokenizer, self.vocabulary)
+        return cache.key(content, tokenizer, self.min_count, self.max_vocabulary)
+
+    def splitter(self, entry: cache.Entry) -> Tokenizer:
+        """The tokenizer, which may have been learned from the text of the entry."""
+        if isinstance(self.tokenizer, str):
+            return Subwords.from_bytes(entry.tokenizer or b"")
+        return self.tokenizer
+
+
+def entry_of(source: Source, settings: Settings, folder: Path | None = None) -> cache.Entry:
+    """A tokenized text: from the cache, or tokenized and added to the cache.
+
+    Args:
+        source: the text.
+        settings: tokenizer and limits of the vocabulary.
+        folder: the cache; None: ``hstree.lm.data.cache.user_cache``. If there is none, or it
+            cannot be written, the ids are in an unnamed temporary file.
+
+    Raises:
+        ValueError: a part has no words or is too small, or the vocabulary has fewer than two words.
+    """
+    folder = folder or cache.user_cache()
+    if folder is not None:
+        try:
+            return _cached(source, settings, folder / "tokens")
+        except OSError:
+            pass  # not writable, or full
+    with cache.unfinished_folder(Path(tempfile.gettempdir())) as unfinished:
+        return _build(source, settings, unfinished)
+
+
+def _cached(source: Source, settings: Settings, folder: Path) -> cache.Entry:
+    content = f"{', '.join(source.parts)}: {source.fingerprint()}"
+    name = settings.key(content)
+    pointer = folder / f"{name}.entry"
+    if settings.vocabulary is None:
+        name = cache.read_pointer(pointer)
+    entry = cache.read_entry(folder / name) if name else None
+    if entry is not None:
+        return entry
+    with cache.unfinished_folder(folder) as unfinished:
+        entry = _build(source, settings, unfinished)
+        name = _entry_key(content, settings.splitter(entry).identity, entry.vocabulary)
+        cache.publish(unfinished, folder / name, lambda place: cache.read_entry(place) is not None)
+    if settings.vocabulary is None:
+        cache.write_pointer(pointer, name)
+    return entry
+
+
+def _entry_key(content: str, tokenizer: str, vocabulary: Vocabulary) -> str:
+    return cache.key(content, tokenizer, vocabulary.to_bytes())
+
+
+def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
+    """Tokenizes a text into a folder. Only its distinct words are held in memory."""
+    tokenizer = settings.tokenizer
+    if isinstance(tokenizer, str):
+        size = next(iter(source.parts.values())).size  # train, or the whole text
+        pieces = _followed(source.training(), "learning byte-pair encoding", size)
+        tokenizer = learn_bpe(pieces, settings.max_vocabulary)
+    vocabulary = settings.vocabulary
+    with (folder / cache.TOKENS).open("wb+") as file:
+        index, sizes, lengths = _write_ids(source, tokenizer, file)
+        if vocabulary is None:
+            counts = _count(file, sizes["train"], len(index)).tolist()
+            found = {word: counts[number] for word, number in index.items() if counts[number]}
+            try:
+                vocabulary = Vocabulary.from_counts(
+                    found, min_count=settings.min_count, max_size=settings.max_vocabulary
+                )
+            except ValueError as error:
+                raise ValueError(f"{source.name}: {error}") from None
+        _replace(file, np.array(vocabulary.encode(index), dtype=cache.TOKEN_TYPE))
+    vocabulary.save(folder / cache.VOCABULARY)
+    if isinstance(tokenizer, Subwords):
+        (folder / cache.TOKENIZER).write_bytes(tokenizer.to_bytes())
+    cache.seal(folder, sizes, lengths)
+    entry = cache.read_entry(folder)
+    if entry is None:
+        raise OSError(f"{folder}: the tokenized text cannot be read back")
+    return entry
+
+
+def _write_ids(
+    source: Source, tokenizer: Tokenizer, file: BinaryIO
+) -> tuple[dict[str, int], dict[str, int], dict[str, Length]]:
+    """Numbers words in order of first appearance, so that a text is tokenized only once.
+
+    Returns:
+        The number of each word, the number of tokens of each part, and its length.
+    """
+    index: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    lengths: dict[str, Length] = {}
+    for name, part in source.parts.items():
+        sizes[name], lengths[name] = _write_part(part, tokenizer, index, file)
+    if WHOLE not in sizes:
+        return index, sizes, lengths
+    total = sizes[WHOLE]
+    first, second = int(total * TRAIN_SHARE), int(total * (TRAIN_SHARE + VALID_SHARE))
+    sizes = {"train": first, "valid": second - first, "test": total - second}
+    if min(sizes.values()) < 2:
+        label = source.parts[WHOLE].label.removesuffix(": the file")
+        raise ValueError(
+            f"{label}: {total} tokens are too few to split 90% / 5% / 5%; expected at least 40"
+        )
+    return index, sizes, {}
+
+
+def _write_part(
+    part: Part, tokenizer: Tokenizer, index: dict[str, int], file: BinaryIO
+) -> tuple[int, Length]:
+    """Appends the numbers of a part's words and line ends to a file; new words are added to
+    ``index``. A line whose last word is ``<eos>`` gets no other. Returns how many tokens were
+    written, and the length of the text."""
+    size = characters = n_bytes = 0
+    any_text = any_words = False
+    last: str | None = None  # word of the line
+    line_is_open = False
+    for pieces in _batches(_followed(part.pieces(), "tokenizing", part.size)):
+        any_text = True
+        ids = array("i")
+        for piece, words in zip(pieces, tokenizer.split_batch(pieces), strict=True):
+            ids.extend([index.setdefault(word, len(index)) for word in words])
+            characters += len(piece)
+            n_bytes += len(piece) if piece.isascii() else len(piece.encode())
+            last = words[-1] if words else last
+            any_words = any_words or last is not None
+            line_is_open = not piece.endswith("\n")
+            if not line_is_open:
+                if _needs_end(last, tokenizer):
+                    ids.append(index.setdefault(END, len(index)))
+                last = None
+        file.write(np.array(ids, dtype=cache.TOKEN_TYPE).tobytes())
+        size += len(ids)
+    if line_is_open and _needs_end(last, tokenizer):
+        end = index.setdefault(END, len(index))
+        file.write(np.array([end], dtype=cache.TOKEN_TYPE).tobytes())
+        size += 1
+    if not any_words:
+        raise ValueError(f"{part.label} {'has no words' if any_text else 'is empty'}")
+    return size, Length(characters, n_bytes)
+
+
+def _needs_end(last: str | None, tokenizer: Tokenizer) -> bool:
+    """Whether ``<eos>`` follows the last word of a line, or None for a line without words."""
+    return tokenizer.keeps_empty_lines if last is None else last != END
+
+
+def _batches(pieces: Iterable[str]) -> Iterator[Sequence[str]]:
+    """Pieces in batches large enough for a call of the tokenizer and small enough for memory."""
+    batch: list[str] = []
+    characters = 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece)
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _followed(pieces: Iterable[str], description: str, size: int) -> Iterator[str]:
+    """The pieces of a text, with progress by their characters."""
+    task = Task(description, size)
+    try:
+        for piece in pieces:
+            yield piece
+            task.advance(len(piece))
+    finally:
+        task.close()
+
+
+def _blocks(file: BinaryIO, n_tokens: int | None = None) -> Iterator[npt.NDArray[np.int32]]:
+    """The ids of a file, or the first ``n_tokens``, from its start."""
+    width = cache.TOKEN_TYPE.itemsize
+    left = file.seek(0, os.SEEK_END) if n_tokens is None else n_tokens * width
+    file.seek(0)
+    while data := file.read(min(left, _BLOCK * width)):
+        left -= len(data)
+        yield np.frombuffer(data, cache.TOKEN_TYPE)
+
+
+def _count(file: BinaryIO, n_tokens: int, n_words: int) -> npt.NDArray[np.int64]:
+    counts = np.zeros(n_words, np.int64)
+    for block in _blocks(file, n_tokens):
+        counts += np.bincount(block, minlength=n_words)
+    return counts
+
+
+def _replace(file: BinaryIO, class_ids: npt.NDArray[np.int32]) -> None:
+    """Replaces the numbers of words by class ids."""
+    for block in _blocks(file):
+        file.seek(-block.nbytes, os.SEEK_CUR)
+        file.write(class_ids[block].tobytes())

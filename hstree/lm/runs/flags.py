@@ -1,0 +1,101 @@
+"""Flags from the fields of TrainConfig, and the argument that names a run."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Container
+from typing import Any
+
+from hstree.heads import head_names
+from hstree.lm._messages import quoted
+
+from .config import TrainConfig
+from .settings import field_types, flag_name
+
+
+def add_config_arguments(
+    parser: argparse.ArgumentParser, *, only: tuple[str, ...] | None = None
+) -> None:
+    """Add a flag for each field of :class:`TrainConfig`, or for those of ``only``; a flag that is
+    not given sets no attribute."""
+    groups: dict[str, Any] = {}
+    types = field_types(TrainConfig)
+    for field in dataclasses.fields(TrainConfig):
+        if only is not None and field.name not in only:
+            continue
+        name = field.metadata["group"]
+        if name not in groups:
+            groups[name] = parser.add_argument_group(name)
+        kind, optional, item = types[field.name]
+        help_text = field.metadata["help"].replace("{heads}", ", ".join(head_names()))
+        help_text = help_text.replace("%", "%%")
+        if not optional and kind is not tuple:
+            default = ("yes" if field.default else "no") if kind is bool else field.default
+            help_text += f" (default: {default})"
+        options: dict[str, Any] = {
+            "help": help_text,
+            "default": argparse.SUPPRESS,
+            "dest": field.name,
+        }
+        if kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options["type"] = _numbers if item is int else item or kind
+            if field.metadata["choices"]:
+                options["choices"] = field.metadata["choices"]
+            else:
+                options["metavar"] = field.metadata["metavar"] or {int: "N", float: "X"}.get(
+                    kind, "NAME"
+                )
+            if item is str:
+                options["action"] = "append"
+        groups[name].add_argument(f"--{flag_name(field.name)}", **options)
+
+
+def config_values(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of :class:`TrainConfig` that were given as flags."""
+    values = {}
+    for field in dataclasses.fields(TrainConfig):
+        if hasattr(arguments, field.name):
+            value = getattr(arguments, field.name)
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+    return values
+
+
+def config_flags(config: TrainConfig, *, leave_out: Container[str] = ()) -> list[str]:
+    """The flags that give the settings of a configuration which differ from the defaults.
+
+    Args:
+        config: the settings.
+        leave_out: settings for which no flags are wanted.
+    """
+    flags: list[str] = []
+    types = field_types(TrainConfig)
+    for field in dataclasses.fields(TrainConfig):
+        value, flag = getattr(config, field.name), f"--{flag_name(field.name)}"
+        if value == field.default or field.name in leave_out:
+            continue
+        if isinstance(value, bool):
+            flags.append(flag if value else f"--no-{flag_name(field.name)}")
+        elif types[field.name].item is int:
+            flags += [flag, ",".join(map(str, value))]
+        else:
+            for item in value if isinstance(value, tuple) else (value,):
+                flags += [flag, str(item)]
+    return flags
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers separated by commas."""
+    try:
+        return tuple(int(number) for number in text.split(",")) if text else ()
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers separated by commas, got {quoted(text)}"
+        ) from None
+
+
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    """The positional argument RUN."""
+    parser.add_argument("directory", metavar="RUN", help="run folder of hstree train")

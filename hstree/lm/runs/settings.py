@@ -1,0 +1,149 @@
+"""Settings: fields of a dataclass with a help text, limits, a flag and a check."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from hstree.lm._messages import quoted
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, of the wrong type or out of range."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A condition on a number, in words and as a function."""
+
+    text: str
+    holds: Callable[[float], bool]
+
+
+def at_least(minimum: int) -> Limit:
+    return Limit(f"at least {minimum}", lambda value: value >= minimum)
+
+
+def at_most(maximum: int) -> Limit:
+    return Limit(f"at most {maximum}", lambda value: value <= maximum)
+
+
+POSITIVE = Limit("a positive number", lambda value: value > 0)
+PROBABILITY = Limit("a probability in [0, 1)", lambda value: 0.0 <= value < 1.0)
+
+
+def setting(
+    default: Any,
+    group: str,
+    help: str,
+    *limits: Limit,
+    choices: tuple[Any, ...] = (),
+    metavar: str = "",
+) -> Any:
+    """A dataclass field whose metadata holds the other arguments."""
+    metadata = {
+        "group": group,
+        "help": help,
+        "limits": limits,
+        "choices": choices,
+        "metavar": metavar,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def flag_name(name: str) -> str:
+    """``learning_rate`` as on the command line: ``learning-rate``."""
+    return name.replace("_", "-")
+
+
+class FieldType(NamedTuple):
+    """Type of a field: int, float, str, bool or tuple; for a tuple also the type of its items.
+    ``optional``: whether None is allowed."""
+
+    kind: type
+    optional: bool
+    item: type | None
+
+
+@cache
+def field_types(config: type) -> dict[str, FieldType]:
+    """The type of each field of a dataclass."""
+    result = {}
+    for name, hint in typing.get_type_hints(config).items():
+        optional = isinstance(hint, types.UnionType)
+        kind = (
+            next(part for part in typing.get_args(hint) if part is not type(None))
+            if optional
+            else hint
+        )
+        outer = typing.get_origin(kind) or kind
+        item = typing.get_args(kind)[0] if outer is tuple else None
+        result[name] = FieldType(outer, optional, item)
+    return result
+
+
+def checked(config: type, field: dataclasses.Field[Any], value: Any) -> Any:
+    """The value of a field, a whole number as a float where the field is one, a list as a tuple.
+
+    Raises:
+        ConfigError: a value of another type, not finite, or outside the choices or limits.
+    """
+    kind, optional, item = field_types(config)[field.name]
+    if value is None and optional:
+        return None
+    if kind is float and type(value) is int:
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
+    if kind is tuple and isinstance(value, list):
+        value = tuple(value)
+    flag = f"--{flag_name(field.name)}"
+    if type(value) is not kind:
+        raise ConfigError(f"{flag}: expected {kind.__name__}, got {quoted(value)}")
+    parts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+    if item is not None and any(type(part) is not item for part in parts):
+        raise ConfigError(f"{flag}: expected a tuple of {item.__name__}, got {quoted(value)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{flag}: expected a finite number, got {value}")
+    choices = field.metadata["choices"]
+    if choices and value not in choices:
+        raise ConfigError(
+            f"{flag}: expected one of {', '.join(map(str, choices))}, got {quoted(value)}"
+        )
+    for part in parts:
+        for limit in field.metadata["limits"]:
+            if not limit.holds(part):
+                raise ConfigError(f"{flag}: expected {limit.text}, got {part}")
+    return value
+
+
+def parse_options(texts: Iterable[str], name: str = "--head-option") -> dict[str, Any]:
+    """Options from ``KEY=VALUE`` texts, each value read as JSON or, if that fails, as plain
+    text. The last of several equal keys counts.
+
+    Raises:
+        ConfigError: not ``KEY=VALUE``; the message begins with ``name``.
+
+    Example:
+        >>> from hstree.lm.runs.settings import parse_options
+        >>> parse_options(["components=15", "activation=relu"])
+        {'components': 15, 'activation': 'relu'}
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(f"{name}: expected KEY=VALUE, got {quoted(text)}")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options

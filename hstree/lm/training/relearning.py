@@ -1,0 +1,106 @@
+"""Trees that are re-learned during training, from the mean hidden state before each word."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hstree._progress import track
+from hstree.heads import Head, TreeEnsemble
+from hstree.lm.data import Streams
+from hstree.lm.models import LanguageModel, State
+from hstree.lm.runs import ConfigError, TrainConfig
+from hstree.trees import ContextMeans, tree_seed
+
+from .distributed import Processes
+
+WINDOW = 128  # time steps that are computed together
+FITTED_CONTEXTS = 1 << 16  # to which the nodes above the leaf groups are fitted
+SHAPE = ("root", "leaf", "levels")
+
+
+def check_relearnable(head: Head) -> None:
+    """Raises ConfigError unless the trees of the head can change during training."""
+    if isinstance(head, TreeEnsemble) and head.node_vectors == "leaves":
+        return
+    vectors = f" with node_vectors={head.node_vectors}" if isinstance(head, TreeEnsemble) else ""
+    raise ConfigError(
+        "--relearn-trees: expected the head 'trees' with --head-option node_vectors=leaves, whose "
+        f"words keep their vectors in other trees, got the head {head.name!r}{vectors}"
+    )
+
+
+def relearn(
+    model: LanguageModel, streams: Streams, config: TrainConfig, epoch: int, processes: Processes
+) -> list[nn.Parameter]:
+    """Give the head of a model trees that cluster words by their mean hidden state; see
+    :meth:`hstree.heads.TreeEnsemble.relearn`. The same for the same weights, text and seed.
+
+    Args:
+        model: language model; its head has passed :func:`check_relearnable`.
+        streams: the training text; each process reads ``config.batch_size`` of its streams.
+        config: seed and shape of the trees.
+        epoch: number of the epoch that follows; the seed depends on it.
+        processes: they share the text, and get the same trees.
+
+    Returns:
+        The parameters of the head that have new values.
+    """
+    means, hidden, target = read_contexts(model, streams, processes)
+    options = config.head_options()
+    head = model.head
+    assert isinstance(head, TreeEnsemble)
+    seed = tree_seed(config.seed, epoch)
+    restarted = head.relearn(
+        means.vectors(),
+        at=means.mean,
+        seed=seed,
+        frequencies=means.count.cpu(),
+        tree_options=options.get("tree_options") if options["recipe"] == "cluster" else None,
+        **{name: options[name] for name in SHAPE if options.get(name) is not None},
+    )
+    head.fit_nodes(hidden, target, seed=seed)
+    return [head.get_parameter(name) for name in restarted]
+
+
+@torch.no_grad()
+def read_contexts(
+    model: LanguageModel,
+    streams: Streams,
+    processes: Processes,
+    n_contexts: int = FITTED_CONTEXTS,
+) -> tuple[ContextMeans, Tensor, Tensor]:
+    """Mean hidden state of the contexts before each word, in evaluation mode, and about
+    ``n_contexts`` of the contexts: hidden states [N, D] and next words [N].
+
+    Args:
+        model: language model, temporarily set to evaluation mode.
+        streams: the text; each process reads an equal part of the streams.
+        processes: they get the same results.
+        n_contexts: number of contexts to return, spread over the text.
+    """
+    device = model.backbone.embedding.weight.device
+    means = ContextMeans(model.head.n_classes, model.head.in_features, device=device)
+    width = streams.batch_size // processes.size
+    columns = slice(processes.rank * width, (processes.rank + 1) * width)
+    state: State | None = None
+    contexts = len(streams) * streams.batch_size
+    kept = max(1, WINDOW * n_contexts // max(contexts, n_contexts))  # of each window
+    sample: list[tuple[Tensor, Tensor]] = []
+    training = model.training
+    model.eval()
+    try:
+        n_windows = -(-len(streams) // WINDOW)
+        for window in track(streams.windows(WINDOW), "reading the text", n_windows):
+            tokens, target = (part[:, columns].to(device) for part in window)
+            hidden, state = model.hidden(tokens, state)
+            counted = target != model.head.ignore_index
+            means.add(hidden[counted], target[counted])
+            sample.append((hidden[:kept].flatten(0, 1), target[:kept].flatten()))
+    finally:
+        model.train(training)
+    processes.add((means.count, means.sum, means.second_moment))
+    states, words = (
+        torch.cat(processes.gather(torch.cat(part))) for part in zip(*sample, strict=True)
+    )
+    return means, states, words

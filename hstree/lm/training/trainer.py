@@ -1,0 +1,387 @@
+"""The training loop: truncated backpropagation through time, from any step of any epoch."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from hstree.lm.data import Corpus, Streams
+from hstree.lm.models import LanguageModel, State
+from hstree.lm.runs import TrainConfig
+from hstree.optim import clip_grad_norm_
+
+from .build import check_size
+from .distributed import Processes
+from .objective import Objective
+from .optimizer import (
+    build_optimizers,
+    keep_state,
+    non_monotone,
+    scheduled_learning_rate,
+    set_learning_rate,
+    window_lengths,
+)
+from .relearning import check_relearnable, relearn
+
+
+class TrainingError(RuntimeError):
+    """Training cannot continue: the loss or a weight is not finite, or memory ran out."""
+
+
+class TrainingMemoryError(TrainingError):
+    """Memory ran out during training, which can be resumed where there is more."""
+
+
+@dataclass
+class Position:
+    """The position of training, between two steps.
+
+    Attributes:
+        epoch: the current epoch, counted from 1; 0 before the first.
+        time_step: time step of the training streams at which the next window begins.
+        step: number of optimizer steps since the beginning.
+        loss: sum over the targets of the current epoch so far, in nats.
+        tokens: number of these targets.
+        seconds: time spent on the steps of the current epoch.
+        relearn_seconds: time spent on re-learning the trees before them; 0: not re-learned.
+        learning_rate: learning rate of the last step, for a window of ``bptt`` time steps.
+    """
+
+    epoch: int = 0
+    time_step: int = 0
+    step: int = 0
+    loss: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
+    relearn_seconds: float = 0.0
+    learning_rate: float = 0.0
+
+    @property
+    def train_loss(self) -> float:
+        """Mean negative log-likelihood over the current epoch, in nats per token, without penalties
+        and options of the loss; the estimate of a head that samples classes in training."""
+        return self.loss / self.tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Mean over the steps of the current epoch."""
+        return self.tokens / self.seconds
+
+
+class Step(NamedTuple):
+    """A finished optimizer step.
+
+    Attributes:
+        epoch: counted from 1.
+        loss: mean negative log-likelihood over the window, in nats per token, without penalties
+            and options of the loss.
+        tokens: number of targets in the window.
+    """
+
+    epoch: int
+    loss: float
+    tokens: int
+
+
+def process_seed(seed: int, rank: int) -> int:
+    """A different seed for every process, so that dropout masks differ."""
+    return seed + 1_000_003 * rank
+
+
+class Trainer:
+    """Trains a model on a corpus.
+
+    Args:
+        model: the model, on the training device.
+        corpus: class ids of the model.
+        config: batch size, windows, optimizer, learning rates, schedule, clipping, penalties,
+            averaging, epochs, re-learning of trees.
+        processes: the processes that share the batch; each calls the same methods.
+
+    Attributes:
+        position: position in the training text, and figures of the current epoch.
+        in_epoch: whether the current epoch has begun and has not been validated yet.
+        averaging: whether averaged SGD has begun.
+
+    Raises:
+        ValueError: a part of the corpus is too small for the batch, averaged SGD does not support
+            the head, or the trees of the head cannot be re-learned.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        corpus: Corpus,
+        config: TrainConfig,
+        processes: Processes | None = None,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.device = model.backbone.embedding.weight.device
+        self.processes = processes or Processes(0, 1, self.device)
+        check_size(corpus, config, self.processes.size)
+        if config.relearn_trees:
+            check_relearnable(model.head)
+        self.streams = Streams(
+            corpus.train,
+            config.batch_size * self.processes.size,
+            ignore_index=model.head.ignore_index,
+        )
+        self.windows = -(-len(self.streams) // config.bptt)
+        self.steps_per_epoch = self.windows  # an estimate if lengths are random
+        if config.variable_bptt:
+            self.steps_per_epoch = max(1, round(len(self.streams) / (0.975 * config.bptt)))
+        self.lengths = np.random.default_rng(config.seed) if config.variable_bptt else None
+        self.optimizers = build_optimizers(model, config)
+        self.averaging = False
+        self.valid_losses: list[float] = []
+        if config.averaging != "none" or config.finetune is not None:
+            averaged = build_optimizers(model, config, averaged=True)  # raises if a group is sparse
+            from_start = config.averaging == "et" and config.averaging_epoch == 0
+            if from_start or config.finetune is not None:
+                self.optimizers, self.averaging = averaged, True
+        full_streams = (len(corpus.train) - 1) // len(self.streams)
+        self._always_targets = (
+            full_streams > self.streams.batch_size - config.batch_size // config.accumulate
+        )
+        self._own_objective = Objective(model, config)
+        self._take_parameters()
+        self.position = Position()
+        self.states: list[State | None] = [None] * config.accumulate
+        self.in_epoch = False
+
+    def _take_parameters(self) -> None:
+        """Note the trainable parameters, and wrap the objective for several processes."""
+        model = self.model
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.objective = self.processes.wrap(
+            self._own_objective,
+            may_skip_parameters=model.head.may_skip_parameters or not self._always_targets,
+        )
+
+    def begin_epoch(self) -> bool:
+        """Begin the next epoch, if none is in progress; if ``config.relearn_trees`` says so,
+        re-learn the trees of the head first.
+
+        Returns:
+            Whether the trees were re-learned.
+        """
+        if self.in_epoch:
+            return False
+        position, begin = self.position, time.perf_counter()
+        relearns = position.epoch + 1 in self.config.relearn_trees
+        if relearns:
+            self._relearn_trees(position.epoch + 1)
+        self.in_epoch = True
+        position.epoch += 1
+        position.time_step = position.tokens = 0
+        position.loss = position.seconds = 0.0
+        position.relearn_seconds = time.perf_counter() - begin if relearns else 0.0
+        self.states = [None] * self.config.accumulate
+        return relearns
+
+    def _relearn_trees(self, epoch: int) -> None:
+        """Re-learn the trees. The optimizers keep the state of all other parameters; averages of
+        weights start again."""
+        # The reducer of DistributedDataParallel holds on to the parameters and their shapes.
+        self.objective = self._own_objective
+        gc.collect()
+        restarted = relearn(self.model, self.streams, self.config, epoch, self.processes)
+        optimizers = build_optimizers(self.model, self.config, averaged=self.averaging)
+        if not self.averaging:
+            keep_state(self.optimizers, optimizers, leave_out=restarted)
+        self.optimizers = optimizers
+        self._take_parameters()
+
+    def steps(self) -> Iterator[Step]:
+        """Make one pass over the training text, or the rest of a pass after :meth:`restore` or
+        :meth:`begin_epoch`. :meth:`state` can be saved between two steps.
+
+        Raises:
+            TrainingError: the loss is not finite.
+        """
+        position = self.position
+        self.begin_epoch()
+        self.model.train()
+        remaining = len(self.streams) - position.time_step
+        config = self.config
+        for length in window_lengths(remaining, config.bptt, self.lengths, config.bptt_margin):
+            yield self._step(length)
+
+    def note_validation(self, loss: float) -> bool:
+        """End the epoch, record its validation loss, and start averaging if it is time.
+
+        Returns:
+            Whether training ends, since fine-tuning has stopped improving.
+        """
+        self.in_epoch = False
+        self.valid_losses.append(loss)
+        worse = non_monotone(self.valid_losses, self.config.nonmono)
+        if self.config.finetune is not None:
+            return worse
+        due = {
+            "none": False,
+            "nt": worse,
+            "et": self.position.epoch >= self.config.averaging_epoch,
+        }[self.config.averaging]
+        if due and not self.averaging:
+            self.averaging = True
+            self.optimizers = build_optimizers(self.model, self.config, averaged=True)
+        return False
+
+    def _step(self, length: int) -> Step:
+        """Make a step on the next window."""
+        config, position, begin = self.config, self.position, time.perf_counter()
+        windows_before = (position.epoch - 1) * self.windows + position.time_step / config.bptt
+        rate = scheduled_learning_rate(config, windows_before, config.epochs * self.windows)
+        set_learning_rate(self.optimizers, rate * (length / config.bptt))
+        tokens, target = self.streams.window(position.time_step, length)
+        counted = target != self.model.head.ignore_index
+        n_targets = int(counted.sum())
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        width = config.batch_size // config.accumulate
+        size = self.processes.size
+        for part in range(config.accumulate):
+            first = self.processes.rank * config.batch_size + part * width
+            columns = slice(first, first + width)
+            # Gradients are averaged over the processes; the factor turns the mean into a sum.
+            loss_share = size * (int(counted[:, columns].sum()) / n_targets)
+            with self._no_exchange() if part + 1 < config.accumulate else nullcontext():
+                objective, values, self.states[part] = self.objective(
+                    tokens[:, columns].to(self.device),
+                    target[:, columns].to(self.device),
+                    self.states[part],
+                    loss_share,
+                    1.0 / config.accumulate,
+                )
+                objective.backward()
+            total += values
+        if config.clip > 0:
+            clip_grad_norm_(self.parameters, config.clip)
+        objective_value, loss = (value / size for value in self.processes.sum(*total.tolist()))
+        if not math.isfinite(objective_value):
+            raise self._diverged(f"the loss became {objective_value}")
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        position.time_step += length
+        position.step += 1
+        position.loss += loss * n_targets
+        position.tokens += n_targets
+        position.seconds += time.perf_counter() - begin
+        position.learning_rate = rate
+        return Step(position.epoch, loss, n_targets)
+
+    def _no_exchange(self) -> Any:
+        if isinstance(self.objective, DistributedDataParallel):
+            return self.objective.no_sync()
+        return nullcontext()
+
+    def check_weights(self) -> None:
+        """Raises TrainingError if a weight is not finite."""
+        finite = [parameter.isfinite().all() for parameter in self.parameters]
+        if not bool(torch.stack(finite).all()):
+            raise self._diverged("weights are no longer finite")
+
+    def _diverged(self, what: str) -> TrainingError:
+        position, config = self.position, self.config
+        return TrainingError(
+            f"{what} in epoch {position.epoch}, step {position.step + 1}; "
+            f"try a lower --learning-rate (now {config.learning_rate:g}) "
+            f"or a lower --clip (now {config.clip:g})"
+        )
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The training state without the weights of the model, for :meth:`restore`. To be called
+        between two steps.
+
+        Returns:
+            Tensors, and a JSON-able dictionary of everything else: optimizers with their averages,
+            random states and LSTM states of all processes, position.
+        """
+        tensors: dict[str, Tensor] = {}
+        numbers: dict[str, Any] = {}
+        for i, optimizer in enumerate(self.optimizers):
+            for index, values in optimizer.state_dict()["state"].items():
+                for key, value in values.items():
+                    name = f"optimizer.{i}.{index}.{key}"
+                    if isinstance(value, Tensor):
+                        tensors[name] = value
+                    else:
+                        numbers[name] = value
+        for part, state in enumerate(self.states):
+            for layer, pair in enumerate(state or ()):
+                for name, tensor in zip("hc", pair, strict=True):
+                    every = self.processes.gather(tensor)
+                    tensors[f"lstm.{part}.{layer}.{name}"] = torch.stack(every)
+        tensors["random.cpu"] = torch.stack(self.processes.gather(torch.get_rng_state()))
+        if self.device.type == "cuda":
+            own = torch.cuda.get_rng_state(self.device)
+            tensors["random.cuda"] = torch.stack(self.processes.gather(own))
+        return tensors, {
+            "processes": self.processes.size,
+            "position": asdict(self.position),
+            "in_epoch": self.in_epoch,
+            "averaging": self.averaging,
+            "valid_losses": list(self.valid_losses),
+            "optimizers": numbers,
+            "lengths": None if self.lengths is None else self.lengths.bit_generator.state,
+        }
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Continue from a :meth:`state`. The caller restores the weights of the model.
+
+        Raises:
+            ValueError: the state belongs to another number of processes.
+            KeyError, IndexError, TypeError, RuntimeError: the state belongs to another model.
+        """
+        if values["processes"] != self.processes.size:
+            raise ValueError(
+                f"--resume: expected {values['processes']} processes as before, "
+                f"got {self.processes.size}"
+            )
+        self.position = Position(**values["position"])
+        self.in_epoch = values["in_epoch"]
+        self.valid_losses = list(values["valid_losses"])
+        if values["averaging"] and not self.averaging:
+            self.averaging = True
+            self.optimizers = build_optimizers(self.model, self.config, averaged=True)
+        if self.lengths is not None:
+            self.lengths.bit_generator.state = values["lengths"]
+        states: list[dict[int, dict[str, Any]]] = [{} for _ in self.optimizers]
+        found = {name: t for name, t in tensors.items() if name.startswith("optimizer.")}
+        for name, value in (found | values["optimizers"]).items():
+            _, i, index, key = name.split(".", 3)
+            states[int(i)].setdefault(int(index), {})[key] = value
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
+        rank = self.processes.rank
+        layers = range(self.model.backbone.layers)
+        self.states = [
+            tuple(
+                (
+                    tensors[f"lstm.{part}.{layer}.h"][rank].to(self.device, copy=True),
+                    tensors[f"lstm.{part}.{layer}.c"][rank].to(self.device, copy=True),
+                )
+                for layer in layers
+            )
+            if f"lstm.{part}.0.h" in tensors
+            else None
+            for part in range(self.config.accumulate)
+        ]
+        torch.set_rng_state(tensors["random.cpu"][rank].clone())
+        if self.device.type == "cuda" and "random.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random.cuda"][rank].clone(), self.device)
+        elif self.device.type == "cuda":  # saved on a CPU
+            torch.cuda.manual_seed(process_seed(self.config.seed, rank))

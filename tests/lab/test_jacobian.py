@@ -1,0 +1,400 @@
+"""Singular values of Jacobians: cases with a known answer, and random matrix theory."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heads.support import allocations
+from torch import Tensor, nn
+
+from hstree.__main__ import main
+from hstree.lab import (
+    jacobian_experiment,
+    jacobian_singular_values,
+    summarize_singular_values,
+)
+from hstree.lab.jacobian.compute import LayerSpectrum
+from hstree.lab.jacobian.picture import jacobian_picture
+from hstree.lab.jacobian.report import jacobian_table
+from hstree.lab.layers import MoEDense
+
+N = 128
+
+
+def draw(*shape: int) -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def mixture(features: int, n_experts: int, **options: Any) -> MoEDense:
+    torch.manual_seed(1)
+    return MoEDense(features, features, n_experts, dtype=torch.float64, **options)
+
+
+# Singular values
+
+
+@pytest.mark.parametrize("size", [(6, 4), (4, 6), (5, 5)], ids=str)
+def test_linear_layer_has_those_of_its_weight(size: tuple[int, int]) -> None:
+    layer = nn.Linear(*size, dtype=torch.float64)
+    got = jacobian_singular_values(layer, draw(9, size[0]))
+    wanted = torch.linalg.svdvals(layer.weight.detach())
+    torch.testing.assert_close(got, wanted.expand(9, -1))
+    assert not got.requires_grad
+
+
+def test_orthogonal_layer_has_ones() -> None:
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(7, 7, dtype=torch.float64))
+    got = jacobian_singular_values(layer.eval(), draw(3, 7))
+    torch.testing.assert_close(got, torch.ones(3, 7, dtype=torch.float64))
+
+
+def test_dense_layer() -> None:
+    """dy/dx = diag(f'(W x + b)) W."""
+    linear = nn.Linear(6, 5, dtype=torch.float64)
+    x = draw(9, 6)
+    got = jacobian_singular_values(nn.Sequential(linear, nn.Tanh()), x)
+    slopes = 1 - linear(x).tanh() ** 2
+    wanted = torch.linalg.svdvals((slopes[:, :, None] * linear.weight).detach())
+    torch.testing.assert_close(got, wanted)
+
+
+def test_convolution_and_normalisation() -> None:
+    """A layer of several dimensions whose outputs depend on many inputs, against autograd, input by
+    input."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.SiLU(), nn.Flatten(), nn.LayerNorm(27))
+    layer = nn.Sequential(*layers).double().eval()
+    x = draw(4, 2, 4, 4)
+    got = jacobian_singular_values(layer, x)
+    assert got.shape == (4, 27)
+    for one, values in zip(x, got, strict=True):
+        jacobian = torch.autograd.functional.jacobian(lambda x: layer(x[None])[0], one)
+        torch.testing.assert_close(values, torch.linalg.svdvals(jacobian.reshape(27, 32)))
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 9, 100])
+def test_chunks_change_nothing(chunk_size: int) -> None:
+    layer, x = mixture(6, 4), draw(9, 6)
+    calls = []
+
+    def watched(x: Tensor) -> Tensor:
+        calls.append(x)
+        return layer(x)
+
+    got = jacobian_singular_values(watched, x, chunk_size=chunk_size)
+    torch.testing.assert_close(got, jacobian_singular_values(layer, x))
+    assert len(calls) == math.ceil(9 / chunk_size)
+
+
+def test_memory_is_that_of_a_chunk() -> None:
+    n, k = 32, 4
+    layer, x = mixture(n, k), draw(40, n)
+    jacobian_singular_values(layer, x[:1])
+    largest, most = allocations(lambda: jacobian_singular_values(layer, x, chunk_size=2))
+    assert largest <= 2 * n * k * n * 8
+    assert most <= 5 * 2 * n * k * n * 8
+
+
+def test_identity_and_constant_gates_are_the_mean_weight() -> None:
+    layer = mixture(6, 4, gate="constant", activation="identity")
+    weight = layer.experts.weight.detach().view(4, 6, 6)
+    wanted = torch.linalg.svdvals(weight.mean(0)).expand(3, -1)
+    torch.testing.assert_close(jacobian_singular_values(layer, draw(3, 6)), wanted)
+    layer = mixture(6, 4, gate="none", activation="identity")
+    torch.testing.assert_close(jacobian_singular_values(layer, draw(3, 6)), 4 * wanted)
+
+
+def test_softmax_gates_against_the_derivative_by_hand() -> None:
+    """dy/dx = sum_k g_k f'_k W_k + sum_k g_k f_k (v_k - sum_j g_j v_j)^T."""
+    layer, x = mixture(6, 3, activation="tanh"), draw(6)
+    weight = layer.experts.weight.detach().view(3, 6, 6)
+    assert layer.gate is not None
+    v = layer.gate.weight.detach()
+    g = (v @ x).softmax(0)
+    jacobian = torch.zeros(6, 6, dtype=torch.float64)
+    for k in range(3):
+        y = (weight[k] @ x).tanh()
+        jacobian += g[k] * (1 - y**2)[:, None] * weight[k]
+        jacobian += g[k] * y[:, None] * (v[k] - g @ v)
+    got = jacobian_singular_values(layer, x[None])
+    torch.testing.assert_close(got[0], torch.linalg.svdvals(jacobian))
+
+
+@pytest.mark.parametrize("n_experts", [1, 2, 4])
+def test_rank_is_the_number_of_outputs_with_an_active_expert(n_experts: int) -> None:
+    layer, x = mixture(16, n_experts, gate="constant"), draw(20, 16)
+    active = (layer.experts(x) > 0).view(20, n_experts, 16).any(1).sum(1)
+    values = jacobian_singular_values(layer, x)
+    assert torch.equal((values > 1e-12).sum(1), active)
+    spectrum = summarize_singular_values(values)
+    assert spectrum.rank == pytest.approx(active.double().mean().item())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "match"),
+    [
+        (torch.zeros(3), {}, r"inputs: expected shape \[N, ...\] without a 0, got \[3\]"),
+        (torch.zeros(0, 4), {}, r"without a 0, got \[0, 4\]"),
+        (torch.zeros(2, 4, dtype=torch.int64), {}, "inputs: expected a floating.*got torch.int64"),
+        (torch.zeros(2, 4), {"chunk_size": 0}, "chunk_size: expected at least 1, got 0"),
+    ],
+    ids=str,
+)
+def test_bad_inputs(inputs: Tensor, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        jacobian_singular_values(nn.Identity(), inputs, **options)
+
+
+# Summaries
+
+
+def test_summary_of_known_values() -> None:
+    values = torch.tensor(
+        [[2.0, 1.0, 0.5], [4.0, 0.3, 0.02], [8.0, 0.004, 0.0], [2.0, 2.0, 0.2]], dtype=torch.float64
+    )
+    spectrum = summarize_singular_values(values)
+    assert spectrum.mean == pytest.approx((4.0, 0.826, 0.18))
+    assert spectrum.deviation == pytest.approx(values.numpy().std(0, ddof=1))
+    assert spectrum.normalised == pytest.approx((1, 1.5755 / 4, (0.25 + 0.005 + 0 + 0.1) / 4))
+    # Above 0.1: 3, 1, 1, 2 (0.2 / 2 is not above); above 0.01: 3, 2, 1, 3; above 0.001: 3, 3, 1, 3.
+    assert spectrum.shares == pytest.approx((7 / 12, 9 / 12, 10 / 12))
+    assert spectrum.rank == pytest.approx(11 / 4)
+    assert spectrum.condition == (4.0, 10.0, 200.0)
+    assert summarize_singular_values(values[1:3]).condition[1:] == (200.0, math.inf)
+    assert summarize_singular_values(values[:1]).deviation == (0.0, 0.0, 0.0)
+    dead = summarize_singular_values(torch.zeros(2, 3, dtype=torch.float64))
+    assert dead.normalised == (0, 0, 0)
+    assert (dead.rank, dead.shares, dead.condition) == (0, (0, 0, 0), (math.inf,) * 3)
+
+
+@pytest.mark.parametrize("shape", [(3,), (0, 3)], ids=str)
+def test_bad_values(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"values: expected shape \[N, n\] without a 0"):
+        summarize_singular_values(torch.zeros(shape))
+
+
+# The experiment
+
+
+@pytest.fixture(scope="module")
+def layers() -> list[LayerSpectrum]:
+    return jacobian_experiment(N, inputs=20, experts=(4, 2, 8, 16), seeds=2)
+
+
+def of_gate(layers: list[LayerSpectrum], gate: str) -> list[LayerSpectrum]:
+    return [layer for layer in layers if layer.gate == gate]
+
+
+def test_layers(layers: list[LayerSpectrum]) -> None:
+    assert [(layer.kind, layer.gate, layer.experts) for layer in layers] == [
+        ("linear", None, None),
+        ("dense", None, None),
+        *(("mixture", gate, k) for gate in ("softmax", "constant") for k in (2, 4, 8, 16)),
+    ]
+    assert [layer.parameters for layer in layers] == [
+        *[N * (N + 1)] * 2,
+        *(k * (N + 1) ** 2 for k in (2, 4, 8, 16)),
+        *(k * (N + 1) * N for k in (2, 4, 8, 16)),
+    ]
+    assert all(len(layer.spectrum.mean) == N for layer in layers)
+
+
+def test_dense_layer_is_half_a_random_matrix(layers: list[LayerSpectrum]) -> None:
+    """The active half of the rows of W, with variance 1/n: by Marchenko and Pastur the singular
+    values fill [1 - sqrt(1/2), 1 + sqrt(1/2)]; the other half is 0."""
+    linear, dense = (layer.spectrum for layer in layers[:2])
+    assert dense.rank / N == pytest.approx(0.5, abs=0.02)
+    assert dense.shares == pytest.approx((0.5, 0.5, 0.5), abs=0.02)
+    assert dense.mean[0] == pytest.approx(1 + 0.5**0.5, rel=0.05)
+    assert dense.mean[48] > 1 - 0.5**0.5
+    assert max(dense.mean[85:]) < 1e-12
+    assert dense.condition == (math.inf,) * 3
+    # Linear down to the middle: straight lines differ from it by little.
+    line = [dense.mean[0] + (dense.mean[48] - dense.mean[0]) * i / 48 for i in range(49)]
+    assert max(abs(x - y) for x, y in zip(line, dense.mean, strict=False)) < 0.1 * dense.mean[0]
+    assert linear.mean[0] == pytest.approx(2, rel=0.06)
+    assert linear.rank == N
+
+
+def test_constant_gates_against_theory(layers: list[LayerSpectrum]) -> None:
+    """A row is dead where all its experts are: a share of 2^-K. The others are random with
+    variance 1 / (2 K n), bar the mean of the active W_k, which points along x:
+    dy/dx = t u x^T / |x| + noise, t = 1 / sqrt(2 pi), whose largest singular value is
+    t + 1 / (2 K t) where t is above the noise, K > pi."""
+    t = 1 / math.sqrt(2 * math.pi)
+    for layer in of_gate(layers, "constant"):
+        k, spectrum = layer.experts or 0, layer.spectrum
+        assert 1 - spectrum.rank / N == pytest.approx(2.0**-k, abs=0.02)
+        if k >= 8:
+            assert spectrum.mean[0] == pytest.approx(t + 1 / (2 * k * t), rel=0.03)
+            assert spectrum.mean[1] == pytest.approx(2 / math.sqrt(2 * k), rel=0.05)
+
+
+@pytest.mark.parametrize("gate", ["softmax", "constant"])
+def test_mixtures_are_better_conditioned_with_more_experts(
+    layers: list[LayerSpectrum], gate: str
+) -> None:
+    spectra = [layers[1].spectrum, *(x.spectrum for x in of_gate(layers, gate))]
+    assert all(a.rank < b.rank for a, b in pairwise(spectra))
+    for share in (1, 2):
+        values = [spectrum.shares[share] for spectrum in spectra]
+        # From 98 % on, as for a linear layer, there is nothing more to gain.
+        assert all(a < b or a > 0.98 for a, b in pairwise(values))
+    assert math.isfinite(spectra[-1].condition[1])
+
+
+def test_draws_depend_on_the_seed_alone(layers: list[LayerSpectrum]) -> None:
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    other = jacobian_experiment(N, inputs=20, experts=(8,), gates=("constant",), seeds=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert other[:2] == layers[:2]
+    (layer,) = of_gate(other, "constant")
+    assert layer == list(of_gate(layers, "constant"))[2]
+    linear = layers[0].spectrum  # the same at all inputs of a seed
+    assert linear.deviation[0] > 0.01
+    assert linear.condition[0] < linear.condition[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"features": 0}, "features: expected at least 1, got 0"),
+        ({"inputs": 0}, "inputs: expected at least 1, got 0"),
+        ({"seeds": 0}, "seeds: expected at least 1, got 0"),
+        ({"experts": ()}, r"experts: expected at least one, each once, got \[\]"),
+        ({"experts": (2, 4, 2)}, r"experts: expected at least one, each once, got \[2, 4, 2\]"),
+        ({"experts": (0, 4)}, "experts: expected at least 1, got 0"),
+        ({"gates": ("none", "none")}, "gates: expected at least one, each once"),
+        ({"gates": ("relu",)}, "gates: expected some of softmax, .*, got 'relu'"),
+        ({"activation": "swish"}, "activation: expected one of relu, .*, got 'swish'"),
+    ],
+    ids=str,
+)
+def test_bad_settings(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        jacobian_experiment(**options)
+
+
+def test_every_gate_and_one_feature() -> None:
+    gates = ("softmax", "sigmoid", "constant", "none")
+    found = jacobian_experiment(1, 3, (1, 2), "tanh", gates, seeds=1)
+    assert len(found) == 2 + 4 * 2
+    assert all(layer.spectrum.condition == (1, 1, 1) for layer in found)
+    by_gate = {gate: [layer.spectrum.mean[0] for layer in of_gate(found, gate)] for gate in gates}
+    assert by_gate["none"] == pytest.approx(
+        [k * mean for k, mean in zip((1, 2), by_gate["constant"], strict=True)]
+    )
+
+
+# Table and pictures
+
+
+def test_table(layers: list[LayerSpectrum]) -> None:
+    table = jacobian_table(layers, "relu")
+    assert table.title == "Singular values of dy/dx, n = 128, activation relu"
+    assert table.header[:6] == ("layer", "experts", "parameters", "largest", "smallest", "zero")
+    assert len(table.rows) == len(layers)
+    dense = dict(zip(table.header, table.rows[1], strict=True))
+    assert (dense["layer"], dense["experts"]) == ("dense", "-")
+    assert dense["quartiles"] == "inf to inf"
+    assert dense["zero"] == f"{100 * (1 - layers[1].spectrum.rank / N):.1f} %"
+    assert [dense[f"above {share} of largest"] for share in (0.1, 0.01, 0.001)] == [
+        f"{100 * share:.1f} %" for share in layers[1].spectrum.shares
+    ]
+    assert table.rows[2][:3] == ("mixture, softmax gates", "2", "33,282")
+
+
+def test_pictures(layers: list[LayerSpectrum]) -> None:
+    """A column for each kind of gate; in each panel linear, dense, and the mixtures of its gate."""
+    figure = jacobian_picture(layers, "relu", normalised=True)
+    assert figure.get_size_inches().tolist() == [8.4, 6.8]
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["softmax gates", "constant gates"]
+    constant = [*layers[:2], *of_gate(layers, "constant")]
+    for axes in (figure.axes[1], figure.axes[3]):
+        for line, layer in zip(axes.lines, constant, strict=True):
+            assert list(line.get_ydata()) == list(layer.spectrum.normalised)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        *("linear, no activation", "dense, relu"),
+        *(f"mixture, K = {k}" for k in (2, 4, 8, 16)),
+    ]
+    one = jacobian_picture(constant, "relu", normalised=False)
+    assert one.get_size_inches().tolist() == [5, 6.8]
+    assert list(one.axes[0].lines[1].get_ydata()) == list(layers[1].spectrum.mean)
+
+
+# The command
+
+SMALL = ("--features", "6", "--inputs", "4", "--experts", "3", "2", "--seeds", "2")
+
+
+def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "new" / "results"
+    arguments = [*SMALL, "--gates", "none", "--activation", "tanh", "--output", str(folder)]
+    assert main(["experiment", "jacobian", *arguments, "--device", "cpu"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "mixture, none gates" in captured.out
+    pictures = ["jacobian-normalised-singular-values.png", "jacobian-singular-values.png"]
+    names = [*pictures, "jacobian.csv", "jacobian.json", "jacobian.md"]
+    assert sorted(file.name for file in folder.iterdir()) == names
+    data = json.loads((folder / "jacobian.json").read_text())
+    assert (data["features"], data["inputs"], data["seeds"]) == (6, 4, 2)
+    assert (data["experts"], data["gates"], data["activation"]) == ([2, 3], ["none"], "tanh")
+    kinds = [(layer["kind"], layer["experts"]) for layer in data["layers"]]
+    assert kinds == [("linear", None), ("dense", None), ("mixture", 2), ("mixture", 3)]
+    rows = list(csv.DictReader((folder / "jacobian.csv").read_text().splitlines()))
+    assert len(rows) == 4 * 6
+    for layer, of_layer in zip(
+        data["layers"], [rows[i : i + 6] for i in (0, 6, 12, 18)], strict=True
+    ):
+        for name in ("mean", "deviation", "normalised"):
+            assert [float(row[name]) for row in of_layer] == layer["spectrum"][name]
+        assert [row["index"] for row in of_layer] == list("123456")
+        assert {row["layer"] for row in of_layer} == {layer["kind"]}
+        assert {row["gate"] for row in of_layer} == {layer["gate"] or ""}
+    assert "note: Draws of inputs and weights: 2; standard normal inputs of each: 4" in captured.out
+    page = (folder / "jacobian.md").read_text()
+    assert page.startswith("# Jacobians of mixtures of experts\n")
+    assert all(f"]({name})" in page for name in pictures)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--experts", "0"), "argument --experts: expected at least 1, got 0"),
+        (("--experts", "2", "2"), "experts: expected at least one, each once, got [2, 2]"),
+        (("--gates", "relu"), "argument --gates: invalid choice: 'relu'"),
+        (("--activation", "swish"), "argument --activation: invalid choice: 'swish'"),
+        (("--seeds", "-1"), "argument --seeds: expected at least 1, got -1"),
+    ],
+)
+def test_unusable_arguments(
+    arguments: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["experiment", "jacobian", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_output_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+    assert main(["experiment", "jacobian", *SMALL, "--output", str(file)]) == 2
+    assert "--output: expected a folder" in capsys.readouterr().err
+    assert file.read_text() == "kept"

@@ -1,0 +1,385 @@
+"""t-tests against scipy's formulas and by hand, Holm's correction, degenerate groups, tables,
+the picture, and the command."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+from lm.runs.made_up import write_run
+
+from hstree.__main__ import main
+from hstree.lab import compare, holm, model_perplexities, significance_tests, t_test
+from hstree.lab.significance.picture import significance_picture
+from hstree.lab.significance.report import significance_tables
+from hstree.lm._pictures import COLOURS
+from hstree.lm.table import probability
+
+SOFTMAX = (60.5, 61.25, 59.75)
+MOS = (55.0, 54.5, 56.5, 55.25)
+
+
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (3, 10), (10, 4), (10, 10)])
+def test_t_test_equals_the_formula(n: int, m: int, equal: bool) -> None:
+    """Both formulas with Student's distribution function; the interval by its quantile."""
+    generator = np.random.default_rng(n + m)
+    first, second = generator.normal(57.0, 0.1, n), generator.normal(56.9, 0.3, m)
+    result = t_test(first.tolist(), second.tolist(), equal_variances=equal)
+    variances = np.var(first, ddof=1), np.var(second, ddof=1)
+    if equal:
+        df = n + m - 2.0
+        error = ((n - 1) * variances[0] + (m - 1) * variances[1]) / df * (1 / n + 1 / m)
+    else:
+        parts = variances[0] / n, variances[1] / m
+        error = sum(parts)
+        df = error**2 / (parts[0] ** 2 / (n - 1) + parts[1] ** 2 / (m - 1))
+    difference = first.mean() - second.mean()
+    t = difference / math.sqrt(error)
+    reach = scipy.special.stdtrit(df, 0.975) * math.sqrt(error)
+    assert result.difference == pytest.approx(difference, rel=1e-9)
+    assert result.statistic == pytest.approx(t, rel=1e-9)
+    assert result.degrees_of_freedom == pytest.approx(df, rel=1e-9)
+    assert result.p_value == pytest.approx(2 * scipy.special.stdtr(df, -abs(t)), rel=1e-8)
+    assert result.low == pytest.approx(difference - reach, rel=1e-9)
+    assert result.high == pytest.approx(difference + reach, rel=1e-9)
+
+
+def test_t_test_by_hand() -> None:
+    """Means 2 and 5, both variances 1, both n 3: t = -3 / sqrt(2/3), and for 4 degrees of freedom
+    p = 1 - sin(a) (1 + cos(a)^2 / 2) with tan(a) = |t| / 2 (Abramowitz and Stegun 26.7.4)."""
+    result = t_test([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], equal_variances=True)
+    t = -3 / math.sqrt(2 / 3)
+    assert result.statistic == pytest.approx(t)
+    assert result.degrees_of_freedom == 4
+    s = abs(t) / math.sqrt(4 + t * t)  # sin(a)
+    assert result.p_value == pytest.approx(1 - s * (1 + (1 - s * s) / 2))
+    assert (result.low + result.high) / 2 == pytest.approx(-3)
+    welch = t_test([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])  # equal variances and n: the same test
+    assert dataclasses.astuple(welch) == pytest.approx(dataclasses.astuple(result))
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_t_test_of_degenerate_groups(equal: bool) -> None:
+    for first, second, difference in (
+        ([1.0, 1.0], [2.0, 2.0], -1.0),
+        ([0.1] * 7, [0.1] * 3, 0.0),
+        ([1.0, math.inf], [2.0, 3.0], math.inf),
+        ([1.0, math.nan], [2.0, 3.0], math.nan),
+    ):
+        result = t_test(first, second, equal_variances=equal)
+        assert result.difference == pytest.approx(difference, abs=1e-16, nan_ok=True)
+        others = dataclasses.asdict(result) | {"difference": math.nan}
+        assert all(map(math.isnan, others.values()))
+    one = t_test([0.1] * 7, [0.2, 0.3], equal_variances=equal)  # scipy warns here
+    assert 0 < one.p_value < 1
+    assert one.low < one.difference < one.high
+    with pytest.raises(
+        ValueError, match="second: expected at least two values for a t-test, got 1"
+    ):
+        t_test([1.0, 2.0], [3.0], equal_variances=equal)
+
+
+def test_one_group_without_variance_has_the_freedom_of_the_other() -> None:
+    """Welch's test is then that of one sample against a number."""
+    values = [60.5, 61.25, 59.75, 60.0]
+    result = t_test(values, [59.0] * 3)
+    reference = scipy.stats.ttest_1samp(values, 59.0)
+    assert result.degrees_of_freedom == pytest.approx(3)
+    assert result.p_value == pytest.approx(reference.pvalue)
+
+
+def test_holm_by_hand() -> None:
+    """m = 4: 0.005 * 4, 0.01 * 3, 0.03 * 2, then 0.04 * 1, which must not fall below 0.06."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.9, 0.7]) == [1.0, 1.0, 1.0]
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []
+    values = holm([0.01, math.nan, 0.02])  # nan is no test
+    assert [values[0], values[2]] == [0.02, 0.02]
+    assert math.isnan(values[1])
+
+
+def test_holm_rejects_what_the_steps_reject() -> None:
+    """Holm's own rule: reject the smallest p-values while p_(i) <= alpha / (m - i + 1)."""
+    generator = np.random.default_rng(3)
+    for _ in range(50):
+        p = generator.uniform(size=8) ** 4
+        corrected = holm(p.tolist())
+        for alpha in (0.01, 0.05, 0.3):
+            rejected = set()
+            for step, i in enumerate(np.argsort(p)):
+                if p[i] > alpha / (8 - step):
+                    break
+                rejected.add(int(i))
+            assert rejected == {i for i, value in enumerate(corrected) if value <= alpha}
+
+
+def test_significance_of_three_models() -> None:
+    values = {"softmax": SOFTMAX, "mos": MOS, "gss": (60.0, 60.75)}
+    result = significance_tests(values)
+    assert [(p.first, p.second) for p in result.pairs] == [
+        ("softmax", "mos"),
+        ("softmax", "gss"),
+        ("mos", "gss"),
+    ]
+    for pair in result.pairs:
+        groups = values[pair.first], values[pair.second]
+        for test, equal in ((pair.welch, False), (pair.student, True)):
+            reference = scipy.stats.ttest_ind(*groups, equal_var=equal)
+            assert test.p_value == pytest.approx(reference.pvalue)
+            assert test.statistic == pytest.approx(reference.statistic)
+    corrected = [pair.welch_corrected for pair in result.pairs]
+    assert corrected == holm([pair.welch.p_value for pair in result.pairs])
+    sample = result.samples[1]
+    error = np.std(MOS, ddof=1) / 2
+    assert sample.mean == pytest.approx(np.mean(MOS))
+    assert sample.deviation == pytest.approx(np.std(MOS, ddof=1))
+    assert (sample.high - sample.low) / 2 == pytest.approx(3.182446305284263 * error)  # t, 3 df
+    assert result.notes == ()
+
+
+def test_degenerate_models_are_named() -> None:
+    result = significance_tests(
+        {
+            "softmax": SOFTMAX,
+            "one": (60.0,),
+            "diverged": (61.0, math.inf),
+            "lost": (61.0, math.nan),
+            "fixed": (5.0, 5.0),
+            "also fixed": (6.0, 6.0, 6.0),
+        }
+    )
+    assert result.notes == (
+        "one is not tested: it has one value, a t-test needs two",
+        "diverged is not tested: not all its values are finite",
+        "lost is not tested: not all its values are finite",
+        "fixed and also fixed are not tested: neither varies from seed to seed",
+    )
+    assert len(result.pairs) == 3
+    assert len(result.samples) == 6
+    assert math.isnan(result.pairs[-1].welch_corrected)
+    assert result.pairs[-1].welch.difference == -1.0
+    # Two tests took place, so the smaller p-value is doubled, not trebled.
+    p = sorted(pair.welch.p_value for pair in result.pairs[:2])
+    assert min(pair.welch_corrected for pair in result.pairs[:2]) == pytest.approx(2 * p[0])
+    samples, pairs, matrix = significance_tables(result, "test perplexity")
+    assert [row[0] for row in samples.rows] == [sample.name for sample in result.samples]
+    assert samples.rows[1][1:5] == ("1", "60.000", "-", "-")
+    assert samples.rows[2][1:5] == ("2", "inf", "-", "-")
+    assert pairs.rows[-1][:3] == ("fixed - also fixed", "-1.000", "-")
+    assert set(pairs.rows[-1][3:]) == {"-"}
+    assert pairs.title.endswith("corrected for 2 tests")
+    assert matrix.header == ("model", "softmax", "fixed", "also fixed")
+    significance_picture(result, "test perplexity")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"a": SOFTMAX}, {"a": SOFTMAX, "b": (1.0,)}, {"a": SOFTMAX, "b": (1.0, math.inf)}],
+)
+def test_too_few_models(values: Any) -> None:
+    with pytest.raises(ValueError, match="expected at least two models with two or more finite"):
+        significance_tests(values)
+
+
+def test_no_values() -> None:
+    with pytest.raises(ValueError, match="empty: expected at least one value, got none"):
+        significance_tests({"a": SOFTMAX, "b": MOS, "empty": ()})
+
+
+def test_tables() -> None:
+    result = significance_tests({"softmax": SOFTMAX, "mos": MOS, "gss": (60.0, 60.75)})
+    samples, pairs, matrix = significance_tables(result, "test perplexity")
+    assert samples.title == "Test perplexity of each model over its seeds"
+    assert samples.rows[0][:4] == ("softmax", "3", "60.500", "0.750")
+    assert samples.rows[0][5:] == ("59.750", "61.250")
+    assert pairs.rows[0][:2] == ("softmax - mos", "+5.188")
+    assert pairs.title.endswith("corrected for 3 tests")
+    cells = {row[0]: row[1:] for row in matrix.rows}
+    first = result.pairs[0]
+    assert cells["softmax"][1] == probability(first.welch_corrected)
+    assert cells["mos"][0] == probability(first.welch.p_value)
+    assert [cells[name][i] for i, name in enumerate(matrix.header[1:])] == ["-", "-", "-"]
+    for table in (samples, pairs, matrix):
+        assert {len(table.header), len(table.right)} == {len(row) for row in table.rows}
+
+
+def test_perplexities_of_runs(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / f"{head}-{dropout}-{seed}", test=test + seed, seed=seed, head=head)
+        if dropout is None
+        else write_run(
+            tmp_path / f"{head}-{dropout}-{seed}",
+            test=test + seed,
+            seed=seed,
+            head=head,
+            dropout=dropout,
+        )
+        for head, dropout, test in (("softmax", None, 60.0), ("mos", 0.2, 55.0), ("mos", 0.3, 50.0))
+        for seed in (1, 2)
+    ]
+    folders.append(write_run(tmp_path / "unfinished", (150.0,), None, head="gss"))
+    assert model_perplexities(compare(folders)) == {
+        "softmax": [61.0, 62.0],
+        "B: mos": [56.0, 57.0],
+        "C: mos": [51.0, 52.0],
+    }
+
+
+def test_different_texts_are_refused(tmp_path: Path) -> None:
+    paths = [
+        write_run(
+            tmp_path / f"{classes}-{seed}", summary={"classes": classes}, head=head, seed=seed
+        )
+        for head, classes in (("softmax", 10_000), ("mos", 33_278))
+        for seed in (1, 2)
+    ]
+    with pytest.raises(ValueError, match="differ in text or vocabulary"):
+        model_perplexities(compare(paths))
+
+
+def test_picture() -> None:
+    result = significance_tests({"softmax": SOFTMAX, "_a$": (55.0, math.inf), "mos": MOS})
+    (axes,) = significance_picture(result, "test perplexity").axes
+    assert axes.get_xlabel() == "test perplexity"
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        "softmax (3)",
+        r" _a\$ (2)",
+        "mos (4)",
+    ]
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    assert [list(line.get_xdata()) for line in dots] == [list(SOFTMAX), [55.0], list(MOS)]
+    assert [line.get_color() for line in dots] == list(COLOURS[:3])
+    means = [line for line in axes.lines if line.get_marker() == "D"]
+    assert [line.get_xdata()[0] for line in means] == [
+        result.samples[0].mean,
+        result.samples[2].mean,
+    ]
+    intervals = [line for line in axes.lines if line.get_marker() == "|"]
+    assert list(intervals[1].get_xdata()) == [result.samples[2].low, result.samples[2].high]
+
+
+# The command
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HSTREE_DEBUG", raising=False)
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Runs a command that must fail with one line and leave nothing; returns the line."""
+    assert main(["analyze", "significance", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert not Path("significance").exists()
+    return captured.err
+
+
+def seeds(head: str, tests: tuple[float, ...]) -> list[str]:
+    return [
+        str(write_run(Path(f"{head}-{seed}"), test=test, head=head, seed=seed))
+        for seed, test in enumerate(tests)
+    ]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    unfinished = str(write_run(Path("unfinished"), (210.0,), None, head="gss", dropout=0.25))
+    runs = [*seeds("softmax", SOFTMAX), *seeds("mos", MOS[:3]), unfinished]
+    assert main(["analyze", "significance", *runs, "--output", "made/here"]) == 0
+    out = capsys.readouterr().out
+    assert "softmax - mos" in out
+    assert "note: mos: mos, dropout=0.4" in out
+    assert "note: unfinished has not finished: 1 of 3 epochs completed" in out
+    folder = Path("made/here")
+    data = json.loads((folder / "significance.json").read_text())
+    assert [sample["values"] for sample in data["samples"]] == [list(SOFTMAX), list(MOS[:3])]
+    ((row),) = csv.DictReader((folder / "significance.csv").read_text().splitlines())
+    welch = scipy.stats.ttest_ind(SOFTMAX, MOS[:3], equal_var=False)
+    student = scipy.stats.ttest_ind(SOFTMAX, MOS[:3])
+    assert float(row["welch_p"]) == float(row["welch_p_holm"]) == pytest.approx(welch.pvalue)
+    assert float(row["student_p"]) == pytest.approx(student.pvalue)
+    assert float(row["welch_low"]) == pytest.approx(welch.confidence_interval().low)
+    assert (folder / "significance.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "significance.md").read_text()
+    assert page.startswith("# Significance of differences in test perplexity\n")
+    assert "![significance](significance.png)" in page
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """The columns that hstree study writes, then others; an empty cell is a run without a value."""
+    lines = ["model,head,seed,test_perplexity,valid_perplexity"]
+    for model, values in (("a", SOFTMAX), ("b", MOS[:3])):
+        lines += [f"{model},x,{seed},{v},{v + 1}" for seed, v in enumerate(values)]
+    lines.append("b,x,9,,55")
+    Path("study.csv").write_text("\n".join(lines) + "\n")
+    assert main(["analyze", "significance", "--table", "study.csv"]) == 0
+    out = capsys.readouterr().out
+    assert "a - b" in out
+    assert "note: 1 line of study.csv skipped: an empty cell" in out
+    data = json.loads(Path("significance/significance.json").read_text())
+    assert [sample["values"] for sample in data["samples"]] == [list(SOFTMAX), list(MOS[:3])]
+    more = ["--model", "seed", "--value", "valid_perplexity", "--output", "other"]
+    assert main(["analyze", "significance", "--table", "study.csv", *more]) == 0
+    data = json.loads(Path("other/significance.json").read_text())
+    assert [sample["name"] for sample in data["samples"]] == ["0", "1", "2", "9"]
+    assert "valid perplexity" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = seeds("softmax", SOFTMAX)
+    assert "expected run folders or --table FILE, got neither" in fails(capsys)
+    assert "--table: expected either a table or runs, got both" in fails(
+        capsys, runs[0], "--table", "x.csv"
+    )
+    assert "--model: has no effect without --table" in fails(capsys, *runs, "--model", "head")
+    assert "at least two models with two or more finite values" in fails(capsys, *runs)
+    assert "missing: no such run folder" in fails(capsys, *runs, "missing")
+    assert "x.csv" in fails(capsys, "--table", "x.csv")
+    for content, message in (
+        ("", "x.csv: expected a line with the names of the columns, got an empty file"),
+        ("model,value\n", "--value: expected one of the columns of x.csv (model, value), got "),
+        ("model,model,test_perplexity\n", "--model: expected one of the columns of x.csv"),
+        (
+            "model,test_perplexity\n",
+            "at least two models with two or more finite values each, got 0",
+        ),
+        ("model,test_perplexity\na,1\na\n", "x.csv, line 3: expected 2 cells as in the first line"),
+        (
+            "model,test_perplexity\n\na,1\na,high\n",
+            "x.csv, line 4: expected a number in column test_perplexity, got 'high'",
+        ),
+        ('model,test_perplexity\n"a,1\n', "x.csv: expected a CSV file in UTF-8"),
+    ):
+        Path("x.csv").write_text(content)
+        assert message in fails(capsys, "--table", "x.csv")
+    Path("x.csv").write_bytes(b"model,test_perplexity\n\xff,1\n")
+    assert "x.csv: expected a CSV file in UTF-8" in fails(capsys, "--table", "x.csv")
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_diverged_runs_are_words_not_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [("a", "1"), ("a", "1"), ("b", "2"), ("b", "2"), ("c", "inf"), ("c", "nan"), ("d", "4")]
+    Path("x.csv").write_text("model,test_perplexity\n" + "".join(f"{a},{b}\n" for a, b in rows))
+    assert main(["analyze", "significance", "--table", "x.csv"]) == 0
+    out = capsys.readouterr().out
+    assert "note: a and b are not tested: neither varies from seed to seed" in out
+    assert "note: c is not tested: not all its values are finite" in out
+    assert "note: d is not tested: it has one value, a t-test needs two" in out
+    data = json.loads(Path("significance/significance.json").read_text())
+    assert data["pairs"][0]["welch"]["p_value"] is None

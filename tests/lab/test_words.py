@@ -1,0 +1,455 @@
+"""Word similarity: files of sets and vectors, correlations, table, picture and command."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lm.training.toy import small_config, write_corpus
+
+from hstree.__main__ import main
+from hstree.heads import AdaptiveSoftmax, Softmax
+from hstree.lab import model_embeddings, word_similarity
+from hstree.lab.words.compute import (
+    WordSimilarity,
+    confidence_interval,
+    mean_similarity,
+    spearman,
+)
+from hstree.lab.words.files import (
+    Embeddings,
+    Pair,
+    read_embeddings,
+    read_similarity_sets,
+)
+from hstree.lab.words.picture import word_similarity_picture
+from hstree.lab.words.report import word_similarity_table
+from hstree.lm.models import AWDLSTM, LanguageModel
+from hstree.lm.runs import load_run
+from hstree.lm.training import train
+
+# Lines in the form of each distribution, made up; all say the same.
+PAIRS = (("tiger", "cat", 7.35), ("Jerusalem", "Israel", 8.0))
+FORMS = {
+    "tabs": "tiger\tcat\t7.35\nJerusalem\tIsrael\t8",
+    "spaces, CRLF, a tab at the end": "tiger cat 7.35\t\r\nJerusalem  Israel 8.00\r\n",
+    "combined.csv": "Word 1,Word 2,Human (mean)\ntiger,cat,7.35\nJerusalem,Israel,8.00\n",
+    "combined.tab": "Word 1\tWord 2\tHuman (mean)\ntiger\tcat\t7.35\nJerusalem\tIsrael\t8.00\n",
+    "set1.csv, columns of the judges": "Word 1,Word 2,Human (mean),1,2,3\n"
+    "tiger,cat,7.35,9,7,8\nJerusalem,Israel,8.00,10,8,6\n",
+    "quotes": '"word1","word2","score"\n"tiger","cat",7.35\n"Jerusalem","Israel",8.0\n',
+    "semicolons": "tiger;cat;7.35\nJerusalem;Israel;8\n",
+    "SimLex-999": "word1\tword2\tPOS\tSimLex999\tconc(w1)\tconcQ\n"
+    "tiger\tcat\tN\t7.35\t2.72\t2\nJerusalem\tIsrael\tN\t8\t2.7\t1\n",
+    "SimVerb-3500": "tiger\tcat\tV\t7.35\tSYNONYMS\nJerusalem\tIsrael\tV\t8.00\tNONE\n",
+    "RW-STANFORD": "tiger\tcat\t7.35\t7\t6\t10\nJerusalem\tIsrael\t8.00\t8\t8\t8\n",
+    "MEN, natural form": "tiger cat 7.350000\nJerusalem Israel 8.000000\n",
+    "MEN, lemma form": "tiger-n cat-n 7.350000\nJerusalem-n Israel-j 8.000000\n",
+    "comments, a mark of byte order": "\ufeff# human scores\n\ntiger cat 7.35\n  # and\n"
+    "Jerusalem Israel 8\n",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_sets(form: str, tmp_path: Path) -> None:
+    file = tmp_path / "EN-WS-2.txt"
+    file.write_bytes(FORMS[form].encode())
+    assert read_similarity_sets(file) == {"WS-2": PAIRS}
+
+
+def test_marks_stay_unless_all_words_have_one(tmp_path: Path) -> None:
+    file = tmp_path / "set.txt"
+    file.write_text("t-v film 3\nplan-b x-n 4\n")
+    pairs = read_similarity_sets(file)["set"]
+    assert pairs == (("t-v", "film", 3.0), ("plan-b", "x-n", 4.0))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"gem jewel 3.8\ngem jewel\n", "line 2: expected word1 word2 score, got 'gem jewel'"),
+        (b"gem jewel 3.8\n\ngem jewel much\n", "line 3: expected word1 word2 score"),
+        (b"gem jewel 3.8\ngem\tjewel\tnan\n", "line 2: expected word1 word2 score"),
+        (b"a b score\na b score\n", "line 2: expected word1 word2 score"),
+        (b"t\ttiger\tcat\t7.35\nt\tgem\tjewel\t1\n", "line 2: expected word1 word2 score"),
+        (b"gem jewel\n", "line 1: expected word1 word2 score"),
+        (b"\tjewel\t3\n\tjewel\t3\n", "line 1: expected word1 word2 score, got 'jewel"),
+        (b"word1 word2 score\n", "expected lines word1 word2 score, got none"),
+        (b"", "expected lines word1 word2 score, got none"),
+        (b"gem j\xffwel 3\n", "expected UTF-8 text, but byte 5 is not"),
+    ],
+)
+def test_files_that_are_no_sets(content: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "set.txt"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(str(file))) as caught:
+        read_similarity_sets(file)
+    assert message in str(caught.value)
+
+
+def test_folder_of_sets(tmp_path: Path) -> None:
+    for name in ("EN-B.tsv", "A.csv", "C.TXT"):
+        (tmp_path / name).write_text("a\tb\t1\n")
+    (tmp_path / "README.md").write_text("what these are")
+    assert list(read_similarity_sets(tmp_path)) == ["A", "C", "B"]
+    assert list(read_similarity_sets(tmp_path / "EN-B.tsv")) == ["B"]
+    (tmp_path / "B.txt").write_text("a\tb\t1\n")
+    with pytest.raises(ValueError, match="another file of this folder also has a set named 'B'"):
+        read_similarity_sets(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for place, message in (("empty", "expected files that end in .txt"), ("none", "no such file")):
+        with pytest.raises(ValueError, match=f"{place}: {message}"):
+            read_similarity_sets(tmp_path / place)
+
+
+VECTORS = "the 1 0.5\n. . . 7 7\ncat -2e-1 3\nat x@y.z 5 5\nat 4 4\ncat 8 8\nÄpfel 0 1\n"
+
+
+@pytest.mark.parametrize("header", ["", "7 2\n"], ids=["GloVe", "word2vec"])
+def test_files_of_vectors(header: str, tmp_path: Path) -> None:
+    file = tmp_path / "vectors.txt"
+    file.write_bytes((header + VECTORS).replace("\n", " \n").encode() + b"\xff 1 1\n")
+    read = read_embeddings(file, {"Cat", "at", "Äpfel", "dog"})
+    assert (read.name, list(read.index)) == ("vectors.txt", ["cat", "at", "Äpfel"])
+    assert read.vectors.tolist() == [[np.float32(-0.2), 3], [4, 4], [0, 1]]
+    assert [read.row(word) for word in ("Cat", "AT", "the")] == [0, 1, None]
+    assert read_embeddings(file, {"dog"}, "mine").vectors.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("the 1 2\ncat 1\n", "line 2: expected a word and 2 finite numbers"),
+        ("2 2\nthe 1 2\ncat 1 b\n", "line 3: expected a word and 2 finite numbers"),
+        ("the 1 2\ncat 1 inf\n", "line 2: expected a word and 2 finite numbers"),
+        ("the\n", "line 1: expected a word and its vector, or V and D"),
+        ("", "line 1: expected a word and its vector, or V and D"),
+    ],
+)
+def test_files_that_are_no_vectors(content: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "vectors.txt"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=re.escape(f"{file}, {message}")):
+        read_embeddings(file, {"cat"})
+    with pytest.raises(ValueError, match=r"none\.txt: no such file"):
+        read_embeddings(tmp_path / "none.txt", {"cat"})
+
+
+def test_spearman_without_ties() -> None:
+    """rho = 1 - 6 sum d^2 / (n (n^2 - 1)), d the differences of ranks."""
+    first, second = [3.0, 1.0, 4.0, 1.5, 9.0], [2.0, 7.0, 1.0, 8.0, 2.8]
+    squared = sum(
+        (sorted(first).index(a) - sorted(second).index(b)) ** 2
+        for a, b in zip(first, second, strict=True)
+    )
+    assert spearman(first, second)[0] == pytest.approx(1 - 6 * squared / (5 * 24), abs=1e-12)
+    assert spearman([1, 2, 3], [10, 20, 21])[0] == pytest.approx(1.0)
+
+
+def average_ranks(values: list[float]) -> list[float]:
+    """Ranks from 1; of equal values, the mean of the places that they take."""
+    return [
+        sum(v < value for v in values) + (sum(v == value for v in values) + 1) / 2
+        for value in values
+    ]
+
+
+def test_spearman_with_ties() -> None:
+    from scipy.stats import t
+
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        first = generator.integers(0, 5, 30).astype(float)
+        second = first + generator.integers(0, 6, 30)
+        rho, p_value = spearman(first, second)
+        ranks = [average_ranks(series.tolist()) for series in (first, second)]
+        expected = float(np.corrcoef(ranks)[0, 1])
+        assert rho == pytest.approx(expected, abs=1e-12)
+        statistic = expected * math.sqrt(28 / (1 - expected**2))
+        assert p_value == pytest.approx(2 * t.sf(abs(statistic), 28), rel=1e-9)
+
+
+def test_spearman_where_it_is_not_defined() -> None:
+    for first, second in (([], []), ([1.0], [2.0]), ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])):
+        assert all(map(math.isnan, spearman(first, second)))
+    rho, p_value = spearman([1, 2], [2, 1])
+    assert rho == pytest.approx(-1)
+    assert math.isnan(p_value)
+
+
+def test_confidence_interval_covers_the_truth() -> None:
+    """Of 1000 samples of 60 pairs, about 95% of the intervals hold the true correlation, which is
+    6 / pi asin(r / 2) for normal variables of correlation r."""
+    generator = np.random.default_rng(1)
+    r = 0.6
+    covariance = [[1, r], [r, 1]]
+    truth = 6 / math.pi * math.asin(r / 2)
+    hits = 0
+    for _ in range(1000):
+        sample = generator.multivariate_normal([0, 0], covariance, 60).argsort(0).argsort(0)
+        low, high = confidence_interval(float(np.corrcoef(sample.T)[0, 1]), 60)
+        hits += low < truth < high
+    assert 930 <= hits <= 970
+
+
+def test_confidence_interval() -> None:
+    low, high = confidence_interval(0.0, 103)
+    assert (low, high) == pytest.approx((-math.tanh(0.1959964), math.tanh(0.1959964)))
+    assert confidence_interval(-0.3, 40) == pytest.approx(
+        [-bound for bound in reversed(confidence_interval(0.3, 40))]
+    )
+    for rho, n in ((0.5, 3), (1.0, 30), (-1.0, 30), (math.nan, 30)):
+        assert all(map(math.isnan, confidence_interval(rho, n)))
+
+
+Sets = dict[str, list[Pair]]
+WORDS = ["cat", "dog", "car", "bus", "Paris", "nowhere", "sun"]
+
+
+@pytest.fixture
+def made_up() -> tuple[Sets, Embeddings]:
+    """Ten pairs of which three do not count: PARIS is not there in any case but its own, nowhere
+    has no direction, and lion no vector."""
+    generator = np.random.default_rng(3)
+    vectors = generator.normal(size=(len(WORDS), 4)).astype(np.float32)
+    vectors[WORDS.index("nowhere")] = 0
+    pairs = [("cat", "Dog"), ("CAR", "bus"), ("Paris", "sun"), ("cat", "car"), ("dog", "bus")]
+    pairs += [("sun", "cat"), ("cat", "cat"), ("PARIS", "cat"), ("nowhere", "cat")]
+    pairs += [("lion", "cat")]
+    scores = (9.0, 8.0, 3.0, 1.0, 1.0, 2.5, 10.0, 1.0, 2.0, 3.0)
+    scored = {"made up": [(a, b, s) for (a, b), s in zip(pairs, scores, strict=True)]}
+    index = {word: row for row, word in enumerate(WORDS)}
+    return scored, Embeddings("model", index, vectors)
+
+
+def test_word_similarity(made_up: tuple[Sets, Embeddings]) -> None:
+    from scipy.stats import spearmanr
+
+    judged, embeddings = made_up
+    ((found,),) = word_similarity(judged, [embeddings])
+    assert (found.set, found.model) == ("made up", "model")
+    assert (found.pairs, found.missing, found.used) == (10, 3, 7)
+    weight = torch.from_numpy(embeddings.vectors).double()
+    places = [(0, 1), (2, 3), (4, 6), (0, 2), (1, 3), (6, 0), (0, 0)]
+    similarities = [float(torch.cosine_similarity(weight[a], weight[b], 0)) for a, b in places]
+    expected = spearmanr([score for *_, score in judged["made up"][:7]], similarities)
+    assert found.rho == pytest.approx(expected.statistic, abs=1e-12)
+    assert found.p_value == pytest.approx(expected.pvalue, abs=1e-12)
+    assert (found.low, found.high) == confidence_interval(found.rho, 7)
+    scaled = Embeddings("scaled", embeddings.index, embeddings.vectors * 100)
+    ((again,),) = word_similarity(judged, [scaled])
+    assert again.rho == pytest.approx(found.rho, abs=1e-12)
+
+
+def test_common_pairs(made_up: tuple[Sets, Embeddings]) -> None:
+    judged, embeddings = made_up
+    index = {word: row for word, row in embeddings.index.items() if word != "sun"}
+    fewer = Embeddings("fewer", index, embeddings.vectors)
+    (own,) = word_similarity(judged, [embeddings, fewer])
+    (common,) = word_similarity(judged, [embeddings, fewer], common=True)
+    assert [each.missing for each in own] == [3, 5]
+    assert [each.missing for each in common] == [5, 5]
+    assert dataclasses.replace(common[0], model="fewer") == common[1] == own[1]
+    assert common[0].rho != own[0].rho
+
+
+def test_nothing_is_known(made_up: tuple[Sets, Embeddings]) -> None:
+    judged, embeddings = made_up
+    nothing = Embeddings("nothing", {}, np.zeros((0, 4), np.float32))
+    result = word_similarity(judged | {"again": judged["made up"]}, [embeddings, nothing])
+    assert result[0][1].missing == 10
+    assert all(map(math.isnan, [*mean_similarity(result), *mean_similarity(result, weighted=True)]))
+    assert word_similarity_table(result).rows[0][-1] == "-"
+    assert len(word_similarity_picture(result).axes[0].get_yticks()) == 2
+    for arguments, name in ((({}, [embeddings]), "sets"), ((judged, []), "embeddings")):
+        with pytest.raises(ValueError, match=f"{name}: expected at least one, got none"):
+            word_similarity(*arguments)
+
+
+def result_of(rhos: list[list[float]], missing: list[list[int]]) -> list[list[WordSimilarity]]:
+    return [
+        [
+            WordSimilarity(name, model, 100, absent, rho, 0.5, math.nan, math.nan)
+            for model, rho, absent in zip(("one", "two"), row, absents, strict=True)
+        ]
+        for name, row, absents in zip("XYZ", rhos, missing, strict=False)
+    ]
+
+
+def test_means_leave_out_sets_that_not_all_have() -> None:
+    result = result_of([[0.1, 0.2], [0.5, 0.6], [0.9, math.nan]], [[90, 90], [70, 70], [0, 99]])
+    assert mean_similarity(result) == pytest.approx((0.3, 0.4))
+    assert mean_similarity(result, weighted=True) == pytest.approx((0.4, 0.5))
+
+
+def test_table() -> None:
+    result = result_of([[0.1234, -0.5], [0.2, 0.3]], [[90, 90], [70, 70]])
+    found = word_similarity_table(result)
+    assert found.header == ("set", "pairs", "missing", "one", "two")
+    assert found.rows[0] == ("X", "100", "90", "0.123", "-0.500")
+    assert found.rows[2] == ("mean of the sets", "", "", "0.162", "-0.100")
+    assert found.rows[3] == ("weighted by pairs", "", "", "0.181", "0.100")
+    found = word_similarity_table(result_of([[0.1, 0.2]], [[90, 80]]))
+    assert found.header[2:4] == ("missing in one", "missing in two")
+    assert len(found.rows) == 1
+
+
+def test_picture() -> None:
+    result = result_of([[0.1, -0.5], [0.2, math.nan]], [[90, 90], [70, 60]])
+    (axes,) = word_similarity_picture(result).axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["X (10 pairs)", "Y (30 to 40 pairs)"]
+    dots = [line.get_xdata() for line in axes.lines[:2]]
+    np.testing.assert_array_equal(dots, [[0.1, 0.2], [-0.5, math.nan]])
+
+
+def language_model(head: Callable[[torch.nn.Embedding], torch.nn.Module]) -> LanguageModel:
+    backbone = AWDLSTM(30, 6, 8, context_size=6)
+    return LanguageModel(backbone, head(backbone.embedding))  # type: ignore[arg-type]
+
+
+def test_vectors_of_a_model() -> None:
+    words = [f"w{number}" for number in range(30)]
+    model = language_model(lambda embedding: Softmax(6, 30))
+    for vectors, weight in (
+        ("input", model.backbone.embedding.weight),
+        ("output", model.head.weight),
+    ):
+        found = model_embeddings(model, words, "run", vectors)
+        assert found.row("W7") == 7
+        assert np.array_equal(found.vectors, weight.detach().numpy())
+    tied = language_model(lambda embedding: Softmax(6, 30, embedding=embedding))
+    both = [
+        model_embeddings(tied, words, "run", vectors).vectors for vectors in ("input", "output")
+    ]
+    assert np.array_equal(*both)
+    with pytest.raises(ValueError, match="words: expected 30"):
+        model_embeddings(model, words[:-1], "run")
+    with pytest.raises(ValueError, match="vectors: expected one of input, output, got 'middle'"):
+        model_embeddings(model, words, "run", "middle")
+    cutoffs = language_model(lambda embedding: AdaptiveSoftmax(6, 30, cutoffs=[10]))
+    with pytest.raises(ValueError, match="'adaptive' has no vector for each class, got 'output'"):
+        model_embeddings(cutoffs, words, "run", "output")
+    with torch.no_grad():
+        model.backbone.embedding.weight[3, 2] = torch.nan
+    with pytest.raises(ValueError, match="the input vectors of run are not all finite"):
+        model_embeddings(model, words, "run")
+
+
+# The command
+
+JUDGED = [("Cat", "dog", 9.0), ("eats", "sleeps", 5.5), ("fish", "meat", 7.0), ("town", "old", 1.0)]
+UNKNOWN = [("cat", "zebra", 3.0), ("lion", "tiger", 8.0)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs ``trees`` and ``softmax``, two sets in ``sets``, and ``vectors.txt``."""
+    folder = tmp_path_factory.mktemp("words")
+    data = write_corpus(folder / "data")
+    for head in ("trees", "softmax"):
+        train(small_config(data, folder / head, head=head, epochs=1))
+    (folder / "sets").mkdir()
+    lines = [f"{first}\t{second}\t{score}\n" for first, second, score in JUDGED + UNKNOWN]
+    (folder / "sets" / "EN-TOY-6.txt").write_text("".join(lines))
+    (folder / "sets" / "other.csv").write_text("word1,word2,mean\n" + "cat,dog,1\nfish,cat,2\n")
+    (folder / "vectors.txt").write_text("cat 1 0\ndog 0.9 0.1\nzebra 0 1\n")
+    return folder
+
+
+def test_words(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    output = tmp_path / "new" / "results"
+    command = ["analyze", "words", "softmax", "trees", "--benchmarks", "sets"]
+    assert main([*command, "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    data = json.loads((output / "words.json").read_text())
+    for number, name in enumerate(("softmax", "trees")):
+        run = load_run(folder / name)
+        weight = run.model.backbone.embedding.weight.detach()
+        similarities = [
+            float(
+                torch.cosine_similarity(
+                    weight[run.vocabulary[first.lower()]], weight[run.vocabulary[second]], 0
+                )
+            )
+            for first, second, _ in JUDGED
+        ]
+        rho, p_value = spearman([score for _, _, score in JUDGED], similarities)
+        found = data["correlations"][number]
+        assert (found["set"], found["model"]) == ("TOY-6", name)
+        assert (found["pairs"], found["missing"]) == (6, 2)
+        assert found["rho"] == pytest.approx(rho, abs=1e-12)
+        assert found["p_value"] == pytest.approx(p_value, abs=1e-12)
+        assert f"{rho:.3f}" in printed
+        rhos = [each["rho"] for each in data["correlations"] if each["model"] == name]
+        assert data["mean"][name] == pytest.approx(sum(rhos) / 2)
+    assert data["correlations"][2]["p_value"] is None  # two pairs
+    page = (output / "words.md").read_text()
+    assert "| TOY-6 | 6 | 2 |" in page
+    assert "![words similarity](words-similarity.png)" in page
+    assert (output / "words-similarity.png").read_bytes().startswith(b"\x89PNG")
+    with (output / "words.csv").open() as file:
+        assert [row["missing"] for row in csv.DictReader(file)] == ["2", "2", "0", "0"]
+
+
+def test_own_vectors_and_common_pairs(folder: Path, tmp_path: Path) -> None:
+    command = ["analyze", "words", str(folder / "softmax"), "--benchmarks", str(folder / "sets")]
+    command += ["--embeddings", str(folder / "vectors.txt"), "--output", str(tmp_path)]
+    for options, missing in (([], [2, 4, 0, 1]), (["--common"], [5, 5, 1, 1])):
+        assert main([*command, *options]) == 0
+        data = json.loads((tmp_path / "words.json").read_text())
+        assert [found["missing"] for found in data["correlations"]] == missing
+        assert list(data["mean"]) == ["softmax", "vectors.txt"]
+    alone = ["analyze", "words", *command[3:]]
+    assert main(alone) == 0
+
+
+def test_output_vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--benchmarks", str(folder / "sets"), "--vectors", "output"]
+    options += ["--output", str(tmp_path)]
+    assert main(["analyze", "words", str(folder / "softmax"), *options]) == 0
+    assert "output class vectors" in capsys.readouterr().out
+    assert main(["analyze", "words", str(folder / "trees"), *options]) == 2
+    assert "its head 'trees' has no vector for each class" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("--benchmarks sets", "RUN: expected at least one run folder, or --embeddings FILE"),
+        ("softmax --benchmarks nowhere", "nowhere: no such file or folder"),
+        ("softmax --benchmarks data", "line 2: expected word1 word2 score"),
+        ("softmax softmax/ --benchmarks sets", "expected every run and file once, got this one"),
+        ("data --benchmarks sets", "not a run folder"),
+        ("--embeddings none.txt --benchmarks sets", "none.txt: no such file"),
+        ("softmax", "the following arguments are required: --benchmarks"),
+        ("softmax --benchmarks sets --output vectors.txt", "--output: expected a folder"),
+    ],
+)
+def test_bad_arguments(
+    command: str,
+    message: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["analyze", "words", *command.split()]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""

@@ -1,0 +1,397 @@
+"""``hstree evaluate``: what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lm.training.toy import small_config, write_corpus
+
+from hstree.__main__ import main
+from hstree.lm.data import load_corpus
+from hstree.lm.evaluation import NeuralCache, evaluate_dynamic, evaluate_stream, gradient_rms
+from hstree.lm.runs import Run, load_run
+from hstree.lm.training import evaluate, train
+
+PARTS = ("valid", "test")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, ``data``, and two finished runs, ``trees`` and ``softmax``."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = write_corpus(folder / "data")
+    for head in ("trees", "softmax"):
+        options = {"sparse": True} if head == "trees" else {}
+        train(small_config(data, folder / head, head=head, **options))
+    return folder
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], run: Path, *options: str) -> dict[str, Any]:
+    assert main(["evaluate", str(run), "--json", *options]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def fails(capsys: pytest.CaptureFixture[str], run: Path, *options: str) -> str:
+    assert main(["evaluate", str(run), *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert captured.err.startswith("hstree")
+    return captured.err
+
+
+@pytest.mark.parametrize("head", ["trees", "softmax"])
+def test_agrees_with_training(head: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = evaluated(capsys, runs / head)
+    summary = json.loads((runs / head / "summary.json").read_text())
+    assert result["valid"]["perplexity"] == summary["valid_perplexity"]
+    assert result["test"]["perplexity"] == summary["test_perplexity"]
+    unigram = summary["unigram_test_perplexity"]
+    assert result["test"]["unigram_perplexity"] == pytest.approx(unigram, rel=1e-12)
+    assert "stream" not in result
+    assert main(["evaluate", str(runs / head)]) == 0
+    out = capsys.readouterr().out
+    assert f"{summary['test_perplexity']:.2f}" in out
+    assert "stream" not in out
+
+
+@pytest.mark.slow
+def test_a_changed_text_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_corpus(tmp_path / "data")
+    train(small_config(data, tmp_path / "run", epochs=1))
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().err == ""
+    with (data / "valid.txt").open("a") as file:
+        file.write("the cat sleeps .\n")
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    said = "hstree: data has changed since this run was trained on it\n"
+    assert capsys.readouterr().err == said
+    assert main(["evaluate", str(tmp_path / "run"), "--data", str(data)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_other_text(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write_corpus(tmp_path / "other", seed=9)
+    (other / "test.txt").write_text("the zebra sleeps .\n")
+    result = evaluated(capsys, runs / "softmax", "--data", str(other))
+    assert result["test"]["tokens"] == 4
+    assert result["test"]["unknown_share"] == pytest.approx(0.2)
+    run = load_run(runs / "softmax")
+    tokens = run.vocabulary.encode(["the", "zebra", "sleeps", ".", "<eos>"])
+    assert result["test"]["loss"] == evaluate(run.model, np.array(tokens))
+
+
+@pytest.mark.slow
+def test_text_is_split_by_the_tokenizer_of_the_run(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tokenizers")
+    folder = tmp_path / "bytes"
+    train(small_config(runs / "data", folder, tokenizer="bpe", max_vocabulary=280))
+    capsys.readouterr()
+    result = evaluated(capsys, folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert result["test"]["perplexity"] == summary["test_perplexity"]
+    other = write_corpus(tmp_path / "other", seed=9)
+    (other / "test.txt").write_text("the  cat Runs\n")
+    result = evaluated(capsys, folder, "--data", str(other))
+    run = load_run(folder)
+    assert run.tokenizer is not None
+    words = [*run.tokenizer.split("the  cat Runs"), "<eos>"]
+    assert len(words) > 5
+    tokens = run.vocabulary.encode(words)
+    assert result["test"]["tokens"] == len(tokens) - 1
+    assert result["test"]["loss"] == evaluate(run.model, np.array(tokens))
+
+
+def only(result: dict[str, Any]) -> dict[str, Any]:
+    """The figures of the only part."""
+    assert result.keys() == {"run", "corpus", "text"}
+    figures: dict[str, Any] = result["text"]
+    return figures
+
+
+def test_all_of_a_file_is_scored(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the run was tokenized: the test text of the run has the perplexity that it has as a
+    part of the folder, in one figure."""
+    own = evaluated(capsys, runs / "softmax")["test"]
+    path = runs / "data" / "test.txt"
+    assert only(evaluated(capsys, runs / "softmax", "--data", str(path))) == own
+    text = path.read_text()
+    bits = own["loss"] * (own["tokens"] + 1) / np.log(2)
+    assert own["bits_per_character"] == pytest.approx(bits / len(text))
+    assert own["bits_per_byte"] == own["bits_per_character"]
+    short = tmp_path / "short.txt"
+    short.write_text("the  cat Runs\u2014\n", encoding="utf-8")
+    result = only(evaluated(capsys, runs / "softmax", "--data", str(short)))
+    run = load_run(runs / "softmax")
+    tokens = run.vocabulary.encode(["the", "cat", "Runs\u2014", "<eos>"])
+    assert result["loss"] == evaluate(run.model, np.array(tokens))
+    bits = result["loss"] * 4 / np.log(2)
+    assert result["bits_per_character"] == pytest.approx(bits / 15)
+    assert result["bits_per_byte"] == pytest.approx(bits / 17)
+    assert main(["evaluate", str(runs / "softmax"), "--data", str(short)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["text", f"{bits / 15:.4f}", f"{bits / 17:.4f}"] in lines
+
+
+@pytest.mark.parametrize("names", [("test.txt",), ("val.txt",), ("ptb.valid.txt", "ptb.test.txt")])
+def test_a_folder_needs_only_what_is_scored(
+    names: tuple[str, ...], runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = evaluated(capsys, runs / "softmax")
+    kinds = ["test" if "test" in name else "valid" for name in names]
+    for name, kind in zip(names, kinds, strict=True):
+        (tmp_path / name).write_bytes((runs / "data" / f"{kind}.txt").read_bytes())
+    options = ("--data", str(tmp_path), "--cache")
+    result = evaluated(capsys, runs / "softmax", *options)
+    assert [key for key in result if key in PARTS] == kinds
+    for kind in kinds:
+        assert result[kind] == own[kind]
+        assert result["stream"]["cache"].keys() == {*kinds, "settings"}
+
+
+def test_a_folder_with_nothing_to_score(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.txt").write_text("the cat\n")
+    error = fails(capsys, runs / "softmax", "--data", str(tmp_path))
+    assert "expected valid.txt or test.txt in this folder" in error
+
+
+def test_a_run_on_a_file_splits_any_text_into_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the text was moved, and in a folder written before runs said how they split."""
+    data = write_corpus(tmp_path / "data")
+    book = tmp_path / "book.txt"
+    book.write_bytes((data / "train.txt").read_bytes())
+    train(small_config(book, tmp_path / "run"))
+    capsys.readouterr()
+    result = evaluated(capsys, tmp_path / "run")
+    assert result["test"]["bits_per_character"] is None
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "test.txt").write_text("The cat sleeps.\n\nThe dog eats fish.\n")
+    said = tmp_path / "run" / "tokenizer.json"
+    for change in (lambda: book.rename(tmp_path / "moved"), said.unlink):
+        result = evaluated(capsys, tmp_path / "run", "--data", str(tmp_path / "other"))
+        assert result["test"]["tokens"] == 10
+        assert result["test"]["unknown_share"] == 0
+        change()
+    result = evaluated(capsys, tmp_path / "run", "--data", str(tmp_path / "other"))
+    assert result["test"]["tokens"] == 10
+
+
+def parts(run: Run, data: Path | str) -> dict[str, Any]:
+    corpus = load_corpus(str(data), vocabulary=run.vocabulary)
+    return {split: getattr(corpus, split) for split in ("train", *PARTS)}
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ([], (500, 0.1, 1.0)),
+        (["--cache-window", "40", "--cache-lambda", "0.3", "--cache-theta", "0.5"], (40, 0.3, 0.5)),
+    ],
+    ids=["defaults", "all"],
+)
+def test_cache(
+    options: list[str],
+    settings: tuple[int, float, float],
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = evaluated(capsys, runs / "trees", "--cache", *options)["stream"]
+    assert stream.keys() == {"model", "cache"}
+    run = load_run(runs / "trees")
+    tokens = parts(run, runs / "data")
+    for split in PARTS:
+        loss = evaluate_stream(run.model, tokens[split])
+        assert stream["model"][split]["loss"] == pytest.approx(loss)
+        loss = evaluate_stream(run.model, tokens[split], NeuralCache(*settings))
+        assert stream["cache"][split]["loss"] == pytest.approx(loss)
+        assert stream["cache"][split]["perplexity"] == pytest.approx(np.exp(loss))
+    used = stream["cache"]["settings"]
+    assert tuple(used[name] for name in ("window", "lambda", "theta")) == settings
+    assert used["wait"] is False
+
+
+def test_a_cache_that_waits(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--cache", "--cache-window", "40", "--cache-wait")
+    stream = evaluated(capsys, runs / "softmax", *options)["stream"]
+    run = load_run(runs / "softmax")
+    test = parts(run, runs / "data")["test"]
+    loss = evaluate_stream(run.model, test, NeuralCache(40, wait=True))
+    assert stream["cache"]["test"]["loss"] == pytest.approx(loss)
+    assert loss != evaluate_stream(run.model, test, NeuralCache(40))
+    assert stream["cache"]["settings"]["wait"] is True
+
+
+def test_streams(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = load_run(runs / "softmax")
+    tokens = parts(run, runs / "data")
+    for option, numbers in (("3", (3, 3)), ("10,1", (10, 1))):
+        result = evaluated(capsys, runs / "softmax", "--streams", option)
+        for split, number in zip(PARTS, numbers, strict=True):
+            assert result[split]["loss"] == evaluate(run.model, tokens[split], number)
+    alone = evaluate_stream(run.model, tokens["test"])
+    assert result["test"]["loss"] == pytest.approx(alone, rel=1e-6)
+    by_hand = []
+    valid = tokens["valid"]
+    length = -(-(len(valid) - 1) // 10)
+    for begin in range(0, len(valid) - 1, length):
+        part = valid[begin : begin + length + 1]
+        by_hand += [evaluate_stream(run.model, part)] * (len(part) - 1)
+    assert result["valid"]["loss"] == pytest.approx(np.mean(by_hand), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_dynamic(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path.name: path.read_bytes() for path in (runs / "trees").iterdir()}
+    stream = evaluated(capsys, runs / "trees", "--dynamic")["stream"]
+    assert stream.keys() == {"model", "dynamic"}
+    run = load_run(runs / "trees")
+    tokens = parts(run, runs / "data")
+    rms = gradient_rms(run.model, tokens["train"])
+    for split in PARTS:
+        loss = evaluate_dynamic(run.model, tokens[split], rms)
+        assert stream["dynamic"][split]["loss"] == pytest.approx(loss)
+    assert stream["dynamic"]["settings"] == {
+        "rule": "rms",
+        "learning_rate": 5e-5,
+        "decay": 0.002,
+        "epsilon": 2e-5,
+        "segment": 5,
+        "batch_size": 100,
+        "batches": None,
+    }
+    assert {path.name: path.read_bytes() for path in (runs / "trees").iterdir()} == before
+
+
+@pytest.mark.slow
+def test_dynamic_with_options(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        "--dynamic --dynamic-learning-rate 0.001 --dynamic-decay 0.01 --dynamic-epsilon 0.001 "
+        "--dynamic-segment 8 --dynamic-batch-size 10 --dynamic-batches 3"
+    )
+    stream = evaluated(capsys, runs / "softmax", *options.split())["stream"]
+    run = load_run(runs / "softmax")
+    tokens = parts(run, runs / "data")
+    rms = gradient_rms(run.model, tokens["train"], segment=8, batch_size=10, max_batches=3)
+    loss = evaluate_dynamic(
+        run.model, tokens["test"], rms, learning_rate=1e-3, decay=0.01, epsilon=1e-3, segment=8
+    )
+    assert stream["dynamic"]["test"]["loss"] == pytest.approx(loss)
+
+
+def test_gradient_descent_without_statistics(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = load_run(runs / "softmax")
+    test = parts(run, runs / "data")["test"]
+    options = ["--dynamic", "--dynamic-rule", "sgd"]
+    stream = evaluated(capsys, runs / "softmax", *options)["stream"]
+    assert stream["dynamic"]["test"]["loss"] == pytest.approx(evaluate_dynamic(run.model, test))
+    assert stream["dynamic"]["settings"] == {
+        "rule": "sgd",
+        "learning_rate": 0.1,
+        "decay": 0.002,
+        "segment": 5,
+    }
+
+
+def test_statistics_of_another_text_are_those_of_the_training_text(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_corpus(tmp_path / "other", sentences=60, seed=9)
+    stream = evaluated(capsys, runs / "softmax", "--dynamic", "--data", str(other))["stream"]
+    run = load_run(runs / "softmax")
+    rms = gradient_rms(run.model, parts(run, runs / "data")["train"])
+    loss = evaluate_dynamic(run.model, parts(run, other)["test"], rms)
+    assert stream["dynamic"]["test"]["loss"] == pytest.approx(loss)
+
+
+def test_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--cache", "--dynamic", "--dynamic-rule", "sgd")
+    streams = evaluated(capsys, runs / "softmax", *options)["stream"]
+    assert main(["evaluate", str(runs / "softmax"), *options]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for split in PARTS:
+        for name in ("model", "cache", "dynamic"):
+            value = streams[name][split]
+            assert [split, name, f"{value['loss']:.4f}", f"{value['perplexity']:.2f}"] in lines
+    cache = ["cache:", "window", "500,", "lambda", "0.1,", "theta", "1.0,", "wait", "False"]
+    assert cache in lines
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--streams 1,2,3", "argument --streams: expected one whole number or two, got '1,2,3'"),
+        ("--streams x", "argument --streams: expected one whole number or two, got 'x'"),
+        ("--streams 5,0", "argument --streams: expected at least 1, got 0"),
+        ("--streams 99999", "streams: expected a whole number from 1 to "),
+        ("--cache-wait", "--cache-wait: has no effect without --cache"),
+        ("--cache-window 9", "--cache-window: has no effect without --cache"),
+        ("--dynamic-learning-rate 9", "--dynamic-learning-rate: has no effect without --dynamic"),
+        ("--cache --dynamic-rule sgd", "--dynamic-rule: has no effect without --dynamic"),
+        (
+            "--dynamic --dynamic-rule sgd --dynamic-batch-size 4",
+            "--dynamic-batch-size: has no effect with sgd",
+        ),
+        ("--cache --cache-window 0", "--cache-window: expected at least 1, got 0"),
+        (
+            "--cache --cache-lambda 1",
+            "--cache-lambda: expected a number of at least 0 and below 1, got 1",
+        ),
+        ("--cache --cache-theta -1", "--cache-theta: expected a number from 0 to 1e6, got -1"),
+        (
+            "--cache --cache-theta 1e300",
+            "--cache-theta: expected a number from 0 to 1e6, got 1e300",
+        ),
+        (
+            "--dynamic --dynamic-learning-rate 1e30",
+            "hstree: --dynamic-learning-rate: the loss became",
+        ),
+        (
+            "--dynamic --dynamic-learning-rate 1e5",
+            "hstree: --dynamic-learning-rate: the loss became",
+        ),
+        ("--dynamic --dynamic-epsilon 0", "--dynamic-epsilon: expected a positive number, got 0"),
+        ("--dynamic --dynamic-batch-size 99999", "tokens for a batch size of 99999"),
+        (
+            "--dynamic --dynamic-rule sgd --dynamic-learning-rate 1e38",
+            "hstree: --dynamic-learning-rate: the loss became",
+        ),
+    ],
+)
+def test_bad_options(
+    options: str, message: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in fails(capsys, runs / "softmax", *options.split())
+
+
+def test_bad_text(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no such" in fails(capsys, runs / "softmax", "--data", str(tmp_path / "absent"))
+    assert "no such run folder" in fails(capsys, tmp_path / "absent", "--cache")
+
+
+@pytest.mark.parametrize("loss", [float("nan"), 705.0])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_perplexities_that_are_not_finite_are_refused(
+    loss: float,
+    options: list[str],
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hstree.lm.evaluation.evaluate_stream", lambda *_: loss)
+    error = fails(capsys, runs / "softmax", "--cache", *options)
+    assert error.startswith("hstree: expected a finite perplexity, got ")

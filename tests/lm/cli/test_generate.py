@@ -1,0 +1,162 @@
+"""``hstree generate``: what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from lm.training.toy import small_config, write_corpus
+
+from hstree.__main__ import main
+from hstree.heads import TreeEnsemble
+from hstree.lm.runs import load_run
+from hstree.lm.training import train
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two finished runs, ``trees`` and ``softmax``."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = write_corpus(folder / "data")
+    for head in ("trees", "softmax"):
+        train(small_config(data, folder / head, head=head))
+    return folder
+
+
+SPEED = r"hstree: [\d,]+ tokens/s\n"
+OPTIONS = [[], ["--temperature", "0.7"], ["--top-k", "5"], ["--top-p", "0.9", "--top-k", "8"]]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+@pytest.mark.parametrize("head", ["trees", "softmax"])
+def test_text(
+    head: str, options: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["generate", str(runs / head), "--prompt", "the OLD", "--words", "40", *options]
+    assert main([*command, "--seed", "3"]) == 0
+    first = capsys.readouterr()
+    assert first.out.startswith("the old ")
+    assert re.fullmatch(SPEED, first.err)
+    assert "<unk>" not in first.out
+    assert len(re.findall(r"\w+|\.|\n", first.out)) >= 40
+    assert main([*command, "--seed", "3"]) == 0
+    assert capsys.readouterr().out == first.out
+    assert main([*command, "--seed", "4", "--samples", "2"]) == 0
+    assert capsys.readouterr().out.count("-----") > 0
+
+
+def test_one_word_is_left(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = set()
+    narrow = ("--top-k 1", "--top-p 1e-5", "--temperature 1e-5")
+    for seed, options in enumerate(narrow):
+        assert main(["generate", str(runs / "trees"), "--seed", str(seed), *options.split()]) == 0
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 1
+
+
+def test_unknown_words_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(runs / "trees"), "--prompt", "the zebra", "--words", "3"]) == 0
+    captured = capsys.readouterr()
+    notice = "hstree: not in the vocabulary, read as <unk>: zebra\n"
+    assert re.fullmatch(notice + SPEED, captured.err)
+    assert captured.out.startswith("the zebra")
+
+
+def test_byte_pairs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tokenizers")
+    run = runs / "bytes"
+    train(small_config(runs / "data", run, tokenizer="bpe", max_vocabulary=280))
+    capsys.readouterr()
+    prompt = "the cat sleeps .\nthe  old"
+    assert main(["generate", str(run), "--prompt", prompt, "--words", "30"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith(prompt)
+    assert len(captured.out) >= len(prompt) + 30
+    assert re.fullmatch(SPEED, captured.err)
+    assert main(["generate", str(run), "--prompt", "the O", "--words", "3"]) == 0
+    captured = capsys.readouterr()
+    notice = "hstree: not in the vocabulary, read as <unk>: O\n"
+    assert re.fullmatch(notice + SPEED, captured.err)
+    assert captured.out.startswith("the O")
+
+
+@pytest.mark.parametrize("options", ["", "--draft-words 2", "--temperature 0.7"])
+def test_draft(
+    options: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A head that is the model's own has every word accepted; another one, some."""
+    own, other = tmp_path / "own.safetensors", tmp_path / "other.safetensors"
+    model = load_run(str(runs / "softmax"), torch.device("cpu")).model
+    model.head.save(own)
+    torch.manual_seed(0)
+    TreeEnsemble.from_counts(model.head.in_features, [1] * model.head.n_classes).save(other)
+    command = ["generate", str(runs / "softmax"), "--prompt", "the OLD", *options.split()]
+    shares = []
+    for draft in (own, other):
+        assert main([*command, "--draft", str(draft)]) == 0
+        first = capsys.readouterr()
+        assert first.out.startswith("the old ")
+        assert "<unk>" not in first.out
+        accepted = r"; a verification accepted ([\d.]+) of ([\d.]+) drafted words\n"
+        found = re.fullmatch(SPEED.removesuffix(r"\n") + accepted, first.err)
+        assert found
+        shares.append(float(found[1]) / float(found[2]))
+        assert main([*command, "--draft", str(draft)]) == 0
+        assert capsys.readouterr().out == first.out
+    assert shares[0] > 0.9  # all but <unk>
+    assert 0 < shares[1] < 0.9
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--temperature 0", "--temperature: expected a number from 1e-6 to 1e6, got 0"),
+        ("--temperature 1e300", "--temperature: expected a number from 1e-6 to 1e6, got 1e300"),
+        ("--temperature 1e-300", "--temperature: expected a number from 1e-6 to 1e6, got 1e-300"),
+        ("--temperature warm", "--temperature: expected a number from 1e-6 to 1e6, got warm"),
+        ("--top-k 0", "--top-k: expected at least 1, got 0"),
+        ("--top-k 9999", "--top-k: expected a whole number from 1 to"),
+        ("--top-p 1.5", "--top-p: expected a number above 0 and at most 1, got 1.5"),
+        ("--draft x --top-k 3", "--draft: expected no --top-k, got --top-k 3"),
+        ("--draft x --top-p 0.5", "--draft: expected no --top-p, got --top-p 0.5"),
+        ("--draft missing.safetensors", "missing.safetensors"),
+        (f"--samples {2**31}", "--samples: expected at most 2147483647, got 2147483648"),
+        ("--draft-words 0", "--draft-words: expected at least 1, got 0"),
+        ("--top-p nan", "--top-p: expected a number above 0 and at most 1, got nan"),
+    ],
+)
+def test_bad_options(
+    options: str, message: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", str(runs / "softmax"), *options.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("options", ["", "--top-k 3", "--temperature 2", "--draft DRAFT"])
+def test_samples_beyond_memory_are_refused(
+    options: str,
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = load_run(str(runs / "softmax"), torch.device("cpu")).model
+    model.head.save(tmp_path / "draft")
+    given = options.replace("DRAFT", str(tmp_path / "draft")).split()
+    monkeypatch.setattr("hstree.lm.models.generation.available_memory", lambda _: 30_000_000)
+    command = ["generate", str(runs / "softmax"), *given, "--words", "2", "--samples"]
+    assert main([*command, "9"]) == 0
+    capsys.readouterr()
+    assert main([*command, "200000000"]) == 2
+    error = capsys.readouterr().err
+    message = (
+        r"hstree: --samples: expected samples that fit into memory, got 200,000,000 of 2 words"
+    )
+    assert re.match(message, error)
+    assert error.endswith(" GiB, where 28.6 MiB are available\n")
+    monkeypatch.setattr("hstree.lm.models.generation.available_memory", lambda _: None)
+    assert main([*command, "9"]) == 0

@@ -1,0 +1,272 @@
+"""What the commands print: no line is wider than a terminal of 80 columns, and ``hstree train``
+ends with what to try next."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lm.training.toy import write_corpus
+
+from hstree.__main__ import COMMANDS, main
+from hstree.lm.cli import build_parser
+
+SMALL = [
+    *("--data", "toy", "--embedding-size", "12", "--hidden-size", "16", "--epochs", "2"),
+    *("--batch-size", "8", "--bptt", "10", "--learning-rate", "0.01", "--warmup", "5"),
+    *("--device", "cpu"),
+]
+TREES = ["--n-trees", "2", "--root", "4"]
+STUDY = """\
+seeds = [1, 2]
+rank = true
+[settings]
+data = "toy"
+embedding_size = 8
+hidden_size = 8
+epochs = 1
+device = "cpu"
+[[models]]
+head = "gss"
+"""
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from parsers(child)
+
+
+def assert_narrow(text: str, columns: int = 80) -> None:
+    assert text
+    assert [line for line in text.splitlines() if len(line.rstrip()) > columns] == []
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the corpus ``toy`` and the runs ``runs/long-name-of-a-run-N``."""
+    folder = tmp_path_factory.mktemp("output")
+    write_corpus(folder / "toy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for seed in ("1", "2"):
+            run = ["--run", f"runs/long-name-of-a-run-{seed}", "--seed", seed]
+            assert main(["train", *SMALL, *TREES, *run]) == 0
+        assert main(["train", *SMALL, "--head", "softmax", "--run", "runs/softmax"]) == 0
+    (folder / "grid.toml").write_text(STUDY)
+    pairs = ("cat\tdog", "the\told", "runs\teats", "fish\tmeat", "on\tto")
+    lines = [f"{pair}\t{score}\n" for score, pair in enumerate(pairs)]
+    (folder / "similar.txt").write_text("".join(lines))
+    points = [f"{name},{40 + k / 3},{k}" for name in ("mos", "gss") for k in range(1, 4)]
+    (folder / "points.csv").write_text("\n".join(["model,test_perplexity,press_rank", *points]))
+    return folder
+
+
+def test_every_help_text_fits() -> None:
+    every = list(parsers(build_parser(COMMANDS)))
+    assert len(every) > 20
+    for parser in every:
+        assert_narrow(parser.format_help())
+
+
+def test_train_ends_with_figures_and_commands_that_run(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run, with the command that the first one suggests, shows both heads."""
+    monkeypatch.chdir(folder)
+    tied = ["--tied", "--context-size", "12"]
+    assert main(["train", *SMALL, *TREES, *tied, "--run", "tried/trees", "--seed", "3"]) == 0
+    captured = capsys.readouterr()
+    assert_narrow(captured.out)
+    assert captured.err == ""
+    out = captured.out
+    assert re.search(r"^head trees +[\d.]+ +[\d.]+ +\d+$", out, re.M)
+    assert re.search(r"^unigram model +[\d.]+ +[\d.]+$", out, re.M)
+    assert re.search(r"^learning curve: +tried/trees/learning_curve.png$", out, re.M)
+    assert Path("tried/trees/learning_curve.png").is_file()
+    generate, train, analyze = commands(out)
+    assert train[:4] == ["hstree", "train", "--head", "softmax"]
+    assert "--tied" in train
+    assert main([*train[1:], "--run", "tried/softmax"]) == 0
+    captured = capsys.readouterr()
+    assert_narrow(captured.out)
+    assert re.search(
+        r"^head trees, same settings +[\d.]+ +[\d.]+ +\d+   x \d+\.\d$", captured.out, re.M
+    )
+    _, compare, _ = commands(captured.out)
+    for command in (generate, analyze, compare):
+        assert main(command[1:]) == 0
+        assert_narrow(capsys.readouterr().out)
+    assert Path("curves.png").is_file()
+
+
+def commands(out: str) -> list[list[str]]:
+    """The commands that ``hstree train`` suggests, as a shell reads them."""
+    suggested = out.split("Next:\n")[1].replace("\\\n", "")
+    return [shlex.split(line) for line in suggested.splitlines() if line.startswith("    hstree ")]
+
+
+RUNS = "runs/long-name-of-a-run-1 runs/long-name-of-a-run-2"
+
+
+PRINTS = [
+    "--version",
+    "evaluate runs/long-name-of-a-run-1 --cache --dynamic --dynamic-rule sgd",
+    "generate runs/long-name-of-a-run-1 --prompt unheard-of",
+    f"compare {RUNS} --plot curves.png",
+    "tree describe runs/long-name-of-a-run-1",
+    "tree draw runs/long-name-of-a-run-1",
+    f"analyze rank {RUNS}",
+    "analyze tree runs/long-name-of-a-run-1",
+    f"analyze predictions {RUNS} --context the",
+    "experiment robustness --size 20 --repetitions 2",
+    "study grid.toml --dry-run",
+]
+FAILS = [
+    "train --preset ptb",
+    "train --run runs/long-name-of-a-run-1",
+    "train --data toy --head-option colour=red --head trees --run new",
+    "evaluate runs",
+    "tree draw runs/long-name-of-a-run-1 --index 7",
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [*((c, 0) for c in PRINTS), *((c, 2) for c in FAILS)]
+)
+def test_output_fits(
+    command: str,
+    status: int,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(shlex.split(command)) == status
+    captured = capsys.readouterr()
+    assert_narrow(captured.out + captured.err)
+    assert "\x1b" not in captured.out + captured.err
+
+
+# The tables and lines of these fit 40 columns, where a word longer than a line stays whole; the
+# others are laid out for 80.
+NARROW = [
+    "--version",
+    f"compare {RUNS}",
+    "tree draw runs/long-name-of-a-run-1",
+    f"analyze rank {RUNS}",
+    f"analyze wins {RUNS}",
+    "analyze tree runs/long-name-of-a-run-1 --against runs/long-name-of-a-run-2 --word cat",
+    f"analyze predictions {RUNS} --context the",
+    f"analyze words {RUNS} --benchmarks similar.txt",
+    "analyze function runs/softmax",
+    "analyze correlation points.csv --x press_rank --y test_perplexity --label model",
+    "analyze significance --table points.csv",
+    "experiment robustness --size 20 --repetitions 2",
+    "experiment jacobian --features 6 --inputs 4 --experts 2 --seeds 1",
+    "study grid.toml --dry-run",
+    "study grid.toml",
+]
+
+
+@pytest.mark.parametrize("command", [*NARROW, *PRINTS, "convert runs/softmax --output {draft}"])
+def test_forty_columns(
+    command: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "40")
+    output = ["--output", str(tmp_path / "o")] if command.startswith(("an", "exp")) else []
+    assert main([*shlex.split(command.format(draft=tmp_path / "draft")), *output]) == 0
+    captured = capsys.readouterr()
+    text = captured.out + captured.err
+    assert_narrow(text)
+    if command in NARROW:
+        wide = [line for line in text.splitlines() if len(line.rstrip()) > 40]
+        assert [line for line in wide if len(line.split()) > 1 and "/" not in line] == []
+
+
+def test_help_at_forty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options are folded; descriptions with examples keep their lines of up to 80."""
+    monkeypatch.setenv("COLUMNS", "40")
+    for parser in parsers(build_parser(COMMANDS)):
+        assert_narrow(parser.format_help())
+
+
+def test_a_table_that_does_not_fit_goes_on_below(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    for columns in (60, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert main(["compare", *RUNS.split()]) == 0
+        out = capsys.readouterr().out
+        assert_narrow(out, columns)
+        assert out.count("tokens/s") == 1
+        parts = out.count("runs/long-name-of-a-run-1")
+        assert parts == 1 if columns == 200 else parts > 1
+
+
+def test_a_pipe_has_no_control_sequences(folder: Path) -> None:
+    """Of a real process; without a terminal tables have their full width."""
+    command = [sys.executable, "-m", "hstree", "compare", *RUNS.split()]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    assert "\x1b" not in run.stdout + run.stderr
+    assert run.stderr == ""
+
+
+ODD = "\x1b[31m\x9b2J\u202e\x07"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate {run} --words 40 --temperature 1000",
+        "analyze predictions {run} --context the --top-k 16 --output out",
+        "analyze tree {run} --output out",
+        "evaluate {run}",
+        "evaluate {run}" + ODD,
+        "generate {run} --prompt " + ODD,
+    ],
+)
+def test_nothing_moves_the_cursor(
+    command: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Words and names with escape sequences are shown as escapes."""
+    run = tmp_path / "run"
+    shutil.copytree(folder / "runs" / "long-name-of-a-run-1", run)
+    file = run / "vocabulary.txt"
+    lines = file.read_text().splitlines()
+    plain = [line for line in lines if line.startswith(("<", "the"))]
+    odd = [f"{ODD}{line}" for line in lines if line not in plain]
+    file.write_text("\n".join([*plain, *odd]) + "\n")
+    monkeypatch.chdir(folder)
+    main([word.format(run=run) for word in shlex.split(command)])
+    captured = capsys.readouterr()
+    text = captured.out + captured.err
+    assert [c for c in text if unicodedata.category(c) == "Cc" and c not in "\n\t"] == []
+    assert "\u202e" not in text
+    if command != "evaluate {run}":
+        assert "\\x1b" in text

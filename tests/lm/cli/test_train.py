@@ -1,0 +1,202 @@
+"""``hstree train``: presets, printed settings, fine-tuning."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from lm.training.toy import write_corpus
+
+from hstree.__main__ import main
+from hstree.lm.runs import TrainConfig, load_run
+from hstree.lm.training import PRESETS, preset
+
+TINY = [
+    *("--embedding-size", "8", "--hidden-size", "8", "--context-size", "8", "--batch-size", "8"),
+    *("--bptt", "10", "--learning-rate", "2", "--device", "cpu"),
+]
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small corpus; the working folder is an empty one."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return write_corpus(tmp_path / "data", sentences=100)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *flags: str) -> TrainConfig:
+    assert main(["train", "--print-config", "json", *flags]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert list(Path().iterdir()) == []
+    return TrainConfig.from_json(captured.out)
+
+
+def fails(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    assert main(["train", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_settings_are_printed(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys) == TrainConfig()
+    assert printed(capsys, "--epochs", "3", "--tied") == TrainConfig(epochs=3, tied=True)
+    for name in PRESETS:
+        assert printed(capsys, "--preset", name) == preset(name)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[dict[str, list[str]], str]:
+    """The rows of the table of settings by their names, and the whole output."""
+    assert main(["train", *flags, "--print-config"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = [re.split(r"\s{2,}", line.strip()) for line in captured.out.splitlines()]
+    table = [line for line in lines if len(line) == 3]
+    assert table[0] == ["setting", "value", "source"]
+    rows = {name: cells for name, *cells in table[1:]}
+    return rows, captured.out
+
+
+def test_each_printed_setting_has_its_source(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    names = [field.name for field in dataclasses.fields(TrainConfig)]
+    rows, out = shown(capsys)
+    assert list(rows) == names
+    assert rows["epochs"] == ["8", "default"]
+    assert {source for _, source in rows.values()} == {"default"}
+    assert "http" not in out
+
+    flags = ["--preset", "ptb-mos", "--clip", "0.5", "--head-option", "components=5"]
+    rows, out = shown(capsys, *flags, "--head-option", "bias=false")
+    options = {"bias_start", "latent_dropout", "components", "bias"}
+    expected = {*names, *(f"head_option {option}" for option in options)} - {"head_option"}
+    assert set(rows) == expected
+    assert rows["embedding_size"] == ["280", "MoS README"]
+    assert rows["averaging"] == ["et", "study"]
+    assert rows["variable_bptt"] == ["yes", "AWD-LSTM code"]
+    assert rows["clip"] == ["0.5", "given"]
+    assert rows["save_interval"] == ["600", "default"]
+    assert rows["head"] == ["mos", "preset"]
+    assert rows["head_option components"] == ["5", "given"]
+    assert rows["head_option bias"] == ["no", "given"]
+    assert rows["head_option latent_dropout"] == ["0.29", "MoS README"]
+    assert "\nMoS README: commands in the README of https://github.com/zihangdai/mos" in out
+    assert "\nhstree: " not in out
+
+    rows, _ = shown(capsys, "--preset", "ptb-trees", "--head", "softmax")
+    assert rows["relearn_trees"] == ["-", "default"]
+    assert rows["head"] == ["softmax", "given"]
+    assert rows["dropout"] == ["0.4", "AWD-LSTM code"]
+
+
+def test_printed_settings_of_finetuning(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("first").mkdir()
+    config = TrainConfig(
+        head="mos",
+        head_option=("components=3",),
+        optimizer="sgd",
+        finetune_learning_rate=7.0,
+        threads=2,
+    )
+    Path("first/config.json").write_text(config.to_json())
+    rows, _ = shown(capsys, "--finetune", "first", "--epochs", "3")
+    assert rows["learning_rate"] == ["7", "finetune_learning_rate"]
+    assert rows["finetune"] == ["first", "given"]
+    assert rows["epochs"] == ["3", "given"]
+    assert rows["optimizer"] == ["sgd", "run first"]
+    assert rows["head_option components"] == ["3", "run first"]
+    assert rows["threads"] == ["-", "default"]
+
+
+def test_flags_replace_what_a_preset_says(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--preset", "wt2-mos", "--no-tied", "--learning-rate", "1", "--no-variable-bptt"]
+    config = printed(capsys, *flags, "--head-option", "components=3", "--data", "x")
+    expected = {"tied": False, "learning_rate": 1.0, "variable_bptt": False, "data": "x"}
+    assert config == preset("wt2-mos", **expected, head_option=("components=3",))
+
+
+@pytest.mark.parametrize("name", ["ptb-softmax", "ptb-mos", "wt2-trees"])
+def test_a_small_model_trains_by_a_preset(
+    name: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "--preset", name, "--data", str(data), "--run", "first", *TINY]
+    shape = ["--root", "4"] if name == "wt2-trees" else []
+    assert main([*command, "--averaging-epoch", "1", "--epochs", "2", *shape]) == 0
+    assert "averaging of the weights begins after epoch 1" in capsys.readouterr().out
+    records = [json.loads(line) for line in Path("first/metrics.jsonl").read_text().splitlines()]
+    assert [record["averaged"] for record in records] == [False, True]
+
+    assert main(["train", "--finetune", "first", "--run", "second", "--epochs", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "starting from first, validation perplexity" in out
+    assert "averaged" in out
+    assert load_run("second").config.finetune == str(Path("first").resolve())
+
+
+def test_what_does_not_go_together(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "invalid choice: 'ptb'" in fails(capsys, "--preset", "ptb")
+    error = fails(capsys, "--preset", "ptb-mos", "--finetune", "x")
+    assert error == "hstree: --preset: expected this or --finetune, got both\n"
+    assert "x: no such run folder" in fails(capsys, "--finetune", "x")
+    error = fails(capsys, "--averaging", "nt")
+    assert error == "hstree: --averaging: averaged SGD needs --optimizer sgd, got adamw\n"
+    command = ["--data", str(data), *TINY, "--optimizer", "sgd", "--averaging", "nt", "--sparse"]
+    error = fails(capsys, *command, "--n-trees", "1", "--root", "4")
+    assert "--averaging, --finetune: averaged SGD does not support row-sparse gradients" in error
+    assert "without --sparse" in error
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--n-trees 2 --head softmax", "--n-trees: expected the head 'trees', which reads it, got"),
+        ("--sparse --head mos", "--sparse: expected the head 'trees' or 'sampled', which reads it"),
+        ("--gate context --preset ptb-mos", "--gate: expected the head 'trees', which reads it"),
+        ("--head-option ignore_index=0", "--head-option: expected no 'ignore_index', as a perpl"),
+        ("--head-option reduction=sum", "--head-option: expected no 'reduction', as a perplexity"),
+        ("--head plif --head-option intervals=100000000", "intervals: expected a whole number fro"),
+        ("--n-trees 1000000", "--n-trees: expected at most 1024, got 1000000"),
+        (
+            "--layers 2 --hidden-size 1000000",
+            "expected a model whose weights, gradients and steps fit",
+        ),
+        ("--hidden-size 1000000000000", "--hidden-size: expected at most 1048576, got 10000000"),
+        ("--layers 100000000", "--layers: expected at most 1024, got 100000000"),
+        ("--context-size 100000000", "--context-size: expected at most 1048576, got 100000000"),
+        (
+            "--bptt 999999999 --layers 2 --hidden-size 600000",
+            "expected a model whose weights, gradients",
+        ),
+        (
+            "--batch-size 999999999",
+            "--batch-size: expected at least 1000000000 tokens in the train",
+        ),
+    ],
+)
+def test_what_would_be_ignored_or_does_not_fit(
+    flags: str, message: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [] if "--preset" in flags else TINY
+    assert message in fails(capsys, "--data", str(data), *command, *flags.split())
+    assert list(Path().iterdir()) == []
+
+
+def test_trees_to_relearn_need_trees(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the text is read."""
+    monkeypatch.setattr("hstree.lm.training.state.load_corpus", None)
+    error = fails(capsys, "--data", str(data), "--head", "gss", "--relearn-trees", "2")
+    assert error.startswith("hstree: --relearn-trees: expected the head 'trees', which reads it")
+    assert error.endswith("got --head gss\n")

@@ -1,0 +1,43 @@
+"""The loss over a text against one stream after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hstree.heads import Softmax
+from hstree.lm.data import Streams
+from hstree.lm.models import AWDLSTM, LanguageModel, evaluate_loss
+
+V = 11
+
+
+@pytest.mark.parametrize("length", [5, 128])
+def test_every_target_counts_once(length: int) -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(AWDLSTM(V, 5, 7, 2, dropout=0.4, weight_dropout=0.5), Softmax(7, V))
+    tokens = torch.randint(V, (53,)).numpy()
+    streams = Streams(tokens, 4)
+    inputs, targets = streams.window(0, len(streams))
+    model.train()
+    loss = evaluate_loss(model, streams, length=length)
+    assert model.training
+    model.eval()
+    total, count = 0.0, 0
+    for stream in range(4):
+        keep = targets[:, stream] != -100
+        hidden, _ = model.hidden(inputs[keep, stream, None])
+        log_prob = model.head.log_prob(hidden[:, 0])
+        total -= log_prob.gather(1, targets[keep, stream, None]).sum().item()
+        count += int(keep.sum())
+    assert count == 52
+    assert loss == pytest.approx(total / count, rel=1e-5)
+
+
+def test_an_error_leaves_the_mode() -> None:
+    model = LanguageModel(AWDLSTM(V, 5, 7), Softmax(7, V)).train()
+    tokens = np.array([0, 1, 2, V])
+    with pytest.raises(ValueError, match="target"):
+        evaluate_loss(model, Streams(tokens, 1))
+    assert model.training

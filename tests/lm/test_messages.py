@@ -1,0 +1,80 @@
+"""Parts of messages: what was given, and what may have been meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hstree.__main__ import main
+from hstree.lab.study.file import StudyError, parse_study
+from hstree.lm._messages import meant, quoted, shortened
+from hstree.lm.data import Vocabulary, load_corpus
+from hstree.lm.runs import ConfigError, TrainConfig
+
+LONG = "x" * 20_000
+FLAGS = ("--learning-rate", "--layers", "--leaf", "--head", "--weight-decay", "--weight-dropout")
+
+
+def test_what_may_be_meant() -> None:
+    for given, expected in {
+        "--lr": "--learning-rate",
+        "--learningrate": "--learning-rate",
+        "--learning_rate": "--learning-rate",
+        "--haed": "--head",
+        "--wd": "--weight-decay or --weight-dropout",
+    }.items():
+        assert meant(given, FLAGS) == f"; did you mean {expected}?"
+    for given in ("--colour", "-x", "", LONG):
+        assert meant(given, FLAGS) == ""
+
+
+def test_long_values_are_shortened() -> None:
+    assert quoted("a'b") == repr("a'b")
+    assert quoted(LONG) == f"'{'x' * 80}'... (20,000 characters)"
+    assert len(quoted([LONG])) < 120
+    assert shortened("abc", 3) == "abc"
+    assert shortened("abcd", 3) == "abc... (4 characters)"
+
+
+def test_no_error_repeats_a_text(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(f"{LONG} " * 50)
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(LONG)
+    calls = {
+        "only": lambda: load_corpus(tmp_path / "text.txt"),
+        "only 'x": lambda: load_corpus(tmp_path),
+        "without white space": lambda: Vocabulary([f"a {LONG}"], [1]),
+        "is already": lambda: Vocabulary([LONG, LONG], [1, 1]),
+        "expected one of": lambda: TrainConfig(schedule=LONG),
+        "expected int": lambda: TrainConfig(epochs=LONG),  # type: ignore[arg-type]
+        "expected KEY=VALUE": lambda: TrainConfig(head_option=(LONG,)),
+        "seeds": lambda: parse_study(f'seeds = "{LONG}"\n[[models]]\nhead = "softmax"\n'),
+        "baseline": lambda: parse_study(f'baseline = "{LONG}"\n[[models]]\nhead = "softmax"\n'),
+        "unknown key": lambda: parse_study(f"{LONG} = 1\n"),
+    }
+    for message, call in calls.items():
+        with pytest.raises((ValueError, ConfigError, StudyError), match=message) as raised:
+            call()
+        assert len(str(raised.value)) < 2500, message
+
+
+def test_no_line_of_the_command_repeats_a_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(LONG)
+    for arguments in (
+        ["train", "--data", LONG],
+        ["train", "--data", str(tmp_path)],
+        ["train", f"--{LONG}"],
+        ["train", "--schedule", LONG],
+        ["train", "--epochs", LONG],
+        ["train", "--head", LONG],
+        [LONG],
+        ["evaluate", LONG],
+        ["evaluate", ".", "--streams", LONG],
+    ):
+        assert main(arguments) == 2
+        assert len(capsys.readouterr().err) < 2500, arguments[:2]

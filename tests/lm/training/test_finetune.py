@@ -1,0 +1,92 @@
+"""Settings of fine-tuning, and what does not fit the run it starts from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm.training.toy import small_config, write_corpus
+
+from hstree.lm.runs import CheckpointError, ConfigError, TrainConfig, load_config, load_run
+from hstree.lm.training import finetuning, train
+from hstree.lm.training.finetune import starting_model
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    data = write_corpus(folder / "data", sentences=100)
+    train(small_config(data, folder / "run", epochs=1, optimizer="sgd", threads=1))
+    return folder / "run"
+
+
+def test_settings_are_those_of_the_run(run: Path) -> None:
+    config = finetuning(run, learning_rate=5.0)
+    theirs = load_config(run)
+    assert config == replace(
+        theirs, run=None, threads=None, device="auto", finetune=str(run), learning_rate=5.0
+    )
+    assert finetuning(run, run="there").run == "there"
+
+
+def test_learning_rate_of_finetuning(run: Path, tmp_path: Path) -> None:
+    """That of the run's settings, unless a learning rate is given."""
+    own = load_config(run).learning_rate
+    assert finetuning(run).learning_rate == own
+    config = finetuning(run, finetune_learning_rate=25.0)
+    assert (config.learning_rate, config.finetune_learning_rate) == (25.0, 25.0)
+    settings = replace(load_config(run), finetune_learning_rate=20.0)
+    (tmp_path / "config.json").write_text(settings.to_json())
+    assert finetuning(tmp_path).learning_rate == 20.0
+    assert finetuning(tmp_path, learning_rate=1.0).learning_rate == 1.0
+    assert finetuning(tmp_path, finetune_learning_rate=None).learning_rate == own
+
+
+def test_dropouts_and_learning_rates_may_differ(run: Path) -> None:
+    changes = {
+        "dropout": 0.0,
+        "weight_dropout": 0.3,
+        "embedding_noise": 0.1,
+        "head_learning_rate_factor": 2.0,
+    }
+    model = starting_model(finetuning(run, **changes), load_run(run))
+    assert model.backbone.dropout == 0.0
+    assert model.backbone.dropout_input == 0.1
+    assert model.backbone.weight_dropout == 0.3
+    assert model.backbone.embedding_noise == 0.1
+    assert {group["lr"] for group in model.head.parameter_groups(lr=0.5)} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 20}, "--hidden-size: expected 16 as in .*run, .* got 20"),
+        ({"head": "gss"}, "--head: expected 'softmax' as in"),
+        ({"head_option": ("bias=false",)}, r"--head-option: expected \(\) as in"),
+        ({"tied": True}, "--tied: expected False as in"),
+        ({"max_vocabulary": 5}, "--max-vocabulary: expected None as in"),
+        ({"tokenizer": "bpe"}, "--tokenizer: expected None as in"),
+    ],
+)
+def test_another_model_is_refused(
+    changes: dict[str, Any], message: str, run: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(finetuning(run, run=str(tmp_path / "new"), **changes))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_that_cannot_be_read(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="absent: no such run folder"):
+        finetuning(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match=r"not a run folder: config\.json missing"):
+        finetuning(tmp_path)
+    (tmp_path / "config.json").write_text('{"optimizer": "sgd"}')
+    assert finetuning(tmp_path).optimizer == "sgd"
+    with pytest.raises(CheckpointError, match=r"not a run folder: vocabulary\.txt, model\.saf"):
+        train(finetuning(tmp_path, run=str(tmp_path / "new")))
+    (tmp_path / "config.json").write_text(TrainConfig().to_json())
+    with pytest.raises(ConfigError, match="--finetune: averaged SGD needs --optimizer sgd, got ad"):
+        finetuning(tmp_path)

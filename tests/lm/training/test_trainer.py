@@ -1,0 +1,479 @@
+"""Training on a toy text: it learns, it is reproducible, it stops cleanly."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lm.training.toy import small_config, write_corpus
+
+from hstree.heads import Softmax, TreeEnsemble, head_names, registry
+from hstree.lm.data import load_corpus
+from hstree.lm.runs import ConfigError, EpochRecord, choose_device, load_run, read_epochs
+from hstree.lm.runs.checkpoint import load_state
+from hstree.lm.training import (
+    ConsoleReporter,
+    Silent,
+    Trainer,
+    TrainingError,
+    TrainingInterrupted,
+    build_model,
+    evaluate,
+    format_summary,
+    measure_head_cost,
+    train,
+)
+from hstree.trees import random_tree
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("toy") / "data")
+
+
+class Recorder(Silent):
+    """Keeps what it is told."""
+
+    def __init__(self, interrupt_at: int | None = None) -> None:
+        self.losses: list[float] = []
+        self.messages: list[str] = []
+        self.tokens = 0
+        self.records: list[EpochRecord] = []
+        self.stopped = 0
+        self.interrupt_at = interrupt_at
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def step(self, epoch: int, loss: float, tokens: int) -> None:
+        self.losses.append(loss)
+        self.tokens += tokens
+        if len(self.losses) == self.interrupt_at:
+            raise KeyboardInterrupt
+
+    def epoch(self, record: EpochRecord) -> None:
+        self.records.append(record)
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+@pytest.mark.parametrize("head", head_names())
+def test_every_head_learns_and_is_read_back(head: str, data: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    result = train(small_config(data, tmp_path / "run", head=head), recorder)
+    summary = result.summary
+    # The unigram model knows nothing of the last word; the chains have about 1.5 continuations.
+    assert summary.unigram_valid_perplexity > 8
+    assert summary.valid_perplexity < 0.5 * summary.unigram_valid_perplexity
+    assert summary.test_perplexity < 0.5 * summary.unigram_test_perplexity
+    assert recorder.losses[-1] < recorder.losses[0]
+    assert recorder.stopped == 1
+    assert recorder.records == result.records
+    corpus = load_corpus(data)
+    assert recorder.tokens == 2 * (len(corpus.train) - 1)
+    # What is read back gives the validation loss of the best epoch, to the last bit.
+    run = load_run(result.run)
+    best = min(record.valid_loss for record in recorder.records)
+    assert evaluate(run.model, corpus.valid) == best
+    assert run.model.head.name == head
+    assert not run.model.training
+
+
+def test_sparse_trees_learn(data: Path, tmp_path: Path) -> None:
+    result = train(small_config(data, tmp_path / "run", head="trees", sparse=True))
+    summary = result.summary
+    assert summary.valid_perplexity < 0.5 * summary.unigram_valid_perplexity
+
+
+def test_training_figures_of_sampled_classes_are_marked(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the console, in the records and in the first message; those of other heads are not."""
+    config = small_config(data, tmp_path / "run", head="sampled", sparse=True, epochs=1)
+    result = train(config, ConsoleReporter())
+    assert [record.sampled for record in read_epochs(result.run)] == [True]
+    out = capsys.readouterr().out
+    assert "the training perplexity is an estimate from sampled classes" in out
+    assert f"train {f'~{result.records[0].train_perplexity:.1f}':>7}  valid" in out
+    assert evaluate(result.model, load_corpus(data).valid) == result.records[0].valid_loss
+    recorder = Recorder()
+    train(small_config(data, tmp_path / "other", head="softmax", epochs=1), recorder)
+    assert not recorder.records[0].sampled
+    assert not any("sampled" in message for message in recorder.messages)
+
+
+def test_run_folder_is_complete(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, tmp_path / "deep" / "run")
+    result = train(config)
+    assert result.run == tmp_path / "deep" / "run"
+    assert {path.name for path in result.run.iterdir()} == {
+        "config.json",
+        "vocabulary.txt",
+        "tokenizer.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "last.safetensors",
+        "summary.json",
+        "learning_curve.png",
+    }
+    assert [path.name for path in result.run.parent.iterdir()] == ["run"]
+    assert (result.run / "learning_curve.png").read_bytes().startswith(b"\x89PNG\r\n")
+    lines = (result.run / "metrics.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in lines]
+    assert list(read_epochs(result.run)) == result.records
+    assert [record["epoch"] for record in metrics] == [1, 2]
+    assert metrics[1]["step"] == 2 * metrics[0]["step"]
+    for record in metrics:
+        assert record["valid_perplexity"] == pytest.approx(math.exp(record["valid_loss"]))
+    summary = json.loads((result.run / "summary.json").read_text())
+    assert summary["valid_perplexity"] == min(record["valid_perplexity"] for record in metrics)
+    cost = summary["cost"]
+    assert cost["rows"] == config.batch_size * config.bptt
+    assert cost["ratio"] == pytest.approx(cost["flat_seconds"] / cost["head_seconds"])
+    text = format_summary(result.summary)
+    assert f"{summary['head_parameters']:,}" in text
+    assert "flat softmax" in text
+
+
+def test_tied_softmax_round_trip(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, tmp_path / "run", layers=2, context_size=12, tied=True, epochs=1)
+    result = train(config)
+    run = load_run(result.run)
+    assert run.config == replace(config, data=str(data.resolve()))
+    assert run.model.backbone.layer_sizes == (12, 16, 12)
+    assert run.model.head.weight is run.model.backbone.embedding.weight
+    assert result.summary.head_parameters == len(run.vocabulary)
+    corpus = load_corpus(data)
+    assert evaluate(run.model, corpus.valid) == result.records[0].valid_loss
+
+
+class LayerReader(Softmax):
+    """A softmax that reads the embedding and all layers."""
+
+    name = "layer-reader"
+    reads_layers = True
+
+    @classmethod
+    def from_corpus(cls, *args: Any, layer_sizes: Sequence[int], **options: Any) -> LayerReader:
+        head = super().from_corpus(*args, **options)
+        head.layer_sizes = layer_sizes
+        return head
+
+
+def test_a_head_may_read_all_layers(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._HEADS, "layer-reader", LayerReader)
+    config = small_config(
+        data, tmp_path / "run", head="layer-reader", layers=3, context_size=9, epochs=1
+    )
+    corpus = load_corpus(data)
+    model = build_model(config, len(corpus.vocabulary), corpus.statistics())
+    assert model.head.layer_sizes == model.backbone.layer_sizes == (12, 16, 16, 9)
+    assert model.head.in_features == model.backbone.out_features == 53
+    result = train(config)
+    assert evaluate(load_run(result.run).model, corpus.valid) == result.records[0].valid_loss
+    with pytest.raises(ConfigError, match=r"--head-option: .*multiple values .* 'layer_sizes'"):
+        build_model(replace(config, head_option=("layer_sizes=[53]",)), 20, corpus.statistics())
+
+
+def test_head_cost_is_held_against_a_softmax_over_the_last_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = TreeEnsemble(12, 9, [random_tree(9)])
+    read = []
+    original = torch.nn.functional.linear
+
+    def spy(hidden: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        read.append(hidden.detach())
+        return original(hidden, *parameters)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", spy)
+    hidden, targets = torch.randn(6, 12), torch.randint(9, (6,))
+    cost = measure_head_cost(head, hidden, targets, flat_features=5, repeats=3)
+    assert min(cost.head_seconds, cost.flat_seconds) > 0
+    assert any(torch.equal(x, hidden[:, -5:]) for x in read)
+    assert all(parameter.grad is None for parameter in head.parameters())
+
+
+def test_what_cannot_be_tied_names_the_flags(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(
+        ConfigError,
+        match=r"--tied: .*expected a weight of shape \(\d+, 16\) .*got \(\d+, 12\); "
+        r"make --context-size \(now 16\) and --embedding-size \(now 12\) equal",
+    ):
+        train(small_config(data, run, tied=True))
+    with pytest.raises(ConfigError, match="--tied: the head 'adaptive' cannot be tied to the word"):
+        train(small_config(data, run, tied=True, head="adaptive"))
+    with pytest.raises(ConfigError, match=r"--tied: .* shape \(\d+, 7\) .*got \(\d+, 12\)$"):
+        train(small_config(data, run, tied=True, head="mos", head_option=("latent_features=7",)))
+    with pytest.raises(ConfigError, match=r"--tied: .* node_vectors='free'"):
+        train(small_config(data, run, tied=True, head="trees", head_option=("node_vectors=free",)))
+    assert not run.exists()
+
+
+def test_tied_mixture_has_latent_vectors_of_the_embedding_size(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, tmp_path / "run", head="mos", tied=True, epochs=1)
+    result = train(config)
+    run = load_run(result.run)
+    assert run.model.head.weight is run.model.backbone.embedding.weight
+    assert run.model.head.in_features == 16
+    corpus = load_corpus(data)
+    assert evaluate(run.model, corpus.valid) == result.records[0].valid_loss
+
+
+def test_best_epoch_is_kept(data: Path, tmp_path: Path) -> None:
+    """A learning rate that ruins the model later must not cost the weights of the best epoch."""
+    config = small_config(
+        data, tmp_path / "run", epochs=4, learning_rate=0.3, schedule="constant", warmup=20
+    )
+    result = train(config)
+    best = min(result.records, key=lambda record: record.valid_loss)
+    assert result.summary.best_epoch == best.epoch
+    assert [record.best for record in result.records] == [
+        record.valid_loss == min(r.valid_loss for r in result.records[: record.epoch])
+        for record in result.records
+    ]
+    corpus = load_corpus(data)
+    assert evaluate(load_run(result.run).model, corpus.valid) == best.valid_loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", head_names())
+def test_a_seed_gives_the_same_losses(head: str, data: Path, tmp_path: Path) -> None:
+    losses = []
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        recorder = Recorder()
+        train(small_config(data, tmp_path / name, head=head, seed=seed, epochs=1), recorder)
+        losses.append(recorder.losses)
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+
+
+@pytest.mark.parametrize(("label_smoothing", "z_loss"), [(0.0, 0.0), (0.2, 0.01)])
+def test_steps_are_those_of_a_plain_loop(
+    label_smoothing: float, z_loss: float, data: Path, tmp_path: Path
+) -> None:
+    """Ten steps against truncated backpropagation written out with torch alone. The losses told are
+    negative log-likelihoods, whatever is minimised."""
+    config = small_config(
+        data,
+        tmp_path / "run",
+        head_option=(f"label_smoothing={label_smoothing}", f"z_loss={z_loss}"),
+        dropout=0.0,
+        dropout_input=0.0,
+        clip=0.25,
+        schedule="constant",
+        warmup=0,
+    )
+    corpus = load_corpus(data)
+    statistics = corpus.statistics()
+    trainer = Trainer(build_model(config, len(corpus.vocabulary), statistics), corpus, config)
+    losses = [step.loss for step in trainer.steps()]
+
+    model = build_model(config, len(corpus.vocabulary), statistics)
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": model.backbone.parameters(), "lr": config.learning_rate},
+            {"params": model.head.parameters(), "lr": 8 * config.learning_rate},
+        ],
+        weight_decay=config.weight_decay,
+    )
+    length = -(-(len(corpus.train) - 1) // config.batch_size)
+    state = None
+    for step in range(10):
+        rows = range(step * config.bptt, (step + 1) * config.bptt)
+        places = torch.tensor([[b * length + t for b in range(config.batch_size)] for t in rows])
+        tokens = torch.tensor(corpus.train)[places].long()
+        targets = torch.tensor(corpus.train)[places + 1].long()
+        embedded = model.backbone.embedding(tokens)
+        hidden, state = model.backbone.lstms[0](embedded, state)
+        state = (state[0].detach(), state[1].detach())
+        logits = (hidden @ model.head.weight.T + model.head.bias).flatten(0, 1)
+        nll = F.cross_entropy(logits, targets.flatten())
+        loss = F.cross_entropy(logits, targets.flatten(), label_smoothing=label_smoothing)
+        loss = loss + z_loss * logits.logsumexp(1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimizer.step()
+        assert losses[step] == pytest.approx(nll.item(), rel=1e-4)
+
+
+def test_evaluation_of_short_texts(data: Path, tmp_path: Path) -> None:
+    """Evaluation uses as many streams as the text allows, and every token but the first counts."""
+    corpus = load_corpus(data)
+    model = build_model(
+        small_config(data, tmp_path / "x"), len(corpus.vocabulary), corpus.statistics()
+    )
+    model.eval()
+    tokens = torch.tensor(corpus.valid[:40]).long()
+    hidden, _ = model.hidden(tokens[:-1, None])
+    expected = -model.head.log_prob(hidden[:, 0]).gather(1, tokens[1:, None]).mean()
+    assert evaluate(model, corpus.valid[:40]) == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("step", "kept"), [(1, None), (35, 1)])
+def test_interruption(step: int, kept: int | None, data: Path, tmp_path: Path) -> None:
+    recorder = Recorder(interrupt_at=step)
+    config = small_config(data, tmp_path / "runs" / "run", epochs=10)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train(config, recorder)
+    assert recorder.stopped == 1
+    assert caught.value.run == tmp_path / "runs" / "run"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
+    assert (tmp_path / "runs" / "run" / "last.safetensors").is_file()
+    if kept is None:
+        assert caught.value.best is None
+        with pytest.raises(ValueError, match=r"no epoch has finished.*--resume .*run"):
+            load_run(tmp_path / "runs" / "run")
+    else:
+        assert caught.value.best == recorder.records[kept - 1]
+        run = load_run(tmp_path / "runs" / "run")
+        corpus = load_corpus(data)
+        assert evaluate(run.model, corpus.valid) == recorder.records[kept - 1].valid_loss
+
+
+def test_diverging_loss_stops(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, tmp_path / "run", learning_rate=1e30, warmup=0, clip=0.0)
+    with pytest.raises(
+        TrainingError,
+        match=r"the loss became (nan|inf) in epoch 1, step \d+; .*lower "
+        r"--learning-rate \(now 1e\+30\).*; no epoch had finished; "
+        r"the last good state is kept in .*run",
+    ):
+        train(config)
+    model, _, _ = load_state(tmp_path / "run" / "last.safetensors")
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def test_diverging_later_keeps_the_best(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Poison(Recorder):
+        def epoch(self, record: EpochRecord) -> None:
+            super().epoch(record)
+            with torch.no_grad():
+                trainers[0].model.head.bias.fill_(math.nan)
+
+    trainers: list[Trainer] = []
+    original = Trainer.__init__
+
+    def spy(self: Trainer, *args: object) -> None:
+        trainers.append(self)
+        original(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Trainer, "__init__", spy)
+    recorder = Poison()
+    with pytest.raises(
+        TrainingError,
+        match=r"in epoch 2.*the weights of epoch 1 and the last good state are kept in .*run",
+    ):
+        train(small_config(data, tmp_path / "run"), recorder)
+    corpus = load_corpus(data)
+    loss = evaluate(load_run(tmp_path / "run").model, corpus.valid)
+    assert loss == recorder.records[0].valid_loss
+
+
+def test_a_loss_far_beyond_a_guess_is_divergence(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = 3.1 * math.log(16)  # of the validation text and of as much of the training text
+    losses = iter([2.0, far, far])
+    monkeypatch.setattr("hstree.lm.training.session.evaluate", lambda *_: next(losses))
+    with pytest.raises(
+        TrainingError, match=r"validation loss became 8.595 nats .* in epoch 2; .*epoch 1"
+    ):
+        train(small_config(data, tmp_path / "run"))
+
+
+def test_averaging_that_would_never_begin_is_said(data: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    changes = {"optimizer": "sgd", "averaging": "et", "averaging_epoch": 2}
+    train(small_config(data, tmp_path / "run", **changes), recorder)
+    assert (
+        "weights will not be averaged: --averaging-epoch is 2, --epochs is 2" in recorder.messages
+    )
+
+
+def test_what_cannot_work_is_refused_early(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(
+        ConfigError,
+        match=r"--batch-size: expected at least 100001 tokens in the train part of data",
+    ):
+        train(small_config(data, run, batch_size=100_000))
+    with pytest.raises(ValueError, match=r"head: expected one of .*, got 'none'"):
+        train(small_config(data, run, head="none"))
+    with pytest.raises(
+        ConfigError, match=r"head 'softmax' does not accept these options.*'colour'"
+    ):
+        train(small_config(data, run, head_option=("colour=1",)))
+    with pytest.raises(ValueError, match="no such file or folder"):
+        train(small_config(tmp_path / "absent", run))
+    assert list(tmp_path.iterdir()) == []
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="--device: expected cpu or auto"):
+            choose_device("cuda")
+
+
+def test_drawn_lengths_have_a_limit(data: Path) -> None:
+    corpus = load_corpus(data)
+    longest = {}
+    for margin in (None, 0, 3):
+        config = small_config(data, Path("unused"), variable_bptt=True, bptt_margin=margin)
+        model = build_model(config, len(corpus.vocabulary), corpus.statistics())
+        steps = Trainer(model, corpus, config).steps()
+        longest[margin] = max(step.tokens for step in steps) / config.batch_size
+    assert longest[0] == 10
+    assert longest[3] == 13
+    assert longest[None] > 13
+
+
+def test_drawn_lengths_follow_the_schedule(data: Path, tmp_path: Path) -> None:
+    """The schedule goes by time steps, so it ends near 0 however long the windows were."""
+    config = small_config(data, tmp_path / "run", variable_bptt=True, epochs=3)
+    recorder = Recorder()
+    result = train(config, recorder)
+    rates = [record.learning_rate for record in result.records]
+    assert rates == sorted(rates, reverse=True)
+    assert 0 < rates[-1] < 0.01 * config.learning_rate
+    corpus = load_corpus(data)
+    assert recorder.tokens == 3 * (len(corpus.train) - 1)
+    assert len(recorder.losses) == result.records[-1].step
+    assert result.summary.valid_perplexity < 0.5 * result.summary.unigram_valid_perplexity
+
+
+@pytest.mark.slow
+def test_a_validation_text_of_another_kind(tmp_path: Path) -> None:
+    """Its loss is far above that of a uniform guess, but the model is sound: training goes on, and
+    says so once. The same loss on training text is a divergence."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.txt").write_text("a b c d e\n" * 400)
+    for split in ("valid", "test"):
+        (data / f"{split}.txt").write_text("e d c b a\n" * 20)
+    said: list[str] = []
+
+    class Listener(Silent):
+        def message(self, text: str) -> None:
+            said.append(text)
+
+    config = small_config(data, tmp_path / "run", epochs=4, learning_rate=0.1)
+    result = train(config, Listener())
+    limit = 3 * math.log(7)
+    losses = [record.valid_loss for record in read_epochs(result.run)]
+    assert max(losses[:-1]) > limit
+    assert len(losses) == 4
+    assert sum("validation text is unlike the training text" in line for line in said) == 1
+    with pytest.raises(TrainingError, match=r"the validation loss became .*; try a lower"):
+        train(replace(config, run=str(tmp_path / "diverged"), learning_rate=30.0, clip=0.0))
