@@ -35,7 +35,10 @@ def test_the_first_snippet_runs_as_pasted() -> None:
 @pytest.mark.parametrize(
     ("name", "steps"),
     [
-        ("install", ["venv", "activate", "pip install torch==", "pip install .", "hstree train"]),
+        (
+            "install",
+            ["venv", "activate", "pip install torch==", "pip install '.[lm]'", "hstree train"],
+        ),
         ("test", ["pip install -r tests/requirements.txt", "pytest"]),
     ],
 )
