@@ -6,8 +6,6 @@ import io
 import logging
 from typing import Any
 
-from hstree.lm._packages import optional_package
-
 # Okabe and Ito, Color Universal Design (2008), without yellow, which is too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", "-.", ":")
@@ -15,10 +13,8 @@ FORMATS = ("png", "pdf", "svg")
 
 
 def new_figure(width: float, height: float, *, constrained: bool = True) -> Any:
-    """A :class:`matplotlib.figure.Figure` of this size in inches, without a window. Raises
-    ValueError if matplotlib is not installed."""
+    """A :class:`matplotlib.figure.Figure` of this size in inches, without a window."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no message when it builds its cache
-    optional_package("matplotlib", "a picture", "lm")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

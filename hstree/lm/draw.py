@@ -11,6 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 from hstree._files import write_atomic
+from hstree.lm._packages import optional_package
 from hstree.lm._pictures import new_figure
 from hstree.trees import Tree
 from hstree.trees.describe import Item, Outline, count_of, percent
@@ -54,6 +55,7 @@ def draw_tree(
         >>> tree = hstree.trees.huffman_tree(counts, root=8)
         >>> draw_tree(tree, None, "tree.png", frequencies=counts)
     """
+    optional_package("matplotlib", "a picture", "lm")
     outline = Outline(tree, words, frequencies, levels)
     n_rows = _unfold_to_rows(outline)
     with warnings.catch_warnings():
