@@ -10,7 +10,14 @@ from hstree.heads.mixture import (
     MixtureOfSoftmaxes,
     MixtureOfSoftmaxesPLIF,
 )
-from hstree.heads.registry import head_class, head_names, load_head, register_head
+from hstree.heads.registry import (
+    build_head,
+    head_class,
+    head_names,
+    head_options,
+    load_head,
+    register_head,
+)
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
 from hstree.heads.trees import TreeEnsemble
@@ -33,8 +40,10 @@ __all__ = [
     "SigSoftmax",
     "Softmax",
     "TreeEnsemble",
+    "build_head",
     "head_class",
     "head_names",
+    "head_options",
     "load_head",
     "register_head",
 ]

@@ -40,8 +40,8 @@ class _Mixture(FlatHead):
         function: name of the function f of every component; see
             ``hstree.heads.functions.build_function``.
         function_options: arguments of f.
-        **options: ``bias``, ``embedding``, ``frequencies`` and ``bias_start`` of
-            :class:`FlatHead`, and the arguments of :class:`Head`.
+        **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
+            arguments of :class:`Head`.
     """
 
     _latent_layer: ClassVar[type[nn.Linear]] = nn.Linear
@@ -156,9 +156,8 @@ class MixtureOfSoftmaxes(_SoftmaxMixture):
         in_features: number of input features, D.
         n_classes: number of classes, V.
         components: number of components, K.
-        **options: arguments of the latent vectors, below; ``bias``, ``embedding``,
-            ``frequencies`` and ``bias_start`` of :class:`FlatHead`; and the arguments of
-            :class:`Head`.
+        **options: arguments of the latent vectors, below; ``bias``, ``embedding`` and
+            ``bias_start`` of :class:`FlatHead`; and the arguments of :class:`Head`.
 
             - ``latent_features``: size of tanh(U_k h), E; None: the size of ``embedding``, or D.
             - ``latent_dropout``: probability of dropping an element of tanh(U_k h); the same

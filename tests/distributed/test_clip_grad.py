@@ -41,7 +41,7 @@ def not_finite() -> str:
     made = by_trees()
     made(*next(batches()))["loss"].backward()
     if dist.get_rank() == 1:
-        gradient = made.head.root_weight.grad
+        gradient = made.head.nodes.root_weight.grad
         gradient[0, 0, 0] = math.nan
     before = full(made.linear.weight.grad)
     with pytest.raises(RuntimeError, match="error_if_nonfinite") as error:

@@ -90,13 +90,13 @@ def test_temperatures(
     head, truth = pair(kind, dtype)
     if way != "chosen":
         function = getattr(ways, f"{way}_candidates")
-        monkeypatch.setattr("hstree.heads.trees.head.choose_way", lambda *_: function)
+        monkeypatch.setattr("hstree.heads.trees.ensemble.choose_way", lambda *_: function)
     hidden, classes = contexts(4, dtype), torch.arange(V).expand(4, -1)
     recorded = way != "looked_up"
     with torch.set_grad_enabled(recorded):
         got = head.candidate_log_prob(hidden, classes, temperature=temperature)
     with torch.no_grad():
-        expected = ways.looked_up_candidates(truth, hidden.double(), classes, temperature)
+        expected = ways.looked_up_candidates(*parts(truth, hidden.double()), classes, temperature)
         largest = float(truth.log_prob(hidden.double()).abs().max())
     unit = max(1.0, largest / temperature)
     torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=5 * ROUNDINGS * unit)

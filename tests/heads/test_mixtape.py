@@ -24,7 +24,7 @@ from heads.support import (
 )
 from hstree.data.statistics import CorpusStatistics
 from hstree.heads import Head, Mixtape, MixtureOfContexts, load_head
-from hstree.heads.buffers import EXTRA_STATE, saved_tables
+from hstree.heads.tables import EXTRA_STATE, saved_tables
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 
 

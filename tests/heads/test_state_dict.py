@@ -30,7 +30,7 @@ from hstree.heads import (
     TreeEnsemble,
     load_head,
 )
-from hstree.heads.buffers import EXTRA_STATE
+from hstree.heads.tables import EXTRA_STATE
 from hstree.trees import build_ensemble
 
 every_head = pytest.mark.parametrize("kind", HEADS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import json
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hstree._messages import meant, quoted, shortened
-from hstree.heads import head_class
+from hstree.heads import head_options
 from hstree.runs import ConfigError, TrainConfig, parse_options
 from hstree.training import preset
 
@@ -301,14 +300,7 @@ def _config(
 
 def _option_names(head: str) -> set[str]:
     """All arguments that a head accepts by name, including those of its base classes."""
-    of_corpus = [vars(part).get("from_corpus") for part in head_class(head).__mro__]
-    makers = [head_class(head), *(method.__func__ for method in of_corpus if method)]
-    return {
-        parameter.name
-        for make in makers
-        for parameter in inspect.signature(make).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }.difference(_SETTINGS)
+    return head_options(head).difference(_SETTINGS)
 
 
 def _table(values: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -22,9 +22,8 @@ from heads.support import (
 )
 from hstree.data.statistics import CorpusStatistics
 from hstree.heads import TreeEnsemble
-from hstree.heads.buffers import EXTRA_STATE, saved_tables
 from hstree.heads.losses import split_rows
-from hstree.heads.trees.search import rank_classes
+from hstree.heads.tables import EXTRA_STATE, saved_tables
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 from hstree.optim import AdamW
 from hstree.trees import Tree, build_tree, huffman_tree, random_tree, tree_seed
@@ -133,7 +132,7 @@ def test_full_width_is_the_flat_softmax(recipe: str, node_vectors: str) -> None:
     bias = torch.from_numpy(np.log(FREQUENCIES / FREQUENCIES.sum())).float()
     with torch.no_grad():
         if node_vectors == "free":
-            head.root_weight[0] = weight[order]
+            head.nodes.root_weight[0] = weight[order]
         else:
             head.output_embedding.copy_(weight)
     flat_weight, flat_bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
@@ -149,10 +148,12 @@ def test_full_width_is_the_flat_softmax(recipe: str, node_vectors: str) -> None:
     if node_vectors != "free":
         got = head.output_embedding.grad
     else:
-        got = torch.empty_like(weight).index_copy_(0, order, head.root_weight.grad[0])
+        got = torch.empty_like(weight).index_copy_(0, order, head.nodes.root_weight.grad[0])
     torch.testing.assert_close(leaves[1].grad, leaves[0].grad, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(got, flat_weight.grad, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(head.root_bias.grad[0], flat_bias.grad[order], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        head.nodes.root_bias.grad[0], flat_bias.grad[order], rtol=1e-5, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
@@ -240,7 +241,7 @@ def test_root_under_autocast(subset: int | None) -> None:
     for value in (loss, expected.loss):
         head.zero_grad()
         value.backward()
-        grads.append(head.root_weight.grad)
+        grads.append(head.nodes.root_weight.grad)
     assert grads[0].dtype == torch.float32
     error = (grads[0] - grads[1]).norm() / grads[1].norm()
     assert 0 < error < 0.02
@@ -269,7 +270,7 @@ def test_sparse_steps_are_dense_steps(optimizer: Any) -> None:
             opt.step()
             losses.append(loss.detach())
         assert heads[0].weight.grad.is_sparse
-        assert heads[0].wide_weight.grad.is_sparse
+        assert heads[0].nodes.wide_weight.grad.is_sparse
         assert not heads[1].weight.grad.is_sparse
         torch.testing.assert_close(*losses)
     for a, b in zip(heads[0].parameters(), heads[1].parameters(), strict=True):
@@ -300,11 +301,11 @@ def test_sparse_gradients_touch_only_visited_rows() -> None:
     for t, tree in enumerate(head.trees):
         tables = tree.tables()
         path = tables.path[tables.path_offset[4] : tables.path_offset[5]] >> 1
-        index = head.weight.grad.coalesce().indices()
+        index = head.nodes.binary_weight.grad.coalesce().indices()
         assert sorted(index[1][index[0] == t].tolist()) == sorted(path.tolist())
         nodes = tables.wide_path[tables.wide_offset[4] : tables.wide_offset[5]]
         wide += int(nodes[:, 1].sum())
-    assert head.wide_weight.grad._values().shape == (wide, D)
+    assert head.nodes.wide_weight.grad._values().shape == (wide, D)
 
 
 def test_sparse_gradients_of_a_tied_embedding() -> None:
@@ -359,7 +360,7 @@ def test_chunks_of_rows(rows: int, device: torch.device, monkeypatch: pytest.Mon
         monkeypatch.setitem(CHUNK_BYTES, device.type, 2 * 8 * head.numbers_of_a_row(device))
         assert len(list(split_rows(head.numbers_of_a_row(device), hidden))) == max(1, -(-rows // 2))
         torch.testing.assert_close(head.log_prob(hidden), expected)
-        for values, classes in (rank_classes(head, hidden, 4), head.topk(hidden, 4)):
+        for values, classes in (Head.topk_rows(head, hidden, 4), head.topk(hidden, 4)):
             torch.testing.assert_close(values, expected.topk(4)[0])
             torch.testing.assert_close(values, expected.gather(1, classes))
     values, classes = head.topk(hidden, 4)
@@ -371,11 +372,11 @@ def test_chunks_of_rows(rows: int, device: torch.device, monkeypatch: pytest.Mon
 def test_feature_subsets() -> None:
     """Increasing, the same for a seed, saved; only those features get a gradient."""
     heads = [ensemble(n_trees=3, subset_size=4, seed=seed) for seed in (1, 1, 2)]
-    index = heads[0].feature_index
+    index = heads[0].layout.feature_index
     assert index.shape == (3, 4)
     assert (index.diff() > 0).all()
-    assert torch.equal(index, heads[1].feature_index)
-    assert not torch.equal(index, heads[2].feature_index)
+    assert torch.equal(index, heads[1].layout.feature_index)
+    assert not torch.equal(index, heads[2].layout.feature_index)
     assert torch.equal(saved_tables(heads[0].state_dict())["feature_index"], index)
     head = randomise(heads[0])
     hidden = draw(30, D).requires_grad_()
@@ -388,7 +389,7 @@ def test_feature_subsets() -> None:
 def test_feature_subsets_of_blocks() -> None:
     """Whole blocks, each at a multiple of its size; a head saved before there were blocks loads."""
     head = ensemble(n_trees=20, subset_size=6, subset_block=2)
-    index = head.feature_index
+    index = head.layout.feature_index
     assert index.shape == (20, 6)
     assert (index[:, ::2] % 2 == 0).all()
     assert torch.equal(index[:, 1::2], index[:, ::2] + 1)
@@ -398,12 +399,12 @@ def test_feature_subsets_of_blocks() -> None:
     tensors = head.state_dict()
     again = TreeEnsemble.from_config(head.config(), tensors)
     assert again.subset_block == 2
-    assert torch.equal(again.feature_index, index)
+    assert torch.equal(again.layout.feature_index, index)
     older = ensemble(n_trees=2, subset_size=6)
     config = older.config()
     del config["subset_block"]
     loaded = TreeEnsemble.from_config(config, older.state_dict())
-    assert torch.equal(loaded.feature_index, older.feature_index)
+    assert torch.equal(loaded.layout.feature_index, older.layout.feature_index)
 
 
 def softmax(bias: bool = True, seed: int = 0) -> torch.nn.Linear:
@@ -439,8 +440,10 @@ def test_from_linear_is_the_softmax_to_first_order(name: str, bias: bool) -> Non
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     derivative = torch.autograd.functional.jacobian(lambda h: head.log_prob(h[None])[0], at)
     wanted = torch.autograd.functional.jacobian(lambda h: truth(h).log_softmax(0), at)
-    if head.feature_index is not None:
-        of_tree = [wanted.new_zeros(D).index_fill(0, i.long(), 1.0) for i in head.feature_index]
+    if head.layout.feature_index is not None:
+        of_tree = [
+            wanted.new_zeros(D).index_fill(0, i.long(), 1.0) for i in head.layout.feature_index
+        ]
         wanted = wanted * torch.stack(of_tree).mean(0)
     torch.testing.assert_close(derivative, wanted, rtol=1e-4, atol=1e-5)
 

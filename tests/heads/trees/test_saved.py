@@ -16,7 +16,7 @@ import torch
 from heads.support import HEADS
 from hstree._files import read_tensors
 from hstree.heads import load_head
-from hstree.heads.buffers import saved_tables
+from hstree.heads.tables import saved_tables
 
 SAVED = Path(__file__).parent / "saved"
 KINDS = {
