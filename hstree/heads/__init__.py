@@ -20,7 +20,7 @@ from hstree.heads.registry import (
 )
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
-from hstree.heads.trees import TreeEnsemble
+from hstree.heads.trees import TreeEnsemble, TreeShape
 
 __all__ = [
     "DOC",
@@ -40,6 +40,7 @@ __all__ = [
     "SigSoftmax",
     "Softmax",
     "TreeEnsemble",
+    "TreeShape",
     "build_head",
     "head_class",
     "head_names",

@@ -104,10 +104,10 @@ class Tables(nn.Module):
         if differ:
             names = ", ".join(differ[:4]) + ", ..." * (len(differ) > 4)
             raise ValueError(
-                f"state dict: expected the tables of this {type(self).__name__}, got others "
-                f"({names}): the weights belong to a head with other trees, feature subsets or "
-                "order of the classes. Build the head with the arguments that it was saved with; "
-                "hstree.load_head does so for files of head.save"
+                f"state dict: expected the tables of this head, got others ({names}): the weights "
+                "belong to a head with other trees, feature subsets or order of the classes. Build "
+                "the head with the arguments that it was saved with; hstree.load_head does so for "
+                "files of head.save"
             )
 
 

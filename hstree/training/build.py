@@ -36,9 +36,7 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
         embedding_noise=config.embedding_noise,
         sparse_embedding=config.sparse_embedding,
     )
-    options = config.head_options()
-    if head_type.reads_layers:
-        options["layer_sizes"] = backbone.layer_sizes
+    layers = {"layer_sizes": backbone.layer_sizes} if head_type.reads_layers else {}
     if config.tied and "embedding" not in head_options(config.head):
         raise ConfigError(f"--tied: the head {config.head!r} cannot be tied to the word embeddings")
     try:
@@ -50,7 +48,8 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
             tokens=statistics.tokens,
             embedding=backbone.embedding if config.tied else None,
             seed=config.seed,
-            **options,
+            **layers,
+            **config.head_options(),
         )
     except TypeError as error:
         raise ConfigError(

@@ -91,9 +91,9 @@ def values(head: TreeEnsemble) -> dict[str, Any]:
         for key, parameter in head.named_parameters():
             gradient = parameter.grad
             assert gradient is not None
-            found[f"{name} {key.removeprefix('whole_gate.')}"] = gradient.to_dense()
+            found[f"{name} {key.replace('gate.whole.', 'gate.')}"] = gradient.to_dense()
             if "weight" in key and name in ("loss", "output") and "gate" not in key:
-                assert gradient.is_sparse == (head.sparse and not key.startswith("root"))
+                assert gradient.is_sparse == (head.sparse and not "root" in key)
             parameter.grad = None
     return found
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make
+from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make, parts
 from hstree import _products
 from hstree.heads import Head, SampledSoftmax, TreeEnsemble
-from hstree.heads.trees import candidates as ways
+from hstree.heads.trees import queries as ways
 from hstree.ops import mixture_cross_entropy, monotone_cross_entropy
 
 LOW = [torch.bfloat16, torch.float16]

@@ -409,7 +409,7 @@ def test_what_cannot_be_resized() -> None:
     class Own(Head):
         name = "own"
         target_log_prob = class_log_prob = reset_parameters = None
-        from_config = from_corpus = None
+        from_config = None
 
     with pytest.raises(NotImplementedError, match="resized: Own does not say"):
         Own(D, V).resized(V + 1)

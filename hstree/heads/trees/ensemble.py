@@ -177,7 +177,7 @@ class TreeEnsemble(Head):
             recipe: ``"huffman"`` or ``"random"``. For trees that group similar classes use
                 :meth:`from_tokens` or :meth:`from_linear`.
             n_trees, root, leaf, levels: number and shape of the trees; None: the defaults of
-                :meth:`hstree.heads.trees.TreeShape.for_classes`.
+                :meth:`hstree.heads.TreeShape.for_classes`.
             seed: seed of the trees and of the feature subsets.
             **options: further arguments of the head. ``node_vectors`` is ``"free"`` for trees that
                 are binary down to the classes and for a root over all classes, otherwise, and with
@@ -640,7 +640,7 @@ class TreeEnsemble(Head):
                 does not know.
             tree_options: see :meth:`from_tokens`.
             root, leaf, levels: shape of the trees, see
-                :class:`hstree.heads.trees.TreeShape`; None: that of the present trees, with their
+                :class:`hstree.heads.TreeShape`; None: that of the present trees, with their
                 height as ``levels`` if it is 2 or 3 and ``leaf`` is not given, and their widest
                 group as ``leaf``.
 

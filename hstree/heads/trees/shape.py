@@ -39,7 +39,7 @@ class TreeShape:
             binary nodes between the root and the leaf groups.
 
     Example:
-        >>> from hstree.heads.trees import TreeShape
+        >>> from hstree.heads import TreeShape
         >>> TreeShape.for_classes(1000)
         TreeShape(n_trees=1, root=1000, leaf=1, levels=2)
         >>> TreeShape.for_classes(50_000)

@@ -12,7 +12,7 @@ import torch
 import hstree
 from hstree import TreeEnsemble
 from hstree.heads.trees import TreeShape
-from hstree.trees import build_ensemble, huffman_tree, random_tree
+from hstree.trees import build_ensemble, huffman_tree, random_tree, word_vectors
 
 D = 6
 
@@ -163,7 +163,9 @@ def test_default_vectors_if_tied(options: Any) -> None:
     text = text_of(1500)
     for head in (
         TreeEnsemble.from_tokens(D, 1500, text, embedding=embedding, **options),
-        TreeEnsemble.from_counts(D, np.bincount(text), embedding=embedding, **options),
+        TreeEnsemble.from_counts(
+            D, np.bincount(text, minlength=1500), embedding=embedding, **options
+        ),
     ):
         assert head.node_vectors == "leaves"
         assert head.output_embedding is embedding.weight

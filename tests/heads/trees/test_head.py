@@ -20,8 +20,7 @@ from heads.support import (
     randomise,
     trees,
 )
-from hstree.data.statistics import CorpusStatistics
-from hstree.heads import TreeEnsemble
+from hstree.heads import Head, TreeEnsemble
 from hstree.heads.losses import split_rows
 from hstree.heads.tables import EXTRA_STATE, saved_tables
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
@@ -269,9 +268,9 @@ def test_sparse_steps_are_dense_steps(optimizer: Any) -> None:
             loss.backward()
             opt.step()
             losses.append(loss.detach())
-        assert heads[0].weight.grad.is_sparse
+        assert heads[0].nodes.binary_weight.grad.is_sparse
         assert heads[0].nodes.wide_weight.grad.is_sparse
-        assert not heads[1].weight.grad.is_sparse
+        assert not heads[1].nodes.binary_weight.grad.is_sparse
         torch.testing.assert_close(*losses)
     for a, b in zip(heads[0].parameters(), heads[1].parameters(), strict=True):
         torch.testing.assert_close(a, b)
@@ -327,9 +326,9 @@ def test_sparse_gradients_of_a_tied_embedding() -> None:
 
 def test_weights_of_other_trees_are_refused() -> None:
     head, other = ensemble("random", n_trees=2), ensemble("huffman", n_trees=2)
-    with pytest.raises(ValueError, match=r"this TreeEnsemble, got others \(trees\.0\.boundary, "):
+    with pytest.raises(ValueError, match=r"this head, got others \(trees\.0\.boundary, "):
         other.load_state_dict(head.state_dict())
-    state = {k: v for k, v in head.state_dict().items() if k != EXTRA_STATE}
+    state = {k: v for k, v in head.state_dict().items() if k != f"layout.{EXTRA_STATE}"}
     with pytest.raises(RuntimeError, match=r"Missing key.*_extra_state"):
         copy.deepcopy(head).load_state_dict(state)
     head.load_state_dict(head.state_dict())
@@ -377,13 +376,13 @@ def test_feature_subsets() -> None:
     assert (index.diff() > 0).all()
     assert torch.equal(index, heads[1].layout.feature_index)
     assert not torch.equal(index, heads[2].layout.feature_index)
-    assert torch.equal(saved_tables(heads[0].state_dict())["feature_index"], index)
+    assert torch.equal(saved_tables(heads[0].state_dict(), "layout.")["feature_index"], index)
     head = randomise(heads[0])
     hidden = draw(30, D).requires_grad_()
     head(hidden, draw_targets(30)).loss.backward()
     used = set(index.flatten().tolist())
     assert set(hidden.grad.abs().sum(0).nonzero().flatten().tolist()) == used
-    assert ensemble(subset_size=D).feature_index is None
+    assert ensemble(subset_size=D).layout.feature_index is None
 
 
 def test_feature_subsets_of_blocks() -> None:
@@ -395,7 +394,9 @@ def test_feature_subsets_of_blocks() -> None:
     assert torch.equal(index[:, 1::2], index[:, ::2] + 1)
     assert (index.diff() > 0).all()
     assert len({tuple(row) for row in index.tolist()}) > 5
-    assert torch.equal(ensemble(n_trees=20, subset_size=6, subset_block=2).feature_index, index)
+    assert torch.equal(
+        ensemble(n_trees=20, subset_size=6, subset_block=2).layout.feature_index, index
+    )
     tensors = head.state_dict()
     again = TreeEnsemble.from_config(head.config(), tensors)
     assert again.subset_block == 2
@@ -551,17 +552,19 @@ def test_bad_options(match: str, options: dict[str, Any]) -> None:
         TreeEnsemble(D, V, **options)
 
 
-def test_from_corpus_trees() -> None:
+def test_from_tokens_trees() -> None:
     """What it builds is what build_tree builds."""
     random = np.random.default_rng(0)
     tokens = random.integers(0, V, 500).astype(np.int32)
-    statistics = CorpusStatistics.from_tokens(tokens, V)
-    head = TreeEnsemble.from_corpus(D, V, statistics, recipe="huffman", n_trees=1, root=5, seed=9)
-    expected = build_tree(
-        "huffman", V, statistics.frequencies, seed=tree_seed(9, 0), root=5, levels=2
-    )
+    counts = np.bincount(tokens, minlength=V)
+    head = TreeEnsemble.from_tokens(D, V, tokens, recipe="huffman", n_trees=1, root=5, seed=9)
+    expected = build_tree("huffman", V, counts, seed=tree_seed(9, 0), root=5, levels=2)
     assert head.trees == [expected]
-    several = TreeEnsemble.from_corpus(D, V, statistics, n_trees=3, root=5)
+    given = TreeEnsemble.from_tokens(
+        D, V, (), frequencies=counts, recipe="huffman", n_trees=1, root=5, seed=9
+    )
+    assert given.trees == [expected]
+    several = TreeEnsemble.from_tokens(D, V, tokens, n_trees=3, root=5)
     assert len(set(several.trees)) == 3
     assert {tree.root_width for tree in several.trees} == {5}
 
