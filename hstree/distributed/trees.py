@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hstree._sums import log_sum_exp
+from hstree._numerics import log_sum_exp
 from hstree.distributed.averaging import sum_of_ranks
 from hstree.heads import Head, TreeEnsemble
 from hstree.heads.losses import mask_candidates

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hstree._autocast import no_autocast
 from hstree._checks import check_int, check_number, check_order, check_sequence
-from hstree._dtypes import at_least_float32, input_dtype
-from hstree._transforms import is_transformed
+from hstree._numerics import at_least_float32, input_dtype, is_transformed, no_autocast
 from hstree.heads.base import Head
 from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import Tables, saved_tables

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hstree._autocast import autocasts
 from hstree._checks import (
     check_choice,
     check_classes,
@@ -29,6 +28,7 @@ from hstree._checks import (
     smoothed_frequencies,
 )
 from hstree._files import write_atomic
+from hstree._numerics import autocasts
 from hstree.heads.losses import (
     check_class_weight,
     in_row_chunks,

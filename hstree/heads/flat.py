@@ -10,10 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._autocast import no_autocast
 from hstree._checks import check_bool
-from hstree._dtypes import at_least_float32, sum_dtype
-from hstree._products import linear_scores
+from hstree._numerics import at_least_float32, linear_scores, no_autocast, sum_dtype
 from hstree.heads import functions
 from hstree.heads.base import Head
 from hstree.heads.functions import Function

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hstree._transforms import is_transformed
+from hstree._numerics import is_transformed
 from hstree.ops import default_chunk_rows
 
 

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_order
-from hstree._dtypes import at_least_float32
-from hstree._products import linear_scores
+from hstree._numerics import at_least_float32, linear_scores
 from hstree.heads.base import Head
 from hstree.heads.flat import FlatHead
 from hstree.heads.losses import in_row_chunks

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_nonnegative, check_probability, check_sequence
-from hstree._dtypes import at_least_float32, input_dtype
-from hstree._sums import log_add_exp
+from hstree._numerics import at_least_float32, input_dtype, log_add_exp
 from hstree.heads.base import HeadOutput
 from hstree.heads.flat import FlatHead
 from hstree.heads.functions import build_function

@@ -12,9 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
-from hstree._dtypes import at_least_float32
-from hstree._products import linear_scores
-from hstree._sums import log_sum_exp
+from hstree._numerics import at_least_float32, linear_scores, log_sum_exp
 from hstree.heads.flat import FlatHead
 from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import Tables

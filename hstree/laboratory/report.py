@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hstree._dtypes import dtype_name
 from hstree._files import Content
+from hstree._numerics import dtype_name
 from hstree._pictures import picture
 
 from .table import Table, csv_text, markdown

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make, parts
-from hstree import _products
+from hstree import _numerics
 from hstree.heads import Head, SampledSoftmax, TreeEnsemble
 from hstree.heads.trees import queries as ways
 from hstree.ops import mixture_cross_entropy, monotone_cross_entropy
@@ -49,7 +49,7 @@ def test_sums_are_float32(
 ) -> None:
     """Output, loss and every query against float64, at scores of 30 and more; also with weights
     that are cast in many blocks."""
-    monkeypatch.setattr(_products, "BLOCK_NUMBERS", block)
+    monkeypatch.setattr(_numerics, "BLOCK_NUMBERS", block)
     head, truth = pair(kind, dtype)
     hidden, target = contexts(rows, dtype), draw_targets(rows)
     classes = torch.arange(V).expand(rows, -1)

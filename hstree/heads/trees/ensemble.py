@@ -18,9 +18,7 @@ from hstree._checks import (
     check_number,
     check_seed,
 )
-from hstree._dtypes import sum_dtype
-from hstree._sums import log_sum_exp
-from hstree._transforms import is_transformed
+from hstree._numerics import is_transformed, log_sum_exp, sum_dtype
 from hstree.heads.base import Head
 from hstree.heads.losses import split_rows
 from hstree.heads.options import name_builder_options

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from hstree._dtypes import sum_dtype
+from hstree._numerics import sum_dtype
 from hstree._progress import track
 from hstree.heads.trees.layout import LEAF, WIDE, Layout, TreeLayout
 from hstree.heads.trees.nodes import (

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from hstree._dtypes import input_dtype, sum_dtype
-from hstree._products import is_low, linear_scores
+from hstree._numerics import input_dtype, is_low, linear_scores, sum_dtype
 
 
 class UniformGate(nn.Module):

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree._dtypes import sum_dtype
-from hstree._products import linear_scores
+from hstree._numerics import linear_scores, sum_dtype
 from hstree.heads.trees.ensemble import TreeEnsemble
 from hstree.heads.trees.nodes import BinaryBlock, LeafBlock, WideBlock
 from hstree.trees.paths import edge_paths

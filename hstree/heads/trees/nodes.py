@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from hstree._dtypes import sum_dtype
-from hstree._products import batched_scores, is_cast, linear_scores
+from hstree._numerics import batched_scores, is_cast, linear_scores, sum_dtype
 from hstree.heads.tables import fill
 from hstree.heads.trees.layout import BINARY, LEAF, ROOT, WIDE, Layout, TreeLayout
 from hstree.heads.tying import HasWeight, weight_to_tie

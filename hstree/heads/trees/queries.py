@@ -10,10 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from hstree._dtypes import sum_dtype
-from hstree._products import is_low
-from hstree._sums import log_sum_exp
-from hstree._transforms import is_transformed
+from hstree._numerics import is_low, is_transformed, log_sum_exp, sum_dtype
 from hstree.heads.losses import mask_candidates
 from hstree.heads.trees.layout import BINARY, KINDS, LEAF, ROOT, WIDE, Layout
 from hstree.heads.trees.nodes import Block, LeafBlock, RootBlock, to_dtype_of, tree_features

@@ -15,7 +15,7 @@ import torch
 
 from hstree._arguments import count, positive
 from hstree._arguments import number as limited
-from hstree._dtypes import dtype_name
+from hstree._numerics import dtype_name
 from hstree._terminal import fold
 from hstree.runs import load_run, run_corpus, run_names
 

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from hstree._arguments import count, not_negative
-from hstree._dtypes import dtype_name
+from hstree._numerics import dtype_name
 
 from ..rank.matrix import DTYPES
 from ..report import Report
