@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.contest import Size, batch
 from hstree.heads import TreeEnsemble
-from hstree.heads.trees.candidates import choose_way
+from hstree.heads.trees.queries import choose_way
 
 SIZE = Size(rows=64, features=512, classes=32_000, latent=512)
 ROWS = (1, 8, 64)
@@ -111,9 +111,13 @@ def lines(node_vectors: str, size: Size, gradients: bool) -> Iterator[Line]:
         for k in COUNTS:
             for kind, candidates in zip(KINDS, (drawn[:, :k], probable[:, :k]), strict=True):
                 chosen = candidates.contiguous()
-                way = choose_way(head, hidden, chosen, gradients).__name__
+                with torch.set_grad_enabled(gradients):
+                    gate = head.log_gate(hidden)
+                    way = choose_way(head.nodes(head.layout), head.layout, hidden, gate, chosen)
                 base, of_head, of_rows = compare(head, hidden, chosen, gradients)
-                yield Line(rows, k, kind, 1000 * base, of_head / base, of_rows / base, WAYS[way])
+                yield Line(
+                    rows, k, kind, 1000 * base, of_head / base, of_rows / base, WAYS[way.__name__]
+                )
 
 
 def show(name: str, node_vectors: str, size: Size, gradients: bool) -> None:

@@ -41,7 +41,7 @@ def _head(
         frequencies=frequencies,
         sparse=True,
     )
-    for weight in (head.weight, head.wide_weight, head.root_weight):
+    for weight in (head.nodes.binary_weight, head.nodes.wide_weight, head.nodes.root_weight):
         if weight is not None:
             nn.init.uniform_(weight, -0.1, 0.1)
     return head, hidden, target
@@ -60,14 +60,22 @@ def _module(size: Size, device: str, **shape: int) -> Contestant:
 def _path(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
     """The path op, forward and backward, without autograd."""
     layout = head.layout
-    tables = (target, layout.path_offset, layout.path, layout.leaf_position, head.feature_index)
+    tables = (
+        target,
+        layout.path_offset,
+        layout.path,
+        layout.leaf_position,
+        head.layout.feature_index,
+    )
     ops, grad = torch.ops.hstree, torch.randn(len(hidden), head.n_trees)
 
     @torch.no_grad()
     def run() -> None:
-        if head.weight is not None:
-            weight, depth = head.weight, layout.max_depth
-            _, score, order, _ = ops.path_log_prob(hidden, weight, head.bias, *tables, depth)
+        if head.nodes.binary_weight is not None:
+            weight, depth = head.nodes.binary_weight, layout.max_depth
+            _, score, order, _ = ops.path_log_prob(
+                hidden, weight, head.nodes.binary_bias, *tables, depth
+            )
             ops.path_log_prob_backward_sparse(grad, hidden, weight, *tables, score, order)
 
     return run
@@ -81,10 +89,10 @@ def _leaf_groups(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable
         layout.wide_offset,
         layout.wide_path,
         layout.leaf_position,
-        head.feature_index,
+        head.layout.feature_index,
     )
     ops, grad = torch.ops.hstree, torch.randn(len(hidden), head.n_trees)
-    weight, bias = head.wide_weight, head.wide_bias
+    weight, bias = head.nodes.wide_weight, head.nodes.wide_bias
 
     @torch.no_grad()
     def run() -> None:
@@ -97,7 +105,7 @@ def _leaf_groups(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable
 def _root_products(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
     """The three products of the root: scores, and the gradients of features and weight, with the
     scores in place of their gradient."""
-    weight, bias = head.root_weight, head.root_bias
+    weight, bias = head.nodes.root_weight, head.nodes.root_bias
     assert weight is not None
     assert bias is not None
 
@@ -113,7 +121,7 @@ def _root_products(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callab
 
 def _root(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
     """The root by torch's own ops, forward and backward, including log-softmax."""
-    weight, bias = head.root_weight, head.root_bias
+    weight, bias = head.nodes.root_weight, head.nodes.root_bias
     assert weight is not None
     assert bias is not None
     child = head.layout.root_child.long()[:, target].t().flatten()
@@ -159,8 +167,8 @@ def _two_levels(size: Size, device: str, root: int, sparse: bool) -> Contestant:
     trees = build_ensemble("huffman", size.classes, 4, frequencies, root=root, levels=2)
     options = {"node_vectors": "leaves", "gate": "context", "sparse": sparse}
     head = TreeEnsemble(size.features, size.classes, trees, frequencies=frequencies, **options)
-    assert head.root_weight is not None
-    nn.init.uniform_(head.root_weight, -0.1, 0.1)
+    assert head.nodes.root_weight is not None
+    nn.init.uniform_(head.nodes.root_weight, -0.1, 0.1)
     leaves = [hidden, *head.parameters()]
     return Contestant(
         step(lambda: head(hidden, target).loss, leaves),

@@ -118,7 +118,7 @@ def _paths(
     input, target, frequencies = _inputs(setting, device)
     options = {"frequencies": frequencies} if recipe == "huffman" else {}
     trees = build_ensemble(recipe, setting.classes, setting.trees, **options)
-    layout = Layout(trees, setting.classes)
+    layout = Layout(trees)
     cpu, max_depth = layout.tables(), layout.max_depth
     subset = setting.features // part
     cpu_index = subsets(setting.features, subset, setting.trees, block)
@@ -238,9 +238,9 @@ def _wide(
     with torch.device(device):
         head = TreeEnsemble(setting.features, size, trees, **options)
     head.to(device, input.dtype)
-    weights = [head.weight, head.wide_weight, head.root_weight]
+    weights = [head.nodes.binary_weight, head.nodes.wide_weight, head.nodes.root_weight]
     if node_vectors == "leaves":
-        weights.append(head.output_embedding)
+        weights.append(head.nodes.output_embedding)
     with torch.no_grad():
         for weight in weights:
             if weight is not None:

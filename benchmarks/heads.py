@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from benchmarks.baselines import dense_products, flat_loss, torch_mixture_loss, torch_plif
 from benchmarks.contest import Build, Contestant, Size, batch, step
 from hstree.heads import Head, MixtureOfSoftmaxes, TreeEnsemble, head_class
-from hstree.lm.data.statistics import CorpusStatistics
 from hstree.ops import default_chunk_rows, plif
 
 SIZE = Size(1400, 400, 10_000, 400)
@@ -107,8 +106,7 @@ def _trees(size: Size, device: str) -> Contestant:
     random = np.random.default_rng(0)
     frequencies = 1.0 / np.arange(1, size.classes + 1)
     text = random.choice(size.classes, 10 * size.classes, p=frequencies / frequencies.sum())
-    statistics = CorpusStatistics.from_tokens(text, size.classes)
-    head = TreeEnsemble.from_corpus(size.features, size.classes, statistics, leaf=1, gate="context")
+    head = TreeEnsemble.from_tokens(size.features, size.classes, text, leaf=1, gate="context")
     return _step(head, size, device)
 
 

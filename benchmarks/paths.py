@@ -92,7 +92,7 @@ def draw_paths(size: Size, n_trees: int, dtype: torch.dtype = torch.float32) -> 
     ``cache_clear()``."""
     input, target, frequencies = batch(size.rows, size.features, size.classes)
     trees = build_ensemble("huffman", size.classes, n_trees, frequencies)
-    layout = Layout(trees, size.classes)
+    layout = Layout(trees)
     subset, index = size.features, None
     if n_trees > 1:
         subset = size.features // 2

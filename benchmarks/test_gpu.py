@@ -36,7 +36,7 @@ def test_traffic_equals_a_count_row_by_row(subset: int | None, itemsize: int) ->
     random = np.random.default_rng(0)
     rows, in_features, classes, n_trees = 37, 100, 30, 3
     trees = build_ensemble("huffman", classes, n_trees, 1.0 / np.arange(1, classes + 1))
-    layout = Layout(trees, classes)
+    layout = Layout(trees)
     tables = {name: table.numpy() for name, table in layout.tables().items()}
     target = random.integers(0, classes, rows)
     index = None

@@ -23,8 +23,8 @@ from torch import Tensor
 from benchmarks.contest import Size
 from benchmarks.decoding import decoding_head
 from benchmarks.paths import WIKITEXT
-from hstree.heads import TreeEnsemble
-from hstree.heads.trees.search import pays_to_search, rank_classes, search_classes
+from hstree.heads import Head, TreeEnsemble
+from hstree.heads.trees.queries import pays_to_search, search_classes
 from hstree.lm.data import load_corpus
 from hstree.lm.models.stream import read_stream
 from hstree.lm.runs import load_run
@@ -89,16 +89,21 @@ def shares(head: TreeEnsemble, hidden: Tensor, k: int) -> tuple[float, float]:
     return scored(at_most >= worst), scored(of_best)
 
 
+def search_all(head: TreeEnsemble, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """A search that is not given up."""
+    blocks, gate = head.nodes(head.layout), head.log_gate(hidden)
+    return search_classes(blocks, head.layout, hidden, gate, k, limited=False)
+
+
 def lines(head: TreeEnsemble, hidden: Tensor) -> Iterator[Line]:
     for rows in ROWS:
         x = hidden[:rows]
         everything = seconds(lambda x=x: head.class_log_prob(x))
         for k in COUNTS:
-            search = (
-                seconds(lambda x=x, k=k: search_classes(head, x, k, limited=False)) / everything
-            )
-            rank = seconds(lambda x=x, k=k: rank_classes(head, x, k)) / everything
-            yield Line(rows, k, search, rank, pays_to_search(head, x, k), *shares(head, x, k))
+            search = seconds(lambda x=x, k=k: search_all(head, x, k)) / everything
+            rank = seconds(lambda x=x, k=k: Head.topk_rows(head, x, k)) / everything
+            searched = pays_to_search(head.layout, x, k)
+            yield Line(rows, k, search, rank, searched, *shares(head, x, k))
 
 
 def show(name: str, head: TreeEnsemble, hidden: Tensor) -> None:

@@ -64,7 +64,7 @@ def visits(lines: list[np.ndarray[Any, Any]]) -> int:
 def _hstree(size: Size, device: str) -> Contestant:
     lines = corpus(size.classes)
     counts = np.bincount(np.concatenate(lines))
-    layout = Layout(build_ensemble("huffman", size.classes, 1, counts), size.classes)
+    layout = Layout(build_ensemble("huffman", size.classes, 1, counts))
     contexts, targets = torch.from_numpy(pairs(lines).T.copy())
     vectors = torch.empty(size.classes, size.features)
     torch.nn.init.uniform_(vectors, -0.5 / size.features, 0.5 / size.features)

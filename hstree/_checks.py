@@ -164,9 +164,13 @@ def check_classes(name: str, value: Any) -> Tensor:
     return classes
 
 
-def check_order(order: Tensor | None, n_classes: int) -> Tensor:
-    """The order of the classes, int64 [V], 0, 1, 2, ... for None; raises ValueError unless it is a
-    permutation."""
+def check_order(
+    order: Tensor | None, n_classes: int, frequencies: npt.NDArray[np.float64] | None
+) -> Tensor:
+    """The order of the classes, int64 [V], for None by decreasing frequencies or, without them, 0,
+    1, 2, ...; raises ValueError unless it is a permutation."""
+    if order is None and frequencies is not None:
+        return torch.from_numpy(np.argsort(-frequencies, kind="stable"))
     if order is None:
         return torch.arange(n_classes, device="cpu")
     if not isinstance(order, Tensor):
@@ -233,3 +237,19 @@ def check_frequencies(
                 )
             raise ValueError(f"{name}: expected a finite sum, got {total}")
     return array
+
+
+def smoothed_frequencies(frequencies: npt.ArrayLike, n_classes: int) -> npt.NDArray[np.float64]:
+    """Frequencies [V] as float64; zeros are replaced by half of the smallest positive frequency.
+
+    If all frequencies are zero, all become one.
+
+    Raises:
+        TypeError: if they are not real numbers.
+        ValueError: for a wrong shape, or a negative, infinite or NaN entry.
+    """
+    mass = check_frequencies(frequencies, n_classes)
+    positive = mass[mass > 0]
+    if not len(positive):
+        return np.ones(n_classes)
+    return np.where(mass > 0, mass, positive.min() / 2)

@@ -14,7 +14,7 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from hstree.heads import Head
-from hstree.heads.buffers import EXTRA_STATE, SavedTables
+from hstree.heads.tables import EXTRA_STATE, Tables
 from hstree.optim.rows import summed_rows
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def check_same_tables(module: nn.Module, groups: Sequence[ProcessGroup | None]) 
     tables = {name: b for name, b in head_buffers(module).items() if not b.is_meta}
     devices = [table.device for table in tables.values()]
     for name, part in module.named_modules():
-        if isinstance(part, SavedTables) and part.tables_device.type != "meta":
+        if isinstance(part, Tables) and part.tables_device.type != "meta":
             tables[f"{name}.{EXTRA_STATE}"] = part.get_extra_state()
             devices.append(part.tables_device)
     if not tables:

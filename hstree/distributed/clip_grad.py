@@ -74,7 +74,7 @@ def _parts(module: nn.Module) -> list[tuple[Place, list[nn.Parameter]]]:
         id(parameter): head.mesh
         for head in module.modules()
         if isinstance(head, ShardedTreeEnsemble)
-        for _, parameter in head.stacked_parameters()
+        for parameter in head.stacked_parameters().values()
     }
     parts: dict[Place, list[nn.Parameter]] = {}
     for parameter in module.parameters():

@@ -176,7 +176,7 @@ def _placement(
         id(parameter)
         for part in module.modules()
         if isinstance(part, TreeEnsemble)
-        for parameter in part.parameters(recurse=False)
+        for parameter in part.nodes.parameters()
     }
 
     def placement(parameter: nn.Parameter) -> Shard | None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hstree._sums import log_sum_exp
+from hstree._numerics import log_sum_exp
 from hstree.distributed.averaging import sum_of_ranks
 from hstree.heads import Head, TreeEnsemble
-from hstree.heads.inference import mask_candidates
-from hstree.heads.trees.candidates import composed_candidates
-from hstree.heads.trees.gate import GATES
-from hstree.heads.trees.state import EnsembleState
+from hstree.heads.losses import mask_candidates
+from hstree.heads.trees.gate import UniformGate
+from hstree.heads.trees.nodes import Nodes
+from hstree.heads.trees.queries import composed_candidates
 from hstree.trees import Tree
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def gather_trees(head: ShardedTreeEnsemble) -> TreeEnsemble:
     state: dict[str, Any] = get_model_state_dict(
         head, options=StateDictOptions(full_state_dict=True)
     )
-    own = {name: state[name].cpu() for name, _ in head.stacked_parameters()}
+    own = {name: state[name].cpu() for name in head.stacked_parameters()}
     shards: list[Any] = [None] * head.mesh.size()
     dist.all_gather_object(
         shards, ([tree.arrays() for tree in head.trees], own), group=head.mesh.get_group()
@@ -134,10 +135,10 @@ def gather_trees(head: ShardedTreeEnsemble) -> TreeEnsemble:
     _like(whole, head)
     first = 0
     with torch.no_grad():
-        for name in head.whole_gate.state_dict():
-            whole.get_parameter(name).copy_(state[f"whole_gate.{name}"])
+        for name, parameter in whole.gate.named_parameters():
+            parameter.copy_(state[f"gate.whole.{name}"])
         if head.node_vectors == "leaves" and not whole.tied:
-            whole.output_embedding.copy_(state["output_embedding"])
+            whole.output_embedding.copy_(state["nodes.output_embedding"])
         for of_rank, parameters in shards:
             for name, values in parameters.items():
                 of_whole = whole.get_parameter(name)
@@ -154,24 +155,29 @@ class ShardedTreeEnsemble(TreeEnsemble):
         n_trees: number of trees of this rank, T / R.
         trees: trees of this rank.
         own: slice of these trees among all T trees.
-        whole_gate: module that computes log pi [N, T] of all trees from hidden [N, D].
+        gate: module that computes log pi of these trees from the gate of all trees, ``gate.whole``.
     """
+
+    gate: _ShardedGate
 
     def __init__(self, head: TreeEnsemble, mesh: DeviceMesh) -> None:
         n_trees, rank = head.n_trees // mesh.size(), mesh.get_local_rank()
         own = slice(rank * n_trees, (rank + 1) * n_trees)
-        super().__init__(trees=head.trees[own], **_options(head) | {"gate": "uniform"})
-        self.mesh, self.gate, self.own = mesh, head.gate, own
-        self.whole_gate = WholeGate(head)
-        if head.feature_index is not None:
-            self.register_table("feature_index", head.feature_index[own])
-        _like(self, head)
-        state = head.state_dict()
-        self.whole_gate.load_state_dict(
-            {name: state[name] for name in self.whole_gate.state_dict()}
+        options = _options(head)
+        super().__init__(trees=head.trees[own], **options)
+        self.mesh, self.own = mesh, own
+        if head.layout.feature_index is not None:
+            self.layout.register_table("feature_index", head.layout.feature_index[own])
+        embedding = options.get("embedding")
+        self.nodes = _ShardedNodes(
+            self.layout, head.in_features, embedding=embedding, sparse=head.sparse
         )
+        self.nodes.mesh = mesh
+        self.gate = _ShardedGate(head.in_features, head.gate, mesh, own)
+        _like(self, head)
+        self.gate.whole.load_state_dict(head.gate.state_dict())
         with torch.no_grad():
-            for name, parameter in self.stacked_parameters():
+            for name, parameter in self.stacked_parameters().items():
                 of_head = head.get_parameter(name)
                 parameter.copy_(of_head[own, : parameter.shape[1]])
                 parameter.requires_grad_(of_head.requires_grad)
@@ -179,23 +185,11 @@ class ShardedTreeEnsemble(TreeEnsemble):
                 self.output_embedding.copy_(head.output_embedding)
                 self.output_embedding.requires_grad_(head.output_embedding.requires_grad)
 
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        self.whole_gate.reset_parameters()
-
-    def stacked_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and parameters [T / R, rows, ...] of the nodes; not those of the classes, which
-        are the same on all ranks."""
-        own = self.named_parameters(recurse=False)
-        return [(name, parameter) for name, parameter in own if name != "output_embedding"]
-
-    def class_vectors(self) -> Tensor:
-        return _sum_gradient(super().class_vectors(), self.mesh)
-
-    def log_gate(self, hidden: Tensor) -> Tensor:
-        """log pi [N, T / R] of this rank's trees: hidden [N, D]."""
-        log_gate: Tensor = self.whole_gate(hidden)
-        return _sum_gradient(log_gate, self.mesh)[:, self.own]
+    def stacked_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters [T / R, rows, ...] of the nodes by name; not those of the classes, which are
+        the same on all ranks."""
+        own = self.nodes.named_parameters(prefix="nodes")
+        return {name: each for name, each in own if not name.endswith("output_embedding")}
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         own = self.log_prob_by_tree(_sum_gradient(hidden, self.mesh), target)
@@ -221,7 +215,7 @@ class ShardedTreeEnsemble(TreeEnsemble):
         dist.all_gather(drawn, own, group=group)
         if not len(hidden):
             return own, None
-        by_rank = self.whole_gate(hidden).exp().unflatten(1, (self.mesh.size(), -1)).sum(2)
+        by_rank = self.gate.whole(hidden).exp().unflatten(1, (self.mesh.size(), -1)).sum(2)
         rank = torch.multinomial(by_rank, n, replacement=True, generator=generator)
         dist.broadcast(rank, group=group, group_src=0)
         classes = torch.stack(drawn, 2).gather(2, rank.unsqueeze(2)).squeeze(2)
@@ -229,7 +223,8 @@ class ShardedTreeEnsemble(TreeEnsemble):
 
     def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
         gate, hidden = self.log_gate(hidden), _sum_gradient(hidden, self.mesh)
-        own = composed_candidates(self, hidden, candidates, temperature, gate)
+        blocks = self.nodes(self.layout)
+        own = composed_candidates(blocks, self.layout, hidden, gate, candidates, temperature)
         mixture = _log_sum_exp(own, self.mesh)
         return mask_candidates(mixture, candidates, self.n_classes)
 
@@ -255,25 +250,33 @@ class ShardedTreeEnsemble(TreeEnsemble):
         )
 
     def extra_repr(self) -> str:
-        whole = f"trees {self.own.start}:{self.own.stop} of {self.whole_gate.n_trees}"
+        whole = f"trees {self.own.start}:{self.own.stop} of {self.gate.whole.n_trees}"
         return f"{super().extra_repr()}, {whole}"
 
 
-class WholeGate(nn.Module):
-    """The gate of all trees of an ensemble. Its parameters have the same names as in the
-    ensemble."""
+class _ShardedNodes(Nodes):
+    """Nodes of the trees of one rank; the gradient of the output embedding is summed over the
+    ranks."""
 
-    def __init__(self, head: TreeEnsemble) -> None:
-        super().__init__()
-        self.in_features, self.n_trees = head.in_features, head.n_trees
-        self._gate = GATES[head.gate if head.n_trees > 1 else "uniform"]
-        self._gate.register(cast(EnsembleState, self))
+    mesh: DeviceMesh
 
-    def reset_parameters(self) -> None:
-        self._gate.reset(cast(EnsembleState, self))
+    def class_vectors(self) -> Tensor:
+        return _sum_gradient(super().class_vectors(), self.mesh)
+
+
+class _ShardedGate(UniformGate):
+    """log pi [N, T / R] of the trees of one rank from the gate of all trees."""
+
+    def __init__(self, in_features: int, gate: UniformGate, mesh: DeviceMesh, own: slice) -> None:
+        super().__init__(in_features, gate.n_trees)
+        self.whole = copy.deepcopy(gate)
+        self.name, self.mesh, self.own = gate.name, mesh, own
+
+    def reset(self) -> None:
+        self.whole.reset()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self._gate.log_gate(cast(EnsembleState, self), hidden)
+        return _sum_gradient(self.whole(hidden), self.mesh)[:, self.own]
 
 
 def _options(head: TreeEnsemble) -> dict[str, Any]:

@@ -10,10 +10,17 @@ from hstree.heads.mixture import (
     MixtureOfSoftmaxes,
     MixtureOfSoftmaxesPLIF,
 )
-from hstree.heads.registry import head_class, head_names, load_head, register_head
+from hstree.heads.registry import (
+    build_head,
+    head_class,
+    head_names,
+    head_options,
+    load_head,
+    register_head,
+)
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
-from hstree.heads.trees import TreeEnsemble
+from hstree.heads.trees import TreeEnsemble, TreeShape
 
 __all__ = [
     "DOC",
@@ -33,8 +40,11 @@ __all__ = [
     "SigSoftmax",
     "Softmax",
     "TreeEnsemble",
+    "TreeShape",
+    "build_head",
     "head_class",
     "head_names",
+    "head_options",
     "load_head",
     "register_head",
 ]

@@ -6,26 +6,21 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hstree._autocast import no_autocast
 from hstree._checks import check_int, check_number, check_order, check_sequence
-from hstree._dtypes import at_least_float32, input_dtype
-from hstree._transforms import is_transformed
+from hstree._numerics import at_least_float32, input_dtype, is_transformed, no_autocast
 from hstree.heads.base import Head
-from hstree.heads.buffers import SavedTables, saved_tables
 from hstree.heads.resizing import ClassChange
+from hstree.heads.tables import Tables, saved_tables
 from hstree.heads.tying import HasWeight
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from hstree.lm.data.statistics import CorpusStatistics
 
-
-class AdaptiveSoftmax(SavedTables, Head):
+class AdaptiveSoftmax(Tables, Head):
     """The adaptive softmax: :class:`torch.nn.AdaptiveLogSoftmaxWithLoss` with ``ignore_index``,
     ``reduction`` and an order of the classes.
 
@@ -40,7 +35,8 @@ class AdaptiveSoftmax(SavedTables, Head):
         cutoffs: ranks at which the clusters of classes ordered by frequency end: increasing and
             below V. Default: those of 2,000 and 10,000 that are below V / 2, or V // 4 if none is.
         div_value: factor by which the projections shrink from cluster to cluster.
-        order: classes from the most to the least frequent, int64 [V]; default 0, 1, 2, ...
+        order: classes from the most to the least frequent, int64 [V]; None: by ``frequencies``, or
+            0, 1, 2, ... without them.
         **options: further arguments of :class:`Head`.
 
     Raises:
@@ -85,7 +81,7 @@ class AdaptiveSoftmax(SavedTables, Head):
             raise ValueError(
                 f"cutoffs: expected increasing sizes in [1, {n_classes - 1}], got {cutoffs}"
             )
-        order = check_order(order, n_classes)
+        order = check_order(order, n_classes, self.frequencies)
         self.cutoffs = cutoffs
         self.div_value = check_number("div_value", div_value, positive=True)
         smallest = int(in_features // div_value ** len(cutoffs))
@@ -188,18 +184,3 @@ class AdaptiveSoftmax(SavedTables, Head):
     ) -> Self:
         order = saved_tables(tensors)["order"]
         return cls(**config, order=order, class_weight=tensors.get("class_weight"))
-
-    @classmethod
-    def from_corpus(
-        cls,
-        in_features: int,
-        n_classes: int,
-        statistics: CorpusStatistics,
-        *,
-        embedding: nn.Embedding | None = None,
-        seed: int = 0,
-        **options: Any,
-    ) -> Self:
-        """An adaptive softmax over the classes ordered by their frequency in the corpus."""
-        order = np.argsort(-statistics.frequencies, kind="stable")
-        return cls(in_features, n_classes, order=torch.from_numpy(order), **options)

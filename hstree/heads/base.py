@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 import numpy.typing as npt
 import torch
@@ -17,32 +17,40 @@ from torch import Tensor, nn
 from hstree._checks import (
     check_choice,
     check_classes,
+    check_generator,
     check_ignore_index,
     check_int,
     check_nonnegative,
     check_number,
     check_probability,
+    check_temperature,
     check_tensor,
+    smoothed_frequencies,
 )
 from hstree._files import write_atomic
-from hstree.heads.buffers import Resettable
-from hstree.heads.inference import QUERIES, Inference
-from hstree.heads.losses import check_class_weight, in_row_chunks, mean_of
-from hstree.heads.parameters import HeadParameters
+from hstree._numerics import autocasts
+from hstree.heads.losses import (
+    check_class_weight,
+    in_row_chunks,
+    mask_candidates,
+    split_rows,
+    tempered,
+)
+from hstree.heads.options import name_options, unknown_option
 from hstree.heads.resizing import ClassChange, check_change, resized
-from hstree.heads.sharding import register_forward_methods
-from hstree.heads.signatures import name_options
-from hstree.heads.spelling import unknown_option
+from hstree.heads.sharding import is_distributed_hook, register_forward_methods
+from hstree.heads.tables import Tables, fill
 from hstree.heads.tying import HasWeight, tied_names
 from hstree.ops import mark_targets
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from hstree.lm.data.statistics import CorpusStatistics
-
 REDUCTIONS = ("none", "sum", "mean")
 METADATA_KEY = "hstree.head"
+
+QUERIES = ("log_prob", "entropy", "topk", "predict", "sample", "candidate_log_prob")
+"""Methods that take ``hidden`` [..., D]."""
 
 
 class HeadOutput(NamedTuple):
@@ -67,7 +75,7 @@ class HeadOutput(NamedTuple):
     loss: Tensor
 
 
-class Head(Inference, HeadParameters, Resettable, ABC):
+class Head(nn.Module, ABC):
     r"""An output layer: a distribution over V classes for every context vector.
 
     ``forward(hidden, target)`` returns ``(output, loss)``. ``head(hidden, target).loss`` replaces
@@ -101,6 +109,9 @@ class Head(Inference, HeadParameters, Resettable, ABC):
             et al., PaLM, 2022). It is added to each row that is not ignored, without class weight.
             Only for heads with one normalizer: not for mixtures of softmaxes, trees or the
             adaptive softmax.
+        frequencies: class counts [V], such as those of a training text. Biases start so that the
+            untrained head gives their distribution, as far as it does not depend on ``hidden``, and
+            an order of the classes is that of their frequencies. Not saved. None: all equal.
 
     Raises:
         TypeError: for an option of an unknown name; the error names the one that was meant.
@@ -119,8 +130,8 @@ class Head(Inference, HeadParameters, Resettable, ABC):
 
     name: ClassVar[str]
     reads_layers: ClassVar[bool] = False
-    """Whether ``hidden`` is the concatenation of the word embedding and every layer's output;
-    :meth:`from_corpus` then takes their sizes as ``layer_sizes``."""
+    """Whether ``hidden`` is the concatenation of the word embedding and every layer's output, whose
+    sizes are then the option ``layer_sizes``."""
 
     may_skip_parameters: ClassVar[bool] = False
     """Whether a batch may leave some parameters without a gradient."""
@@ -150,11 +161,13 @@ class Head(Inference, HeadParameters, Resettable, ABC):
         class_weight: Any = None,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
+        frequencies: npt.ArrayLike | None = None,
         **unknown: Any,
     ) -> None:
         if unknown:
             raise unknown_option(type(self), next(iter(unknown)))
         super().__init__()
+        self._constants: dict[str, Tensor] = {}
         self.in_features = check_int("in_features", in_features)
         self.n_classes = check_int("n_classes", n_classes)
         self.ignore_index = check_ignore_index(ignore_index)
@@ -170,6 +183,9 @@ class Head(Inference, HeadParameters, Resettable, ABC):
                 f"z_loss: expected 0 for the head {self.name!r}, which has no normalizer of all "
                 f"classes, got {z_loss}; heads with one take it, such as 'softmax'"
             )
+        self.frequencies = None
+        if frequencies is not None:
+            self.frequencies = smoothed_frequencies(frequencies, self.n_classes)
 
     if TYPE_CHECKING:
 
@@ -185,15 +201,14 @@ class Head(Inference, HeadParameters, Resettable, ABC):
                 a GPU values are not read, which would cost a synchronization: the row becomes NaN,
                 and :class:`hstree.heads.AdaptiveSoftmax` fails a device-side assertion of torch.
         """
-        check_tensor("hidden", hidden)
-        target = check_classes("target", target)
+        encoded = self._encoded(hidden)
+        target = mark_targets(target, self.n_classes, self.ignore_index)
         if hidden.shape[:-1] != target.shape:
             raise ValueError(
                 f"target: expected shape {tuple(hidden.shape[:-1])} for hidden of shape "
                 f"{tuple(hidden.shape)}, got {tuple(target.shape)}"
             )
-        flat = mark_targets(target.reshape(-1), self.n_classes, self.ignore_index)
-        output, loss = self.target_loss(self._encoded(hidden), flat)
+        output, loss = self.target_loss(encoded, target.reshape(-1))
         loss = loss.view(target.shape) if self.reduction == "none" else loss
         return HeadOutput(output.view(target.shape), loss)
 
@@ -254,62 +269,345 @@ class Head(Inference, HeadParameters, Resettable, ABC):
         if self.reduction == "none":
             return loss
         total = loss.sum()
-        return mean_of(total, weight.sum()) if self.reduction == "mean" else total
+        if self.reduction == "sum":
+            return total
+        of_all = weight.sum()
+        nothing = of_all == 0
+        return (total / of_all.masked_fill(nothing, 1.0)).masked_fill(nothing, torch.nan)
 
-    def config(self) -> dict[str, Any]:
-        """Arguments of :meth:`from_config`, serializable as JSON; ``label_smoothing`` and
-        ``z_loss`` only if they are not 0."""
-        config = {
-            "in_features": self.in_features,
-            "n_classes": self.n_classes,
-            "ignore_index": self.ignore_index,
-            "reduction": self.reduction,
-            "learning_rate_factor": self.learning_rate_factor,
-        }
-        return config | self._set_options()
+    # What a head answers about its distribution, besides the loss: from the log-probabilities of
+    # all classes, unless a head overrides the methods of rows.
 
-    def _set_options(self) -> dict[str, float]:
-        options = {"label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
-        return {name: value for name, value in options.items() if value}
+    def encode(self, hidden: Tensor) -> Tensor:
+        """Input [..., F] of :meth:`target_loss` and the other row methods, computed from hidden
+        [..., D]. By default ``hidden`` itself."""
+        return hidden
 
-    @classmethod
     @abstractmethod
-    def from_config(
-        cls,
-        config: dict[str, Any],
-        tensors: Mapping[str, Tensor],
-        embedding: HasWeight | None = None,
-    ) -> Self:
-        """A head into which ``load_state_dict(tensors)`` loads the state.
+    def class_log_prob(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities [N, V] of all classes: hidden [N, F], from :meth:`encode`."""
 
-        Args:
-            config: result of :meth:`config`.
-            tensors: state dict of the saved head.
-            embedding: embedding to which a tied head is tied; None: the head gets its own weight.
+    def numbers_of_a_row(self, device: torch.device) -> int:
+        """Numbers that :meth:`class_log_prob` holds for a row."""
+        return self.n_classes
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities [..., V] of all classes, in nats: hidden [..., D]. Differentiable."""
+        return self.class_log_prob(self._queried(hidden)).view(*hidden.shape[:-1], self.n_classes)
+
+    def entropy(self, hidden: Tensor) -> Tensor:
+        """Entropy [...] of each row's distribution, in nats: hidden [..., D]. Differentiable.
+
+        Exact: computed from the log-probabilities of all classes, in chunks of rows.
+
+        Example:
+            >>> import torch, hstree
+            >>> head = hstree.Softmax(8, 4, bias=False)
+            >>> head.entropy(torch.zeros(2, 8))
+            tensor([1.3863, 1.3863], grad_fn=<ViewBackward0>)
         """
+        return in_row_chunks(self._row_entropy, self.n_classes, self._queried(hidden)).view(
+            hidden.shape[:-1]
+        )
 
-    @classmethod
-    @abstractmethod
-    def from_corpus(
-        cls,
-        in_features: int,
-        n_classes: int,
-        statistics: CorpusStatistics,
+    def _row_entropy(self, hidden: Tensor) -> Tensor:
+        log_prob = self.class_log_prob(hidden)
+        finite = log_prob.clamp(min=-1e30)  # 0 log 0 = 0, also times the gradient
+        return -(log_prob.exp() * finite).sum(1)
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """Most probable class [...] of each row, int64: hidden [..., D]."""
+        with torch.no_grad():
+            return self.topk(hidden, 1)[1].squeeze(-1)
+
+    def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k most probable classes of each row, most probable first.
+
+        Returns:
+            Log-probabilities [..., k], in nats and differentiable, and classes [..., k].
+
+        Raises:
+            ValueError: unless k is a whole number in [1, V].
+        """
+        k = check_int("k", k, 1, self.n_classes)
+        values, classes = self.topk_rows(self._queried(hidden), k)
+        shape = (*hidden.shape[:-1], k)
+        return values.view(shape), classes.view(shape)
+
+    def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Both results of :meth:`topk`, [N, k] each: hidden [N, F], from :meth:`encode`. Computed
+        in chunks of rows."""
+        chunks = split_rows(self.numbers_of_a_row(hidden.device), hidden)
+        parts = [self.class_log_prob(rows).topk(k, dim=-1) for (rows,) in chunks]
+        values, classes = zip(*parts, strict=True)
+        return torch.cat(values), torch.cat(classes)
+
+    @overload
+    def sample(
+        self,
+        hidden: Tensor,
+        n: int | None = None,
         *,
-        embedding: nn.Embedding | None = None,
-        seed: int = 0,
-        **options: Any,
-    ) -> Self:
-        """A head for a training corpus.
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+        return_log_prob: Literal[False] = False,
+    ) -> Tensor: ...
+
+    @overload
+    def sample(
+        self,
+        hidden: Tensor,
+        n: int | None = None,
+        *,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+        return_log_prob: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+
+    @torch.no_grad()
+    def sample(
+        self,
+        hidden: Tensor,
+        n: int | None = None,
+        *,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+        return_log_prob: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Classes drawn from each row's distribution, independently: hidden [..., D].
 
         Args:
-            in_features: number of input features, D.
-            n_classes: number of classes, V.
-            statistics: class frequencies and word vectors of the corpus.
-            embedding: the model's input embedding, for heads that are tied to it.
-            seed: seed of everything random other than the parameters, such as trees.
-            **options: further arguments of the head.
+            hidden: context vectors, [..., D].
+            n: number of draws for each row; None: one, without a dimension of its own.
+            temperature: at most 1e6 and at least 1e-6; below 1 sharper, above 1 flatter. Draws from
+                p^(1 / temperature), normalized. Trees divide the scores of every node instead, and
+                keep the gate: another distribution, whose draws score as few nodes. For
+                p^(1 / temperature) of trees, or its k most probable classes, see
+                :func:`hstree.lm.models.sample_log_prob`.
+            generator: random generator on the device of ``hidden``; None: the default one.
+            return_log_prob: whether to return the log-probabilities of the classes as well, under
+                the distribution that they are drawn from: exact, for trees under the whole mixture.
+
+        Returns:
+            Classes [...], or [..., n] with ``n``, int64. With ``return_log_prob`` also their
+            log-probabilities, of the same shape, in nats, without gradient; see
+            :meth:`candidate_log_prob`.
+
+        Raises:
+            TypeError: if ``generator`` is not a generator.
+            ValueError: for ``n`` or ``temperature`` out of range, or a generator of another device.
+
+        Example:
+            >>> import torch, hstree
+            >>> head = hstree.TreeEnsemble.from_counts(8, range(2000, 0, -1))
+            >>> classes, log_prob = head.sample(torch.randn(5, 8), 3, return_log_prob=True)
+            >>> classes.shape, log_prob.shape
+            (torch.Size([5, 3]), torch.Size([5, 3]))
         """
+        draws = 1 if n is None else check_int("n", n)
+        temperature = check_temperature(temperature)
+        check_tensor("hidden", hidden)
+        check_generator(generator, hidden.device)
+        rows = self._queried(hidden)
+        classes, log_prob = self.sample_rows(rows, draws, temperature, generator)
+        shape = hidden.shape[:-1] if n is None else (*hidden.shape[:-1], draws)
+        if not return_log_prob:
+            return classes.view(shape)
+        if log_prob is None:
+            log_prob = self.candidate_rows(rows, classes, temperature)
+        return classes.view(shape), log_prob.view(shape)
+
+    def sample_rows(
+        self, hidden: Tensor, n: int, temperature: float, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Classes [N, n] and their log-probabilities [N, n], or None if those are
+        :meth:`candidate_rows`: hidden [N, F], from :meth:`encode`."""
+        if not len(hidden):
+            shape = (0, n)
+            return hidden.new_empty(shape, dtype=torch.int64), hidden.new_empty(shape)
+        log_prob = tempered(self.class_log_prob(hidden), temperature)
+        classes = torch.multinomial(log_prob.exp(), n, replacement=True, generator=generator)
+        return classes, log_prob.gather(1, classes)
+
+    def candidate_log_prob(
+        self,
+        hidden: Tensor,
+        candidates: Tensor,
+        *,
+        temperature: float = 1.0,
+        ignore_index: int | None = None,
+    ) -> Tensor:
+        """Log-probabilities of K classes of each row. Differentiable.
+
+        For distillation from the top k of a teacher, losses over several labels, scoring of
+        candidates and verification of drafts. Trees score the root once for each row. Without
+        gradients on the CPU they look up candidates that share paths, so that every node is scored
+        once; otherwise they score the groups of all candidates together, or all classes where that
+        is less work. Other heads compute all classes, in chunks of rows.
+
+        Args:
+            hidden: context vectors, [..., D].
+            candidates: classes, int64 or uint8 [..., K], in [0, V) or ``ignore_index``, which has
+                log-probability 0 and no gradient. Other values as in :meth:`forward`.
+            temperature: of the distribution that :meth:`sample` draws from.
+            ignore_index: candidate to ignore; None: the ``ignore_index`` of the head. With -1 every
+                class has its log-probability, also where the head ignores a class.
+
+        Returns:
+            Log-probabilities, [..., K], in nats.
+
+        Raises:
+            ValueError: for a wrong shape or dtype, ``temperature`` out of range, and on the CPU for
+                a candidate out of range.
+
+        Example:
+            >>> import torch, hstree
+            >>> head = hstree.TreeEnsemble.from_counts(8, range(2000, 0, -1))
+            >>> head.candidate_log_prob(torch.randn(5, 8), torch.randint(2000, (5, 64))).shape
+            torch.Size([5, 64])
+        """
+        check_tensor("hidden", hidden)
+        candidates = check_classes("candidates", candidates)
+        if candidates.shape[:-1] != hidden.shape[:-1] or not candidates.ndim:
+            raise ValueError(
+                f"candidates: expected shape {[*hidden.shape[:-1], 'K']} for hidden of shape "
+                f"{list(hidden.shape)}, got {list(candidates.shape)}"
+            )
+        ignored = self.ignore_index if ignore_index is None else ignore_index
+        marked = mark_targets(candidates, self.n_classes, ignored, name="candidates").reshape(
+            hidden.shape[:-1].numel(), candidates.shape[-1]
+        )
+        temperature = check_temperature(temperature)
+        log_prob = self.candidate_rows(self._queried(hidden), marked, temperature)
+        return log_prob.view(candidates.shape)
+
+    def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
+        """Log-probabilities [N, K]: hidden [N, F], from :meth:`encode`, and candidates [N, K] from
+        :func:`hstree.ops.mark_targets`."""
+
+        def chosen(hidden: Tensor, candidates: Tensor) -> Tensor:
+            log_prob = tempered(self.class_log_prob(hidden), temperature)
+            return log_prob.gather(1, candidates.clamp(0, self.n_classes - 1))
+
+        log_prob = in_row_chunks(chosen, self.n_classes, hidden, candidates)
+        return mask_candidates(log_prob, candidates, self.n_classes)
+
+    def _queried(self, hidden: Tensor) -> Tensor:
+        """:meth:`_encoded` of what the forward pre-hooks make of ``hidden``. They run in every
+        query as in a call of the head: pruning and weight norm compute the weights in them."""
+        if self._forward_pre_hooks:
+            # With a graph: a loss whose backward pass computes again reads these weights.
+            with torch.inference_mode(False), torch.enable_grad():
+                hidden = self._hooked(hidden)
+        return self._encoded(hidden)
+
+    def _hooked(self, hidden: Tensor) -> Tensor:
+        for key, hook in self._forward_pre_hooks.items():
+            if is_distributed_hook(hook):
+                continue
+            if key in self._forward_pre_hooks_with_kwargs:
+                result = hook(self, (hidden,), {})
+                result = result if result is None else result[0]
+            else:
+                result = hook(self, (hidden,))
+            if result is not None:
+                hidden = result[0] if isinstance(result, tuple) else result
+        return hidden
+
+    def _encoded(self, hidden: Tensor) -> Tensor:
+        check_tensor("hidden", hidden)
+        if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
+            raise ValueError(
+                f"hidden: expected shape [..., {self.in_features}], got {tuple(hidden.shape)}"
+            )
+        if not hidden.is_floating_point():
+            raise ValueError(f"hidden: expected a floating-point dtype, got {hidden.dtype}")
+        if isinstance(self, Tables):
+            self.place_tables(hidden.device)
+        if not autocasts(hidden.device):
+            parameter = next(self.parameters(), None)  # none: trees over a single class
+            hidden = hidden if parameter is None else hidden.to(parameter.dtype)
+        hidden = self.encode(hidden)
+        return hidden.reshape(-1, hidden.shape[-1])
+
+    # Its parameters, and its life
+
+    def parameter_groups(
+        self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False
+    ) -> list[dict[str, Any]]:
+        """Parameter groups for the optimizers of torch and :class:`hstree.optim.AdamW`.
+
+        Biases and all other one-dimensional parameters have no weight decay. Frozen parameters are
+        omitted, and so is a tied embedding, which belongs to the model.
+
+        Args:
+            lr: learning rate of the model. The head's learning rate is ``learning_rate_factor``
+                times that, except for the slopes of a PLIF: its ``slope_learning_rate``.
+            weight_decay: weight decay of the weights; 0 for SGD and Adagrad with row-sparse
+                gradients.
+            decay_biases: whether biases decay too, as in the training of published perplexities.
+                The parameters of a function of the logits do not, except for the slopes of a PLIF
+                with ``slope_decay``.
+
+        Returns:
+            Dicts of ``params``, ``lr`` and ``weight_decay``.
+
+        Raises:
+            ValueError: if ``lr`` is not positive and finite, or ``weight_decay`` is negative.
+
+        Example:
+            >>> import torch, hstree
+            >>> backbone, head = torch.nn.Linear(8, 16), hstree.Softmax(16, 100)
+            >>> groups = [{"params": backbone.parameters()}, *head.parameter_groups(lr=1e-3)]
+            >>> optimizer = torch.optim.AdamW(groups, lr=1e-3)
+            >>> [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+            [(0.001, 0.01), (0.008, 0.01), (0.008, 0.0)]
+        """
+        lr = check_number("lr", lr, positive=True) * self.learning_rate_factor
+        weight_decay = check_nonnegative("weight_decay", weight_decay)
+        apart = {id(parameter) for parameter in self._apart()}
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad and id(parameter) not in apart:
+                is_weight = parameter.dim() > 1 and not name.endswith("bias")
+                decay = weight_decay if is_weight or decay_biases else 0.0
+                groups.setdefault(decay, []).append(parameter)
+        return [{"params": p, "lr": lr, "weight_decay": decay} for decay, p in groups.items()]
+
+    def _apart(self) -> Iterable[Tensor]:
+        """Parameters that are not in the head's own groups."""
+        return ()
+
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        """Parameters with row-sparse gradients (``torch.sparse_coo``) in training."""
+        return []
+
+    def register_constant(self, name: str, value: Tensor | None) -> None:
+        """Register a buffer whose value comes from an argument of the constructor. It is saved with
+        the head, and :meth:`reset_parameters` restores it."""
+        if value is not None:
+            self._constants[name] = value.detach().cpu().clone()
+            value = value.to(torch.get_default_device())
+        self.register_buffer(name, value)
+
+    def reset_parameters(self) -> None:
+        """Reset the whole state to what the constructor sets; random values are drawn again.
+
+        Call it after ``to_empty`` on a head that was made on the meta device. Sharded parameters
+        (DTensor) are reset too. A tied embedding is not changed. A loaded head is reset without
+        the class frequencies it was built with, because they are not saved.
+
+        Example:
+            >>> import torch, hstree
+            >>> with torch.device("meta"):
+            ...     head = hstree.Softmax(400, 10000)
+            >>> _ = head.to_empty(device="cpu")  # or "cuda"
+            >>> head.reset_parameters()
+            >>> head.bias.abs().max()
+            tensor(0., grad_fn=<MaxBackward1>)
+        """
+        for name, value in self._constants.items():
+            fill(self.get_buffer(name), value)
 
     def resized(
         self,
@@ -376,6 +674,38 @@ class Head(Inference, HeadParameters, Resettable, ABC):
             f"resized: {type(self).__name__} does not say what its classes are; implement "
             "resize_classes"
         )
+
+    def config(self) -> dict[str, Any]:
+        """Arguments of :meth:`from_config`, serializable as JSON; ``label_smoothing`` and
+        ``z_loss`` only if they are not 0."""
+        config = {
+            "in_features": self.in_features,
+            "n_classes": self.n_classes,
+            "ignore_index": self.ignore_index,
+            "reduction": self.reduction,
+            "learning_rate_factor": self.learning_rate_factor,
+        }
+        return config | self._set_options()
+
+    def _set_options(self) -> dict[str, float]:
+        options = {"label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
+        return {name: value for name, value in options.items() if value}
+
+    @classmethod
+    @abstractmethod
+    def from_config(
+        cls,
+        config: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        embedding: HasWeight | None = None,
+    ) -> Self:
+        """A head into which ``load_state_dict(tensors)`` loads the state.
+
+        Args:
+            config: result of :meth:`config`.
+            tensors: state dict of the saved head.
+            embedding: embedding to which a tied head is tied; None: the head gets its own weight.
+        """
 
     def save(self, path: str | os.PathLike[str], *, embedding: HasWeight | None = None) -> None:
         """Write the head to one safetensors file, with its configuration in the metadata.

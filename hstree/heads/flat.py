@@ -6,28 +6,22 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._autocast import no_autocast
 from hstree._checks import check_bool
-from hstree._dtypes import at_least_float32, sum_dtype
-from hstree._products import linear_scores
+from hstree._numerics import at_least_float32, linear_scores, no_autocast, sum_dtype
 from hstree.heads import functions
 from hstree.heads.base import Head
-from hstree.heads.buffers import adopt_tables, fill
 from hstree.heads.functions import Function
 from hstree.heads.resizing import ClassChange
+from hstree.heads.tables import adopt_tables, fill
 from hstree.heads.tying import HasWeight, weight_to_tie
-from hstree.heads.unigram import smoothed_frequencies
 from hstree.ops import LogitFunction, mixture_log_prob
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from hstree.lm.data.statistics import CorpusStatistics
 
 
 class FlatHead(Head):
@@ -41,10 +35,9 @@ class FlatHead(Head):
         n_classes: number of classes, V.
         bias: whether there is a bias b.
         embedding: embedding to tie to: its weight [V, E] is used as W.
-        frequencies: class counts [V]. The bias starts so that W = 0 gives the unigram distribution;
-            None: it starts at 0.
-        bias_start: ``"unigram"``; or ``"zero"``: the bias starts at 0 whatever the frequencies are,
-            as in published code.
+        bias_start: ``"unigram"``: the bias starts so that W = 0 gives the distribution of the
+            ``frequencies``, or at 0 without them. ``"zero"``: it starts at 0 whatever they are, as
+            in published code.
         function: increasing function f; None: the identity. See ``hstree.heads.functions``.
         weight_features: size of an encoding, E; None: D.
         **options: further arguments of :class:`Head`.
@@ -68,7 +61,6 @@ class FlatHead(Head):
         *,
         bias: bool = True,
         embedding: HasWeight | None = None,
-        frequencies: npt.ArrayLike | None = None,
         bias_start: str = "unigram",
         function: Function | None = None,
         weight_features: int | None = None,
@@ -83,9 +75,6 @@ class FlatHead(Head):
             self.weight = nn.Parameter(torch.empty(n_classes, features))
         self.bias = nn.Parameter(torch.empty(n_classes)) if check_bool("bias", bias) else None
         self.function = functions.Identity() if function is None else function
-        self.frequencies = None
-        if frequencies is not None:
-            self.frequencies = smoothed_frequencies(frequencies, n_classes)
         if bias_start not in ("unigram", "zero"):
             raise ValueError(f"bias_start: expected 'unigram' or 'zero', got {bias_start!r}")
         self.bias_start = bias_start
@@ -206,10 +195,6 @@ class FlatHead(Head):
             if start is not None:
                 rows[change.old :] = start
             self.bias = change.parameter(rows, bias)
-        if self.frequencies is not None or change.frequencies is not None:
-            known = self.frequencies
-            known = np.ones(change.old) if known is None else known
-            self.frequencies = change.counts(known)
 
     def parameter_groups(
         self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False
@@ -245,40 +230,3 @@ class FlatHead(Head):
         )
         adopt_tables(head, tensors)
         return head
-
-    @classmethod
-    def from_corpus(
-        cls,
-        in_features: int,
-        n_classes: int,
-        statistics: CorpusStatistics,
-        *,
-        embedding: nn.Embedding | None = None,
-        seed: int = 0,
-        tied: bool = False,
-        **options: Any,
-    ) -> Self:
-        """A head whose bias starts at the unigram distribution of the corpus, or at 0 with
-        ``bias_start="zero"``.
-
-        Args:
-            in_features: number of input features, D.
-            n_classes: number of classes, V.
-            statistics: class frequencies of the corpus.
-            embedding: the model's input embedding.
-            seed: not used.
-            tied: whether to tie the weight to ``embedding``.
-            **options: further arguments of the head.
-
-        Raises:
-            ValueError: if ``tied`` is set without an embedding.
-        """
-        if tied and embedding is None:
-            raise ValueError("tied: expected an embedding to tie to, got None")
-        return cls(
-            in_features,
-            n_classes,
-            embedding=embedding if tied else None,
-            frequencies=statistics.frequencies,
-            **options,
-        )

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative, check_number
-from hstree.heads.buffers import fill
+from hstree.heads.tables import fill
 from hstree.ops import LogitFunction, sigmoid_sums
 
 MOST_INTERVALS = 2**24

@@ -1,4 +1,4 @@
-"""Class weights, and sums over all classes in chunks of rows."""
+"""Class weights, chunks of rows, and what becomes of the log-probabilities of rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hstree._transforms import is_transformed
+from hstree._numerics import is_transformed
 from hstree.ops import default_chunk_rows
 
 
@@ -40,12 +40,6 @@ def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
     return weight
 
 
-def mean_of(total: Tensor, weight: Tensor) -> Tensor:
-    """total / weight, []; NaN for a weight of 0, as in torch, but with a gradient of 0."""
-    nothing = weight == 0
-    return (total / weight.masked_fill(nothing, 1.0)).masked_fill(nothing, torch.nan)
-
-
 def in_row_chunks(function: Callable[..., Tensor], columns: int, *tensors: Tensor) -> Tensor:
     """``function(*tensors)`` [N] of tensors [N, ...], in chunks of rows with ``columns`` numbers in
     each row. The backward pass computes each chunk again. Not chunked under torch.func, which has
@@ -63,3 +57,17 @@ def split_rows(columns: int, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
         return [tensors]
     size = default_chunk_rows(tensors[0], columns)
     return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
+
+
+def mask_candidates(log_prob: Tensor, candidates: Tensor, n_classes: int) -> Tensor:
+    """The log-probabilities with 0 for candidates -1 and NaN for V."""
+    log_prob = log_prob.masked_fill(candidates == -1, 0.0)
+    return log_prob.masked_fill(candidates == n_classes, torch.nan)
+
+
+def tempered(log_prob: Tensor, temperature: float) -> Tensor:
+    """Logarithms [..., V] of p^(1 / temperature), normalized."""
+    if temperature == 1.0:
+        return log_prob
+    most = log_prob.amax(-1, keepdim=True)
+    return ((log_prob - most) / temperature).log_softmax(-1)

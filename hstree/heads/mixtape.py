@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_order
-from hstree._dtypes import at_least_float32
-from hstree._products import linear_scores
+from hstree._numerics import at_least_float32, linear_scores
 from hstree.heads.base import Head
-from hstree.heads.buffers import SavedTables
 from hstree.heads.flat import FlatHead
 from hstree.heads.losses import in_row_chunks
 from hstree.heads.mixture import ZeroBiasLinear
 from hstree.heads.resizing import ClassChange
+from hstree.heads.tables import Tables
 from hstree.ops import target_log_softmax
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from hstree.lm.data.statistics import CorpusStatistics
 
 COMPONENTS, GATES = 4, 3
 
 
-class Mixtape(SavedTables, FlatHead):
+class Mixtape(Tables, FlatHead):
     r"""P(y | h) = softmax(l)[y], l_x = sum_k pi_{x,k} w_x . tanh(U_k h + a_k) + b_x, K = 4.
 
     The priors of a class come from three sigmoids, g_j = sigmoid(v_x . tanh(Q_j h + q_j) + u_j . h
@@ -43,11 +36,12 @@ class Mixtape(SavedTables, FlatHead):
         n_classes: number of classes, V.
         own_gates: number of classes with their own gates, the first ones of ``order``; None:
             V / 10, rounded up.
-        order: classes from the most to the least frequent, int64 [V]; default 0, 1, 2, ...
+        order: classes from the most to the least frequent, int64 [V]; None: by ``frequencies``, or
+            0, 1, 2, ... without them.
         gate_features: size of tanh(Q_j h).
         latent_features: size of tanh(U_k h), E; None: the size of ``embedding``, or D.
-        **options: ``bias``, ``embedding``, ``frequencies`` and ``bias_start`` of
-            :class:`FlatHead`, and the arguments of :class:`Head`.
+        **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
+            arguments of :class:`Head`.
 
     Raises:
         ValueError: for ``own_gates`` outside [0, V], an ``order`` that is not a permutation, or a
@@ -96,7 +90,7 @@ class Mixtape(SavedTables, FlatHead):
         own_gates = check_int("own_gates", own_gates, 0)
         if own_gates > n_classes:
             raise ValueError(f"own_gates: expected 0 to {n_classes} (n_classes), got {own_gates}")
-        order = check_order(order, n_classes)
+        order = check_order(order, n_classes, self.frequencies)
         self.own_gates = own_gates
         self.gate_features = check_int("gate_features", gate_features)
         self.latent_features = features
@@ -195,21 +189,6 @@ class Mixtape(SavedTables, FlatHead):
             "gate_features": self.gate_features,
             "latent_features": self.latent_features,
         }
-
-    @classmethod
-    def from_corpus(
-        cls,
-        in_features: int,
-        n_classes: int,
-        statistics: CorpusStatistics,
-        **options: Any,
-    ) -> Self:
-        """A Mixtape whose most frequent classes in the corpus have their own gates; arguments of
-        :meth:`FlatHead.from_corpus`."""
-        order = np.argsort(-statistics.frequencies, kind="stable")
-        return super().from_corpus(
-            in_features, n_classes, statistics, order=torch.from_numpy(order), **options
-        )
 
 
 def _mix(part: Tensor, g1: Tensor, g2: Tensor, g3: Tensor) -> Tensor:

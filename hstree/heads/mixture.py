@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_nonnegative, check_probability, check_sequence
-from hstree._dtypes import at_least_float32, input_dtype
-from hstree._sums import log_add_exp
+from hstree._numerics import at_least_float32, input_dtype, log_add_exp
 from hstree.heads.base import HeadOutput
 from hstree.heads.flat import FlatHead
 from hstree.heads.functions import build_function
@@ -40,8 +39,8 @@ class _Mixture(FlatHead):
         function: name of the function f of every component; see
             ``hstree.heads.functions.build_function``.
         function_options: arguments of f.
-        **options: ``bias``, ``embedding``, ``frequencies`` and ``bias_start`` of
-            :class:`FlatHead`, and the arguments of :class:`Head`.
+        **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
+            arguments of :class:`Head`.
     """
 
     _latent_layer: ClassVar[type[nn.Linear]] = nn.Linear
@@ -156,9 +155,8 @@ class MixtureOfSoftmaxes(_SoftmaxMixture):
         in_features: number of input features, D.
         n_classes: number of classes, V.
         components: number of components, K.
-        **options: arguments of the latent vectors, below; ``bias``, ``embedding``,
-            ``frequencies`` and ``bias_start`` of :class:`FlatHead`; and the arguments of
-            :class:`Head`.
+        **options: arguments of the latent vectors, below; ``bias``, ``embedding`` and
+            ``bias_start`` of :class:`FlatHead`; and the arguments of :class:`Head`.
 
             - ``latent_features``: size of tanh(U_k h), E; None: the size of ``embedding``, or D.
             - ``latent_dropout``: probability of dropping an element of tanh(U_k h); the same

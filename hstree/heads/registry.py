@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
@@ -25,7 +27,7 @@ from hstree.heads.mixture import (
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
 from hstree.heads.trees import TreeEnsemble
-from hstree.heads.tying import HasWeight, tied_names
+from hstree.heads.tying import HasWeight, TyingError, tied_names
 
 _HEADS: dict[str, type[Head]] = {}
 
@@ -108,6 +110,67 @@ def head_class(name: str) -> type[Head]:
     return _HEADS[name]
 
 
+def build_head(
+    name: str,
+    in_features: int,
+    n_classes: int,
+    *,
+    frequencies: npt.ArrayLike | None = None,
+    tokens: npt.ArrayLike = (),
+    embedding: HasWeight | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Head:
+    """A head for a training text, by name.
+
+    Args:
+        name: one of :func:`head_names`.
+        in_features: number of input features, D.
+        n_classes: number of classes, V.
+        frequencies: class counts [V] of the text.
+        tokens: classes of the text in order, from which ``"trees"`` builds clustered trees; see
+            :meth:`TreeEnsemble.from_tokens`.
+        embedding: module to whose weight the head is tied; None: none.
+        seed: seed of trees and feature subsets. Parameters are drawn from torch's generator.
+        **options: further arguments of the head, or of :meth:`TreeEnsemble.from_tokens`.
+
+    Raises:
+        ValueError: for an unknown name, or a value that the head rejects.
+        TypeError: for options that the head does not have.
+
+    Example:
+        >>> import hstree
+        >>> counts = range(5000, 0, -1)
+        >>> head = hstree.heads.build_head("sampled", 16, 5000, frequencies=counts, negatives=64)
+        >>> type(head).__name__, head.negatives
+        ('SampledSoftmax', 64)
+    """
+    head = head_class(name)
+    if embedding is not None:
+        options["embedding"] = embedding
+    if issubclass(head, TreeEnsemble):
+        options = {"frequencies": frequencies, "seed": seed} | options
+        return head.from_tokens(in_features, n_classes, tokens, **options)
+    return head(in_features, n_classes, frequencies=frequencies, **options)
+
+
+def head_options(name: str) -> set[str]:
+    """Names of the options that :func:`build_head` takes for a head.
+
+    Args:
+        name: one of :func:`head_names`.
+
+    Example:
+        >>> import hstree
+        >>> "negatives" in hstree.heads.head_options("sampled")
+        True
+    """
+    head = head_class(name)
+    make = head.from_tokens if issubclass(head, TreeEnsemble) else head
+    parameters = inspect.signature(make).parameters.values()
+    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
 def load_head(path: str | os.PathLike[str], *, embedding: HasWeight | None = None) -> Head:
     """Read a head that :meth:`Head.save` wrote, on the CPU.
 
@@ -144,9 +207,10 @@ def load_head(path: str | os.PathLike[str], *, embedding: HasWeight | None = Non
         )
     try:
         head = _built(path, json.loads(metadata[METADATA_KEY]), tensors, embedding)
+    except TyingError:
+        raise
     except Exception as error:  # whatever a damaged file leads to
-        tying = isinstance(error, ValueError) and str(error).startswith("embedding:")
-        if tying or ran_out(error):
+        if ran_out(error):
             raise
         raise ValueError(
             f"path: expected a saved head, got {os.fspath(path)}, which is damaged or from another "
@@ -165,7 +229,7 @@ def _built(
     the tensors."""
     tied = saved["config"].get("tied", False)
     if embedding is not None and not tied:
-        raise ValueError(f"embedding: expected None, since {os.fspath(path)} holds no tied head")
+        raise TyingError(f"embedding: expected None, since {os.fspath(path)} holds no tied head")
     _check_sizes(path, saved["config"], tensors, embedding)
     with torch.device("meta"):
         head = head_class(saved["name"]).from_config(saved["config"], tensors, embedding)
@@ -202,8 +266,8 @@ def _check_sizes(
             )
 
 
-def _no_embedding(path: str | os.PathLike[str]) -> ValueError:
-    return ValueError(
+def _no_embedding(path: str | os.PathLike[str]) -> TyingError:
+    return TyingError(
         f"embedding: expected the module to whose weight the head in {os.fspath(path)} is tied, "
         "because the file was written without this weight, got None"
     )

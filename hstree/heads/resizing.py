@@ -12,10 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from hstree._checks import check_int
-from hstree.heads.buffers import Resettable, Tables
+from hstree._checks import check_int, smoothed_frequencies
+from hstree.heads.tables import Tables
 from hstree.heads.tying import HasWeight
-from hstree.heads.unigram import smoothed_frequencies
 
 if TYPE_CHECKING:
     from hstree.heads.base import Head
@@ -65,10 +64,10 @@ class ClassChange:
         mean = known.masked_fill(~known.isfinite(), torch.nan).nanmean(0).nan_to_num()
         return torch.cat([kept, mean.to(values.dtype).expand(self.added, *values.shape[1:])])
 
-    def counts(self, known: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def counts(self, known: npt.NDArray[np.float64] | None) -> npt.NDArray[np.float64] | None:
         """The given frequencies, or the known ones [old] with their geometric mean for the new
-        classes."""
-        if self.frequencies is not None:
+        classes, or None."""
+        if self.frequencies is not None or known is None:
             return self.frequencies
         mean = np.exp(np.log(known).mean())
         return np.append(known[: self.kept], np.full(self.added, mean))
@@ -122,6 +121,7 @@ def resized(head: _Head, change: ClassChange) -> _Head:
     """See :meth:`hstree.heads.Head.resized`. The tensors whose shapes change are not copied."""
     shared = {id(tensor): tensor for tensor in chain(head.parameters(), head.buffers())}
     made = copy.deepcopy(head, dict(shared))
+    made.frequencies = change.counts(made.frequencies)
     made.resize_classes(change)
     made.n_classes = change.new
     if made.class_weight is not None:
@@ -138,7 +138,7 @@ def resized(head: _Head, change: ClassChange) -> _Head:
     return made
 
 
-def _set_constant(module: Resettable, name: str, value: Tensor) -> None:
+def _set_constant(module: Head, name: str, value: Tensor) -> None:
     """Replace a constant by one of another shape, on the same device."""
     device = module.get_buffer(name).device
     module.register_constant(name, value)

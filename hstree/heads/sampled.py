@@ -12,12 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
-from hstree._dtypes import at_least_float32
-from hstree._products import linear_scores
-from hstree._sums import log_sum_exp
-from hstree.heads.buffers import SavedTables
+from hstree._numerics import at_least_float32, linear_scores, log_sum_exp
 from hstree.heads.flat import FlatHead
 from hstree.heads.resizing import ClassChange
+from hstree.heads.tables import Tables
 from hstree.heads.tying import HasWeight
 from hstree.ops._rows import with_rows
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 DISTRIBUTIONS = ("unigram", "log-uniform", "uniform")
 
 
-class SampledSoftmax(SavedTables, FlatHead):
+class SampledSoftmax(Tables, FlatHead):
     r"""The softmax of W h + b, trained by sampled softmax and evaluated exactly.
 
     In evaluation mode (``head.eval()``) it is :class:`Softmax`. In training mode ``forward`` draws
@@ -76,7 +74,6 @@ class SampledSoftmax(SavedTables, FlatHead):
             and negatives only, for :class:`hstree.optim.AdamW`. Does not compile.
             In float16 on a CPU torch cannot add two of them: there, call zero_grad() before every
             backward pass.
-        frequencies: class counts [V]. The bias starts at the unigram distribution; None: at 0.
         **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
             arguments of :class:`Head`. Label smoothing and z-loss take the estimate of Z.
 
@@ -112,10 +109,9 @@ class SampledSoftmax(SavedTables, FlatHead):
         distribution: str = "unigram",
         alpha: float = 0.75,
         sparse: bool = False,
-        frequencies: npt.ArrayLike | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(in_features, n_classes, frequencies=frequencies, **options)
+        super().__init__(in_features, n_classes, **options)
         self.negatives = check_int("negatives", negatives)
         self.distribution = check_choice("distribution", distribution, DISTRIBUTIONS)
         self.alpha = check_nonnegative("alpha", alpha)

@@ -19,8 +19,8 @@ class Softmax(FlatHead):
     Args:
         in_features: number of input features, D.
         n_classes: number of classes, V.
-        **options: ``bias``, ``embedding``, ``frequencies`` and ``bias_start`` of
-            :class:`FlatHead`, and the arguments of :class:`Head`.
+        **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
+            arguments of :class:`Head`.
 
     Example:
         >>> import torch, hstree

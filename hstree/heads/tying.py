@@ -7,6 +7,10 @@ from typing import Protocol
 from torch import Tensor, nn
 
 
+class TyingError(ValueError):
+    """A head cannot be tied to an embedding. Its message begins with ``embedding:``."""
+
+
 class HasWeight(Protocol):
     """A module whose weight [V, D] a head can read as its own, such as :class:`torch.nn.Embedding`,
     :class:`torch.nn.Linear` and :class:`hstree.Softmax`."""
@@ -23,12 +27,12 @@ def weight_to_tie(embedding: HasWeight, n_classes: int, in_features: int) -> Ten
     """
     weight, expected = getattr(embedding, "weight", None), (n_classes, in_features)
     if not isinstance(weight, Tensor):
-        raise ValueError(
+        raise TyingError(
             f"embedding: expected a module with a weight {expected} to tie to, got "
             f"{type(embedding).__name__}"
         )
     if tuple(weight.shape) != expected:
-        raise ValueError(
+        raise TyingError(
             f"embedding: expected a weight of shape {expected} to tie to, got {tuple(weight.shape)}"
         )
     return weight
@@ -43,7 +47,7 @@ def tied_names(head: nn.Module, embedding: HasWeight) -> list[str]:
     weight = embedding.weight
     names = [name for name, parameter in head.named_parameters() if parameter is weight]
     if not names:
-        raise ValueError(
+        raise TyingError(
             "embedding: expected the module to whose weight the head is tied, got a "
             f"{type(embedding).__name__} with another weight"
         )

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hstree._dtypes import dtype_name
 from hstree._files import Content
+from hstree._numerics import dtype_name
 from hstree.lm._pictures import picture
 from hstree.lm.table import Table, csv_text, markdown
 

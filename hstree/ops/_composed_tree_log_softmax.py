@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree._sums import log_add_exp
+from hstree._numerics import log_add_exp
 from hstree.ops._autograd import recording
 from hstree.trees import MAX_DEPTH
 

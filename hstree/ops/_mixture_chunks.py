@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hstree._dtypes import sum_dtype
-from hstree._products import blocks, is_cast
+from hstree._numerics import blocks, is_cast, sum_dtype
 from hstree.ops.logit_function import LogitFunction
 
 

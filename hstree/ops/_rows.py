@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree._transforms import is_transformed
+from hstree._numerics import is_transformed
 
 
 def sparse_gradient(

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree._autocast import autocasts
-from hstree._dtypes import sum_dtype
-from hstree._transforms import is_transformed
+from hstree._numerics import autocasts, is_transformed, sum_dtype
 from hstree.ops._autograd import (
     define,
     fold,

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree._autocast import autocasts
-from hstree._dtypes import sum_dtype
-from hstree._products import linear_scores
-from hstree._sums import log_sum_exp
-from hstree._transforms import is_batched, is_transformed
+from hstree._numerics import (
+    autocasts,
+    is_batched,
+    is_transformed,
+    linear_scores,
+    log_sum_exp,
+    sum_dtype,
+)
 from hstree.ops._autograd import (
     by_rows,
     define,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree._dtypes import sum_dtype
+from hstree._numerics import sum_dtype
 from hstree.ops._autograd import no_second_derivative, one_by_one, register_autograd
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree._dtypes import sum_dtype
+from hstree._numerics import sum_dtype
 from hstree.ops._autograd import define, register_autograd
 from hstree.ops.piecewise import piecewise
 

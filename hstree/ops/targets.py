@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hstree._checks import check_classes, check_ignore_index
-from hstree._transforms import is_transformed
+from hstree._numerics import is_transformed
 
 
 def mark_targets(

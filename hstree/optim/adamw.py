@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from hstree._dtypes import sum_dtype
+from hstree._numerics import sum_dtype
 from hstree.ops import sparse_adam_
 from hstree.optim.rows import summed_rows
 

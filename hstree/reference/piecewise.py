@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hstree._dtypes import sum_dtype
+from hstree._numerics import sum_dtype
 
 
 def piecewise_reference(input: Tensor, table: Tensor, radius: float) -> Tensor:

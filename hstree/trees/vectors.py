@@ -12,7 +12,26 @@ from hstree.trees.tables import MAX_CLASSES
 
 Context = Literal["left", "window", "both"]
 
+_PIECE = 1 << 20
 _DENSE_CLASSES = 300  # up to this many classes the SVD is dense
+
+
+def count_classes(tokens: npt.ArrayLike, n_classes: int) -> npt.NDArray[np.int64]:
+    """int64 [V], occurrences of each class among tokens [...] in [0, n_classes). Works in pieces,
+    so that a memory map of any size needs little memory. Raises TypeError for tokens that are not
+    integers, ValueError for one out of range."""
+    ids = np.asarray(tokens).reshape(-1)
+    if len(ids) and ids.dtype.kind not in "iu":
+        raise TypeError(f"tokens: expected integers, got dtype {ids.dtype}")
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < n_classes:
+        raise ValueError(
+            f"tokens: expected ids in [0, {n_classes}), got [{ids.min()}, {ids.max()}]"
+        )
+    counts = np.zeros(n_classes, np.int64)
+    for start in range(0, len(ids), _PIECE):
+        piece = ids[start : start + _PIECE].astype(np.int64)
+        counts += np.bincount(piece, minlength=n_classes)
+    return counts
 
 
 def word_vectors(

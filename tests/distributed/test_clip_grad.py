@@ -41,7 +41,7 @@ def not_finite() -> str:
     made = by_trees()
     made(*next(batches()))["loss"].backward()
     if dist.get_rank() == 1:
-        gradient = made.head.root_weight.grad
+        gradient = made.head.nodes.root_weight.grad
         gradient[0, 0, 0] = math.nan
     before = full(made.linear.weight.grad)
     with pytest.raises(RuntimeError, match="error_if_nonfinite") as error:
@@ -79,7 +79,7 @@ def test_sharded_trees(two: Found) -> None:
     for rank, found in enumerate(two):
         for mine, all_trees in zip(found["clip trees"], expected(4), strict=True):
             for name, value in mine.items():
-                wanted = all_trees[name.replace("whole_gate.", "")]
+                wanted = all_trees[name.replace("gate.whole.", "gate.")]
                 if name.startswith("head.") and "gate" not in name:
                     wanted = wanted[2 * rank : 2 * rank + 2, : value.shape[1]]
                 torch.testing.assert_close(value, wanted, rtol=0, atol=1e-12)

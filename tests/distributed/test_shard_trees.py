@@ -91,9 +91,9 @@ def values(head: TreeEnsemble) -> dict[str, Any]:
         for key, parameter in head.named_parameters():
             gradient = parameter.grad
             assert gradient is not None
-            found[f"{name} {key.removeprefix('whole_gate.')}"] = gradient.to_dense()
+            found[f"{name} {key.replace('gate.whole.', 'gate.')}"] = gradient.to_dense()
             if "weight" in key and name in ("loss", "output") and "gate" not in key:
-                assert gradient.is_sparse == (head.sparse and not key.startswith("root"))
+                assert gradient.is_sparse == (head.sparse and "root" not in key)
             parameter.grad = None
     return found
 
@@ -379,7 +379,7 @@ def equal_but_for_filling(found: dict[str, Tensor], alone: Model) -> None:
     trees = alone.head.layout.trees
     for name, value in found.items():
         if name.startswith("head.") and of_nodes(name):
-            kind = {"wide_": 1, "leaf_": 2, "root_": 3}.get(name[5:10], 0)
+            kind = {"binary": 0, "wide": 1, "leaf": 2, "root": 3}[name.split(".")[-1].split("_")[0]]
             for t, tree in enumerate(trees):
                 rows = len(tree.edge[kind])
                 torch.testing.assert_close(

@@ -116,9 +116,9 @@ def trees(head: Any, state: State, hidden: Array) -> Array:
     nested = [tree.to_nested() for tree in head.trees]
     forest = plant(nested, groups=leaves, wide_root=True)
     gate = np.zeros((len(hidden), head.n_trees))
-    if head.n_trees > 1 and head.gate == "constant":
+    if head.n_trees > 1 and head.gate.name == "constant":
         gate = gate + state["gate_logits"]
-    if head.n_trees > 1 and head.gate == "context":
+    if head.n_trees > 1 and head.gate.name == "context":
         gate = linear(state, "gate_linear", hidden)
     each = []
     for t, tree in enumerate(forest.trees):

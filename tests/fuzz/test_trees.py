@@ -304,7 +304,7 @@ def test_relearning(n_classes: int, n_trees: int, root: int, levels: int | None,
         for name, value in head.state_dict().items()
         if name in ("output_embedding", "gate_logits")
     }
-    bias, width = head.leaf_bias, head.trees[0].root_width
+    bias, width = head.nodes.leaf_bias, head.trees[0].root_width
     in_groups = [set(range(n_classes)) - root_classes(tree) for tree in head.trees]
     bias = None if bias is None else bias.detach().clone()
     counts = random.integers(0, 9, n_classes)

@@ -28,6 +28,8 @@ from hstree.heads import (
     Softmax,
     TreeEnsemble,
 )
+from hstree.heads.trees.layout import Layout
+from hstree.heads.trees.nodes import Block
 from hstree.trees import Tree, build_ensemble
 
 D, V = 10, 37
@@ -70,6 +72,11 @@ def _trees(n_trees: int, root: int, leaf: int, **options: Any) -> Callable[..., 
 def _leaves_tied(**more: Any) -> Head:
     built = trees("cluster", 2, 8, 4)
     return TreeEnsemble(D, V, built, node_vectors="leaves", embedding=embedding(), **more)
+
+
+def parts(head: TreeEnsemble, hidden: Tensor) -> tuple[list[Block], Layout, Tensor, Tensor]:
+    """What the functions of :mod:`hstree.heads.trees.queries` read first."""
+    return head.nodes(head.layout), head.layout, hidden, head.log_gate(hidden)
 
 
 Formula: TypeAlias = Callable[[Any, Tensor], Tensor]
@@ -276,20 +283,24 @@ def probabilities(head: TreeEnsemble, hidden: Tensor) -> Any:
     """P [N, V] in float64: every tree walked from its root, every node's vectors by definition."""
     h = _array(hidden)
     result = np.zeros((len(h), head.n_classes))
-    if head.n_trees == 1 or head.gate == "uniform":
+    if head.n_trees == 1 or head.gate.name == "uniform":
         gate = np.full((len(h), head.n_trees), 1 / head.n_trees)
-    elif head.gate == "constant":
-        gate = _softmax(_array(head.gate_logits))[None].repeat(len(h), 0)
+    elif head.gate.name == "constant":
+        gate = _softmax(_array(head.gate.logits))[None].repeat(len(h), 0)
     else:
-        gate = _softmax(h @ _array(head.gate_linear.weight).T + _array(head.gate_linear.bias))
-    blocks = ("", "wide_", "root_")
-    biases = [_array(getattr(head, f"{block}bias")) for block in blocks]
+        gate = _softmax(h @ _array(head.gate.linear.weight).T + _array(head.gate.linear.bias))
+    blocks = ("binary_", "wide_", "root_")
+    biases = [_array(getattr(head.nodes, f"{block}bias")) for block in blocks]
     leaves = head.node_vectors == "leaves"
     embedding = _array(head.output_embedding) if leaves else None
-    leaf_bias = _array(head.leaf_bias)
-    weights = [_array(getattr(head, f"{block}weight")) for block in blocks]
+    leaf_bias = _array(head.nodes.leaf_bias)
+    weights = [_array(getattr(head.nodes, f"{block}weight")) for block in blocks]
     for t, tree in enumerate(head.trees):
-        features = slice(None) if head.feature_index is None else head.feature_index[t].tolist()
+        features = (
+            slice(None)
+            if head.layout.feature_index is None
+            else head.layout.feature_index[t].tolist()
+        )
         x = h[:, features]
         used = [0, 0, 0]
 

@@ -8,7 +8,6 @@ import torch
 
 from heads.support import D, V, draw, draw_targets
 from hstree.heads import AdaptiveSoftmax
-from hstree.lm.data.statistics import CorpusStatistics
 
 
 @pytest.mark.parametrize("permuted", [False, True])
@@ -76,9 +75,8 @@ def test_bad_options(options: dict[str, Any], match: str) -> None:
         AdaptiveSoftmax(D, **options)
 
 
-def test_from_corpus_puts_frequent_classes_first() -> None:
+def test_frequent_classes_come_first() -> None:
     counts = np.arange(V)[::-1] % 5
-    statistics = CorpusStatistics(counts.astype(np.int64), np.zeros(0, np.int32))
-    head = AdaptiveSoftmax.from_corpus(D, V, statistics, cutoffs=(6,))
+    head = AdaptiveSoftmax(D, V, frequencies=counts, cutoffs=(6,))
     ranked = counts[head.order.numpy()]
     assert (np.diff(ranked) <= 0).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import scipy.stats
 import torch
@@ -18,9 +20,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from heads.support import FREQUENCIES, HEADS, PIECES, D, V, draw, draw_targets, make
-from hstree.heads import FlatHead, Head, Softmax, TreeEnsemble, head_class, head_names
+from hstree.heads import (
+    FlatHead,
+    Head,
+    Softmax,
+    build_head,
+    head_class,
+    head_names,
+    head_options,
+)
 from hstree.heads import load_head as load
-from hstree.lm.data.statistics import CorpusStatistics
 from hstree.lm.runs import TrainConfig
 
 every_head = pytest.mark.parametrize("kind", HEADS)
@@ -398,7 +407,7 @@ def test_parameter_groups(kind: str) -> None:
     """Every parameter once, tied and frozen ones excepted; weights alone decay. Learned slopes have
     a learning rate of their own, all others the factor."""
     head = make(kind, learning_rate_factor=3.0)
-    embedding = "output_embedding" if "trees" in kind else "weight"
+    embedding = "nodes.output_embedding" if "trees" in kind else "weight"
     tied = {embedding} if "tied" in kind else set()
     own = {n: p for n, p in head.named_parameters() if n not in tied and p.requires_grad}
     names = {id(p): name for name, p in own.items()}
@@ -435,7 +444,7 @@ def test_options_of_slopes(name: str, tmp_path: Path) -> None:
     else:
         texts = [f"{option}={json.dumps(value)}" for option, value in options.items()]
     config = TrainConfig(head=name, head_option=tuple(texts))
-    head: Any = head_class(name).from_corpus(D, V, statistics(), **config.head_options())
+    head: Any = build_head(name, D, V, frequencies=counts_of_text(), **config.head_options())
     head.save(tmp_path / "head")
     loaded: Any = load(tmp_path / "head")
     assert loaded.config() == head.config()
@@ -615,14 +624,17 @@ def test_learns(kind: str) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
-def statistics() -> CorpusStatistics:
+def text() -> npt.NDArray[np.int64]:
     random = np.random.default_rng(0)
-    tokens = random.choice(V, 3000, p=FREQUENCIES / FREQUENCIES.sum())
-    return CorpusStatistics.from_tokens(tokens.astype(np.int32), V)
+    return random.choice(V, 3000, p=FREQUENCIES / FREQUENCIES.sum())
+
+
+def counts_of_text() -> npt.NDArray[np.int64]:
+    return np.bincount(text(), minlength=V)
 
 
 @pytest.mark.parametrize("name", head_names())
-def test_from_corpus(name: str) -> None:
+def test_build_head(name: str) -> None:
     """A head of the right size, the same for the same seed."""
     options: dict[str, Any] = {
         "trees": {"root": 8, "n_trees": 2},
@@ -636,9 +648,9 @@ def test_from_corpus(name: str) -> None:
     heads = []
     for _ in range(2):
         torch.manual_seed(0)
-        heads.append(
-            head_class(name).from_corpus(D, V, statistics(), seed=3, reduction="sum", **options)
-        )
+        options |= {"seed": 3, "reduction": "sum"}
+        given = {"frequencies": counts_of_text(), "tokens": text()}
+        heads.append(build_head(name, D, V, **given, **options))
     assert (heads[0].in_features, heads[0].n_classes, heads[0].reduction) == (D, V, "sum")
     hidden = draw(4, D)
     assert torch.equal(heads[0].log_prob(hidden), heads[1].log_prob(hidden))
@@ -646,7 +658,7 @@ def test_from_corpus(name: str) -> None:
         with torch.no_grad():
             heads[0].weight.zero_()
     if name != "adaptive":  # the bias alone is the unigram distribution
-        counts = statistics().frequencies
+        counts = counts_of_text()
         counts = np.where(counts, counts, 0.5)
         log_prob = heads[0].log_prob(torch.zeros(1, D))[0].detach().numpy()
         np.testing.assert_allclose(np.exp(log_prob), counts / counts.sum(), rtol=1e-5)
@@ -664,7 +676,7 @@ def test_bias_start(name: str) -> None:
     for texts in ((), ("bias_start=unigram",), ("bias_start=zero",)):
         given = TrainConfig(head=name, head_option=texts).head_options()
         torch.manual_seed(0)
-        heads.append(head_class(name).from_corpus(D, V, statistics(), **options, **given))
+        heads.append(build_head(name, D, V, frequencies=counts_of_text(), **options, **given))
     default, unigram, zero = (head.state_dict() for head in heads)
     for key, value in default.items():
         assert torch.equal(unigram[key], value)
@@ -680,28 +692,31 @@ def test_bias_start(name: str) -> None:
         with pytest.raises(
             ValueError, match=f"bias_start: expected 'unigram' or 'zero', got {bad!r}"
         ):
-            head_class(name).from_corpus(D, V, statistics(), bias_start=bad, **options)
+            build_head(name, D, V, frequencies=counts_of_text(), bias_start=bad, **options)
 
 
-def test_from_corpus_tied() -> None:
+def test_build_head_tied() -> None:
     embedding = nn.Embedding(V, D)
-    head = Softmax.from_corpus(D, V, statistics(), embedding=embedding, tied=True)
-    assert head.weight is embedding.weight
-    assert (
-        Softmax.from_corpus(D, V, statistics(), embedding=embedding).weight is not embedding.weight
-    )
-    with pytest.raises(ValueError, match="tied: expected an embedding to tie to, got None"):
-        Softmax.from_corpus(D, V, statistics(), tied=True)
-    for name in ("gss", "mos", "moc", "mixtape"):
-        more = 0 if name == "gss" else 3  # the context vectors may be of another size
-        tied = head_class(name).from_corpus(
-            D + more, V, statistics(), embedding=embedding, tied=True
-        )
+    for name in ("softmax", "gss", "mos", "moc", "mixtape"):
+        more = 0 if name in ("softmax", "gss") else 3  # context vectors may have another size
+        tied: Any = build_head(name, D + more, V, frequencies=FREQUENCIES, embedding=embedding)
         assert tied.weight is embedding.weight
-    leaves = TreeEnsemble.from_corpus(D, V, statistics(), embedding=embedding, tied=True, root=4)
+        own: Any = build_head(name, D + more, V, frequencies=FREQUENCIES)
+        assert own.weight is not embedding.weight
+    leaves: Any = build_head("trees", D, V, tokens=text(), embedding=embedding, root=4)
     assert leaves.output_embedding is embedding.weight
-    with pytest.raises(ValueError, match="tied: expected an embedding to tie to, got None"):
-        TreeEnsemble.from_corpus(D, V, statistics(), tied=True, root=4)
+
+
+@pytest.mark.parametrize("name", head_names())
+def test_options_of_a_head(name: str) -> None:
+    """Those of its signature; for trees also what builds them."""
+    options = head_options(name)
+    assert {"frequencies", "label_smoothing"} <= options
+    assert set(inspect.signature(head_class(name)).parameters) - options <= {
+        "in_features", "n_classes", "trees"
+    }  # fmt: skip
+    assert ("embedding" in options) == (name != "adaptive")
+    assert ("n_trees" in options) == (name == "trees")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make
-from hstree import _products
+from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make, parts
+from hstree import _numerics
 from hstree.heads import Head, SampledSoftmax, TreeEnsemble
-from hstree.heads.trees import candidates as ways
+from hstree.heads.trees import queries as ways
 from hstree.ops import mixture_cross_entropy, monotone_cross_entropy
 
 LOW = [torch.bfloat16, torch.float16]
@@ -49,7 +49,7 @@ def test_sums_are_float32(
 ) -> None:
     """Output, loss and every query against float64, at scores of 30 and more; also with weights
     that are cast in many blocks."""
-    monkeypatch.setattr(_products, "BLOCK_NUMBERS", block)
+    monkeypatch.setattr(_numerics, "BLOCK_NUMBERS", block)
     head, truth = pair(kind, dtype)
     hidden, target = contexts(rows, dtype), draw_targets(rows)
     classes = torch.arange(V).expand(rows, -1)
@@ -90,13 +90,13 @@ def test_temperatures(
     head, truth = pair(kind, dtype)
     if way != "chosen":
         function = getattr(ways, f"{way}_candidates")
-        monkeypatch.setattr("hstree.heads.trees.head.choose_way", lambda *_: function)
+        monkeypatch.setattr("hstree.heads.trees.ensemble.choose_way", lambda *_: function)
     hidden, classes = contexts(4, dtype), torch.arange(V).expand(4, -1)
     recorded = way != "looked_up"
     with torch.set_grad_enabled(recorded):
         got = head.candidate_log_prob(hidden, classes, temperature=temperature)
     with torch.no_grad():
-        expected = ways.looked_up_candidates(truth, hidden.double(), classes, temperature)
+        expected = ways.looked_up_candidates(*parts(truth, hidden.double()), classes, temperature)
         largest = float(truth.log_prob(hidden.double()).abs().max())
     unit = max(1.0, largest / temperature)
     torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=5 * ROUNDINGS * unit)

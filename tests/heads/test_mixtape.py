@@ -23,8 +23,7 @@ from heads.support import (
     randomise,
 )
 from hstree.heads import Head, Mixtape, MixtureOfContexts, load_head
-from hstree.heads.buffers import EXTRA_STATE, saved_tables
-from hstree.lm.data.statistics import CorpusStatistics
+from hstree.heads.tables import EXTRA_STATE, saved_tables
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 
 
@@ -192,10 +191,9 @@ def test_initial_values(own_gates: int) -> None:
     check_unigram(head, counts)
 
 
-def test_from_corpus_gives_frequent_classes_gates() -> None:
+def test_frequent_classes_have_their_own_gates() -> None:
     counts = (np.arange(V) * 7 % 11).astype(np.int64)
-    statistics = CorpusStatistics(counts, np.zeros(0, np.int32))
-    head = Mixtape.from_corpus(D, V, statistics, own_gates=9)
+    head = Mixtape(D, V, frequencies=counts, own_gates=9)
     chosen = counts[head.own.numpy()]
     assert (np.diff(chosen) <= 0).all()
     rest = np.delete(counts, head.own.numpy())

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from heads.support import HEADS, D, V, draw, draw_targets, make
 from hstree.heads import Head, Mixtape, Softmax
-from hstree.heads.inference import QUERIES
+from hstree.heads.base import QUERIES
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 

@@ -21,8 +21,9 @@ OF_EVERY_HEAD = {
     "class_weight": None,
     "label_smoothing": 0.0,
     "z_loss": 0.0,
+    "frequencies": None,
 }
-OF_FLAT_HEADS = {"bias": True, "embedding": None, "frequencies": None, "bias_start": "unigram"}
+OF_FLAT_HEADS = {"bias": True, "embedding": None, "bias_start": "unigram"}
 LATENT = {
     "latent_features": None,
     "latent_dropout": 0.0,
@@ -64,7 +65,6 @@ OPTIONS["trees"] = {
     "gate": "uniform",
     "node_vectors": "free",
     "embedding": None,
-    "frequencies": None,
     "sparse": False,
     "seed": 0,
     **OF_EVERY_HEAD,
@@ -121,6 +121,18 @@ def test_help_names_the_options() -> None:
     assert "**options" not in text.partition("P(y | h)")[0]
     assert "label_smoothing: 'float' = 0.0" in text
     assert "frequencies: 'npt.ArrayLike | None' = None" in text
+
+
+@pytest.mark.parametrize(
+    ("builder", "given"),
+    [("from_counts", {"frequencies"}), ("from_tokens", set()), ("from_linear", {"embedding"})],
+)
+def test_builders_name_the_options_of_the_head(builder: str, given: set[str]) -> None:
+    found = set(inspect.signature(getattr(hstree.TreeEnsemble, builder)).parameters)
+    assert OPTIONS["trees"].keys() - given <= found
+    assert not given & found
+    assert {"n_trees", "root", "leaf", "levels"} <= found
+    assert "options" not in found
 
 
 def test_heads_of_users_have_the_options_of_their_base() -> None:

@@ -31,7 +31,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: TreeEnsemble.from_counts(D, COUNTS, num_trees=8), "take 'n_trees'"),
     (lambda: TreeEnsemble.from_counts(D, COUNTS, depth=2), "take 'levels'"),
     (lambda: TreeEnsemble.from_counts(D, COUNTS, frequencies=COUNTS), "from counts; leave"),
-    (lambda: TreeEnsemble.from_tokens(D, V, TOKENS, trees=8), "trees: from_corpus .* as n_trees"),
+    (lambda: TreeEnsemble.from_tokens(D, V, TOKENS, trees=8), "trees: from_tokens .* as n_trees"),
     (lambda: TreeEnsemble.from_tokens(D, V, TOKENS, n_tree=8), "take 'n_trees'"),
     (lambda: TreeEnsemble.from_linear(nn.Linear(D, V), 8), "trees: .*got a int.* n_trees"),  # type: ignore[arg-type]
     (lambda: TreeEnsemble.from_linear(nn.Linear(D, V), gates="context"), "mean 'gate'"),

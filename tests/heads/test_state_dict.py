@@ -30,7 +30,7 @@ from hstree.heads import (
     TreeEnsemble,
     load_head,
 )
-from hstree.heads.buffers import EXTRA_STATE
+from hstree.heads.tables import EXTRA_STATE
 from hstree.trees import build_ensemble
 
 every_head = pytest.mark.parametrize("kind", HEADS)
@@ -196,10 +196,11 @@ def test_the_state_of_other_tables_is_refused(case: str) -> None:
     state = head.state_dict()
     with pytest.raises((ValueError, RuntimeError)) as error:
         other.load_state_dict(state)
-    assert f"expected the tables of this {type(head).__name__}, got others" in str(error.value)
+    assert "expected the tables of this head, got others" in str(error.value)
     assert table in str(error.value)
     assert "Build the head with the arguments that it was saved with" in str(error.value)
-    del state[EXTRA_STATE]
+    (entry,) = (key for key in state if key.endswith(EXTRA_STATE))
+    del state[entry]
     with pytest.raises(RuntimeError, match=r"Missing key.*_extra_state"):
         copy.deepcopy(head).load_state_dict(state)
 
@@ -208,7 +209,7 @@ def test_the_state_of_other_tables_is_refused(case: str) -> None:
 def test_an_entry_without_tables_is_refused(state: Any) -> None:
     head = make("trees")
     with pytest.raises(ValueError, match="_extra_state: expected the tables of a head as bytes"):
-        head.load_state_dict(head.state_dict() | {EXTRA_STATE: state})
+        head.load_state_dict(head.state_dict() | {f"layout.{EXTRA_STATE}": state})
 
 
 @every_head

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heads.support import V, trees
+from heads.support import V, parts, trees
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hstree.heads import PLIF, Head, TreeEnsemble
-from hstree.heads.trees.search import candidate_classes, search_classes
+from hstree.heads.trees.queries import looked_up_candidates, search_classes
 from hstree.ops import feature_gather, piecewise, sparse_adam_
 
 D = 16
@@ -73,8 +73,8 @@ def recorded(rows: int) -> dict[str, Callable[[], Any]]:
             head.log_prob(x).sum().backward()
             with torch.no_grad():
                 if isinstance(head, TreeEnsemble):
-                    search_classes(head, hidden, 3, limited=False)
-                    candidate_classes(head, hidden, target[:, None])
+                    search_classes(*parts(head, hidden), 3, limited=False)
+                    looked_up_candidates(*parts(head, hidden), target[:, None])
                 head.sample(hidden)
         index = torch.tensor([[0, 3, 5]], dtype=torch.int32)
         feature_gather(hidden.clone().requires_grad_(), index).sum().backward()

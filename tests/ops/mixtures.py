@@ -73,7 +73,7 @@ def draw(
         drawn = torch.from_numpy(random.standard_normal(shape) * scale)
         return drawn.to(torch.bfloat16).to(torch.float16).double()
 
-    layout = Layout(trees, trees[0].n_classes, leaf_groups=leaves)
+    layout = Layout(trees, leaf_groups=leaves)
     n_binary, n_wide, n_leaves, width = layout.n_rows
     index, size = None, features
     if subset is not None:

@@ -102,8 +102,8 @@ def test_a_step_of_a_head_sorts_once(emulated: EmulatedLibrary, sparse: bool) ->
     """Forward and backward of the CUDA operators, for wide and binary nodes of the same trees."""
     trees = build_ensemble("random", 40, 3, root=4, leaf=3)
     head = TreeEnsemble(6, 40, trees, sparse=sparse)
-    assert head.weight is not None
-    assert head.wide_weight is not None
+    assert head.nodes.binary_weight is not None
+    assert head.nodes.wide_weight is not None
     hidden = torch.randn(20, 6, requires_grad=True)
     with emulated.on_cpu_tensors(), torch.profiler.profile() as profile:
         head(hidden, torch.arange(20)).loss.backward()

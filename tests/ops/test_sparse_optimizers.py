@@ -24,7 +24,7 @@ LogProb = Callable[..., Tensor]
 def path_op() -> tuple[LogProb, int]:
     """path_log_prob (input, weight, bias, target, sparse) of T binary trees, and rows of a tree."""
     trees = build_ensemble("huffman", V, T, 1.0 / np.arange(1, V + 1))
-    tables = Layout(trees, V)
+    tables = Layout(trees)
     rest = tables.path_offset, tables.path, tables.leaf_position
 
     def log_prob(*batch: Tensor, sparse: bool) -> Tensor:
@@ -36,7 +36,7 @@ def path_op() -> tuple[LogProb, int]:
 def wide_op() -> tuple[LogProb, int]:
     """wide_log_prob of the leaf groups of T trees, and rows of a tree."""
     trees = build_ensemble("huffman", V, T, 1.0 / np.arange(1, V + 1), leaf=8)
-    tables = Layout(trees, V)
+    tables = Layout(trees)
     rest = tables.wide_offset, tables.wide_path, tables.leaf_position
 
     def log_prob(*batch: Tensor, sparse: bool) -> Tensor:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from hstree.heads.trees.tree_layout import TreeLayout
+from hstree.heads.trees.layout import TreeLayout
 from hstree.ops import tree_log_softmax
 from hstree.ops._composed_tree_log_softmax import composed_backward, composed_log_prob
 from hstree.reference import tree_log_softmax_reference

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hstree.heads.trees.tree_layout import TreeLayout
+from hstree.heads.trees.layout import TreeLayout
 from hstree.ops import tree_topk
 from hstree.reference import tree_topk_reference
 from hstree.trees import build_ensemble

@@ -62,4 +62,4 @@ def test_biases_do_not_decay_whatever_their_shape(node_vectors: str) -> None:
         assert decay[id(parameter)] == (0.0 if name in names else 0.5)
     if node_vectors == "free":
         with pytest.raises(ValueError, match="Muon only supports 2D parameters"):
-            torch.optim.Muon([trees.root_weight])
+            torch.optim.Muon([trees.nodes.root_weight])

@@ -3,83 +3,70 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
 
-from hstree._dtypes import input_dtype, sum_dtype
-from hstree._products import is_low, linear_scores
-from hstree.heads.trees.state import EnsembleState
+from hstree._numerics import input_dtype, is_low, linear_scores, sum_dtype
 
 
-class Gate(ABC):
-    """Weights pi of T trees. The gate registers its parameters on the head itself: their names in
-    saved heads have no prefix."""
+class UniformGate(nn.Module):
+    """log pi [N, T] with pi_t = 1 / T: hidden [N, D]."""
 
-    @abstractmethod
-    def register(self, head: EnsembleState) -> None:
-        """Register the parameters of the gate on the head."""
+    name = "uniform"
 
-    @abstractmethod
-    def reset(self, head: EnsembleState) -> None:
-        """Set the parameters to their initial values, which give all trees the same weight."""
+    def __init__(self, in_features: int, n_trees: int) -> None:
+        super().__init__()
+        self.n_trees = n_trees
 
-    @abstractmethod
-    def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
-        """log pi [N, T]: hidden [N, D]."""
+    def reset(self) -> None:
+        """Give all trees the same weight. Not called ``reset_parameters``, so that callers that
+        reset every module leave the head's order of resets alone."""
 
-
-class UniformGate(Gate):
-    """pi_t = 1 / T."""
-
-    def register(self, head: EnsembleState) -> None:
-        pass
-
-    def reset(self, head: EnsembleState) -> None:
-        pass
-
-    def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
-        dtype = sum_dtype(hidden.dtype)
-        return hidden.new_full(
-            (hidden.shape[0], head.n_trees), -math.log(head.n_trees), dtype=dtype
-        )
+    def forward(self, hidden: Tensor) -> Tensor:
+        shape, value = (hidden.shape[0], self.n_trees), -math.log(self.n_trees)
+        return hidden.new_full(shape, value, dtype=sum_dtype(hidden.dtype))
 
 
-class ConstantGate(Gate):
+class ConstantGate(UniformGate):
     """pi = softmax(a) with a learned a [T]."""
 
-    def register(self, head: EnsembleState) -> None:
-        head.gate_logits = nn.Parameter(torch.zeros(head.n_trees))
+    name = "constant"
 
-    def reset(self, head: EnsembleState) -> None:
-        nn.init.zeros_(head.gate_logits)
+    def __init__(self, in_features: int, n_trees: int) -> None:
+        super().__init__(in_features, n_trees)
+        self.logits = nn.Parameter(torch.zeros(n_trees))
 
-    def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
-        logits = head.gate_logits.to(sum_dtype(hidden.dtype))
+    def reset(self) -> None:
+        nn.init.zeros_(self.logits)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits = self.logits.to(sum_dtype(hidden.dtype))
         return logits.log_softmax(0).expand(hidden.shape[0], -1)
 
 
-class ZeroLinear(nn.Linear):
+class _ZeroLinear(nn.Linear):
     """A linear layer that starts at zero, also after ``reset_parameters``."""
 
     def reset_parameters(self) -> None:
-        super().reset_parameters()  # draws the same random numbers as earlier versions
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
 
-class ContextGate(Gate):
+class ContextGate(UniformGate):
     """pi = softmax(G h + a) with learned G [T, D] and a [T]."""
 
-    def register(self, head: EnsembleState) -> None:
-        head.gate_linear = ZeroLinear(head.in_features, head.n_trees)
+    name = "context"
 
-    def reset(self, head: EnsembleState) -> None:
-        head.gate_linear.reset_parameters()
+    def __init__(self, in_features: int, n_trees: int) -> None:
+        super().__init__(in_features, n_trees)
+        self.linear = _ZeroLinear(in_features, n_trees)
 
-    def log_gate(self, head: EnsembleState, hidden: Tensor) -> Tensor:
-        linear, dtype = head.gate_linear, input_dtype(head.gate_linear)
+    def reset(self) -> None:
+        self.linear.reset_parameters()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        linear, dtype = self.linear, input_dtype(self.linear)
         hidden = hidden.to(dtype)
         if is_low(hidden):
             return linear_scores(hidden, linear.weight, linear.bias).log_softmax(1)
@@ -87,8 +74,6 @@ class ContextGate(Gate):
         return logits.to(sum_dtype(dtype)).log_softmax(1)
 
 
-GATES: dict[str, Gate] = {
-    "uniform": UniformGate(),
-    "constant": ConstantGate(),
-    "context": ContextGate(),
+GATES: dict[str, type[UniformGate]] = {
+    gate.name: gate for gate in (UniformGate, ConstantGate, ContextGate)
 }

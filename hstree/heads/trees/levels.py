@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree._dtypes import sum_dtype
-from hstree._products import linear_scores
-from hstree.heads.trees.blocks import BinaryBlock, LeafBlock, WideBlock
-from hstree.heads.trees.head import TreeEnsemble
+from hstree._numerics import linear_scores, sum_dtype
+from hstree.heads.trees.ensemble import TreeEnsemble
+from hstree.heads.trees.nodes import BinaryBlock, LeafBlock, WideBlock
 from hstree.trees.paths import edge_paths
 
 
@@ -45,7 +44,7 @@ def level_log_probs(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Level
         target: classes, int64 [N] in [0, V).
     """
     device, dtype = hidden.device, sum_dtype(hidden.dtype)
-    blocks, classes = head.blocks(), target.cpu().numpy()
+    blocks, classes = head.nodes(head.layout), target.cpu().numpy()
     shape = (len(hidden), head.n_trees, max(tree.height for tree in head.trees))
     log_prob = torch.zeros(shape, dtype=dtype, device=device)
     group = np.zeros(shape, bool)

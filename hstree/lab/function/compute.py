@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree._dtypes import at_least_float32
+from hstree._numerics import at_least_float32
 from hstree.heads import FlatHead, Mixtape
 from hstree.heads.functions import PLIF
 from hstree.lm.models import LanguageModel, read_contexts

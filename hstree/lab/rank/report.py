@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hstree._dtypes import dtype_name
+from hstree._numerics import dtype_name
 from hstree.lm._arguments import count, positive
 from hstree.lm._arguments import number as limited
 from hstree.lm._terminal import fold

@@ -9,7 +9,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from hstree._dtypes import dtype_name
+from hstree._numerics import dtype_name
 from hstree.lm._arguments import count, not_negative
 from hstree.lm.table import Table, decimals, number, table
 

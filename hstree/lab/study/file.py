@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import json
 import os
@@ -17,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hstree.heads import head_class
+from hstree.heads import head_options
 from hstree.lm._messages import meant, quoted, shortened
 from hstree.lm._packages import optional_package
 from hstree.lm.runs import ConfigError, TrainConfig, parse_options
@@ -299,14 +298,7 @@ def _config(
 
 def _option_names(head: str) -> set[str]:
     """All arguments that a head accepts by name, including those of its base classes."""
-    of_corpus = [vars(part).get("from_corpus") for part in head_class(head).__mro__]
-    makers = [head_class(head), *(method.__func__ for method in of_corpus if method)]
-    return {
-        parameter.name
-        for make in makers
-        for parameter in inspect.signature(make).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }.difference(_SETTINGS)
+    return head_options(head).difference(_SETTINGS)
 
 
 def _table(values: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hstree.heads import Head, head_class, head_names
-from hstree.lm.data import CorpusStatistics
+from hstree.heads import Head, build_head, head_class, head_names
 from hstree.lm.runs import ConfigError, parse_options
 
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -39,7 +38,7 @@ class HeadChoice:
     Attributes:
         label: name in tables.
         name: name in :mod:`hstree.heads.registry`.
-        options: keyword arguments for its ``from_corpus``.
+        options: keyword arguments for :func:`hstree.heads.build_head`.
     """
 
     label: str
@@ -56,11 +55,15 @@ class HeadChoice:
             ValueError: the head does not accept these options at this size.
         """
         frequencies = np.rint(1e6 * targets.sum(0)).astype(np.int64)
-        statistics = CorpusStatistics(frequencies, np.empty(0, np.int32))
         options = {**self.options, "learning_rate_factor": 1.0}
         try:
-            return head_class(self.name).from_corpus(
-                dimension, targets.shape[1], statistics, seed=seed, **options
+            return build_head(
+                self.name,
+                dimension,
+                targets.shape[1],
+                frequencies=frequencies,
+                seed=seed,
+                **options,
             )
         except (TypeError, ValueError) as error:
             raise ValueError(f"heads: {self.label}, D = {dimension}: {error}") from None

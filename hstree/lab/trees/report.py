@@ -69,8 +69,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     notes = [
         f"{loss.tokens:,} tokens of the test text of {corpus.name}, read as one stream: "
         "perplexities differ a little from those of hstree evaluate, which cuts it into several",
-        f"gate {head.gate!r}: the weights spread over {loss.gate_perplexity:.2f} of {len(trees)} "
-        "trees (mean of exp entropy)",
+        f"gate {head.gate.name!r}: the weights spread over {loss.gate_perplexity:.2f} of "
+        f"{len(trees)} trees (mean of exp entropy)",
     ]
     data = {"text": corpus.name, "loss": loss}
     pictures = {"loss-by-level": level_picture(loss)}

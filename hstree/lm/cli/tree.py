@@ -152,7 +152,7 @@ def _build(arguments: argparse.Namespace) -> int:
     import os
 
     from hstree._files import write_atomic
-    from hstree.heads.trees.build import ensemble_shape, shape_below
+    from hstree.heads.trees import TreeShape
     from hstree.lm.data import load_corpus
     from hstree.lm.runs import load_run
     from hstree.lm.training import TrainConfig
@@ -184,10 +184,22 @@ def _build(arguments: argparse.Namespace) -> int:
         frequencies = statistics.frequencies
         if settings.recipe == "cluster":
             vectors = statistics.vectors()
-    _, root = ensemble_shape(len(vocabulary), settings.n_trees, settings.root)
-    leaf, levels = shape_below(len(vocabulary), root, settings.leaf, settings.levels)
+    shape = TreeShape.for_classes(
+        len(vocabulary),
+        n_trees=settings.n_trees,
+        root=settings.root,
+        leaf=settings.leaf,
+        levels=settings.levels,
+    )
     tree = build_tree(
-        settings.recipe, len(vocabulary), frequencies, vectors, settings.seed, root, leaf, levels
+        settings.recipe,
+        len(vocabulary),
+        frequencies,
+        vectors,
+        settings.seed,
+        shape.root,
+        shape.leaf,
+        shape.levels,
     )
     write_atomic(_words_file(output), vocabulary.to_bytes())
     tree.save(output)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_PIECE = 1 << 20
+from hstree.trees.vectors import count_classes
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,8 @@ class CorpusStatistics:
     def from_tokens(cls, tokens: npt.ArrayLike, n_classes: int) -> CorpusStatistics:
         """Count the classes of a token stream. Raises TypeError for tokens that are not integers,
         ValueError for an id outside [0, n_classes)."""
-        ids = np.asarray(tokens).reshape(-1)
-        if len(ids) and ids.dtype.kind not in "iu":
-            raise TypeError(f"tokens: expected integers, got dtype {ids.dtype}")
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < n_classes:
-            raise ValueError(
-                f"tokens: expected ids in [0, {n_classes}), got [{ids.min()}, {ids.max()}]"
-            )
-        ids = np.ascontiguousarray(ids, dtype=np.int32)
-        return cls(count_classes(ids, n_classes), ids)
+        counts = count_classes(tokens, n_classes)
+        return cls(counts, np.ascontiguousarray(np.asarray(tokens).reshape(-1), dtype=np.int32))
 
     def vectors(self, **options: Any) -> npt.NDArray[np.float32]:
         """Word vectors float32 [V, F] derived from ``tokens``: PPMI of neighbouring words and a
@@ -64,14 +57,5 @@ class CorpusStatistics:
         mass = self.frequencies.astype(np.float64)
         mass[mass == 0] = mass[mass > 0].min() / 2
         log_prob = np.log(mass / mass.sum())
-        counts = count_classes(np.asarray(tokens), len(mass))
+        counts = count_classes(tokens, len(mass))
         return float(-(counts @ log_prob) / counts.sum())
-
-
-def count_classes(tokens: npt.NDArray[np.integer[Any]], n_classes: int) -> npt.NDArray[np.int64]:
-    """int64 [V], occurrences of each class among ids in [0, n_classes). Works in pieces, so that a
-    memory map of any size needs little memory."""
-    counts = np.zeros(n_classes, np.int64)
-    for start in range(0, len(tokens), _PIECE):
-        counts += np.bincount(tokens[start : start + _PIECE], minlength=n_classes)
-    return counts

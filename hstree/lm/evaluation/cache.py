@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hstree._checks import check_bool, check_up_to
-from hstree._dtypes import sum_dtype
+from hstree._numerics import sum_dtype
 
 LARGEST_THETA = 1e6
 """Long before, only the most similar step counts; far beyond, the scores overflow."""

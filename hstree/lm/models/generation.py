@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hstree._checks import check_generator, check_int, check_temperature
-from hstree._dtypes import sum_dtype
 from hstree._memory import available_memory, gibibytes
+from hstree._numerics import sum_dtype
 from hstree._progress import track
 
 from .awd_lstm import State

@@ -348,9 +348,8 @@ class TrainConfig:
         self.head_options()
 
     def head_options(self) -> dict[str, Any]:
-        """Options for ``Head.from_corpus``: the learning-rate factor, ``tied`` if it is set, the
-        tree settings if the head is ``trees``, ``sparse`` if it is ``sampled``, and every
-        ``head_option``."""
+        """Options for :func:`hstree.heads.build_head`: the learning-rate factor, the tree settings
+        if the head is ``trees``, ``sparse`` if it is ``sampled``, and every ``head_option``."""
         return head_options(self)
 
     def with_absolute_paths(self) -> TrainConfig:

@@ -26,8 +26,6 @@ MEASURE = ("ignore_index", "reduction")
 def head_options(config: TrainConfig) -> dict[str, Any]:
     """See :meth:`TrainConfig.head_options`."""
     options: dict[str, Any] = {"learning_rate_factor": config.head_learning_rate_factor}
-    if config.tied:
-        options["tied"] = True
     read = [name for name, heads in READ_BY.items() if config.head in heads]
     read = [name for name in read if name not in _NO_OPTION]
     options |= {name: getattr(config, name) for name in read}

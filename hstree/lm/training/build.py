@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hstree.heads import Head, head_class
+from hstree.heads import Head, build_head, head_class, head_options
+from hstree.heads.tying import TyingError
 from hstree.lm.data import Corpus, CorpusStatistics
 from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import ConfigError, TrainConfig
@@ -36,27 +37,25 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
         sparse_embedding=config.sparse_embedding,
     )
     layers = {"layer_sizes": backbone.layer_sizes} if head_type.reads_layers else {}
+    if config.tied and "embedding" not in head_options(config.head):
+        raise ConfigError(f"--tied: the head {config.head!r} cannot be tied to the word embeddings")
     try:
-        head = head_type.from_corpus(
+        head = build_head(
+            config.head,
             backbone.out_features,
             n_classes,
-            statistics,
-            embedding=backbone.embedding,
+            frequencies=statistics.frequencies,
+            tokens=statistics.tokens,
+            embedding=backbone.embedding if config.tied else None,
             seed=config.seed,
             **layers,
             **config.head_options(),
         )
     except TypeError as error:
-        if config.tied and "unexpected keyword argument 'tied'" in str(error):
-            raise ConfigError(
-                f"--tied: the head {config.head!r} cannot be tied to the word embeddings"
-            ) from error
         raise ConfigError(
             f"--head-option: the head {config.head!r} does not accept these options: {error}"
         ) from error
-    except ValueError as error:
-        if not config.tied or not str(error).startswith("embedding:"):
-            raise
+    except TyingError as error:
         advice = ""
         if f"shape {(n_classes, backbone.out_features)}" in str(error):
             advice = (

@@ -10,7 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from hstree._memory import available_memory, gibibytes
-from hstree.heads import head_class
+from hstree.heads import build_head, head_class
 from hstree.lm.runs import ConfigError, TrainConfig
 
 from .build import own_parameter_count
@@ -72,15 +72,18 @@ def _head_weights(config: TrainConfig, n_classes: int, context: int) -> int:
     head_type = head_class(config.head)
     of_layers: dict[str, Any] = {"layer_sizes": sizes} if head_type.reads_layers else {}
     features = sum(sizes) if head_type.reads_layers else context
-    options = config.head_options()
     try:
         with torch.device("meta"), _Uninitialized():  # takes no memory
             tied = nn.Embedding(n_classes, embedding, _weight=torch.empty(n_classes, embedding))
-            if options.pop("tied", False):
-                options["embedding"] = tied
-            if config.head == "sampled":
-                options["frequencies"] = np.ones(n_classes)
-            head = head_type(features, n_classes, **of_layers, **options)
+            head = build_head(
+                config.head,
+                features,
+                n_classes,
+                frequencies=np.ones(n_classes),
+                embedding=tied if config.tied else None,
+                **of_layers,
+                **config.head_options(),
+            )
     except Exception as error:  # building the model will say what is wrong
         return _TOO_MANY if "overflow" in str(error).lower() else 0
     return own_parameter_count(head, tied)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from heads.support import HEADS, D, V, draw, make, randomise
+from heads.support import HEADS, D, V, draw, make, parts, randomise
 from hstree.heads import TreeEnsemble
-from hstree.heads.trees.candidates import (
+from hstree.heads.trees import queries
+from hstree.heads.trees.queries import (
     all_candidates,
     choose_way,
     composed_candidates,
@@ -36,13 +37,13 @@ def test_ways_agree(kind: str, temperature: float) -> None:
     head = make(kind).eval().double()
     assert isinstance(head, TreeEnsemble)
     hidden, candidates = draw(6, D, dtype=torch.float64).requires_grad_(), candidates_of(6, 9)
-    wanted = composed_candidates(head, hidden, candidates, temperature)
-    log_prob = all_candidates(head, hidden, candidates, temperature)
+    wanted = composed_candidates(*parts(head, hidden), candidates, temperature)
+    log_prob = all_candidates(*parts(head, hidden), candidates, temperature)
     close = {"rtol": 1e-9, "atol": 1e-10}
     torch.testing.assert_close(log_prob, wanted, **close)
     with torch.no_grad():
-        of_lookup = looked_up_candidates(head, hidden, candidates, temperature)
-        in_chunks = all_candidates(head, hidden, candidates, temperature)
+        of_lookup = looked_up_candidates(*parts(head, hidden), candidates, temperature)
+        in_chunks = all_candidates(*parts(head, hidden), candidates, temperature)
     torch.testing.assert_close(of_lookup, wanted.detach(), **close)
     torch.testing.assert_close(in_chunks, wanted.detach(), **close)
     inputs = [hidden, *(p for p in head.parameters() if p.requires_grad)]
@@ -73,8 +74,9 @@ def test_choice() -> None:
         (every, all_candidates, all_candidates),
     ):
         x = hidden[: len(candidates)]
-        assert choose_way(head, x, candidates, False) is plain
-        assert choose_way(head, x, candidates, True) is differentiable
+        assert choose_way(*parts(head, x), candidates) is differentiable
+        with torch.no_grad():
+            assert choose_way(*parts(head, x), candidates) is plain
         wanted = head.log_prob(x).gather(1, candidates.clamp(min=0))
         wanted = wanted.masked_fill(candidates == -1, 0.0)
         torch.testing.assert_close(head.candidate_log_prob(x, mark(candidates)), wanted)
@@ -89,7 +91,7 @@ def mark(candidates: Tensor) -> Tensor:
 def test_row_sparse_gradients_stay_row_sparse() -> None:
     head, hidden = large(sparse=True), draw(3, D)
     every = torch.arange(1200).expand(3, -1)
-    assert choose_way(head, hidden, every, True) is composed_candidates
+    assert choose_way(*parts(head, hidden), every) is composed_candidates
     head.candidate_log_prob(hidden, every).sum().backward()
     assert head.output_embedding.grad is not None
     assert head.output_embedding.grad.is_sparse
@@ -102,7 +104,7 @@ def test_groups_are_counted_once_for_a_row() -> None:
     groups = sum(
         len(set(node[t, row.clamp(min=0)].tolist())) for t in range(2) for row in candidates
     )
-    assert count_groups(head, candidates) == groups
+    assert count_groups(head.layout, candidates) == groups
 
 
 @pytest.mark.parametrize("k", [6, 1200])
@@ -119,14 +121,18 @@ def test_compiled(k: int) -> None:
 def test_all_classes_in_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     head, hidden, candidates = large(), draw(7, D), candidates_of(7, 5, 1200)
     seen: list[int] = []
-    whole = head.mixed_log_prob
+    whole = queries.all_log_prob
     monkeypatch.setattr(
-        head, "mixed_log_prob", lambda x, *more: seen.append(len(x)) or whole(x, *more)
+        queries,
+        "all_log_prob",
+        lambda blocks, layout, x, *more: seen.append(len(x)) or whole(blocks, layout, x, *more),
     )
-    monkeypatch.setattr("hstree.heads.trees.candidates.CHUNK_ROWS", 3)
+    monkeypatch.setattr("hstree.heads.trees.queries.CHUNK_ROWS", 3)
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 1)
-    wanted = all_candidates(head, hidden, candidates)
+    wanted = all_candidates(*parts(head, hidden), candidates)
     assert seen == [7]
     with torch.no_grad():
-        torch.testing.assert_close(all_candidates(head, hidden, candidates), wanted.detach())
+        torch.testing.assert_close(
+            all_candidates(*parts(head, hidden), candidates), wanted.detach()
+        )
     assert seen == [7, 3, 3, 1]

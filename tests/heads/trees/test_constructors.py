@@ -11,9 +11,8 @@ import torch
 
 import hstree
 from hstree import TreeEnsemble
-from hstree.heads.trees.build import ensemble_shape
-from hstree.lm.data.statistics import CorpusStatistics
-from hstree.trees import build_ensemble, huffman_tree, random_tree
+from hstree.heads.trees import TreeShape
+from hstree.trees import build_ensemble, huffman_tree, random_tree, word_vectors
 
 D = 6
 
@@ -77,7 +76,7 @@ def test_defaults_for_every_size(build: Callable[..., TreeEnsemble], n_classes: 
 def test_shapes_that_are_asked_for(build: Callable[..., TreeEnsemble], n_classes: int) -> None:
     """Several trees are not all one root, which would keep them alike for ever."""
     head = build(n_classes, n_trees=3, leaf=2, seed=4, gate="context", reduction="sum")
-    assert (head.n_trees, head.gate, head.reduction) == (3, "context", "sum")
+    assert (head.n_trees, head.gate.name, head.reduction) == (3, "context", "sum")
     assert n_classes < 9 or head.trees[0].root_width < n_classes
     assert n_classes < 9 or len(set(head.trees)) == 3
     assert build(n_classes, root=2, leaf=1).trees[0].is_binary
@@ -112,7 +111,8 @@ def test_levels(build: Callable[..., TreeEnsemble], levels: int, leaf: int | Non
 def test_shape(
     n_classes: int, n_trees: int | None, root: int | None, expected: tuple[int, int]
 ) -> None:
-    assert ensemble_shape(n_classes, n_trees, root) == expected
+    shape = TreeShape.for_classes(n_classes, n_trees=n_trees, root=root)
+    assert (shape.n_trees, shape.root) == expected
 
 
 @pytest.mark.parametrize("build", [from_counts, from_tokens])
@@ -160,10 +160,15 @@ def test_default_shape_of_many_classes(n_classes: int, sparse: bool, two_levels:
 @pytest.mark.parametrize("options", [{}, {"leaf": 8}, {"leaf": 1}, {"root": 1500, "n_trees": 1}])
 def test_default_vectors_if_tied(options: Any) -> None:
     embedding = torch.nn.Embedding(1500, D)
-    statistics = CorpusStatistics.from_tokens(text_of(1500), 1500)
-    head = TreeEnsemble.from_corpus(D, 1500, statistics, embedding=embedding, tied=True, **options)
-    assert head.node_vectors == "leaves"
-    assert head.output_embedding is embedding.weight
+    text = text_of(1500)
+    for head in (
+        TreeEnsemble.from_tokens(D, 1500, text, embedding=embedding, **options),
+        TreeEnsemble.from_counts(
+            D, np.bincount(text, minlength=1500), embedding=embedding, **options
+        ),
+    ):
+        assert head.node_vectors == "leaves"
+        assert head.output_embedding is embedding.weight
 
 
 def test_from_counts_is_their_distribution() -> None:
@@ -180,10 +185,13 @@ def test_from_counts_is_their_distribution() -> None:
         )
 
 
-def test_from_tokens_is_from_corpus() -> None:
+def test_from_tokens_clusters_word_vectors() -> None:
     """Of whatever holds the tokens."""
     text = text_of(200)
-    other = TreeEnsemble.from_corpus(D, 200, CorpusStatistics.from_tokens(text, 200), n_trees=2)
+    counts = np.bincount(text, minlength=200)
+    vectors = [word_vectors(text, 200, context=context) for context in ("left", "both")]
+    built = build_ensemble("cluster", 200, 2, counts, vectors, root=50, levels=2, noise=0.3)
+    other = TreeEnsemble(D, 200, built, frequencies=counts, node_vectors="leaves")
     assert other.trees[0] != other.trees[1]
     for some in (text, text.tolist(), torch.from_numpy(text).view(2, -1), text.astype(np.uint16)):
         head = TreeEnsemble.from_tokens(D, 200, some, n_trees=2, sparse=True)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from heads.support import D, V, draw, trees
 from hstree import Softmax, TreeEnsemble, load_head
 from hstree.decoding import agreement
-from hstree.heads.trees.blocks import LeafBlock
-from hstree.heads.trees.distillation import SoftTargets
+from hstree.heads.trees.fitting import SoftTargets
+from hstree.heads.trees.nodes import LeafBlock
 from hstree.trees import ContextMeans
 
 SHAPES: list[dict[str, Any]] = [
@@ -83,7 +83,7 @@ def test_leaves_follow_the_softmax() -> None:
     classes = torch.from_numpy(head.trees[0].order[: head.trees[0].boundary[1]].copy()).long()
     with torch.no_grad():
         linear.weight.mul_(1.5)
-    within = (linear(hidden) - linear.bias)[:, classes] + head.leaf_bias[0, classes]
+    within = (linear(hidden) - linear.bias)[:, classes] + head.nodes.leaf_bias[0, classes]
     got = head.log_prob(hidden)[:, classes].log_softmax(1)
     torch.testing.assert_close(got, within.log_softmax(1), rtol=1e-4, atol=1e-4)
 
@@ -156,17 +156,16 @@ def test_loss_is_the_mean_over_the_classes_of_the_softmax(shape: dict[str, Any])
     """Of -log P(leaf group), from the operators that score one target."""
     linear, hidden = softmax_and_contexts(V, 30)
     head = TreeEnsemble.from_linear(linear, tied=True, **shape)
-    blocks = [block for block in head.blocks() if not isinstance(block, LeafBlock)]
+    blocks = [block for block in head.nodes(head.layout) if not isinstance(block, LeafBlock)]
     contexts = hidden.repeat_interleave(V, 0)
     classes = torch.arange(V).repeat(len(hidden))
     log_prob = sum(block.target_log_prob(contexts, classes, None) for block in blocks)
     prob = linear(hidden).softmax(1).flatten()
     expected = -(prob[:, None] * log_prob).sum() / (len(hidden) * head.n_trees)
     soft = SoftTargets(head.layout, linear)
-    got = soft.cross_entropy(blocks, hidden, head.feature_index)
+    got = soft.cross_entropy(blocks, hidden)
     torch.testing.assert_close(got, expected)
-    own = [p for name, p in head.named_parameters() if name.startswith(("root", "wide"))]
-    own = own or [head.weight, head.bias]
+    own = list(head.nodes.own_parameters().values())
     for a, b in zip(*(torch.autograd.grad(loss, own) for loss in (got, expected)), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -181,12 +180,12 @@ def test_fitting_lowers_the_divergence(shape: dict[str, Any]) -> None:
     states = []
     for _ in range(2):
         head = TreeEnsemble.from_linear(linear, tied=True, at=hidden.mean(0), **shape)
-        bias = head.leaf_bias.clone()
+        bias = head.nodes.leaf_bias.clone()
         before = divergence(linear, head, others)
         head.fit_nodes(hidden, linear, epochs=5, batch_size=100, seed=2)
         states.append(head.state_dict())
         assert divergence(linear, head, others) < 0.7 * before
-        assert torch.equal(head.leaf_bias, bias)
+        assert torch.equal(head.nodes.leaf_bias, bias)
     assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
     assert torch.equal(linear.weight, kept[0])
     assert torch.equal(linear.bias, kept[1])

@@ -20,11 +20,9 @@ from heads.support import (
     randomise,
     trees,
 )
-from hstree.heads import TreeEnsemble
-from hstree.heads.buffers import EXTRA_STATE, saved_tables
+from hstree.heads import Head, TreeEnsemble
 from hstree.heads.losses import split_rows
-from hstree.heads.trees.search import rank_classes
-from hstree.lm.data.statistics import CorpusStatistics
+from hstree.heads.tables import EXTRA_STATE, saved_tables
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 from hstree.optim import AdamW
 from hstree.trees import Tree, build_tree, huffman_tree, random_tree, tree_seed
@@ -133,7 +131,7 @@ def test_full_width_is_the_flat_softmax(recipe: str, node_vectors: str) -> None:
     bias = torch.from_numpy(np.log(FREQUENCIES / FREQUENCIES.sum())).float()
     with torch.no_grad():
         if node_vectors == "free":
-            head.root_weight[0] = weight[order]
+            head.nodes.root_weight[0] = weight[order]
         else:
             head.output_embedding.copy_(weight)
     flat_weight, flat_bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
@@ -149,10 +147,12 @@ def test_full_width_is_the_flat_softmax(recipe: str, node_vectors: str) -> None:
     if node_vectors != "free":
         got = head.output_embedding.grad
     else:
-        got = torch.empty_like(weight).index_copy_(0, order, head.root_weight.grad[0])
+        got = torch.empty_like(weight).index_copy_(0, order, head.nodes.root_weight.grad[0])
     torch.testing.assert_close(leaves[1].grad, leaves[0].grad, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(got, flat_weight.grad, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(head.root_bias.grad[0], flat_bias.grad[order], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        head.nodes.root_bias.grad[0], flat_bias.grad[order], rtol=1e-5, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
@@ -240,7 +240,7 @@ def test_root_under_autocast(subset: int | None) -> None:
     for value in (loss, expected.loss):
         head.zero_grad()
         value.backward()
-        grads.append(head.root_weight.grad)
+        grads.append(head.nodes.root_weight.grad)
     assert grads[0].dtype == torch.float32
     error = (grads[0] - grads[1]).norm() / grads[1].norm()
     assert 0 < error < 0.02
@@ -268,9 +268,9 @@ def test_sparse_steps_are_dense_steps(optimizer: Any) -> None:
             loss.backward()
             opt.step()
             losses.append(loss.detach())
-        assert heads[0].weight.grad.is_sparse
-        assert heads[0].wide_weight.grad.is_sparse
-        assert not heads[1].weight.grad.is_sparse
+        assert heads[0].nodes.binary_weight.grad.is_sparse
+        assert heads[0].nodes.wide_weight.grad.is_sparse
+        assert not heads[1].nodes.binary_weight.grad.is_sparse
         torch.testing.assert_close(*losses)
     for a, b in zip(heads[0].parameters(), heads[1].parameters(), strict=True):
         torch.testing.assert_close(a, b)
@@ -300,11 +300,11 @@ def test_sparse_gradients_touch_only_visited_rows() -> None:
     for t, tree in enumerate(head.trees):
         tables = tree.tables()
         path = tables.path[tables.path_offset[4] : tables.path_offset[5]] >> 1
-        index = head.weight.grad.coalesce().indices()
+        index = head.nodes.binary_weight.grad.coalesce().indices()
         assert sorted(index[1][index[0] == t].tolist()) == sorted(path.tolist())
         nodes = tables.wide_path[tables.wide_offset[4] : tables.wide_offset[5]]
         wide += int(nodes[:, 1].sum())
-    assert head.wide_weight.grad._values().shape == (wide, D)
+    assert head.nodes.wide_weight.grad._values().shape == (wide, D)
 
 
 def test_sparse_gradients_of_a_tied_embedding() -> None:
@@ -326,9 +326,9 @@ def test_sparse_gradients_of_a_tied_embedding() -> None:
 
 def test_weights_of_other_trees_are_refused() -> None:
     head, other = ensemble("random", n_trees=2), ensemble("huffman", n_trees=2)
-    with pytest.raises(ValueError, match=r"this TreeEnsemble, got others \(trees\.0\.boundary, "):
+    with pytest.raises(ValueError, match=r"this head, got others \(trees\.0\.boundary, "):
         other.load_state_dict(head.state_dict())
-    state = {k: v for k, v in head.state_dict().items() if k != EXTRA_STATE}
+    state = {k: v for k, v in head.state_dict().items() if k != f"layout.{EXTRA_STATE}"}
     with pytest.raises(RuntimeError, match=r"Missing key.*_extra_state"):
         copy.deepcopy(head).load_state_dict(state)
     head.load_state_dict(head.state_dict())
@@ -359,7 +359,7 @@ def test_chunks_of_rows(rows: int, device: torch.device, monkeypatch: pytest.Mon
         monkeypatch.setitem(CHUNK_BYTES, device.type, 2 * 8 * head.numbers_of_a_row(device))
         assert len(list(split_rows(head.numbers_of_a_row(device), hidden))) == max(1, -(-rows // 2))
         torch.testing.assert_close(head.log_prob(hidden), expected)
-        for values, classes in (rank_classes(head, hidden, 4), head.topk(hidden, 4)):
+        for values, classes in (Head.topk_rows(head, hidden, 4), head.topk(hidden, 4)):
             torch.testing.assert_close(values, expected.topk(4)[0])
             torch.testing.assert_close(values, expected.gather(1, classes))
     values, classes = head.topk(hidden, 4)
@@ -371,39 +371,41 @@ def test_chunks_of_rows(rows: int, device: torch.device, monkeypatch: pytest.Mon
 def test_feature_subsets() -> None:
     """Increasing, the same for a seed, saved; only those features get a gradient."""
     heads = [ensemble(n_trees=3, subset_size=4, seed=seed) for seed in (1, 1, 2)]
-    index = heads[0].feature_index
+    index = heads[0].layout.feature_index
     assert index.shape == (3, 4)
     assert (index.diff() > 0).all()
-    assert torch.equal(index, heads[1].feature_index)
-    assert not torch.equal(index, heads[2].feature_index)
-    assert torch.equal(saved_tables(heads[0].state_dict())["feature_index"], index)
+    assert torch.equal(index, heads[1].layout.feature_index)
+    assert not torch.equal(index, heads[2].layout.feature_index)
+    assert torch.equal(saved_tables(heads[0].state_dict(), "layout.")["feature_index"], index)
     head = randomise(heads[0])
     hidden = draw(30, D).requires_grad_()
     head(hidden, draw_targets(30)).loss.backward()
     used = set(index.flatten().tolist())
     assert set(hidden.grad.abs().sum(0).nonzero().flatten().tolist()) == used
-    assert ensemble(subset_size=D).feature_index is None
+    assert ensemble(subset_size=D).layout.feature_index is None
 
 
 def test_feature_subsets_of_blocks() -> None:
     """Whole blocks, each at a multiple of its size; a head saved before there were blocks loads."""
     head = ensemble(n_trees=20, subset_size=6, subset_block=2)
-    index = head.feature_index
+    index = head.layout.feature_index
     assert index.shape == (20, 6)
     assert (index[:, ::2] % 2 == 0).all()
     assert torch.equal(index[:, 1::2], index[:, ::2] + 1)
     assert (index.diff() > 0).all()
     assert len({tuple(row) for row in index.tolist()}) > 5
-    assert torch.equal(ensemble(n_trees=20, subset_size=6, subset_block=2).feature_index, index)
+    assert torch.equal(
+        ensemble(n_trees=20, subset_size=6, subset_block=2).layout.feature_index, index
+    )
     tensors = head.state_dict()
     again = TreeEnsemble.from_config(head.config(), tensors)
     assert again.subset_block == 2
-    assert torch.equal(again.feature_index, index)
+    assert torch.equal(again.layout.feature_index, index)
     older = ensemble(n_trees=2, subset_size=6)
     config = older.config()
     del config["subset_block"]
     loaded = TreeEnsemble.from_config(config, older.state_dict())
-    assert torch.equal(loaded.feature_index, older.feature_index)
+    assert torch.equal(loaded.layout.feature_index, older.layout.feature_index)
 
 
 def softmax(bias: bool = True, seed: int = 0) -> torch.nn.Linear:
@@ -439,8 +441,10 @@ def test_from_linear_is_the_softmax_to_first_order(name: str, bias: bool) -> Non
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     derivative = torch.autograd.functional.jacobian(lambda h: head.log_prob(h[None])[0], at)
     wanted = torch.autograd.functional.jacobian(lambda h: truth(h).log_softmax(0), at)
-    if head.feature_index is not None:
-        of_tree = [wanted.new_zeros(D).index_fill(0, i.long(), 1.0) for i in head.feature_index]
+    if head.layout.feature_index is not None:
+        of_tree = [
+            wanted.new_zeros(D).index_fill(0, i.long(), 1.0) for i in head.layout.feature_index
+        ]
         wanted = wanted * torch.stack(of_tree).mean(0)
     torch.testing.assert_close(derivative, wanted, rtol=1e-4, atol=1e-5)
 
@@ -548,17 +552,19 @@ def test_bad_options(match: str, options: dict[str, Any]) -> None:
         TreeEnsemble(D, V, **options)
 
 
-def test_from_corpus_trees() -> None:
+def test_from_tokens_trees() -> None:
     """What it builds is what build_tree builds."""
     random = np.random.default_rng(0)
     tokens = random.integers(0, V, 500).astype(np.int32)
-    statistics = CorpusStatistics.from_tokens(tokens, V)
-    head = TreeEnsemble.from_corpus(D, V, statistics, recipe="huffman", n_trees=1, root=5, seed=9)
-    expected = build_tree(
-        "huffman", V, statistics.frequencies, seed=tree_seed(9, 0), root=5, levels=2
-    )
+    counts = np.bincount(tokens, minlength=V)
+    head = TreeEnsemble.from_tokens(D, V, tokens, recipe="huffman", n_trees=1, root=5, seed=9)
+    expected = build_tree("huffman", V, counts, seed=tree_seed(9, 0), root=5, levels=2)
     assert head.trees == [expected]
-    several = TreeEnsemble.from_corpus(D, V, statistics, n_trees=3, root=5)
+    given = TreeEnsemble.from_tokens(
+        D, V, (), frequencies=counts, recipe="huffman", n_trees=1, root=5, seed=9
+    )
+    assert given.trees == [expected]
+    several = TreeEnsemble.from_tokens(D, V, tokens, n_trees=3, root=5)
     assert len(set(several.trees)) == 3
     assert {tree.root_width for tree in several.trees} == {5}
 

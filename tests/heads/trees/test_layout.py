@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hstree.heads.trees.layout import Layout
-from hstree.heads.trees.tree_layout import BINARY, ROOT, WIDE, TreeLayout
+from hstree.heads.tables import EXTRA_STATE
+from hstree.heads.trees.layout import BINARY, ROOT, WIDE, Layout, TreeLayout
 from hstree.trees import Tree
 
 NESTED = ((0, (1, 2)), 3, (4, (5, 6), (7, 8, 9)))  # a wide root, wide and binary nodes below it
@@ -21,15 +21,15 @@ def test_kinds_and_vectors_of_a_tree() -> None:
 
 def test_child_of_the_root_for_every_target() -> None:
     """Of a class, of V, which is none, and of -1."""
-    layout = Layout([Tree.from_nested(NESTED)] * 2, 10)
+    layout = Layout([Tree.from_nested(NESTED)] * 2)
     target = torch.tensor([0, 3, 9, 10, -1])
     assert layout.root_child[:, target].tolist() == [[0, 1, 2, 3, -1]] * 2
 
 
 def test_tables_are_no_buffers_and_move() -> None:
     trees = [Tree.from_nested(NESTED), Tree.from_nested((0, 1, (2, 3, 4, 5, 6, 7, 8, 9)))]
-    layout = Layout(trees, 10, leaf_groups=True)
-    assert not layout.state_dict()
+    layout = Layout(trees, leaf_groups=True)
+    assert list(layout.state_dict()) == [EXTRA_STATE]
     assert not list(layout.buffers())
     assert layout.n_rows == [1, 3, 10, 3]
     names = list(layout.tables())

@@ -30,15 +30,15 @@ def test_levels_add_up(kind: str) -> None:
     assert log_prob.shape == group.shape == (V, head.n_trees, max(t.height for t in head.trees))
     assert (log_prob <= 0).all()
     with torch.no_grad():
-        blocks = {block.prefix: block for block in head.blocks()}
-        layout, index = head.layout, head.feature_index
+        blocks = {block.bias_name: block for block in head.nodes(head.layout)}
+        layout, index = head.layout, head.layout.feature_index
         trees = torch.zeros(V, head.n_trees, dtype=torch.float64)
         binary, groups, at_root = (torch.zeros_like(trees) for _ in range(3))
-        if "" in blocks:
+        if "binary_bias" in blocks:
             binary, _ = path_log_prob_reference(
                 hidden,
-                blocks[""].weight,
-                head.bias,
+                blocks["binary_bias"].weight,
+                head.nodes.binary_bias,
                 target,
                 layout.path_offset,
                 layout.path,
@@ -46,11 +46,11 @@ def test_levels_add_up(kind: str) -> None:
                 index,
                 layout.max_depth,
             )
-        if "wide_" in blocks:
+        if "wide_bias" in blocks:
             groups, _ = wide_log_prob_reference(
                 hidden,
-                blocks["wide_"].weight,
-                head.wide_bias,
+                blocks["wide_bias"].weight,
+                head.nodes.wide_bias,
                 target,
                 layout.wide_offset,
                 layout.wide_path,
@@ -58,11 +58,11 @@ def test_levels_add_up(kind: str) -> None:
                 index,
                 layout.max_width,
             )
-        if "leaf_" in blocks:
+        if "leaf_bias" in blocks:
             of_groups, _ = leaf_log_prob_reference(
                 hidden,
-                blocks["leaf_"].weight,
-                head.leaf_bias,
+                blocks["leaf_bias"].weight,
+                head.nodes.leaf_bias,
                 target,
                 layout.group_offset,
                 layout.group,
@@ -71,15 +71,15 @@ def test_levels_add_up(kind: str) -> None:
                 layout.max_group,
             )
             groups += of_groups
-        if "root_" in blocks:
-            root = blocks["root_"]
+        if "root_bias" in blocks:
+            root = blocks["root_bias"]
             for t in range(head.n_trees):
                 x = hidden if index is None else hidden[:, index[t].long()]
                 z = F.linear(x, root.weight[t], root.bias[t]).log_softmax(1)
                 at_root[:, t] = z[torch.arange(V), layout.root_child[t, target].long()]
     torch.testing.assert_close((log_prob * group).sum(2), groups)
     torch.testing.assert_close(log_prob.sum(2), binary + groups + at_root)
-    if "root_" in blocks:
+    if "root_bias" in blocks:
         torch.testing.assert_close(log_prob[:, :, 0], at_root)
     mixture = (log_prob.sum(2) + log_gate).logsumexp(1)
     torch.testing.assert_close(mixture, head(hidden, target).output)

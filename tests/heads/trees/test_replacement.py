@@ -46,13 +46,15 @@ def test_is_the_softmax_of_the_leaves_to_first_order(shape: dict[str, Any]) -> N
     old = trees("huffman", 2, shape["root"], 3)
     head = TreeEnsemble(D, V, old, node_vectors="leaves", gate="context")
     randomise(head).double()
-    bias, at = head.leaf_bias.detach().clone(), draw(D, dtype=torch.float64)
+    bias, at = head.nodes.leaf_bias.detach().clone(), draw(D, dtype=torch.float64)
     for t, layout in enumerate(head.layout.trees):
         row, classes = layout.root_classes()
         if len(row):
-            bias[t, torch.from_numpy(classes.astype(np.int64))] = head.root_bias[t, row].detach()
+            bias[t, torch.from_numpy(classes.astype(np.int64))] = head.nodes.root_bias[
+                t, row
+            ].detach()
     head.replace_trees(others(**shape), at=at)
-    assert torch.equal(head.leaf_bias, bias)
+    assert torch.equal(head.nodes.leaf_bias, bias)
     hidden = at[None].clone().requires_grad_()
     got, expected = head.log_prob(hidden), softmaxes(head, bias, hidden)
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
@@ -93,10 +95,10 @@ def test_parameters_stay_the_same_objects() -> None:
     after = dict(head.named_parameters())
     assert list(after) == list(before)
     assert all(after[name] is before[name] for name in before)
-    kept = {"output_embedding", "leaf_bias", "gate_linear.weight", "gate_linear.bias"}
+    kept = {"nodes.output_embedding", "nodes.leaf_bias", "gate.linear.weight", "gate.linear.bias"}
     assert set(restarted) == set(before) - kept
     classes = {int(c) for layout in head.layout.trees for c in layout.leaf_classes}
-    for name in kept - {"leaf_bias"}:
+    for name in kept - {"nodes.leaf_bias"}:
         assert torch.equal(after[name], values[name][0])
         assert torch.equal(after[name].grad, values[name][1])
     assert classes
@@ -125,13 +127,18 @@ def test_training_goes_on() -> None:
 
 def test_kinds_of_nodes_come_and_go() -> None:
     head = ensemble(root=6)
-    assert head.weight is not None
-    assert head.replace_trees(others(root=6, levels=2)) == ["root_bias", "root_weight"]
-    assert head.weight is None
-    assert head.bias is None
+    assert head.nodes.binary_weight is not None
+    assert head.replace_trees(others(root=6, levels=2)) == ["nodes.root_weight", "nodes.root_bias"]
+    assert head.nodes.binary_weight is None
+    assert head.nodes.binary_bias is None
     names = head.replace_trees(others(root=6))
-    assert names == ["bias", "weight", "root_bias", "root_weight"]
-    assert head.weight.requires_grad
+    assert names == [
+        "nodes.binary_weight",
+        "nodes.binary_bias",
+        "nodes.root_weight",
+        "nodes.root_bias",
+    ]
+    assert head.nodes.binary_weight.requires_grad
     hidden = draw(3, D)
     np.testing.assert_allclose(
         head.log_prob(hidden).detach().exp(), probabilities(head, hidden), rtol=1e-4, atol=1e-7
@@ -142,7 +149,7 @@ def test_roots_over_all_classes() -> None:
     """The same distribution in another order."""
     head = ensemble(root=V)
     expected = head.log_prob(draw(5, D)).detach()
-    assert head.replace_trees(others(root=V), at=draw(D)) == ["root_bias"]
+    assert head.replace_trees(others(root=V), at=draw(D)) == ["nodes.root_bias"]
     torch.testing.assert_close(head.log_prob(draw(5, D)), expected)
 
 
@@ -152,13 +159,13 @@ def test_the_same_trees_with_a_class_below_the_root() -> None:
     head = TreeEnsemble(D, 6, [tree], node_vectors="leaves")
     randomise(head)
     with torch.no_grad():
-        head.root_weight.zero_()
+        head.nodes.root_weight.zero_()
         head.output_embedding.zero_()
-    expected = head.root_bias[0, 0].item()
+    expected = head.nodes.root_bias[0, 0].item()
     head.replace_trees([Tree.from_nested(((0, 5), 1, (2, 3, 4)))])
-    assert head.leaf_bias[0, 0].item() == pytest.approx(expected)
+    assert head.nodes.leaf_bias[0, 0].item() == pytest.approx(expected)
     head.replace_trees([tree])
-    assert head.root_bias[0, 0].item() == pytest.approx(expected)
+    assert head.nodes.root_bias[0, 0].item() == pytest.approx(expected)
 
 
 def test_relearn() -> None:
@@ -225,13 +232,13 @@ def test_fitted_roots_are_logistic_regressions() -> None:
     """Of the clusters, by LBFGS. Leaves and gate stay."""
     head = ensemble(root=6)
     head.replace_trees(others(root=6, levels=2))
-    kept = ("output_embedding", "leaf_bias", "gate_linear.weight", "gate_linear.bias")
+    kept = ("nodes.output_embedding", "nodes.leaf_bias", "gate.linear.weight", "gate.linear.bias")
     before = {name: head.get_parameter(name).clone() for name in kept}
     hidden, target = draw(400, D), draw_targets(400).clamp(min=0)
     head.fit_nodes(hidden, target, epochs=100, batch_size=100, learning_rate=0.05, seed=3)
     assert all(torch.equal(head.get_parameter(name), value) for name, value in before.items())
     assert all(parameter.grad is None for parameter in head.parameters())
-    (root,) = (block for block in head.blocks() if block.prefix == "root_")
+    (root,) = (block for block in head.nodes(head.layout) if block.bias_name == "root_bias")
     fitted = -root.target_log_prob(hidden, target, None).mean(0)
     for t, tree in enumerate(head.trees):
         place = np.argsort(tree.order)
@@ -267,7 +274,7 @@ def test_fitting_a_root_over_all_classes_moves_its_bias_alone() -> None:
     head = ensemble(root=V)
     expected = {name: value.clone() for name, value in head.state_dict().items()}
     head.fit_nodes(draw(9, D), draw_targets(9))
-    del expected["root_bias"]
+    del expected["nodes.root_bias"]
     assert all(torch.equal(head.state_dict()[name], value) for name, value in expected.items())
 
 

@@ -1,4 +1,5 @@
-"""Ensembles of trees saved by earlier versions, with what they computed then.
+"""Ensembles of trees saved by earlier versions, with what they computed then, under the names that
+parameters have today.
 
 ``saved/NAME.safetensors`` is what :meth:`hstree.heads.Head.save` wrote,
 ``saved/NAME.expected.safetensors`` holds hidden vectors, results, the state of the head as it was
@@ -16,7 +17,7 @@ import torch
 from heads.support import HEADS
 from hstree._files import read_tensors
 from hstree.heads import load_head
-from hstree.heads.buffers import saved_tables
+from hstree.heads.tables import saved_tables
 
 SAVED = Path(__file__).parent / "saved"
 KINDS = {
@@ -62,7 +63,7 @@ def test_a_seed_gives_the_head_that_it_gave(name: str) -> None:
     torch.manual_seed(0)
     head = HEADS[KINDS[name]]()
     state = head.state_dict()
-    state |= saved_tables(state)
+    state |= saved_tables(state, "layout.")
     for key, value in expected.items():
         if key.startswith("initial."):
             assert torch.equal(state[key.removeprefix("initial.")], value)

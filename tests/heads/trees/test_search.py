@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from heads.support import D, draw, randomise
-from hstree.heads import TreeEnsemble
-from hstree.heads.trees import search
-from hstree.heads.trees.search import most_scored, pays_to_search, search_classes
+from hstree.heads import Head, TreeEnsemble
+from hstree.heads.trees.queries import most_scored, pays_to_search
 
 CLASSES = 4000
 
@@ -21,15 +20,15 @@ def head_of(**options: object) -> TreeEnsemble:
 
 
 def ranked_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of rows in each call of rank_classes."""
+    """Number of rows in each call that ranks all classes."""
     seen: list[int] = []
-    whole = search.rank_classes
+    whole = Head.topk_rows
 
-    def rank_classes(head: TreeEnsemble, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def topk_rows(head: Head, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         seen.append(len(hidden))
         return whole(head, hidden, k)
 
-    monkeypatch.setattr(search, "rank_classes", rank_classes)
+    monkeypatch.setattr(Head, "topk_rows", topk_rows)
     return seen
 
 
@@ -45,7 +44,7 @@ def test_flat_rows_are_ranked_from_all_classes(
     for of, flat in ((head, True), (sharp, False)):
         assert isinstance(of, TreeEnsemble)
         wanted, order = of.log_prob(hidden).topk(3)
-        assert pays_to_search(of, hidden, 3)
+        assert pays_to_search(of.layout, hidden, 3)
         values, classes = of.topk(hidden, 3)
         torch.testing.assert_close(values, wanted)
         assert torch.equal(classes, order)
@@ -59,11 +58,11 @@ def test_only_the_rows_that_are_flat(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, ranked = draw(4, D), ranked_rows(monkeypatch)
     hidden[1] *= 1e-3
     with torch.no_grad():
-        for bias in (head.root_bias, head.leaf_bias):
+        for bias in (head.nodes.root_bias, head.nodes.leaf_bias):
             assert bias is not None
             bias.zero_()
     with torch.no_grad():
-        values, classes = search_classes(head, hidden, 1)
+        values, classes = head._search(hidden, 1)
         wanted, order = head.log_prob(hidden).topk(1)
     assert ranked == [1]
     torch.testing.assert_close(values, wanted)
@@ -73,7 +72,7 @@ def test_only_the_rows_that_are_flat(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_limit() -> None:
     """A third of all vectors for a row by itself, less in a batch, where all classes cost less."""
     head = head_of(n_trees=2)
-    limits = [most_scored(head, torch.empty(n, D)) for n in (0, 1, 2, 5, 100)]
+    limits = [most_scored(head.layout, torch.empty(n, D)) for n in (0, 1, 2, 5, 100)]
     assert limits == [1333, 1333, 666, 266, 266]
 
 

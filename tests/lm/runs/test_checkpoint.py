@@ -93,7 +93,7 @@ def test_foreign_models(tmp_path: Path) -> None:
     [
         ("{}", "inconsistent model file: 'version'"),
         ("no json", "inconsistent model file"),
-        ('{"version": 99}', "expected format version 4, got 99"),
+        ('{"version": 99}', "expected format version 5, got 99"),
         (
             '{"version": 4, "aliases": {}, "backbone": {"kind": "gru"}}',
             "expected the kind 'awd-lstm'",

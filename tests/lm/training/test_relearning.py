@@ -154,7 +154,7 @@ def test_only_what_starts_again_loses_its_state(
     assert trainer.begin_epoch()
     assert orders(trainer) != before
     assert trainer.position.relearn_seconds > 0
-    kept = {"output_embedding", "leaf_bias", "gate_linear.weight", "gate_linear.bias"}
+    kept = {"nodes.output_embedding", "nodes.leaf_bias", "gate.linear.weight", "gate.linear.bias"}
     assert kept <= values.keys()
     restarted = {id(p) for name, p in head.named_parameters() if name not in kept}
     assert restarted

@@ -161,11 +161,14 @@ class LayerReader(Softmax):
     name = "layer-reader"
     reads_layers = True
 
-    @classmethod
-    def from_corpus(cls, *args: Any, layer_sizes: Sequence[int], **options: Any) -> LayerReader:
-        head = super().from_corpus(*args, **options)
-        head.layer_sizes = layer_sizes
-        return head
+    def __init__(
+        self, in_features: int, n_classes: int, *, layer_sizes: Sequence[int], **options: Any
+    ) -> None:
+        super().__init__(in_features, n_classes, **options)
+        self.layer_sizes = layer_sizes
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {"layer_sizes": self.layer_sizes}
 
 
 def test_a_head_may_read_all_layers(

@@ -1,9 +1,8 @@
-"""Values that a head gets from its arguments, not from training: kept on the host, so that they
-survive the meta device and ``to_empty``."""
+"""Tables: what a head gets from its arguments, not from training, kept on the host so that it
+survives the meta device and ``to_empty``."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -37,58 +36,30 @@ def fill(tensor: Tensor, values: Tensor | npt.NDArray[Any]) -> None:
     tensor.copy_(values)
 
 
-class Tables(nn.Module, ABC):
+class Tables(nn.Module):
     """A module with tables: tensors of whole numbers that never change, as attributes.
 
     They are no buffers, so whatever averages, casts, broadcasts or empties all parameters and
     buffers leaves them as they are. They are built with the module, on the default device, or on
     the CPU if that is the meta device, and move with it by ``to`` and similar methods. FSDP and
     accelerate move parameters and buffers one by one: :meth:`place_tables` follows them.
+
+    Tables identify a head and are saved with it, as one entry of the state dict: a safetensors file
+    as a tensor of bytes, uint8, a copy, so that changes of it leave the head as it is. Casts of all
+    entries of a state dict keep these numbers, and so do averages, but for rounding.
     """
 
     tables_device: torch.device
 
-    @abstractmethod
-    def tables(self) -> Mapping[str, Tensor]:
-        """The tables by name, on the CPU."""
-
-    def set_tables(self, device: torch.device | None = None) -> None:
-        """Set the attributes to ``tables()``, on this device or, for None, the default one."""
-        if device is None:
-            device = torch.get_default_device()
-            device = torch.device("cpu") if device.type == "meta" else device
-        for name, table in self.tables().items():
-            setattr(self, name, table.to(device))
-        # Last, because another thread may ask for it. "cuda" becomes "cuda:0".
-        self.tables_device = torch.empty(0, device=device).device
-
-    def place_tables(self, device: torch.device) -> None:
-        """Move the tables to a device."""
-        if self.tables_device != device:
-            self.set_tables(device)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Where fn puts a tensor. Tables keep their dtype, and their values if it is to_empty.
-        self.place_tables(fn(torch.zeros(1, dtype=torch.int32, device=self.tables_device)).device)
-        return self
-
-
-class SavedTables(Tables):
-    """Tables that identify a head and are saved with it, as one entry of the state dict.
-
-    The entry is a safetensors file as a tensor of bytes, uint8: a copy, so that changes of it leave
-    the head as it is. Casts of all entries of a state dict keep these numbers, and so do averages,
-    but for rounding.
-    """
-
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._own_tables: dict[str, Tensor] = {}
-        self.set_tables()
+        device = torch.get_default_device()
+        self._set_device(torch.device("cpu") if device.type == "meta" else device)
 
-    def tables(self) -> Mapping[str, Tensor]:
-        return self._own_tables
+    def tables(self) -> dict[str, Tensor]:
+        """The tables by name, on the CPU."""
+        return dict(self._own_tables)
 
     def saved_tables(self) -> dict[str, Tensor]:
         """All that is saved, by name, on the CPU."""
@@ -97,7 +68,27 @@ class SavedTables(Tables):
     def register_table(self, name: str, values: Tensor) -> None:
         """Add or replace a table."""
         self._own_tables[name] = values.detach().cpu().clone()
-        self.set_tables(self.tables_device)
+        setattr(self, name, self._own_tables[name].to(self.tables_device))
+
+    def set_tables(self, device: torch.device) -> None:
+        """Set the attributes to ``tables()`` on this device."""
+        for name, table in self.tables().items():
+            setattr(self, name, table.to(device))
+        self._set_device(device)  # last, because another thread may ask for it
+
+    def place_tables(self, device: torch.device) -> None:
+        """Move the tables to a device."""
+        if self.tables_device != device:
+            self.set_tables(device)
+
+    def _set_device(self, device: torch.device) -> None:
+        self.tables_device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Where fn puts a tensor. Tables keep their dtype, and their values if it is to_empty.
+        self.place_tables(fn(torch.zeros(1, dtype=torch.int32, device=self.tables_device)).device)
+        return self
 
     def get_extra_state(self) -> Tensor:
         content = bytearray(bytes_of_tensors(self.saved_tables()))
@@ -113,10 +104,10 @@ class SavedTables(Tables):
         if differ:
             names = ", ".join(differ[:4]) + ", ..." * (len(differ) > 4)
             raise ValueError(
-                f"state dict: expected the tables of this {type(self).__name__}, got others "
-                f"({names}): the weights belong to a head with other trees, feature subsets or "
-                "order of the classes. Build the head with the arguments that it was saved with; "
-                "hstree.load_head does so for files of head.save"
+                f"state dict: expected the tables of this head, got others ({names}): the weights "
+                "belong to a head with other trees, feature subsets or order of the classes. Build "
+                "the head with the arguments that it was saved with; hstree.load_head does so for "
+                "files of head.save"
             )
 
 
@@ -140,65 +131,31 @@ def unpacked(state: Any) -> dict[str, Tensor]:
         ) from error
 
 
-def saved_tables(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The saved tables in the state dict of a head."""
-    return unpacked(tensors[EXTRA_STATE])
+def saved_tables(tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """The saved tables of a module in the state dict of a head, whose keys begin with ``prefix``
+    there."""
+    return unpacked(tensors[f"{prefix}{EXTRA_STATE}"])
 
 
-def adopt_tables(head: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give a head, if it has tables, those in the state dict of a saved head.
+def adopt_tables(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+    """Give a module, if it has tables, the saved ones of its registered tables.
 
     Raises:
         ValueError: if one is missing or has another shape or dtype.
     """
-    if not isinstance(head, SavedTables):
+    if not isinstance(module, Tables):
         return
-    saved = saved_tables(tensors)
-    for name, own in list(head.tables().items()):
+    saved = saved_tables(tensors, prefix)
+    for name, own in list(module._own_tables.items()):
         other = saved.get(name)
         if other is None or other.shape != own.shape or other.dtype != own.dtype:
             raise ValueError(
                 f"{name}: expected a table {_what(own)} for this configuration, got {_what(other)}"
             )
-        head.register_table(name, other)
+        module.register_table(name, other)
 
 
 def _what(value: Any) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-
-
-class Resettable(nn.Module):
-    """A module that can be reset to the state its constructor made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._constants: dict[str, Tensor] = {}
-
-    def register_constant(self, name: str, value: Tensor | None) -> None:
-        """Register a buffer whose value comes from an argument of the constructor. It is saved with
-        the head, and :meth:`reset_parameters` restores it."""
-        if value is not None:
-            self._constants[name] = value.detach().cpu().clone()
-            value = value.to(torch.get_default_device())
-        self.register_buffer(name, value)
-
-    def reset_parameters(self) -> None:
-        """Reset the whole state to what the constructor sets; random values are drawn again.
-
-        Call it after ``to_empty`` on a head that was made on the meta device. Sharded parameters
-        (DTensor) are reset too. A tied embedding is not changed. A loaded head is reset without
-        the class frequencies it was built with, because they are not saved.
-
-        Example:
-            >>> import torch, hstree
-            >>> with torch.device("meta"):
-            ...     head = hstree.Softmax(400, 10000)
-            >>> _ = head.to_empty(device="cpu")  # or "cuda"
-            >>> head.reset_parameters()
-            >>> head.bias.abs().max()
-            tensor(0., grad_fn=<MaxBackward1>)
-        """
-        for name, value in self._constants.items():
-            fill(self.get_buffer(name), value)

@@ -1,0 +1,136 @@
+"""What all numerical code shares: dtypes of results, autocast, transforms of torch.func, products
+whose float32 sums are not rounded to 16 bits, and logarithms of sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+from torch.autograd import forward_ad
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Dtype of sums, scores and log-probabilities: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor in float32, or unchanged if it is float64 or float32."""
+    return tensor.to(sum_dtype(tensor.dtype))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name without the module: ``float32`` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def input_dtype(linear: nn.Linear) -> torch.dtype:
+    """The dtype that a linear layer computes in: that of its weight, or float32 if
+    ``torch.ao.quantization.quantize_dynamic`` has replaced it, whose weight is a method."""
+    return getattr(linear.weight, "dtype", torch.float32)
+
+
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast is enabled for the device."""
+    # Not torch.amp.is_autocast_available, which torch.compile of torch 2.11 cannot trace.
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context without autocast for the device."""
+    if device.type == "meta":
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func or forward mode is active. Values must then not be read,
+    and derivatives may be needed where ``requires_grad`` is False."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether it is a tensor of :func:`torch.func.vmap` or of batched gradients."""
+    return is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor)
+
+
+BLOCK_NUMBERS = 2**19
+"""Numbers of a weight that are cast to float32 at a time, so that they stay in the cache."""
+
+
+def is_low(tensor: Tensor) -> bool:
+    """Whether it has 16 bits."""
+    return tensor.dtype in (torch.bfloat16, torch.float16)
+
+
+def is_cast(weight: Tensor) -> bool:
+    """Whether products with it are computed in float32: on the CPU, where torch rounds products of
+    16 bits to 16 bits and is slow in float16."""
+    return is_low(weight) and weight.device.type == "cpu"
+
+
+def blocks(weight: Tensor, dim: int = 0) -> Iterator[Tensor]:
+    """Blocks of the weight along ``dim``, in float32 if products are computed in it."""
+    if not is_cast(weight):
+        yield weight
+    elif torch.compiler.is_compiling():
+        yield weight.float()
+    else:
+        of_row = max(1, weight.numel() // max(1, weight.shape[dim]))
+        for block in torch.split(weight, max(1, BLOCK_NUMBERS // of_row), dim):
+            yield block.float()
+
+
+def linear_scores(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b [..., V] in the dtype of sums: x [..., D], W [V, D]. A GPU rounds products of 16
+    bits to 16 bits; under autocast, autocast decides."""
+    if autocasts(x.device) or not is_cast(weight):
+        scores = F.linear(x, weight, bias)
+        return scores.to(sum_dtype(scores.dtype))
+    x = x.float()
+    parts = [F.linear(x, block) for block in blocks(weight)]
+    scores = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    return scores if bias is None else scores + bias
+
+
+def batched_scores(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """W x + b [T, R, N] in the dtype of sums, for each of T trees: x [T, N, S], W [T, R, S]; as
+    :func:`linear_scores`."""
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if torch.compiler.is_exporting() or x.shape[1] > 2:  # exported programs take any number
+            return torch.baddbmm(bias.unsqueeze(2), weight, x.mT)
+        # A product with one or two contexts is faster with them as its rows.
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT).mT
+
+    x, bias = x.to(weight.dtype), bias.to(weight.dtype)
+    if autocasts(x.device) or not is_cast(weight):
+        scores = product(x, weight, bias)
+        return scores.to(sum_dtype(scores.dtype))
+    x, parts, begin = x.float(), [], 0
+    for block in blocks(weight, 1):
+        end = begin + block.shape[1]
+        parts.append(product(x, block, bias[:, begin:end].float()))
+        begin = end
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def log_sum_exp(values: Tensor, dim: int) -> Tensor:
+    """log sum exp over a dimension; -inf where all are -inf, with a gradient of 0 where that of
+    :func:`torch.logsumexp` is NaN."""
+    never = (values == -math.inf).all(dim)
+    finite = values.masked_fill(never.unsqueeze(dim), 0.0)
+    return torch.logsumexp(finite, dim).masked_fill(never, -math.inf)
+
+
+def log_add_exp(a: Tensor, b: Tensor) -> Tensor:
+    """log(exp a + exp b); -inf where both are -inf, with a gradient of 0 where that of
+    :func:`torch.logaddexp` is NaN."""
+    never = (a == -math.inf) & (b == -math.inf)
+    a, b = a.masked_fill(never, 0.0), b.masked_fill(never, 0.0)
+    return torch.logaddexp(a, b).masked_fill(never, -math.inf)

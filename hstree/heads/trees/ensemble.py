@@ -1,0 +1,866 @@
+"""An ensemble of randomized hierarchical softmaxes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from hstree._checks import (
+    check_bool,
+    check_choice,
+    check_frequencies,
+    check_int,
+    check_number,
+    check_seed,
+)
+from hstree._numerics import is_transformed, log_sum_exp, sum_dtype
+from hstree.heads.base import Head
+from hstree.heads.losses import split_rows
+from hstree.heads.options import name_builder_options
+from hstree.heads.resizing import ClassChange
+from hstree.heads.tables import adopt_tables, fill, saved_tables
+from hstree.heads.trees.fitting import fit_nodes
+from hstree.heads.trees.gate import GATES, UniformGate
+from hstree.heads.trees.layout import Layout
+from hstree.heads.trees.nodes import Nodes
+from hstree.heads.trees.queries import (
+    all_log_prob,
+    choose_way,
+    pays_to_search,
+    records_gradients,
+    sample_classes,
+    search_classes,
+)
+from hstree.heads.trees.resizing import OldNodes, changed_trees, resized_parameters
+from hstree.heads.trees.shape import TreeShape, check_trees, draw_subsets
+from hstree.heads.tying import HasWeight
+from hstree.ops import leaf_order, mark_targets
+from hstree.trees import Tree, word_vectors
+from hstree.trees.vectors import Context, count_classes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from hstree.heads.softmax import Softmax
+
+NODE_VECTORS = ("free", "leaves")
+MANY_CLASSES = 1 << 16
+
+
+class TreeEnsemble(Head):
+    r"""A mixture of T hierarchical softmaxes, each with its own tree and its own subset of the
+    features.
+
+    .. math::
+        \log P(y \mid h) = \log \sum_t \pi_t \exp \sum_{n \in \mathrm{path}_t(y)} \log
+        P_t(\text{child} \mid n, h)
+
+    A binary node decides by a sigmoid, and a wide node by a softmax over its children. A training
+    step costs O(T (C + L) S) per row, for C children of the root and L nodes on a path,
+    independently of the number of classes. :meth:`from_counts`, :meth:`from_tokens` and
+    :meth:`from_linear` also build the trees.
+
+    Equivalent to :class:`Softmax` if T = 1 and the tree is one node with V children.
+
+    Args:
+        in_features: number of input features, D.
+        n_classes: number of classes, V.
+        trees: T trees over V classes, at least one, with roots of the same width; see
+            :mod:`hstree.trees`.
+        subset_size: number of features that each tree reads, S, drawn with ``seed``; None: all.
+        subset_block: the subsets consist of blocks of this many adjacent features, which begin at
+            multiples of it; a divisor of D and S. With blocks of 16 or more a GPU gathers the
+            features in larger accesses.
+        gate: weights pi of the trees: ``"uniform"``, ``"constant"`` (learned, the same for all
+            contexts) or ``"context"`` (softmax of a linear layer of h).
+        node_vectors: ``"free"``: every node has its own vectors. ``"leaves"``: the classes of a
+            leaf group (a node whose children are all classes) read one output embedding E [V, D] in
+            every tree, with all features, and have a bias in each tree. The nodes above have their
+            own vectors; a child of a wide root that is a class adds its row of E. The trees can be
+            replaced during training: :meth:`relearn`. The vectors start at zero, so that the
+            untrained head gives the distribution of ``frequencies``; a given ``embedding`` keeps
+            its values.
+        embedding: module whose weight is used as E, such as the model's input embedding or a
+            softmax; None: the head gets its own.
+        sparse: whether the vectors of binary nodes and of wide nodes below the root, and E with
+            ``"leaves"``, have row-sparse gradients, as with ``torch.nn.Embedding(sparse=True)``. A
+            step then costs what the rows that a batch visits cost: few in binary trees and in
+            groups of few classes, almost all of E in trees of two levels with many classes.
+            Requires :class:`hstree.optim.AdamW`, or SGD or Adagrad without weight decay; on several
+            ranks use :mod:`hstree.distributed`. Off by default, because torch's AdamW,
+            torch.compile and the trainers of other libraries accept only dense gradients. In
+            float16 on a CPU torch cannot add two of them: there, call zero_grad() before every
+            backward pass.
+        seed: seed of the feature subsets.
+        **options: further arguments of :class:`Head`.
+
+    Raises:
+        TypeError: if ``trees`` is not a list of trees.
+        ValueError: for trees of different sizes or root widths, or an option out of range.
+
+    Example:
+        >>> import torch, hstree
+        >>> counts = torch.arange(2000, 0, -1)
+        >>> trees = hstree.trees.build_ensemble("huffman", 2000, 4, frequencies=counts, root=256)
+        >>> head = hstree.TreeEnsemble(16, 2000, trees, frequencies=counts, gate="context")
+        >>> output, loss = head(torch.randn(5, 16), torch.randint(2000, (5,)))
+        >>> output.shape, head.sample(torch.randn(5, 16)).shape
+        (torch.Size([5]), torch.Size([5]))
+    """
+
+    name = "trees"
+
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        trees: Sequence[Tree] = (),
+        *,
+        subset_size: int | None = None,
+        subset_block: int = 1,
+        gate: str = "uniform",
+        node_vectors: str = "free",
+        embedding: HasWeight | None = None,
+        sparse: bool = False,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_features, n_classes, **options)
+        trees = check_trees(trees, self.n_classes)
+        self.n_trees = len(trees)
+        self.subset_size = in_features if subset_size is None else subset_size
+        self.subset_block, self.seed = subset_block, check_seed(seed)
+        check_choice("gate", gate, GATES)
+        self.node_vectors = check_choice("node_vectors", node_vectors, NODE_VECTORS)
+        self.sparse = check_bool("sparse", sparse)
+        if sparse and self.label_smoothing:
+            raise ValueError(
+                "label_smoothing: expected 0 for trees with sparse=True, as every node gets a "
+                f"gradient, got {self.label_smoothing}; sparse=False takes it"
+            )
+        subsets = draw_subsets(self.n_trees, in_features, self.subset_size, subset_block, seed)
+        layout = Layout(trees, leaf_groups=node_vectors == "leaves", feature_index=subsets)
+        self.nodes = Nodes(layout, in_features, embedding=embedding, sparse=sparse)
+        self.layout = layout
+        self.gate: UniformGate = GATES[gate if self.n_trees > 1 else "uniform"](
+            in_features, self.n_trees
+        )
+        self._reset_nodes()
+
+    @classmethod
+    def from_counts(
+        cls,
+        in_features: int,
+        counts: npt.ArrayLike,
+        *,
+        n_trees: int | None = None,
+        recipe: str = "huffman",
+        root: int | None = None,
+        leaf: int | None = None,
+        levels: int | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        """An ensemble built from class counts; before training it gives their distribution.
+
+        Args:
+            in_features: number of input features, D.
+            counts: number of occurrences of each class, real [V], none negative: a tensor on the
+                CPU, an array or a list.
+            recipe: ``"huffman"`` or ``"random"``. For trees that group similar classes use
+                :meth:`from_tokens` or :meth:`from_linear`.
+            n_trees, root, leaf, levels: number and shape of the trees; None: the defaults of
+                :meth:`hstree.heads.TreeShape.for_classes`.
+            seed: seed of the trees and of the feature subsets.
+            **options: further arguments of the head. ``node_vectors`` is ``"free"`` for trees that
+                are binary down to the classes and for a root over all classes, otherwise, and with
+                an ``embedding``, ``"leaves"``.
+
+        Raises:
+            TypeError: if the counts are not real numbers.
+            ValueError: if the counts are not a 1-D array, or one is negative or not finite.
+
+        Example:
+            >>> import torch, hstree
+            >>> counts = torch.arange(5000, 0, -1)
+            >>> head = hstree.TreeEnsemble.from_counts(16, counts, gate="context")
+            >>> head.n_trees, head.trees[0].root_width
+            (4, 256)
+            >>> head(torch.randn(3, 16), torch.tensor([0, 1, 4999])).loss.shape
+            torch.Size([])
+        """
+        _check_names("from_counts", options, frequencies="counts")
+        frequencies = check_frequencies(counts, name="counts")
+        n_classes = len(frequencies)
+        shape = TreeShape.for_classes(
+            n_classes,
+            bool(options.get("sparse")),
+            n_trees=n_trees,
+            root=root,
+            leaf=leaf,
+            levels=levels,
+        )
+        trees = shape.build(recipe, n_classes, frequencies, None, seed)
+        tied = options.get("embedding") is not None
+        options.setdefault("node_vectors", shape.node_vectors(n_classes, tied))
+        return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
+
+    @classmethod
+    def from_tokens(
+        cls,
+        in_features: int,
+        n_classes: int,
+        tokens: npt.ArrayLike,
+        *,
+        frequencies: npt.ArrayLike | None = None,
+        n_trees: int | None = None,
+        recipe: str = "cluster",
+        root: int | None = None,
+        leaf: int | None = None,
+        levels: int | None = None,
+        contexts: Sequence[Context] = ("left", "both"),
+        tree_options: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        """An ensemble whose trees cluster the classes of a text by their contexts.
+
+        Args:
+            in_features: number of input features, D.
+            n_classes: number of classes, V.
+            tokens: classes of the training text in order, int [...] in [0, V): a tensor on the CPU,
+                an array, a memory map or a list.
+            frequencies: class counts [V]; None: those of the tokens.
+            recipe: ``"cluster"``, or ``"huffman"`` or ``"random"``, which read the frequencies
+                alone.
+            n_trees, root, leaf, levels: number and shape of the trees; see :meth:`from_counts`.
+            contexts: contexts of the word vectors for clustered trees, used alternately; see
+                :func:`hstree.trees.word_vectors`. The vectors have 100 features, or 32 from
+                V = 65,537, where the decomposition for 100 takes minutes.
+            tree_options: further options of the recipe; None: ``noise=0.3`` for several clustered
+                trees, so that they differ.
+            seed: seed of the trees and of the feature subsets.
+            **options: further arguments of the head; ``node_vectors`` as in :meth:`from_counts`.
+
+        Raises:
+            TypeError: if the tokens are not integers.
+            ValueError: if there is no token, or one is outside [0, V).
+
+        Example:
+            >>> import torch, hstree
+            >>> tokens = torch.randint(1500, (20000,))
+            >>> head = hstree.TreeEnsemble.from_tokens(16, 1500, tokens, n_trees=2, root=64)
+            >>> head.log_prob(torch.randn(3, 16)).shape
+            torch.Size([3, 1500])
+        """
+        _check_names("from_tokens", options)
+        if frequencies is None:
+            frequencies = count_classes(tokens, n_classes)
+        shape = TreeShape.for_classes(
+            n_classes,
+            bool(options.get("sparse")),
+            n_trees=n_trees,
+            root=root,
+            leaf=leaf,
+            levels=levels,
+        )
+        vectors = None
+        if recipe == "cluster":
+            n_features = 32 if n_classes > MANY_CLASSES else 100
+            ids = np.asarray(tokens).reshape(-1)
+            vectors = [
+                word_vectors(ids, n_classes, context=context, n_features=n_features)
+                for context in contexts[: shape.n_trees]
+            ]
+        trees = shape.build(recipe, n_classes, frequencies, vectors, seed, tree_options)
+        tied = options.get("embedding") is not None
+        options.setdefault("node_vectors", shape.node_vectors(n_classes, tied))
+        return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear | Softmax,
+        trees: Sequence[Tree] | None = None,
+        *,
+        tied: bool = False,
+        vectors: npt.ArrayLike | Tensor | None = None,
+        at: Tensor | None = None,
+        n_trees: int | None = None,
+        root: int | None = None,
+        leaf: int | None = None,
+        levels: int | None = None,
+        frequencies: npt.ArrayLike | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        r"""An ensemble that starts as an approximation of a trained softmax.
+
+        The scores at each node are those of the softmax to first order about a hidden vector
+        :math:`h_0`. The score of a child with the classes :math:`Y` below it is
+
+        .. math::
+            \log \sum_{y \in Y} e^{w_y \cdot h + b_y} \approx \log \sum_{y \in Y} e^{z_y}
+            + \frac{\sum_y e^{z_y} w_y}{\sum_y e^{z_y}} \cdot (h - h_0), \qquad
+            z_y = w_y \cdot h_0 + b_y
+
+        This is exact for a child that is a single class. The more similar the classes below a node
+        are, the closer is the approximation. A root over all classes is the softmax itself.
+
+        Args:
+            linear: the softmax: weight [V, D], with or without a bias.
+            tied: use the weight of the softmax itself as the output embedding, not a copy. The head
+                then adds T C D numbers for the roots of trees of two levels and T V for the biases
+                of the classes. Below the root it is exact, and it follows the softmax when that is
+                trained; :meth:`fit_nodes` fits the root to it. The head has the dtype of the
+                softmax. See :meth:`hstree.heads.Head.save` for a file without the weight.
+            trees: trees over the V classes; None: clustered by ``vectors``.
+            vectors: class vectors, real [V, F]; None: the rows of the weight. With the mean hidden
+                states of a sample, :meth:`hstree.trees.ContextMeans.vectors`, and their counts as
+                ``frequencies`` the approximation is closer.
+            at: the hidden vector h_0 [D]; None: 0, which suits a softmax with a bias. Without a
+                bias use the mean of some hidden vectors.
+            n_trees: number of clustered trees, T; None: 1, which has as many parameters as the
+                softmax. Four trees give a perplexity 3% lower (``conversion.md`` of the benchmark
+                results).
+            root: width of the root, C; None: 1,024, or the smallest power of two that is at least
+                the square root of V if that is more, but at most V / 4. Up to 1,024 classes one
+                tree is the softmax itself.
+            leaf: size of the leaf groups, G; None: 64, or 1 with two levels or ``tied``.
+            levels: number of levels; see :meth:`from_counts`. None: any number of binary nodes
+                between the root and the leaf groups, or 2 with ``tied`` and without ``leaf``.
+            frequencies: class counts [V] that balance the clusters; None: all equal.
+            seed: seed of the trees and of the feature subsets.
+            **options: further arguments of the head, except ``embedding``. With
+                ``node_vectors="leaves"``, the default with ``tied``, the output embedding starts as
+                the weight of the softmax.
+
+        Raises:
+            ValueError: for ``node_vectors="free"`` with ``tied``; for ``embedding``, ``at`` of a
+                wrong shape, or ``vectors``, ``n_trees``, ``root``, ``leaf`` or ``levels`` together
+                with ``trees``.
+
+        Example:
+            >>> import torch, hstree
+            >>> linear, hidden = torch.nn.Linear(16, 1000), torch.randn(3, 16)
+            >>> head = hstree.TreeEnsemble.from_linear(linear)
+            >>> torch.allclose(head.log_prob(hidden), linear(hidden).log_softmax(-1), atol=1e-5)
+            True
+
+            Two levels that read the rows of the softmax:
+
+            >>> head = hstree.TreeEnsemble.from_linear(linear, tied=True, root=32)
+            >>> head.output_embedding is linear.weight, head.nodes.root_weight.shape
+            (True, torch.Size([1, 32, 16]))
+        """
+        if "embedding" in options:
+            raise ValueError(
+                "embedding: expected no such option, because the vectors are those of linear, "
+                f"got {options['embedding']!r}"
+            )
+        if tied:
+            check_choice("node_vectors", options.setdefault("node_vectors", "leaves"), ("leaves",))
+        n_classes, in_features = linear.weight.shape
+        if at is not None and at.shape != (in_features,):
+            raise ValueError(f"at: expected shape [{in_features}], got {list(at.shape)}")
+        if trees is None:
+            if leaf is None and not tied:
+                leaf = 1 if levels == 2 else 64
+            rows = linear.weight if vectors is None else vectors
+            if isinstance(rows, Tensor):
+                rows = rows.detach().float().cpu().numpy()
+            shape = TreeShape.for_classes(
+                n_classes,
+                n_trees=n_trees or 1,
+                root=root,
+                leaf=leaf,
+                levels=levels,
+                usual_root=1024,
+            )
+            trees = shape.build("cluster", n_classes, frequencies, [rows], seed)
+        else:
+            given = {"n_trees": n_trees, "root": root, "leaf": leaf, "levels": levels}
+            for name, value in ({"vectors": vectors} | given).items():
+                if value is not None:
+                    raise ValueError(f"{name}: expected None together with trees, got {value!r}")
+        head = cls(
+            in_features,
+            n_classes,
+            trees,
+            embedding=linear if tied else None,
+            frequencies=frequencies,
+            seed=seed,
+            **options,
+        ).to(linear.weight.device, linear.weight.dtype if tied else None)
+        weight = linear.weight.detach()
+        bias = weight.new_zeros(n_classes) if linear.bias is None else linear.bias.detach()
+        nodes = head.nodes
+        if nodes.output_embedding is not None and not tied:
+            fill(nodes.output_embedding, weight)
+        if nodes.leaf_bias is not None:
+            fill(nodes.leaf_bias, bias.expand_as(nodes.leaf_bias))
+        of_trees = bias.double().cpu().expand(head.n_trees, -1)
+        nodes.expand(head.layout, weight, of_trees, at)
+        return head
+
+    @property
+    def trees(self) -> list[Tree]:
+        """The trees."""
+        return [layout.tree for layout in self.layout.trees]
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output embedding belongs to another module."""
+        return self.nodes.tied
+
+    @property
+    def output_embedding(self) -> Tensor:
+        """The output embedding E [V, D], with ``node_vectors="leaves"``."""
+        if self.nodes.output_embedding is None:
+            raise AttributeError("output_embedding: expected node_vectors='leaves', got 'free'")
+        return self.nodes.output_embedding
+
+    # The model: the blocks of the nodes, mixed by the gate
+
+    def encode(self, hidden: Tensor) -> Tensor:
+        """``hidden`` itself, and the tables on its device."""
+        if torch.onnx.is_in_onnx_export():
+            raise NotImplementedError(
+                f"head {self.name!r}: the operators of trees have no ONNX form; export the model "
+                "that makes hidden and compute the head in PyTorch, use torch.export, or a flat "
+                "head such as hstree.Softmax, whose log_prob and predict ONNX can express"
+            )
+        if self.layout.tables_device != hidden.device:
+            self.layout.place_tables(hidden.device)
+        return hidden
+
+    def log_gate(self, hidden: Tensor) -> Tensor:
+        """log pi [N, T]: hidden [N, D]."""
+        log_gate: Tensor = self.gate(hidden)
+        if self.n_classes > 1:
+            return log_gate
+        return log_gate + self._zeros(hidden).unsqueeze(1)
+
+    def _zeros(self, hidden: Tensor) -> Tensor:
+        """0 [N], with a gradient of 0 for hidden [N, D] and the parameters: log P of the class of
+        trees without nodes."""
+        dtype = sum_dtype(hidden.dtype)
+        zeros = hidden[:, :0].sum(1, dtype=dtype)
+        for parameter in self.parameters():
+            zeros = zeros + parameter.flatten()[:0].sum(dtype=dtype)
+        return zeros
+
+    def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
+        log_prob = self.log_prob_by_tree(hidden, target)
+        if self.n_trees == 1:
+            return log_prob.squeeze(1)
+        mixture = log_sum_exp(log_prob + self.log_gate(hidden), 1)
+        return mixture.masked_fill(target == -1, 0.0)
+
+    def log_prob_by_tree(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Log-probability [N, T] of the targets in each tree: arguments of
+        :meth:`target_log_prob`."""
+        blocks = self.nodes(self.layout)
+        order = None
+        if sum(block.visits_rows for block in blocks) > 1:
+            order = leaf_order(target, self.layout.leaf_position)
+        parts = [block.target_log_prob(hidden, target, order) for block in reversed(blocks)]
+        if not parts:  # a single class: 0, with a gradient of 0
+            zeros = self._zeros(hidden)
+            if torch.is_grad_enabled() and not zeros.requires_grad and not is_transformed():
+                zeros.requires_grad_()  # of nothing, so that a training step works
+            parts = [zeros.unsqueeze(1).expand(-1, self.n_trees)]
+        log_prob: Tensor = sum(parts[1:], parts[0])
+        return log_prob
+
+    def numbers_of_a_row(self, device: torch.device) -> int:
+        return self.layout.numbers_of_a_row(device)
+
+    def class_log_prob(self, hidden: Tensor) -> Tensor:
+        """On a GPU in chunks of rows, if no gradients are recorded: the scores of all nodes take
+        more memory than the result."""
+        if hidden.device.type == "cpu" or records_gradients(hidden, *self.parameters()):
+            return self.mixed_log_prob(hidden, self.log_gate(hidden))
+        chunks = split_rows(self.numbers_of_a_row(hidden.device), hidden)
+        parts = [self.mixed_log_prob(x, self.log_gate(x)) for (x,) in chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor) -> Tensor:
+        """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T] the logarithms of
+        the weights of the trees."""
+        return all_log_prob(self.nodes(self.layout), self.layout, hidden, log_gate)
+
+    def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """By best-first search, which scores few nodes if few classes share most of the probability
+        (see :func:`hstree.ops.tree_topk`), or from all classes, in chunks of rows: always on a GPU,
+        for so many classes that a search would score most groups, and for rows whose search has
+        scored a third of all classes."""
+        with torch.no_grad():
+            if pays_to_search(self.layout, hidden, k):
+                values, classes = self._search(hidden, k)
+            else:
+                values, classes = super().topk_rows(hidden, k)
+        if records_gradients(hidden, *self.parameters()):
+            values = self.candidate_rows(hidden, classes, 1.0)
+        return values.to(sum_dtype(hidden.dtype)), classes
+
+    def _search(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        blocks, log_gate = self.nodes(self.layout), self.log_gate(hidden)
+        values, classes = search_classes(blocks, self.layout, hidden, log_gate, k)
+        if torch.compiler.is_compiling() or is_transformed():
+            return values, classes  # nothing was given up
+        given_up = classes[:, 0] < 0
+        if bool(given_up.any()):
+            of_all, ranked = super().topk_rows(hidden[given_up], k)
+            values[given_up], classes[given_up] = of_all.to(values.dtype), ranked
+        return values, classes
+
+    def sample_rows(
+        self, hidden: Tensor, n: int, temperature: float, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Ancestral sampling: a tree by the gate, then a child at each node. O(T L) scores per
+        row."""
+        if hidden.device.type not in ("cpu", "cuda"):
+            return super().sample_rows(hidden, n, temperature, generator)
+        blocks, log_gate = self.nodes(self.layout), self.log_gate(hidden)
+        return sample_classes(blocks, self.layout, hidden, log_gate, n, temperature, generator)
+
+    def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
+        """In the cheapest of three ways: looked up row by row, by the ops of the training step, or
+        from all classes."""
+        blocks, log_gate = self.nodes(self.layout), self.log_gate(hidden)
+        arguments = (blocks, self.layout, hidden, log_gate, candidates, temperature)
+        return choose_way(*arguments)(*arguments).to(sum_dtype(hidden.dtype))
+
+    # Other trees
+
+    def replace_trees(self, trees: Sequence[Tree], *, at: Tensor | None = None) -> list[str]:
+        r"""Take other trees over the same classes, with ``node_vectors="leaves"``.
+
+        The output embedding E, the biases of the classes and the gate stay. The vectors and biases
+        of the nodes above the leaf groups start as the first-order expansion of the scores
+        :math:`E_y \cdot h + b_{ty}` of the classes about a hidden vector :math:`h_0`; see
+        :meth:`from_linear`.
+
+        Parameters keep their identity, also where their shape changes. Optimizers must drop the
+        state of the parameters named in the result. A kind of nodes that the old trees did not
+        have gets new parameters, and one that the new trees do not have loses its own.
+        :class:`~torch.nn.parallel.DistributedDataParallel` must be applied again.
+
+        Args:
+            trees: as many trees as the present ones, with a root of the same width.
+            at: the hidden vector h_0 [D], such as the mean of some hidden vectors; None: 0.
+
+        Returns:
+            Names of the parameters that start anew.
+
+        Raises:
+            ValueError: for other ``node_vectors``, other numbers of trees, classes or children of
+                the root, or parameters that are sharded or on the meta device.
+
+        Example:
+            >>> import hstree
+            >>> from hstree.trees import build_ensemble
+            >>> trees = build_ensemble("random", 2000, 2, root=64, levels=2)
+            >>> head = hstree.TreeEnsemble(16, 2000, trees, node_vectors="leaves")
+            >>> head.replace_trees(build_ensemble("random", 2000, 2, seed=1, root=64, levels=2))
+            ['nodes.root_weight', 'nodes.root_bias']
+        """
+        trees = self._replacing(trees)
+        if at is not None and at.shape != (self.in_features,):
+            raise ValueError(f"at: expected shape [{self.in_features}], got {list(at.shape)}")
+        bias, nodes = self.nodes.class_bias(self.layout), self.nodes
+        self.layout = self._layout_of(trees)
+        names = nodes.restart(self.layout)
+        if nodes.leaf_bias is not None:
+            fill(nodes.leaf_bias, bias)
+        nodes.expand(self.layout, self.output_embedding, bias, at)
+        return [f"nodes.{name}" for name in names]
+
+    def _replacing(self, trees: Sequence[Tree]) -> list[Tree]:
+        """The trees that :meth:`replace_trees` takes; raises ValueError for other ones."""
+        if self.node_vectors != "leaves":
+            raise ValueError(
+                "trees: expected a head with node_vectors='leaves', whose output embedding "
+                f"outlives its trees, got {self.node_vectors!r}"
+            )
+        if any(parameter.is_meta for parameter in self.parameters()):
+            raise ValueError("trees: expected a head with data, got one on the meta device")
+        if any(hasattr(parameter, "device_mesh") for parameter in self.parameters()):
+            raise ValueError(
+                "trees: expected a head with whole parameters, got DTensor; replace the trees "
+                "before fully_shard"
+            )
+        checked = check_trees(trees, self.n_classes)
+        if len(checked) != self.n_trees:
+            raise ValueError(f"trees: expected {self.n_trees} trees, got {len(checked)}")
+        root_width = self.layout.trees[0].tree.root_width
+        if checked[0].root_width != root_width:
+            raise ValueError(
+                f"trees: expected roots of {root_width} children, got {checked[0].root_width}"
+            )
+        return checked
+
+    def _layout_of(self, trees: Sequence[Tree]) -> Layout:
+        """The tables of other trees with the same feature subsets, on the same device."""
+        old = self.layout
+        index = old.feature_index
+        layout = Layout(trees, leaf_groups=old.leaf_groups, feature_index=index)
+        layout.place_tables(old.tables_device)
+        return layout
+
+    def relearn(
+        self,
+        vectors: npt.ArrayLike | Tensor,
+        *,
+        at: Tensor | None = None,
+        seed: int | None = None,
+        frequencies: npt.ArrayLike | None = None,
+        tree_options: Mapping[str, Any] | None = None,
+        root: int | None = None,
+        leaf: int | None = None,
+        levels: int | None = None,
+    ) -> list[str]:
+        """:meth:`replace_trees` by trees that cluster the classes by the given vectors.
+
+        Args:
+            vectors: class vectors, real [V, F], such as those of
+                :class:`hstree.trees.ContextMeans`.
+            at: see :meth:`replace_trees`.
+            seed: seed of the trees; None: that of the head.
+            frequencies: class counts [V] that balance the clusters, such as
+                ``ContextMeans.count``; None: those the head was built with, which a loaded head
+                does not know.
+            tree_options: see :meth:`from_tokens`.
+            root, leaf, levels: shape of the trees, see
+                :class:`hstree.heads.TreeShape`; None: that of the present trees, with their
+                height as ``levels`` if it is 2 or 3 and ``leaf`` is not given, and their widest
+                group as ``leaf``.
+
+        Returns:
+            Names of the parameters that start anew.
+
+        Raises:
+            ValueError: as in :meth:`replace_trees`, or for vectors of a wrong shape.
+
+        Example:
+            >>> import torch, hstree
+            >>> head = hstree.TreeEnsemble.from_counts(
+            ...     16, range(2000, 0, -1), root=64, levels=2, node_vectors="leaves")
+            >>> head.relearn(torch.randn(2000, 8))
+            ['nodes.root_weight', 'nodes.root_bias']
+        """
+        height = max(tree.height for tree in self.trees)
+        if levels is None and leaf is None and height in (2, 3):
+            levels = height
+        if leaf is None:
+            leaf = 1 if levels == 2 else max(1, self.layout.max_group)
+        if root is None:
+            root = self.trees[0].root_width
+        rows = vectors.detach().cpu().numpy() if isinstance(vectors, Tensor) else vectors
+        trees = TreeShape(self.n_trees, root, leaf, levels).build(
+            "cluster",
+            self.n_classes,
+            self.frequencies if frequencies is None else frequencies,
+            [rows],
+            self.seed if seed is None else seed,
+            tree_options,
+        )
+        return self.replace_trees(trees, at=at)
+
+    def fit_nodes(
+        self,
+        hidden: Tensor,
+        target: Tensor | nn.Linear | Softmax,
+        *,
+        epochs: int = 3,
+        batch_size: int = 1024,
+        learning_rate: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        r"""Fit the nodes above the leaf groups to contexts, with ``node_vectors="leaves"``.
+
+        Minimizes the mean over the contexts and the trees of
+
+        .. math::
+            -\sum_y q(y \mid h) \sum_{n \in \mathrm{path}_t(y)} \log P_t(\text{child} \mid n, h)
+
+        over the nodes n above the leaf groups, by Adam with a cosine schedule. The output
+        embedding, the biases of the classes and the gate stay. The first-order expansion that
+        :meth:`replace_trees`, :meth:`relearn` and :meth:`from_linear` start the nodes from is
+        coarse: call this after them, before training continues.
+
+        With classes as the target, q is 1 for the class that followed. With a softmax as the
+        target, q is its distribution: the nodes are distilled from it, and what is minimized is, up
+        to a constant, the Kullback-Leibler divergence from the softmax to each tree in the
+        distribution of the leaf groups. That of the classes is the same where the leaf groups are
+        exact, as after ``from_linear(softmax, tied=True)``. A step then costs the probabilities of
+        all classes, which are held for a few contexts at a time.
+
+        Args:
+            hidden: context vectors, floating point [N, D], such as those of a sample of the
+                training text.
+            target: classes, int64 [N], in [0, V) or ``ignore_index``; or a softmax over them with a
+                weight [V, D], with or without a bias, which is not changed.
+            epochs: passes over the contexts, at least 1.
+            batch_size: contexts of a step.
+            learning_rate: of the first step; None: 0.01 for classes, 0.1 / sqrt(D) for a softmax.
+                For a softmax that of the vectors is divided by the root mean square of ``hidden``,
+                so that the fit does not depend on its scale.
+            seed: seed of the order of the contexts.
+
+        Raises:
+            ValueError: for other ``node_vectors``, a wrong shape or a value out of range.
+
+        Example:
+            >>> import torch, hstree
+            >>> head = hstree.TreeEnsemble.from_counts(
+            ...     16, range(2000, 0, -1), root=64, levels=2, node_vectors="leaves")
+            >>> hidden, target = torch.randn(500, 16), torch.randint(2000, (500,))
+            >>> before = head(hidden, target).loss
+            >>> head.fit_nodes(hidden, target)
+            >>> bool(head(hidden, target).loss < before)
+            True
+
+            A softmax, and what its trees still lack:
+
+            >>> linear = torch.nn.Linear(16, 2000)
+            >>> head = hstree.TreeEnsemble.from_linear(linear, tied=True, root=64)
+            >>> head.fit_nodes(hidden, linear)
+            >>> log_prob, exact = head.log_prob(hidden), linear(hidden).log_softmax(-1)
+            >>> bool((exact.exp() * (exact - log_prob)).sum(-1).mean() < 0.01)
+            True
+        """
+        if self.node_vectors != "leaves":
+            raise ValueError(
+                "node_vectors: expected 'leaves', whose nodes above the leaf groups can be fitted "
+                f"alone, got {self.node_vectors!r}"
+            )
+        if not isinstance(target, Tensor):
+            shape, wanted = list(target.weight.shape), [self.n_classes, self.in_features]
+            if shape != wanted:
+                raise ValueError(
+                    f"target: expected a softmax with a weight of {wanted}, got {shape}"
+                )
+        rows = len(target) if isinstance(target, Tensor) else len(hidden)
+        if hidden.shape != (rows, self.in_features) or not hidden.is_floating_point():
+            raise ValueError(
+                f"hidden: expected floating point of shape [{rows}, {self.in_features}], got "
+                f"{hidden.dtype} of shape {list(hidden.shape)}"
+            )
+        if isinstance(target, Tensor):
+            target = mark_targets(target, self.n_classes, self.ignore_index)
+        fit_nodes(
+            self.nodes,
+            self.layout,
+            hidden,
+            target,
+            epochs=check_int("epochs", epochs, 1),
+            batch_size=check_int("batch_size", batch_size, 1),
+            learning_rate=learning_rate
+            if learning_rate is None
+            else check_number("learning_rate", learning_rate, positive=True),
+            seed=check_seed(seed),
+        )
+
+    def resize_classes(self, change: ClassChange) -> None:
+        like = next(self.parameters(), torch.empty(0))
+        given, log_shares = change.log_shares(), np.empty(0)
+        if given is not None:
+            log_shares = given.numpy()
+        elif change.added:  # the geometric mean of the shares where the hidden vector is zero
+            zero = like.new_zeros(1, self.in_features)
+            log_prob = self.class_log_prob(zero)[0].double().cpu()
+            log_shares = np.full(change.added, float(log_prob[log_prob.isfinite()].mean()))
+        old = OldNodes(self.nodes, self.layout, like)
+        changed = changed_trees(self.trees, change, old.bias)
+        self.n_classes = change.new
+        self.layout = self._layout_of([each.tree for each in changed])
+        parameters = resized_parameters(old, self.layout, changed, change, log_shares)
+        self.nodes.set_parameters(parameters, tied=change.embedding is not None)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._reset_nodes()
+        self.gate.reset()
+
+    def _reset_nodes(self) -> None:
+        frequencies = np.ones(self.n_classes) if self.frequencies is None else self.frequencies
+        self.nodes.reset(self.layout, frequencies)
+
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        """A tied embedding belongs to the model, whose own part of the gradient may be dense."""
+        return self.nodes.sparse_parameters()
+
+    def _apart(self) -> list[Tensor]:
+        return [self.output_embedding] if self.tied else []
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {
+            "subset_size": self.subset_size,
+            "subset_block": self.subset_block,
+            "gate": self.gate.name,
+            "node_vectors": self.node_vectors,
+            "tied": self.tied,
+            "sparse": self.sparse,
+            "seed": self.seed,
+            "n_trees": self.n_trees,
+        }
+
+    @classmethod
+    def from_config(
+        cls,
+        config: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        embedding: HasWeight | None = None,
+    ) -> Self:
+        options = dict(config)
+        tied = options.pop("tied")
+        saved = saved_tables(tensors, "layout.")
+        names = ("order", "node_offset", "boundary")
+        trees = [
+            Tree(**{name: saved[f"trees.{t}.{name}"].numpy() for name in names})
+            for t in range(options.pop("n_trees"))
+        ]
+        head = cls(
+            trees=trees,
+            embedding=embedding if tied else None,
+            class_weight=tensors.get("class_weight"),
+            **options,
+        )
+        adopt_tables(head.layout, tensors, "layout.")
+        return head
+
+    def extra_repr(self) -> str:
+        n_binary, n_wide, _, n_root = self.layout.n_rows
+        return (
+            f"{super().extra_repr()}, n_trees={self.n_trees}, subset_size={self.subset_size}, "
+            f"root={n_root or 2}, binary_nodes={n_binary}, wide_rows={n_wide}, "
+            f"gate={self.gate.name!r}, node_vectors={self.node_vectors!r}, sparse={self.sparse}"
+        )
+
+
+for _builder, _given in (
+    ("from_counts", ("frequencies",)),
+    ("from_tokens", ()),
+    ("from_linear", ("embedding",)),
+):
+    name_builder_options(TreeEnsemble, _builder, _given)
+
+
+def _check_names(constructor: str, options: Mapping[str, Any], **given_by: str) -> None:
+    """Raises TypeError for options of the head that the constructor sets."""
+    if "trees" in options:
+        raise TypeError(
+            f"trees: {constructor} builds the trees, and takes their number as n_trees, got trees="
+            f"{options['trees']!r}; TreeEnsemble(in_features, n_classes, trees) takes trees that "
+            "exist"
+        )
+    for name, source in given_by.items():
+        if name in options:
+            raise TypeError(f"{name}: {constructor} takes them from {source}; leave {name} out")

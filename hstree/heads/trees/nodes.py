@@ -1,0 +1,512 @@
+"""The nodes of the trees: their vectors and biases, and what they compute from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from hstree._numerics import batched_scores, is_cast, linear_scores, sum_dtype
+from hstree.heads.tables import fill
+from hstree.heads.trees.layout import BINARY, LEAF, ROOT, WIDE, Layout, TreeLayout
+from hstree.heads.tying import HasWeight, weight_to_tie
+from hstree.ops._rows import with_rows
+from hstree.ops.feature_gather import feature_gather
+from hstree.ops.leaf_log_prob import leaf_log_prob
+from hstree.ops.path_log_prob import path_log_prob
+from hstree.ops.target_log_softmax import target_log_softmax
+from hstree.ops.wide_log_prob import wide_log_prob
+
+FloatArray = npt.NDArray[np.float64]
+Values = TypeVar("Values", FloatArray, Tensor)
+
+
+@dataclass
+class Block:
+    """The nodes of one kind in T trees, with their parameters at one step.
+
+    Attributes:
+        weight: vectors of the nodes [T, R, S], R in the largest tree; see
+            :class:`hstree.heads.trees.layout.TreeLayout`.
+        bias: biases of the nodes [T, R].
+        layout: tables of the trees.
+        sparse: whether the gradients of the target's log-probability are row-sparse.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    layout: Layout
+    sparse: bool
+
+    kind: ClassVar[int]
+    weight_name: ClassVar[str]
+    """Name of the parameter of :class:`Nodes` that its vectors are read from."""
+    bias_name: ClassVar[str]
+    visits_rows: ClassVar[bool]
+    """Whether a step reads only the vectors on the paths of the targets, with the contexts sorted
+    by leaf."""
+
+    @staticmethod
+    def of_edges(values: Values, edge: npt.NDArray[np.int64]) -> Values:
+        """Values of the vectors, from values [E, ...] of the edges of a tree."""
+        return values[edge]
+
+    def features(self, hidden: Tensor, t: int) -> Tensor:
+        """The features [..., S] of hidden [..., D] that its nodes read in tree t."""
+        index = self.layout.feature_index
+        return hidden if index is None else hidden[..., index[t].long()]
+
+    def rows(self, t: int, row: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors [..., S] and biases [...] of the rows, int64 [...], in tree t."""
+        return self.weight[t, row], self.bias[t, row]
+
+    def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        """Sum of log P(child that holds the target) over these nodes of its path, [N, T].
+
+        Args:
+            hidden: context vectors [N, D].
+            target: int64 [N], from :func:`hstree.ops.mark_targets`.
+            order: result of :func:`hstree.ops.leaf_order` if several blocks share it, else None.
+        """
+        raise NotImplementedError
+
+    def scores(self, x: Tensor) -> Tensor:
+        """w . x + b of all vectors, [T, R, N], in the dtype of sums.
+
+        Args:
+            x: the features of each tree, [T, N, S].
+        """
+        return batched_scores(x, self.weight, self.bias)
+
+
+class BinaryBlock(Block):
+    """log sigmoid(z) for the left child and log sigmoid(-z) for the right, z = w . x + b."""
+
+    kind, visits_rows = BINARY, True
+    weight_name, bias_name = "binary_weight", "binary_bias"
+
+    @staticmethod
+    def of_edges(values: Values, edge: npt.NDArray[np.int64]) -> Values:
+        """Value of the left child minus value of the right child."""
+        return values[edge] - values[edge + 1]
+
+    def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        return path_log_prob(
+            hidden,
+            self.weight,
+            self.bias,
+            target,
+            self.layout.path_offset,
+            self.layout.path,
+            self.layout.leaf_position,
+            self.layout.feature_index,
+            max_depth=self.layout.max_depth,
+            sparse=self.sparse,
+            order=order,
+        )
+
+
+class WideBlock(Block):
+    """log-softmax of w . x + b over the children of a node."""
+
+    kind, visits_rows = WIDE, True
+    weight_name, bias_name = "wide_weight", "wide_bias"
+
+    def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        return wide_log_prob(
+            hidden,
+            self.weight,
+            self.bias,
+            target,
+            self.layout.wide_offset,
+            self.layout.wide_path,
+            self.layout.leaf_position,
+            self.layout.feature_index,
+            max_width=self.layout.max_width,
+            sparse=self.sparse,
+            order=order,
+        )
+
+
+class LeafBlock(Block):
+    """log-softmax of E_y . h + b_ty over the classes y of a leaf group, with the output embedding E
+    of all trees: weight [V, D], bias [T, V] and all features."""
+
+    kind, visits_rows = LEAF, True
+    weight_name, bias_name = "output_embedding", "leaf_bias"
+
+    def features(self, hidden: Tensor, t: int) -> Tensor:
+        return hidden
+
+    def rows(self, t: int, row: Tensor) -> tuple[Tensor, Tensor]:
+        classes = self.layout.leaf_class[t, row].long()
+        return self.weight[classes], self.bias[t, classes]
+
+    def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        return leaf_log_prob(
+            hidden,
+            self.weight,
+            self.bias,
+            target,
+            self.layout.group_offset,
+            self.layout.group,
+            self.layout.leaf_position,
+            self.layout.leaf_class,
+            max_width=self.layout.max_group,
+            sparse=self.sparse,
+            order=order,
+        )
+
+    def class_scores(self, hidden: Tensor) -> Tensor:
+        """E_y . h of all classes, [N, V], which all trees share, in the dtype of sums; on CUDA with
+        adjacent rows, as the kernel reads them."""
+        if hidden.device.type == "cuda":
+            return torch.mm(self.weight, hidden.t()).t().to(sum_dtype(hidden.dtype))
+        return linear_scores(hidden, self.weight)
+
+
+class RootBlock(Block):
+    """A :class:`WideBlock` of wide roots, which all targets visit: one dense product."""
+
+    kind, visits_rows = ROOT, False
+    weight_name, bias_name = "root_weight", "root_bias"
+
+    def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        child = self.layout.root_child[:, target].long()
+        logits = self.logits(hidden)
+        by_tree = self.layout.feature_index is not None  # the memory layout of the logits
+        if not by_tree:
+            logits, child = logits.transpose(0, 1), child.t()
+        log_prob = target_log_softmax(logits.flatten(0, 1), child.flatten()).view_as(child)
+        return log_prob.t() if by_tree else log_prob
+
+    def candidate_log_prob(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
+        """log P(child that holds each candidate), [N, K, T]: hidden [N, D], candidates [N, K] from
+        :func:`hstree.ops.mark_targets`, whose marks have any child."""
+        child = self.layout.root_child[:, candidates].long()
+        log_prob = self.log_prob(hidden, temperature)
+        return log_prob.gather(2, child.clamp(0, log_prob.shape[2] - 1)).permute(1, 2, 0)
+
+    def log_prob(self, hidden: Tensor, temperature: float) -> Tensor:
+        """Log-probabilities of all children, [T, N, R], with the logits divided by the
+        temperature: hidden [N, D]."""
+        return tempered(self.logits(hidden), temperature).log_softmax(-1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """w . x + b of all vectors, [T, N, R], in the dtype of sums: hidden [N, D]."""
+        n_trees, n_children, _ = self.weight.shape
+        index = self.layout.feature_index
+        if index is None:
+            rows, bias = self.weight.flatten(0, 1), self.bias.flatten()
+            logits = linear_scores(hidden.to(rows.dtype), rows, bias.to(rows.dtype))
+            return logits.view(-1, n_trees, n_children).transpose(0, 1)
+        x = tree_features(hidden.to(self.weight.dtype), index, n_trees)
+        weight = self.weight.float() if is_cast(self.weight) else self.weight
+        x, bias = x.to(weight.dtype), self.bias.to(weight.dtype)
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT).to(sum_dtype(x.dtype))
+
+
+BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, LeafBlock, RootBlock)
+"""The block types, indexed by kind."""
+
+NODE_BLOCKS = (BinaryBlock, WideBlock, RootBlock)
+"""Blocks of nodes that may have vectors of their own."""
+
+
+def to_dtype_of(blocks: Sequence[Block], hidden: Tensor) -> Tensor:
+    """``hidden`` in the dtype of the blocks' vectors."""
+    return hidden.to(blocks[0].weight.dtype) if blocks else hidden
+
+
+def tempered(scores: Tensor, temperature: float) -> Tensor:
+    """The scores divided by the temperature, but for a term that all of a row share."""
+    if temperature == 1.0:
+        return scores
+    return (scores - scores.detach().amax(-1, keepdim=True)) / temperature
+
+
+def tree_features(hidden: Tensor, feature_index: Tensor | None, n_trees: int) -> Tensor:
+    """Features [T, N, S] that each tree reads of hidden [N, D]."""
+    if feature_index is None:
+        return hidden.expand(n_trees, -1, -1)
+    return feature_gather(hidden, feature_index).transpose(0, 1)
+
+
+class Nodes(nn.Module):
+    """The parameters of the nodes of T trees. Calling it gives the blocks of this step.
+
+    Without leaf groups in the layout every node has its own vectors. With them the classes of all
+    leaf groups read the rows of one output embedding E [V, D], and only the nodes above have
+    vectors of their own. A child of a wide root that is a class adds its own vector to its row of
+    E; a root over all classes has no vectors of its own.
+
+    Args:
+        layout: tables of the trees.
+        in_features: number of input features, D.
+        embedding: module whose weight is used as E; None: its own, if there are leaf groups.
+        sparse: see :class:`Block`.
+
+    Attributes:
+        binary_weight, wide_weight, root_weight: vectors [T, R, S] for each kind of node that the
+            layout has, else None; so are the other parameters.
+        binary_bias, wide_bias, root_bias: biases [T, R].
+        leaf_bias: biases of the classes in leaf groups [T, V].
+        output_embedding: E [V, D].
+        tied: whether E belongs to another module.
+
+    Raises:
+        ValueError: for an embedding that the nodes do not read, or one of another shape.
+    """
+
+    binary_weight: Tensor | None
+    wide_weight: Tensor | None
+    root_weight: Tensor | None
+    binary_bias: Tensor | None
+    wide_bias: Tensor | None
+    root_bias: Tensor | None
+    leaf_bias: Tensor | None
+    output_embedding: Tensor | None
+
+    def __init__(
+        self,
+        layout: Layout,
+        in_features: int,
+        *,
+        embedding: HasWeight | None = None,
+        sparse: bool = False,
+    ) -> None:
+        super().__init__()
+        if embedding is not None and not layout.leaf_groups:
+            raise ValueError(
+                "embedding: expected None with node_vectors='free', got an embedding; pass "
+                "node_vectors='leaves' to use it"
+            )
+        self.in_features, self.sparse = in_features, sparse
+        self.tied = embedding is not None
+        for name, shape in self._shapes(layout).items():
+            parameter = None if shape is None else nn.Parameter(torch.empty(shape))
+            self.register_parameter(name, parameter)
+        self.register_parameter("output_embedding", None)
+        if layout.leaf_groups:
+            shape = (layout.n_classes, in_features)
+            if embedding is None:
+                self.output_embedding = nn.Parameter(torch.empty(shape))
+            else:
+                self.output_embedding = weight_to_tie(embedding, *shape)
+
+    def _shapes(self, layout: Layout) -> dict[str, tuple[int, ...] | None]:
+        """Shapes of the parameters of the nodes by name; None for one that there is not."""
+        index = layout.feature_index
+        shapes: dict[str, tuple[int, ...] | None] = {}
+        subset_size = self.in_features if index is None else index.shape[1]
+        # A root over all classes reads the output embedding alone.
+        own_vectors = not layout.leaf_groups or bool(layout.n_rows[LEAF])
+        for block in BLOCKS:
+            rows = layout.n_rows[block.kind]
+            shape = (layout.n_trees, rows)
+            shapes[block.bias_name] = shape if rows else None
+            if block is not LeafBlock:
+                has_vectors = rows and own_vectors
+                shapes[block.weight_name] = (*shape, subset_size) if has_vectors else None
+        return shapes
+
+    def forward(self, layout: Layout) -> list[Block]:
+        """One block for each kind of node in the trees, ordered by kind."""
+        weights: dict[int, Any] = {}
+        if layout.leaf_groups:
+            weights[LEAF], weights[ROOT] = self._embedding_and_root(layout, self.root_weight)
+        blocks = []
+        for block in BLOCKS:
+            if layout.n_rows[block.kind]:
+                weight = weights.get(block.kind)
+                weight = getattr(self, block.weight_name) if weight is None else weight
+                blocks.append(block(weight, getattr(self, block.bias_name), layout, self.sparse))
+        return blocks
+
+    def _embedding_and_root(self, layout: Layout, own: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The output embedding [V, D], and vectors [T, C, S] of the children of wide roots, which
+        have those in ``own`` or None."""
+        embedding = self.class_vectors()
+        if own is not None and not len(layout.root_row):
+            return embedding, own
+        # A root over all classes reads all rows of the embedding.
+        sparse = self.sparse and own is not None
+        embedding, rows = with_rows(embedding, layout.root_class, sparse=sparse)
+        if layout.feature_index is not None:
+            tree = layout.root_row // layout.n_rows[ROOT]
+            rows = rows.gather(1, layout.feature_index[tree].long())
+        if own is None:
+            return embedding, rows.view(layout.n_trees, -1, rows.shape[1])
+        if is_cast(own):  # the sum of two vectors is not rounded to 16 bits
+            own, rows = own.float(), rows.float()
+        return embedding, own.flatten(0, 1).index_add(0, layout.root_row, rows).view_as(own)
+
+    def class_vectors(self) -> Tensor:
+        """The output embedding E [V, D], as the blocks read it, once in each call."""
+        assert self.output_embedding is not None
+        return self.output_embedding
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """Vectors and biases of the nodes above the leaf groups, by name."""
+        names = [name for block in NODE_BLOCKS for name in (block.weight_name, block.bias_name)]
+        found = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        """Parameters with row-sparse gradients. A tied embedding belongs to the model, whose own
+        part of the gradient may be dense."""
+        names = [
+            name
+            for block in BLOCKS
+            if self.sparse and block.visits_rows
+            for name in (block.weight_name, block.bias_name)
+            if not (self.tied and name == "output_embedding")
+        ]
+        return [value for value in (getattr(self, name) for name in names) if value is not None]
+
+    def reset(self, layout: Layout, frequencies: FloatArray) -> None:
+        """Set all vectors to zero, except a tied embedding, and the biases so that the nodes then
+        give the distribution of the frequencies [V]. Not called ``reset_parameters``, because it
+        needs arguments."""
+        for block, values in zip(BLOCKS, _log_odds(layout, frequencies), strict=True):
+            weight, bias = getattr(self, block.weight_name), getattr(self, block.bias_name)
+            if weight is not None and not (self.tied and block is LeafBlock):
+                nn.init.zeros_(weight)
+            if bias is not None:
+                fill(bias, values)
+
+    def set_parameters(self, parameters: Mapping[str, Tensor | None], *, tied: bool) -> None:
+        """Replace parameters by those of another number of classes."""
+        self.tied = tied
+        for name, parameter in parameters.items():
+            setattr(self, name, parameter)
+
+    @torch.no_grad()
+    def expand(self, layout: Layout, weight: Tensor, bias: Tensor, at: Tensor | None) -> None:
+        """Set the nodes that have vectors of their own to the first-order expansion of the scores
+        w_y . h + b_ty of the classes about ``at`` [D]; None: 0.
+
+        Args:
+            layout: tables of the trees.
+            weight: class vectors w [V, D].
+            bias: class biases b [T, V], float64 on the CPU.
+            at: the hidden vector h_0 [D].
+        """
+        weight = weight.detach().double().cpu()
+        origin = weight.new_zeros(weight.shape[1]) if at is None else at.detach().double().cpu()
+        scores, index = weight @ origin, layout.feature_index
+        for t, of_tree in enumerate(layout.trees):
+            subset = slice(None) if index is None else index[t].long().cpu()
+            mean, log_mass = _expansion(of_tree, weight[:, subset], scores + bias[t])
+            for block in NODE_BLOCKS:
+                edge = of_tree.edge[block.kind]
+                if not len(edge):
+                    continue
+                own_weight, own_bias = (
+                    getattr(self, name) for name in (block.weight_name, block.bias_name)
+                )
+                vectors, offset = block.of_edges(mean, edge), block.of_edges(log_mass, edge)
+                own_bias[t, : len(edge)] = (offset - vectors @ origin[subset]).to(own_bias)
+                if own_weight is not None:
+                    own_weight[t, : len(edge)] = vectors.to(own_weight)
+        if layout.leaf_groups and self.root_weight is not None:
+            self.root_weight.flatten(0, 1)[layout.root_row] = 0.0  # they read E
+
+    @torch.no_grad()
+    def class_bias(self, layout: Layout) -> Tensor:
+        """Bias [T, V] of each class in each tree, float64 on the CPU: that of its leaf group or,
+        for a child of a wide root, that of the root's row."""
+        bias = torch.zeros(layout.n_trees, layout.n_classes, dtype=torch.float64)
+        if self.leaf_bias is not None:
+            bias = self.leaf_bias.double().cpu().clone()
+        if self.root_bias is not None:
+            root_bias = self.root_bias.double().cpu()
+            for t, of_tree in enumerate(layout.trees):
+                row, classes = of_tree.root_classes()
+                bias[t, classes.astype(np.int64)] = root_bias[t, row]
+        return bias
+
+    @torch.no_grad()
+    def restart(self, layout: Layout) -> list[str]:
+        """Give the nodes above the leaf groups the shapes of another layout, with zeros, and return
+        the names of their parameters. Parameters keep their identity."""
+        for name, shape in self._shapes(layout).items():
+            parameter = getattr(self, name)
+            if name == "leaf_bias":
+                continue
+            if shape is None:
+                self.register_parameter(name, None)
+                continue
+            if parameter is None:
+                empty = self.class_vectors().new_empty(shape)
+                self.register_parameter(name, nn.Parameter(empty))
+            elif parameter.shape != shape:
+                _set_shape(parameter, shape)
+            getattr(self, name).zero_()
+            getattr(self, name).grad = None
+        return list(self.own_parameters())
+
+
+def _set_shape(parameter: nn.Parameter, shape: tuple[int, ...]) -> None:
+    """Give a parameter uninitialized data of another shape."""
+    data = parameter.new_empty(shape)
+    # The last loss may still hold the node that accumulates its gradient, which expects the old
+    # shape. Data of another dtype makes the parameter drop that node.
+    other = torch.float64 if parameter.dtype != torch.float64 else torch.float32
+    parameter.data = parameter.new_empty(0, dtype=other)
+    parameter.data = data
+
+
+def _log_odds(layout: Layout, frequencies: FloatArray) -> list[FloatArray]:
+    """Biases [T, R] of each kind of node: with zero vectors they give the distribution of the
+    frequencies [V].
+
+    log(mass of the left subtree / mass of the right subtree) for a binary node, log(mass of the
+    child / mass of the node) for a child of a wide node, and log(mass of the class / mass of all)
+    in leaf groups, [T, V] by class. There only differences within a group matter, and this is the
+    same in other trees.
+    """
+    biases = [np.zeros((len(layout.trees), rows)) for rows in layout.n_rows]
+    if layout.n_rows[LEAF]:
+        biases[LEAF][:] = np.log(frequencies) - np.log(frequencies.sum())
+    for t, of_tree in enumerate(layout.trees):
+        tree, node = of_tree.tree, of_tree.tree.edges().node
+        mass = np.log(tree.edge_masses(frequencies))
+        share = mass - np.log(np.bincount(node, np.exp(mass), tree.n_nodes))[node]
+        for block in NODE_BLOCKS:
+            edge = of_tree.edge[block.kind]
+            # The mass of a binary node cancels.
+            values = mass if block is BinaryBlock else share
+            biases[block.kind][t, : len(edge)] = block.of_edges(values, edge)
+    return biases
+
+
+def _expansion(layout: TreeLayout, vectors: Tensor, log_mass: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean vector [E, S] and log-mass [E] of the classes below each edge. To first order they are
+    the score of a child: log sum_y m_y exp(v_y . x) over the classes y below it ~ log sum_y m_y +
+    (sum_y m_y v_y / sum_y m_y) . x.
+
+    Args:
+        layout: layout of the tree.
+        vectors: class vectors v [V, S], float64.
+        log_mass: logarithms of the class masses m [V], float64.
+    """
+    tree, edges = layout.tree, layout.tree.edges()
+    largest = log_mass.max()
+    mass = (log_mass - largest).clamp(min=-600.0).exp()  # none is zero
+    of_edge = vectors.new_zeros(tree.n_edges, 1 + vectors.shape[1])  # mass, mass * vector
+    leaf = np.flatnonzero(edges.child_node < 0)
+    classes = torch.from_numpy(tree.order[edges.begin[leaf]].astype(np.int64))
+    of_edge[torch.from_numpy(leaf)] = torch.cat(
+        [mass[classes, None], mass[classes, None] * vectors[classes]], 1
+    )
+    for depth in range(int(edges.depth.max(initial=0)), 0, -1):
+        here = np.flatnonzero(edges.depth == depth)
+        above = torch.from_numpy(edges.parent_edge[here].astype(np.int64))
+        of_edge.index_add_(0, above, of_edge[torch.from_numpy(here)])
+    return of_edge[:, 1:] / of_edge[:, :1], of_edge[:, 0].log() + largest
