@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hstree._numerics import batched_scores, is_cast, linear_scores, sum_dtype
 from hstree.heads.tables import fill
 from hstree.heads.trees.layout import BINARY, LEAF, ROOT, WIDE, Layout, TreeLayout
-from hstree.heads.tying import HasWeight, weight_to_tie
+from hstree.heads.tying import HasWeight, TyingError, weight_to_tie
 from hstree.ops._rows import with_rows
 from hstree.ops.feature_gather import feature_gather
 from hstree.ops.leaf_log_prob import leaf_log_prob
@@ -282,7 +282,7 @@ class Nodes(nn.Module):
     ) -> None:
         super().__init__()
         if embedding is not None and not layout.leaf_groups:
-            raise ValueError(
+            raise TyingError(
                 "embedding: expected None with node_vectors='free', got an embedding; pass "
                 "node_vectors='leaves' to use it"
             )

@@ -95,11 +95,11 @@ def test_foreign_models(tmp_path: Path) -> None:
         ("no json", "inconsistent model file"),
         ('{"version": 99}', "expected format version 5, got 99"),
         (
-            '{"version": 4, "aliases": {}, "backbone": {"kind": "gru"}}',
+            '{"version": 5, "aliases": {}, "backbone": {"kind": "gru"}}',
             "expected the kind 'awd-lstm'",
         ),
         (
-            '{"version": 4, "aliases": {"head.weight": "absent"}}',
+            '{"version": 5, "aliases": {"head.weight": "absent"}}',
             "inconsistent model file: 'absent'",
         ),
     ],

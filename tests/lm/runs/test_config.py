@@ -120,18 +120,14 @@ def test_bad_json(text: str, message: str) -> None:
 
 
 def test_head_options() -> None:
-    softmax = TrainConfig(head="softmax", head_option=("tied=true", "note=a=b", "cutoffs=[2, 5]"))
+    softmax = TrainConfig(head="softmax", head_option=("wide=true", "note=a=b", "cutoffs=[2, 5]"))
     assert softmax.head_options() == {
         "learning_rate_factor": 8.0,
-        "tied": True,
+        "wide": True,
         "note": "a=b",
         "cutoffs": [2, 5],
     }
-    assert TrainConfig(head="softmax", tied=True).head_options() == {
-        "learning_rate_factor": 8.0,
-        "tied": True,
-    }
-    assert "tied" not in TrainConfig(head="softmax").head_options()
+    assert TrainConfig(head="softmax", tied=True).head_options() == {"learning_rate_factor": 8.0}
     assert TrainConfig(head="sampled", sparse=True).head_options() == {
         "learning_rate_factor": 8.0,
         "sparse": True,
