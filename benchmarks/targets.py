@@ -1,12 +1,11 @@
-"""Targets of the benchmarks, and the table of targets and measurements, for CPU and GPU.
-
-Does not import torch: benchmarks.gpu_proof reports before anything is built.
-"""
+"""Targets of the benchmarks, and the table of targets and measurements, for CPU and GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from hstree.lm.table import Table, table
 
 
 @dataclass(frozen=True)
@@ -24,15 +23,17 @@ class Target:
         return f"at least {self.at_least:g}" if self.at_least is not None else ""
 
 
-def target_table(title: str, rows: Sequence[tuple[Target, float | None]]) -> list[str]:
-    """A Markdown table of targets and measurements; None: not measured."""
-    if not rows:
-        return []
-    return [
-        f"| {title} | target | measured |",
-        "| --- | --- | ---: |",
-        *(f"| {target.title} | {target.limit} | {number(reached)} |" for target, reached in rows),
-    ]
+def target_table(title: str, rows: Sequence[tuple[Target, float | None]]) -> Table:
+    """A table of targets and measurements; None: not measured."""
+    return table(
+        title,
+        rows,
+        [
+            ("", lambda row: row[0].title),
+            ("target", lambda row: row[0].limit),
+            ("measured", lambda row: row[1], number),
+        ],
+    )
 
 
 def number(value: float | None) -> str:
