@@ -61,7 +61,6 @@ REQUIREMENTS = (
     ("scipy", "1.11", "everything"),
     ("safetensors", "", "everything"),
     ("rich", "", "everything"),
-    ("matplotlib", "", "report: the picture"),
     ("pip", "", "build"),
     ("setuptools", "77.0.3", "build"),
     ("ninja", "", "build"),
@@ -500,15 +499,13 @@ class Proof:
 
     def report(self) -> None:
         try:
-            from benchmarks.gpu_report import page, plot
-
-            text = page(self.results)
-            save(self.out / "report.md", text)
-            print(f"\n{text}")
-            if (picture := plot(self.results)) is not None:
-                save(self.out / "report.png", picture)
-        except Exception as error:  # hstree or matplotlib may be missing; the results remain
-            print(f"no report or picture: {type(error).__name__}: {error}", file=sys.stderr)
+            from benchmarks.gpu_report import page
+        except Exception as error:  # hstree may be missing; the results remain
+            print(f"no report: {type(error).__name__}: {error}", file=sys.stderr)
+            return
+        text = page(self.results)
+        save(self.out / "report.md", text)
+        print(f"\n{text}")
 
     def wrong(self) -> list[str]:
         """The failed parts of hstree; on a GPU also tests that did not run."""

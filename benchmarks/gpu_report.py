@@ -1,4 +1,4 @@
-"""Tables and a plot of the results of benchmarks.gpu_proof in results.json.
+"""Tables of the results of benchmarks.gpu_proof in results.json.
 
 python -m benchmarks.gpu_report build/proof/results.json
 """
@@ -15,7 +15,6 @@ from typing import Any
 
 from benchmarks.gpu import CONTESTANTS, EAGER, SETTINGS
 from benchmarks.targets import Target, number, target_table
-from hstree.lm._pictures import COLOURS, new_figure, picture, plain
 from hstree.lm.table import Table, decimals, markdown, table
 
 Entry = Mapping[str, Any]
@@ -272,31 +271,6 @@ def page(results: Mapping[str, Any]) -> str:
     if reached := targets(results):
         parts.append(markdown([target_table("Targets", reached)]))
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
-
-
-def plot(results: Mapping[str, Any]) -> bytes | None:
-    """A plot of forward and backward of all contestants as PNG; None without results."""
-    shown = {
-        name: {n: e for n, e in of_setting(results, name).items() if e.get("seconds")}
-        for name in SETTINGS
-    }
-    shown = {name: there for name, there in shown.items() if there}
-    if not shown:
-        return None
-    most = max(map(len, shown.values()))
-    figure = new_figure(8, len(shown) * (1 + 0.22 * most))
-    for axes, (name, there) in zip(
-        figure.subplots(len(shown), squeeze=False)[:, 0], shown.items(), strict=True
-    ):
-        for place, (key, entry) in enumerate(there.items()):
-            seconds = [1000 * s for s in entry["seconds"]["both"]]
-            colour = COLOURS[0 if CONTESTANTS[key].ours else 1]
-            axes.barh(place, median(seconds), color=colour, xerr=spread(seconds))
-        axes.set_yticks(range(len(there)), [plain(e["title"]) for e in there.values()], fontsize=7)
-        axes.invert_yaxis()
-        axes.set(xscale="log", xlabel="ms, forward and backward", title=str(SETTINGS[name]))
-        axes.title.set_fontsize(8)
-    return picture(figure)
 
 
 def main(arguments: list[str] | None = None) -> int:
