@@ -183,39 +183,21 @@ def results_of_tests(output: str) -> list[tuple[str, str]]:
     return alone + [(name.rstrip(), result) for result, name in shared]
 
 
-def _of_results(found: Sequence[tuple[str, str]], why: str) -> Entry:
-    """The entry of tests with these results; ``why`` they have failed apart from them, or ""."""
+def of_tests(ending: Ending) -> Entry:
+    """Results of `pytest -v`, also of an incomplete run."""
+    found = results_of_tests(ending.output)
     counts = Counter(result.lower() for _, result in found)
     failures = [name for name, result in found if result in ("FAILED", "ERROR")]
     entry: Entry = {"counts": dict(counts), "failures": failures}
-    if why:
-        entry["detail"] = why
-    passed = "passed" if counts["passed"] else "skipped"
-    return entry | {"outcome": "failed" if why or failures else passed}
-
-
-def of_tests(ending: Ending) -> Entry:
-    """Results of `pytest -v`, also of an incomplete run."""
-    why = ""
-    if ending.status not in (0, 1):
+    if ending.status == 0:
+        return entry | {"outcome": "passed" if counts["passed"] else "skipped"}
+    entry["outcome"] = "failed"
+    if ending.status != 1 or not failures:
         started = [line for line in ending.output.splitlines() if "::" in line]
         killed = ending.status is None or ending.status < 0
         at = f", in {started[-1].strip()}" if killed and started else ""
-        why = f"{ending}{at}\n{last_lines(ending.output)}"
-    return _of_results(results_of_tests(ending.output), why)
-
-
-def of_files(ending: Ending, counts: Mapping[str, int], files: Sequence[str]) -> dict[str, Entry]:
-    """Results of `pytest -v` for each file. A file whose tests did not all run has failed."""
-    found = results_of_tests(ending.output)
-    entries: dict[str, Entry] = {}
-    for file in files:
-        own = [one for one in found if one[0].startswith(f"{file}::")]
-        why = ""
-        if len({name for name, _ in own}) < counts[file]:
-            why = f"{ending}: {len(own)} of {counts[file]} tests ran\n{last_lines(ending.output)}"
-        entries[file] = _of_results(own, why)
-    return entries
+        entry["detail"] = f"{ending}{at}\n{last_lines(ending.output)}"
+    return entry
 
 
 def of_sanitizer(ending: Ending) -> Entry:
@@ -373,53 +355,28 @@ class Proof:
             entry = {"outcome": "failed", "detail": "\n".join(said)}
         self.keep("build", entry, built)
 
-    def collected(self) -> Entry:
-        """Files with tests marked cuda, and the tests for the sanitizer."""
-        sources = digest("tests/**/*.py") + " " + " ".join(self.options.tests)
-        there: Entry = self.results.get("tests", {})
-        if there.get("sources") == sources:
-            return there
-        command = [*self._pytest(*self.options.tests), "--collect-only", "-q"]
-        ending = self.limited(command, SECONDS["collect"], "tests")
-        ids = re.findall(r"^(?!ERROR )(\S+\.py::.+)$", ending.output, re.MULTILINE)
-        counts = Counter(i.partition("::")[0] for i in ids)
-        files = sorted(counts, key=lambda file: ("/ops/" not in file, file))
-        chosen = []
-        for file in files:
-            fit = [i for i in ids if i.startswith(f"{file}::") and SANITIZED.search(i)]
-            chosen += spread_over(fit, SANITIZED_PER_FILE)
-        found = {
-            "sources": sources,
-            "counts": {file: counts[file] for file in files},
-            "broken": re.findall(r"^ERROR (\S+\.py)", ending.output, re.MULTILINE),
-            "sanitized": chosen,
-        }
-        if ending.status in (0, 2):
-            self.results["tests"] = found
-            self.entries.pop("tests", None)
-            self.save()
-        else:
-            self.keep("tests", {"outcome": "failed", "detail": last_lines(ending.output)}, ending)
-        return found
-
     def _pytest(self, *arguments: str) -> list[str]:
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no"]
         return [*command, "--continue-on-collection-errors", "-m", "cuda", *arguments]
 
     def tests(self) -> None:
-        """Run all files of tests that are not done, on half of the processor's cores."""
-        found = self.collected()
-        for file in found["broken"]:
-            self.keep(f"tests/{file}", {"outcome": "failed", "detail": "cannot be imported"})
-        todo = [f for f in found["counts"] if f not in found["broken"]]
-        files = [file for file in todo if not self.is_done(f"tests/{file}")]
-        if not files:
+        """Run the tests on half of the processor's cores."""
+        if self.is_done("tests"):
             return
         workers = str(max(1, (os.cpu_count() or 2) // 2))
-        command = self._pytest(*files, "-n", workers, "-v", "--tb=short")
+        command = self._pytest(*self.options.tests, "-n", workers, "-v", "--tb=short")
         ending = self.limited(command, self.limit("tests"), "tests")
-        for file, entry in of_files(ending, found["counts"], files).items():
-            self.keep(f"tests/{file}", entry, ending)
+        self.keep("tests", of_tests(ending), ending)
+
+    def sanitized(self) -> list[str]:
+        """Some tests of each file."""
+        command = [*self._pytest(*self.options.tests), "--collect-only", "-q"]
+        ending = self.limited(command, SECONDS["collect"], "sanitizer")
+        files: dict[str, list[str]] = {}
+        for test, file in re.findall(r"^((\S+\.py)::.+)$", ending.output, re.MULTILINE):
+            if SANITIZED.search(test):
+                files.setdefault(file, []).append(test)
+        return [test for of in files.values() for test in spread_over(of, SANITIZED_PER_FILE)]
 
     def sanitizer(self) -> None:
         tool = find_sanitizer(self.options.sanitizer)
@@ -428,7 +385,8 @@ class Proof:
             self.keep("sanitizer", {"outcome": "missing", "detail": detail})
             return
         self.entries.pop("sanitizer", None)
-        chosen = self.collected()["sanitized"]
+        checks = [check for check in TOOLS if not self.is_done(f"sanitizer/{check}")]
+        chosen = self.sanitized() if checks else []
         running: list[subprocess.Popen[bytes]] = []
 
         def run(check: str) -> Ending:
@@ -441,7 +399,6 @@ class Proof:
             limit = self.limit("sanitizer")
             return self.limited(command, limit, check, environment, running.append)
 
-        checks = [check for check in TOOLS if not self.is_done(f"sanitizer/{check}")]
         with ThreadPoolExecutor(len(TOOLS)) as pool:  # the tools at the same time
             try:
                 for check, ending in zip(checks, pool.map(run, checks), strict=True):
@@ -624,7 +581,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "{sanitizer} and {benchmarks}".format(**SECONDS))  # fmt: skip
     add("--tests", nargs="+", default=["tests"], metavar="PATH", help="files or folders of tests")
     add("--again", nargs="+", default=[], metavar="PATTERN",
-        help="repeat completed parts, such as 'tests/*' or 'benchmarks/*/cut'")  # fmt: skip
+        help="repeat completed parts, such as tests or 'benchmarks/*/cut'")  # fmt: skip
     add("--arch", help="TORCH_CUDA_ARCH_LIST of the build; default: the device's capability")
     add("--sanitizer", default="compute-sanitizer", metavar="COMMAND")
     add("--check", action="store_true", help="list available and missing requirements, and exit")

@@ -202,19 +202,22 @@ def test_results_of_tests() -> None:
 
 
 def test_results_of_several_processes() -> None:
-    """pytest -n: results by file; a file whose tests did not all run has failed."""
+    """pytest -n."""
     done = """t/a.py::test_x[(2, 3) y]
 [gw1] [ 25%] PASSED t/a.py::test_x[(2, 3) y]
 [gw0] [ 50%] FAILED t/b.py::test_y
 [gw1] [ 75%] SKIPPED t/c.py::test_z
 """
-    counts = {"t/a.py": 1, "t/b.py": 1, "t/c.py": 1, "t/d.py": 2}
-    found = gpu_proof.of_files(ending(done, None), counts, list(counts))
-    assert {file: entry["outcome"] for file, entry in found.items()} == {
-        "t/a.py": "passed", "t/b.py": "failed", "t/c.py": "skipped", "t/d.py": "failed",
-    }  # fmt: skip
-    assert found["t/b.py"]["failures"] == ["t/b.py::test_y"]
-    assert found["t/d.py"]["detail"].startswith("limit of 1 s: 0 of 2 tests ran\n")
+    entry = gpu_proof.of_tests(ending(done, None))
+    assert entry["counts"] == {"passed": 1, "failed": 1, "skipped": 1}
+    assert (entry["outcome"], entry["failures"]) == ("failed", ["t/b.py::test_y"])
+    assert entry["detail"].startswith("limit of 1 s, in [gw1]")
+
+
+def test_a_file_that_cannot_be_imported_has_failed() -> None:
+    entry = gpu_proof.of_tests(ending("t/a.py::test_x PASSED\nERROR t/b.py - ImportError", 1))
+    assert entry["outcome"] == "failed"
+    assert entry["detail"].endswith("ERROR t/b.py - ImportError")
 
 
 REPORT = """t/a.py::test_x ========= Invalid __global__ read of size 4 bytes
@@ -454,8 +457,8 @@ def test_tests_and_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     arguments = ("--stage", "tests,sanitizer", "--tests", "test_it.py", "--sanitizer", str(stub))
     assert proof(out, *arguments) == 0
     found = entries(out)
-    assert found["tests/test_it.py"]["counts"] == {"skipped": 2, "passed": 1}
-    assert found["tests/test_it.py"]["outcome"] == "passed"
+    assert found["tests"]["counts"] == {"skipped": 2, "passed": 1}
+    assert found["tests"]["outcome"] == "passed"
     assert found["sanitizer/memcheck"]["outcome"] == "skipped"
     assert found["sanitizer/memcheck"]["counts"] == {"skipped": 2}
     assert "1 ========= ERROR SUMMARY" in (out / "memcheck.log").read_text()
@@ -499,7 +502,7 @@ def test_build_is_for_the_device_and_left_out_where_it_is_there(
 
     results = json.loads((tmp_path / "results.json").read_text())
     skipped = {"outcome": "skipped", "sources": "", "seconds_taken": 1.0}
-    results["entries"]["tests/a.py"] = skipped
+    results["entries"]["tests"] = skipped
     (tmp_path / "results.json").write_text(json.dumps(results))
     assert proof(tmp_path, "--device", "cuda", "--stage", "report") == 1  # not on a GPU
 
