@@ -3,8 +3,8 @@
     python -m benchmarks.gpu_proof --out build/proof --minutes 9
 
 Stages: build, tests (those marked cuda), sanitizer (the four tools of compute-sanitizer),
-benchmarks (benchmarks.gpu), decoding (all classes, the most probable ones and draws:
-benchmarks/test_decoding.py) and report. Each part runs in its own process with a time limit, and
+benchmarks (benchmarks.gpu), decoding (all classes, the most probable ones and draws, by
+benchmarks/test_contests.py) and report. Each part runs in its own process with a time limit, and
 results.json in the output folder is replaced after each part. A part that crashes, hangs or is
 interrupted does not affect the others, and the next call resumes where this one stopped. Completed
 parts are not repeated, unless the sources of hstree have changed or --again names them.
@@ -54,26 +54,13 @@ SANITIZED_PER_FILE = 8
 SANITIZED = re.compile(r"equals_(the_)?reference|equals_the_walk|sparse_is_dense")
 """Tests that run every kernel, forward and backward, on small shapes of all kinds."""
 
-# Distribution, oldest version, what needs it.
-REQUIREMENTS = (
-    ("torch", "2.11", "everything"),
-    ("numpy", "", "everything"),
-    ("scipy", "1.11", "everything"),
-    ("safetensors", "", "everything"),
-    ("rich", "", "everything"),
-    ("pip", "", "build"),
-    ("setuptools", "77.0.3", "build"),
-    ("ninja", "", "build"),
-    ("pybind11", "3", "build"),
-    ("pytest", "8", "tests, sanitizer"),
-    ("pytest-xdist", "3.6", "tests"),
-    ("hypothesis", "6.100", "tests, sanitizer"),
-    ("expecttest", "", "tests: opcheck"),
-    ("triton", "", "benchmarks: torch.compile, Liger, cut-cross-entropy"),
-    ("liger-kernel", "", "benchmarks: liger"),
-    ("cut-cross-entropy", "", "benchmarks: cut"),
-    ("quack-kernels", "", "benchmarks: quack"),
-)
+REQUIREMENTS = {
+    "everything": ("torch 2.11", "numpy", "scipy 1.11", "safetensors"),
+    "build": ("pip", "setuptools 77.0.3", "ninja", "pybind11 3"),
+    "tests, sanitizer": ("pytest 8", "pytest-xdist 3.6", "hypothesis 6.100", "expecttest"),
+    "benchmarks": ("triton", "liger-kernel", "cut-cross-entropy", "quack-kernels"),
+}
+"""Distributions with their oldest versions, by what needs them."""
 PROBE = """
 import json, torch
 p = torch.cuda.get_device_properties(0)
@@ -501,15 +488,16 @@ def find_sanitizer(command: str) -> str | None:
 def requirements(options: argparse.Namespace) -> list[str]:
     """One line for each available or missing requirement."""
     lines = []
-    for distribution, oldest, purpose in REQUIREMENTS:
-        version = version_of(distribution)
-        wanted = f"{distribution} {oldest} or newer" if oldest else distribution
-        if version is None:
-            lines.append(f"missing  {wanted} ({purpose})")
-        elif _numbers(version) < _numbers(oldest):
-            lines.append(f"too old  {distribution} {version}: {wanted} ({purpose})")
-        else:
-            lines.append(f"found    {distribution} {version}")
+    for purpose, wanted in REQUIREMENTS.items():
+        for one in wanted:
+            distribution, _, oldest = one.partition(" ")
+            version, needed = version_of(distribution), f"{one}{' or newer' * bool(oldest)}"
+            if version is None:
+                lines.append(f"missing  {needed} ({purpose})")
+            elif _numbers(version) < _numbers(oldest):
+                lines.append(f"too old  {distribution} {version}: {needed} ({purpose})")
+            else:
+                lines.append(f"found    {distribution} {version}")
     programs = {"c++": shutil.which(os.environ.get("CXX", "c++").split()[0])}
     if options.device == "cuda":
         home = os.environ.get("CUDA_HOME")

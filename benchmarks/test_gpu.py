@@ -507,6 +507,12 @@ def test_build_is_for_the_device_and_left_out_where_it_is_there(
     assert proof(tmp_path, "--device", "cuda", "--stage", "report") == 1  # not on a GPU
 
 
+def test_it_starts_before_hstree_is_built(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['hstree'] = None; import benchmarks.gpu_proof"
+    ended = gpu_proof.run_limited(python(code), 60, tmp_path / "log")
+    assert (ended.status, ended.output) == (0, "")
+
+
 def test_requirements_name_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -517,7 +523,7 @@ def test_requirements_name_what_is_missing(
     lines = capsys.readouterr().out.splitlines()
     assert "found    torch 2.11.0+cu130" in lines
     assert "too old  setuptools 70.1: setuptools 77.0.3 or newer (build)" in lines
-    assert "missing  quack-kernels (benchmarks: quack)" in lines
+    assert "missing  quack-kernels (benchmarks)" in lines
 
 
 @pytest.mark.parametrize(
