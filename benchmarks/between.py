@@ -118,7 +118,8 @@ def main() -> None:
     for checkout in checkouts:
         if not (checkout / "benchmarks" / "registry.py").is_file():
             parser.error(f"expected a checkout of hstree, got {checkout}")
-    rows = compare(*map(Worker, checkouts), arguments.contest, arguments.rounds)
+    before, after = map(Worker, checkouts)
+    rows = compare(before, after, arguments.contest, arguments.rounds)
     three = number(".3f")
     columns: list[Any] = [
         ("step", lambda row: row[0]),

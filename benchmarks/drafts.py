@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,16 +71,9 @@ NOTES = (
 )
 
 
-class Drawing(Protocol):
-    """What the drafts have in common."""
-
-    def log_prob(self, hidden: Tensor) -> Tensor: ...
-    def draw(self, hidden: Tensor) -> object: ...
-    def top(self, hidden: Tensor) -> object: ...
-
-
 class Flat(nn.Module):
-    """A softmax over some of the classes; ``down`` [r, D], if given, precedes it."""
+    """A softmax over some of the classes, with the queries of a head; ``down`` [r, D], if given,
+    precedes it."""
 
     def __init__(
         self,
@@ -107,31 +100,15 @@ class Flat(nn.Module):
         out = log_prob.new_full((len(hidden), self.n_classes), -torch.inf)
         return out.index_copy(1, self.kept, log_prob)
 
-    def draw(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, hidden: Tensor, *, return_log_prob: bool) -> tuple[Tensor, Tensor]:
         log_prob = self.scores(hidden).log_softmax(1)
         drawn = torch.multinomial(log_prob.exp(), 1)
         classes = drawn if self.kept is None else self.kept[drawn]
         return classes, log_prob.gather(1, drawn)
 
-    def top(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        values, classes = self.scores(hidden).log_softmax(1).topk(10)
+    def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        values, classes = self.scores(hidden).log_softmax(1).topk(k)
         return values, classes if self.kept is None else self.kept[classes]
-
-
-class Trees:
-    """A :class:`hstree.TreeEnsemble`."""
-
-    def __init__(self, head: TreeEnsemble) -> None:
-        self.head = head
-
-    def log_prob(self, hidden: Tensor) -> Tensor:
-        return self.head.log_prob(hidden)
-
-    def draw(self, hidden: Tensor) -> object:
-        return self.head.sample(hidden, return_log_prob=True)
-
-    def top(self, hidden: Tensor) -> object:
-        return self.head.topk(hidden, 10)
 
 
 @dataclass
@@ -158,27 +135,26 @@ class Figures:
     gain: float | None = None
 
 
+Drafts = list[tuple[Figures, Flat | TreeEnsemble]]
+
+
 @torch.no_grad()
-def measure_times(
-    softmax: Flat, drafts: Sequence[tuple[Figures, Drawing]], hidden: Tensor
-) -> dict[str, dict[int, float]]:
+def measure_times(softmax: Flat, drafts: Drafts, hidden: Tensor) -> dict[str, dict[int, float]]:
     """Fill in the times, medians of calls that take turns. Returns those of the softmax itself as
     shares of its product: of a draw, and of log-probabilities that verify n rows."""
     own: dict[str, dict[int, float]] = {"draw": {}, "top": {}, "verify": {}}
     for n in ROWS:
         rows = hidden[:n]
-        calls = {"product": lambda rows=rows: F.linear(rows, softmax.weight, softmax.bias)}
-        calls |= {"draw": lambda rows=rows: softmax.draw(rows)}
-        calls |= {"top": lambda rows=rows: softmax.top(rows)}
-        for place, (_, draft) in enumerate(drafts):
-            calls[f"draw {place}"] = lambda rows=rows, draft=draft: draft.draw(rows)
-            calls[f"top {place}"] = lambda rows=rows, draft=draft: draft.top(rows)
+        calls: dict[str, Callable[[], object]] = {"product": partial(softmax.scores, rows)}
+        heads = {"": softmax} | {str(place): head for place, (_, head) in enumerate(drafts)}
+        for name, head in heads.items():
+            calls[f"draw {name}"] = partial(head.sample, rows, return_log_prob=True)
+            calls[f"top {name}"] = partial(head.topk, rows, 10)
         found = _medians(calls)
-        own["draw"][n], own["top"][n] = found["draw"], found["top"]
+        own["draw"][n], own["top"][n] = found["draw "], found["top "]
         for place, (figures, _) in enumerate(drafts):
             figures.draw[n], figures.top[n] = found[f"draw {place}"], found[f"top {place}"]
-    one = hidden[:1]
-    verify = {"product": lambda: F.linear(one, softmax.weight, softmax.bias)}
+    verify: dict[str, Callable[[], object]] = {"product": partial(softmax.scores, hidden[:1])}
     for n in {words + 1 for words in WORDS}:
         verify[str(n)] = lambda n=n: softmax.scores(hidden[:n]).log_softmax(1)
     own["verify"] = {int(n): t for n, t in _medians(verify).items() if n != "product"}
@@ -235,7 +211,7 @@ def low_rank(softmax: Flat, hidden: Tensor, rank: int) -> Flat:
 
 
 @torch.no_grad()
-def agree(softmax: Flat, draft: Drawing, hidden: Tensor) -> tuple[float, float]:
+def agree(softmax: Flat, draft: Flat | TreeEnsemble, hidden: Tensor) -> tuple[float, float]:
     acceptance, divergence = [], []
     for rows in hidden.split(500):
         p, q = softmax.log_prob(rows), draft.log_prob(rows)
@@ -264,7 +240,7 @@ def trained(run: str, data: str) -> dict[str, Any]:
     order = counts.argsort(descending=True)
     softmax = Flat(head.weight.detach(), head.bias.detach(), head.n_classes)
     V, D = softmax.weight.shape
-    drafts: list[tuple[Figures, Drawing]] = []
+    drafts: Drafts = []
     for size in (V // 4, V // 10, 295):
         kept = order[:size].sort().values
         part = Flat(softmax.weight[kept], softmax.bias[kept], V, kept=kept)
@@ -288,15 +264,13 @@ def trained(run: str, data: str) -> dict[str, Any]:
         name = "tree" if n_trees == 1 else "trees"
         title = f"{n_trees} {name}, C = {root:,}"
         if n_trees == 1:
-            first = agree(softmax, Trees(tree), valid)
+            first = agree(softmax, tree, valid)
             print(title, "first order", first, flush=True)
         tree.fit_nodes(train, head, epochs=EPOCHS, batch_size=BATCH)
-        drafts.append(
-            (Figures(f"{title}, distilled", rows_scored(tree, counts.numpy())), Trees(tree))
-        )
+        drafts.append((Figures(f"{title}, distilled", rows_scored(tree, counts.numpy())), tree))
         if n_trees == 1:
             drafts[-1][0].name += f" (first order {first[0]:.3f})"
-        print(drafts[-1][0].name, agree(softmax, Trees(tree), valid), flush=True)
+        print(drafts[-1][0].name, agree(softmax, tree, valid), flush=True)
     own = measure_times(softmax, drafts, valid)
     for figures, draft in drafts:
         figures.acceptance, figures.divergence = agree(softmax, draft, valid)
@@ -312,7 +286,7 @@ def random(n_classes: int, features: int) -> dict[str, Any]:
     linear = nn.Linear(features, n_classes)
     softmax = Flat(linear.weight.detach(), linear.bias.detach(), n_classes)
     counts = 1 / torch.arange(1, n_classes + 1).double()
-    drafts: list[tuple[Figures, Drawing]] = []
+    drafts: Drafts = []
     for size in (n_classes // 4, n_classes // 10):
         kept = torch.arange(size)
         part = Flat(softmax.weight[kept], softmax.bias[kept], n_classes, kept=kept)
@@ -327,7 +301,7 @@ def random(n_classes: int, features: int) -> dict[str, Any]:
         trees = build_ensemble("random", n_classes, n_trees, root=root, levels=2)
         head = TreeEnsemble.from_linear(linear, trees, tied=True)
         name = f"{n_trees} {'tree' if n_trees == 1 else 'trees'}, C = {root:,}"
-        drafts.append((Figures(name, rows_scored(head, counts.numpy())), Trees(head)))
+        drafts.append((Figures(name, rows_scored(head, counts.numpy())), head))
     own = measure_times(softmax, drafts, torch.randn(16, features))
     return _section("random weights", n_classes, features, own, drafts)
 
@@ -337,7 +311,7 @@ def _section(
     n_classes: int,
     features: int,
     own: dict[str, dict[int, float]],
-    drafts: Sequence[tuple[Figures, Drawing]],
+    drafts: Drafts,
 ) -> dict[str, Any]:
     figures = [of for of, _ in drafts]
     found = {"text": text, "V": n_classes, "D": features, "softmax": own, "drafts": figures}
