@@ -37,7 +37,6 @@ from benchmarks.optimizers import (
 )
 from benchmarks.paths import CLASSES, PATH_SIZES
 from benchmarks.plot import plot_growth
-from benchmarks.targets import Target, number, target_table
 from hstree.heads import head_names
 from hstree.lm.table import Table, markdown, table
 
@@ -150,21 +149,31 @@ def _figures(contestants: Contest, name: str, figure: str) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Ratio(Target):
-    """A figure of a contestant or group over that of another in the same contest."""
+class Ratio:
+    """A target: a figure of a contestant or group over that of another in the same contest, which
+    should be at most or at least some value, or is only shown."""
 
+    title: str
     contest: str
     of: str
     to: str
     figure: str = "seconds"
     to_figure: str | None = None  # figure
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def limit(self) -> str:
+        if self.at_most is not None:
+            return f"at most {self.at_most:g}"
+        return f"at least {self.at_least:g}" if self.at_least is not None else ""
 
     def reached(self, contests: Mapping[str, Any]) -> float | None:
         contestants = contests.get(self.contest, {}).get("contestants", {})
         return ratio(contestants, self.of, self.to, self.figure, self.to_figure)
 
 
-def _ratio(contest: str, of: str, to: str, figure: str = "seconds", **limit: float) -> Ratio:
+def _ratio(contest: str, of: str, to: str, figure: str = "seconds", **limit: Any) -> Ratio:
     title = f"{contest}: {FIGURES.get(figure, '')}{of} / {to}"
     return Ratio(title, contest, of, to, figure, **limit)
 
@@ -255,6 +264,12 @@ def lines(record: Record) -> str:
 def sources(contests: Iterable[Mapping[str, Any]]) -> str:
     """What the contests were measured on, each machine, version and date once."""
     return "; ".join(dict.fromkeys(contest["measured"] for contest in contests)) + "."
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return "not measured"
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
 
 def _device(device: str) -> str:
@@ -358,7 +373,12 @@ def targets(record: Record) -> Shown:
         rows = [(target, target.reached(contests)) for target in TARGETS]
         rows = [row for row in rows if row[1] is not None]
         if rows:
-            tables.append(target_table(_device(device), rows))
+            columns: list[Any] = [
+                ("", lambda row: row[0].title),
+                ("target", lambda row: row[0].limit),
+                ("measured", lambda row: row[1], number),
+            ]
+            tables.append(table(_device(device), rows, columns))
             notes.append(sources(contests[target.contest] for target, _ in rows))
         if "mos" in {target.contest for target, _ in rows}:
             notes.append(f"`mos` with {contests['mos']['size']}, K = 15.")

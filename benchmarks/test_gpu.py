@@ -557,7 +557,7 @@ def figures(name: str, both: list[float], **more: Any) -> dict[str, Any]:
     }
 
 
-def test_targets_and_tables_from_figures() -> None:
+def test_tables_from_figures() -> None:
     moved = {"compulsory": {"forward": 300, "backward": 700}}
     there = {
         "huffman-4": figures("huffman-4", [1.0, 0.5, 2.0], traffic=moved, peak_bytes=40),
@@ -572,16 +572,6 @@ def test_targets_and_tables_from_figures() -> None:
         "device": {"name": "NVIDIA H200", "torch": "2.11.0", "cuda": "13.0"},
         "calls": [{"date": "2026-11-22 10:00"}],
         "entries": {f"benchmarks/4096x128k/{name}": entry for name, entry in there.items()},
-    }
-    reached = {target.title: figure for target, figure in gpu_report.targets(results)}
-    title = "4096x128k: Huffman trees, S = D/4, single features"
-    assert reached == {
-        f"{title} / compulsory bytes": 4.0,
-        f"fastest flat loss / {title}": 20.0,
-        f"{title}, extra memory / F.linear + F.cross_entropy": 0.04,
-        "4096x128k: balanced trees / compulsory bytes": None,
-        "fastest flat loss / 4096x128k: balanced trees": None,
-        "4096x128k: balanced trees, extra memory / F.linear + F.cross_entropy": None,
     }
     text = gpu_report.page(results)
     assert "| balanced trees: crashed, SIGSEGV |" in text
