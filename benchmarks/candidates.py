@@ -1,18 +1,11 @@
 """Log-probabilities of K candidates of each row, against those of all classes and expanded rows.
 
-python -m benchmarks.candidates > page.md
-
-Times are shares of ``head.log_prob(hidden).gather(-1, candidates)``, in one process, one thread.
-*Expanded* is the loss of a training step over N K rows: each context with each of its candidates.
-With gradients means forward and backward, with gradients of the contexts and of all parameters.
-Candidates are drawn at random, as for negative samples, or are the most probable classes of
-another head of the same trees, as from a teacher.
+python -m benchmarks.candidates
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -21,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.contest import Size, batch
+from benchmarks.pages import page_parser, publish, seconds
 from hstree.heads import TreeEnsemble
 from hstree.heads.trees.queries import choose_way
+from hstree.lab.report import Report
+from hstree.lm.table import Table, decimals, table
 
 SIZE = Size(rows=64, features=512, classes=32_000, latent=512)
 ROWS = (1, 8, 64)
@@ -37,6 +33,16 @@ WAYS = {
     "all_candidates": "all classes",
 }
 """What the ways of hstree/heads/trees/candidates.py are called on the page."""
+NOTES = (
+    "Times are shares of those of all classes, `head.log_prob(hidden).gather(-1, candidates)`, in "
+    "one process.",
+    "Expanded: the loss of a training step over N K rows, each context with its K candidates.",
+    "With gradients: forward and backward, with gradients of the contexts and of all parameters.",
+    "Candidates are drawn at random, as for negative samples, or are the most probable classes of "
+    "another head of the same trees, as from a teacher.",
+    "Four Huffman trees of Zipf's law, C = 256. Taken: the way that `choose_way` in "
+    "hstree/heads/trees/candidates.py chose.",
+)
 
 
 @dataclass
@@ -62,12 +68,6 @@ STEPS: dict[str, Callable[[TreeEnsemble, Tensor, Tensor], Tensor]] = {
     "head": lambda head, hidden, c: head.candidate_log_prob(hidden, c),
     "expanded": expanded,
 }
-
-
-def seconds(step: Callable[[], object]) -> float:
-    start = time.process_time()
-    step()
-    return time.process_time() - start
 
 
 def compare(head: TreeEnsemble, hidden: Tensor, candidates: Tensor, gradients: bool) -> list[float]:
@@ -120,30 +120,40 @@ def lines(node_vectors: str, size: Size, gradients: bool) -> Iterator[Line]:
                 )
 
 
-def show(name: str, node_vectors: str, size: Size, gradients: bool) -> None:
+def compared(name: str, node_vectors: str, size: Size, gradients: bool) -> Table:
     how = "with gradients" if gradients else "without gradients"
-    print(f"\n{name}, {how}, V = {size.classes:,}, D = {size.features}\n")
-    print("| N | K | candidates | all classes | candidate_log_prob | expanded | taken |")
-    print("| ---: | ---: | --- | ---: | ---: | ---: | --- |")
-    for line in lines(node_vectors, size, gradients):
-        figures = f"{line.milliseconds:.1f} ms | {line.head:.2f} | {line.expanded:.2f} | {line.way}"
-        print(f"| {line.rows} | {line.k} | {line.kind} | {figures} |", flush=True)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    return table(
+        f"{name}, {how}, V = {size.classes:,}, D = {size.features}",
+        lines(node_vectors, size, gradients),
+        [
+            ("N", lambda line: line.rows, str),
+            ("K", lambda line: line.k, str),
+            ("candidates", lambda line: line.kind),
+            ("all classes", lambda line: line.milliseconds, "{:.1f} ms".format),
+            ("candidate_log_prob", lambda line: line.head, decimals(2)),
+            ("expanded", lambda line: line.expanded, decimals(2)),
+            ("taken", lambda line: line.way),
+        ],
     )
-    parser.add_argument("--size", type=int, nargs=2, metavar=("D", "V"))
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(1)
+
+
+def measure(arguments: argparse.Namespace) -> Report:
     size = SIZE
     if arguments.size:
         features, classes = arguments.size
         size = replace(size, features=features, classes=classes)
-    for name, node_vectors in HEADS.items():
-        for gradients in (False, True):
-            show(name, node_vectors, size, gradients)
+    tables = [
+        compared(name, node_vectors, size, gradients)
+        for name, node_vectors in HEADS.items()
+        for gradients in (False, True)
+    ]
+    return Report("Log-probabilities of K candidates of each row", tables, NOTES)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = page_parser(__doc__)
+    parser.add_argument("--size", type=int, nargs=2, metavar=("D", "V"))
+    publish("candidates", parser, measure, argv)
 
 
 if __name__ == "__main__":

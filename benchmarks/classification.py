@@ -1,6 +1,6 @@
 """Classification with many labels: the tables of examples/classification.py on one page.
 
-    python -m benchmarks.classification --save benchmarks/results/classification.md
+python -m benchmarks.classification --output benchmarks/results
 
 Takes about five minutes on an idle machine, with one thread. --scale 0.1 shortens all training.
 """
@@ -8,59 +8,50 @@ Takes about five minutes on an idle machine, with one thread. --scale 0.1 shorte
 from __future__ import annotations
 
 import argparse
-import platform
 import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 
-import torch
-
-from benchmarks.ptb import cpu_name
+from benchmarks.pages import page_parser, publish
+from hstree.lab.report import Report
+from hstree.lm.table import Table
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "classification.py"
 HEADS = ("linear", "adaptive", "trees", "clustered-tree", "clustered-trees")
 SECONDS, STEPS = 10.0, 300
-
-INTRODUCTION = """\
-# Classification with many labels
-
-[examples/classification.py](../../examples/classification.py): synthetic rows whose labels follow a
-power law and form clusters of 100; 200,000 training rows, 2,000 test rows; a network of two layers
-below every head, D = 128; `hstree.optim.AdamW`. `linear`: `nn.Linear` and the cross-entropy;
-`adaptive`: torch's adaptive softmax; `trees`: `TreeEnsemble.from_counts(..., sparse=True)`, four
-Huffman trees; `clustered-tree`, `clustered-trees`: one tree and four that split the labels by the
-mean features of their rows. Learning rates were chosen among 0.004, 0.01 and 0.02, without trying
-every combination: 0.004 for trees, 0.01 for `adaptive`, and for `linear` 0.02 at 100,000 labels and
-0.01 at 10,000.
-
-A step is forward, backward and optimizer, in milliseconds of CPU time. Precision at n: the number
-of correct labels among the first n, as a share of the largest possible number. The peak is that of
-the process, of which torch and the data take {before}.
-"""
+NOTES = (
+    "[examples/classification.py](../../examples/classification.py): synthetic rows whose labels "
+    "follow a power law and form clusters of 100; 200,000 training rows, 2,000 test rows; a "
+    "network of two layers below every head, D = 128; `hstree.optim.AdamW`.",
+    "`linear`: `nn.Linear` and the cross-entropy; `adaptive`: torch's adaptive softmax; `trees`: "
+    "`TreeEnsemble.from_counts(..., sparse=True)`, four Huffman trees; `clustered-tree`, "
+    "`clustered-trees`: one tree and four that split the labels by the mean "
+    "features of their rows.",
+    "Learning rates were chosen among 0.004, 0.01 and 0.02, without trying every combination: "
+    "0.004 for trees, 0.01 for `adaptive`, and for `linear` 0.02 at 100,000 labels and 0.01 at "
+    "10,000.",
+    "A step is forward, backward and optimizer, in milliseconds of CPU time. Precision at n: the "
+    "number of correct labels among the first n, as a share of the largest possible number.",
+)
 
 
-def table(flags: Sequence[str], linear_rate: str) -> tuple[list[str], str]:
-    """Run the example with these flags for each head; returns its rows, and the memory used by
-    torch and data."""
-    lines: list[str] = []
+def compared(title: str, flags: Sequence[str], linear_rate: str) -> tuple[Table, str]:
+    """Run the example with these flags for each head; returns its table, and what it says about the
+    memory of the process."""
+    rows: list[tuple[str, ...]] = []
     for head in HEADS:
         rate = ["--lr", linear_rate] if head == "linear" else []
         command = [sys.executable, str(SCRIPT), *flags, "--heads", head, *rate]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
         shown = done.stdout.splitlines()
-        lines += shown[2:3] if lines else shown[:3]
-        print(lines[-1], flush=True)
-    return lines, shown[-1].removeprefix("Of the peak, torch and the data take ").rstrip(".")
+        print(shown[2], flush=True)
+        header, row = (tuple(map(str.strip, line.split("|")[1:-1])) for line in shown[:3:2])
+        rows.append(row)
+    return Table(title, header, tuple(rows), (False, *[True] * (len(header) - 1))), shown[-1]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--save", type=Path)
-    parser.add_argument("--scale", type=float, default=1.0)
-    options = parser.parse_args(arguments)
-    scale = "" if options.scale == 1 else f" --scale {options.scale:g}"
+def measure(options: argparse.Namespace) -> Report:
     seconds, steps = f"{options.scale * SECONDS:g}", str(round(options.scale * STEPS))
     settings = {
         f"100,000 labels, one a row: {seconds} s of training, 512 rows a step": (
@@ -76,24 +67,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "0.01",
         ),
     }
-    parts, memory = [], []
-    for title, setting in settings.items():
-        lines, before = table(*setting)
-        memory.append(before)
-        parts += [f"## {title}", "", *lines, ""]
-    page = "\n".join([
-        INTRODUCTION.format(before=", ".join(memory[:-1]) + f" and {memory[-1]}"),
-        *parts,
-        f"    python -m benchmarks.classification{scale} "
-        "--save benchmarks/results/classification.md",
-        "",
-        f"{cpu_name()}, one thread, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {date.today()}.",
-        "",
-    ])  # fmt: skip
-    print(page)
-    if options.save:
-        options.save.write_text(page, encoding="utf-8")
+    found = [compared(title, *setting) for title, setting in settings.items()]
+    memory = [f"{table.title.partition(':')[0]}: {said}" for table, said in found]
+    return Report(
+        "Classification with many labels", [table for table, _ in found], (*NOTES, *memory)
+    )
+
+
+def main() -> None:
+    parser = page_parser(__doc__)
+    parser.add_argument("--scale", type=float, default=1.0)
+    publish("classification", parser, measure)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import hstree
 from benchmarks.paths import draw_paths
 from benchmarks.word2vec import corpus
 
@@ -32,13 +31,3 @@ def release_memory() -> Iterator[None]:
 def short(request: pytest.FixtureRequest) -> bool:
     """Whether the run only checks that the benchmarks work: --benchmark-max-time below a second."""
     return float(request.config.getoption("benchmark_max_time")) < 1
-
-
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> str:
-    """Every device of the heads that is available."""
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("CUDA: no GPU")
-    if request.param == "cuda" and hstree.build_info().cuda is None:
-        pytest.skip("CUDA: hstree was built for the CPU only")
-    return str(request.param)

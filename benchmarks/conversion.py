@@ -1,6 +1,6 @@
 """Replace a trained softmax by trees: without training, and after a short training of the head.
 
-    python -m benchmarks.conversion runs/softmax --data ptb/ --save benchmarks/results/conversion.md
+    python -m benchmarks.conversion runs/softmax --data ptb/
 
 The run must have a flat softmax. Its backbone is not trained. The trees are clustered by the rows
 of the softmax and initialized from it by ``TreeEnsemble.from_linear`` or, for comparison, from the
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import math
-import platform
-from collections.abc import Callable, Sequence
-from datetime import date
-from pathlib import Path
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,11 +20,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from benchmarks.ptb import cpu_name
+from benchmarks.pages import page_parser, publish
 from hstree.heads import Softmax, TreeEnsemble
+from hstree.lab.report import Report
 from hstree.lm.models import LanguageModel
 from hstree.lm.models.stream import read_stream
 from hstree.lm.runs import load_run
+from hstree.lm.table import decimals, table
 from hstree.trees import Tree, build_ensemble
 
 SHAPES = [(1, 1, 1), (1, 256, 1), (1, 1024, 64), (4, 256, 1), (4, 1024, 64)]
@@ -69,14 +69,7 @@ def trained(
     return head
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run")
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--save", type=Path)
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+def measure(options: argparse.Namespace) -> Report:
     run = load_run(options.run)
     softmax = run.model.head
     if type(softmax) is not Softmax:
@@ -110,34 +103,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
             heads = [trained(build, train, options.steps, rate) for rate in RATES]
             best = min(heads, key=lambda head: perplexity(head, valid))
             after.append(perplexity(best, test))
-        figures = [perplexity(converted(), test), *after]
-        rows.append("| " + " | ".join([*map(str, shape), *(f"{x:.1f}" for x in figures)]) + " |")
+        rows.append((*shape, perplexity(converted(), test), *after))
         print(rows[-1], flush=True)
-    page = "\n".join([
-        "# Trees in place of a trained softmax",
-        "",
-        f"Test perplexity of `{corpus.name}`, V = {V:,}, D = {D}; the softmax has "
-        f"{perplexity(softmax, test):.1f}. Its backbone is not trained.",
-        "`from_linear`: the head of `TreeEnsemble.from_linear`, without training; then "
-        f"after {options.steps} steps of Adam on {ROWS:,} rows",
-        f"each from the first {TRAIN_TOKENS:,} words of the training text; last, the same trees "
-        "and steps, initialized only from the frequencies",
-        f"of the words. The learning rate of each is the better of {' and '.join(map(str, RATES))} "
-        "on the validation text.",
-        "",
-        "| T | C | G | `from_linear` | then trained | from frequencies, trained |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: |",
-        *rows,
-        "",
-        "    python -m benchmarks.conversion runs/softmax --data ptb/",
-        "",
-        f"{cpu_name()}, one thread, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {date.today()}.",
-        "",
-    ])  # fmt: skip
-    print(page)
-    if options.save:
-        options.save.write_text(page, encoding="utf-8")
+    of = [(name, itemgetter(place), str) for place, name in enumerate(("T", "C", "G"))]
+    names = ("from_linear", "then trained", "from frequencies, trained")
+    of += [(name, itemgetter(place), decimals(1)) for place, name in enumerate(names, 3)]
+    title = (
+        f"Test perplexity of {corpus.name}, V = {V:,}, D = {D}; "
+        f"the softmax has {perplexity(softmax, test):.1f}"
+    )
+    notes = (
+        "The backbone is not trained. from_linear: the head of `TreeEnsemble.from_linear`.",
+        f"Then trained: after {options.steps} steps of Adam on {ROWS:,} rows each from the first "
+        f"{TRAIN_TOKENS:,} words of the training text. Last, the same trees and steps, initialized "
+        "only from the frequencies of the words.",
+        f"The learning rate of each is the better of {' and '.join(map(str, RATES))} on the "
+        "validation text.",
+    )
+    return Report("Trees in place of a trained softmax", [table(title, rows, of)], notes)
+
+
+def main() -> None:
+    parser = page_parser(__doc__)
+    parser.add_argument("run")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--steps", type=int, default=300)
+    publish("conversion", parser, measure)
 
 
 if __name__ == "__main__":

@@ -3,44 +3,39 @@
     hstree train --data ptb/ --run runs/softmax --head softmax --embedding-size 200 \\
         --hidden-size 200 --layers 1 --dropout 0.2 --dropout-input 0.2 --epochs 2 \\
         --optimizer adamw --learning-rate 0.002 --schedule cosine --head-learning-rate-factor 2
-    python -m benchmarks.drafts runs/softmax --data ptb/
-    python -m benchmarks.drafts --times                # only the sizes with random weights, again
+    python -m benchmarks.drafts runs/softmax --data ptb/ --output build
 
 All drafts read the hidden states of the trained model: the softmax over a part of the vocabulary,
 a softmax of lower rank, and trees whose leaves are the rows of the softmax. Low rank and trees are
 fitted to the softmax on hidden states of the training text; acceptance is measured on those of the
-validation text. Larger vocabularies have random weights, for time alone. One thread; every time is
-a share of that of the softmax's product W h in the same process. As in speculative decoding, every
-call is made several times in a row before another takes its turn.
+validation text. Larger vocabularies have random weights, for time alone. As in speculative
+decoding, every call is made several times in a row before another takes its turn.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import platform
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import date
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.drafts_page import ROUND, page, picture, words_of_a_round
-from benchmarks.ptb import cpu_name
+from benchmarks.pages import page_parser, publish, seconds
 from benchmarks.studies.measure import rows_scored
-from hstree._files import write_atomic
 from hstree.decoding import expected_acceptance
 from hstree.heads import Softmax, TreeEnsemble
+from hstree.lab.report import Report, plain_data
+from hstree.lm._pictures import line_style, new_figure
 from hstree.lm.models.stream import read_stream
 from hstree.lm.runs import load_run
+from hstree.lm.table import Table, decimals, table
 from hstree.lm.training import evaluate
 from hstree.trees import ContextMeans, build_ensemble
 
@@ -53,20 +48,32 @@ ROOTS = (64, 256, 1024)
 WORDS = (1, 2, 3, 4, 5, 6, 8)
 """Words that are drafted before a verification."""
 ROWS = (1, 8)
-TURNS = 20
-RESULTS = Path(__file__).parent / "results"
-
-
-class Drawing(Protocol):
-    """What the drafts have in common."""
-
-    def log_prob(self, hidden: Tensor) -> Tensor: ...
-    def draw(self, hidden: Tensor) -> object: ...
-    def top(self, hidden: Tensor) -> object: ...
+TURNS, ROUND = 20, 4
+"""Turns of a call, and calls of a turn; also the drafted words of a round on the page."""
+PLACES = ((5, 5, "left"), (5, -13, "left"), (-5, 5, "right"), (0, -16, "right"))
+"""Where the numbers of each kind of draft stand beside its points, and their alignment."""
+NOTES = (
+    "A draft head draws the next words from the hidden states of a model; the softmax of the model "
+    "then accepts or replaces them, so that the words have exactly the model's distribution "
+    "(`hstree.lm.models.speculative`). Trees read the rows of the softmax itself at their leaves; "
+    "only their roots were fitted to it.",
+    f"Times are medians of {ROUND} calls in a row, as shares of the time of the softmax's product "
+    "W h with as many contexts N in the same process: a draw includes the word's log-probability.",
+    f"Words of a round are those expected from k = {ROUND} drafted words and one verification; "
+    "gain is their number over the time of the round, beside a draw of the softmax for every word, "
+    "for the best k. It counts the output layer alone.",
+    "Random weights make all words about equally probable, and the search for the ten most "
+    "probable as long as it can be.",
+    "The product reads the rows of the softmax once for all N contexts. Trees read their roots "
+    "once, and other rows of leaves for each context.",
+    "Targets: trees accept more than every other draft whose draw takes as long, N = 1; at "
+    "V = 128,000 a draw of trees takes at most 1/30 of the softmax's product.",
+)
 
 
 class Flat(nn.Module):
-    """A softmax over some of the classes; ``down`` [r, D], if given, precedes it."""
+    """A softmax over some of the classes, with the queries of a head; ``down`` [r, D], if given,
+    precedes it."""
 
     def __init__(
         self,
@@ -93,31 +100,15 @@ class Flat(nn.Module):
         out = log_prob.new_full((len(hidden), self.n_classes), -torch.inf)
         return out.index_copy(1, self.kept, log_prob)
 
-    def draw(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, hidden: Tensor, *, return_log_prob: bool) -> tuple[Tensor, Tensor]:
         log_prob = self.scores(hidden).log_softmax(1)
         drawn = torch.multinomial(log_prob.exp(), 1)
         classes = drawn if self.kept is None else self.kept[drawn]
         return classes, log_prob.gather(1, drawn)
 
-    def top(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        values, classes = self.scores(hidden).log_softmax(1).topk(10)
+    def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        values, classes = self.scores(hidden).log_softmax(1).topk(k)
         return values, classes if self.kept is None else self.kept[classes]
-
-
-class Trees:
-    """A :class:`hstree.TreeEnsemble`."""
-
-    def __init__(self, head: TreeEnsemble) -> None:
-        self.head = head
-
-    def log_prob(self, hidden: Tensor) -> Tensor:
-        return self.head.log_prob(hidden)
-
-    def draw(self, hidden: Tensor) -> object:
-        return self.head.sample(hidden, return_log_prob=True)
-
-    def top(self, hidden: Tensor) -> object:
-        return self.head.topk(hidden, 10)
 
 
 @dataclass
@@ -144,33 +135,26 @@ class Figures:
     gain: float | None = None
 
 
-def seconds(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
+Drafts = list[tuple[Figures, Flat | TreeEnsemble]]
 
 
 @torch.no_grad()
-def measure_times(
-    softmax: Flat, drafts: Sequence[tuple[Figures, Drawing]], hidden: Tensor
-) -> dict[str, dict[int, float]]:
+def measure_times(softmax: Flat, drafts: Drafts, hidden: Tensor) -> dict[str, dict[int, float]]:
     """Fill in the times, medians of calls that take turns. Returns those of the softmax itself as
     shares of its product: of a draw, and of log-probabilities that verify n rows."""
     own: dict[str, dict[int, float]] = {"draw": {}, "top": {}, "verify": {}}
     for n in ROWS:
         rows = hidden[:n]
-        calls = {"product": lambda rows=rows: F.linear(rows, softmax.weight, softmax.bias)}
-        calls |= {"draw": lambda rows=rows: softmax.draw(rows)}
-        calls |= {"top": lambda rows=rows: softmax.top(rows)}
-        for place, (_, draft) in enumerate(drafts):
-            calls[f"draw {place}"] = lambda rows=rows, draft=draft: draft.draw(rows)
-            calls[f"top {place}"] = lambda rows=rows, draft=draft: draft.top(rows)
+        calls: dict[str, Callable[[], object]] = {"product": partial(softmax.scores, rows)}
+        heads = {"": softmax} | {str(place): head for place, (_, head) in enumerate(drafts)}
+        for name, head in heads.items():
+            calls[f"draw {name}"] = partial(head.sample, rows, return_log_prob=True)
+            calls[f"top {name}"] = partial(head.topk, rows, 10)
         found = _medians(calls)
-        own["draw"][n], own["top"][n] = found["draw"], found["top"]
+        own["draw"][n], own["top"][n] = found["draw "], found["top "]
         for place, (figures, _) in enumerate(drafts):
             figures.draw[n], figures.top[n] = found[f"draw {place}"], found[f"top {place}"]
-    one = hidden[:1]
-    verify = {"product": lambda: F.linear(one, softmax.weight, softmax.bias)}
+    verify: dict[str, Callable[[], object]] = {"product": partial(softmax.scores, hidden[:1])}
     for n in {words + 1 for words in WORDS}:
         verify[str(n)] = lambda n=n: softmax.scores(hidden[:n]).log_softmax(1)
     own["verify"] = {int(n): t for n, t in _medians(verify).items() if n != "product"}
@@ -227,7 +211,7 @@ def low_rank(softmax: Flat, hidden: Tensor, rank: int) -> Flat:
 
 
 @torch.no_grad()
-def agree(softmax: Flat, draft: Drawing, hidden: Tensor) -> tuple[float, float]:
+def agree(softmax: Flat, draft: Flat | TreeEnsemble, hidden: Tensor) -> tuple[float, float]:
     acceptance, divergence = [], []
     for rows in hidden.split(500):
         p, q = softmax.log_prob(rows), draft.log_prob(rows)
@@ -256,7 +240,7 @@ def trained(run: str, data: str) -> dict[str, Any]:
     order = counts.argsort(descending=True)
     softmax = Flat(head.weight.detach(), head.bias.detach(), head.n_classes)
     V, D = softmax.weight.shape
-    drafts: list[tuple[Figures, Drawing]] = []
+    drafts: Drafts = []
     for size in (V // 4, V // 10, 295):
         kept = order[:size].sort().values
         part = Flat(softmax.weight[kept], softmax.bias[kept], V, kept=kept)
@@ -280,15 +264,13 @@ def trained(run: str, data: str) -> dict[str, Any]:
         name = "tree" if n_trees == 1 else "trees"
         title = f"{n_trees} {name}, C = {root:,}"
         if n_trees == 1:
-            first = agree(softmax, Trees(tree), valid)
+            first = agree(softmax, tree, valid)
             print(title, "first order", first, flush=True)
         tree.fit_nodes(train, head, epochs=EPOCHS, batch_size=BATCH)
-        drafts.append(
-            (Figures(f"{title}, distilled", rows_scored(tree, counts.numpy())), Trees(tree))
-        )
+        drafts.append((Figures(f"{title}, distilled", rows_scored(tree, counts.numpy())), tree))
         if n_trees == 1:
             drafts[-1][0].name += f" (first order {first[0]:.3f})"
-        print(drafts[-1][0].name, agree(softmax, Trees(tree), valid), flush=True)
+        print(drafts[-1][0].name, agree(softmax, tree, valid), flush=True)
     own = measure_times(softmax, drafts, valid)
     for figures, draft in drafts:
         figures.acceptance, figures.divergence = agree(softmax, draft, valid)
@@ -304,7 +286,7 @@ def random(n_classes: int, features: int) -> dict[str, Any]:
     linear = nn.Linear(features, n_classes)
     softmax = Flat(linear.weight.detach(), linear.bias.detach(), n_classes)
     counts = 1 / torch.arange(1, n_classes + 1).double()
-    drafts: list[tuple[Figures, Drawing]] = []
+    drafts: Drafts = []
     for size in (n_classes // 4, n_classes // 10):
         kept = torch.arange(size)
         part = Flat(softmax.weight[kept], softmax.bias[kept], n_classes, kept=kept)
@@ -319,7 +301,7 @@ def random(n_classes: int, features: int) -> dict[str, Any]:
         trees = build_ensemble("random", n_classes, n_trees, root=root, levels=2)
         head = TreeEnsemble.from_linear(linear, trees, tied=True)
         name = f"{n_trees} {'tree' if n_trees == 1 else 'trees'}, C = {root:,}"
-        drafts.append((Figures(name, rows_scored(head, counts.numpy())), Trees(head)))
+        drafts.append((Figures(name, rows_scored(head, counts.numpy())), head))
     own = measure_times(softmax, drafts, torch.randn(16, features))
     return _section("random weights", n_classes, features, own, drafts)
 
@@ -329,36 +311,106 @@ def _section(
     n_classes: int,
     features: int,
     own: dict[str, dict[int, float]],
-    drafts: Sequence[tuple[Figures, Drawing]],
+    drafts: Drafts,
 ) -> dict[str, Any]:
-    figures = [asdict(of) for of, _ in drafts]
-    return {"text": text, "V": n_classes, "D": features, "softmax": own, "drafts": figures}
+    figures = [of for of, _ in drafts]
+    found = {"text": text, "V": n_classes, "D": features, "softmax": own, "drafts": figures}
+    plain: dict[str, Any] = plain_data(found)  # keys as text
+    return plain
+
+
+# ---- the page
+
+
+def words_of_a_round(acceptance: float, k: int) -> float:
+    """Expected words of k drafted ones and one of the model, (1 - a^(k + 1)) / (1 - a) for the
+    acceptance a (Leviathan et al., ICML 2023): as if all words were accepted equally often."""
+    a = min(acceptance, 1 - 1e-9)
+    return (1 - a ** (k + 1)) / (1 - a)
+
+
+def _share(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"1/{1 / value:.0f}"
+
+
+def _compared(section: Mapping[str, Any]) -> Table:
+    """The drafts below the softmax itself; only those of a trained one have an acceptance."""
+    own = {"name": "the softmax itself", "rows": section["V"], **section["softmax"]}
+    own |= {"acceptance": 1.0, "divergence": 0.0, "gain": 1.0, "words": None}
+
+    def words(draft: Mapping[str, Any]) -> float | None:
+        return None if draft is own else words_of_a_round(draft["acceptance"], ROUND)
+
+    columns: list[Any] = [
+        ("draft", lambda draft: draft["name"]),
+        ("rows scored", lambda draft: draft["rows"], decimals(0)),
+    ]
+    if section["drafts"][0]["acceptance"] is not None:
+        columns += [
+            ("acceptance", lambda draft: draft["acceptance"], decimals(3)),
+            ("KL, nats", lambda draft: draft["divergence"], _nats),
+            (f"words of a round, k = {ROUND}", words, decimals(2)),
+            ("gain", lambda draft: draft["gain"], decimals(2)),
+            ("best k", lambda draft: draft["words"], lambda k: "-" if k is None else str(k)),
+        ]
+    for of, title in (("draw", "a draw"), ("top", "top 10")):
+        for n in map(str, ROWS):
+            columns.append((f"{title}, N = {n}", partial(_time, of, n), _share))
+    title = f"V = {section['V']:,}, D = {section['D']}, {section['text']}"
+    return table(title, [own, *section["drafts"]], columns)
+
+
+def _time(of: str, n: str, draft: Mapping[str, Any]) -> float:
+    time: float = draft[of][n]
+    return time
+
+
+def _nats(divergence: float | None) -> str:
+    return "infinite" if divergence is None else f"{divergence:.3f}"
+
+
+def picture(section: Mapping[str, Any]) -> Any:
+    """Expected acceptance against the time of a draw."""
+    figure = new_figure(6.5, 4)
+    axes = figure.subplots()
+    for number, kind in enumerate(("most frequent words", "rank", "1 tree", "4 trees")):
+        points = sorted(
+            (draft["draw"]["1"], draft["acceptance"], draft["rows"])
+            for draft in section["drafts"]
+            if kind in draft["name"]
+        )
+        x, y, _ = zip(*points, strict=True)
+        axes.plot(x, y, marker="o", label=kind, **line_style(number))
+        x_offset, y_offset, side = PLACES[number]
+        offset: dict[str, Any] = {"xytext": (x_offset, y_offset), "textcoords": "offset points"}
+        for *place, rows in points:
+            axes.annotate(f"{rows:,.0f}", place, ha=side, **offset)
+    axes.set(xscale="log", xlabel="time of a draw / time of the softmax's product, N = 1")
+    axes.set_ylabel("expected acceptance")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False, title="numbers: rows scored")
+    return figure
+
+
+def report(sections: Sequence[Mapping[str, Any]]) -> Report:
+    return Report(
+        "Draft heads of a softmax",
+        list(map(_compared, sections)),
+        NOTES,
+        data={"sections": sections},
+        pictures={"": picture(sections[0])},
+    )
+
+
+def measure(options: argparse.Namespace) -> Report:
+    return report([trained(options.run, options.data), *(random(*size) for size in RANDOM_SIZES)])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", nargs="?", help="folder of a run with the head softmax")
-    parser.add_argument("--data", help="its text")
-    parser.add_argument("--times", action="store_true", help="keep the figures of the run")
-    parser.add_argument("--save", type=Path, default=RESULTS / "drafts")
-    given = parser.parse_args()
-    if not given.times and None in (given.run, given.data):
-        parser.error("expected RUN and --data, or --times")
-    torch.set_num_threads(1)
-    if given.times:
-        first = json.loads(given.save.with_suffix(".json").read_text())["sections"][0]
-    else:
-        first = trained(given.run, given.data)
-    sections = [first, *(random(*size) for size in RANDOM_SIZES)]
-    made = (
-        f"{cpu_name()}, one thread, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {date.today()}"
-    )
-    record = json.loads(json.dumps({"made": made, "sections": sections}))  # keys as text
-    write_atomic(given.save.with_suffix(".json"), (json.dumps(record, indent=1) + "\n").encode())
-    write_atomic(given.save.with_suffix(".md"), page(record).encode())
-    write_atomic(given.save.with_suffix(".png"), picture(record))
-    print(page(record))
+    parser = page_parser(__doc__)
+    parser.add_argument("run", help="folder of a run with the head softmax")
+    parser.add_argument("--data", required=True, help="its text")
+    publish("drafts", parser, measure)
 
 
 if __name__ == "__main__":

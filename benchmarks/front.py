@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 from benchmarks.optimizers import TRAINING_SIZES
 from benchmarks.studies.page import results
 from benchmarks.studies.records import Records
-from benchmarks.table import ratio, sources
+from benchmarks.table import Record, ratio, sources
 from benchmarks.trees_study import CONTENDERS
+from hstree.lm.table import decimals, markdown, table
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- summary: begin -->", "<!-- summary: end -->"
@@ -34,30 +36,34 @@ ROWS = {
 }
 
 
-def front_table(speed: dict[str, Any], perplexity: dict[str, float]) -> str:
+def front_table(speed: Record, perplexity: dict[str, float]) -> str:
     """Time, memory and perplexity of a softmax, the adaptive softmax and trees.
 
     Args:
-        speed: the results of benchmarks.table.
+        speed: the record of benchmarks.table.
         perplexity: on the test text, by contestant of benchmarks.trees_study.
     """
-    contests = speed["contests"]["cpu"]
-    there = [contests[f"training steps, V = {size.classes}"] for size in TRAINING_SIZES]
-    columns = " | ".join(f"V = {size.classes:,}" for size in TRAINING_SIZES)
+    there = [speed["cpu"][f"training steps, V = {size.classes}"] for size in TRAINING_SIZES]
     last = TRAINING_SIZES[-1]
-    lines = [
-        f"| output layer: speed at | {columns} | memory, V = {last.classes:,} | test perplexity |",
-        "| --- |" + " ---: |" * (len(there) + 2),
+
+    def times(contest: dict[str, Any], name: str) -> float | None:
+        return ratio(contest["contestants"], UNIT, name)
+
+    def mebibytes(name: str) -> float:
+        return there[-1]["contestants"][name]["peak_bytes"] / 2**20
+
+    columns: list[Any] = [("output layer: speed at", lambda name: ROWS[name][0])]
+    columns += [
+        (f"V = {size.classes:,}", partial(times, contest), _times)
+        for size, contest in zip(TRAINING_SIZES, there, strict=True)
     ]
-    for name, (title, run) in ROWS.items():
-        times = [_times(ratio(contest["contestants"], UNIT, name)) for contest in there]
-        memory = there[-1]["contestants"][name]["peak_bytes"] / 2**20
-        test = f"{perplexity[run]:.1f}" if run in perplexity else "not measured"
-        lines.append(f"| {title} | {' | '.join(times)} | {memory:,.0f} MiB | {test} |")
+    columns += [
+        (f"memory, V = {last.classes:,}", mebibytes, "{:,.0f} MiB".format),
+        ("test perplexity", lambda name: perplexity[ROWS[name][1]], decimals(1)),
+    ]
     seconds = (median(contest["contestants"][UNIT]["seconds"]) for contest in there)
     unit = ", ".join(f"{1000 * s:,.0f} ms" for s in seconds)
-    lines += [
-        "",
+    note = (
         "Speed: training steps of the layer per second (forward, backward, AdamW; "
         f"{last.rows} rows of {last.features} features, one core) as a multiple of the first "
         f"row's, whose steps take {unit}. Trees have two levels; with `sparse=True` and more than "
@@ -66,9 +72,10 @@ def front_table(speed: dict[str, Any], perplexity: dict[str, float]) -> str:
         "Memory: what the first step adds to the process, gradients and optimizer state included, "
         "parameters not. Test perplexity: "
         "Penn Treebank, V = 10,000, five epochs of a small LSTM, one seed, not converged. "
-        f"{sources(there)}",
-    ]
-    return "\n".join([*lines[:-1], *textwrap.wrap(lines[-1], 120, break_on_hyphens=False)])
+        f"{sources(there)}"
+    )
+    _, _, shown = markdown([table("", ROWS, columns)]).partition("\n\n")  # no title
+    return "\n".join([shown, *textwrap.wrap(note, 120, break_on_hyphens=False)])
 
 
 def _cost(perplexity: dict[str, float]) -> str:
@@ -97,11 +104,11 @@ def readme() -> str:
     """README.md with the table that the committed figures make."""
     folder = ROOT / "benchmarks" / "results"
     study = results(CONTENDERS, Records(folder / "trees-study.json"))
-    table = front_table(
+    shown = front_table(
         json.loads((folder / "cpu.json").read_text()),
         {result.contender.name: result.runs[0]["test"] for result in study},
     )
-    return replaced((ROOT / "README.md").read_text(), table)
+    return replaced((ROOT / "README.md").read_text(), shown)
 
 
 def main() -> None:

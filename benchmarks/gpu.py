@@ -11,11 +11,16 @@ products. They hide the time of Python unless the step waits for the device, as 
 make the caches cold. A copy and a matrix product are timed before and after, so that runs of
 different processes can be compared. Clocks are read, never set. The file is written after each
 part, so a killed process leaves its results so far. Exits with 2 if there is no GPU.
+
+hstree is imported by the functions that need it: benchmarks.gpu_proof lists the contestants before
+anything is built.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import importlib
 import json
 import os
 import platform
@@ -23,22 +28,26 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from benchmarks.gpu_settings import SETTINGS, Entry, Setting, contestants
+from benchmarks.baselines import torch_plif
+from benchmarks.contest import batch
+from benchmarks.memory import peak_extra_bytes
 
 Figures = dict[str, Any]
 
 WARM_UP = 3
 PRODUCTS_AHEAD = 2
 """Number of reference products before each timed step: about 3 ms on an H100."""
-PARTS = ("forward", "backward", "both")
 CLOCKS = (
     "clocks.sm",
     "clocks.max.sm",
@@ -49,8 +58,429 @@ CLOCKS = (
     "temperature.gpu",
     "clocks_event_reasons.active",
 )
-TOLERANCE = {"bfloat16": 0.05, "float16": 0.05, "float32": 1e-3}
+TOLERANCE = {"bfloat16": 0.05, "float32": 1e-3}
 """Largest allowed error of a gradient, relative to its largest value; for a loss, a fifth of it."""
+RADIUS = 20.0
+CHECKED_ROWS = 32
+CHUNK_BYTES = 2**29
+"""Size of the float64 logits that a check computes at a time."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes of a step.
+
+    Attributes:
+        rows, features, classes: numbers of rows, N, features, D, and classes, V.
+        trees: number of binary trees, T.
+        wide_trees, root: number of trees, T, and width of the root, C, of the wide heads.
+        dtype: dtype of input and weights.
+        intervals: number of intervals of the piecewise linear function, K.
+        elements: number of float32 elements of the copy that measures the bandwidth.
+        product: rows and columns of the matrices of the reference product.
+        rounds: number of timed steps.
+    """
+
+    rows: int
+    features: int
+    classes: int
+    trees: int = 8
+    wide_trees: int = 4
+    root: int = 1024
+    dtype: str = "bfloat16"
+    intervals: int = 10_000
+    elements: int = 2**27
+    product: int = 8192
+    rounds: int = 20
+
+    def __str__(self) -> str:
+        return f"N = {self.rows}, D = {self.features}, V = {self.classes}, {self.dtype}"
+
+
+TINY = "tiny"
+"""Checks on a CPU, in seconds, that everything runs."""
+SETTINGS = {
+    "4096x128k": Setting(8192, 4096, 128_256),
+    "2304x256k": Setting(8192, 2304, 256_000),
+    "768x50k": Setting(16_384, 768, 50_257, root=256),
+    TINY: Setting(40, 64, 300, 3, 2, 16, "float32", 100, 2**12, 64, 3),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contestant.
+
+    Attributes:
+        title: title in tables.
+        kind: name of the function that builds it, in BUILDERS.
+        options: arguments of that function.
+        package: distribution that it needs.
+    """
+
+    title: str
+    kind: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    package: str | None = None
+
+    @property
+    def ours(self) -> bool:
+        return self.kind in ("paths", "wide", "head")
+
+
+def _paths_entry(recipe: str, part: int, block: int = 1, sparse: bool = True) -> Entry:
+    kind = "Huffman" if recipe == "huffman" else "balanced"
+    drawn = f"blocks of {block}" if block > 1 else "single features"
+    title = f"{kind} trees, S = D/{part}, {drawn}" + ("" if sparse else ", dense gradients")
+    options = {"recipe": recipe, "part": part, "block": block, "sparse": sparse}
+    return Entry(title, "paths", options)
+
+
+EAGER = "eager"
+CONTESTANTS: dict[str, Entry] = {
+    "huffman-4": _paths_entry("huffman", 4),
+    "huffman-4-blocks": _paths_entry("huffman", 4, block=16),
+    "random-4": _paths_entry("random", 4),
+    "huffman-2": _paths_entry("huffman", 2),
+    "huffman-4-dense": _paths_entry("huffman", 4, sparse=False),
+    "wide-32": Entry("wide trees, groups of 32 leaves", "wide", {"leaf": 32}),
+    "wide-binary": Entry("wide root over binary nodes", "wide", {"leaf": 1}),
+    "leaves": Entry(
+        "trees of two levels, one output embedding for all leaves",
+        "wide",
+        {"levels": 2, "node_vectors": "leaves"},
+    ),
+    "leaves-dense": Entry(
+        "the same, dense gradients",
+        "wide",
+        {"levels": 2, "node_vectors": "leaves", "sparse": False},
+    ),
+    "softmax": Entry("head `softmax`", "head", {"head": "softmax"}),
+    "plif": Entry("head `plif`", "head", {"head": "plif"}),
+    "sigsoftmax": Entry("head `sigsoftmax`", "head", {"head": "sigsoftmax"}),
+    EAGER: Entry("F.linear + F.cross_entropy", "flat", {"loss": "eager"}),
+    "compiled": Entry("torch.compile of it", "flat", {"loss": "compiled"}),
+    "cut": Entry("cut-cross-entropy", "flat", {"loss": "cut"}, "cut-cross-entropy"),
+    "liger": Entry("Liger", "flat", {"loss": "liger"}, "liger-kernel"),
+    "quack": Entry("QuACK, not tuned", "flat", {"loss": "quack"}, "quack-kernels"),
+    "chunked": Entry("F.linear_cross_entropy", "flat", {"loss": "chunked"}),
+    "adaptive": Entry("AdaptiveLogSoftmaxWithLoss", "adaptive"),
+}
+"""The contestants in the order of the tables: first those of hstree, kernels before whole heads;
+then the baselines."""
+
+
+# ---- the contestants
+
+
+class Missing(Exception):
+    """The contestant is unavailable; the message says why."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One contestant.
+
+    Attributes:
+        loss: the forward pass.
+        leaves: tensors whose gradients the backward pass computes; the first is the input.
+        check: computes the errors of the loss and the input's gradient after a step, relative to
+            the largest true value.
+        compulsory: bytes of forward and backward for any implementation: every input row, visited
+            weight row, score and gradient once.
+    """
+
+    loss: Callable[[], Tensor]
+    leaves: Sequence[Tensor]
+    check: Callable[[Tensor, Tensor], dict[str, float]]
+    compulsory: Mapping[str, int] | None = None
+
+    def clear(self) -> None:
+        for leaf in self.leaves:
+            leaf.grad = None
+
+    def run(self) -> None:
+        self.clear()
+        self.loss().backward()
+
+
+def relative(got: Tensor, true: Tensor) -> float:
+    """Largest difference, relative to the largest true value."""
+    return float((got.detach().double() - true).abs().max() / true.abs().max())
+
+
+def _checked(rows: int, device: str) -> Tensor:
+    """The rows to check, spread over the batch."""
+    return torch.linspace(0, rows - 1, min(rows, CHECKED_ROWS), device=device).long()
+
+
+def _inputs(setting: Setting, device: str) -> tuple[Tensor, Tensor, Any]:
+    """Input [N, D] with gradient, targets [N] drawn from Zipf's law, and its frequencies."""
+    torch.manual_seed(0)
+    input, target, frequencies = batch(setting.rows, setting.features, setting.classes, device)
+    dtype = getattr(torch, setting.dtype)
+    return input.detach().to(dtype).requires_grad_(), target, frequencies
+
+
+def _normal(shape: tuple[int, ...], setting: Setting, device: str) -> Tensor:
+    """Weights that give scores of about one."""
+    weight = torch.empty(shape, dtype=getattr(torch, setting.dtype), device=device)
+    return weight.normal_(std=shape[-1] ** -0.5).requires_grad_()
+
+
+def subsets(features: int, subset: int, trees: int, block: int) -> Tensor:
+    """feature_index [T, S]: for each tree, S of the D features in increasing order, drawn in
+    aligned blocks."""
+    random = torch.Generator().manual_seed(0)
+    drawn = []
+    for _ in range(trees):
+        blocks = torch.randperm(features // block, generator=random)[: subset // block]
+        within = blocks.sort().values[:, None] * block + torch.arange(block)
+        drawn.append(within.flatten())
+    return torch.stack(drawn).int()
+
+
+def visited_rows(target: Tensor, path_offset: Tensor, path: Tensor) -> int:
+    """Number of nodes on the paths [P] to the targets [N], in all trees: path_offset [T, V + 1]."""
+    total = 0
+    target = target.unique()
+    for offset in path_offset.long():
+        begin = offset[target]
+        length = offset[target + 1] - begin
+        first = length.cumsum(0) - length
+        entry = torch.arange(int(length.sum())) + (begin - first).repeat_interleave(length)
+        total += len((path[entry] >> 1).unique())
+    return total
+
+
+def true_log_prob(
+    input: Tensor, weight: Tensor, bias: Tensor, target: Tensor, layout: Any, index: Tensor
+) -> Tensor:
+    """log_prob [rows, T] of a few rows in float64 on the CPU, one path after another."""
+    rows = []
+    for x, y in zip(input, target.tolist(), strict=True):
+        of_row = []
+        for t, offset in enumerate(layout.path_offset):
+            entry = layout.path[int(offset[y]) : int(offset[y + 1])]
+            node, sign = (entry >> 1).long().to(weight.device), 2 * (entry & 1) - 1
+            own = weight.detach()[t, node].double().cpu()
+            z = own @ x[index[t].long()] + bias.detach()[t, node].double().cpu()
+            of_row.append(F.logsigmoid(sign * z).sum())
+        rows.append(torch.stack(of_row))
+    return torch.stack(rows)
+
+
+def _paths(setting: Setting, device: str, recipe: str, part: int, block: int, sparse: bool) -> Step:
+    """The path op over T binary trees and their mixture with equal weights."""
+    from hstree.heads.trees.layout import Layout
+    from hstree.ops import path_log_prob
+    from hstree.trees import build_ensemble
+
+    input, target, frequencies = _inputs(setting, device)
+    options = {"frequencies": frequencies} if recipe == "huffman" else {}
+    trees = build_ensemble(recipe, setting.classes, setting.trees, **options)
+    layout = Layout(trees)
+    rows, subset = setting.rows, setting.features // part
+    cpu_index = subsets(setting.features, subset, setting.trees, block)
+    weight = _normal((setting.trees, setting.classes - 1, subset), setting, device)
+    bias = torch.zeros(weight.shape[:2], dtype=weight.dtype, device=device, requires_grad=True)
+    tables = [layout.path_offset, layout.path, layout.leaf_position, cpu_index]
+    tables = [table.to(device) for table in tables]
+
+    def log_prob(sparse: bool) -> Tensor:
+        arguments = (input, weight, bias, target, *tables)
+        return path_log_prob(*arguments, max_depth=layout.max_depth, sparse=sparse)
+
+    def mixture(log_prob: Tensor) -> Tensor:
+        return -torch.logsumexp(log_prob, 1)
+
+    def check(value: Tensor, grad: Tensor) -> dict[str, float]:
+        some = _checked(rows, device)
+        x = input.detach()[some].double().cpu().requires_grad_()
+        true = true_log_prob(x, weight, bias, target[some].cpu(), layout, cpu_index)
+        (true_grad,) = torch.autograd.grad(mixture(true).sum() / rows, x)
+        with torch.no_grad():
+            got = log_prob(False)
+        return {
+            "log_prob": relative(got[some].cpu(), true.detach()),
+            "loss": relative(value, mixture(got.double()).mean()),
+            "grad_input": relative(grad[some].cpu(), true_grad),
+        }
+
+    visited = visited_rows(target.cpu(), layout.path_offset, layout.path)
+    size = input.element_size()
+    inputs, weights = rows * setting.features * size, visited * subset * size
+    scores = 4 * rows * setting.trees * (layout.max_depth + 1)  # and log-probabilities
+    gradient = visited * (subset + 1) * size + 16 * visited  # and two indices of each row
+    return Step(
+        lambda: mixture(log_prob(sparse)).mean(),
+        [input, weight, bias],
+        check,
+        compulsory={
+            "forward": inputs + weights + scores,
+            "backward": 2 * inputs + weights + scores + gradient,
+        },
+    )
+
+
+def _of_head(
+    head: nn.Module,
+    setting: Setting,
+    input: Tensor,
+    target: Tensor,
+    row_losses: Callable[[Any, Tensor, Tensor], Tensor],
+    loss: Callable[[], Tensor] | None = None,
+) -> Step:
+    """The step of a head, whose check compares loss and gradient with those of a float64 copy, a
+    few rows at a time."""
+
+    def check(value: Tensor, grad: Tensor) -> dict[str, float]:
+        true = copy.deepcopy(head).double()
+        x = input.detach().double()
+        rows = torch.arange(setting.rows, device=input.device)
+        size = max(1, CHUNK_BYTES // (8 * setting.classes))
+        with torch.no_grad():
+            losses = [row_losses(true, x[part], target[part]).sum() for part in rows.split(size)]
+        some = _checked(setting.rows, input.device.type)
+        few = x[some].requires_grad_()
+        (true_grad,) = torch.autograd.grad(
+            row_losses(true, few, target[some]).sum() / setting.rows, few
+        )
+        return {
+            "loss": relative(value, torch.stack(losses).sum() / setting.rows),
+            "grad_input": relative(grad[some], true_grad),
+        }
+
+    return Step(loss or (lambda: head(input, target).loss), [input, *head.parameters()], check)
+
+
+def _of_all_classes(head: Any, x: Tensor, target: Tensor) -> Tensor:
+    """Losses of rows from the log-probabilities of all classes, which do not depend on targets."""
+    log_prob: Tensor = head.log_prob(x)
+    return -log_prob.gather(1, target[:, None]).squeeze(1)
+
+
+def _wide(
+    setting: Setting, device: str, node_vectors: str = "free", sparse: bool = True, **shape: int
+) -> Step:
+    """A whole ensemble of Huffman trees over all features with a wide root."""
+    from hstree.heads import TreeEnsemble
+    from hstree.trees import build_ensemble
+
+    input, target, frequencies = _inputs(setting, device)
+    size, root = setting.classes, setting.root
+    trees = build_ensemble("huffman", size, setting.wide_trees, frequencies, root=root, **shape)
+    options = {"frequencies": frequencies, "sparse": sparse, "node_vectors": node_vectors}
+    with torch.device(device):
+        head = TreeEnsemble(setting.features, size, trees, **options)
+    head.to(device, input.dtype)
+    weights = [head.nodes.binary_weight, head.nodes.wide_weight, head.nodes.root_weight]
+    if node_vectors == "leaves":
+        weights.append(head.nodes.output_embedding)
+    with torch.no_grad():
+        for weight in weights:
+            if weight is not None:
+                weight.normal_(std=setting.features**-0.5)
+    return _of_head(head, setting, input, target, _of_all_classes)
+
+
+def _flat_row_losses(head: Any, x: Tensor, target: Tensor) -> Tensor:
+    """Losses of rows for a flat head, by torch's own ops."""
+    logits = F.linear(x, head.weight, head.bias)
+    function = getattr(head, "function", None)  # none: a linear layer
+    if hasattr(function, "slopes"):
+        logits = torch_plif(logits, function.slopes(), function.radius)
+    elif function is not None and function.name == "sigsoftmax":
+        logits = logits + F.logsigmoid(logits)
+    return F.cross_entropy(logits, target, reduction="none")
+
+
+def _head(setting: Setting, device: str, head: str) -> Step:
+    """A flat head of hstree."""
+    from hstree.heads import head_class
+
+    input, target, _ = _inputs(setting, device)
+    options = {"intervals": setting.intervals, "radius": RADIUS} if head == "plif" else {}
+    with torch.device(device):
+        module = head_class(head)(setting.features, setting.classes, **options)
+    module.to(device, input.dtype)
+    with torch.no_grad():
+        module.get_parameter("weight").normal_(std=setting.features**-0.5)
+    return _of_head(module, setting, input, target, _flat_row_losses)
+
+
+def _adaptive(setting: Setting, device: str) -> Step:
+    """torch's adaptive softmax, with the cutoffs of its documentation as shares of the classes."""
+    input, target, _ = _inputs(setting, device)
+    cutoffs = [setting.classes // 15, 3 * setting.classes // 15]
+    head = nn.AdaptiveLogSoftmaxWithLoss(
+        setting.features, setting.classes, cutoffs, device=device, dtype=input.dtype
+    )
+    return _of_head(head, setting, input, target, _of_all_classes)
+
+
+def _flat(setting: Setting, device: str, loss: str) -> Step:
+    """A flat loss without bias."""
+    input, target, _ = _inputs(setting, device)
+    layer = nn.Linear(setting.features, 1, bias=False, device=device, dtype=input.dtype)
+    layer.weight = nn.Parameter(_normal((setting.classes, setting.features), setting, device))
+    of_tensors, weight = FLAT[loss](), layer.weight
+    return _of_head(
+        layer, setting, input, target, _flat_row_losses, lambda: of_tensors(input, weight, target)
+    )
+
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A loss of input [N, D], weight [V, D] and targets [N]."""
+
+
+def _eager(input: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(input, weight), target)
+
+
+def _chunked() -> Loss:
+    if not hasattr(F, "linear_cross_entropy"):
+        raise Missing(f"torch {torch.__version__} does not have it; it needs torch 2.13")
+    return F.linear_cross_entropy
+
+
+def _liger() -> Loss:
+    loss = _library("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss()
+    return lambda input, weight, target: loss(weight, input, target)
+
+
+def _quack() -> Loss:
+    function = _library("quack.linear_cross_entropy").chunked_linear_cross_entropy
+    return lambda input, weight, target: function(input, weight, target, tuned=False)
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise Missing(f"{type(error).__name__}: {error}") from error
+
+
+FLAT: dict[str, Callable[[], Loss]] = {
+    "eager": lambda: _eager,
+    "compiled": lambda: torch.compile(_eager),
+    "chunked": _chunked,
+    "liger": _liger,
+    "cut": lambda: _library("cut_cross_entropy").linear_cross_entropy,
+    "quack": _quack,
+}
+
+
+BUILDERS: dict[str, Callable[..., Step]] = {
+    "paths": _paths,
+    "wide": _wide,
+    "head": _head,
+    "adaptive": _adaptive,
+    "flat": _flat,
+}
+
+
+# ---- measuring
 
 
 class Stopwatch:
@@ -81,42 +511,34 @@ class Reference:
     """A copy and a matrix product of fixed size."""
 
     def __init__(self, setting: Setting, device: str) -> None:
-        self.device, self.elements = device, setting.elements
+        self.setting, self.device = setting, device
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        shape = (setting.product, setting.product)
-        self.matrix = torch.randn(shape, device=device).to(dtype)
+        self.matrix = torch.randn(setting.product, setting.product, device=device).to(dtype)
         self.result = torch.empty_like(self.matrix)
 
     def product(self) -> None:
         torch.mm(self.matrix, self.matrix, out=self.result)
 
-    def measure(self, rounds: int) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Bytes per second of the copy, read and written, and operations per second of the
         product."""
-        source = torch.randn(self.elements, device=self.device)
+        source = torch.randn(self.setting.elements, device=self.device)
         target = torch.empty_like(source)
-        copy = self._seconds(lambda: target.copy_(source), rounds)
-        product = self._seconds(self.product, rounds)
+        copied = self._seconds(lambda: target.copy_(source))
         return {
-            "copy_bytes_per_second": 8 * self.elements / copy,
-            "product_flops": 2 * len(self.matrix) ** 3 / product,
+            "copy_bytes_per_second": 8 * self.setting.elements / copied,
+            "product_flops": 2 * self.setting.product**3 / self._seconds(self.product),
         }
 
-    def _seconds(self, run: Callable[[], object], rounds: int) -> float:
+    def _seconds(self, run: Callable[[], object]) -> float:
         watch = Stopwatch(self.device)
         for _ in range(WARM_UP):
             run()
         watch.mark()
-        for _ in range(rounds):
+        for _ in range(self.setting.rounds):
             run()
             watch.mark()
         return median(watch.seconds())
-
-
-def free(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
 
 
 def machine(device: str) -> Figures:
@@ -192,6 +614,27 @@ def kernel_seconds(step: Callable[[], object], repeats: int) -> dict[str, float]
     return total
 
 
+def timed(step: Step, reference: Reference) -> dict[str, list[float]]:
+    """Seconds of forward, backward and both, for each round."""
+    watch = Stopwatch(reference.device)
+    for _ in range(WARM_UP + reference.setting.rounds):
+        watch.mark()
+        step.clear()
+        for _ in range(PRODUCTS_AHEAD if watch.cuda else 0):
+            reference.product()
+        watch.mark()
+        value = step.loss()
+        watch.mark()
+        value.backward()
+        del value
+    watch.mark()
+    step.clear()
+    taken = watch.seconds()[3 * WARM_UP :]
+    forward, backward = taken[1::3], taken[2::3]
+    both = [f + b for f, b in zip(forward, backward, strict=True)]
+    return {"forward": forward, "backward": backward, "both": both}
+
+
 def too_far(errors: Mapping[str, float], dtype: str) -> str | None:
     """Why a contestant is wrong, or None. An error of nan is too large."""
     for name, error in errors.items():
@@ -224,90 +667,65 @@ def measure(
         write(figures)
         print(f"{entry.title}: {what}", flush=True)
 
-    def end(outcome: str, detail: str = "") -> Figures:
-        del figures["doing"]
-        figures["outcome"] = outcome
-        if detail:
-            figures["detail"] = detail[:1000]
-        write(figures)
-        return figures
-
-    doing("importing")
-    from benchmarks.gpu_contestants import Missing, Step, build
-
-    def run(step: Step) -> None:
+    def free() -> None:
         step.clear()
-        step.loss().backward(step.grad)
+        if device != "cpu":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
 
+    def keep_busy() -> None:
+        step.run()
+        torch.cuda.synchronize()
+
+    outcome, detail = "measured", ""
     try:
+        doing("building")
         figures["machine"] = machine(device)
         reference = Reference(setting, device)
-        figures["reference"] = [reference.measure(setting.rounds)]
-        doing("building")
-        step = build(entry, setting, device)
-        figures["parameters"] = step.parameters
-        if step.traffic is not None:
-            figures["traffic"] = step.traffic
-
+        figures["reference"] = [reference.measure()]
+        step = BUILDERS[entry.kind](setting, device, **entry.options)
+        figures["parameters"] = sum(leaf.numel() for leaf in step.leaves[1:])
+        if step.compulsory is not None:
+            figures["traffic"] = {"compulsory": step.compulsory}
         doing("checking")
         value = step.loss()
-        value.backward(step.grad)
+        value.backward()
         grad = step.leaves[0].grad
-        if grad is None:
-            return end("wrong", "no gradient of the input")
         figures["errors"] = step.check(value.detach(), grad)
         del value, grad
-        step.clear()
-        free(device)
-        wrong = too_far(figures["errors"], setting.dtype)
-        if wrong is not None:
-            return end("wrong", wrong)
-
-        doing("measuring memory")
-        from benchmarks.memory import peak_extra_bytes
-
-        figures["peak_bytes"] = peak_extra_bytes(lambda: run(step), device)
-        doing("timing")
-        figures["seconds"] = timed(step, reference, setting.rounds, device)
-        if device != "cpu":
-
-            def keep_busy() -> None:
-                run(step)
-                torch.cuda.synchronize()
-
-            figures["clocks"] = query(*CLOCKS, while_waiting=keep_busy)
-        step.clear()
-        free(device)
-        figures["reference"].append(reference.measure(setting.rounds))
-        if device != "cpu":
-            doing("profiling")
-            figures["kernel_seconds"] = kernel_seconds(lambda: run(step), setting.rounds)
-        return end("measured")
+        free()
+        detail = too_far(figures["errors"], setting.dtype) or ""
+        if detail:
+            outcome = "wrong"
+        else:
+            doing("measuring memory")
+            figures["peak_bytes"] = peak_extra_bytes(step.run, device)
+            doing("timing")
+            figures["seconds"] = timed(step, reference)
+            if device != "cpu":
+                figures["clocks"] = query(*CLOCKS, while_waiting=keep_busy)
+            free()
+            figures["reference"].append(reference.measure())
+            if device != "cpu":
+                doing("profiling")
+                figures["kernel_seconds"] = kernel_seconds(step.run, setting.rounds)
     except Missing as reason:
-        return end("missing", str(reason))
+        outcome, detail = "missing", str(reason)
     except Exception as error:  # any error is a result for the file
-        return end("failed", f"{figures['doing']}: {type(error).__name__}: {error}")
+        outcome, detail = "failed", f"{figures['doing']}: {type(error).__name__}: {error}"
+    del figures["doing"]
+    figures["outcome"] = outcome
+    if detail:
+        figures["detail"] = detail[:1000]
+    write(figures)
+    return figures
 
 
-def timed(step: Any, reference: Reference, rounds: int, device: str) -> dict[str, list[float]]:
-    """Seconds of forward, backward and both, for each round."""
-    watch = Stopwatch(device)
-    for _ in range(WARM_UP + rounds):
-        watch.mark()
-        step.clear()
-        for _ in range(PRODUCTS_AHEAD if device != "cpu" else 0):
-            reference.product()
-        watch.mark()
-        value = step.loss()
-        watch.mark()
-        value.backward(step.grad)
-        del value
-    watch.mark()
-    step.clear()
-    taken = watch.seconds()[3 * WARM_UP :]
-    forward, backward = taken[1::3], taken[2::3]
-    both = [f + b for f, b in zip(forward, backward, strict=True)]
-    return dict(zip(PARTS, (forward, backward, both), strict=True))
+def save(path: Path, content: str | bytes) -> None:
+    """Write a file at once: a killed process leaves the one that was there."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.replace(part, path)
 
 
 def obstacle() -> str | None:
@@ -328,23 +746,17 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("setting", nargs="?", choices=list(SETTINGS))
-    parser.add_argument("contestant", nargs="?")
+    parser.add_argument("contestant", nargs="?", choices=list(CONTESTANTS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write")
     parser.add_argument("--list", action="store_true", help="print settings and contestants")
     options = parser.parse_args(arguments)
     if options.list:
-        for name, setting in SETTINGS.items():
-            print(f"{name}: {setting}")
-            print("".join(f"    {name}: {e.title}\n" for name, e in contestants(name).items()))
+        print("\n".join(f"{name}: {setting}" for name, setting in SETTINGS.items()))
+        print("\n".join(f"    {name}: {entry.title}" for name, entry in CONTESTANTS.items()))
         return 0
     if options.contestant is None or options.out is None:
         parser.error("expected SETTING CONTESTANT --out FILE, or --list")
-    if options.contestant not in contestants(options.setting):
-        parser.error(
-            f"contestant: expected one of {', '.join(contestants(options.setting))}, "
-            f"got {options.contestant!r}"
-        )
     if options.device == "cpu":
         torch.set_num_threads(1)
     reason = obstacle() if options.device == "cuda" else None
@@ -352,13 +764,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(reason, file=sys.stderr)
         return 2
 
-    def write(figures: Figures) -> None:
-        part = options.out.with_name(f".{options.out.name}.part")
-        part.write_text(json.dumps(figures, indent=1) + "\n")
-        os.replace(part, options.out)
-
-    entry = contestants(options.setting)[options.contestant]
-    figures = measure(entry, SETTINGS[options.setting], options.device, write)
+    entry = CONTESTANTS[options.contestant]
+    figures = measure(
+        entry,
+        SETTINGS[options.setting],
+        options.device,
+        lambda figures: save(options.out, json.dumps(figures, indent=1) + "\n"),
+    )
     print(f"{entry.title}: {figures['outcome']} {figures.get('detail', '')}")
     return 0
 

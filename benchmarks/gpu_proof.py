@@ -3,8 +3,8 @@
     python -m benchmarks.gpu_proof --out build/proof --minutes 9
 
 Stages: build, tests (those marked cuda), sanitizer (the four tools of compute-sanitizer),
-benchmarks (benchmarks.gpu), decoding (all classes, the most probable ones and draws:
-benchmarks/test_decoding.py) and report. Each part runs in its own process with a time limit, and
+benchmarks (benchmarks.gpu), decoding (all classes, the most probable ones and draws, by
+benchmarks/test_contests.py) and report. Each part runs in its own process with a time limit, and
 results.json in the output folder is replaced after each part. A part that crashes, hangs or is
 interrupted does not affect the others, and the next call resumes where this one stopped. Completed
 parts are not repeated, unless the sources of hstree have changed or --again names them.
@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -36,9 +36,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_report import plot, tables
-from benchmarks.gpu_settings import SETTINGS, TINY, contestants
-from benchmarks.gpu_settings import Entry as Contestant
+from benchmarks.gpu import CONTESTANTS, SETTINGS, TINY, save
+from benchmarks.gpu import Entry as Contestant
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("build", "tests", "sanitizer", "benchmarks", "decoding", "report")
@@ -55,27 +54,13 @@ SANITIZED_PER_FILE = 8
 SANITIZED = re.compile(r"equals_(the_)?reference|equals_the_walk|sparse_is_dense")
 """Tests that run every kernel, forward and backward, on small shapes of all kinds."""
 
-# Distribution, oldest version, what needs it.
-REQUIREMENTS = (
-    ("torch", "2.11", "everything"),
-    ("numpy", "", "everything"),
-    ("scipy", "1.11", "everything"),
-    ("safetensors", "", "everything"),
-    ("rich", "", "everything"),
-    ("matplotlib", "", "report: the picture"),
-    ("pip", "", "build"),
-    ("setuptools", "77.0.3", "build"),
-    ("ninja", "", "build"),
-    ("pybind11", "3", "build"),
-    ("pytest", "8", "tests, sanitizer"),
-    ("pytest-xdist", "3.6", "tests"),
-    ("hypothesis", "6.100", "tests, sanitizer"),
-    ("expecttest", "", "tests: opcheck"),
-    ("triton", "", "benchmarks: torch.compile, Liger, cut-cross-entropy"),
-    ("liger-kernel", "", "benchmarks: liger"),
-    ("cut-cross-entropy", "", "benchmarks: cut"),
-    ("quack-kernels", "", "benchmarks: quack"),
-)
+REQUIREMENTS = {
+    "everything": ("torch 2.11", "numpy", "scipy 1.11", "safetensors"),
+    "build": ("pip", "setuptools 77.0.3", "ninja", "pybind11 3"),
+    "tests, sanitizer": ("pytest 8", "pytest-xdist 3.6", "hypothesis 6.100", "expecttest"),
+    "benchmarks": ("triton", "liger-kernel", "cut-cross-entropy", "quack-kernels"),
+}
+"""Distributions with their oldest versions, by what needs them."""
 PROBE = """
 import json, torch
 p = torch.cuda.get_device_properties(0)
@@ -89,8 +74,9 @@ print(f"hstree {b.version}, CUDA {b.cuda}, {b.cuda_arch_list}, torch {b.torch}, 
 """
 DECODING = """
 import json, sys
-from benchmarks.table import decoding_table, summary
-print("\\n".join(decoding_table(summary(json.load(open(sys.argv[1]))))))
+from benchmarks.table import decoding, summary
+from hstree.lm.table import markdown
+print(markdown(*decoding(summary(json.load(open(sys.argv[1]))))))
 """
 Entry = dict[str, Any]
 
@@ -188,41 +174,17 @@ def of_tests(ending: Ending) -> Entry:
     """Results of `pytest -v`, also of an incomplete run."""
     found = results_of_tests(ending.output)
     counts = Counter(result.lower() for _, result in found)
-    entry: Entry = {
-        "counts": dict(counts),
-        "failures": [name for name, result in found if result in ("FAILED", "ERROR")],
-    }
+    failures = [name for name, result in found if result in ("FAILED", "ERROR")]
+    entry: Entry = {"counts": dict(counts), "failures": failures}
     if ending.status == 0:
         return entry | {"outcome": "passed" if counts["passed"] else "skipped"}
     entry["outcome"] = "failed"
-    if ending.status != 1:
-        lines = ending.output.strip().splitlines()
-        running = next((line for line in reversed(lines) if "::" in line), "")
-        at = f", in {running.strip()}" if ending.status is None or ending.status < 0 else ""
+    if ending.status != 1 or not failures:
+        started = [line for line in ending.output.splitlines() if "::" in line]
+        killed = ending.status is None or ending.status < 0
+        at = f", in {started[-1].strip()}" if killed and started else ""
         entry["detail"] = f"{ending}{at}\n{last_lines(ending.output)}"
     return entry
-
-
-def of_files(ending: Ending, counts: Mapping[str, int], files: Sequence[str]) -> dict[str, Entry]:
-    """Results of `pytest -v` for each file. A file whose tests did not all run has failed."""
-    found = results_of_tests(ending.output)
-    entries: dict[str, Entry] = {}
-    for file in files:
-        own = [(name, result) for name, result in found if name.startswith(f"{file}::")]
-        of_results = Counter(result.lower() for _, result in own)
-        failures = [name for name, result in own if result in ("FAILED", "ERROR")]
-        entry: Entry = {"counts": dict(of_results), "failures": failures}
-        if len({name for name, _ in own}) < counts[file]:
-            detail = (
-                f"{ending}: {len(own)} of {counts[file]} tests ran\n{last_lines(ending.output)}"
-            )
-            entry |= {"outcome": "failed", "detail": detail}
-        elif failures:
-            entry["outcome"] = "failed"
-        else:
-            entry["outcome"] = "passed" if of_results["passed"] else "skipped"
-        entries[file] = entry
-    return entries
 
 
 def of_sanitizer(ending: Ending) -> Entry:
@@ -232,14 +194,13 @@ def of_sanitizer(ending: Ending) -> Entry:
         r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", ending.output
     )
     places = re.findall(r"=========.*?\bat (?:0x\w+ in )?(\S.*?)\+0x", ending.output)
-    kernels = Counter(_kernel(place) for place in places)
+    names = [re.search(r"hstree::.*?(\w+_kernel)\b", place) or place[:80] for place in places]
+    kernels = Counter(n if isinstance(n, str) else f"hstree {n.group(1)}" for n in names)
     tests = of_tests(ending)
     entry: Entry = {"counts": tests["counts"], "kernels": dict(kernels.most_common(20))}
     if summary is None:
-        return entry | {
-            "outcome": "failed",
-            "detail": f"{ending}, without a summary\n{last_lines(ending.output)}",
-        }
+        said = f"{ending}, without a summary\n{last_lines(ending.output)}"
+        return entry | {"outcome": "failed", "detail": said}
     errors = int(summary.group(1) or summary.group(2))
     ours = sum(count for name, count in kernels.items() if name.startswith("hstree"))
     if errors == 0 and ending.status == 0:
@@ -252,11 +213,6 @@ def of_sanitizer(ending: Ending) -> Entry:
         "detail": f"{errors} errors, {ours} reported places in kernels of hstree; tests: {ending}",
         "failures": tests["failures"],
     }
-
-
-def _kernel(place: str) -> str:
-    found = re.search(r"hstree::.*?(\w+_kernel)\b", place)
-    return f"hstree {found.group(1)}" if found else place[:80]
 
 
 def of_contestant(ending: Ending, file: Path) -> Entry:
@@ -279,11 +235,7 @@ def digest(*patterns: str) -> str:
     """Digest of the contents of files in the checkout."""
     found = hashlib.sha256()
     for path in sorted(p for pattern in patterns for p in ROOT.glob(pattern) if p.is_file()):
-        if (
-            path.name != "_build_info.py"
-            and path.suffix != ".so"
-            and "__pycache__" not in path.parts
-        ):
+        if path.name != "_build_info.py" and path.suffix not in (".so", ".pyc"):
             found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:12]
 
@@ -294,12 +246,6 @@ def spread_over(items: list[str], count: int) -> list[str]:
     if len(items) <= count:
         return items
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
-
-
-def save(path: Path, content: bytes) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
 
 
 class Proof:
@@ -334,7 +280,7 @@ class Proof:
         self.save()
 
     def save(self) -> None:
-        save(self.file, (json.dumps(self.results, indent=1) + "\n").encode())
+        save(self.file, json.dumps(self.results, indent=1) + "\n")
 
     def is_done(self, name: str, any_sources: bool = False) -> bool:
         entry = self.entries.get(name)
@@ -396,56 +342,28 @@ class Proof:
             entry = {"outcome": "failed", "detail": "\n".join(said)}
         self.keep("build", entry, built)
 
-    def collected(self) -> Entry:
-        """Files with tests marked cuda, and the tests for the sanitizer."""
-        sources = digest("tests/**/*.py") + " " + " ".join(self.options.tests)
-        there: Entry = self.results.get("tests", {})
-        if there.get("sources") == sources:
-            return there
-        command = [*self._pytest(*self.options.tests), "--collect-only", "-q"]
-        ending = self.limited(command, SECONDS["collect"], "tests")
-        ids = re.findall(r"^(\S+\.py::.+)$", ending.output, re.MULTILINE)
-        ids = [i for i in ids if not i.startswith("ERROR ")]
-        broken = re.findall(r"^ERROR (\S+\.py)", ending.output, re.MULTILINE)
-        files = sorted({i.partition("::")[0] for i in ids}, key=lambda f: ("/ops/" not in f, f))
-        chosen = []
-        for file in files:
-            fit = [i for i in ids if i.startswith(f"{file}::") and SANITIZED.search(i)]
-            chosen += spread_over(fit, SANITIZED_PER_FILE)
-        counts = Counter(i.partition("::")[0] for i in ids)
-        found = {
-            "sources": sources,
-            "files": files,
-            "counts": dict(counts),
-            "broken": broken,
-            "sanitized": chosen,
-        }
-        if ending.status in (0, 2):
-            self.results["tests"] = found
-            self.entries.pop("tests", None)
-            self.save()
-        else:
-            self.keep("tests", {"outcome": "failed", "detail": last_lines(ending.output)}, ending)
-        return found
-
     def _pytest(self, *arguments: str) -> list[str]:
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no"]
         return [*command, "--continue-on-collection-errors", "-m", "cuda", *arguments]
 
     def tests(self) -> None:
-        """Run all files of tests that are not done, on half of the processor's cores."""
-        found = self.collected()
-        for file in found["broken"]:
-            self.keep(f"tests/{file}", {"outcome": "failed", "detail": "cannot be imported"})
-        files = [f for f in found["files"] if f not in found["broken"]]
-        files = [file for file in files if not self.is_done(f"tests/{file}")]
-        if not files:
+        """Run the tests on half of the processor's cores."""
+        if self.is_done("tests"):
             return
         workers = str(max(1, (os.cpu_count() or 2) // 2))
-        command = self._pytest(*files, "-n", workers, "-v", "--tb=short")
+        command = self._pytest(*self.options.tests, "-n", workers, "-v", "--tb=short")
         ending = self.limited(command, self.limit("tests"), "tests")
-        for file, entry in of_files(ending, found["counts"], files).items():
-            self.keep(f"tests/{file}", entry, ending)
+        self.keep("tests", of_tests(ending), ending)
+
+    def sanitized(self) -> list[str]:
+        """Some tests of each file."""
+        command = [*self._pytest(*self.options.tests), "--collect-only", "-q"]
+        ending = self.limited(command, SECONDS["collect"], "sanitizer")
+        files: dict[str, list[str]] = {}
+        for test, file in re.findall(r"^((\S+\.py)::.+)$", ending.output, re.MULTILINE):
+            if SANITIZED.search(test):
+                files.setdefault(file, []).append(test)
+        return [test for of in files.values() for test in spread_over(of, SANITIZED_PER_FILE)]
 
     def sanitizer(self) -> None:
         tool = find_sanitizer(self.options.sanitizer)
@@ -454,7 +372,8 @@ class Proof:
             self.keep("sanitizer", {"outcome": "missing", "detail": detail})
             return
         self.entries.pop("sanitizer", None)
-        chosen = self.collected()["sanitized"]
+        checks = [check for check in TOOLS if not self.is_done(f"sanitizer/{check}")]
+        chosen = self.sanitized() if checks else []
         running: list[subprocess.Popen[bytes]] = []
 
         def run(check: str) -> Ending:
@@ -467,7 +386,6 @@ class Proof:
             limit = self.limit("sanitizer")
             return self.limited(command, limit, check, environment, running.append)
 
-        checks = [check for check in TOOLS if not self.is_done(f"sanitizer/{check}")]
         with ThreadPoolExecutor(len(TOOLS)) as pool:  # the tools at the same time
             try:
                 for check, ending in zip(checks, pool.map(run, checks), strict=True):
@@ -480,13 +398,13 @@ class Proof:
     def benchmarks(self) -> None:
         """Run the contestants of hstree in all settings, then the others."""
         chosen = [
-            (setting, name, contestant)
+            (setting, name)
             for setting in self.options.settings
-            for name, contestant in contestants(setting).items()
+            for name in CONTESTANTS
             if any(fnmatch(name, pattern) for pattern in self.options.contestants)
         ]
-        for setting, name, contestant in sorted(chosen, key=lambda one: not one[2].ours):
-            key = f"benchmarks/{setting}/{name}"
+        for setting, name in sorted(chosen, key=lambda one: not CONTESTANTS[one[1]].ours):
+            key, contestant = f"benchmarks/{setting}/{name}", CONTESTANTS[name]
             if not self.is_done(key, any_sources=not contestant.ours):
                 self.contestant(key, setting, name, contestant)
 
@@ -501,9 +419,7 @@ class Proof:
         command = [sys.executable, "-m", "benchmarks.gpu", setting, name]
         command += ["--device", self.options.device, "--out", str(file)]
         try:
-            ending = self.limited(
-                command, contestant.seconds or self.limit("benchmarks"), "benchmarks"
-            )
+            ending = self.limited(command, self.limit("benchmarks"), "benchmarks")
             self.keep(key, title | of_contestant(ending, file), ending)
         finally:
             file.unlink(missing_ok=True)
@@ -514,15 +430,9 @@ class Proof:
             return
         run = self.out / "decoding.json"
         short = ["--benchmark-max-time=0.1"] if self.options.device == "cpu" else []
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *short]
-        command += [
-            "-v",
-            "benchmarks/test_decoding.py",
-            "-k",
-            self.options.device,
-            "--benchmark-only",
-        ]
-        command += [f"--benchmark-json={run}", "-n", "0"]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "-v"]
+        command += ["benchmarks/test_contests.py", "-k", f"decoding and {self.options.device}"]
+        command += ["--benchmark-only", f"--benchmark-json={run}", "-n", "0", *short]
         ending = self.limited(command, self.limit("decoding"), "decoding")
         entry = of_tests(ending)
         if entry["outcome"] == "passed":
@@ -532,18 +442,14 @@ class Proof:
         self.keep("decoding", entry, ending)
 
     def report(self) -> None:
-        text = tables(self.results)
-        save(self.out / "report.md", (text + "\n").encode())
-        print(f"\n{text}")
         try:
-            picture = plot(self.results)
-        except (
-            Exception
-        ) as error:  # hstree or matplotlib may be missing; the tables do not need them
-            print(f"no picture: {type(error).__name__}: {error}", file=sys.stderr)
+            from benchmarks.gpu_report import page
+        except Exception as error:  # hstree may be missing; the results remain
+            print(f"no report: {type(error).__name__}: {error}", file=sys.stderr)
             return
-        if picture is not None:
-            save(self.out / "report.png", picture)
+        text = page(self.results)
+        save(self.out / "report.md", text)
+        print(f"\n{text}")
 
     def wrong(self) -> list[str]:
         """The failed parts of hstree; on a GPU also tests that did not run."""
@@ -552,9 +458,7 @@ class Proof:
             fine.add("skipped")
         bad = []
         for name, entry in self.entries.items():
-            stage, _, rest = name.partition("/")
-            setting, _, key = rest.partition("/")
-            contestant = contestants(setting).get(key) if stage == "benchmarks" else None
+            contestant = CONTESTANTS.get(name.rpartition("/")[2])
             peer = contestant is not None and not contestant.ours
             if entry["outcome"] not in fine and not peer:
                 bad.append(name)
@@ -584,15 +488,16 @@ def find_sanitizer(command: str) -> str | None:
 def requirements(options: argparse.Namespace) -> list[str]:
     """One line for each available or missing requirement."""
     lines = []
-    for distribution, oldest, purpose in REQUIREMENTS:
-        version = version_of(distribution)
-        wanted = f"{distribution} {oldest} or newer" if oldest else distribution
-        if version is None:
-            lines.append(f"missing  {wanted} ({purpose})")
-        elif _numbers(version) < _numbers(oldest):
-            lines.append(f"too old  {distribution} {version}: {wanted} ({purpose})")
-        else:
-            lines.append(f"found    {distribution} {version}")
+    for purpose, wanted in REQUIREMENTS.items():
+        for one in wanted:
+            distribution, _, oldest = one.partition(" ")
+            version, needed = version_of(distribution), f"{one}{' or newer' * bool(oldest)}"
+            if version is None:
+                lines.append(f"missing  {needed} ({purpose})")
+            elif _numbers(version) < _numbers(oldest):
+                lines.append(f"too old  {distribution} {version}: {needed} ({purpose})")
+            else:
+                lines.append(f"found    {distribution} {version}")
     programs = {"c++": shutil.which(os.environ.get("CXX", "c++").split()[0])}
     if options.device == "cuda":
         home = os.environ.get("CUDA_HOME")
@@ -630,17 +535,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawTextHelpFormatter,
     )
 
-    def names(known: Iterable[str]) -> Callable[[str], list[str]]:
-        known = list(known)
-
+    def names(known: Collection[str]) -> Callable[[str], list[str]]:
         def convert(text: str) -> list[str]:
-            chosen = text.split(",")
-            for name in chosen:
+            for name in text.split(","):
                 if name not in known:
                     raise argparse.ArgumentTypeError(
                         f"expected some of {','.join(known)}, got {name!r}"
                     )
-            return chosen
+            return text.split(",")
 
         return convert
 
@@ -656,14 +558,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
     add("--stage", type=names(STAGES), default=list(STAGES), help="some of " + ",".join(STAGES))
-    add("--device", choices=("cuda", "cpu"), default="cuda",
-        help="cpu: tiny sizes only, with a contestant that crashes and one that hangs")  # fmt: skip
-    add(
-        "--minutes",
-        type=positive,
-        default=float("inf"),
-        help="stop cleanly after this many minutes",
-    )
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes only")
+    add("--minutes", type=positive, default=float("inf"),
+        help="stop cleanly after this many minutes")  # fmt: skip
     add("--settings", type=names(SETTINGS), help="default: all; tiny on a CPU")
     add("--contestants", type=lambda text: text.split(","), default=["*"], metavar="NAMES",
         help="names or patterns with *, see python -m benchmarks.gpu --list")  # fmt: skip
@@ -672,7 +569,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "{sanitizer} and {benchmarks}".format(**SECONDS))  # fmt: skip
     add("--tests", nargs="+", default=["tests"], metavar="PATH", help="files or folders of tests")
     add("--again", nargs="+", default=[], metavar="PATTERN",
-        help="repeat completed parts, such as 'tests/*' or 'benchmarks/*/cut'")  # fmt: skip
+        help="repeat completed parts, such as tests or 'benchmarks/*/cut'")  # fmt: skip
     add("--arch", help="TORCH_CUDA_ARCH_LIST of the build; default: the device's capability")
     add("--sanitizer", default="compute-sanitizer", metavar="COMMAND")
     add("--check", action="store_true", help="list available and missing requirements, and exit")

@@ -1,9 +1,9 @@
 """Peak extra memory of a step, in a process of its own.
 
-    python -m benchmarks.memory CONTEST DEVICE SIZE [NAME ...]
+    python -m benchmarks.memory CONTEST DEVICE SIZE NAME
 
-prints a JSON object of bytes by name. CONTEST is a name in benchmarks.registry, SIZE its four
-numbers separated by commas.
+prints bytes as JSON. CONTEST is a name in benchmarks.registry, SIZE its four numbers separated by
+commas.
 
 The result is the increase of the process's peak resident memory by a first step: logits, workspaces
 and the resulting gradients. Parameters, inputs and code are not counted, since a tiny step runs
@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.contest import TINY, Build, Size
+from benchmarks.contest import TINY, Size
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -54,17 +54,19 @@ def peak_extra_bytes(step: Callable[[], object], device: str = "cpu") -> int | N
 
 
 def measure(contest: str, names: Iterable[str], size: Size, device: str) -> dict[str, int | None]:
-    """Peak extra bytes of the steps of a contest by name."""
-    command = [sys.executable, "-m", "benchmarks.memory", contest, device]
-    done = subprocess.run(
-        [*command, ",".join(map(str, astuple(size))), *names],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    )
-    peaks: dict[str, int | None] = json.loads(done.stdout)
+    """Peak extra bytes of the steps of a contest by name, each in a process of its own."""
+    peaks: dict[str, int | None] = {}
+    for name in names:
+        command = [sys.executable, "-m", "benchmarks.memory", contest, device]
+        done = subprocess.run(
+            [*command, ",".join(map(str, astuple(size))), name],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+        )
+        peaks[name] = json.loads(done.stdout)
     return peaks
 
 
@@ -81,30 +83,6 @@ def _resident(field: str) -> int:
     raise OSError(f"/proc/self/status has no {field}")
 
 
-def _in_child(build: Build, size: Size, device: str) -> int | None:
-    """peak_extra_bytes in a fork of this process, which has not run a step."""
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            _map_large_blocks()
-            build(TINY, device).step()
-            peak = peak_extra_bytes(build(size, device).step, device)
-            os.write(write, json.dumps(peak).encode())
-            status = 0
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        text = pipe.read()
-    if os.waitpid(child, 0)[1]:
-        raise RuntimeError("the step failed")
-    peak: int | None = json.loads(text)
-    return peak
-
-
 def main() -> None:
     from benchmarks.registry import CONTESTS
 
@@ -114,13 +92,13 @@ def main() -> None:
     parser.add_argument("contest", choices=sorted(CONTESTS))
     parser.add_argument("device", choices=("cpu", "cuda"))
     parser.add_argument("size", type=lambda text: Size(*map(int, text.split(","))))
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("name")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    builds = CONTESTS[arguments.contest]
-    names = arguments.names or list(builds)
-    peaks = {name: _in_child(builds[name], arguments.size, arguments.device) for name in names}
-    print(json.dumps(peaks))
+    build, device = CONTESTS[arguments.contest][arguments.name], arguments.device
+    _map_large_blocks()
+    build(TINY, device).step()
+    print(json.dumps(peak_extra_bytes(build(arguments.size, device).step, device)))
 
 
 if __name__ == "__main__":

@@ -11,16 +11,18 @@ the same number of words in turn, one text, on one thread; the fastest of the ro
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
+from benchmarks.pages import page_parser, publish, seconds
 from hstree.heads import Head, Softmax, TreeEnsemble, load_head
+from hstree.lab.report import Report
 from hstree.lm.models import AWDLSTM, LanguageModel, SpeculativeOutput, generate, speculative
 from hstree.lm.runs import load_run
 from hstree.lm.runs.names import DRAFT
+from hstree.lm.table import decimals, table
 
 SCALE = 0.22  # of the weights: about as many drafted words are accepted as in a trained model
 
@@ -39,30 +41,7 @@ def made_up(classes: int, features: int) -> LanguageModel:
     return LanguageModel(backbone, head)
 
 
-def seconds(ways: list[Callable[[], object]], rounds: int) -> list[float]:
-    """Shortest processor time of each, in turn: of one thread, whatever else the machine does."""
-    best = [float("inf")] * len(ways)
-    for _ in range(rounds):
-        for i, way in enumerate(ways):
-            start = time.process_time()
-            way()
-            best[i] = min(best[i], time.process_time() - start)
-    return best
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--run", metavar="RUN")
-    parser.add_argument("--classes", type=int, default=33_278, metavar="V")
-    parser.add_argument("--features", type=int, default=400, metavar="D")
-    parser.add_argument("--root", type=int, default=1024, metavar="C")
-    parser.add_argument("--words", type=int, default=100, metavar="N")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N")
-    parser.add_argument("-k", type=int, nargs="+", default=[1, 2, 3, 4, 8])
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(1)
+def measure(arguments: argparse.Namespace) -> Report:
     if arguments.run is None:
         model = made_up(arguments.classes, arguments.features)
     else:
@@ -76,17 +55,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     def drafted(k: int) -> SpeculativeOutput:
         return speculative(model, draft, [0], arguments.words, k=k)
 
-    ways: list[Callable[[], object]] = [lambda: generate(model, [0], arguments.words)]
-    ways += [lambda k=k: drafted(k) for k in arguments.k]
-    plain, *times = seconds(ways, arguments.rounds)
+    ways: dict[int, Callable[[], object]] = {0: lambda: generate(model, [0], arguments.words)}
+    ways |= {k: lambda k=k: drafted(k) for k in arguments.k}
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(arguments.rounds):
+        for k, way in ways.items():  # in turn
+            best[k] = min(best[k], seconds(way))
     width = draft.trees[0].root_width if isinstance(draft, TreeEnsemble) else 0
-    print(f"V = {head.n_classes:,}, D = {head.in_features}, C = {width}, one thread\n")
-    print("| words drafted, k | accepted | words per second | times softmax |")
-    print("| ---: | ---: | ---: | ---: |")
-    print(f"| - | - | {arguments.words / plain:,.0f} | 1.00 |")
-    for k, time_ in zip(arguments.k, times, strict=True):
-        speed = f"{arguments.words / time_:,.0f} | {plain / time_:.2f}"
-        print(f"| {k} | {drafted(k).accepted:.2f} | {speed} |")
+    compared = table(
+        f"V = {head.n_classes:,}, D = {head.in_features}, C = {width}",
+        best,
+        [
+            ("words drafted, k", lambda k: k or None, lambda k: str(k or "-")),
+            ("accepted", lambda k: drafted(k).accepted if k else None, decimals(2)),
+            ("words per second", lambda k: arguments.words / best[k], decimals(0)),
+            ("times softmax", lambda k: best[0] / best[k], decimals(2)),
+        ],
+    )
+    title = "Speculative decoding against drawing every word from the softmax"
+    return Report(title, [compared])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = page_parser(__doc__)
+    parser.add_argument("--run", metavar="RUN")
+    parser.add_argument("--classes", type=int, default=33_278, metavar="V")
+    parser.add_argument("--features", type=int, default=400, metavar="D")
+    parser.add_argument("--root", type=int, default=1024, metavar="C")
+    parser.add_argument("--words", type=int, default=100, metavar="N")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N")
+    parser.add_argument("-k", type=int, nargs="+", default=[1, 2, 3, 4, 8])
+    publish("speculative", parser, measure, argv)
 
 
 if __name__ == "__main__":

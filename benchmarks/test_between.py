@@ -26,8 +26,8 @@ def test_ratios_are_of_after_to_before() -> None:
     """The first round is not counted; steps that one of the two does not have are skipped."""
     before = Fake(["a", "gone"], [9.0, 1.0, 2.0, 4.0])
     after = Fake(["new", "a"], [1.0, 2.0, 4.0, 8.0])
-    (line,) = between.compare(before, after, ["heads"], rounds=3)  # type: ignore[arg-type]
-    assert line == "| heads: a | 2.000 | 2.000 to 2.000 |"
+    (row,) = between.compare(before, after, ["heads"], rounds=3)  # type: ignore[arg-type]
+    assert row == ("heads: a", [2.0, 2.0, 2.0])
 
 
 def test_an_unknown_contest() -> None:

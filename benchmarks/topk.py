@@ -2,19 +2,12 @@
 
 python -m benchmarks.topk                              # random weights, V = 33,278
 python -m benchmarks.topk --run RUN [RUN ...] --data D # trained trees, hidden states of its text
-
-Times are shares of all classes' log-probabilities without their ranking, in one process, one
-thread. *Search* has no limit; `topk` gives a long one up. *Must* is the share of classes that any
-exact method must score which knows nothing of a group of classes but its probability: those in
-groups that may, by their probability in all trees, hold one of the best k. *Oracle* is the share in
-the groups of the best k themselves.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,17 +15,29 @@ from torch import Tensor
 
 from benchmarks.contest import Size
 from benchmarks.decoding import decoding_head
+from benchmarks.pages import page_parser, publish, seconds
 from benchmarks.paths import WIKITEXT
 from hstree.heads import Head, TreeEnsemble
 from hstree.heads.trees.queries import pays_to_search, search_classes
+from hstree.lab.report import Report
 from hstree.lm.data import load_corpus
 from hstree.lm.models.stream import read_stream
 from hstree.lm.runs import load_run
+from hstree.lm.table import Table, decimals, number, table
 
 COUNTS = (1, 10, 100)
 ROWS = (1, 8, 32)
 ROUNDS = 7
 MADE_UP = ("C = 256, T = 4 (default)", "C = 256, T = 1", "binary, T = 1")
+
+
+NOTES = (
+    "Times are shares of all classes' log-probabilities without their ranking, in one process.",
+    "Search has no limit; `topk` gives a long one up.",
+    "Must: the share of classes that any exact method must score which knows nothing of a group of "
+    "classes but its probability: those in groups that may, by their probability in all trees, "
+    "hold one of the best k. Oracle: the share in the groups of the best k themselves.",
+)
 
 
 @dataclass
@@ -46,16 +51,6 @@ class Line:
     searched: bool
     must: float
     oracle: float
-
-
-def seconds(way: Callable[[], object]) -> float:
-    """Shortest processor time."""
-    best = float("inf")
-    for _ in range(ROUNDS):
-        start = time.process_time()
-        way()
-        best = min(best, time.process_time() - start)
-    return best
 
 
 def shares(head: TreeEnsemble, hidden: Tensor, k: int) -> tuple[float, float]:
@@ -98,46 +93,46 @@ def search_all(head: TreeEnsemble, hidden: Tensor, k: int) -> tuple[Tensor, Tens
 def lines(head: TreeEnsemble, hidden: Tensor) -> Iterator[Line]:
     for rows in ROWS:
         x = hidden[:rows]
-        everything = seconds(lambda x=x: head.class_log_prob(x))
+        everything = min(seconds(lambda x=x: head.class_log_prob(x)) for _ in range(ROUNDS))
         for k in COUNTS:
-            search = seconds(lambda x=x, k=k: search_all(head, x, k)) / everything
-            rank = seconds(lambda x=x, k=k: Head.topk_rows(head, x, k)) / everything
-            searched = pays_to_search(head.layout, x, k)
-            yield Line(rows, k, search, rank, searched, *shares(head, x, k))
+            ways = (
+                lambda x=x, k=k: search_all(head, x, k),
+                lambda x=x, k=k: Head.topk_rows(head, x, k),
+            )
+            search, rank = (min(seconds(way) for _ in range(ROUNDS)) / everything for way in ways)
+            yield Line(
+                rows, k, search, rank, pays_to_search(head.layout, x, k), *shares(head, x, k)
+            )
 
 
-def show(name: str, head: TreeEnsemble, hidden: Tensor) -> None:
+def compared(name: str, head: TreeEnsemble, hidden: Tensor) -> Table:
     size = f"V = {head.n_classes:,}, D = {head.in_features}"
-    print(f"\n{name}, C = {head.trees[0].root_width:,}, T = {head.n_trees}, {size}\n")
-    print("| rows | k | search | all, ranked | topk takes | must | oracle |")
-    print("| ---: | ---: | ---: | ---: | --- | ---: | ---: |")
-    for line in lines(head, hidden):
-        taken = "search" if line.searched else "all"
-        figures = f"{line.search:.2f} | {line.rank:.2f} | {taken}"
-        print(
-            f"| {line.rows} | {line.k} | {figures} | {line.must:.1%} | {line.oracle:.1%} |",
-            flush=True,
-        )
+    return table(
+        f"{name}, C = {head.trees[0].root_width:,}, T = {head.n_trees}, {size}",
+        lines(head, hidden),
+        [
+            ("rows", lambda line: line.rows, str),
+            ("k", lambda line: line.k, str),
+            ("search", lambda line: line.search, decimals(2)),
+            ("all, ranked", lambda line: line.rank, decimals(2)),
+            ("topk takes", lambda line: "search" if line.searched else "all"),
+            ("must", lambda line: line.must, number(".1%")),
+            ("oracle", lambda line: line.oracle, number(".1%")),
+        ],
+    )
 
 
 @torch.inference_mode()
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--run", nargs="+", default=[], metavar="RUN")
-    parser.add_argument("--data", help="the text of the runs")
-    parser.add_argument("--size", type=int, nargs=2, metavar=("D", "V"), help="of random heads")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(1)
+def measure(arguments: argparse.Namespace) -> Report:
     if arguments.run and arguments.data is None:
-        parser.error("--run: expected --data, too")
+        raise SystemExit("--run: expected --data, too")
+    tables = []
     for run in arguments.run:
         model = load_run(run, torch.device("cpu")).model.eval()
         assert isinstance(model.head, TreeEnsemble)
         tokens = load_corpus(arguments.data).valid[: 50 * max(ROWS) + 1]
         hidden = torch.cat(list(read_stream(model, tokens)))[::50][: max(ROWS)]
-        show("trained", model.head, hidden)
+        tables.append(compared("trained", model.head, hidden))
     if not arguments.run:
         size: Size = replace(WIKITEXT, rows=max(ROWS))
         if arguments.size:
@@ -146,7 +141,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in MADE_UP:
             head, hidden = decoding_head(name, size)
             assert isinstance(head, TreeEnsemble)
-            show("random weights", head.eval(), hidden)
+            tables.append(compared("random weights", head.eval(), hidden))
+    title = "The k most probable classes: best-first search against all classes"
+    return Report(title, tables, NOTES)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = page_parser(__doc__)
+    parser.add_argument("--run", nargs="+", default=[], metavar="RUN")
+    parser.add_argument("--data", help="the text of the runs")
+    parser.add_argument("--size", type=int, nargs=2, metavar=("D", "V"), help="of random heads")
+    publish("topk", parser, measure, argv)
 
 
 if __name__ == "__main__":

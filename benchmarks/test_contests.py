@@ -1,0 +1,110 @@
+"""All contests of benchmarks.registry, on one core and, heads and decoding, on a GPU.
+
+pip install -r tools/extra-benchmarks.txt    # optional: gensim and fastText
+pytest benchmarks/test_contests.py --benchmark-only --benchmark-json=run.json [-k decoding]
+python -m benchmarks.table run.json
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import hstree
+from benchmarks.contest import TINY, Size, contest
+from benchmarks.decoding import DECODED_ROWS
+from benchmarks.ensembles import MODULE, SHARED_SIZES
+from benchmarks.heads import HEAD_CONTESTS, MOS_SIZE, SIZE
+from benchmarks.memory import measure
+from benchmarks.optimizers import OPTIMIZER_SIZES, TRAINING_SIZES
+from benchmarks.paths import GROWTH, MANY, PATH_SIZES, WIKITEXT, errors
+from benchmarks.registry import CONTESTS
+from benchmarks.word2vec import LIBRARIES, WORD2VEC_SIZES
+
+RUNS: dict[str, tuple[Size, int]] = {
+    "plif": (SIZE, 7),
+    "heads": (SIZE, 9),
+    "mixtures": (SIZE, 3),
+    "mos": (MOS_SIZE, 3),
+    **{f"path, V = {s.classes}": (s, 1 if s.classes >= MANY else 3) for s in PATH_SIZES},
+    "threads": (WIKITEXT, 9),
+    "precision": (WIKITEXT, 9),
+    "growth, T = 1": (GROWTH, 9),
+    "growth, T = 8": (GROWTH, 9),
+    "wide": (WIKITEXT, 3),
+    "wide parts": (WIKITEXT, 9),
+    "binary parts": (WIKITEXT, 9),
+    **{f"shared leaves, V = {classes}": (s, 9) for classes, s in SHARED_SIZES.items()},
+    **{f"optimizers, V = {s.classes}": (s, 7) for s in OPTIMIZER_SIZES},
+    **{f"training steps, V = {s.classes}": (s, 5) for s in TRAINING_SIZES},
+    **{f"{name}, D = {s.features}": (s, 3) for name in LIBRARIES for s in WORD2VEC_SIZES},
+}
+"""Size and number of rounds."""
+DEVICES = [(name, device) for name in RUNS for device in ("cpu", "cuda")]
+DEVICES = [(name, device) for name, device in DEVICES if device == "cpu" or name in HEAD_CONTESTS]
+for device, rows in DECODED_ROWS.items():
+    for n in rows:
+        RUNS[f"decoding, N = {n}"] = (replace(WIKITEXT, rows=n), 5)
+        DEVICES.append((f"decoding, N = {n}", device))
+
+
+def weighed(name: str) -> list[str]:
+    """The contestants whose memory is measured."""
+    size, names = RUNS[name][0], list(CONTESTS[name])
+    if name.startswith("path, "):
+        return [of for of in names if "T = " in of or size.classes < MANY]
+    if name == "wide":
+        return [MODULE]
+    most = f"training steps, V = {TRAINING_SIZES[-1].classes}"
+    return names if name in ("heads", "mixtures", "mos", most) else []
+
+
+@pytest.mark.filterwarnings("ignore")  # of gensim and fastText
+@pytest.mark.parametrize(("name", "device"), DEVICES, ids=lambda value: value)
+def test_contest(benchmark: Any, short: bool, name: str, device: str) -> None:
+    skip_unless_possible(name, device)
+    size, rounds = (TINY, 1) if short else RUNS[name]
+    torch.manual_seed(0)
+    benchmark.extra_info["name"] = name
+    result = contest(benchmark, CONTESTS[name], size, device, rounds)
+    if name == "precision":
+        found = errors(size, torch.bfloat16)
+        result["T = 8, bfloat16"]["error"] = found["hstree"]
+        result["torch tree, T = 8, bfloat16"] = {"parameters": 0, "error": found["torch"]}
+    if not short and (names := weighed(name)):
+        for of, peak in measure(name, names, size, device).items():
+            result[of]["peak_bytes"] = peak
+
+
+def skip_unless_possible(name: str, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("CUDA: no GPU")
+    if device == "cuda" and hstree.build_info().cuda is None:
+        pytest.skip("CUDA: hstree was built for the CPU only")
+    if name == "threads" and (os.cpu_count() or 1) < 2:
+        pytest.skip("two threads: one core")
+    library = name.partition(",")[0]
+    if library not in LIBRARIES:
+        return
+    try:
+        with warnings.catch_warnings():
+            importlib.import_module(library)
+    except ImportError as error:
+        pytest.skip(f"{library}: {error}; pip install -r tools/extra-benchmarks.txt")
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("threads cannot be kept on one core here")
+
+
+def test_every_contest_runs() -> None:
+    assert set(RUNS) == set(CONTESTS)
+
+
+def test_peak_memory_of_another_process() -> None:
+    peak = measure("mos", ["mos"], TINY, "cpu")["mos"]
+    assert peak is None or 0 < peak < 2**26
