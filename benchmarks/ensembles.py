@@ -62,13 +62,14 @@ def _path(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], ob
     layout = head.layout
     tables = (target, layout.path_offset, layout.path, layout.leaf_position, head.feature_index)
     ops, grad = torch.ops.hstree, torch.randn(len(hidden), head.n_trees)
+    rest = None, [True] * 3, True  # no plan, all gradients, row-sparse
 
     @torch.no_grad()
     def run() -> None:
         if head.weight is not None:
             weight, depth = head.weight, layout.max_depth
             _, score, order, _ = ops.path_log_prob(hidden, weight, head.bias, *tables, depth)
-            ops.path_log_prob_backward_sparse(grad, hidden, weight, *tables, score, order)
+            ops.path_log_prob_backward(grad, hidden, weight, *tables, score, order, *rest)
 
     return run
 
@@ -85,11 +86,12 @@ def _leaf_groups(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable
     )
     ops, grad = torch.ops.hstree, torch.randn(len(hidden), head.n_trees)
     weight, bias = head.wide_weight, head.wide_bias
+    rest = None, [True] * 3, True  # no plan, all gradients, row-sparse
 
     @torch.no_grad()
     def run() -> None:
         _, score, order, _ = ops.wide_log_prob(hidden, weight, bias, *tables, layout.max_width)
-        ops.wide_log_prob_backward_sparse(grad, hidden, weight, *tables, score, order)
+        ops.wide_log_prob_backward(grad, hidden, weight, *tables, score, order, *rest)
 
     return run
 

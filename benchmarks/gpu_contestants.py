@@ -24,7 +24,6 @@ from hstree.heads import TreeEnsemble, head_class
 from hstree.heads.functions import PLIF
 from hstree.heads.trees.layout import Layout
 from hstree.ops import path_log_prob, piecewise, plif_table
-from hstree.reference import path_log_prob_reference
 from hstree.trees import build_ensemble
 
 RADIUS = 20.0
@@ -137,7 +136,7 @@ def _paths(
         x = input.detach()[some].double().cpu().requires_grad_()
         arguments = (input.detach(), weight.detach(), bias.detach(), target, *tables, index)
         log_prob = path_log_prob(*arguments, max_depth=max_depth)
-        true = _true_log_prob(x, weight, bias, target[some].cpu(), cpu, cpu_index, max_depth)
+        true = _true_log_prob(x, weight, bias, target[some].cpu(), cpu, cpu_index)
         row_losses = -torch.logsumexp(true, 1)
         (true_grad,) = torch.autograd.grad(row_losses.sum() / setting.rows, x)
         return {
@@ -161,27 +160,18 @@ def _paths(
 
 def _true_log_prob(
     input: Tensor, weight: Tensor, bias: Tensor, target: Tensor, tables: Mapping[str, Tensor],
-    index: Tensor, max_depth: int,
+    index: Tensor,
 ) -> Tensor:  # fmt: skip
-    """log_prob of a few rows in float64 on the CPU, using only the weight rows that they visit."""
-    offset, path = tables["path_offset"], tables["path"].clone()
-    spans = [[(int(o[y]), int(o[y + 1])) for y in target] for o in offset]
-    visited = [
-        torch.cat([path[b:e] >> 1 for b, e in spans[t]]).unique() for t in range(len(offset))
-    ]
-    shape = (len(offset), max(map(len, visited)))
-    rows = torch.zeros(*shape, weight.shape[2], dtype=torch.float64)
-    offsets = torch.zeros(shape, dtype=torch.float64)
-    for t, nodes in enumerate(visited):
-        at = nodes.long().to(weight.device)
-        rows[t, : len(nodes)] = weight.detach()[t, at].double().cpu()
-        offsets[t, : len(nodes)] = bias.detach()[t, at].double().cpu()
-        for begin, end in set(spans[t]):
-            entry = tables["path"][begin:end]
-            path[begin:end] = (torch.searchsorted(nodes, entry >> 1) << 1 | entry & 1).int()
-    return path_log_prob_reference(
-        input, rows, offsets, target, offset, path, tables["leaf_position"], index, max_depth
-    )[0]
+    """log_prob of a few rows in float64 on the CPU, path by path."""
+    log_probs = []
+    for x, y in zip(input, target.tolist(), strict=True):
+        for t, offset in enumerate(tables["path_offset"]):
+            entry = tables["path"][offset[y] : offset[y + 1]]
+            node = (entry >> 1).long().to(weight.device)
+            w, b = weight.detach()[t, node].double().cpu(), bias.detach()[t, node].double().cpu()
+            z = w @ x[index[t].long()] + b
+            log_probs.append(F.logsigmoid(torch.where(entry & 1 == 1, z, -z)).sum())
+    return torch.stack(log_probs).view(len(input), -1)
 
 
 # ---- whole heads

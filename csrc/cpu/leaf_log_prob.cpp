@@ -163,8 +163,9 @@ void leaf_log_prob_backward(const TreeBatch& batch, const LeafPlan& plan, const 
                      scratch<A, 0>(run.slope_width));
     }
   });
-  std::fill_n(tensors.grad_hidden, batch.rows * batch.in_features, A{0});
-  if (!tensors.sparse) {
+  if (tensors.grad_hidden) std::fill_n(tensors.grad_hidden, batch.rows * batch.in_features, A{0});
+  if (!tensors.grad_hidden && !tensors.grad_weight) return;
+  if (!tensors.sparse && tensors.grad_weight) {
     auto visited = plan.visited.begin();
     for (int64_t c = 0; c < batch.classes; ++c) {
       if (visited != plan.visited.end() && *visited == c) {

@@ -239,15 +239,14 @@ class TreeOp:
     ) -> list[Array]:
         """Gradients of hidden, weight and bias; if sparse, the index of the last two before each of
         them."""
-        name = f"{self.name}_backward_sparse" if sparse else f"{self.name}_backward"
         tensors = (to_tensor(self.kind, array) for array in (values, weight))
         scores = torch.from_numpy(score)
         outputs = call(
-            name, torch.from_numpy(grad), *tensors, *self.table_tensors, scores, *self.kept
+            f"{self.name}_backward",
+            *(torch.from_numpy(grad), *tensors, *self.table_tensors, scores, *self.kept),
+            *([True] * 3, sparse),
         )
-        arrays = [to_array(output) for output in outputs]
-        if sparse and not self.shared:
-            arrays.insert(3, arrays[1])
-        elif sparse:
-            arrays[1] = arrays[1][None]
-        return arrays
+        of_hidden, of_weight, of_bias, index, bias_index = map(to_array, outputs)
+        if not sparse:
+            return [of_hidden, of_weight, of_bias]
+        return [of_hidden, index, of_weight, bias_index if self.shared else index, of_bias]

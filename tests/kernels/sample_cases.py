@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 from ops.mixtures import MIXTURES, Mixture, corrupted, draw, huffman
+from reference import candidate_log_prob_reference, sample_reference
 from torch import Tensor
 
-from hstree.reference import candidate_log_prob_reference, sample_reference
 from hstree.trees import Tree
 from kernels.emulation import call
 

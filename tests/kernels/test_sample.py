@@ -8,8 +8,8 @@ import torch
 from cuda_emu.library import ORDERS
 from ops.cases import DTYPES
 from ops.mixtures import draw, huffman
+from reference.candidate_log_prob import all_log_probs
 
-from hstree.reference.candidate_log_prob import all_log_probs
 from kernels.emulation import Kernels
 from kernels.sample_cases import (
     CASES,

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from ops import test_leaf_tree_log_softmax as leaf_ops
 from ops.test_tree_log_softmax import Batch, Case, draw
+from reference import tree_log_softmax_reference
 from torch import Tensor
 
-from hstree.reference import tree_log_softmax_reference
 from kernels.emulation import call
 
 CASES = (

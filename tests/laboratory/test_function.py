@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from heads.support import make, randomise
+from reference import piecewise_reference
 from torch import Tensor
 from training.toy import small_config, write_corpus
 
@@ -22,7 +23,6 @@ from hstree.laboratory.function.compute import _Counter
 from hstree.laboratory.function.picture import function_picture
 from hstree.laboratory.function.report import function_data, function_tables
 from hstree.laboratory.report import plain_data
-from hstree.reference import piecewise_reference
 from hstree.runs import load_run
 from hstree.training import train
 from laboratory.toy_models import all_contexts, toy_model, toy_text

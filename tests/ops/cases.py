@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
-from hstree.ops import leaf_log_prob, path_log_prob, wide_log_prob
-from hstree.reference import (
+from reference import (
     leaf_log_prob_reference,
     path_log_prob_reference,
     wide_log_prob_reference,
 )
+from torch import Tensor
+
+from hstree.ops import leaf_log_prob, path_log_prob, wide_log_prob
 
 measures_memory = pytest.mark.skipif(
     "LD_PRELOAD" in os.environ, reason="a sanitizer needs and keeps memory of its own"
@@ -242,13 +242,20 @@ class TreeOpUnderTest:
         """log_prob and score."""
         return self.operator(*arguments)[:2]
 
-    @property
-    def backward(self) -> Any:
-        return getattr(torch.ops.hstree, f"{self.name}_backward").default
-
-    @property
-    def backward_sparse(self) -> Any:
-        return getattr(torch.ops.hstree, f"{self.name}_backward_sparse").default
+    def backward(
+        self,
+        batch: Batch,
+        score: Tensor,
+        order: Tensor | None = None,
+        plan: Tensor | None = None,
+        mask: tuple[bool, bool, bool] = (True, True, True),
+        sparse: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Gradients of hidden, weight and bias, index and bias_index."""
+        given = (*batch.tables(), score, order, plan, mask, sparse)
+        backward = getattr(torch.ops.hstree, f"{self.name}_backward").default
+        gradients: tuple[Tensor, ...] = backward(batch.grad, batch.hidden, batch.weight, *given)
+        return gradients
 
     def log_prob(self, batch: Batch, sparse: bool = False) -> Tensor:
         *arguments, longest = batch.arguments()

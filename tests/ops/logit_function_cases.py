@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from reference import piecewise_reference, target_log_softmax_reference
 from torch import Tensor
 
 from hstree.ops import piecewise
-from hstree.reference import piecewise_reference, target_log_softmax_reference
 from ops.cases import judge
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

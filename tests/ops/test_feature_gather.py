@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference import feature_gather_reference
 from torch import Tensor
 
 from hstree.ops import feature_gather
-from hstree.reference import feature_gather_reference
 from ops.cases import DTYPES, threads
 
 

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from reference import tree_log_softmax_reference
 from torch import Tensor
 
 from hstree.ops import tree_log_softmax
-from hstree.ops._composed_tree_log_softmax import composed_log_prob
-from hstree.ops._leaf_groups import leaf_classes, with_leaf_rows
-from hstree.reference import tree_log_softmax_reference
+from hstree.ops._composed_tree_log_softmax import composed_log_prob, leaf_classes, with_leaf_rows
 from ops.cases import random_nested, threads
 from ops.test_tree_log_softmax import CAPABILITIES, SUMS, TESTS, Case, judge
 

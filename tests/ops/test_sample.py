@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from reference import candidate_log_prob_reference, sample_reference
+from reference.sample import philox
 from torch import Tensor
 
 from hstree.ops import candidate_log_prob, sample
-from hstree.reference import candidate_log_prob_reference, sample_reference
-from hstree.reference.sample import philox
 from ops.cases import DTYPES, threads
 from ops.mixtures import MIXTURES, Mixture, corrupted, draw, every_mixture, huffman, walked
 

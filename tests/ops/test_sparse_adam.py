@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference import sparse_adam_reference
 from torch import Tensor
 
 from hstree.ops import sparse_adam_
-from hstree.reference import sparse_adam_reference
 from ops.cases import DTYPES, name_of, threads
 
 TESTS = Path(__file__).resolve().parents[1]

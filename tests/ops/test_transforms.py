@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import reference
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
@@ -15,7 +16,6 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hstree import reference
 from hstree.ops import (
     LogitFunction,
     feature_gather,

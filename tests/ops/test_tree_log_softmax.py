@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from reference import tree_log_softmax_reference
 from torch import Tensor
 from torch.testing import assert_close
 
 from hstree.heads.trees.tree_layout import TreeLayout
 from hstree.ops import tree_log_softmax
 from hstree.ops._composed_tree_log_softmax import composed_backward, composed_log_prob
-from hstree.reference import tree_log_softmax_reference
 from hstree.trees import Tree
 from ops.cases import random_nested, threads
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from scipy.special import logsumexp
 
-from hstree.reference import (
+from hstree.trees import Tree
+from reference import (
     feature_gather_reference,
     mixture_log_prob_reference,
     path_log_prob_reference,
@@ -19,7 +20,6 @@ from hstree.reference import (
     target_log_softmax_reference,
     wide_log_prob_reference,
 )
-from hstree.trees import Tree
 
 TREES = [
     ((0, 1), (2, (3, 4))),

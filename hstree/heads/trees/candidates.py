@@ -18,7 +18,7 @@ from hstree.heads.trees.search import candidate_classes
 from hstree.heads.trees.state import EnsembleState
 from hstree.heads.trees.tree_layout import BINARY, LEAF, WIDE
 from hstree.ops import default_chunk_rows, leaf_order
-from hstree.ops._rows import cast
+from hstree.ops._row_sparse import cast
 
 Way: TypeAlias = Callable[[EnsembleState, Tensor, Tensor, float], Tensor]
 """Log-probabilities [N, K], from the head, hidden [N, D], candidates [N, K] of

@@ -12,7 +12,7 @@ from hstree.heads.trees.blocks import BinaryBlock, Block, LeafBlock, RootBlock, 
 from hstree.heads.trees.state import EnsembleState
 from hstree.heads.trees.tree_layout import LEAF, ROOT
 from hstree.heads.tying import HasWeight, weight_to_tie
-from hstree.ops._rows import with_rows
+from hstree.ops._row_sparse import with_rows
 
 NODE_VECTORS = ("free", "leaves")
 """Where the vectors of nodes come from. ``"free"``: every node has its own. ``"leaves"``: the

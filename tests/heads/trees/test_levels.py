@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
-from heads.support import HEADS, D, V, draw, make
-from hstree.heads import TreeEnsemble
-from hstree.heads.trees import level_log_probs
-from hstree.reference import (
+from reference import (
     leaf_log_prob_reference,
     path_log_prob_reference,
     wide_log_prob_reference,
 )
+
+from heads.support import HEADS, D, V, draw, make
+from hstree.heads import TreeEnsemble
+from hstree.heads.trees import level_log_probs
 
 KINDS = [kind for kind in HEADS if kind.startswith("trees")]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import grad, jvp, vmap
 
 from hstree import TreeEnsemble
-from hstree.ops._rows import with_rows
+from hstree.ops._row_sparse import with_rows
 
 # In torch's own code, the first time that forward mode is at work.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
