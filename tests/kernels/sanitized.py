@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from cuda_emu.library import ORDERS, EmulatedLibrary
+from ops.against_reference import check
+from ops.cases import CASES, DTYPES, LEAF, PATH, TILES, WIDE
 
 import hstree  # noqa: F401  (the schemas of the operators)
 from kernels import sample_cases, tree_log_softmax_cases
-from kernels.cases import LEAF_CASES, PATH_CASES, WIDE_CASES, check
 from kernels.corruption import (
     check_bad_ranks,
     check_bad_targets,
@@ -40,15 +41,14 @@ from kernels.sparse_adam_cases import SPARSE_ADAM_SHAPES, check_sparse_adam
 
 def checks(kernels: Kernels) -> list[Callable[[], object]]:
     result: list[Callable[[], object]] = []
-    for case in (*PATH_CASES, *WIDE_CASES, *LEAF_CASES):
-        # The widths of accesses: 4, 2 and 8 bytes; float16 is as bfloat16.
-        kinds = [kind for kind in case.kinds if kind is not FLOAT16]
-        result += [partial(check, kernels, case, kind) for kind in kinds]
-    for op in ("path", "wide", "leaf"):
-        for corruption in corruptions(op):
-            result.append(partial(check_corruption, kernels, corruption, op))
-        result.append(partial(check_bad_targets, kernels, op))
-        result.append(partial(check_bad_ranks, kernels, op))
+    for op in (PATH, WIDE, LEAF):
+        for case in (*CASES, *TILES):
+            # The widths of accesses: 4, 2 and 8 bytes; float16 is as bfloat16.
+            for dtype in case.dtypes or DTYPES:
+                if dtype != torch.float16:
+                    result.append(partial(check, op, case, dtype, torch.device("cpu")))
+        result += [partial(check_corruption, op, corruption) for corruption in corruptions(op)]
+        result += [partial(check_bad_targets, op), partial(check_bad_ranks, op)]
     index = np.array([[0, 3, 4], [-1, 2**31 - 1, 5]], np.int32)
     values = np.ones((3, 5), np.float32)
     grad = np.ones((3, 2, 3), np.float32)
@@ -87,7 +87,8 @@ def main() -> None:
     todo = list(enumerate(checks(kernels)))[int(part) :: int(parts)]
     for number, one in todo:
         kernels.set_order(*ORDERS[number % len(ORDERS)])
-        one()
+        with kernels.library.on_cpu_tensors():
+            one()
     print(f"{len(todo)} checks passed")
 
 

@@ -16,8 +16,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from ops.cases import CASES, Batch, Case, TreeOpUnderTest, name_of, threads, with_dtypes
-from ops.cases import check as check_case
+from ops.against_reference import check
+from ops.cases import (
+    BLOCKS,
+    CASES,
+    TILES,
+    Batch,
+    Case,
+    TreeOpUnderTest,
+    name_of,
+    threads,
+    with_dtypes,
+)
 
 USUAL = Case("ragged paths, odd subset", subset=7)
 SMALL = Case("small", rows=5, trees=2, classes=6, in_features=4, subset=3, widest=4)
@@ -63,9 +73,13 @@ def broken(batch: Batch, name: str, value: Any) -> Batch:
 class TreeOpSuite:
     op: ClassVar[TreeOpUnderTest]
 
-    @pytest.mark.parametrize(("case", "dtype"), with_dtypes(CASES), ids=name_of)
+    @pytest.mark.parametrize(
+        ("case", "dtype"),
+        with_dtypes((*CASES, *BLOCKS)) + with_dtypes(TILES, pytest.mark.slow),
+        ids=name_of,
+    )
     def test_equals_reference(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
-        check_case(self.op, case, dtype, device)
+        check(self.op, case, dtype, device)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
     def test_low_precision_is_rounded_once(self, dtype: torch.dtype, device: torch.device) -> None:
