@@ -41,6 +41,11 @@ def with_dtypes(cases: Iterable[Any], marks: Any = ()) -> list[Any]:
     ]
 
 
+def slow(cases: Iterable[Any]) -> list[Any]:
+    """Cases for the slow tests alone."""
+    return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 def name_of(value: Any) -> str:
     """For the ids of parameters."""
     return str(value).removeprefix("torch.")

@@ -35,6 +35,8 @@ SHAPES = [
     (4, 0, 5, 0),
     (4, 2, 5, 0),
     (4, 2, 0, 0),
+    (1030, 2, 5, 3),  # more rows than rows of blocks
+    (3, 2, 300, 300),  # several blocks of columns, every feature
 ]
 
 
