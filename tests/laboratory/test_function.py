@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from heads.support import make, randomise
-from reference import piecewise_reference
+from reference.piecewise import piecewise_reference
 from torch import Tensor
 from training.toy import small_config, write_corpus
 

@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import (
-    leaf_log_prob_reference,
-    path_log_prob_reference,
-    wide_log_prob_reference,
-)
+from reference.leaf_log_prob import leaf_log_prob_reference
+from reference.path_log_prob import path_log_prob_reference
+from reference.wide_log_prob import wide_log_prob_reference
 from torch import Tensor
 
 from hstree.ops import leaf_log_prob, path_log_prob, wide_log_prob

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from reference import piecewise_reference, target_log_softmax_reference
+from reference.piecewise import piecewise_reference
+from reference.target_log_softmax import target_log_softmax_reference
 from torch import Tensor
 
 from hstree.ops import piecewise

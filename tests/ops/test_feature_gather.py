@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import feature_gather_reference
+from reference.feature_gather import feature_gather_reference
 from torch import Tensor
 
 from hstree.ops import feature_gather

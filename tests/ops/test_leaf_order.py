@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cuda_emu.library import EmulatedLibrary
-from reference import leaf_order_reference
+from reference.leaf_order import leaf_order_reference
 
 from hstree.heads import TreeEnsemble
 from hstree.ops import leaf_order

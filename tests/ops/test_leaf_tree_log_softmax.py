@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import tree_log_softmax_reference
+from reference.tree_log_softmax import tree_log_softmax_reference
 from torch import Tensor
 
 from hstree.ops import tree_log_softmax

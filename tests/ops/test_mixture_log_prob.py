@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import mixture_log_prob_reference
+from reference.mixture_log_prob import mixture_log_prob_reference
 from torch import Tensor
 
 from hstree.ops import LogitFunction, default_chunk_rows, mixture_log_prob

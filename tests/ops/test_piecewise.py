@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import piecewise_reference
+from reference.piecewise import piecewise_reference
 from torch import Tensor
 
 from hstree.ops import piecewise

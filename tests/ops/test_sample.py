@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from reference import candidate_log_prob_reference, sample_reference
-from reference.sample import philox
+from reference.candidate_log_prob import candidate_log_prob_reference
+from reference.sample import philox, sample_reference
 from torch import Tensor
 
 from hstree.ops import candidate_log_prob, sample

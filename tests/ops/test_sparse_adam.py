@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import sparse_adam_reference
+from reference.sparse_adam import sparse_adam_reference
 from torch import Tensor
 
 from hstree.ops import sparse_adam_

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import tree_topk_reference
+from reference.tree_topk import tree_topk_reference
 from torch import Tensor
 
 from hstree.heads.trees.tree_layout import TreeLayout

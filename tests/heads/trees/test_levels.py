@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import (
-    leaf_log_prob_reference,
-    path_log_prob_reference,
-    wide_log_prob_reference,
-)
+from reference.leaf_log_prob import leaf_log_prob_reference
+from reference.path_log_prob import path_log_prob_reference
+from reference.wide_log_prob import wide_log_prob_reference
 
 from heads.support import HEADS, D, V, draw, make
 from hstree.heads import TreeEnsemble
