@@ -68,6 +68,7 @@ def _path(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], ob
         head.layout.feature_index,
     )
     ops, grad = torch.ops.hstree, torch.randn(len(hidden), head.n_trees)
+    rest = None, [True] * 3, True  # no plan, all gradients, row-sparse
 
     @torch.no_grad()
     def run() -> None:
@@ -76,7 +77,7 @@ def _path(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], ob
             _, score, order, _ = ops.path_log_prob(
                 hidden, weight, head.nodes.binary_bias, *tables, depth
             )
-            ops.path_log_prob_backward_sparse(grad, hidden, weight, *tables, score, order)
+            ops.path_log_prob_backward(grad, hidden, weight, *tables, score, order, *rest)
 
     return run
 
@@ -93,11 +94,12 @@ def _leaf_groups(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable
     )
     ops, grad = torch.ops.hstree, torch.randn(len(hidden), head.n_trees)
     weight, bias = head.nodes.wide_weight, head.nodes.wide_bias
+    rest = None, [True] * 3, True  # no plan, all gradients, row-sparse
 
     @torch.no_grad()
     def run() -> None:
         _, score, order, _ = ops.wide_log_prob(hidden, weight, bias, *tables, layout.max_width)
-        ops.wide_log_prob_backward_sparse(grad, hidden, weight, *tables, score, order)
+        ops.wide_log_prob_backward(grad, hidden, weight, *tables, score, order, *rest)
 
     return run
 

@@ -23,7 +23,6 @@ extensions = [
     "sphinx_copybutton",
     "links",
     "mathml",
-    "reference",
 ]
 exclude_patterns = ["requirements.txt", "_extensions", "_templates"]
 templates_path = ["_templates"]

@@ -19,7 +19,7 @@ ROWS: list[dict[str, float]] = [
     {"lm": 2.2},
     {"integrations": 0, "decoding": 1, "distributed": 2.6},
     {"heads": 1, "optim": 2.6},
-    {"reference": 0, "ops": 2.1},
+    {"ops": 2.1},
     {"trees": 1},
     {"csrc/host": 1, "csrc/ops": 2.1},
     {"csrc/cpu": 2.1},

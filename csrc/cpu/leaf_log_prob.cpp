@@ -163,16 +163,18 @@ void leaf_log_prob_backward(const TreeBatch& batch, const LeafPlan& plan, const 
                      scratch<A, 0>(run.slope_width));
     }
   });
-  std::fill_n(tensors.grad_hidden, batch.rows * batch.in_features, A{0});
-  if (!tensors.sparse) {
-    auto visited = plan.visited.begin();
-    for (int64_t c = 0; c < batch.classes; ++c) {
-      if (visited != plan.visited.end() && *visited == c) {
-        ++visited;
-      } else {
-        std::fill_n(tensors.grad_weight + c * batch.features, batch.features, T{});
-      }
+  if (tensors.grad_hidden) std::fill_n(tensors.grad_hidden, batch.rows * batch.in_features, A{0});
+  if (!tensors.grad_hidden && !tensors.grad_weight) return;
+  if (!tensors.sparse && tensors.grad_weight) {
+    const auto clear = [&](int64_t begin, int64_t end) {
+      std::fill_n(tensors.grad_weight + begin * batch.features, (end - begin) * batch.features, T{});
+    };
+    int64_t next = 0;
+    for (const int64_t c : plan.visited) {
+      clear(next, c);
+      next = c + 1;
     }
+    clear(next, batch.classes);
   }
   const int64_t shares =
       std::max<int64_t>(1, std::min<int64_t>(torch::stable::get_num_threads(), batch.features / 64));

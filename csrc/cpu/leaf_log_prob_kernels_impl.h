@@ -115,6 +115,7 @@ static void slopes(const LeafBatch<T>& batch, const LeafRun& run, const accumula
                          grad_log_prob[row * batch.trees + run.tree], slope + run.entry + r * run.slope_width,
                          scratch);
   }
+  if (!grad_bias) return;
   if (sparse) {
     for (int64_t c = 0; c < run.width; c += W) {
       wide::store_up_to(grad_bias + run.slot + c, run.width - c, load(scratch + c));
@@ -125,7 +126,7 @@ static void slopes(const LeafBatch<T>& batch, const LeafRun& run, const accumula
   }
 }
 
-// For R rows: d += sum_r z_r x_r, and g_r += z_r w.
+// For R rows: d += sum_r z_r x_r, and g_r += z_r w, unless null.
 template <typename A>
 struct Gradients {
   static constexpr int64_t W = VectorOf<A>::width;
@@ -141,6 +142,13 @@ struct Gradients {
 
   template <int R>
   void run() const {
+    if (!g) return sums<false, true, R>();
+    if (!d) return sums<true, false, R>();
+    sums<true, true, R>();
+  }
+
+  template <bool of_hidden, bool of_weight, int R>
+  void sums() const {
     Vector<A> zs[R];
     const A* xs[R];
     A* gs[R];
@@ -148,29 +156,29 @@ struct Gradients {
     for (int r = 0; r < R; ++r) {
       zs[r] = splat(z[r * z_stride]);
       xs[r] = x + row[r] * features;
-      gs[r] = g + row[r] * features;
+      if constexpr (of_hidden) gs[r] = g + row[r] * features;
     }
     int64_t s = 0;
     for (; s + W <= size; s += W) {
       const Vector<A> ws = load(w + s);
-      Vector<A> sum = load(d + s);
+      Vector<A> sum = of_weight ? load(d + s) : Vector<A>{};
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        sum += zs[r] * load(xs[r] + s);
-        store(gs[r] + s, load(gs[r] + s) + zs[r] * ws);
+        if constexpr (of_weight) sum += zs[r] * load(xs[r] + s);
+        if constexpr (of_hidden) store(gs[r] + s, load(gs[r] + s) + zs[r] * ws);
       }
-      store(d + s, sum);
+      if constexpr (of_weight) store(d + s, sum);
     }
     if (s == size) return;
     const int64_t left = size - s;
     const Vector<A> ws = load_first(w + s, left);
-    Vector<A> sum = load(d + s);
+    Vector<A> sum = of_weight ? load(d + s) : Vector<A>{};
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      sum += zs[r] * load_first(xs[r] + s, left);
-      store_first(gs[r] + s, left, load_first(gs[r] + s, left) + zs[r] * ws);
+      if constexpr (of_weight) sum += zs[r] * load_first(xs[r] + s, left);
+      if constexpr (of_hidden) store_first(gs[r] + s, left, load_first(gs[r] + s, left) + zs[r] * ws);
     }
-    store(d + s, sum);
+    if constexpr (of_weight) store(d + s, sum);
   }
 };
 
@@ -190,13 +198,19 @@ static void gradients(const LeafBatch<T>& batch, const accumulate_t<T>* slope, i
       const LeafRun& run = batch.run[batch.visit[v].run];
       const A* z = slope + run.entry + batch.visit[v].child;
       for (int64_t r = 0; r < run.rows; r += row_tile) {
-        const Gradients<A> tile = {run.row + r, batch.x + begin,         grad_hidden + begin, w,
-                                   d,           z + r * run.slope_width, run.slope_width,     batch.features,
+        const Gradients<A> tile = {run.row + r,
+                                   batch.x + begin,
+                                   grad_hidden ? grad_hidden + begin : nullptr,
+                                   w,
+                                   grad_weight ? d : nullptr,
+                                   z + r * run.slope_width,
+                                   run.slope_width,
+                                   batch.features,
                                    size};
         run_rows<row_tile>(tile, run.rows - r);
       }
     }
-    stream_row(d, size, grad_weight + (sparse ? n : c) * batch.features + begin);
+    if (grad_weight) stream_row(d, size, grad_weight + (sparse ? n : c) * batch.features + begin);
   }
   end_of_streams();
 }

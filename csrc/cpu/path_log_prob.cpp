@@ -217,11 +217,15 @@ void path_log_prob_backward(const TreeBatch& batch, const std::vector<PathPlan>&
       std::max<int64_t>(1, std::min((threads + groups.size() - 1) / groups.size(), batch.features / 64));
   const int64_t width = std::max<int64_t>(16, ((batch.features + parts - 1) / parts + 15) / 16 * 16);
   const int64_t intervals = std::max<int64_t>(1, (batch.features + width - 1) / width);
-  if (!groups.are_gathered() || batch.trees == 0) {
+  // The gradient of a weight is made with that of hidden, for which there must be memory.
+  const bool needs_memory = !tensors.grad_hidden && !groups.are_gathered();
+  const Workspace<A> unwanted(needs_memory ? batch.rows * batch.in_features : 0);
+  A* const grad_hidden = tensors.grad_hidden ? tensors.grad_hidden : unwanted.data();
+  if (grad_hidden && (!groups.are_gathered() || batch.trees == 0)) {
     // Zeros, unless the first tree stores.
     for (int64_t i = 0; i < batch.rows; ++i) {
       if (batch.trees > 0 && batch.target[i] >= 0) continue;
-      std::fill_n(tensors.grad_hidden + i * batch.in_features, batch.in_features, A{0});
+      std::fill_n(grad_hidden + i * batch.in_features, batch.in_features, A{0});
     }
   }
   std::vector<int64_t> first_slot = {0}, first_entry = {0};  // of earlier trees
@@ -240,6 +244,16 @@ void path_log_prob_backward(const TreeBatch& batch, const std::vector<PathPlan>&
                               tensors.score + t * batch.longest, batch.trees * batch.longest,
                               grad_scores + first_entry[t] - first_entry[first]);
     });
+    const auto grad_x = [&](int64_t t) {
+      return groups.are_gathered() ? groups.gathered(first, t) : grad_hidden;
+    };
+    if (!tensors.grad_weight && tensors.grad_hidden) {
+      parallel_rows(plans, first, last, [&](int64_t t, int64_t begin, int64_t end) {
+        kernels.hidden_gradients(rows_of(t), begin, end, grad_scores + first_entry[t] - first_entry[first],
+                                 grad_x(t), t > 0 && !groups.are_gathered(),
+                                 scratch<const T*, 1>(plans[t].longest));
+      });
+    }
     parallel((last - first) * intervals, 1, [&](int64_t task, int64_t end_of_tasks) {
       for (; task < end_of_tasks; ++task) {
         const int64_t t = first + task / intervals, begin = task % intervals * width;
@@ -248,16 +262,19 @@ void path_log_prob_backward(const TreeBatch& batch, const std::vector<PathPlan>&
         const int64_t grad_row = tensors.sparse ? first_slot[t] : t * batch.weight_rows;
         A* sums = scratch<A, 0>(gradients_scratch(longest, batch.features));
         T** targets = scratch<T*, 3>(longest);
-        kernels.gradients(rows_of(t), begin, std::min(begin + width, batch.features), grad_score,
-                          groups.are_gathered() ? groups.gathered(first, t) : tensors.grad_hidden,
-                          t > 0 && !groups.are_gathered(), tensors.grad_weight + grad_row * batch.features,
-                          tensors.sparse, sums, scratch<const T*, 1>(longest), targets);
-        if (begin > 0) continue;
+        if (tensors.grad_weight) {
+          kernels.gradients(rows_of(t), begin, std::min(begin + width, batch.features), grad_score, grad_x(t),
+                            t > 0 && !groups.are_gathered(), tensors.grad_weight + grad_row * batch.features,
+                            tensors.sparse, sums, scratch<const T*, 1>(longest), targets);
+        }
+        if (begin > 0 || !tensors.grad_bias) continue;
         kernels.bias_gradients(rows_of(t), grad_score, tensors.grad_bias + grad_row, tensors.sparse, sums,
                                targets);
       }
     });
-    if (groups.are_gathered()) groups.scatter(first, last, first > 0, tensors.grad_hidden);
+    if (groups.are_gathered() && tensors.grad_hidden) {
+      groups.scatter(first, last, first > 0, tensors.grad_hidden);
+    }
   });
 }
 

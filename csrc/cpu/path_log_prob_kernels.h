@@ -99,6 +99,10 @@ struct PathKernels {
   void (*gradients)(const PathRows<T>& tree, int64_t begin, int64_t end, const A* grad_score, A* grad_x,
                     bool add, T* grad_weight, bool sparse, A* scratch, const T** pointers, T** targets);
 
+  // grad_x alone, for all features of the rows begin <= j < end: the same bits. pointers: `longest`.
+  void (*hidden_gradients)(const PathRows<T>& tree, int64_t begin, int64_t end, const A* grad_score,
+                           A* grad_x, bool add, const T** pointers);
+
   // The same for the bias: grad_bias[slot] or grad_bias[weight row]. sums, targets: `longest`.
   void (*bias_gradients)(const PathRows<T>& tree, const A* grad_score, T* grad_bias, bool sparse, A* sums,
                          T** targets);

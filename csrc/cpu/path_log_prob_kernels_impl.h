@@ -567,6 +567,53 @@ static void gradients(const PathRows<T>& tree, int64_t begin, int64_t end, const
   end_of_streams();
 }
 
+// Of one row, at U vectors of columns from column c on, with `rest` columns in the last unless whole.
+template <int U, bool whole, typename T>
+static inline void hidden_columns(const T* const* w, const accumulate_t<T>* grad, int64_t levels, int64_t c,
+                                  int64_t rest, bool add, accumulate_t<T>* grad_x) {
+  using V = Vector<accumulate_t<T>>;
+  constexpr int64_t W = VectorOf<accumulate_t<T>>::width;
+  V sum[U];
+#pragma GCC unroll 8
+  for (int u = 0; u < U; ++u) {
+    accumulate_t<T>* const from = grad_x + c + u * W;
+    sum[u] = !add ? V{} : whole || u < U - 1 ? load(from) : load_first(from, rest);
+  }
+  for (int64_t l = 0; l < levels; ++l) {
+    const V g = splat(grad[l]);
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u) {
+      const T* const from = w[l] + c + u * W;
+      sum[u] += g * (whole || u < U - 1 ? load(from) : load_first(from, rest));
+    }
+  }
+#pragma GCC unroll 8
+  for (int u = 0; u < U - !whole; ++u) store(grad_x + c + u * W, sum[u]);
+  if (!whole) store_first(grad_x + c + (U - 1) * W, rest, sum[U - 1]);
+}
+
+template <typename T>
+static void hidden_gradients(const PathRows<T>& tree, int64_t begin, int64_t end,
+                             const accumulate_t<T>* grad_score, accumulate_t<T>* grad_x, bool add,
+                             const T** w) {
+  constexpr int64_t W = VectorOf<accumulate_t<T>>::width;
+  constexpr int U = 4;
+  for (int64_t j = begin; j < end; ++j) {
+    if (j % 256 == 0) poll();
+    prefetch_weights(tree, j + ahead, 0, tree.features);
+    const int64_t first = tree.offset[j], levels = tree.offset[j + 1] - first;
+    for (int64_t l = 0; l < levels; ++l) {
+      w[l] = tree.weight + (tree.entry[first + l] >> 1) * tree.features;
+    }
+    accumulate_t<T>* const row = grad_x + x_offset(tree, j);
+    const accumulate_t<T>* const grad = grad_score + first;
+    int64_t c = 0;
+    for (; c + U * W <= tree.features; c += U * W) hidden_columns<U, true>(w, grad, levels, c, 0, add, row);
+    for (; c + W <= tree.features; c += W) hidden_columns<1, true>(w, grad, levels, c, 0, add, row);
+    if (c < tree.features) hidden_columns<1, false>(w, grad, levels, c, tree.features - c, add, row);
+  }
+}
+
 template <typename T>
 static void bias_gradients(const PathRows<T>& tree, const accumulate_t<T>* grad_score, T* grad_bias,
                            bool sparse, accumulate_t<T>* sums, T** target) {
@@ -592,8 +639,8 @@ static void bias_gradients(const PathRows<T>& tree, const accumulate_t<T>* grad_
 template <typename T>
 static const PathKernels<T>* table() {
   static constexpr PathKernels<T> kernels = {
-      copy_paths,   gather_rows<T>,   scatter_rows<accumulate_t<T>>, scores<T>, score_gradients<T>,
-      gradients<T>, bias_gradients<T>};
+      copy_paths,         gather_rows<T>, scatter_rows<accumulate_t<T>>, scores<T>,
+      score_gradients<T>, gradients<T>,   hidden_gradients<T>,           bias_gradients<T>};
   return &kernels;
 }
 

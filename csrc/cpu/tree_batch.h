@@ -39,6 +39,7 @@ struct Forward {
   accumulate_t<T>* score;     // [N, T, L] zeros
 };
 
+// Gradients that are not wanted are null.
 template <typename T>
 struct Backward {
   const accumulate_t<T>* grad_log_prob;  // [N, T]

@@ -175,13 +175,13 @@ void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
   const WideKernels<T>& kernels = wide_kernels<T>();
   const FeatureSubsets subsets(batch);
   const int64_t threads = torch::stable::get_num_threads();
-  std::fill_n(tensors.grad_hidden, batch.rows * batch.in_features, A{0});
+  if (tensors.grad_hidden) std::fill_n(tensors.grad_hidden, batch.rows * batch.in_features, A{0});
   int64_t first_slot = 0;
   for (int64_t t = 0; t < batch.trees; ++t) {
     const WidePlan& plan = plans[t];
     const WideTree<T> tree = wide_tree<T>(batch, plan, subsets, t, tensors.hidden, tensors.weight, nullptr);
     const int64_t first = tensors.sparse ? first_slot : t * batch.weight_rows;
-    T* grad_weight = tensors.grad_weight + first * batch.features;
+    T* grad_weight = tensors.grad_weight ? tensors.grad_weight + first * batch.features : nullptr;
     // Threads divide the runs if there are many, otherwise the features. Nested runs belong to the outermost
     // one.
     const int64_t outermost =
@@ -196,7 +196,7 @@ void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
       for (; part < last; ++part) {
         const int64_t piece = part / intervals, begin = part % intervals * width;
         const int64_t end = std::min(begin + width, batch.features);
-        T* grad_bias = begin == 0 ? tensors.grad_bias + first : nullptr;
+        T* grad_bias = begin == 0 && tensors.grad_bias ? tensors.grad_bias + first : nullptr;
         bool mine = false;
         for (size_t r = 0; r < plan.run.size(); ++r) {
           const WideRun& run = plan.run[r];

@@ -183,33 +183,34 @@ struct GradientTile {
 
   const A* z;
   const A* x;
-  A* grad_x;
+  A* grad_x;  // or null
   int64_t stride;
   const T* weight;
   int64_t weight_stride;
   int64_t features;
   Ahead<T> ahead;
-  A* sum;       // of the gradient of the weights
+  A* sum;       // of the gradient of the weights, or null
   bool opened;  // earlier rows were summed
   T* target;    // of finished sums, if aligned for streaming, otherwise null
 
-  template <bool whole, int R, int K>
+  template <bool of_hidden, bool of_weight, bool whole, int R, int K>
   inline void step(int64_t s, const Vector<A> (&zs)[R][K]) const {
     Vector<A> xs[R], gs[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       xs[r] = load(x + r * stride + s);
-      gs[r] = load(grad_x + r * stride + s);
+      if constexpr (of_hidden) gs[r] = load(grad_x + r * stride + s);
     }
 #pragma GCC unroll 4
     for (int k = 0; k < K; ++k) {
       const Vector<A> w = load_some<whole>(weight + k * weight_stride + s, features - s);
-      Vector<A> d = opened ? load(sum + k * stride + s) : Vector<A>{};
+      Vector<A> d = of_weight && opened ? load(sum + k * stride + s) : Vector<A>{};
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        gs[r] += zs[r][k] * w;
-        d += zs[r][k] * xs[r];
+        if constexpr (of_hidden) gs[r] += zs[r][k] * w;
+        if constexpr (of_weight) d += zs[r][k] * xs[r];
       }
+      if constexpr (!of_weight) continue;
       if (whole && target) {
         stream(target + k * weight_stride + s, d);
       } else {
@@ -217,11 +218,18 @@ struct GradientTile {
       }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) store(grad_x + r * stride + s, gs[r]);
+    for (int r = 0; of_hidden && r < R; ++r) store(grad_x + r * stride + s, gs[r]);
   }
 
   template <int R, int K>
   void run() const {
+    if (!grad_x) return steps<false, true, R, K>();
+    if (!sum) return steps<true, false, R, K>();
+    steps<true, true, R, K>();
+  }
+
+  template <bool of_hidden, bool of_weight, int R, int K>
+  void steps() const {
     Vector<A> zs[R][K];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -231,9 +239,9 @@ struct GradientTile {
     int64_t s = 0;
     for (; s + W <= features; s += W) {
       ahead.fetch(s);
-      step<true>(s, zs);
+      step<of_hidden, of_weight, true>(s, zs);
     }
-    if (s < features) step<false>(s, zs);
+    if (s < features) step<of_hidden, of_weight, false>(s, zs);
   }
 };
 
@@ -264,7 +272,7 @@ static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun
   A* z = sums + wide_children * stride;
   A* bias_sum = z + wide_rows * wide_children;
   // Then all rows are aligned, and size and begin are whole numbers of vectors.
-  const bool aligned = tree.features % W == 0 && is_aligned(grad_weight + begin);
+  const bool aligned = grad_weight && tree.features % W == 0 && is_aligned(grad_weight + begin);
   for (int64_t c0 = 0; c0 < run.width; c0 += wide_children) {
     poll();
     const int64_t children = run.width - c0 < wide_children ? run.width - c0 : wide_children;
@@ -279,7 +287,8 @@ static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun
                        tree.child[tree.first_child[first + r] + run.depth] - c0, grad_log_prob[row * trees],
                        z + r * wide_children, bias_sum);
       }
-      for (int64_t c = 0; c < children; c += child_tile) {
+      const bool of_tiles = grad_hidden || grad_weight;
+      for (int64_t c = 0; of_tiles && c < children; c += child_tile) {
         const int64_t some = children - c < child_tile ? children - c : child_tile;
         const T* weight = tree.weight + (run.first_row + c0 + c) * tree.features + begin;
         T* target = grad_weight + (grad_row + c0 + c) * tree.features + begin;
@@ -287,23 +296,23 @@ static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun
           const bool opened = r > 0 || first > run.begin, stays = first + r + row_tile < run.end;
           const GradientTile<T> tile = {z + r * wide_children + c,
                                         x + r * stride,
-                                        grad_x + r * stride,
+                                        grad_hidden ? grad_x + r * stride : nullptr,
                                         stride,
                                         weight,
                                         tree.features,
                                         size,
                                         share(tree, opened ? nullptr : next, begin, c0 + c, some, run.width),
-                                        sums + c * stride,
+                                        grad_weight ? sums + c * stride : nullptr,
                                         opened,
                                         aligned && !stays ? target : nullptr};
           run_tile<row_tile, child_tile>(tile, rows - r, some);
         }
-        if (aligned || first + rows < run.end) continue;
+        if (!grad_weight || aligned || first + rows < run.end) continue;
         for (int64_t k = 0; k < some; ++k) {
           stream_row(sums + (c + k) * stride, size, target + k * tree.features);
         }
       }
-      for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t r = 0; grad_hidden && r < rows; ++r) {
         scatter_add(tree.subset, begin, end, grad_x + r * stride,
                     grad_hidden + tree.row[first + r] * tree.in_features);
       }

@@ -17,7 +17,7 @@ from hstree.heads.flat import FlatHead
 from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import Tables
 from hstree.heads.tying import HasWeight
-from hstree.ops._rows import with_rows
+from hstree.ops._row_sparse import with_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self

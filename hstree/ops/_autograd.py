@@ -12,8 +12,7 @@ changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -99,18 +98,6 @@ def register_autograd(
 
     LIBRARY.impl(name, autograd, "Autograd")
     LIBRARY.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
-
-
-@contextmanager
-def recording() -> Iterator[None]:
-    """For a kernel written in Python, which the dispatcher calls below autograd: torch's operators
-    are recorded, and can be differentiated within the context. torch.func.vjp would do it too, in a
-    tenth to a third more time."""
-    include = torch._C._dispatch_tls_local_include_set()
-    exclude = torch._C._dispatch_tls_local_exclude_set()
-    autograd = torch._C.DispatchKey.AutogradFunctionality
-    with torch._C._ForceDispatchKeyGuard(include, exclude.remove(autograd)), torch.enable_grad():
-        yield
 
 
 def refuse_transforms(name: str) -> None:

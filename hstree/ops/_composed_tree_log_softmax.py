@@ -1,14 +1,17 @@
 """Log-probabilities of all classes of a mixture of trees by torch's own operators: for derivatives
-in forward mode, and for the backward pass on devices without a kernel for it."""
+in forward mode, and for the backward pass on devices without a kernel for it. There the leaf groups
+of :func:`hstree.ops.tree_log_softmax` are wide nodes with rows of their own."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._numerics import log_add_exp
-from hstree.ops._autograd import recording
 from hstree.trees import MAX_DEPTH
 
 
@@ -31,6 +34,18 @@ def composed_log_prob(
     return mixture.t().contiguous()
 
 
+@contextmanager
+def _recording() -> Iterator[None]:
+    """For a kernel written in Python, which the dispatcher calls below autograd: torch's operators
+    are recorded, and can be differentiated within the context. torch.func.vjp would do it too, in a
+    tenth to a third more time."""
+    include = torch._C._dispatch_tls_local_include_set()
+    exclude = torch._C._dispatch_tls_local_exclude_set()
+    autograd = torch._C.DispatchKey.AutogradFunctionality
+    with torch._C._ForceDispatchKeyGuard(include, exclude.remove(autograd)), torch.enable_grad():
+        yield
+
+
 def composed_backward(
     grad: Tensor,
     log_prob: Tensor,
@@ -51,7 +66,7 @@ def composed_backward(
         path = _path_log_prob(score[t], node[t], edge[t], n_classes, wide_begin, root_begin)
         mixture = torch.logaddexp(mixture, path + log_gate[:, t])
     for t in range(len(score)):
-        with recording():
+        with _recording():
             leaf = score[t].detach().requires_grad_()
             path = _path_log_prob(leaf, node[t], edge[t], n_classes, wide_begin, root_begin)
         term = path.detach() + log_gate[:, t]
@@ -59,9 +74,52 @@ def composed_backward(
         grad_path = posterior.mul_(grad.t())
         grad_log_gate[:, t] = grad_path.sum(0)
         if n_classes > 1:
-            with recording():
+            with _recording():
                 (grad_score[t],) = torch.autograd.grad(path, leaf, grad_path)
     return grad_score, grad_log_gate
+
+
+def leaf_classes(node: Tensor, edge: Tensor, n_wide_rows: int, n_classes: int) -> Tensor:
+    """Class of each row of the leaf groups, int64 [T, V]; 0 where a row belongs to no group."""
+    block, row, first_edge, *_ = node.long().unbind(2)
+    parent, below = edge.long().unbind(2)
+    is_group = (block == 1) & (row >= n_wide_rows)
+    first_row = (row - n_wide_rows - first_edge).gather(1, parent)
+    of_group = is_group.gather(1, parent) & (below < 0)
+    place = torch.arange(edge.shape[1], device=edge.device) + first_row
+    classes = place.new_zeros(len(node), n_classes + 1)
+    place, below = torch.where(of_group, place, n_classes), torch.where(of_group, below, -1)
+    return classes.scatter(1, place, ~below)[:, :n_classes]
+
+
+def with_leaf_rows(
+    score: Tensor, leaf_score: Tensor, leaf_bias: Tensor, classes: Tensor, root_begin: int
+) -> Tensor:
+    """The scores [T, R + V, N] with those of the leaf groups after the rows of wide nodes: score
+    [T, R, N], leaf_score [N, V], leaf_bias [T, V], classes of :func:`leaf_classes`."""
+    parts = []
+    for upper, bias, of_rows in zip(score, leaf_bias, classes, strict=True):
+        rows = leaf_score.t().index_select(0, of_rows)
+        rows = rows + bias.index_select(0, of_rows).unsqueeze(1)
+        parts += [upper[:root_begin], rows, upper[root_begin:]]
+    return torch.cat(parts).view(len(score), score.shape[1] + classes.shape[1], score.shape[2])
+
+
+def without_leaf_rows(
+    grad: Tensor, classes: Tensor, root_begin: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of score, leaf_score and leaf_bias from that of :func:`with_leaf_rows`. Tree by
+    tree, so that the order of the sums is fixed."""
+    n_classes = classes.shape[1]
+    root = grad[:, root_begin + n_classes :]
+    upper, leaves = grad[:, :root_begin], grad[:, root_begin : root_begin + n_classes]
+    zeros = grad.new_zeros(n_classes, grad.shape[2])
+    grad_leaf_score = zeros
+    for of_rows, rows in zip(classes, leaves, strict=True):
+        grad_leaf_score = grad_leaf_score.index_add(0, of_rows, rows)
+    sums = leaves.sum(2)
+    grad_leaf_bias = torch.zeros_like(sums).scatter_add(1, classes, sums)
+    return torch.cat([upper, root], 1), grad_leaf_score.t(), grad_leaf_bias
 
 
 def _path_log_prob(

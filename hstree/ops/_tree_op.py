@@ -19,7 +19,6 @@ from torch import Tensor
 
 from hstree._numerics import autocasts, is_transformed, sum_dtype
 from hstree.ops._autograd import (
-    define,
     fold,
     is_shared_batched,
     no_second_derivative,
@@ -27,7 +26,7 @@ from hstree.ops._autograd import (
     register_autograd,
     unfold,
 )
-from hstree.ops._rows import sparse_gradient
+from hstree.ops._row_sparse import sparse_gradient
 from hstree.ops.leaf_order import leaf_order, split_order
 
 Operator = Callable[..., Any]
@@ -36,44 +35,35 @@ OnPaths = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor, int], tu
 rows [N, T, longest] of the weight, begin and end [N, T] of the paths in the table, the table, and
 longest."""
 
-_ROWS = (0, None, None, 0, *[None] * 5)  # row dimensions of hidden to longest, for by_rows
+_ROWS = (0, None, None, 0, *[None] * 5)  # row dimensions of hidden to longest
+_BACKWARD_ROWS = (0, 0, None, 0, *[None] * 4, 0)  # of grad_log_prob to score
 
 
 class TreeOp:
     """An op of the library ``hstree`` by name; registers its fake kernels and gradients.
 
     Args:
-        forward: name of the op.
+        name: name of the op.
         on_paths: the op on the paths of the targets.
         shared: whether all trees read the rows of one weight [V, D], through ``leaf_class``.
     """
 
-    def __init__(self, forward: str, on_paths: OnPaths, *, shared: bool = False) -> None:
+    def __init__(self, name: str, on_paths: OnPaths, *, shared: bool = False) -> None:
         self.on_paths = on_paths
         self.shared = shared
-        namespace = torch.ops.hstree
-        backward = f"{forward}_backward"
-        self.forward: Operator = getattr(namespace, forward).default
-        self.backward: Operator = getattr(namespace, backward).default
-        self.backward_sparse: Operator = getattr(namespace, f"{backward}_sparse").default
-        torch.library.register_fake(f"hstree::{forward}", self._forward_fake)
+        backward = f"{name}_backward"
+        self.forward: Operator = getattr(torch.ops.hstree, name).default
+        self.backward: Operator = getattr(torch.ops.hstree, backward).default
+        torch.library.register_fake(f"hstree::{name}", self._forward_fake)
         torch.library.register_fake(f"hstree::{backward}", self._backward_fake)
-        torch.library.register_fake(f"hstree::{backward}_sparse", self._backward_sparse_fake)
-        # The gradient of hidden alone needs no memory of the size of the weight.
-        hidden = f"{backward}_hidden"
-        self.backward_hidden: Operator = define(
-            hidden, self._grad_hidden, lambda grad, hidden, *_: torch.empty_like(hidden)
-        )
         register_autograd(
-            forward,
+            name,
             self._dense_gradient,
             setup_context=_save_for_backward,
             vmap=self._vmap,
             formula=self._formula,
         )
-        register_autograd(hidden, no_second_derivative(hidden), vmap=self._hidden_vmap)
-        for name in (backward, f"{backward}_sparse"):
-            register_autograd(name, no_second_derivative(name))
+        register_autograd(backward, no_second_derivative(backward), vmap=self._backward_vmap)
 
     def __call__(self, sparse: bool, hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         """log_prob [N, T]. Under autocast hidden is cast to the weight's dtype, because casting the
@@ -90,32 +80,11 @@ class TreeOp:
         log_prob: Tensor = self.forward(hidden, weight, *rest)[0]
         return log_prob
 
-    def _grad_hidden(
-        self,
-        grad_log_prob: Tensor,
-        hidden: Tensor,
-        weight: Tensor,
-        target: Tensor,
-        offset: Tensor,
-        path: Tensor,
-        leaf_position: Tensor,
-        index: Tensor | None,
-        score: Tensor,
-        order: Tensor | None = None,
-        plan: Tensor | None = None,
-    ) -> Tensor:
-        tables = (offset, path, leaf_position, index)
-        grad_hidden: Tensor
-        grad_hidden, *_ = self.backward_sparse(
-            grad_log_prob, hidden, weight, target, *tables, score, order, plan
-        )
-        return grad_hidden
-
     def _dense_gradient(self, ctx: Any, grad_log_prob: Tensor, *_: Any) -> Any:
-        arguments = (grad_log_prob, *ctx.saved_tensors)
-        if any(ctx.needs_input_grad[1:3]):
-            return _hidden_gradients(ctx, *self.backward(*arguments))
-        return _hidden_gradients(ctx, self.backward_hidden(*arguments), None, None)
+        needed = ctx.needs_input_grad[:3]
+        gradients = self.backward(grad_log_prob, *ctx.saved_tensors, needed, False)
+        wanted = zip(gradients, needed, strict=False)
+        return *(gradient if need else None for gradient, need in wanted), *[None] * 7
 
     def _vmap(self, info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
         *shared, given = inputs
@@ -129,15 +98,16 @@ class TreeOp:
             return (*outputs, order[:0, :0], plan[:0]), (0, 0, None, None)
         return (*outputs, split_order(order, info.batch_size), plan[:0]), (0, 0, 1, None)
 
-    def _hidden_vmap(self, info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        """Does not pass order and plan, which are those of one element of the batch."""
-        rows = (0, 0, None, 0, *[None] * 4, 0)
-        *given, _order, _plan = inputs
-        *dims, _order_dim, _plan_dim = in_dims
-        if is_shared_batched(dims, rows):
-            return one_by_one(self.backward_hidden)(info, dims, *given)
-        flat = fold(given, dims, rows, info.batch_size)
-        return unfold(self.backward_hidden(*flat), 0, info.batch_size), 0
+    def _backward_vmap(self, info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        """Gradients of hidden alone in one call; without order and plan, which are those of one
+        element of the batch."""
+        *shared, _order, _plan, needed, _sparse = inputs
+        *dims, _, _, _, _ = in_dims
+        if any(needed[1:]) or is_shared_batched(dims, _BACKWARD_ROWS):
+            return one_by_one(self.backward)(info, in_dims, *inputs)
+        flat = fold(shared, dims, _BACKWARD_ROWS, info.batch_size)
+        grad_hidden, *others = self.backward(*flat, None, None, needed, False)
+        return (unfold(grad_hidden, 0, info.batch_size), *others), (0, None, None, None, None)
 
     def _formula(
         self,
@@ -223,44 +193,37 @@ class TreeOp:
         offset: Tensor,
         path: Tensor,
         leaf_position: Tensor,
-        *_: Any,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return (
-            hidden.new_empty(hidden.shape),
-            weight.new_empty(weight.shape),
-            weight.new_empty(leaf_position.shape if self.shared else weight.shape[:2]),
-        )
-
-    def _backward_sparse_fake(
-        self, grad_log_prob: Tensor, hidden: Tensor, weight: Tensor, *_: Any
+        index: Tensor | None,
+        score: Tensor,
+        order: Tensor | None,
+        plan: Tensor | None,
+        output_mask: Sequence[bool],
+        sparse: bool,
     ) -> tuple[Tensor, ...]:
-        context = torch.library.get_ctx()
-        visited = context.new_dynamic_size()
-        biases = context.new_dynamic_size() if self.shared else visited
-        index = (visited,) if self.shared else (2, visited)
-        outputs = [
-            hidden.new_empty(hidden.shape),
-            hidden.new_empty(index, dtype=torch.int64),
-            weight.new_empty((visited, weight.shape[-1])),
-        ]
-        if self.shared:
-            outputs.append(hidden.new_empty((2, biases), dtype=torch.int64))
-        return *outputs, weight.new_empty((biases,))
-
-
-def _hidden_gradients(
-    ctx: Any, grad_hidden: Tensor, grad_weight: Tensor | None, grad_bias: Tensor | None
-) -> Any:
-    bias = grad_bias if ctx.has_bias else None
-    return grad_hidden, grad_weight, bias, None, None, None, None, None, None, None
+        of_bias = leaf_position.shape if self.shared else weight.shape[:2]
+        shapes: list[Sequence[Any]] = [hidden.shape, weight.shape, of_bias]
+        rows: Any = 0
+        biases: Any = 0
+        if sparse:
+            context = torch.library.get_ctx()
+            rows = biases = context.new_dynamic_size()
+            if self.shared:
+                biases = context.new_dynamic_size()
+            shapes[1:] = [(rows, weight.shape[-1]), (biases,)]
+        indices = [(1, rows), (2, biases)] if self.shared else [(2, rows), (0,)]
+        return (
+            *(
+                hidden.new_empty(shape if want else (0,))
+                for shape, want in zip(shapes, output_mask, strict=True)
+            ),
+            *(hidden.new_empty(shape, dtype=torch.int64) for shape in indices),
+        )
 
 
 def _save(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-    """Save the arguments of the backward op other than the gradient: hidden, weight, target and
-    tables, score, order and plan."""
-    hidden, weight, bias, *tables, _longest, given = inputs
+    """Save the arguments of the backward op from hidden to plan."""
+    hidden, weight, _bias, *tables, _longest, given = inputs
     _log_prob, score, order, plan = outputs
-    ctx.has_bias = bias is not None
     with_plan = _has_plan(hidden) and not is_transformed()
     kept = (score, order if given is None else given, plan if with_plan else None)
     ctx.save_for_backward(hidden, weight, *tables, *kept)
@@ -298,21 +261,21 @@ class _SparseGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_log_prob: Tensor) -> Any:
-        arguments = ctx.saved_tensors
+        _, *needed = ctx.needs_input_grad[:4]
+        sparse = any(needed[1:])  # on CUDA the index waits for the device
         with _without_autograd():
-            grad_hidden, *sparse = ctx.op.backward_sparse(grad_log_prob, *arguments)
-        _hidden, weight, *_ = arguments
-        if ctx.op.shared:
-            index, rows, bias_index, bias_rows = sparse
-            # The classes are distinct and increase.
-            grad_weight = sparse_gradient(weight, index[None], rows, distinct=True)
-        else:
-            index, rows, bias_rows = sparse
-            grad_weight, bias_index = sparse_gradient(weight, index, rows), index
-        grad_bias = None
-        if ctx.bias is not None:
-            grad_bias = sparse_gradient(ctx.bias, bias_index, bias_rows)
-        return None, *_hidden_gradients(ctx, grad_hidden, grad_weight, grad_bias)
+            grad_hidden, rows, bias_rows, index, bias_index = ctx.op.backward(
+                grad_log_prob, *ctx.saved_tensors, needed, sparse
+            )
+        _hidden, weight, *_ = ctx.saved_tensors
+        shared = ctx.op.shared
+        of_hidden, of_weight, of_bias = needed
+        grad_weight = grad_bias = None
+        if of_weight:  # the classes of a shared weight are distinct and increase
+            grad_weight = sparse_gradient(weight, index, rows, distinct=shared)
+        if of_bias:
+            grad_bias = sparse_gradient(ctx.bias, bias_index if shared else index, bias_rows)
+        return None, grad_hidden if of_hidden else None, grad_weight, grad_bias, *[None] * 7
 
 
 def apply_sparse(op: TreeOp, *inputs: Any) -> Tensor:

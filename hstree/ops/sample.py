@@ -42,7 +42,6 @@ def sample(
     The random numbers are Philox4x32-10 of the seed, the place of the draw and the node's depth:
     the same seed gives the same draws, for any number of threads. CPU and CUDA share them; their
     draws differ only where rounding decides. Not differentiable. No synchronization on CUDA.
-    :func:`hstree.reference.sample_reference` is an equivalent in Python.
 
     Args:
         hidden, weight, bias, wide_weight, wide_bias, leaf_weight, leaf_bias: see

@@ -32,8 +32,7 @@ def sparse_adam_(
         w <- (1 - lr weight_decay) w
              - lr / (1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + eps)
 
-    This is the rule of :class:`torch.optim.AdamW`, in one pass over the rows;
-    :func:`hstree.reference.sparse_adam_reference` is an equivalent in PyTorch.
+    This is the rule of :class:`torch.optim.AdamW`, in one pass over the rows.
     :class:`hstree.optim.AdamW` is the optimizer that calls this function.
 
     Deterministic. Computed in float32 (float64 for float64); the weight is rounded once. Not

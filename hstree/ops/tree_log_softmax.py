@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree.ops._autograd import (
-    LIBRARY,
-    by_rows,
-    no_second_derivative,
-    register_autograd,
+from hstree.ops._autograd import LIBRARY, by_rows, no_second_derivative, register_autograd
+from hstree.ops._composed_tree_log_softmax import (
+    composed_backward,
+    composed_log_prob,
+    leaf_classes,
+    with_leaf_rows,
+    without_leaf_rows,
 )
-from hstree.ops._composed_tree_log_softmax import composed_backward, composed_log_prob
-from hstree.ops._leaf_groups import leaf_classes, with_leaf_rows, without_leaf_rows
 
 
 def tree_log_softmax(
@@ -38,8 +38,7 @@ def tree_log_softmax(
     A binary node with score z has log sigmoid(z) for its left edge and log sigmoid(-z) for its
     right edge. A wide node has the log-softmax of its rows. The CPU kernel visits each tree once
     from the root down, and back in the backward pass. On CUDA all nodes are computed at once; the
-    backward pass uses torch's own operators. :func:`hstree.reference.tree_log_softmax_reference` is
-    an equivalent in PyTorch.
+    backward pass uses torch's own operators.
 
     A leaf group has the log-softmax of ``leaf_score + leaf_bias`` over its classes. All trees share
     ``leaf_score``, which the CPU kernel reads where it is: less work and memory than with a row of

@@ -40,7 +40,6 @@ def tree_topk(
     every class that was not found yet. Exact except for rounding. If the k-th class has probability
     p, the trees yield at most T / p classes, and each is looked up on T paths of L nodes:
     O(T^2 L / p) nodes, at most all. The flatter the distribution, the longer the search.
-    :func:`hstree.reference.tree_topk_reference` is an equivalent in PyTorch.
 
     Only on the CPU. Not differentiable. Deterministic for any number of threads.
 

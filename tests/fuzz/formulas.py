@@ -117,28 +117,30 @@ def trees(head: Any, state: State, hidden: Array) -> Array:
     forest = plant(nested, groups=leaves, wide_root=True)
     gate = np.zeros((len(hidden), head.n_trees))
     if head.n_trees > 1 and head.gate.name == "constant":
-        gate = gate + state["gate_logits"]
+        gate = gate + state["gate.logits"]
     if head.n_trees > 1 and head.gate.name == "context":
-        gate = linear(state, "gate_linear", hidden)
+        gate = linear(state, "gate.linear", hidden)
     each = []
     for t, tree in enumerate(forest.trees):
         chosen = slice(None)
         if "feature_index" in state:
             chosen = state["feature_index"][t].astype(int)
         scores = {}
-        for kind, prefix in ((BINARY, ""), (WIDE, "wide_"), (ROOT, "root_")):
-            if f"{prefix}bias" not in state:
+        for kind, prefix in ((BINARY, "binary"), (WIDE, "wide"), (ROOT, "root")):
+            if f"nodes.{prefix}_bias" not in state:
                 continue
-            bias = state[f"{prefix}bias"][t]
-            weight = state.get(f"{prefix}weight", np.zeros((1, *bias.shape, head.subset_size)))
+            bias = state[f"nodes.{prefix}_bias"][t]
+            weight = state.get(
+                f"nodes.{prefix}_weight", np.zeros((1, *bias.shape, head.subset_size))
+            )
             weight = weight[min(t, len(weight) - 1)].copy()
             if leaves and kind == ROOT:
                 for k, child in enumerate(tree[0].children):
                     if child < 0:
-                        weight[k] += state["output_embedding"][~child][chosen]
+                        weight[k] += state["nodes.output_embedding"][~child][chosen]
             scores[kind] = hidden[:, chosen] @ weight.T + bias
-        if leaves and "leaf_bias" in state:
-            scores[GROUP] = hidden @ state["output_embedding"].T + state["leaf_bias"][t]
+        if leaves and "nodes.leaf_bias" in state:
+            scores[GROUP] = hidden @ state["nodes.output_embedding"].T + state["nodes.leaf_bias"][t]
         each.append(class_log_prob(forest, t, scores, len(hidden)))
     return mixture(each, log_softmax(gate))[0]
 

@@ -38,8 +38,9 @@ def draw_target(head: Head, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def formula(head: Head, hidden: Tensor) -> Any:
-    tables = head.tables() if isinstance(head, Tables) else {}
-    parts = [*head.named_parameters(), *head.named_buffers(), *tables.items()]
+    with_tables = (module for module in head.modules() if isinstance(module, Tables))
+    tables = [item for module in with_tables for item in module.tables().items()]
+    parts = [*head.named_parameters(), *head.named_buffers(), *tables]
     state = {name: truth(value) for name, value in parts}
     rows = truth(hidden).reshape(-1, head.in_features)
     return FORMULAS[head.name](head, state, rows).reshape(*hidden.shape[:-1], head.n_classes)

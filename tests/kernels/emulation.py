@@ -5,18 +5,15 @@ The references of these tests are numpy's, in float64 or long double; bfloat16 i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from cuda_emu.library import CUDA, EmulatedLibrary
+from ops.bounds import Array
+from ops.cases import filled_memory
 from torch import Tensor
-
-Array = npt.NDArray[Any]
 
 NAN_BITS = 0x7FC0
 
@@ -72,35 +69,8 @@ class LogitFunction:
         return self.c, self.k, self.stored(kind), self.radius
 
 
-@dataclass
-class Tables:
-    """The tables of a batch; shapes as in `hstree.ops.path_log_prob`."""
-
-    target: Array
-    offset: Array
-    path: Array
-    leaf_position: Array
-    feature_index: Array | None
-    weight_rows: int
-    in_features: int
-    stride: int
-    leaf_class: Array | None = None  # of the leaf op
-
-    @property
-    def wide(self) -> bool:
-        return self.path.ndim == 2
-
-    @property
-    def trees(self) -> int:
-        return len(self.offset)
-
-    @property
-    def rows(self) -> int:
-        return len(self.target)
-
-    @property
-    def features(self) -> int:
-        return self.in_features if self.feature_index is None else self.feature_index.shape[1]
+def unit_of_sums(kind: ElementType) -> float:
+    return 2.0**-53 if kind is FLOAT64 else 2.0**-24
 
 
 def to_tensor(kind: ElementType, array: Array) -> Tensor:
@@ -116,19 +86,8 @@ def to_array(tensor: Tensor) -> Array:
     return array
 
 
-@contextmanager
-def filled_memory() -> Iterator[None]:
-    """What the operators allocate is NaN, or the largest integer, until it is written."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def call(name: str, *arguments: Any) -> Any:
     """An operator of the library by its kernel for CUDA."""
-    assert torch.utils.deterministic.fill_uninitialized_memory
     with filled_memory():
         return getattr(torch.ops.hstree, name).default.redispatch(CUDA, *arguments)
 
@@ -209,45 +168,3 @@ class Kernels:
             wanted,
         )
         return to_array(grad_table) if wanted else None
-
-
-class TreeOp:
-    """The path op, the wide op or the leaf op on a batch of tables."""
-
-    def __init__(self, kind: ElementType, tables: Tables) -> None:
-        self.kind = kind
-        self.tables = tables
-        self.shared = tables.leaf_class is not None
-        kind_of_tree = "leaf" if self.shared else "wide" if tables.wide else "path"
-        self.name = f"{kind_of_tree}_log_prob"
-        arrays = (tables.target, tables.offset, tables.path, tables.leaf_position)
-        index = tables.leaf_class if self.shared else tables.feature_index
-        self.table_tensors = (
-            *(torch.from_numpy(array) for array in arrays),
-            None if index is None else torch.from_numpy(index),
-        )
-
-    def forward(self, values: Array, weight: Array, bias: Array | None) -> tuple[Array, Array]:
-        """log_prob and score; what backward takes over stays here."""
-        tensors = (None if a is None else to_tensor(self.kind, a) for a in (values, weight, bias))
-        outputs = call(self.name, *tensors, *self.table_tensors, self.tables.stride)
-        log_prob, score, *self.kept = outputs
-        return to_array(log_prob), to_array(score)
-
-    def backward(
-        self, sparse: bool, grad: Array, values: Array, weight: Array, score: Array
-    ) -> list[Array]:
-        """Gradients of hidden, weight and bias; if sparse, the index of the last two before each of
-        them."""
-        name = f"{self.name}_backward_sparse" if sparse else f"{self.name}_backward"
-        tensors = (to_tensor(self.kind, array) for array in (values, weight))
-        scores = torch.from_numpy(score)
-        outputs = call(
-            name, torch.from_numpy(grad), *tensors, *self.table_tensors, scores, *self.kept
-        )
-        arrays = [to_array(output) for output in outputs]
-        if sparse and not self.shared:
-            arrays.insert(3, arrays[1])
-        elif sparse:
-            arrays[1] = arrays[1][None]
-        return arrays

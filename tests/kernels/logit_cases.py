@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from ops.bounds import Checked, close
 
-from kernels.cases import Checked, close, unit_of_sums
 from kernels.emulation import (
     BFLOAT16,
     ELEMENT_TYPES,
@@ -22,6 +22,7 @@ from kernels.emulation import (
     ElementType,
     Kernels,
     LogitFunction,
+    unit_of_sums,
 )
 
 EXACT = np.longdouble

@@ -1,64 +1,26 @@
-"""The feature_gather kernels under emulation."""
+"""The feature_gather kernels under emulation; see also tests/ops/test_feature_gather.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from cuda_emu.library import ORDERS
+from ops.test_feature_gather import batch
 
-from kernels.emulation import ELEMENT_TYPES, FLOAT32, ElementType, Kernels
+from kernels.emulation import FLOAT32, Kernels
 
 pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
 
-SHAPES = [  # rows, trees, features of a subset, features of hidden
-    (5, 3, 4, 11),
-    (1, 1, 1, 1),
-    (1030, 2, 3, 5),  # more rows than rows of blocks
-    (3, 2, 300, 300),  # several blocks of columns, every feature
-    (0, 2, 3, 5),
-    (4, 0, 3, 5),
-    (4, 2, 0, 5),
-]
-
-
-def subsets(
-    trees: int, features: int, in_features: int
-) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-    random = np.random.default_rng(1)
-    index = np.zeros((trees, features), np.int32)
-    for tree in range(trees):
-        index[tree] = np.sort(random.choice(in_features, features, replace=False))
-    return index
-
-
-@pytest.mark.parametrize("kind", ELEMENT_TYPES, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_reference(
-    kernels: Kernels, shape: tuple[int, int, int, int], kind: ElementType
-) -> None:
-    rows, trees, features, in_features = shape
-    random = np.random.default_rng(2)
-    index = subsets(trees, features, in_features)
-    values = kind.encode(random.standard_normal((rows, in_features)))
-    output = kernels.feature_gather(kind, values, index)
-    np.testing.assert_array_equal(output, values[:, index])
-
-    grad = kind.encode(random.standard_normal((rows, trees, features)))
-    exact = kind.decode(grad)
-    truth = np.zeros((rows, in_features))
-    for tree in range(trees):
-        truth[:, index[tree]] += exact[:, tree]
-    grad_hidden = kind.decode(kernels.feature_gather_backward(kind, grad, index, in_features))
-    np.testing.assert_allclose(grad_hidden, truth, rtol=kind.unit, atol=1e-6)
-
 
 def test_same_bits_in_every_scheduling_order(kernels: Kernels) -> None:
-    index = subsets(6, 20, 40)
-    grad = np.random.default_rng(3).standard_normal((7, 6, 20)).astype(np.float32)
+    _, index, grad = batch(7, 6, 40, 20, torch.float32)
     results = []
     for order in ORDERS:
         kernels.set_order(*order)
-        results.append(kernels.feature_gather_backward(FLOAT32, grad, index, 40).tobytes())
+        results.append(
+            kernels.feature_gather_backward(FLOAT32, grad.numpy(), index.numpy(), 40).tobytes()
+        )
     assert len(set(results)) == 1
 
 

@@ -1,4 +1,4 @@
-"""csrc/kernels/philox.h against hstree.reference, at compile time."""
+"""csrc/kernels/philox.h against reference, at compile time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import subprocess
 
 import numpy as np
 from cuda_emu.library import CSRC
-
-from hstree.reference.sample import philox, uniform
+from reference.sample import philox, uniform
 
 HEADER = """
 #include "kernels/philox.h"

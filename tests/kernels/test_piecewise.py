@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from cuda_emu.library import ORDERS
+from ops.bounds import Checked, close
 
-from kernels.cases import Checked, close
 from kernels.emulation import (
     ELEMENT_TYPES,
     FLOAT32,

@@ -1,4 +1,5 @@
-"""The kernels of sample and candidate_log_prob under emulation."""
+"""The kernels of sample and candidate_log_prob under emulation; see also
+tests/ops/test_sample.py."""
 
 from __future__ import annotations
 
@@ -6,34 +7,17 @@ import numpy as np
 import pytest
 import torch
 from cuda_emu.library import ORDERS
-from ops.cases import DTYPES
-from ops.mixtures import draw, huffman
+from ops.mixtures import BLOCKS, MIXTURES, draw, huffman
+from reference.candidate_log_prob import all_log_probs
 
-from hstree.reference.candidate_log_prob import all_log_probs
 from kernels.emulation import Kernels
 from kernels.sample_cases import (
-    CASES,
     candidates,
     check_corrupt_tables,
-    check_sample,
     sample,
 )
 
 pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_equals_reference(kernels: Kernels, name: str) -> None:
-    check_sample(name, torch.float64, 1.0)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-@pytest.mark.parametrize(
-    "name",
-    ["shared leaves", "features of several accesses", "aligned rows", "aligned rows of subsets"],
-)
-def test_dtypes_and_temperature(kernels: Kernels, name: str, dtype: torch.dtype) -> None:
-    check_sample(name, dtype, 0.5)
 
 
 def test_draws_follow_the_distribution(kernels: Kernels) -> None:
@@ -52,7 +36,7 @@ def test_draws_follow_the_distribution(kernels: Kernels) -> None:
 
 
 def test_same_bits_in_every_scheduling_order(kernels: Kernels) -> None:
-    mixture = CASES["wide groups, shared"]().to(torch.bfloat16)
+    mixture = BLOCKS["wide groups, shared"]().to(torch.bfloat16)
     results = []
     for order in ORDERS:
         kernels.set_order(*order)
@@ -63,7 +47,7 @@ def test_same_bits_in_every_scheduling_order(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("name", ["shared leaves", "one binary tree", "wide groups"])
 def test_nan_stays_in_its_row(kernels: Kernels, name: str) -> None:
-    mixture = CASES[name]()
+    mixture = (MIXTURES | BLOCKS)[name]()
     clean = sample(mixture, 3)
     mixture.hidden[1] = torch.nan
     index, log_prob = sample(mixture, 3)

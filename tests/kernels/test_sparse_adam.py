@@ -1,31 +1,28 @@
-"""The kernel of sparse_adam_ under emulation."""
+"""The kernel of sparse_adam_ under emulation; see also tests/ops/test_sparse_adam.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from cuda_emu.library import ORDERS
+from ops.test_sparse_adam import check
 
-from kernels.emulation import ELEMENT_TYPES, FLOAT32, ElementType, Kernels
-from kernels.sparse_adam_cases import RULE, SPARSE_ADAM_SHAPES, Shape, check_sparse_adam
+from kernels.emulation import FLOAT32, Kernels
 
 pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
 
-
-@pytest.mark.parametrize("kind", ELEMENT_TYPES, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("shape", SPARSE_ADAM_SHAPES, ids=str)
-def test_equals_reference(kernels: Kernels, shape: Shape, kind: ElementType) -> None:
-    check_sparse_adam(kernels, shape, kind)
-    check_sparse_adam(kernels, shape, kind, maximize=True)
+RULE = (0.05, 0.9, 0.99, 1e-3, 0.3)  # lr, beta1, beta2, eps, weight_decay
 
 
 def test_same_bits_in_every_scheduling_order(kernels: Kernels) -> None:
-    results = set()
+    results = []
     for order in ORDERS:
         kernels.set_order(*order)
-        tensors = check_sparse_adam(kernels, (3, 7, 11, 8), FLOAT32)
-        results.add(b"".join(array.tobytes() for array in tensors))
-    assert len(results) == 1
+        with kernels.library.on_cpu_tensors():
+            results.append(check(((3, 7, 8), 2, 11), torch.float32, torch.device("cpu")))
+    for other in results[1:]:
+        assert all(map(torch.equal, other, results[0]))
 
 
 def test_packs_change_no_bit(kernels: Kernels) -> None:

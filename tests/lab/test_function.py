@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from heads.support import make, randomise
 from lm.training.toy import small_config, write_corpus
+from reference.piecewise import piecewise_reference
 from torch import Tensor
 
 from hstree.__main__ import main
@@ -24,7 +25,6 @@ from hstree.lab.function.report import function_data, function_tables
 from hstree.lab.report import plain_data
 from hstree.lm.runs import load_run
 from hstree.lm.training import train
-from hstree.reference import piecewise_reference
 from lab.toy_models import all_contexts, toy_model, toy_text
 
 

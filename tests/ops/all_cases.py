@@ -8,14 +8,14 @@ import sys
 
 import torch
 
-from ops.cases import CASES, DTYPES, LEAF, PATH, WIDE, TreeOpUnderTest, check
+from ops.against_reference import check
+from ops.cases import BLOCKS, CASES, DTYPES, LEAF, PATH, WIDE, TreeOpUnderTest
 from ops.logit_function_cases import check_every_case
-from ops.test_wide_log_prob import BLOCKS
 from ops.tree_op_suite import MANY
 
 
 def check_every_tree(op: TreeOpUnderTest) -> list[torch.Tensor]:
-    for case in (*CASES, *(BLOCKS if op.wide else ())):
+    for case in (*CASES, *BLOCKS):
         for dtype in DTYPES:
             check(op, case, dtype, torch.device("cpu"))
     return op.gradients(op.batch(MANY, torch.float32))

@@ -1,4 +1,4 @@
-"""Batches over small random trees for the ops on the paths of targets, and how results are judged.
+"""Batches over small random trees for the ops on the paths of targets.
 
 Tables are built here from nested tuples, apart from hstree.trees, so that the two check each other.
 """
@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference.leaf_log_prob import leaf_log_prob_reference
+from reference.path_log_prob import path_log_prob_reference
+from reference.wide_log_prob import wide_log_prob_reference
 from torch import Tensor
 
 from hstree.ops import leaf_log_prob, path_log_prob, wide_log_prob
-from hstree.reference import (
-    leaf_log_prob_reference,
-    path_log_prob_reference,
-    wide_log_prob_reference,
-)
 
 measures_memory = pytest.mark.skipif(
     "LD_PRELOAD" in os.environ, reason="a sanitizer needs and keeps memory of its own"
@@ -31,14 +29,19 @@ measures_memory = pytest.mark.skipif(
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def with_dtypes(cases: Iterable[Any]) -> list[tuple[Any, torch.dtype]]:
-    """Each case in float32 and in one other dtype, the others in turn. The slow tests of every
-    instruction set run each case in every dtype."""
+def with_dtypes(cases: Iterable[Any], marks: Any = ()) -> list[Any]:
+    """Each case in its dtypes, or in float32 and in one other, the others in turn. The slow tests
+    of every instruction set run each case in every dtype."""
     return [
-        (case, dtype)
+        pytest.param(case, dtype, marks=marks)
         for i, case in enumerate(cases)
-        for dtype in (DTYPES[0], DTYPES[1 + i % (len(DTYPES) - 1)])
+        for dtype in getattr(case, "dtypes", ()) or (DTYPES[0], DTYPES[1 + i % (len(DTYPES) - 1)])
     ]
+
+
+def slow(cases: Iterable[Any]) -> list[Any]:
+    """Cases for the slow tests alone."""
+    return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 def name_of(value: Any) -> str:
@@ -56,11 +59,14 @@ class Case:
     classes: int = 23
     in_features: int = 19
     subset: int | None = None  # None: no feature_index
-    shape: str = "random"  # of the tree: random, chain, flat
+    block: int = 1  # of neighbouring features, of which the subset is made
+    shape: str = "random"  # of the tree: random, chain, balanced, flat; of the leaf op also nested
     widest: int = 6
     bias: bool = True
     ignored: float = 0.2  # share of the rows
+    favourite: float = 0.0  # share of the rows that have class 0, in the middle of the trees
     scale: float = 1.0
+    dtypes: tuple[torch.dtype, ...] = ()
 
     def __str__(self) -> str:
         return self.why.replace(" ", "-")
@@ -85,6 +91,73 @@ CASES = (
     Case("no row ignored, targets repeat", rows=100, classes=5, trees=1, ignored=0.0),
     Case("values of order 100", subset=7, scale=100.0, trees=1),
 )
+
+
+# The CPU kernels take 4 or 2 rows with 4 children at a time, a run of rows in blocks of 32 rows and
+# 64 children, and features in vectors of 2 to 16; finished gradients are streamed where aligned.
+BLOCKS = (
+    *(
+        Case(f"{rows} rows, {width} children", rows=rows, trees=1, classes=width, in_features=33,
+             shape="flat", widest=width, ignored=0.0, scale=0.5)
+        for rows, width in [(1, 2), (2, 3), (3, 5), (4, 8), (5, 63), (31, 64), (33, 65), (65, 130)]
+    ),
+    Case("nested runs of many rows", rows=150, trees=2, classes=40, shape="chain", widest=5),
+    Case("nested runs of few rows", rows=90, trees=2, classes=200, subset=17, widest=4),
+    Case("rows of whole vectors", rows=70, classes=30, in_features=64, shape="flat", widest=30),
+    Case("a subset of whole vectors", rows=70, in_features=75, subset=48, widest=9),
+    Case("a subset of half a vector more", rows=70, in_features=75, subset=40, widest=9),
+)  # fmt: skip
+
+HALF = (torch.bfloat16, torch.float16)
+BOTH = (torch.float32, torch.bfloat16)
+
+
+def subset_case(features: int, block: int) -> Case:
+    """Two tiles, the second of one row; in_features allows accesses of 16 bytes."""
+    why = f"{features} features in blocks of {block}"
+    return Case(why, rows=17, trees=1, classes=6, in_features=features + 64, subset=features,
+                block=block, dtypes=HALF)  # fmt: skip
+
+
+# The CUDA kernels take the features in chunks, rows in tiles and segments, and children in batches.
+TILES = (
+    Case("16-byte accesses", rows=41, trees=2, in_features=16, subset=8),
+    Case("several chunks of features", rows=17, trees=1, in_features=1056, dtypes=BOTH),
+    Case("chunks, single accesses", rows=17, trees=1, in_features=530, dtypes=BOTH),
+    Case("chunks of float64", rows=17, trees=1, in_features=258, dtypes=(torch.float64,)),
+    Case("groups of two", classes=40, in_features=16, widest=2, dtypes=BOTH),
+    Case("nodes above groups", classes=40, in_features=16, widest=4, shape="nested", dtypes=BOTH),
+    Case("runs over several segments", rows=300, trees=2, classes=9, in_features=16, widest=3,
+         favourite=0.5, dtypes=DTYPES),
+    Case("one class in all rows", rows=150, trees=2, in_features=16, widest=3, favourite=1.0,
+         ignored=0.0, dtypes=BOTH),
+    Case("deep runs over several segments", rows=300, trees=1, classes=65, shape="chain",
+         in_features=3, widest=2, favourite=0.3, dtypes=(torch.float32,)),
+    Case("runs over many segments", rows=700, trees=1, classes=5, in_features=4, favourite=0.6,
+         dtypes=BOTH),
+    Case("segments longer than the shortest", rows=600, trees=1, classes=500, shape="flat",
+         in_features=4, widest=500, dtypes=(torch.float32,)),
+    Case("width beyond the limit of segments", rows=70, trees=2, classes=4200, shape="flat",
+         in_features=4, widest=4200, dtypes=(torch.float32,)),
+    Case("a node of more children than a batch", classes=77, shape="flat", widest=77,
+         in_features=64, subset=32, block=16, dtypes=DTYPES),
+    Case("balanced tree, no row ignored", trees=2, classes=32, shape="balanced", in_features=16,
+         ignored=0.0, dtypes=BOTH),
+    Case("several blocks of columns, part of a group of four", rows=70, trees=1, in_features=300,
+         subset=198, dtypes=BOTH),
+    Case("windows of features", rows=5, trees=2, in_features=10243, subset=24, dtypes=BOTH),
+    Case("more trees than are sorted at a time", rows=21, trees=11, classes=6, in_features=16,
+         subset=8, dtypes=(torch.float64, torch.bfloat16)),
+    Case("more nodes in a tile than one group of items", rows=64, trees=1, classes=900,
+         in_features=5, ignored=0.0, dtypes=DTYPES),
+    Case("more nodes in a tile than a batch, 16-byte accesses", rows=32, trees=1, classes=300,
+         in_features=40, subset=32, block=8, dtypes=(torch.float32, *HALF)),
+    # One, two and four chunks where they go through shared memory.
+    *(subset_case(features, block) for features in (64, 1024, 1152, 2048) for block in (1, 16)),
+    Case("blocks of 16 in rows that are not aligned", rows=17, trees=1, in_features=197, subset=96,
+         block=16, dtypes=HALF),
+    Case("blocks of 4", in_features=64, subset=32, block=4, dtypes=HALF),
+)  # fmt: skip
 
 
 @dataclass
@@ -147,8 +220,11 @@ class Batch:
         }
 
 
-def random_nested(classes: int, widest: int, shape: str, random: np.random.Generator) -> Any:
-    """Nested tuples over classes in random order, each node with 2 to `widest` children."""
+def random_nested(
+    classes: int, widest: int, shape: str, random: np.random.Generator, middle: bool = False
+) -> Any:
+    """Nested tuples over classes in random order, each node with 2 to `widest` children. middle:
+    class 0 is in the middle, so that others come before it and after it."""
 
     def build(labels: list[int]) -> Any:
         n = len(labels)
@@ -164,7 +240,18 @@ def random_nested(classes: int, widest: int, shape: str, random: np.random.Gener
             cuts = [n * k // width for k in range(1, width)]
         return tuple(build(labels[a:b]) for a, b in zip([0, *cuts], [*cuts, n], strict=True))
 
-    return build(random.permutation(classes).tolist())
+    order = random.permutation(classes)
+    if middle:
+        order = np.roll(order, classes // 2 - int(np.flatnonzero(order == 0)[0]))
+    return build(order.tolist())
+
+
+def draw_target(case: Case, random: np.random.Generator) -> Tensor:
+    target = random.integers(0, case.classes, case.rows)
+    if case.favourite:
+        target[random.random(case.rows) < case.favourite] = 0
+    target[random.random(case.rows) < case.ignored] = -1
+    return torch.from_numpy(target)
 
 
 def walk(nested: Any, wide: bool) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
@@ -214,6 +301,18 @@ def upstream(case: Case, random: np.random.Generator) -> Tensor:
 
 
 @contextmanager
+def filled_memory() -> Iterator[None]:
+    """What the operators allocate is NaN, or the largest integer, until it is written."""
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
 def threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -242,13 +341,20 @@ class TreeOpUnderTest:
         """log_prob and score."""
         return self.operator(*arguments)[:2]
 
-    @property
-    def backward(self) -> Any:
-        return getattr(torch.ops.hstree, f"{self.name}_backward").default
-
-    @property
-    def backward_sparse(self) -> Any:
-        return getattr(torch.ops.hstree, f"{self.name}_backward_sparse").default
+    def backward(
+        self,
+        batch: Batch,
+        score: Tensor,
+        order: Tensor | None = None,
+        plan: Tensor | None = None,
+        mask: tuple[bool, bool, bool] = (True, True, True),
+        sparse: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Gradients of hidden, weight and bias, index and bias_index."""
+        given = (*batch.tables(), score, order, plan, mask, sparse)
+        backward = getattr(torch.ops.hstree, f"{self.name}_backward").default
+        gradients: tuple[Tensor, ...] = backward(batch.grad, batch.hidden, batch.weight, *given)
+        return gradients
 
     def log_prob(self, batch: Batch, sparse: bool = False) -> Tensor:
         *arguments, longest = batch.arguments()
@@ -268,27 +374,17 @@ class TreeOpUnderTest:
         log_prob.backward(batch.grad.to(log_prob.dtype))
         return [log_prob.detach(), *(x.grad for x in leaves)]
 
-    def reference_gradients(self, batch: Batch, dtype: torch.dtype) -> list[Tensor]:
-        """The same, and score, from the reference in a dtype."""
-        batch = batch.map(lambda x: x.detach().to("cpu", dtype)).to(torch.device("cpu"))
-        leaves = [x.requires_grad_() for x in (batch.hidden, batch.weight, batch.bias)
-                  if x is not None]  # fmt: skip
-        log_prob, score = self.reference(*batch.arguments())
-        if log_prob.requires_grad:
-            log_prob.backward(batch.grad)
-        grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
-        return [log_prob.detach(), *grads, score.detach()]
-
     def batch(self, case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch:
         random = np.random.default_rng(seed)
         widest = case.widest if self.wide else 2
         shape = "random" if case.shape == "flat" and not self.wide else case.shape
+        shape = "random" if shape == "nested" else shape
         offset = np.zeros((case.trees, case.classes + 1), np.int64)
         leaf_position = np.zeros((case.trees, case.classes), np.int32)
         path: list[Any] = []
         rows_of, lengths = [], [0]
         for t in range(case.trees):
-            nested = random_nested(case.classes, widest, shape, random)
+            nested = random_nested(case.classes, widest, shape, random, case.favourite > 0)
             leaves = dict(walk(nested, self.wide))
             for place, c in enumerate(leaves):
                 leaf_position[t, c] = place
@@ -308,13 +404,13 @@ class TreeOpUnderTest:
         features = case.in_features if case.subset is None else case.subset
         index = None
         if case.subset is not None:
+            blocks, taken = case.in_features // case.block, features // case.block
             drawn = [
-                np.sort(random.choice(case.in_features, features, replace=False))
-                for _ in range(case.trees)
+                np.sort(random.choice(blocks, taken, replace=False)) for _ in range(case.trees)
             ]
-            index = torch.tensor(np.stack(drawn), dtype=torch.int32)
-        target = random.integers(0, case.classes, case.rows)
-        target[random.random(case.rows) < case.ignored] = -1
+            first = case.block * np.stack(drawn)[:, :, None] + np.arange(case.block)
+            index = torch.tensor(first.reshape(case.trees, -1), dtype=torch.int32)
+        target = draw_target(case, random)
 
         def draw(*size: int) -> Tensor:
             return torch.from_numpy(case.scale * random.standard_normal(size)).to(dtype)
@@ -324,7 +420,7 @@ class TreeOpUnderTest:
             hidden=draw(case.rows, case.in_features),
             weight=draw(case.trees, weight_rows, features),
             bias=draw(case.trees, weight_rows) if case.bias else None,
-            target=torch.from_numpy(target),
+            target=target,
             offset=torch.from_numpy(offset),
             path=torch.tensor(path, dtype=torch.int32).reshape(width),
             leaf_position=torch.from_numpy(leaf_position),
@@ -345,22 +441,31 @@ class LeafOpUnderTest(TreeOpUnderTest):
         random = np.random.default_rng(seed)
         offset = np.zeros((case.trees, case.classes + 1), np.int64)
         leaf_class = np.zeros((case.trees, case.classes), np.int32)
-        group, rows_of = [], []
+        leaf_position = np.zeros((case.trees, case.classes), np.int32)
+        group: list[tuple[int, int, int]] = []
+        rows_of = []
         for t in range(case.trees):
-            nested = random_nested(case.classes, case.widest, case.shape, random)
-            of_class = {}
-            for place, (c, node) in enumerate(leaf_groups(nested)):
-                leaf_class[t, place] = c
-                of_class[c] = node
+            of_class: dict[int, list[tuple[int, int, int]]] = {}
+            if case.shape == "nested":  # groups of the rows of wide nodes, over half of the classes
+                half = random_nested(case.classes // 2, case.widest, "random", random)
+                of_class = dict(walk(half, wide=True))
+                order = [*of_class, *range(case.classes // 2, case.classes)]
+                leaf_class[t] = random.permutation(case.classes)
+            else:
+                shape, middle = case.shape, case.favourite > 0
+                nested = random_nested(case.classes, case.widest, shape, random, middle)
+                of_class = {c: [node] if node[1] else [] for c, node in leaf_groups(nested)}
+                leaf_class[t] = order = [*of_class]
+            leaf_position[t, order] = np.arange(case.classes)
             rows_of.append([])
             for c in range(case.classes):
                 offset[t, c] = len(group)
-                first, width, _ = node = of_class[c]
-                group += [node] if width else []
-                rows_of[t].append(leaf_class[t, first : first + width].tolist())
+                nodes = of_class.get(c, [])
+                group += nodes
+                spans = [range(first, first + width) for first, width, _ in nodes]
+                rows_of[t].append(leaf_class[t, [*itertools.chain(*spans)]].tolist())
             offset[t, -1] = len(group)
-        target = random.integers(0, case.classes, case.rows)
-        target[random.random(case.rows) < case.ignored] = -1
+        target = draw_target(case, random)
 
         def draw(*size: int) -> Tensor:
             return torch.from_numpy(case.scale * random.standard_normal(size)).to(dtype)
@@ -369,10 +474,10 @@ class LeafOpUnderTest(TreeOpUnderTest):
             hidden=draw(case.rows, case.in_features),
             weight=draw(case.classes, case.in_features),
             bias=draw(case.trees, case.classes) if case.bias else None,
-            target=torch.from_numpy(target),
+            target=target,
             offset=torch.from_numpy(offset),
             path=torch.tensor(group, dtype=torch.int32).reshape(-1, 3),
-            leaf_position=torch.from_numpy(np.argsort(leaf_class).astype(np.int32)),
+            leaf_position=torch.from_numpy(leaf_position),
             feature_index=torch.from_numpy(leaf_class),
             longest=max(len(rows) for tree in rows_of for rows in tree),
             grad=upstream(case, random).to(dtype),
@@ -401,42 +506,3 @@ WIDE = TreeOpUnderTest(
     "max_width",
     wide=True,
 )
-
-
-def judge(name: str, got: Tensor, true: Tensor, eager: Tensor) -> None:
-    """The error of `got` is at most that of the eager computation in the precision of the inputs,
-    and a few roundings to that precision of the largest value."""
-    assert got.shape == true.shape, name
-    if not got.numel():
-        return
-    error = (got.detach().cpu().double() - true).abs().max()
-    eager_error = (eager.double() - true).abs().max()
-    if not eager_error.isfinite():  # float16 overflows where float32 sums do not
-        eager_error = torch.zeros(())
-    # In float32 sums of hundreds of products have another order than torch's.
-    roundings = {torch.float64: 64, torch.float32: 8}.get(eager.dtype, 4)
-    margin = roundings * torch.finfo(eager.dtype).eps * true.abs().max()
-    assert error <= eager_error + margin, (
-        f"{name}: error {error:.3g}, eager {eager_error:.3g}, margin {margin:.3g}"
-    )
-
-
-def check(op: TreeOpUnderTest, case: Case, dtype: torch.dtype, device: torch.device) -> None:
-    """log_prob, score and every gradient against the float64 reference of the same inputs."""
-    batch = op.batch(case, dtype)
-    true = op.reference_gradients(batch, torch.float64)
-    eager = true if dtype == torch.float64 else op.reference_gradients(batch, dtype)
-    on_device = batch.to(device)
-    log_prob, score = op.forward(*on_device.arguments())
-    got = [*op.gradients(on_device), score]
-    sums = torch.float64 if dtype == torch.float64 else torch.float32
-    assert log_prob.dtype == score.dtype == sums
-    assert torch.equal(log_prob, got[0])
-    names = ["log_prob", "grad_hidden", "grad_weight", "grad_bias"]
-    for name, *values in zip([*names[: len(got) - 1], "score"], got, true, eager, strict=True):
-        judge(name, *values)
-    assert all(g.dtype == dtype for g in got[1:-1])
-    ignored = on_device.target < 0
-    assert not log_prob[ignored].any()
-    assert not score[ignored].any()
-    assert not got[1][ignored].any()

@@ -36,8 +36,9 @@ def main(name: str) -> None:
             bad = replace(batch, **{table: value})
             try:
                 op.forward(*bad.arguments())
-                for backward in (op.backward, op.backward_sparse):
-                    backward(bad.grad, bad.hidden, bad.weight, *bad.tables(), score)
+                for sparse in (False, True):
+                    for mask in ((True, True, True), (True, False, False)):
+                        op.backward(bad, score, mask=mask, sparse=sparse)
                 accepted += 1
             except RuntimeError as error:
                 if not str(error).startswith("hstree::"):

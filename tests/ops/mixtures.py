@@ -202,6 +202,26 @@ MIXTURES = {
 every_mixture = pytest.mark.parametrize("name", MIXTURES)
 
 
+def wide_groups(leaves: bool) -> Mixture:
+    """Groups of more leaves than a block holds scores, and of fewer."""
+    groups = (tuple(range(1200)), tuple(range(1200, 1205)), 1205)
+    first, second = Tree.from_nested(groups), Tree.from_nested((1205, *groups[:2]))
+    return draw([first, second], rows=2, features=6, scale=1.0, leaves=leaves)
+
+
+# Of features and of groups on CUDA.
+BLOCKS = {
+    "features of several accesses": lambda: draw(huffman(30, 2, root=5, leaf=4), features=301),
+    "aligned rows": lambda: draw(huffman(30, 2, root=5, leaf=4), features=528),
+    "aligned rows of subsets": lambda: draw(
+        huffman(60, 3, root=6, leaf=5), features=48, subset=16, leaves=True
+    ),
+    "no features, shared leaves": lambda: draw(huffman(16, 2, leaf=4), features=0, leaves=True),
+    "wide groups": lambda: wide_groups(leaves=False),
+    "wide groups, shared": lambda: wide_groups(leaves=True),
+}
+
+
 def corrupted(seed: int, random: np.random.Generator) -> Mixture | None:
     """A mixture with wrong numbers in one of its tables; None where that table is missing."""
     names = [name for name in MIXTURES if name not in ("no rows", "no features")]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference.feature_gather import feature_gather_reference
 from torch import Tensor
 
 from hstree.ops import feature_gather
-from hstree.reference import feature_gather_reference
 from ops.cases import DTYPES, threads
 
 
@@ -35,6 +35,8 @@ SHAPES = [
     (4, 0, 5, 0),
     (4, 2, 5, 0),
     (4, 2, 0, 0),
+    (1030, 2, 5, 3),  # more rows than rows of blocks
+    (3, 2, 300, 300),  # several blocks of columns, every feature
 ]
 
 

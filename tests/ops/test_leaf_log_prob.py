@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree.ops import leaf_log_prob
-from ops.cases import CASES, LEAF, Case, check, measures_memory, name_of, threads, with_dtypes
-from ops.test_wide_log_prob import BLOCKS
+from ops.cases import BLOCKS, CASES, LEAF, Case, measures_memory, name_of, threads, with_dtypes
 from ops.tree_op_suite import USUAL, TreeOpSuite, broken, same_bits
 
 # Scores above 1 MiB lie in pages of their own.
@@ -68,10 +67,6 @@ class TestLeaf(TreeOpSuite):
         torch.testing.assert_close(log_prob, -loss.detach())
         for got, leaf in zip(grads, leaves, strict=True):
             torch.testing.assert_close(got, leaf.grad)
-
-    @pytest.mark.parametrize(("case", "dtype"), with_dtypes(BLOCKS), ids=name_of)
-    def test_blocks(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
-        check(LEAF, case, dtype, device)
 
     @pytest.mark.parametrize("case", [*BLOCKS, LARGE], ids=str)
     def test_blocks_have_the_same_bits(self, case: Case) -> None:

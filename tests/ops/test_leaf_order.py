@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from cuda_emu.library import EmulatedLibrary
+from reference.leaf_order import leaf_order_reference
 
 from hstree.heads import TreeEnsemble
 from hstree.ops import leaf_order
-from hstree.reference import leaf_order_reference
 from hstree.trees import build_ensemble
 from ops.cases import PATH, WIDE, Case, TreeOpUnderTest
 
@@ -45,11 +45,11 @@ def test_shared_by_ops_on_the_same_trees(
 def test_backward_works_out_what_it_is_not_given(op: TreeOpUnderTest, device: torch.device) -> None:
     batch = op.batch(CASE, torch.float32).to(device)
     _, score, *kept = op.operator(*batch.arguments())
-    arguments = (batch.grad, batch.hidden, batch.weight, *batch.tables(), score)
     if kept[1].numel() == 0:
         kept[1] = None
-    for backward in (op.backward, op.backward_sparse):
-        for got, want in zip(backward(*arguments), backward(*arguments, *kept), strict=True):
+    for sparse in (False, True):
+        given = op.backward(batch, score, *kept, sparse=sparse)
+        for got, want in zip(op.backward(batch, score, sparse=sparse), given, strict=True):
             assert torch.equal(got, want)
 
 

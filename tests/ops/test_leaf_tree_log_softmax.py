@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from reference.tree_log_softmax import tree_log_softmax_reference
 from torch import Tensor
 
 from hstree.ops import tree_log_softmax
-from hstree.ops._composed_tree_log_softmax import composed_log_prob
-from hstree.ops._leaf_groups import leaf_classes, with_leaf_rows
-from hstree.reference import tree_log_softmax_reference
-from ops.cases import random_nested, threads
+from hstree.ops._composed_tree_log_softmax import composed_log_prob, leaf_classes, with_leaf_rows
+from ops.cases import random_nested, slow, threads
 from ops.test_tree_log_softmax import CAPABILITIES, SUMS, TESTS, Case, judge
 
 OP = torch.ops.hstree.leaf_tree_log_softmax.default
@@ -42,6 +41,13 @@ CASES = (
     Case("most of a vector", rows=12),
     Case("vectors full", rows=32),
     Case("scores of order 100", scale=100.0),
+)
+# Of classes and rows on CUDA.
+BLOCKS = (
+    Case("a block of classes and one more", ("levels", "random"), classes=1025, widest=40, rows=1),
+    Case("a block of rows and one more", ("levels",) * 4, classes=40, widest=5, rows=33),
+    Case("a chain of many rows", ("chain", "random"), classes=65, widest=2, rows=70),
+    Case("groups of one tree, two rows", ("flat", "levels"), classes=40, widest=40, rows=2),
 )
 SMALL = Case("small", shapes=("random", "levels"), classes=7, widest=3, rows=3)
 MANY = Case("rows for three threads", ("levels", "random"), rows=130, classes=1500)
@@ -230,7 +236,7 @@ def draw(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch
     "function", [mixed, composed, reference], ids=["op", "composed", "reference"]
 )
 @pytest.mark.parametrize("dtype", SUMS, ids=lambda d: str(d).removeprefix("torch."))
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *slow(BLOCKS)], ids=str)
 def test_equals_the_walk(
     case: Case, dtype: torch.dtype, function: Any, device: torch.device
 ) -> None:

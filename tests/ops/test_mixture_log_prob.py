@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from reference.mixture_log_prob import mixture_log_prob_reference
 from torch import Tensor
 
 from hstree.ops import LogitFunction, default_chunk_rows, mixture_log_prob
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
-from hstree.reference import mixture_log_prob_reference
 
 N, K, D, V = 23, 3, 7, 41
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hstree.ops import path_log_prob
-from ops.cases import PATH, Batch, Case
+from ops.cases import DTYPES, PATH, Batch, Case, name_of
 from ops.tree_op_suite import USUAL, TreeOpSuite, same_bits
 
 SEVEN_TREES = Case("seven trees", trees=7, in_features=83, subset=41)
@@ -95,12 +95,18 @@ class TestPath(TreeOpSuite):
         expected = torch.tensor([[0.0], [math.log(3.0) / 4]], device=device)
         torch.testing.assert_close(hidden.grad, expected)
 
-    def test_log_sigmoid_over_its_whole_range(self, device: torch.device) -> None:
-        """One node, scores from -200 to 200: log_prob and its slope to float32 accuracy."""
-        z = torch.linspace(-200, 200, 4001, device=device)[:, None].requires_grad_()
+    @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+    def test_log_sigmoid_over_its_whole_range(
+        self, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """One node, weight 1: the score is hidden. log_prob and its slope to rounding, also in the
+        tails and at inf."""
+        far = torch.tensor([1e-4, 1000.0, 60000.0, torch.inf])
+        z = torch.cat([torch.linspace(-200, 200, 4001), far, -far]).to(dtype)
+        hidden = z[:, None].to(device, copy=True).requires_grad_()
         log_prob = path_log_prob(
-            z,
-            torch.ones(1, 1, 1, device=device),
+            hidden,
+            torch.ones(1, 1, 1, dtype=dtype, device=device),
             None,
             torch.zeros(len(z), dtype=torch.int64, device=device),
             torch.tensor([[0, 1, 2]], device=device),
@@ -109,11 +115,27 @@ class TestPath(TreeOpSuite):
             max_depth=1,
         )
         log_prob.sum().backward()
-        true = z.detach().double()
-        torch.testing.assert_close(
-            log_prob.double(), torch.nn.functional.logsigmoid(true), rtol=1e-6, atol=1e-37
-        )
-        torch.testing.assert_close(z.grad.double(), torch.sigmoid(-true), rtol=1e-6, atol=1e-37)
+        true = z.double()[:, None]
+        sums, info = torch.finfo(log_prob.dtype), torch.finfo(dtype)
+        got, slope = log_prob.detach().cpu().double(), hidden.grad.cpu().double()
+        tight, smallest = 2 * sums.eps, sums.smallest_normal
+        expected = -torch.logaddexp(torch.zeros_like(true), -true)
+        torch.testing.assert_close(got, expected, rtol=tight, atol=smallest)
+        tiny = smallest + info.smallest_normal * info.eps / 2
+        rounding = info.eps / 2 if dtype.itemsize == 2 else 0
+        torch.testing.assert_close(slope, (-true).sigmoid(), rtol=tight + rounding, atol=tiny)
+
+    @pytest.mark.parametrize("exponent", [-80, -20, 20, 80])
+    def test_gradients_of_any_magnitude(self, exponent: int, device: torch.device) -> None:
+        """CUDA's matrix instructions take factors of 8 bits: none is lost, whatever the upstream
+        scale."""
+        batch = PATH.batch(USUAL, torch.bfloat16).to(device)
+        batch = replace(batch, grad=batch.grad.float())
+        _, score, *_ = PATH.operator(*batch.arguments())
+        plain = PATH.backward(batch, score)
+        scaled = PATH.backward(replace(batch, grad=batch.grad * 2.0**exponent), score)
+        for got, expected in zip(scaled[:3], plain[:3], strict=True):
+            assert torch.equal(got, expected * 2.0**exponent)
 
     def test_infinite_and_nan_scores(self, device: torch.device) -> None:
         batch = PATH.batch(USUAL, torch.float32).to(device)

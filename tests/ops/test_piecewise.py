@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference.piecewise import piecewise_reference
 from torch import Tensor
 
 from hstree.ops import piecewise
-from hstree.reference import piecewise_reference
 from ops.cases import name_of, threads, with_dtypes
 from ops.logit_function_cases import (
     DTYPES,

@@ -53,17 +53,19 @@ def test_a_tree_mixture_has_the_names_of_the_schema(name: str) -> None:
     assert [*mixture, *rest] == names
 
 
-def test_the_gradients_of_hidden_have_one_signature() -> None:
-    names, *others = (
-        [argument.name for argument in op.default._schema.arguments]
-        for op in (
-            torch.ops.hstree.path_log_prob_backward_hidden,
-            torch.ops.hstree.wide_log_prob_backward_hidden,
-            torch.ops.hstree.leaf_log_prob_backward_hidden,
-        )
-    )
-    assert names[:4] == ["grad_log_prob", "hidden", "weight", "target"]
-    assert others == [names, names]
+def test_the_backward_ops_have_one_signature() -> None:
+    of_ops = {
+        name: [
+            argument.name
+            for argument in getattr(
+                torch.ops.hstree, f"{name}_log_prob_backward"
+            ).default._schema.arguments
+        ]
+        for name in ("path", "wide", "leaf")
+    }
+    for names in of_ops.values():
+        assert names[:4] == ["grad_log_prob", "hidden", "weight", "target"]
+        assert names[8:] == ["score", "order", "plan", "output_mask", "sparse"]
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # in torch's own code

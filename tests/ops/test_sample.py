@@ -13,13 +13,22 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from reference.candidate_log_prob import candidate_log_prob_reference
+from reference.sample import philox, sample_reference
 from torch import Tensor
 
 from hstree.ops import candidate_log_prob, sample
-from hstree.reference import candidate_log_prob_reference, sample_reference
-from hstree.reference.sample import philox
-from ops.cases import DTYPES, threads
-from ops.mixtures import MIXTURES, Mixture, corrupted, draw, every_mixture, huffman, walked
+from ops.cases import DTYPES, name_of, slow, threads
+from ops.mixtures import (
+    BLOCKS,
+    MIXTURES,
+    Mixture,
+    corrupted,
+    draw,
+    every_mixture,
+    huffman,
+    walked,
+)
 
 TESTS = Path(__file__).resolve().parents[1]
 SEED = torch.tensor([2**40 + 17])
@@ -64,17 +73,29 @@ def test_an_edge_to_another_class_is_refused() -> None:
         )
 
 
-@every_mixture
+@pytest.mark.parametrize("name", [*MIXTURES, *slow(BLOCKS)])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_draws_are_those_of_the_reference(
-    name: str, temperature: float, device: torch.device
+    name: str, temperature: float, dtype: torch.dtype, device: torch.device
 ) -> None:
-    mixture = MIXTURES[name]()
-    wanted = sample_reference(*mixture.arguments(), seed=SEED, n=9, temperature=temperature)
-    there = mixture.on(device)
-    got, log_prob = drawn(there, 9, seed=SEED.to(device), temperature=temperature)
-    assert torch.equal(got.cpu(), wanted[0])
-    torch.testing.assert_close(log_prob.cpu(), wanted[1], rtol=1e-12, atol=1e-12)
+    """Of float64, but for the roundings of the dtype; the log-probabilities of the draws, and of
+    one class."""
+    exact, n = (MIXTURES | BLOCKS)[name](), 9 if dtype == torch.float64 else 3
+    arguments, option = exact.arguments(), {"temperature": temperature}
+    wanted, _ = sample_reference(*arguments, seed=SEED, n=n, **option)
+    there = exact.to(dtype).on(device)
+    got, log_prob = drawn(there, n, seed=SEED.to(device), **option)
+    assert log_prob.dtype == torch.promote_types(dtype, torch.float32)
+    others = int((got.cpu() != wanted).sum())
+    assert others <= (0 if dtype == torch.float64 else 0.1 * wanted.numel())
+    tolerance = 1e-12 if dtype == torch.float64 else 2e-5
+    of_first = candidate_log_prob(*there.arguments(), torch.zeros_like(got), **option)
+    for classes, of_classes in ((got.cpu(), log_prob), (torch.zeros_like(wanted), of_first)):
+        expected = candidate_log_prob_reference(*arguments, candidates=classes, **option)
+        torch.testing.assert_close(
+            of_classes.double().cpu(), expected, rtol=tolerance, atol=tolerance
+        )
 
 
 @pytest.mark.parametrize(

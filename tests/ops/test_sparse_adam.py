@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference.sparse_adam import sparse_adam_reference
 from torch import Tensor
 
 from hstree.ops import sparse_adam_
-from hstree.reference import sparse_adam_reference
 from ops.cases import DTYPES, name_of, threads
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -34,6 +34,9 @@ SHAPES = [  # weight, dimensions of the index, visited rows
     ((3, 7, 5), 2, 0),
     ((0, 7, 5), 2, 0),
     ((3, 7, 0), 2, 4),
+    ((3, 7, 8), 2, 11),  # whole packs on CUDA
+    ((2, 300, 1), 2, 580),  # several blocks of rows
+    ((1, 3, 2060), 2, 2),  # several rounds of a block
 ]
 Shape = tuple[int, ...]
 
@@ -73,12 +76,9 @@ def test_first_moment_or_second_of_the_last_gradient_alone(
             assert ((got.cpu().double() - expected).abs() <= 4 * 2.0**-24 * terms).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("case", SHAPES, ids=str)
-def test_equals_reference(
-    case: tuple[Shape, int, int], dtype: torch.dtype, device: torch.device
-) -> None:
-    """Two steps, the truth in float64; rows that are not visited keep every bit."""
+def check(case: tuple[Shape, int, int], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Two steps, the truth in float64; rows that are not visited keep every bit. Returns weight and
+    moments."""
     shape, sparse, visited = case
     maximize = (SHAPES.index(case) + DTYPES.index(dtype)) % 2 == 1
     state = [x.to(device) for x in draw(shape, sparse, visited, dtype)[:3]]
@@ -97,6 +97,15 @@ def test_equals_reference(
         other[tuple(index)] = False
         for got, old in zip(state, before, strict=True):
             assert torch.equal(got[other], old[other])
+    return state
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_equals_reference(
+    case: tuple[Shape, int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    check(case, dtype, device)
 
 
 def test_literal_values(device: torch.device) -> None:

@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from reference.feature_gather import feature_gather_reference
+from reference.leaf_order import leaf_order_reference
+from reference.mixture_log_prob import mixture_log_prob_reference
+from reference.piecewise import piecewise_reference
+from reference.target_log_softmax import target_log_softmax_reference
+from reference.tree_log_softmax import tree_log_softmax_reference
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hstree import reference
 from hstree.ops import (
     LogitFunction,
     feature_gather,
@@ -119,9 +124,7 @@ def of_logits(table: Tensor | None = None, **function: float) -> Subject:
         return target_log_softmax(logits, target, table=(*table, None)[0], **function)
 
     def plain(target: Tensor, logits: Tensor, *table: Tensor) -> Tensor:
-        return reference.target_log_softmax_reference(
-            logits, target, table=(*table, None)[0], **function
-        )
+        return target_log_softmax_reference(logits, target, table=(*table, None)[0], **function)
 
     target, leaves = torch.tensor([2, -1, 0, 5]), (3 * draw(ROWS, 6), *given)
     return Subject(call, plain, target, leaves, (0, None)[: len(leaves)])
@@ -166,9 +169,7 @@ def of_mixture(
 
     def plain(target: Tensor, z: Tensor, weight: Tensor, bias: Tensor, *rest: Tensor) -> Tensor:
         prior, of = split(rest)
-        log_prob = reference.mixture_log_prob_reference(
-            z, prior, weight, bias, target, -0.5, 2.5, of, 2.0
-        )
+        log_prob = mixture_log_prob_reference(z, prior, weight, bias, target, -0.5, 2.5, of, 2.0)
         if output == "log_prob":
             return log_prob
         factor = torch.ones(len(target)) if row_weight is None else row_weight
@@ -191,7 +192,7 @@ def of_all_classes(**shape: Any) -> Subject:
         return tree_log_softmax(score, log_gate, *tables, **begins)
 
     def plain(_: Tensor, score: Tensor, log_gate: Tensor) -> Tensor:
-        return reference.tree_log_softmax_reference(
+        return tree_log_softmax_reference(
             score, log_gate, *tables, batch.wide_begin, batch.root_begin
         )
 
@@ -239,7 +240,7 @@ def subjects() -> dict[str, Subject]:
         "leaf_log_prob, no bias": on_paths(LEAF, replace(SMALL, bias=False)),
         "feature_gather": Subject(
             lambda _, hidden: feature_gather(hidden, index),
-            lambda _, hidden: reference.feature_gather_reference(hidden, index),
+            lambda _, hidden: feature_gather_reference(hidden, index),
             nothing,
             (draw(ROWS, 3),),
             (0,),
@@ -257,14 +258,14 @@ def subjects() -> dict[str, Subject]:
         ),
         "piecewise": Subject(
             lambda _, x, table: piecewise(x, table, 2.0),
-            lambda _, x, table: reference.piecewise_reference(x, table, 2.0),
+            lambda _, x, table: piecewise_reference(x, table, 2.0),
             nothing,
             (2 * draw(ROWS, 3), linear),
             (0, None),
         ),
         "piecewise, cubic": Subject(
             lambda _, x, table: piecewise(x, table, 2.0),
-            lambda _, x, table: reference.piecewise_reference(x, table, 2.0),
+            lambda _, x, table: piecewise_reference(x, table, 2.0),
             nothing,
             (2 * draw(ROWS, 3), cubic),
             (0, None),
@@ -531,15 +532,13 @@ def test_a_batch_of_rows_is_one_call(name: str) -> None:
 def test_leaf_order() -> None:
     batch = PATH.batch(replace(SMALL, rows=9))
     targets = torch.stack([batch.target.roll(i) for i in range(BATCH)])
-    expected = torch.stack(
-        [reference.leaf_order_reference(t, batch.leaf_position) for t in targets]
-    )
+    expected = torch.stack([leaf_order_reference(t, batch.leaf_position) for t in targets])
     for target, dim in ((targets, 0), (targets.t(), 1)):
         got = vmap(leaf_order, in_dims=(dim, None))(target, batch.leaf_position)
         assert torch.equal(got, expected)
     positions = torch.stack([batch.leaf_position.flip(0), batch.leaf_position])
     got = vmap(leaf_order, in_dims=(None, 0))(batch.target, positions)
-    expected = torch.stack([reference.leaf_order_reference(batch.target, p) for p in positions])
+    expected = torch.stack([leaf_order_reference(batch.target, p) for p in positions])
     assert torch.equal(got, expected)
     of_none = vmap(leaf_order, in_dims=(0, None))(targets[:, :0], batch.leaf_position)
     assert of_none.shape == (BATCH, SMALL.trees, 0)

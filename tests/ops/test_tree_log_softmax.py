@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from reference.tree_log_softmax import tree_log_softmax_reference
 from torch import Tensor
 from torch.testing import assert_close
 
 from hstree.heads.trees.layout import TreeLayout
 from hstree.ops import tree_log_softmax
 from hstree.ops._composed_tree_log_softmax import composed_backward, composed_log_prob
-from hstree.reference import tree_log_softmax_reference
 from hstree.trees import Tree
-from ops.cases import random_nested, threads
+from ops.cases import random_nested, slow, threads
 
 TESTS = Path(__file__).resolve().parents[1]
 CAPABILITIES = ("portable", "avx2")
@@ -61,6 +61,14 @@ CASES = (
     Case("vectors full", rows=32),
     Case("a vector of float64 not full", rows=7),
     Case("scores of order 100", scale=100.0),
+)
+# Of classes, rows and threads on CUDA.
+BLOCKS = (
+    Case("a block of classes and one more", ("random", "flat"), classes=1025, widest=40, rows=1),
+    Case("a block of rows and one more", ("random",) * 4, classes=40, widest=5, rows=33),
+    Case("three blocks of rows", ("flat", "random"), classes=70, widest=30, rows=70),
+    Case("two rows", ("chain", "flat"), classes=60, widest=2, rows=2),
+    Case("more children than threads", ("flat",), classes=300, widest=300, rows=1),
 )
 USUAL, SMALL = CASES[0], Case("small", shapes=("random", "flat"), classes=7, widest=4, rows=3)
 MANY = Case("rows for three threads", rows=130, classes=50)
@@ -124,7 +132,7 @@ def reference(batch: Batch) -> Tensor:
     return tree_log_softmax_reference(batch.score, batch.log_gate, batch.node, batch.edge, *tables)
 
 
-FUNCTIONS = [mixed, composed, reference]
+FUNCTIONS = [mixed, composed]
 
 
 def tables_of(nested: Any) -> tuple[list[Any], list[Any], list[int]]:
@@ -147,30 +155,6 @@ def tables_of(nested: Any) -> tuple[list[Any], list[Any], list[int]]:
     if isinstance(nested, tuple):
         visit(nested, -1)
     return nodes, edges, used
-
-
-def walked(batch: Batch) -> Tensor:
-    """The log-probabilities by definition: each tree from its root, nested tuples at hand."""
-    trees = []
-    for t, nested in enumerate(batch.nested):
-        found: list[Any] = [None] * batch.classes
-        used = [0, batch.wide_begin, batch.root_begin]
-
-        def visit(item: Any, above: Tensor, t: int, used: Any, found: Any, root: bool) -> None:
-            if not isinstance(item, tuple):
-                found[item] = above
-                return
-            block = 0 if len(item) == 2 else 2 if root else 1
-            rows = slice(used[block], used[block] + (1 if block == 0 else len(item)))
-            used[block] = rows.stop
-            z = batch.score[t, rows]
-            children = F.logsigmoid(torch.cat([z, -z])) if block == 0 else z.log_softmax(0)
-            for child, log_prob in zip(item, children, strict=True):
-                visit(child, above + log_prob, t, used, found, False)
-
-        visit(nested, batch.log_gate[:, t], t, used, found, True)
-        trees.append(torch.stack(found, 1))
-    return torch.logsumexp(torch.stack(trees), 0)
 
 
 def draw(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch:
@@ -204,8 +188,8 @@ def draw(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch
 
 
 def judge(name: str, got: Tensor, true: Tensor, eager: Tensor) -> None:
-    """The error is at most three times that of the walk in the same precision, and a few roundings
-    of values of the largest size, or of size one."""
+    """The error is at most three times that of the reference in the same precision, and a few
+    roundings of values of the largest size, or of size one."""
     assert got.shape == true.shape, name
     if not got.numel():
         return
@@ -215,16 +199,16 @@ def judge(name: str, got: Tensor, true: Tensor, eager: Tensor) -> None:
     assert error <= 3 * eager_error + margin, f"{name}: error {error:.3g}, eager {eager_error:.3g}"
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=["op", "composed", "reference"])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["op", "composed"])
 @pytest.mark.parametrize("dtype", SUMS, ids=lambda d: str(d).removeprefix("torch."))
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_equals_the_walk(
+@pytest.mark.parametrize("case", [*CASES, *slow(BLOCKS)], ids=str)
+def test_equals_reference(
     case: Case, dtype: torch.dtype, function: Any, device: torch.device
 ) -> None:
-    """log_prob and its gradients, in float64, no worse than the walk in float32."""
+    """log_prob and its gradients, in float64, no worse than the reference in float32."""
     batch = draw(case, dtype)
-    eager = batch.gradients(walked)
-    true = eager if dtype == torch.float64 else batch.to(torch.float64).gradients(walked)
+    eager = batch.gradients(reference)
+    true = eager if dtype == torch.float64 else batch.to(torch.float64).gradients(reference)
     got = batch.to(device).gradients(function)
     assert all(x.dtype == dtype for x in got)
     names = ("log_prob", "grad_score", "grad_log_gate")
@@ -280,7 +264,7 @@ def test_impossible_classes(device: torch.device) -> None:
         results = replace(batch, score=score).to(device).gradients(mixed)
         log_prob, *grads = (x.cpu() for x in results)
         expected = replace(batch, score=score).to(torch.float64)
-        torch.testing.assert_close(log_prob.double(), walked(expected), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(log_prob.double(), reference(expected), rtol=1e-5, atol=1e-5)
         assert log_prob.isfinite().all() == reached
         assert all(grad.isfinite().all() for grad in grads)
     gate = batch.log_gate.clone()
@@ -306,7 +290,7 @@ def test_bad_scores_stay_in_their_row(value: float, case: Case) -> None:
         assert got[0][3].isnan().all()
         assert got[2][3, 0].isnan()
     torch.testing.assert_close(
-        got[0], walked(replace(batch, score=score)), rtol=1e-4, atol=1e-5, equal_nan=True
+        got[0], reference(replace(batch, score=score)), rtol=1e-4, atol=1e-5, equal_nan=True
     )
 
 
@@ -404,7 +388,7 @@ def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
                 torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=["op", "composed", "reference"])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["op", "composed"])
 def test_gradcheck(function: Any, device: torch.device) -> None:
     batch = draw(SMALL).to(device)
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference.tree_topk import tree_topk_reference
 from torch import Tensor
 
 from hstree.heads.trees.layout import TreeLayout
 from hstree.ops import tree_topk
-from hstree.reference import tree_topk_reference
 from hstree.trees import build_ensemble
 from ops.cases import DTYPES, threads
 from ops.mixtures import MIXTURES, Mixture, corrupted, draw, every_mixture, huffman, walked

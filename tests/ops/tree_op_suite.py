@@ -3,6 +3,7 @@ test_wide_log_prob.py and test_leaf_log_prob.py run it."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -15,13 +16,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from ops.cases import CASES, Batch, Case, TreeOpUnderTest, name_of, threads, with_dtypes
-from ops.cases import check as check_case
+from ops.against_reference import check
+from ops.cases import (
+    BLOCKS,
+    CASES,
+    TILES,
+    Batch,
+    Case,
+    TreeOpUnderTest,
+    name_of,
+    threads,
+    with_dtypes,
+)
 
 USUAL = Case("ragged paths, odd subset", subset=7)
 SMALL = Case("small", rows=5, trees=2, classes=6, in_features=4, subset=3, widest=4)
 WITHOUT_OPTIONS = Case("small, no bias, no subset", rows=4, trees=1, classes=5, in_features=3,
                        bias=False, widest=4)  # fmt: skip
+WITHOUT_SUBSET = Case("no subset, blocks of vectors", rows=70, in_features=83)
+MASKS = [mask for mask in itertools.product([True, False], repeat=3) if any(mask)]
 MANY = Case("rows and features for two threads", rows=300, trees=2, classes=50, in_features=219,
             subset=170)  # fmt: skip
 TESTS = Path(__file__).resolve().parents[1]
@@ -60,9 +73,13 @@ def broken(batch: Batch, name: str, value: Any) -> Batch:
 class TreeOpSuite:
     op: ClassVar[TreeOpUnderTest]
 
-    @pytest.mark.parametrize(("case", "dtype"), with_dtypes(CASES), ids=name_of)
+    @pytest.mark.parametrize(
+        ("case", "dtype"),
+        with_dtypes((*CASES, *BLOCKS)) + with_dtypes(TILES, pytest.mark.slow),
+        ids=name_of,
+    )
     def test_equals_reference(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
-        check_case(self.op, case, dtype, device)
+        check(self.op, case, dtype, device)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
     def test_low_precision_is_rounded_once(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -171,24 +188,48 @@ class TreeOpSuite:
             else:
                 assert leaf.grad is None
 
-    def test_frozen_weights_cost_nothing_of_their_size(
+    @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+    @pytest.mark.parametrize("case", [USUAL, MANY, WITHOUT_SUBSET], ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
+    def test_what_is_not_wanted_is_not_computed(
+        self, case: Case, dtype: torch.dtype, sparse: bool, device: torch.device
+    ) -> None:
+        """Of each set of wanted gradients the bits are the same, and the others are empty."""
+        batch = self.op.batch(case, dtype).to(device)
+        batch = replace(batch, grad=batch.grad.float())
+        _, *saved = self.op.operator(*batch.arguments())
+        saved = saved if saved[-1].numel() else saved[:-1]
+        every = self.op.backward(batch, *saved, sparse=sparse)
+        assert all(gradient.numel() for gradient in every[:3])
+        for mask in MASKS:
+            some = self.op.backward(batch, *saved, mask=mask, sparse=sparse)
+            for got, expected, wanted in zip(some[:3], every[:3], mask, strict=True):
+                assert torch.equal(got, expected if wanted else expected.flatten()[:0])
+                assert got.dtype == dtype
+            same_bits([*some[3:]], [*every[3:]])
+
+    def test_frozen_weights_ask_for_no_gradient(
         self, monkeypatch: pytest.MonkeyPatch, device: torch.device
     ) -> None:
-        """No dense gradient is made of a weight that does not want one."""
         batch = self.op.batch(USUAL, torch.float32).to(device)
-        expected = self.op.gradients(batch)[1]
+        op = sys.modules[self.op.function.__module__]._op
+        backward, asked = op.backward, []
 
-        def refuse(*_: object) -> None:
-            raise AssertionError("dense gradients")
+        def record(*arguments: Any) -> Any:
+            asked.append((*map(bool, arguments[-2]), arguments[-1]))
+            return backward(*arguments)
 
-        monkeypatch.setattr(sys.modules[self.op.function.__module__]._op, "backward", refuse)
-        hidden = batch.hidden.clone().requires_grad_()
-        log_prob = self.op.log_prob(replace(batch, hidden=hidden))
-        log_prob.backward(batch.grad, retain_graph=True)
-        same_bits([hidden.grad], [expected])
-        thawed = replace(batch, hidden=hidden, bias=batch.bias.clone().requires_grad_())
-        with pytest.raises(AssertionError, match="dense gradients"):
-            self.op.log_prob(thawed).backward(batch.grad)
+        monkeypatch.setattr(op, "backward", record)
+        for name, *expected in (
+            ("hidden", True, False, False, False),
+            ("weight", False, True, False, True),
+            ("bias", False, False, True, True),
+        ):
+            for sparse in (False, True):
+                leaf = getattr(batch, name).clone().requires_grad_()
+                self.op.log_prob(replace(batch, **{name: leaf}), sparse).backward(batch.grad)
+                assert asked.pop() == (*expected[:3], sparse and expected[3])
+                assert leaf.grad is not None
 
     @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
     def test_no_grad(self, sparse: bool, device: torch.device) -> None:
@@ -242,9 +283,11 @@ class TreeOpSuite:
     def test_opcheck(self, case: Case, device: torch.device) -> None:
         batch = self.op.batch(case, torch.float32).to(device)
         score = self.op.forward(*batch.arguments())[1]
-        arguments = (batch.grad, batch.hidden, batch.weight, *batch.tables(), score)
-        torch.library.opcheck(self.op.backward, arguments)
-        torch.library.opcheck(self.op.backward_sparse, arguments)
+        arguments = (batch.grad, batch.hidden, batch.weight, *batch.tables(), score, None, None)
+        backward = getattr(torch.ops.hstree, f"{self.op.name}_backward").default
+        for mask in MASKS:
+            for sparse in (False, True):
+                torch.library.opcheck(backward, (*arguments, mask, sparse))
         for x in (batch.hidden, batch.weight, batch.bias):
             if x is not None:
                 x.requires_grad_()
@@ -314,13 +357,9 @@ class TreeOpSuite:
             self.op.forward(*batch.arguments())
 
     def backward_raises(self, batch: Batch, score: Tensor, match: str) -> None:
-        arguments = (batch.grad, batch.hidden, batch.weight, *batch.tables(), score)
-        for op, name in (
-            (self.op.backward, f"{self.op.name}_backward"),
-            (self.op.backward_sparse, f"{self.op.name}_backward_sparse"),
-        ):
-            with pytest.raises(RuntimeError, match=rf"^hstree::{name}: {match}"):
-                op(*arguments)
+        for sparse in (False, True):
+            with pytest.raises(RuntimeError, match=rf"^hstree::{self.op.name}_backward: {match}"):
+                self.op.backward(batch, score, sparse=sparse)
 
     BAD_SHAPES: ClassVar = [
         ("hidden", lambda x: x[0], r"hidden: expected shape \[N, D\], got \[19\]"),

@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 # model (lm), then the laboratory (lab).
 ROOMS: dict[str, set[str]] = {
     "trees": set(),
-    "reference": {"trees"},
     "ops": {"trees"},
     "optim": {"ops"},
     "heads": {"trees", "ops"},
@@ -153,7 +152,7 @@ def test_every_path_on_the_page_on_architecture_exists() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     paths = re.findall(r"`((?:hstree|csrc|tests|tools|docs|\.ci)/[\w./-]+)`", page)
     assert len(paths) > 40
-    patterns = [path.replace("STEM", "path_log_prob").replace("NAME", "*") for path in paths]
+    patterns = [path.replace("STEM", "target_log_softmax").replace("NAME", "*") for path in paths]
     assert [path for path in patterns if not list(ROOT.glob(path))] == []
 
 

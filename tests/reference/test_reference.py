@@ -11,15 +11,13 @@ import pytest
 import torch
 from scipy.special import logsumexp
 
-from hstree.reference import (
-    feature_gather_reference,
-    mixture_log_prob_reference,
-    path_log_prob_reference,
-    piecewise_reference,
-    target_log_softmax_reference,
-    wide_log_prob_reference,
-)
 from hstree.trees import Tree
+from reference.feature_gather import feature_gather_reference
+from reference.mixture_log_prob import mixture_log_prob_reference
+from reference.path_log_prob import path_log_prob_reference
+from reference.piecewise import piecewise_reference
+from reference.target_log_softmax import target_log_softmax_reference
+from reference.wide_log_prob import wide_log_prob_reference
 
 TREES = [
     ((0, 1), (2, (3, 4))),

@@ -15,7 +15,7 @@ from hstree._numerics import batched_scores, is_cast, linear_scores, sum_dtype
 from hstree.heads.tables import fill
 from hstree.heads.trees.layout import BINARY, LEAF, ROOT, WIDE, Layout, TreeLayout
 from hstree.heads.tying import HasWeight, TyingError, weight_to_tie
-from hstree.ops._rows import with_rows
+from hstree.ops._row_sparse import with_rows
 from hstree.ops.feature_gather import feature_gather
 from hstree.ops.leaf_log_prob import leaf_log_prob
 from hstree.ops.path_log_prob import path_log_prob

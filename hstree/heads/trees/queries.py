@@ -22,7 +22,7 @@ from hstree.ops import (
     tree_log_softmax,
     tree_topk,
 )
-from hstree.ops._rows import cast
+from hstree.ops._row_sparse import cast
 
 GAIN_OF_A_BATCH = 5
 """All classes of a batch cost at most this many times less than those of its rows one by one."""

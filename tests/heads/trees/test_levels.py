@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from reference.leaf_log_prob import leaf_log_prob_reference
+from reference.path_log_prob import path_log_prob_reference
+from reference.wide_log_prob import wide_log_prob_reference
 
 from heads.support import HEADS, D, V, draw, make
 from hstree.heads import TreeEnsemble
 from hstree.heads.trees import level_log_probs
-from hstree.reference import (
-    leaf_log_prob_reference,
-    path_log_prob_reference,
-    wide_log_prob_reference,
-)
 
 KINDS = [kind for kind in HEADS if kind.startswith("trees")]
 

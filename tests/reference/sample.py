@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree.reference.candidate_log_prob import all_scores, candidate_log_prob_reference
+from reference.candidate_log_prob import all_scores, candidate_log_prob_reference
 
 _MASK = 2**32 - 1
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import grad, jvp, vmap
 
 from hstree import TreeEnsemble
-from hstree.ops._rows import with_rows
+from hstree.ops._row_sparse import with_rows
 
 # In torch's own code, the first time that forward mode is at work.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -91,4 +91,4 @@ def test_no_second_gradient_of_the_embedding() -> None:
     largest, most = allocations(output.backward)
     of_embedding = 4 * V * D
     assert largest <= of_embedding
-    assert most < 4 * (V * D + head.nodes.leaf_bias.numel()) + of_embedding  # type: ignore[union-attr,operator]
+    assert most < 4 * (V * D + head.leaf_bias.numel()) + of_embedding  # type: ignore[union-attr,operator]

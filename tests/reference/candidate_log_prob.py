@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hstree.reference.tree_log_softmax import tree_log_softmax_reference
+from reference.tree_log_softmax import tree_log_softmax_reference
 
 
 def candidate_log_prob_reference(

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hstree.reference.candidate_log_prob import all_log_probs
+from reference.candidate_log_prob import all_log_probs
 
 
 def tree_topk_reference(*vectors: Any, k: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree.reference.target_log_softmax import target_log_softmax_reference
+from reference.target_log_softmax import target_log_softmax_reference
 
 
 def mixture_log_prob_reference(

@@ -8,7 +8,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree.reference.piecewise import piecewise_reference
+from reference.piecewise import piecewise_reference
 
 
 def target_log_softmax_reference(

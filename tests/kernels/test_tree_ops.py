@@ -1,0 +1,122 @@
+"""The kernels of the path op, the wide op and the leaf op under emulation; see also
+test_equals_reference in tests/ops/tree_op_suite.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from cuda_emu.library import ORDERS
+from ops.against_reference import check_batch
+from ops.cases import (
+    CASES,
+    LEAF,
+    PATH,
+    TILES,
+    WIDE,
+    Case,
+    TreeOpUnderTest,
+    filled_memory,
+    name_of,
+)
+
+from kernels.corruption import (
+    Corruption,
+    check_bad_ranks,
+    check_bad_targets,
+    check_corruption,
+    corruptions,
+    sparse_is_dense,
+)
+from kernels.emulation import Kernels
+
+pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
+OPS = (PATH, WIDE, LEAF)
+every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+
+
+@pytest.fixture(autouse=True)
+def on_cpu_tensors(kernels: Kernels) -> Iterator[None]:
+    with kernels.library.on_cpu_tensors(), filled_memory():
+        yield
+
+
+@every_op
+@pytest.mark.parametrize("case", [*CASES, *TILES], ids=name_of)
+def test_same_bits_in_every_scheduling_order(
+    kernels: Kernels, op: TreeOpUnderTest, case: Case
+) -> None:
+    batch = op.batch(case, case.dtypes[-1] if case.dtypes else torch.float16)
+    batch = replace(batch, grad=batch.grad.to(torch.promote_types(batch.grad.dtype, torch.float32)))
+    results = []
+    for order in ORDERS:
+        kernels.set_order(*order)
+        log_prob, *saved = op.operator(*batch.arguments())
+        dense = op.backward(batch, *saved)
+        sparse = op.backward(batch, *saved, sparse=True)
+        sparse_is_dense(op, batch, dense, sparse)
+        every = (log_prob, *saved, *dense, *sparse)
+        results.append([x.flatten().view(torch.uint8).numpy().tobytes() for x in every])
+    assert all(result == results[0] for result in results[1:])
+
+
+@pytest.mark.parametrize(
+    ("op", "corruption"), [(op, each) for op in OPS for each in corruptions(op)], ids=name_of
+)
+def test_corrupt_tables_give_nan(op: TreeOpUnderTest, corruption: Corruption) -> None:
+    check_corruption(op, corruption)
+
+
+@every_op
+def test_target_out_of_range_gives_nan(op: TreeOpUnderTest) -> None:
+    check_bad_targets(op)
+
+
+@every_op
+def test_wrong_ranks_leave_log_prob_and_grad_hidden_right(op: TreeOpUnderTest) -> None:
+    check_bad_ranks(op)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [*range(8), *range(16, 24)],
+        [*range(8, 24)],
+        [*range(4, 20)],
+        [*range(12)],
+        [*range(7), 8, *range(16, 24)],
+        [*range(8), *range(12, 20)],
+        [*range(8), *range(15, 23)],
+    ],
+    ids=str,
+)
+def test_subsets_of_neighbours(index: list[int]) -> None:
+    """Eight neighbours are read at once only where they begin at a multiple of eight. The subsets
+    of the other trees are made of single features."""
+    batch = PATH.batch(Case("index", in_features=24, subset=len(index)), torch.bfloat16)
+    assert batch.feature_index is not None
+    batch.feature_index[0] = torch.tensor(index)
+    check_batch(PATH, batch, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=name_of)
+def test_leaf_op_of_one_tree_equals_wide_op(dtype: torch.dtype) -> None:
+    """Where the rows of the classes are those of a tree. What both ops share is equal bit for bit;
+    the gradients of the weight have kernels of their own, which sum the rows in another order."""
+    case = Case("groups", trees=1, rows=90, classes=40, in_features=16, widest=7)
+    batch = LEAF.batch(case, dtype)
+    assert batch.bias is not None
+    assert batch.feature_index is not None
+    order = batch.feature_index[0].long()
+    own = replace(
+        batch, weight=batch.weight[order][None], bias=batch.bias[:, order], feature_index=None
+    )
+    leaf, wide = LEAF.gradients(batch), WIDE.gradients(own)
+    assert torch.equal(leaf[0], wide[0])
+    assert torch.equal(leaf[1], wide[1])
+    unit = torch.finfo(dtype).eps / 2
+    for got, expected in ((leaf[2][order][None], wide[2]), (leaf[3][:, order], wide[3])):
+        atol = 4 * unit * expected.abs().max().item()
+        torch.testing.assert_close(got, expected, rtol=2 * unit, atol=atol)
