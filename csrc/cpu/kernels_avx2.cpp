@@ -1,4 +1,3 @@
-#include "cpu/leaf_log_prob_kernels.h"
 #include "cpu/logit_kernels.h"
 #include "cpu/mixture_row_kernels.h"
 #include "cpu/path_log_prob_kernels.h"
@@ -18,7 +17,6 @@
 
 #define HSTREE_CAPABILITY avx2
 #define HSTREE_VECTOR_BYTES 32
-#include "cpu/leaf_log_prob_kernels_impl.h"
 #include "cpu/logit_kernels_impl.h"
 #include "cpu/mixture_row_kernels_impl.h"
 #include "cpu/path_log_prob_kernels_impl.h"

@@ -1,4 +1,3 @@
-#include "cpu/leaf_log_prob_kernels.h"
 #include "cpu/logit_kernels.h"
 #include "cpu/mixture_row_kernels.h"
 #include "cpu/path_log_prob_kernels.h"
@@ -19,7 +18,6 @@
 
 #define HSTREE_CAPABILITY avx512
 #define HSTREE_VECTOR_BYTES 64
-#include "cpu/leaf_log_prob_kernels_impl.h"
 #include "cpu/logit_kernels_impl.h"
 #include "cpu/mixture_row_kernels_impl.h"
 #include "cpu/path_log_prob_kernels_impl.h"

@@ -1,7 +1,6 @@
 // The path op, the wide op and the leaf op on the CPU.
 #include <algorithm>
 
-#include "cpu/leaf_log_prob.h"
 #include "cpu/path_log_prob.h"
 #include "cpu/recycled_memory.h"
 #include "cpu/wide_log_prob.h"
@@ -75,9 +74,7 @@ ForwardResult tree_forward_cpu(const TreeArguments& a, const std::optional<Tenso
     const cpu::Forward<T> tensors = {const_data<T>(a.hidden), const_data<T>(a.weight),
                                      bias ? const_data<T>(*bias) : nullptr, data<A>(log_prob),
                                      data<A>(score)};
-    if (a.kind.shared) {
-      cpu::leaf_log_prob(batch, tensors);
-    } else if (a.kind.wide) {
+    if (a.kind.wide) {
       cpu::wide_log_prob(batch, tensors);
     } else {
       cpu::path_log_prob(batch, tensors);
@@ -131,14 +128,15 @@ SharedSparseResult leaf_backward_cpu(const TreeArguments& a, const Tensor& grad_
   const Dtype dtype = a.hidden.scalar_type(), sums = accumulate_dtype(a.hidden);
   const Tensor order = order_of(a, given.order);
   const cpu::TreeBatch batch = tree_batch(a, order);
-  const cpu::LeafPlan plan = cpu::leaf_plan(batch);
-  const int64_t visited = sparse ? plan.visited.size() : 0, biases = sparse ? plan.visit.size() : 0;
+  const std::vector<cpu::WidePlan> plans = cpu::wide_plans(batch);
+  const std::vector<int64_t> classes = cpu::visited_classes(batch, plans);
+  const int64_t visited = sparse ? classes.size() : 0, biases = sparse ? cpu::visited(plans) : 0;
   const Tensor index = empty(a.hidden, {visited}, Dtype::Long);
   const Tensor bias_index = empty(a.hidden, {2, biases}, Dtype::Long);
   Tensor grad_hidden, grad_weight, grad_bias;
   if (sparse) {
-    std::copy(plan.visited.begin(), plan.visited.end(), data<int64_t>(index));
-    cpu::visited_biases(plan, data<int64_t>(bias_index));
+    std::copy(classes.begin(), classes.end(), data<int64_t>(index));
+    cpu::visited_index(plans, data<int64_t>(bias_index));
     grad_bias = empty(a.weight, {biases}, dtype);
   } else {
     grad_bias = zeros(a.weight, {a.trees(), a.classes()}, dtype);
@@ -149,7 +147,7 @@ SharedSparseResult leaf_backward_cpu(const TreeArguments& a, const Tensor& grad_
     grad_hidden = gradient(a.hidden, a.rows(), a.in_features(), sums, sizeof(A));
     grad_weight = gradient(a.weight, sparse ? visited : a.classes(), a.features(), dtype, sizeof(T));
     cpu::leaf_log_prob_backward(
-        batch, plan,
+        batch, plans, classes,
         cpu::Backward<T>{const_data<A>(grad_log_prob), const_data<A>(score), const_data<T>(a.hidden),
                          const_data<T>(a.weight), data<A>(grad_hidden), data<T>(grad_weight),
                          data<T>(grad_bias), sparse});
