@@ -159,10 +159,22 @@ void tree_gradients(const WidePlan& plan, const WideTree<T>& tree, const WideGra
   });
 }
 
-template <typename A>
-void fill_zeros(A* data, int64_t rows, int64_t features) {
+template <typename T>
+void fill_zeros(T* data, int64_t rows, int64_t features) {
   parallel(rows, 64, [&](int64_t begin, int64_t end) {
-    std::fill(data + begin * features, data + end * features, A{});
+    std::fill(data + begin * features, data + end * features, T{});
+  });
+}
+
+// Zeros in the rows of the classes that are not visited.
+template <typename T>
+void fill_others(T* data, const std::vector<int64_t>& visited, int64_t classes, int64_t features) {
+  const int64_t count = static_cast<int64_t>(visited.size());
+  parallel(count + 1, 64, [&](int64_t n, int64_t last) {
+    for (; n < last; ++n) {
+      const int64_t begin = n ? visited[n - 1] + 1 : 0, end = n < count ? visited[n] : classes;
+      std::fill(data + begin * features, data + end * features, T{});
+    }
   });
 }
 
@@ -285,10 +297,10 @@ void leaf_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
   const std::vector<std::vector<int32_t>> sum_row =
       sum_rows(batch, plans, visited, in_place && !tensors.sparse);
   std::fill_n(tensors.grad_hidden, batch.rows * features, A{0});
-  if (!tensors.sparse) {
-    fill_zeros(tensors.grad_weight, batch.classes, features);
-  } else if (in_place) {
-    fill_zeros(tensors.grad_weight, rows, features);
+  if (in_place) {
+    fill_zeros(tensors.grad_weight, tensors.sparse ? rows : batch.classes, features);
+  } else if (!tensors.sparse) {
+    fill_others(tensors.grad_weight, visited, batch.classes, features);
   }
   const int64_t fit = workspace_bytes / (1 + rows * static_cast<int64_t>(sizeof(A))) / 16 * 16;
   const int64_t width = in_place ? features : std::min(features, std::max<int64_t>(64, fit));
