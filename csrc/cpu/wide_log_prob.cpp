@@ -8,11 +8,6 @@
 namespace hstree::cpu {
 namespace {
 
-template <typename T>
-const WideKernels<T>& wide_kernels() {
-  return *HSTREE_BY_CAPABILITY(wide_kernels, T);
-}
-
 struct WideNode {
   int64_t first_row, width, child;
 };
@@ -134,7 +129,7 @@ template <typename T>
 void tree_gradients(const WidePlan& plan, const WideTree<T>& tree, const WideGradients<T>& g, int64_t from,
                     int64_t to) {
   using A = accumulate_t<T>;
-  const WideKernels<T>& kernels = wide_kernels<T>();
+  const WideKernels<T>& kernels = chosen_kernels<WideKernels<T>>();
   const int64_t threads = torch::stable::get_num_threads(), features = to - from;
   // Threads divide the runs if there are many, otherwise the features. Nested runs belong to the outermost one.
   const int64_t outermost =
@@ -235,7 +230,7 @@ std::vector<int64_t> visited_classes(const TreeBatch& batch, const std::vector<W
 template <typename T>
 void wide_log_prob(const TreeBatch& batch, const Forward<T>& tensors) {
   using A = accumulate_t<T>;
-  const WideKernels<T>& kernels = wide_kernels<T>();
+  const WideKernels<T>& kernels = chosen_kernels<WideKernels<T>>();
   const std::vector<WidePlan> plans = wide_plans(batch);
   const FeatureSubsets subsets(batch);
   const int64_t grain = 1 + (1 << 20) / (batch.features + 1);  // a million products
@@ -330,7 +325,7 @@ void leaf_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
       parallel(rows, 16, [&](int64_t n, int64_t last) {
         for (; n < last; ++n) {
           T* const row = tensors.grad_weight + (tensors.sparse ? n : visited[n]) * features;
-          wide_kernels<T>().store_sums(workspace.data() + n * width, end - begin, row + begin);
+          chosen_kernels<WideKernels<T>>().store_sums(workspace.data() + n * width, end - begin, row + begin);
         }
       });
     }

@@ -90,11 +90,4 @@ struct WideKernels {
   void (*store_sums)(const A* sum, int64_t count, T* row);
 };
 
-template <typename T>
-const WideKernels<T>* wide_kernels_portable();
-template <typename T>
-const WideKernels<T>* wide_kernels_avx2();
-template <typename T>
-const WideKernels<T>* wide_kernels_avx512();
-
 }  // namespace hstree::cpu

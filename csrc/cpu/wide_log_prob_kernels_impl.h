@@ -438,23 +438,11 @@ static void store_sums(const accumulate_t<T>* sum, int64_t count, T* row) {
 }
 
 template <typename T>
-static const WideKernels<T>* table() {
-  static constexpr WideKernels<T> kernels = {scores<T>, gradients<T>, store_sums<T>};
-  return &kernels;
-}
+static constexpr WideKernels<T> table = {scores<T>, gradients<T>, store_sums<T>};
 
 }  // namespace wide
 }  // namespace HSTREE_CAPABILITY
 
-#define HSTREE_TABLE(T)                                                   \
-  template <>                                                             \
-  const WideKernels<T>* HSTREE_JOIN(wide_kernels_, HSTREE_CAPABILITY)() { \
-    return HSTREE_CAPABILITY::wide::table<T>();                           \
-  }
-HSTREE_TABLE(float)
-HSTREE_TABLE(double)
-HSTREE_TABLE(BFloat16)
-HSTREE_TABLE(Half)
-#undef HSTREE_TABLE
+HSTREE_KERNELS_OF_ELEMENTS(WideKernels, wide::table)
 
 }  // namespace hstree::cpu
