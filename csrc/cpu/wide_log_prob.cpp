@@ -112,7 +112,7 @@ const WideRun* next_of(const WidePlan& plan, size_t r) {
   return r + 1 < plan.run.size() ? &plan.run[r + 1] : nullptr;
 }
 
-// What the trees add up in, and the arguments: all but what a tree has of its own.
+// What the wide op and the leaf op have in common, for tree t.
 template <typename T>
 WideGradients<T> wide_gradients(const TreeBatch& batch, const Backward<T>& tensors, int64_t t) {
   WideGradients<T> g = {};

@@ -1,4 +1,4 @@
-// Body of the kernels of the wide op, under the rules of vector_impl.h.
+// Body of the kernels of the wide op and the leaf op, under the rules of vector_impl.h.
 #pragma once
 
 #include "cpu/vector_impl.h"
