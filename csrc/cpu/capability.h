@@ -8,15 +8,22 @@ enum class Capability { portable, avx2, avx512 };
 // The best one that the processor supports and HSTREE_CPU_CAPABILITY (portable, avx2 or avx512) allows.
 Capability capability();
 
-}  // namespace hstree::cpu
+// The kernels of an op for one instruction set: a struct of pointers to functions. kernels_<capability>.cpp defines
+// them, the AVX ones on x86-64 only.
+template <typename Kernels>
+const Kernels& kernels_portable();
+template <typename Kernels>
+const Kernels& kernels_avx2();
+template <typename Kernels>
+const Kernels& kernels_avx512();
 
-// Calls name_<capability><T>(), which every kernels_<capability>.cpp defines. The AVX ones exist on x86-64
-// only.
+template <typename Kernels>
+const Kernels& chosen_kernels() {
 #if defined(__x86_64__)
-#define HSTREE_BY_CAPABILITY(name, T)                      \
-  (capability() == Capability::avx512 ? name##_avx512<T>() \
-   : capability() == Capability::avx2 ? name##_avx2<T>()   \
-                                      : name##_portable<T>())
-#else
-#define HSTREE_BY_CAPABILITY(name, T) (name##_portable<T>())
+  if (capability() == Capability::avx512) return kernels_avx512<Kernels>();
+  if (capability() == Capability::avx2) return kernels_avx2<Kernels>();
 #endif
+  return kernels_portable<Kernels>();
+}
+
+}  // namespace hstree::cpu

@@ -1,13 +1,6 @@
-#include "cpu/leaf_log_prob_kernels.h"
-#include "cpu/logit_kernels.h"
-#include "cpu/mixture_row_kernels.h"
-#include "cpu/path_log_prob_kernels.h"
-#include "cpu/sparse_adam.h"
-#include "cpu/tree_log_softmax.h"
-#include "cpu/wide_log_prob_kernels.h"
+#include "cpu/kernels.h"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
@@ -18,14 +11,7 @@
 
 #define HSTREE_CAPABILITY avx2
 #define HSTREE_VECTOR_BYTES 32
-#include "cpu/leaf_log_prob_kernels_impl.h"
-#include "cpu/logit_kernels_impl.h"
-#include "cpu/mixture_row_kernels_impl.h"
-#include "cpu/path_log_prob_kernels_impl.h"
-#include "cpu/sparse_adam_impl.h"
-#include "cpu/tree_log_softmax_kernels_impl.h"
-#include "cpu/tree_mix_kernels_impl.h"
-#include "cpu/wide_log_prob_kernels_impl.h"
+#include "cpu/kernels_impl.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -100,18 +100,4 @@ struct MonotoneKernels {
   A (*target_gradient)(const Function<A>& f, A x, A grad, const TableSums& sums);
 };
 
-template <typename T>
-const PiecewiseKernels<T>* piecewise_kernels_portable();
-template <typename T>
-const PiecewiseKernels<T>* piecewise_kernels_avx2();
-template <typename T>
-const PiecewiseKernels<T>* piecewise_kernels_avx512();
-
-template <typename A>
-const MonotoneKernels<A>* monotone_kernels_portable();
-template <typename A>
-const MonotoneKernels<A>* monotone_kernels_avx2();
-template <typename A>
-const MonotoneKernels<A>* monotone_kernels_avx512();
-
 }  // namespace hstree::cpu

@@ -300,38 +300,17 @@ static void monotone_backward(const Function<A>& f, A* x, int64_t count, int64_t
 }
 
 template <typename T>
-static const PiecewiseKernels<T>* piecewise_table() {
-  static constexpr PiecewiseKernels<T> kernels = {piecewise_forward<T>, piecewise_backward<T>, largest<T>};
-  return &kernels;
-}
+static constexpr PiecewiseKernels<T> piecewise_table = {piecewise_forward<T>, piecewise_backward<T>,
+                                                        largest<T>};
 
 template <typename A>
-static const MonotoneKernels<A>* monotone_table() {
-  static constexpr MonotoneKernels<A> kernels = {row_max<A>,      row_min<A>,           value<A>,
-                                                 exp_sum<A>,      monotone_backward<A>, begin_gradient<A>,
-                                                 end_gradient<A>, target_gradient<A>};
-  return &kernels;
-}
+static constexpr MonotoneKernels<A> monotone_table = {
+    row_max<A>,           row_min<A>,        value<A>,        exp_sum<A>,
+    monotone_backward<A>, begin_gradient<A>, end_gradient<A>, target_gradient<A>};
 
 }  // namespace HSTREE_CAPABILITY
 
-#define HSTREE_PIECEWISE_TABLE(T)                                                   \
-  template <>                                                                       \
-  const PiecewiseKernels<T>* HSTREE_JOIN(piecewise_kernels_, HSTREE_CAPABILITY)() { \
-    return HSTREE_CAPABILITY::piecewise_table<T>();                                 \
-  }
-#define HSTREE_MONOTONE_TABLE(A)                                                  \
-  template <>                                                                     \
-  const MonotoneKernels<A>* HSTREE_JOIN(monotone_kernels_, HSTREE_CAPABILITY)() { \
-    return HSTREE_CAPABILITY::monotone_table<A>();                                \
-  }
-HSTREE_PIECEWISE_TABLE(float)
-HSTREE_PIECEWISE_TABLE(double)
-HSTREE_PIECEWISE_TABLE(BFloat16)
-HSTREE_PIECEWISE_TABLE(Half)
-HSTREE_MONOTONE_TABLE(float)
-HSTREE_MONOTONE_TABLE(double)
-#undef HSTREE_PIECEWISE_TABLE
-#undef HSTREE_MONOTONE_TABLE
+HSTREE_KERNELS_OF_ELEMENTS(PiecewiseKernels, piecewise_table)
+HSTREE_KERNELS_OF_SUMS(MonotoneKernels, monotone_table)
 
 }  // namespace hstree::cpu

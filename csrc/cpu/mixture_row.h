@@ -77,7 +77,7 @@ class MixtureRow {
   MixtureRow(const TreeVectors<T>& vectors, const FeatureSubsets& subsets)
       : v(vectors),
         subsets_(subsets),
-        kernels_(*HSTREE_BY_CAPABILITY(mixture_row_kernels, T)),
+        kernels_(chosen_kernels<MixtureRowKernels<T>>()),
         stride_(workspace_stride(v.features)),
         x_(v.trees * stride_),
         hidden_(v.leaf_weight ? workspace_stride(v.in_features) : 0),

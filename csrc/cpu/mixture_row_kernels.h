@@ -27,11 +27,4 @@ struct MixtureRowKernels {
   void (*shares)(const A* z, int64_t width, A* out);
 };
 
-template <typename T>
-const MixtureRowKernels<T>* mixture_row_kernels_portable();
-template <typename T>
-const MixtureRowKernels<T>* mixture_row_kernels_avx2();
-template <typename T>
-const MixtureRowKernels<T>* mixture_row_kernels_avx512();
-
 }  // namespace hstree::cpu

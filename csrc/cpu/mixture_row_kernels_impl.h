@@ -81,24 +81,12 @@ static void shares(const A* z, int64_t width, A* out) {
 }
 
 template <typename T>
-static const MixtureRowKernels<T>* table() {
-  using A = accumulate_t<T>;
-  static constexpr MixtureRowKernels<T> kernels = {features<T>, products<T>, log_softmax<A>, shares<A>};
-  return &kernels;
-}
+static constexpr MixtureRowKernels<T> table = {features<T>, products<T>, log_softmax<accumulate_t<T>>,
+                                               shares<accumulate_t<T>>};
 
 }  // namespace mixture_row
 }  // namespace HSTREE_CAPABILITY
 
-#define HSTREE_TABLE(T)                                                                \
-  template <>                                                                          \
-  const MixtureRowKernels<T>* HSTREE_JOIN(mixture_row_kernels_, HSTREE_CAPABILITY)() { \
-    return HSTREE_CAPABILITY::mixture_row::table<T>();                                 \
-  }
-HSTREE_TABLE(float)
-HSTREE_TABLE(double)
-HSTREE_TABLE(BFloat16)
-HSTREE_TABLE(Half)
-#undef HSTREE_TABLE
+HSTREE_KERNELS_OF_ELEMENTS(MixtureRowKernels, mixture_row::table)
 
 }  // namespace hstree::cpu

@@ -8,11 +8,6 @@
 namespace hstree::cpu {
 namespace {
 
-template <typename T>
-const PathKernels<T>& path_kernels() {
-  return *HSTREE_BY_CAPABILITY(path_kernels, T);
-}
-
 PathPlan path_plan(const char* op, const TreeTable& table, const int64_t* target, int64_t batch_rows) {
   PathPlan plan;
   plan.row = rows_in_leaf_order(op, table, target, batch_rows);
@@ -31,9 +26,9 @@ PathPlan path_plan(const char* op, const TreeTable& table, const int64_t* target
     plan.offset[j + 1] = plan.offset[j] + length;
   }
   plan.entry.resize(plan.offset[n]);
-  const int64_t invalid =
-      path_kernels<float>().copy_paths({table.path, spans.data(), n, table.weight_rows, plan.offset.data(),
-                                        plan.entry.data(), plan.shared.data()});
+  const int64_t invalid = chosen_kernels<PathKernels<float>>().copy_paths(
+      {table.path, spans.data(), n, table.weight_rows, plan.offset.data(), plan.entry.data(),
+       plan.shared.data()});
   if (invalid >= 0) {
     fail(op, ": path[", invalid, "]: expected a node in [0, ", table.weight_rows, "), got ",
          table.path[invalid] >> 1);
@@ -80,7 +75,7 @@ class Groups {
   void scatter(int64_t first, int64_t last, bool add, A* grad_hidden) const {
     const GatheredRows<A> rows = gathered_rows(first, last);
     parallel(batch_.rows, 16, [&](int64_t begin, int64_t end) {
-      path_kernels<T>().scatter(rows, begin, end, add, grad_hidden);
+      chosen_kernels<PathKernels<T>>().scatter(rows, begin, end, add, grad_hidden);
     });
   }
 
@@ -115,8 +110,9 @@ class Groups {
       }
     }
     const GatheredRows<A> rows = gathered_rows(first, last);
-    parallel(batch_.rows, 16,
-             [&](int64_t begin, int64_t end) { path_kernels<T>().gather(rows, begin, end, hidden); });
+    parallel(batch_.rows, 16, [&](int64_t begin, int64_t end) {
+      chosen_kernels<PathKernels<T>>().gather(rows, begin, end, hidden);
+    });
   }
 
   const TreeBatch& batch_;
@@ -198,7 +194,7 @@ void path_log_prob(const TreeBatch& batch, const Forward<T>& tensors) {
       const PathPlan& plan = plans[t];
       const PathRows<T> rows = path_rows<T>(batch, plan, t, tensors.weight, tensors.bias, tensors.hidden,
                                             groups.gathered(first, t));
-      path_kernels<T>().scores(
+      chosen_kernels<PathKernels<T>>().scores(
           rows, begin, end, tensors.log_prob + t, batch.trees, tensors.score + t * batch.longest, stride,
           scratch<accumulate_t<T>, 0>(tile_rows * rows.sum_stride), scratch<const T*, 1>(plan.longest));
     });
@@ -209,7 +205,7 @@ template <typename T>
 void path_log_prob_backward(const TreeBatch& batch, const std::vector<PathPlan>& plans,
                             const Backward<T>& tensors) {
   using A = accumulate_t<T>;
-  const PathKernels<T>& kernels = path_kernels<T>();
+  const PathKernels<T>& kernels = chosen_kernels<PathKernels<T>>();
   const int64_t threads = torch::stable::get_num_threads();
   Groups<T> groups(batch, plans);
   // Threads divide the trees of a group, and also the features if there are fewer trees than threads.

@@ -108,12 +108,4 @@ struct PathKernels {
                          T** targets);
 };
 
-// One table for each instruction set, the AVX ones on x86-64 only; capability.h selects one.
-template <typename T>
-const PathKernels<T>* path_kernels_portable();
-template <typename T>
-const PathKernels<T>* path_kernels_avx2();
-template <typename T>
-const PathKernels<T>* path_kernels_avx512();
-
 }  // namespace hstree::cpu

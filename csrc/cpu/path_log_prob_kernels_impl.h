@@ -637,24 +637,12 @@ static void bias_gradients(const PathRows<T>& tree, const accumulate_t<T>* grad_
 }
 
 template <typename T>
-static const PathKernels<T>* table() {
-  static constexpr PathKernels<T> kernels = {
-      copy_paths,         gather_rows<T>, scatter_rows<accumulate_t<T>>, scores<T>,
-      score_gradients<T>, gradients<T>,   hidden_gradients<T>,           bias_gradients<T>};
-  return &kernels;
-}
+static constexpr PathKernels<T> path_table = {
+    copy_paths,         gather_rows<T>, scatter_rows<accumulate_t<T>>, scores<T>,
+    score_gradients<T>, gradients<T>,   hidden_gradients<T>,           bias_gradients<T>};
 
 }  // namespace HSTREE_CAPABILITY
 
-#define HSTREE_TABLE(T)                                                   \
-  template <>                                                             \
-  const PathKernels<T>* HSTREE_JOIN(path_kernels_, HSTREE_CAPABILITY)() { \
-    return HSTREE_CAPABILITY::table<T>();                                 \
-  }
-HSTREE_TABLE(float)
-HSTREE_TABLE(double)
-HSTREE_TABLE(BFloat16)
-HSTREE_TABLE(Half)
-#undef HSTREE_TABLE
+HSTREE_KERNELS_OF_ELEMENTS(PathKernels, path_table)
 
 }  // namespace hstree::cpu

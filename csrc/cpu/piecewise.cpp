@@ -12,11 +12,6 @@ namespace {
 
 constexpr int64_t block = 1 << 15;  // elements; the sums beyond the radius depend on it
 
-template <typename T>
-const PiecewiseKernels<T>& piecewise_kernels() {
-  return *HSTREE_BY_CAPABILITY(piecewise_kernels, T);
-}
-
 // Runs body(begin, end, b) on each block b of elements.
 template <typename F>
 void for_blocks(int64_t count, int64_t first, int64_t last, const F& body) {
@@ -30,7 +25,7 @@ void for_blocks(int64_t count, int64_t first, int64_t last, const F& body) {
 
 template <typename T>
 void piecewise(const LogitFunction& f, const T* input, int64_t count, T* output) {
-  const PiecewiseKernels<T>& kernels = piecewise_kernels<T>();
+  const PiecewiseKernels<T>& kernels = chosen_kernels<PiecewiseKernels<T>>();
   const Function<accumulate_t<T>> function(f);
   const int64_t blocks = (count + block - 1) / block;
   parallel(blocks, 1, [&](int64_t first, int64_t last) {
@@ -44,7 +39,7 @@ template <typename T>
 void piecewise_backward(const LogitFunction& f, const T* grad, const T* input, int64_t count, T* grad_input,
                         accumulate_t<T>* grad_table) {
   using A = accumulate_t<T>;
-  const PiecewiseKernels<T>& kernels = piecewise_kernels<T>();
+  const PiecewiseKernels<T>& kernels = chosen_kernels<PiecewiseKernels<T>>();
   const Function<A> function(f);
   const int64_t blocks = (count + block - 1) / block;
   std::vector<A> largest(blocks);

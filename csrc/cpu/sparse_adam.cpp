@@ -35,7 +35,7 @@ void check_index(const char* op, const SparseAdam<T>& tensors) {
 template <typename T>
 void sparse_adam(const char* op, const SparseAdam<T>& tensors, const AdamRule& rule) {
   check_index(op, tensors);
-  const SparseAdamKernel<T> kernel = HSTREE_BY_CAPABILITY(sparse_adam_kernel, T);
+  const SparseAdamKernel<T> kernel = chosen_kernels<SparseAdamKernel<T>>();
   const int64_t grain = 1 + fewest_elements / std::max<int64_t>(tensors.features, 1);
   // Not interrupted: a step in place is taken in all rows or in none.
   on_threads(tensors.visited, grain, [&](int64_t begin, int64_t end) { kernel(tensors, rule, begin, end); });

@@ -50,11 +50,4 @@ template <typename T>
 using SparseAdamKernel = void (*)(const SparseAdam<T>& tensors, const AdamRule& rule, int64_t begin,
                                   int64_t end);
 
-template <typename T>
-SparseAdamKernel<T> sparse_adam_kernel_portable();
-template <typename T>
-SparseAdamKernel<T> sparse_adam_kernel_avx2();
-template <typename T>
-SparseAdamKernel<T> sparse_adam_kernel_avx512();
-
 }  // namespace hstree::cpu

@@ -109,17 +109,11 @@ static void sparse_adam(const SparseAdam<T>& tensors, const AdamRule& rule, int6
   }
 }
 
+template <typename T>
+static constexpr SparseAdamKernel<T> sparse_adam_kernel = sparse_adam<T>;
+
 }  // namespace HSTREE_CAPABILITY
 
-#define HSTREE_SPARSE_ADAM(T)                                                    \
-  template <>                                                                    \
-  SparseAdamKernel<T> HSTREE_JOIN(sparse_adam_kernel_, HSTREE_CAPABILITY)<T>() { \
-    return HSTREE_CAPABILITY::sparse_adam<T>;                                    \
-  }
-HSTREE_SPARSE_ADAM(float)
-HSTREE_SPARSE_ADAM(double)
-HSTREE_SPARSE_ADAM(BFloat16)
-HSTREE_SPARSE_ADAM(Half)
-#undef HSTREE_SPARSE_ADAM
+HSTREE_KERNELS_OF_ELEMENTS(SparseAdamKernel, sparse_adam_kernel)
 
 }  // namespace hstree::cpu

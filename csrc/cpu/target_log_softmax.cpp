@@ -15,11 +15,6 @@
 namespace hstree::cpu {
 namespace {
 
-template <typename A>
-const MonotoneKernels<A>& monotone_kernels() {
-  return *HSTREE_BY_CAPABILITY(monotone_kernels, A);
-}
-
 void check_target(const MonotoneRows& rows) {
   for (int64_t r = 0; r < rows.rows; ++r) {
     const int64_t y = rows.target[r];
@@ -51,7 +46,7 @@ LogSum<A> log_sum(const MonotoneKernels<A>& kernels, const Function<A>& f, const
 template <typename A>
 void target_log_softmax(const MonotoneRows& rows, const A* logits, A* log_prob, A* log_normalizer) {
   check_target(rows);
-  const MonotoneKernels<A>& kernels = monotone_kernels<A>();
+  const MonotoneKernels<A>& kernels = chosen_kernels<MonotoneKernels<A>>();
   const Function<A> f(rows.function);
   parallel(rows.rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
@@ -113,7 +108,7 @@ template <typename A>
 void target_log_softmax_backward(const MonotoneRows& rows, A* logits, const A* grad_log_prob,
                                  const A* log_normalizer, double* grad_table) {
   check_target(rows);
-  const MonotoneKernels<A>& kernels = monotone_kernels<A>();
+  const MonotoneKernels<A>& kernels = chosen_kernels<MonotoneKernels<A>>();
   const Function<A> f(rows.function);
   run_rows(rows, grad_log_prob, grad_table, [&](int64_t r, const TableSums& sums) {
     A* x = logits + r * rows.classes;
@@ -138,7 +133,7 @@ template <typename A>
 void target_log_softmax_gradient(const MonotoneRows& rows, A* logits, const A* grad_log_prob, A* log_prob,
                                  double* grad_table) {
   check_target(rows);
-  const MonotoneKernels<A>& kernels = monotone_kernels<A>();
+  const MonotoneKernels<A>& kernels = chosen_kernels<MonotoneKernels<A>>();
   const Function<A> f(rows.function);
   run_rows(rows, grad_log_prob, grad_table, [&](int64_t r, const TableSums& sums) {
     A* x = logits + r * rows.classes;

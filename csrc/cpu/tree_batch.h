@@ -1,4 +1,4 @@
-// Shared by the path op and the wide op on the CPU: arguments and workspaces.
+// Shared by the path op, the wide op and the leaf op on the CPU: arguments and workspaces.
 #pragma once
 
 #include <algorithm>

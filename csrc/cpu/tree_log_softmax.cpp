@@ -204,7 +204,7 @@ void tree_log_softmax(const TreeMixture<A>& m, A* log_prob) {
   constexpr int64_t block = 1024;  // classes of a task
   const CheckedWalk<A> checked(m);
   const Walk walk = checked.walk();
-  const TreeMixKernels<A>& kernels = *HSTREE_BY_CAPABILITY(tree_mix_kernels, A);
+  const TreeMixKernels<A>& kernels = chosen_kernels<TreeMixKernels<A>>();
   const int64_t lanes = kernels.lanes, blocks = (m.classes + block - 1) / block;
   const int64_t few = m.leaf_bias ? lanes / 4 : 1;  // rows that are faster one by one
   const int64_t scores = m.leaf_bias ? m.classes * lanes : 0, shifts = m.trees * walk.groups * lanes;
@@ -252,7 +252,7 @@ void tree_log_softmax_backward(const TreeMixture<A>& mixture, const A* grad, con
       std::fill_n(grad_score + (t * checked.score_rows() + row) * mixture.rows, mixture.rows, A{0});
     }
   }
-  const TreeLogSoftmaxKernels<A>& kernels = *HSTREE_BY_CAPABILITY(tree_log_softmax_kernels, A);
+  const TreeLogSoftmaxKernels<A>& kernels = chosen_kernels<TreeLogSoftmaxKernels<A>>();
   each_vector(mixture, kernels.lanes, backward_vectors(walk, mixture.classes),
               [&](int64_t begin, int64_t count, A* workspace) {
                 kernels.backward(mixture, walk, begin, count, grad, log_prob, grad_score, grad_log_gate,

@@ -113,18 +113,4 @@ struct TreeMixKernels {
               int64_t end, A* log_prob, A* workspace);
 };
 
-template <typename A>
-const TreeMixKernels<A>* tree_mix_kernels_portable();
-template <typename A>
-const TreeMixKernels<A>* tree_mix_kernels_avx2();
-template <typename A>
-const TreeMixKernels<A>* tree_mix_kernels_avx512();
-
-template <typename A>
-const TreeLogSoftmaxKernels<A>* tree_log_softmax_kernels_portable();
-template <typename A>
-const TreeLogSoftmaxKernels<A>* tree_log_softmax_kernels_avx2();
-template <typename A>
-const TreeLogSoftmaxKernels<A>* tree_log_softmax_kernels_avx512();
-
 }  // namespace hstree::cpu

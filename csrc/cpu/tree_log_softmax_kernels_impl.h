@@ -354,21 +354,11 @@ static void backward(const TreeMixture<A>& m, const Walk& walk, int64_t begin, i
 }
 
 template <typename A>
-static const TreeLogSoftmaxKernels<A>* table() {
-  static constexpr TreeLogSoftmaxKernels<A> kernels = {VectorOf<A>::width, backward<A>};
-  return &kernels;
-}
+static constexpr TreeLogSoftmaxKernels<A> table = {VectorOf<A>::width, backward<A>};
 
 }  // namespace log_prob
 }  // namespace HSTREE_CAPABILITY
 
-#define HSTREE_TABLE(A)                                                                         \
-  template <>                                                                                   \
-  const TreeLogSoftmaxKernels<A>* HSTREE_JOIN(tree_log_softmax_kernels_, HSTREE_CAPABILITY)() { \
-    return HSTREE_CAPABILITY::log_prob::table<A>();                                             \
-  }
-HSTREE_TABLE(float)
-HSTREE_TABLE(double)
-#undef HSTREE_TABLE
+HSTREE_KERNELS_OF_SUMS(TreeLogSoftmaxKernels, log_prob::table)
 
 }  // namespace hstree::cpu

@@ -185,21 +185,11 @@ static void mix(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& ro
 }
 
 template <typename A>
-static const TreeMixKernels<A>* table() {
-  static constexpr TreeMixKernels<A> kernels = {VectorOf<A>::width, scores<A>, terms<A>, mix<A>};
-  return &kernels;
-}
+static constexpr TreeMixKernels<A> table = {VectorOf<A>::width, scores<A>, terms<A>, mix<A>};
 
 }  // namespace mixture
 }  // namespace HSTREE_CAPABILITY
 
-#define HSTREE_TABLE(A)                                                          \
-  template <>                                                                    \
-  const TreeMixKernels<A>* HSTREE_JOIN(tree_mix_kernels_, HSTREE_CAPABILITY)() { \
-    return HSTREE_CAPABILITY::mixture::table<A>();                               \
-  }
-HSTREE_TABLE(float)
-HSTREE_TABLE(double)
-#undef HSTREE_TABLE
+HSTREE_KERNELS_OF_SUMS(TreeMixKernels, mixture::table)
 
 }  // namespace hstree::cpu

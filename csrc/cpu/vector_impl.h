@@ -1,11 +1,26 @@
 // Vectors of one instruction set: loads, stores, exp and log1p, for the kernel bodies, *_impl.h. Each
-// kernels_<capability>.cpp includes those once, between a target pragma and its end, with
+// kernels_<capability>.cpp includes those once, through kernels_impl.h, between a target pragma and its end, with
 // HSTREE_CAPABILITY and HSTREE_VECTOR_BYTES defined. Nothing in them may instantiate a template or inline
 // function of another header: the linker would keep one copy of it for all instruction sets.
 #pragma once
 
 #define HSTREE_JOIN_(a, b) a##b
 #define HSTREE_JOIN(a, b) HSTREE_JOIN_(a, b)
+
+// Defines chosen_kernels<Kernels<T>>() of this instruction set, the constant table<T>, for each accumulation type or
+// each element type.
+#define HSTREE_KERNELS(Kernels, table, T)                                    \
+  template <>                                                                \
+  const Kernels<T>& HSTREE_JOIN(kernels_, HSTREE_CAPABILITY)<Kernels<T>>() { \
+    return HSTREE_CAPABILITY::table<T>;                                      \
+  }
+#define HSTREE_KERNELS_OF_SUMS(Kernels, table) \
+  HSTREE_KERNELS(Kernels, table, float)        \
+  HSTREE_KERNELS(Kernels, table, double)
+#define HSTREE_KERNELS_OF_ELEMENTS(Kernels, table) \
+  HSTREE_KERNELS_OF_SUMS(Kernels, table)           \
+  HSTREE_KERNELS(Kernels, table, BFloat16)         \
+  HSTREE_KERNELS(Kernels, table, Half)
 
 namespace hstree::cpu {
 namespace HSTREE_CAPABILITY {

@@ -1,5 +1,5 @@
-// Products of runs of rows with the blocks of weight rows of wide nodes, their log-softmax and their
-// gradients: one table of functions for each instruction set.
+// Products of runs of rows with the weight rows of wide nodes, their log-softmax and their gradients: one table
+// of functions for each instruction set.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,20 @@ struct WideRun {
   int64_t width;       // children of the node
   int64_t place;       // of its first child among the scores of a row
   int64_t depth;       // wide nodes above it
-  int64_t slot;        // of its first child in the row-sparse gradient
+  int64_t slot;        // of its first child among all children of the tree's runs
   int64_t entry;       // scores of earlier runs
 };
 
 // The rows of one tree in leaf order, and the weights that they are multiplied with. N rows, n of them not
-// ignored, D hidden features, S features of the tree, L scores of a row.
+// ignored, D hidden features, S features of the tree, L scores of a row, V classes.
 template <typename T>
 struct WideTree {
   const int32_t* row;          // [n]
   const int64_t* first_child;  // [n + 1] into child
   const int32_t* child;        // by place, then by depth
-  const T* hidden;             // [N, D]
+  const int32_t*
+      leaf_class;   // [V] row of `weight` and `bias` for each row of the tree, or null: the same row
+  const T* hidden;  // [N, D]
   FeatureSubset subset;
   int64_t in_features;       // D
   int64_t features;          // S
@@ -42,13 +44,33 @@ struct WideTree {
 constexpr int64_t wide_rows = 32;
 constexpr int64_t wide_children = 64;
 
-// Elements of the workspaces of `scores` and `gradients`.
-inline int64_t wide_scores_scratch(int64_t features) {
-  return wide_rows * workspace_stride(features);
+// Elements of the workspaces of `scores` and `gradients`. widest: children of a node.
+inline int64_t wide_scores_scratch(int64_t features, int64_t widest) {
+  return wide_rows * workspace_stride(features) + widest;
 }
 inline int64_t wide_gradients_scratch(int64_t features) {
   return (2 * wide_rows + wide_children) * workspace_stride(features) + (wide_rows + 1) * wide_children;
 }
+
+// The gradients of one tree. A tree's own weight rows have grad_weight; those that all trees share have sums, to
+// which the trees add one after another.
+template <typename T>
+struct WideGradients {
+  using A = accumulate_t<T>;
+
+  const A* grad_log_prob;  // [N] of the tree, `trees` apart
+  int64_t trees;
+  const A* score;          // as in `scores`
+  A* grad_hidden;          // [N, D], or null
+  T* grad_weight;          // [., S], stored, or null
+  A* sum;                  // [., sum_stride], added to, or null
+  int64_t sum_stride;      // from row to row
+  int64_t sum_begin;       // feature of its first column
+  const int32_t* sum_row;  // of each child of the tree's runs
+  T* grad_bias;            // or null
+  bool
+      sparse;  // rows of grad_weight and grad_bias are children of the runs; otherwise those of weight and bias
+};
 
 template <typename T>
 struct WideKernels {
@@ -59,20 +81,13 @@ struct WideKernels {
   void (*scores)(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin, int64_t end,
                  A* score, A* scratch);
 
-  // Gradients of a run for the features begin <= s < end, multiples of 16 or end = S, from
-  // grad_log_prob[row * trees]. Stores the gradients of the weights in grad_weight [., S] from row grad_row
-  // on, and those of the bias in grad_bias from grad_row on, unless it is null. Adds to grad_hidden [N, D].
-  // The order of each sum does not depend on the interval.
+  // Gradients of a run for the features begin <= s < end, multiples of 16 or end = S. Those of the bias belong to
+  // the interval that begins at 0. The order of each sum does not depend on the interval.
   void (*gradients)(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
-                    int64_t end, const A* grad_log_prob, int64_t trees, const A* score, A* grad_hidden,
-                    T* grad_weight, T* grad_bias, int64_t grad_row, A* scratch);
-};
+                    int64_t end, const WideGradients<T>& gradients, A* scratch);
 
-template <typename T>
-const WideKernels<T>* wide_kernels_portable();
-template <typename T>
-const WideKernels<T>* wide_kernels_avx2();
-template <typename T>
-const WideKernels<T>* wide_kernels_avx512();
+  // Rounds `count` sums to a row. May read up to a vector beyond them.
+  void (*store_sums)(const A* sum, int64_t count, T* row);
+};
 
 }  // namespace hstree::cpu

@@ -1,4 +1,4 @@
-// Body of the kernels of the wide op, under the rules of vector_impl.h.
+// Body of the kernels of the wide op and the leaf op, under the rules of vector_impl.h.
 #pragma once
 
 #include "cpu/vector_impl.h"
@@ -38,50 +38,107 @@ static inline void store_up_to(T* p, int64_t count, Vector<accumulate_t<T>> v) {
   }
 }
 
-// Weight rows that will be read next, prefetched during the sums over other rows' columns.
-template <typename T>
-struct Ahead {
-  const T* weight;  // first of them
-  int64_t rows;
+// K rows of a matrix. Where the compiler knows that they are consecutive, their addresses take fewer registers.
+template <typename E>
+struct ConsecutiveRows {
+  E* first;
   int64_t stride;
 
-  void fetch(int64_t column) const {
-    for (int64_t i = 0; i < rows; ++i) __builtin_prefetch(weight + i * stride + column, 0, 2);
+  E* operator[](int k) const { return first + k * stride; }
+};
+template <typename E, int K>
+struct ListedRows {
+  E* row[K];
+
+  E* operator[](int k) const { return row[k]; }
+};
+
+// The weights of a tree's rows from column `begin` on, and the sums of their gradients: its own, or those of their
+// classes.
+template <typename T>
+struct OwnRows {
+  using A = accumulate_t<T>;
+  static constexpr bool are_shared = false;
+  const T* weight;
+  int64_t features;
+
+  OwnRows(const WideTree<T>& tree, int64_t begin) : weight(tree.weight + begin), features(tree.features) {}
+  const T* operator()(int64_t row) const { return weight + row * features; }
+  template <int K>
+  ConsecutiveRows<const T> weights(int64_t row) const {
+    return {(*this)(row), features};
+  }
+  template <int K>
+  static ConsecutiveRows<A> sums(A* sum, int64_t stride, const int32_t*) {
+    return {sum, stride};
+  }
+};
+template <typename T>
+struct ClassRows {
+  using A = accumulate_t<T>;
+  static constexpr bool are_shared = true;
+  const T* weight;
+  int64_t features;
+  const int32_t* leaf_class;
+
+  ClassRows(const WideTree<T>& tree, int64_t begin)
+      : weight(tree.weight + begin), features(tree.features), leaf_class(tree.leaf_class) {}
+  const T* operator()(int64_t row) const { return weight + leaf_class[row] * features; }
+  template <int K>
+  ListedRows<const T, K> weights(int64_t row) const {
+    ListedRows<const T, K> rows;
+#pragma GCC unroll 4
+    for (int k = 0; k < K; ++k) rows.row[k] = (*this)(row + k);
+    return rows;
+  }
+  template <int K>
+  static ListedRows<A, K> sums(A* sum, int64_t stride, const int32_t* place) {
+    ListedRows<A, K> rows;
+#pragma GCC unroll 4
+    for (int k = 0; k < K; ++k) rows.row[k] = sum + place[k] * stride;
+    return rows;
   }
 };
 
-// The share of the next run's weights to prefetch with the children c to c + k - 1 of `width`.
-template <typename T>
-static inline Ahead<T> share(const WideTree<T>& tree, const WideRun* next, int64_t begin, int64_t c,
-                             int64_t k, int64_t width) {
-  if (!next) return {nullptr, 0, 0};
-  const int64_t first = c * next->width / width, last = (c + k) * next->width / width;
-  return {tree.weight + (next->first_row + first) * tree.features + begin, last - first, tree.features};
+// Rows whose weights will be read next, prefetched during the sums over other rows' columns.
+struct Ahead {
+  int64_t begin, end;
+
+  template <typename Rows>
+  void fetch(const Rows& rows, int64_t column) const {
+    for (int64_t row = begin; row < end; ++row) __builtin_prefetch(rows(row) + column, 0, 2);
+  }
+};
+
+// The share of the next run's rows to prefetch with the children c to c + k - 1 of `width`.
+static inline Ahead share(const WideRun* next, int64_t c, int64_t k, int64_t width) {
+  if (!next) return {0, 0};
+  return {next->first_row + c * next->width / width, next->first_row + (c + k) * next->width / width};
 }
 
 // z_r[k] = dot(x_r, w_k) for R rows and K children.
-template <typename T>
+template <typename T, typename Rows>
 struct ScoreTile {
   using A = accumulate_t<T>;
   static constexpr int64_t W = VectorOf<A>::width;
 
   const A* x;
   int64_t x_stride;
-  const T* weight;
+  Rows rows;
+  int64_t row;  // of the first child
   int64_t features;
-  Ahead<T> ahead;
+  Ahead ahead;
   A* const* z;
   int64_t child;
 
-  template <bool whole, int R, int K>
-  static inline void step(const A* x, int64_t x_stride, const T* w, int64_t features, int64_t s,
-                          Vector<A> (&sum)[R][K]) {
+  template <bool whole, int R, int K, typename Weights>
+  inline void step(const Weights& w, int64_t s, Vector<A> (&sum)[R][K]) const {
     Vector<A> xs[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) xs[r] = load(x + r * x_stride + s);
 #pragma GCC unroll 4
     for (int k = 0; k < K; ++k) {
-      const Vector<A> ws = load_some<whole>(w + k * features + s, features - s);
+      const Vector<A> ws = load_some<whole>(w[k] + s, features - s);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) sum[r][k] += xs[r] * ws;
     }
@@ -89,13 +146,14 @@ struct ScoreTile {
 
   template <int R, int K>
   void run() const {
+    const auto w = rows.template weights<K>(row);
     Vector<A> sum[R][K] = {};
     int64_t s = 0;
     for (; s + W <= features; s += W) {
-      ahead.fetch(s);
-      step<true>(x, x_stride, weight, features, s, sum);
+      ahead.fetch(rows, s);
+      step<true>(w, s, sum);
     }
-    if (s < features) step<false>(x, x_stride, weight, features, s, sum);
+    if (s < features) step<false>(w, s, sum);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -140,12 +198,34 @@ static inline void log_softmax(const T* bias, int64_t width, A* z) {
   }
 }
 
+// The bias of a node's children: in place, or a copy.
 template <typename T>
-static void scores(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
-                   int64_t end, accumulate_t<T>* score, accumulate_t<T>* x) {
+static inline const accumulate_t<T>* bias_of(const WideTree<T>& tree, const WideRun& run,
+                                             accumulate_t<T>* copy) {
+  using A = accumulate_t<T>;
+  constexpr int64_t W = VectorOf<A>::width;
+  if (!tree.bias) return nullptr;
+  const T* const bias = tree.bias + run.first_row;
+  if (tree.leaf_class) {
+    for (int64_t c = 0; c < run.width; ++c) copy[c] = element(tree.bias + tree.leaf_class[run.first_row + c]);
+    return copy;
+  }
+  if constexpr (sizeof(T) == sizeof(A)) return bias;
+  for (int64_t c = 0; c < run.width; c += W) {
+    const int64_t some = run.width - c < W ? run.width - c : W;
+    store_up_to(copy + c, some, load_first(bias + c, some));
+  }
+  return copy;
+}
+
+template <typename T, typename Rows>
+static void scores_of(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
+                      int64_t end, accumulate_t<T>* score, accumulate_t<T>* scratch) {
   using A = accumulate_t<T>;
   const int64_t stride = tree.workspace_stride;
-  const T* weight = tree.weight + run.first_row * tree.features;
+  const Rows tree_rows(tree, 0);
+  A* const x = scratch;
+  const A* const bias = bias_of(tree, run, x + wide_rows * stride);
   for (int64_t first = begin; first < end; first += wide_rows) {
     const int64_t rows = end - first < wide_rows ? end - first : wide_rows;
     A* z[wide_rows];
@@ -158,25 +238,28 @@ static void scores(const WideTree<T>& tree, const WideRun& run, const WideRun* n
       const int64_t children = run.width - c < child_tile ? run.width - c : child_tile;
       for (int64_t r = 0; r < rows; r += row_tile) {
         const bool fetch = r == 0 && first == begin;
-        const ScoreTile<T> tile = {x + r * stride,
-                                   stride,
-                                   weight + c * tree.features,
-                                   tree.features,
-                                   share(tree, fetch ? next : nullptr, 0, c, children, run.width),
-                                   z + r,
-                                   c};
+        const ScoreTile<T, Rows> tile = {
+            x + r * stride, stride,
+            tree_rows,      run.first_row + c,
+            tree.features,  share(fetch ? next : nullptr, c, children, run.width),
+            z + r,          c};
         run_tile<row_tile, child_tile>(tile, rows - r, children);
       }
     }
-    for (int64_t r = 0; r < rows; ++r) {
-      log_softmax(tree.bias ? tree.bias + run.first_row : nullptr, run.width, z[r]);
-    }
+    for (int64_t r = 0; r < rows; ++r) log_softmax(bias, run.width, z[r]);
   }
+}
+
+template <typename T>
+static void scores(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
+                   int64_t end, accumulate_t<T>* score, accumulate_t<T>* scratch) {
+  return tree.leaf_class ? scores_of<T, ClassRows<T>>(tree, run, next, begin, end, score, scratch)
+                         : scores_of<T, OwnRows<T>>(tree, run, next, begin, end, score, scratch);
 }
 
 // For R rows and K children and every feature: grad_x_r += sum_k z_rk w_k, and sum_r z_rk x_r is added to the
 // gradient of w_k.
-template <typename T>
+template <typename T, typename Rows>
 struct GradientTile {
   using A = accumulate_t<T>;
   static constexpr int64_t W = VectorOf<A>::width;
@@ -185,16 +268,18 @@ struct GradientTile {
   const A* x;
   A* grad_x;  // or null
   int64_t stride;
-  const T* weight;
-  int64_t weight_stride;
+  Rows rows;
+  int64_t row;  // of the first child
   int64_t features;
-  Ahead<T> ahead;
-  A* sum;       // of the gradient of the weights, or null
-  bool opened;  // earlier rows were summed
-  T* target;    // of finished sums, if aligned for streaming, otherwise null
+  Ahead ahead;
+  A* sum;  // of the gradient of the weights, own rows: of the first child; or null
+  int64_t sum_stride;
+  const int32_t* sum_row;  // of each child, or null
+  bool opened;             // earlier rows or trees were summed
+  T* target;               // of finished sums of own rows, if aligned for streaming, otherwise null
 
-  template <bool of_hidden, bool of_weight, bool whole, int R, int K>
-  inline void step(int64_t s, const Vector<A> (&zs)[R][K]) const {
+  template <bool of_hidden, bool of_weight, bool whole, int R, int K, typename Weights, typename Sums>
+  inline void step(int64_t s, const Weights& w, const Sums& sums, const Vector<A> (&zs)[R][K]) const {
     Vector<A> xs[R], gs[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -203,18 +288,25 @@ struct GradientTile {
     }
 #pragma GCC unroll 4
     for (int k = 0; k < K; ++k) {
-      const Vector<A> w = load_some<whole>(weight + k * weight_stride + s, features - s);
-      Vector<A> d = of_weight && opened ? load(sum + k * stride + s) : Vector<A>{};
+      const Vector<A> ws = load_some<whole>(w[k] + s, features - s);
+      Vector<A> d;
+      if constexpr (of_weight && Rows::are_shared) {
+        d = load_some<whole>(sums[k] + s, features - s);
+      } else {
+        d = of_weight && opened ? load(sums[k] + s) : Vector<A>{};
+      }
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        if constexpr (of_hidden) gs[r] += zs[r][k] * w;
+        if constexpr (of_hidden) gs[r] += zs[r][k] * ws;
         if constexpr (of_weight) d += zs[r][k] * xs[r];
       }
       if constexpr (!of_weight) continue;
-      if (whole && target) {
-        stream(target + k * weight_stride + s, d);
+      if (Rows::are_shared && !whole) {
+        store_first(sums[k] + s, features - s, d);
+      } else if (!Rows::are_shared && whole && target) {
+        stream(target + k * rows.features + s, d);
       } else {
-        store(sum + k * stride + s, d);
+        store(sums[k] + s, d);
       }
     }
 #pragma GCC unroll 4
@@ -236,12 +328,15 @@ struct GradientTile {
 #pragma GCC unroll 4
       for (int k = 0; k < K; ++k) zs[r][k] = splat(z[r * wide_children + k]);
     }
+    const auto w = rows.template weights<K>(row);
+    decltype(Rows::template sums<K>(sum, sum_stride, sum_row)) sums = {};
+    if constexpr (of_weight) sums = Rows::template sums<K>(sum, sum_stride, sum_row);
     int64_t s = 0;
     for (; s + W <= features; s += W) {
-      ahead.fetch(s);
-      step<of_hidden, of_weight, true>(s, zs);
+      ahead.fetch(rows, s);
+      step<of_hidden, of_weight, true>(s, w, sums, zs);
     }
-    if (s < features) step<of_hidden, of_weight, false>(s, zs);
+    if (s < features) step<of_hidden, of_weight, false>(s, w, sums, zs);
   }
 };
 
@@ -258,21 +353,38 @@ static inline void score_gradient(const A* score, int64_t count, int64_t chosen,
   }
 }
 
+// Stores the gradients of the bias of some children from child c on.
 template <typename T>
-static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
-                      int64_t end, const accumulate_t<T>* grad_log_prob, int64_t trees,
-                      const accumulate_t<T>* score, accumulate_t<T>* grad_hidden, T* grad_weight,
-                      T* grad_bias, int64_t grad_row, accumulate_t<T>* scratch) {
+static inline void store_bias(const WideTree<T>& tree, const WideRun& run, const WideGradients<T>& g,
+                              int64_t c, int64_t children, const accumulate_t<T>* sum) {
+  constexpr int64_t W = VectorOf<accumulate_t<T>>::width;
+  if (tree.leaf_class && !g.sparse) {
+    const int32_t* const leaf_class = tree.leaf_class + run.first_row + c;
+    for (int64_t k = 0; k < children; ++k) store_first(g.grad_bias + leaf_class[k], 1, splat(sum[k]));
+    return;
+  }
+  T* const to = g.grad_bias + (g.sparse ? run.slot : run.first_row) + c;
+  for (int64_t k = 0; k < children; k += W) store_up_to(to + k, children - k, load(sum + k));
+}
+
+template <typename T, typename Rows>
+static void gradients_of(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
+                         int64_t end, const WideGradients<T>& g, accumulate_t<T>* scratch) {
   using A = accumulate_t<T>;
   constexpr int64_t W = VectorOf<A>::width;
   const int64_t size = end - begin, stride = tree.workspace_stride;
+  const Rows tree_rows(tree, begin);
   A* x = scratch;
   A* grad_x = x + wide_rows * stride;
   A* sums = grad_x + wide_rows * stride;
   A* z = sums + wide_children * stride;
   A* bias_sum = z + wide_rows * wide_children;
+  const int64_t first_row = g.sparse ? run.slot : run.first_row;
+  const bool of_hidden = g.grad_hidden != nullptr;
+  const bool of_weight = Rows::are_shared ? g.sum != nullptr : g.grad_weight != nullptr;
   // Then all rows are aligned, and size and begin are whole numbers of vectors.
-  const bool aligned = grad_weight && tree.features % W == 0 && is_aligned(grad_weight + begin);
+  const bool aligned =
+      !Rows::are_shared && of_weight && tree.features % W == 0 && is_aligned(g.grad_weight + begin);
   for (int64_t c0 = 0; c0 < run.width; c0 += wide_children) {
     poll();
     const int64_t children = run.width - c0 < wide_children ? run.width - c0 : wide_children;
@@ -283,66 +395,67 @@ static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun
         const int64_t row = tree.row[first + r];
         gather(tree.subset, begin, end, tree.hidden + row * tree.in_features, x + r * stride);
         for (int64_t s = 0; s < size; s += W) store(grad_x + r * stride + s, Vector<A>{});
-        score_gradient(score + row * tree.score_stride + run.place + c0, children,
-                       tree.child[tree.first_child[first + r] + run.depth] - c0, grad_log_prob[row * trees],
-                       z + r * wide_children, bias_sum);
+        score_gradient(g.score + row * tree.score_stride + run.place + c0, children,
+                       tree.child[tree.first_child[first + r] + run.depth] - c0,
+                       g.grad_log_prob[row * g.trees], z + r * wide_children, bias_sum);
       }
-      const bool of_tiles = grad_hidden || grad_weight;
-      for (int64_t c = 0; of_tiles && c < children; c += child_tile) {
+      for (int64_t c = 0; (of_hidden || of_weight) && c < children; c += child_tile) {
         const int64_t some = children - c < child_tile ? children - c : child_tile;
-        const T* weight = tree.weight + (run.first_row + c0 + c) * tree.features + begin;
-        T* target = grad_weight + (grad_row + c0 + c) * tree.features + begin;
+        const int64_t slot = run.slot + c0 + c;
+        const bool of_own = of_weight && !Rows::are_shared, of_shared = of_weight && Rows::are_shared;
+        T* const target = of_own ? g.grad_weight + (first_row + c0 + c) * tree.features + begin : nullptr;
         for (int64_t r = 0; r < rows; r += row_tile) {
-          const bool opened = r > 0 || first > run.begin, stays = first + r + row_tile < run.end;
-          const GradientTile<T> tile = {z + r * wide_children + c,
-                                        x + r * stride,
-                                        grad_hidden ? grad_x + r * stride : nullptr,
-                                        stride,
-                                        weight,
-                                        tree.features,
-                                        size,
-                                        share(tree, opened ? nullptr : next, begin, c0 + c, some, run.width),
-                                        grad_weight ? sums + c * stride : nullptr,
-                                        opened,
-                                        aligned && !stays ? target : nullptr};
+          const bool later = r > 0 || first > run.begin, stays = first + r + row_tile < run.end;
+          const GradientTile<T, Rows> tile = {z + r * wide_children + c,
+                                              x + r * stride,
+                                              of_hidden ? grad_x + r * stride : nullptr,
+                                              stride,
+                                              tree_rows,
+                                              run.first_row + c0 + c,
+                                              size,
+                                              share(later ? nullptr : next, c0 + c, some, run.width),
+                                              of_shared ? g.sum + (begin - g.sum_begin)
+                                              : of_own  ? sums + c * stride
+                                                        : nullptr,
+                                              of_shared ? g.sum_stride : stride,
+                                              of_shared ? g.sum_row + slot : nullptr,
+                                              later,
+                                              aligned && !stays ? target : nullptr};
           run_tile<row_tile, child_tile>(tile, rows - r, some);
         }
-        if (!grad_weight || aligned || first + rows < run.end) continue;
+        if (!of_own || aligned || first + rows < run.end) continue;
         for (int64_t k = 0; k < some; ++k) {
           stream_row(sums + (c + k) * stride, size, target + k * tree.features);
         }
       }
-      for (int64_t r = 0; grad_hidden && r < rows; ++r) {
+      for (int64_t r = 0; of_hidden && r < rows; ++r) {
         scatter_add(tree.subset, begin, end, grad_x + r * stride,
-                    grad_hidden + tree.row[first + r] * tree.in_features);
+                    g.grad_hidden + tree.row[first + r] * tree.in_features);
       }
     }
-    if (!grad_bias) continue;
-    for (int64_t c = 0; c < children; c += W) {
-      store_up_to(grad_bias + grad_row + c0 + c, children - c, load(bias_sum + c));
-    }
+    if (begin == 0 && g.grad_bias) store_bias(tree, run, g, c0, children, bias_sum);
   }
   end_of_streams();
 }
 
 template <typename T>
-static const WideKernels<T>* table() {
-  static constexpr WideKernels<T> kernels = {scores<T>, gradients<T>};
-  return &kernels;
+static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
+                      int64_t end, const WideGradients<T>& g, accumulate_t<T>* scratch) {
+  return tree.leaf_class ? gradients_of<T, ClassRows<T>>(tree, run, next, begin, end, g, scratch)
+                         : gradients_of<T, OwnRows<T>>(tree, run, next, begin, end, g, scratch);
 }
+
+template <typename T>
+static void store_sums(const accumulate_t<T>* sum, int64_t count, T* row) {
+  stream_row(sum, count, row);
+}
+
+template <typename T>
+static constexpr WideKernels<T> table = {scores<T>, gradients<T>, store_sums<T>};
 
 }  // namespace wide
 }  // namespace HSTREE_CAPABILITY
 
-#define HSTREE_TABLE(T)                                                   \
-  template <>                                                             \
-  const WideKernels<T>* HSTREE_JOIN(wide_kernels_, HSTREE_CAPABILITY)() { \
-    return HSTREE_CAPABILITY::wide::table<T>();                           \
-  }
-HSTREE_TABLE(float)
-HSTREE_TABLE(double)
-HSTREE_TABLE(BFloat16)
-HSTREE_TABLE(Half)
-#undef HSTREE_TABLE
+HSTREE_KERNELS_OF_ELEMENTS(WideKernels, wide::table)
 
 }  // namespace hstree::cpu

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "cpu/leaf_log_prob.h"
 #include "cpu/path_log_prob.h"
 #include "cpu/recycled_memory.h"
 #include "cpu/wide_log_prob.h"
@@ -80,11 +79,6 @@ TreeResult wide_log_prob(const TreeArguments& a) {
                  [](const auto& batch, const auto& tensors) { cpu::wide_log_prob(batch, tensors); });
 }
 
-TreeResult leaf_log_prob(const TreeArguments& a) {
-  return forward(a, wide_scores(a),
-                 [](const auto& batch, const auto& tensors) { cpu::leaf_log_prob(batch, tensors); });
-}
-
 // An uninitialized gradient [rows, features], in recycled memory.
 Tensor recycled_gradient(const Tensor& like, int64_t rows, int64_t features, Dtype dtype) {
   const int64_t bytes = rows * features * (dtype == Dtype::Double ? 8 : dtype == Dtype::Float ? 4 : 2);
@@ -157,13 +151,14 @@ TreeGradients leaf_log_prob_backward(const TreeArguments& a, const TreeBackward&
   const Dtype dtype = a.hidden.scalar_type();
   const Tensor order = order_of(a);
   const cpu::TreeBatch batch = tree_batch(a, order);
-  const cpu::LeafPlan plan = cpu::leaf_plan(batch);
-  const int64_t classes = b.sparse ? plan.visited.size() : 0, biases = b.sparse ? plan.visit.size() : 0;
+  const auto plans = cpu::wide_plans(batch);
+  const std::vector<int64_t> visited = cpu::visited_classes(batch, plans);
+  const int64_t classes = b.sparse ? visited.size() : 0, biases = b.sparse ? cpu::visited(plans) : 0;
   const Tensor index = empty(a.hidden, {1, classes}, Dtype::Long);
   const Tensor bias_index = empty(a.hidden, {2, biases}, Dtype::Long);
   if (b.sparse) {
-    std::copy(plan.visited.begin(), plan.visited.end(), data<int64_t>(index));
-    cpu::visited_biases(plan, data<int64_t>(bias_index));
+    std::copy(visited.begin(), visited.end(), data<int64_t>(index));
+    cpu::visited_index(plans, data<int64_t>(bias_index));
   }
   return backward(
       a, b, index, bias_index,
@@ -171,7 +166,7 @@ TreeGradients leaf_log_prob_backward(const TreeArguments& a, const TreeBackward&
       [&] {
         return b.sparse ? empty(a.weight, {biases}, dtype) : zeros(a.weight, {a.trees(), a.classes()}, dtype);
       },
-      [&](const auto& tensors) { cpu::leaf_log_prob_backward(batch, plan, tensors); });
+      [&](const auto& tensors) { cpu::leaf_log_prob_backward(batch, plans, visited, tensors); });
 }
 
 // Calls hstree::path_log_prob through the dispatcher, so it runs on any device and is differentiable.
@@ -240,7 +235,7 @@ STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
   m.impl("path_log_prob_backward", HSTREE_CPU_BOX(&PathOp::backward<path_log_prob_backward>));
   m.impl("wide_log_prob", HSTREE_CPU_BOX(&WideOp::forward<wide_log_prob>));
   m.impl("wide_log_prob_backward", HSTREE_CPU_BOX(&WideOp::backward<wide_log_prob_backward>));
-  m.impl("leaf_log_prob", HSTREE_CPU_BOX(&LeafOp::forward<leaf_log_prob>));
+  m.impl("leaf_log_prob", HSTREE_CPU_BOX(&LeafOp::forward<wide_log_prob>));
   m.impl("leaf_log_prob_backward", HSTREE_CPU_BOX(&LeafOp::backward<leaf_log_prob_backward>));
 }
 

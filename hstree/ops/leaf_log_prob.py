@@ -44,8 +44,8 @@ def leaf_log_prob(
             z = weight[classes] @ hidden[i] + bias[t, classes]
             log_prob[i, t] += z.log_softmax(0)[child]
 
-    Deterministic. On the CPU a row of the weight is read, and its gradient written, once for all
-    trees; on CUDA the trees add up in a gradient in float32 (float64 for float64 hidden), in order.
+    Deterministic: the trees add up in the gradient of the weight in float32 (float64 for float64
+    hidden), in order; for 16-bit types on the CPU, in a workspace of 64 MiB or 64 features.
     Holds at most the scores [N, T, max_width], on the CPU only those of the targets' groups;
     forward mode also holds their rows.
 

@@ -91,4 +91,4 @@ def test_no_second_gradient_of_the_embedding() -> None:
     largest, most = allocations(output.backward)
     of_embedding = 4 * V * D
     assert largest <= of_embedding
-    assert most < 4 * (V * D + head.leaf_bias.numel()) + of_embedding  # type: ignore[union-attr,operator]
+    assert most < 4 * (V * D + head.nodes.leaf_bias.numel()) + of_embedding  # type: ignore[union-attr,operator]

@@ -1,0 +1,14 @@
+// Declarations of all kernels. kernels_<capability>.cpp includes them before kernels_impl.h, so that no function of
+// theirs is compiled for one instruction set.
+#pragma once
+
+#include "cpu/capability.h"
+#include "cpu/logit_kernels.h"
+#include "cpu/mixture_row_kernels.h"
+#include "cpu/path_log_prob_kernels.h"
+#include "cpu/sparse_adam.h"
+#include "cpu/tree_log_softmax.h"
+#include "cpu/wide_log_prob_kernels.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
