@@ -1,9 +1,8 @@
 """Run folders: settings, records, and what writes a folder and reads it back."""
 
 from .checkpoint import load_model
-from .config import RESUMABLE, TrainConfig
+from .config import RESUMABLE, UNGROUPED, TrainConfig, read_settings
 from .device import choose_device, set_threads
-from .figures import UNGROUPED, RunFigures, counterpart, read_epochs, read_run
 from .folder import RunDirectory
 from .names import CheckpointError
 from .reader import (
@@ -17,6 +16,7 @@ from .reader import (
     run_names,
 )
 from .records import EpochRecord, HeadCost, Summary, perplexity
+from .results import RunFigures, counterpart, read_epochs, read_run
 from .settings import ConfigError, parse_options
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "perplexity",
     "read_epochs",
     "read_run",
+    "read_settings",
     "run_corpus",
     "run_held_out",
     "run_names",

@@ -1,16 +1,16 @@
-"""Every setting of a training run: one frozen dataclass that defines flags, defaults, limits and
-help texts."""
+"""Every setting of a training run: one frozen dataclass that defines flags, defaults, limits, help
+texts, and what else is known of each."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .head_options import head_options
 from .settings import (
     POSITIVE,
     PROBABILITY,
@@ -18,6 +18,10 @@ from .settings import (
     at_least,
     at_most,
     checked,
+    flag_name,
+    names_where,
+    parse_options,
+    parse_settings,
     setting,
 )
 
@@ -29,26 +33,15 @@ PRECISIONS = ("float32", "bfloat16")
 SHORTEST_WINDOW = 5
 LARGEST_SIZE = 2**20
 
-RESUMABLE = (
-    "data",
-    "epochs",
-    "learning_rate",
-    "clip",
-    "device",
-    "threads",
-    "save_interval",
-    "tensorboard",
-)
-"""The settings that can change when a run is resumed."""
+TREES = ("trees",)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of ``hstree train``.
 
-    Each field is a flag of the same name (``learning_rate`` is ``--learning-rate``); its metadata
-    holds the help text and the group under which ``--help`` lists it; ``{heads}`` in a help text
-    is replaced by the names of the registered heads.
+    Each field is a flag of the same name (``learning_rate`` is ``--learning-rate``); all that is
+    said about it is said here, see :func:`hstree.lm.runs.settings.setting`.
 
     Raises:
         ConfigError: a value out of range; the message names the flag, the expected and the given
@@ -63,6 +56,7 @@ class TrainConfig:
         "file, or hf:NAME[:CONFIG[:COLUMN]], a Hugging Face dataset (default: the docstrings and "
         "help topics of this Python installation)",
         metavar="PATH",
+        resumable=True,
     )
     min_count: int | None = setting(
         None,
@@ -101,21 +95,35 @@ class TrainConfig:
         "model",
         "dropout on the output of the last layer, with one mask for all time steps",
         PROBABILITY,
+        noise=True,
     )
     dropout_input: float = setting(
         0.5,
         "model",
         "dropout on the word embeddings, with one mask for all time steps",
         PROBABILITY,
+        noise=True,
     )
     dropout_hidden: float = setting(
-        0.5, "model", "dropout between LSTM layers, with one mask for all time steps", PROBABILITY
+        0.5,
+        "model",
+        "dropout between LSTM layers, with one mask for all time steps",
+        PROBABILITY,
+        noise=True,
     )
     dropout_embedding: float = setting(
-        0.0, "model", "dropout of whole words (rows of the embedding matrix)", PROBABILITY
+        0.0,
+        "model",
+        "dropout of whole words (rows of the embedding matrix)",
+        PROBABILITY,
+        noise=True,
     )
     weight_dropout: float = setting(
-        0.0, "model", "DropConnect on the hidden-to-hidden weights of every layer", PROBABILITY
+        0.0,
+        "model",
+        "DropConnect on the hidden-to-hidden weights of every layer",
+        PROBABILITY,
+        noise=True,
     )
     embedding_noise: float = setting(
         0.0,
@@ -123,6 +131,7 @@ class TrainConfig:
         "standard deviation of the normal noise that is added to the word embeddings in training, "
         "before --dropout-input",
         at_least(0),
+        noise=True,
     )
     sparse_embedding: bool = setting(
         False, "model", "row-sparse gradients of the word embeddings; only words read are updated"
@@ -136,13 +145,16 @@ class TrainConfig:
         "tie the output layer to the word embeddings; a softmax then needs --context-size equal "
         "to --embedding-size",
     )
-    n_trees: int = setting(4, "head", "trees: number of trees, T", at_least(1), at_most(1024))
+    n_trees: int = setting(
+        4, "head", "trees: number of trees, T", at_least(1), at_most(1024), heads=TREES
+    )
     root: int | None = setting(
         None,
         "head",
         "trees: number of children of the root, C (1: a binary root; default: 256, more from "
         "65,537 classes)",
         at_least(1),
+        heads=TREES,
     )
     leaf: int | None = setting(
         None,
@@ -151,6 +163,7 @@ class TrainConfig:
         "nodes (1: binary down to the classes; default: 16 with three levels, or in training "
         "with --sparse from 16,385 classes)",
         at_least(1),
+        heads=TREES,
     )
     levels: int | None = setting(
         None,
@@ -159,21 +172,34 @@ class TrainConfig:
         "children, 3: one more between them, over groups of --leaf classes (default: 2, or "
         "any number of binary nodes with --leaf, or in training with --sparse from 16,385 classes)",
         choices=(2, 3),
+        heads=TREES,
     )
     gate: str = setting(
-        "context", "head", "trees: mixture weights", choices=("uniform", "constant", "context")
+        "context",
+        "head",
+        "trees: mixture weights",
+        choices=("uniform", "constant", "context"),
+        heads=TREES,
     )
     recipe: str = setting(
-        "cluster", "head", "trees: how trees are built", choices=("cluster", "huffman", "random")
+        "cluster",
+        "head",
+        "trees: how trees are built",
+        choices=("cluster", "huffman", "random"),
+        heads=TREES,
     )
     subset_size: int | None = setting(
         None,
         "head",
         "trees: number of features that each tree reads, S (default: all)",
         at_least(1),
+        heads=TREES,
     )
     sparse: bool = setting(
-        False, "head", "trees, sampled: row-sparse gradients; only the visited rows are updated"
+        False,
+        "head",
+        "trees, sampled: row-sparse gradients; only the visited rows are updated",
+        heads=("trees", "sampled"),
     )
     relearn_trees: tuple[int, ...] = setting(
         (),
@@ -182,6 +208,8 @@ class TrainConfig:
         "the mean hidden state before each word of the training text; 2: after the first epoch",
         at_least(2),
         metavar="EPOCH[,EPOCH]",
+        heads=TREES,
+        inherited=False,
     )
     head_option: tuple[str, ...] = setting(
         (),
@@ -191,7 +219,9 @@ class TrainConfig:
     )
 
     # optimization
-    epochs: int = setting(8, "optimization", "passes over the training text", at_least(1))
+    epochs: int = setting(
+        8, "optimization", "passes over the training text", at_least(1), resumable=True
+    )
     batch_size: int = setting(
         20, "optimization", "number of parallel token streams in each process", at_least(1)
     )
@@ -218,7 +248,9 @@ class TrainConfig:
         at_least(0),
     )
     optimizer: str = setting("adamw", "optimization", "optimizer", choices=OPTIMIZERS)
-    learning_rate: float = setting(6e-3, "optimization", "learning rate of the backbone", POSITIVE)
+    learning_rate: float = setting(
+        6e-3, "optimization", "learning rate of the backbone", POSITIVE, resumable=True
+    )
     head_learning_rate_factor: float = setting(
         8.0, "optimization", "learning rate of the head divided by that of the backbone", POSITIVE
     )
@@ -229,7 +261,11 @@ class TrainConfig:
         at_least(0),
     )
     clip: float = setting(
-        1.0, "optimization", "largest norm of the gradient; 0: no clipping", at_least(0)
+        1.0,
+        "optimization",
+        "largest norm of the gradient; 0: no clipping",
+        at_least(0),
+        resumable=True,
     )
     schedule: str = setting("cosine", "optimization", "learning rate schedule", choices=SCHEDULES)
     warmup: int = setting(
@@ -291,6 +327,8 @@ class TrainConfig:
         "run",
         "run folder to create; it must not exist (default: runs/<time>-<head>)",
         metavar="DIR",
+        inherited=False,
+        grouped=False,
     )
     seed: int = setting(
         1,
@@ -298,10 +336,26 @@ class TrainConfig:
         "seed of trees, initial weights, dropout and window lengths",
         at_least(0),
         at_most(2**62),
+        grouped=False,
     )
-    device: str = setting("auto", "run", "device; auto: a GPU if there is one", choices=DEVICES)
+    device: str = setting(
+        "auto",
+        "run",
+        "device; auto: a GPU if there is one",
+        choices=DEVICES,
+        resumable=True,
+        inherited=False,
+        grouped=False,
+    )
     threads: int | None = setting(
-        None, "run", "number of CPU threads (default: chosen by torch)", at_least(1), at_most(1024)
+        None,
+        "run",
+        "number of CPU threads (default: chosen by torch)",
+        at_least(1),
+        at_most(1024),
+        resumable=True,
+        inherited=False,
+        grouped=False,
     )
     precision: str = setting(
         "float32",
@@ -310,14 +364,20 @@ class TrainConfig:
         "float32",
         choices=PRECISIONS,
     )
-    compile: bool = setting(False, "run", "use torch.compile for the training step of the head")
+    compile: bool = setting(
+        False, "run", "use torch.compile for the training step of the head", grouped=False
+    )
     save_interval: float = setting(
         600.0,
         "run",
         "seconds between saves of the state for --resume within an epoch; 0: after every step",
         at_least(0),
+        resumable=True,
+        grouped=False,
     )
-    tensorboard: bool = setting(False, "run", "write TensorBoard events to the run folder")
+    tensorboard: bool = setting(
+        False, "run", "write TensorBoard events to the run folder", resumable=True, grouped=False
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -348,10 +408,33 @@ class TrainConfig:
         self.head_options()
 
     def head_options(self) -> dict[str, Any]:
-        """Options for ``Head.from_corpus``: the learning-rate factor, ``tied`` if it is set, the
-        tree settings if the head is ``trees``, ``sparse`` if it is ``sampled``, and every
-        ``head_option``."""
-        return head_options(self)
+        """Options of the head: the learning-rate factor, ``tied`` if it is set, the settings of the
+        group "head" that it reads, and every ``head_option``.
+
+        Raises:
+            ConfigError: a ``head_option`` that has a flag of its own, or that would change what a
+                perplexity is.
+        """
+        options: dict[str, Any] = {"learning_rate_factor": self.head_learning_rate_factor}
+        if self.tied:
+            options["tied"] = True
+        read = [name for name, heads in READ_BY.items() if self.head in heads]
+        options |= {name: getattr(self, name) for name in read if name != "relearn_trees"}
+        flags = {"tied": "tied", "learning_rate_factor": "head_learning_rate_factor"}
+        flags |= {name: name for name in read}
+        more = parse_options(self.head_option)
+        for name, value in more.items():
+            if name in flags:
+                raise ConfigError(
+                    f"--head-option: expected --{flag_name(flags[name])} for {name!r}, got "
+                    f"{name}={value}"
+                )
+            if name in ("ignore_index", "reduction"):
+                raise ConfigError(
+                    f"--head-option: expected no {name!r}, as a perplexity is over all words of a "
+                    f"text, got {name}={value}"
+                )
+        return options | more
 
     def with_absolute_paths(self) -> TrainConfig:
         """The settings with absolute paths, as a run folder stores them."""
@@ -371,17 +454,20 @@ class TrainConfig:
             ConfigError: not a JSON object, a setting that does not exist, or a value that is not
                 valid.
         """
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"expected settings as JSON: {error}") from None
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"expected settings as a JSON object, got {type(values).__name__}")
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ConfigError(f"unknown settings: {', '.join(unknown)}")
-        return cls(**values)
+        return cls(**parse_settings(cls, text))
+
+
+def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings in a file: what :meth:`TrainConfig.to_json` wrote, or a part of it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ConfigError: as :meth:`TrainConfig.from_json`; the message names the file and the setting.
+    """
+    try:
+        return parse_settings(TrainConfig, Path(path).read_bytes(), f"{path}: ")
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: expected a file of settings, got a folder") from None
 
 
 def _absolute(path: str | None) -> str | None:
@@ -392,7 +478,34 @@ def _absolute(path: str | None) -> str | None:
     return f"hf:{Path(name).resolve()}{colon}{rest}" if Path(name).is_dir() else path
 
 
-HEAD_SETTINGS = frozenset(
-    field.name for field in dataclasses.fields(TrainConfig) if field.metadata["group"] == "head"
-) - {"tied"}
+RESUMABLE = names_where(TrainConfig, resumable=True)
+"""The settings that can change when a run is resumed."""
+
+UNGROUPED = names_where(TrainConfig, grouped=False)
+"""The settings in which two runs of the same model may differ."""
+
+READ_BY = {
+    field.name: field.metadata["heads"]
+    for field in dataclasses.fields(TrainConfig)
+    if field.metadata["heads"]
+}
+"""The heads that read a setting of the output layer, where not all heads do."""
+
+HEAD_SETTINGS = frozenset(names_where(TrainConfig, group="head")) - {"tied"}
 """The settings in which a model with another head may differ."""
+
+
+def unread(head: str) -> set[str]:
+    """The settings that have no effect on a head."""
+    return {name for name, heads in READ_BY.items() if head not in heads}
+
+
+def check_read(config: TrainConfig, names: Iterable[str]) -> None:
+    """Raises ConfigError if one of these settings has no effect on the head."""
+    for name in names:
+        empty = name == "relearn_trees" and not config.relearn_trees
+        if name in unread(config.head) and not empty:
+            raise ConfigError(
+                f"--{flag_name(name)}: expected the head "
+                f"{' or '.join(map(repr, READ_BY[name]))}, which reads it, got --head {config.head}"
+            )

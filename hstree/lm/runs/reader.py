@@ -12,12 +12,11 @@ import torch
 
 from hstree.lm._terminal import fold
 from hstree.lm.data import Corpus, HeldOut, Tokenizer, Vocabulary, load_corpus, load_held_out
-from hstree.lm.data.load import default_tokenizer
 from hstree.lm.data.tokenizer import tokenizer_from_bytes
 from hstree.lm.models import LanguageModel
 
 from .checkpoint import load_model, trained_text
-from .config import TrainConfig
+from .config import TrainConfig, read_settings
 from .names import CONFIG, MODEL, STATE, TOKENIZER, VOCABULARY, CheckpointError
 from .settings import ConfigError
 
@@ -64,13 +63,13 @@ def load_config(path: str | os.PathLike[str]) -> TrainConfig:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such run folder")
     try:
-        return TrainConfig.from_json((folder / CONFIG).read_bytes())
+        return TrainConfig(**read_settings(folder / CONFIG))
     except FileNotFoundError:
         inside = any(folder.glob(f"*/{CONFIG}"))
         hint = "; its subfolders are runs: name one of them" if inside else ""
         raise CheckpointError(f"{folder}: not a run folder: {CONFIG} missing{hint}") from None
-    except (ConfigError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{folder / CONFIG}: {error}") from None
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Run:
@@ -83,7 +82,9 @@ def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such run folder")
-    missing = [name for name in (CONFIG, VOCABULARY, MODEL) if not (folder / name).is_file()]
+    missing = [
+        name for name in (CONFIG, VOCABULARY, TOKENIZER, MODEL) if not (folder / name).is_file()
+    ]
     if missing == [MODEL] and (folder / STATE).is_file():
         raise CheckpointError(
             f"{folder}: no epoch has finished, so there is no {MODEL}; "
@@ -113,12 +114,11 @@ def load_vocabulary(folder: Path) -> Vocabulary:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a run folder. A run of an earlier version has a file of subwords alone;
-    without one, its text was split by the default. Raises CheckpointError if it cannot be read."""
-    if not (folder / TOKENIZER).is_file():
-        return default_tokenizer(load_config(folder).data)
+    """The tokenizer of a run folder. Raises CheckpointError if it cannot be read."""
     try:
         return tokenizer_from_bytes((folder / TOKENIZER).read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: not a run folder: {TOKENIZER} missing") from None
     except ValueError as error:
         raise CheckpointError(f"{folder / TOKENIZER}: {error}") from None
 

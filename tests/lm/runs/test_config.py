@@ -120,7 +120,7 @@ def test_bad_json(text: str, message: str) -> None:
 
 
 def test_head_options() -> None:
-    softmax = TrainConfig(head="softmax", head_option=("tied=true", "note=a=b", "cutoffs=[2, 5]"))
+    softmax = TrainConfig(head="softmax", tied=True, head_option=("note=a=b", "cutoffs=[2, 5]"))
     assert softmax.head_options() == {
         "learning_rate_factor": 8.0,
         "tied": True,
@@ -136,7 +136,7 @@ def test_head_options() -> None:
         "learning_rate_factor": 8.0,
         "sparse": True,
     }
-    trees = TrainConfig(n_trees=3, sparse=True, head_option=("root=7",)).head_options()
+    trees = TrainConfig(n_trees=3, root=7, sparse=True).head_options()
     assert trees["n_trees"] == 3
     assert trees["root"] == 7
     assert trees["levels"] is None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hstree.lm.data import Corpus, load_corpus
 from hstree.lm.runs import EpochRecord, TrainConfig, load_run
-from hstree.lm.training import Silent, Trainer, build_model, evaluate, finetuning, preset, train
+from hstree.lm.training import Reporter, Trainer, build_model, evaluate, finetuning, preset, train
 from hstree.lm.training.finetune import TRAINING_NOISE
 from hstree.lm.training.optimizer import averaged_weights
 
@@ -159,7 +159,7 @@ def follow(
     return losses, lengths, {name: value / (averaged_steps - 1) for name, value in sums.items()}
 
 
-class Recorder(Silent):
+class Recorder(Reporter):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
