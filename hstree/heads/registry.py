@@ -25,7 +25,7 @@ from hstree.heads.mixture import (
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
 from hstree.heads.trees import TreeEnsemble
-from hstree.heads.tying import HasWeight, tied_names
+from hstree.heads.tying import HasWeight, TyingError, tied_names
 
 _HEADS: dict[str, type[Head]] = {}
 
@@ -202,8 +202,8 @@ def _check_sizes(
             )
 
 
-def _no_embedding(path: str | os.PathLike[str]) -> ValueError:
-    return ValueError(
+def _no_embedding(path: str | os.PathLike[str]) -> TyingError:
+    return TyingError(
         f"embedding: expected the module to whose weight the head in {os.fspath(path)} is tied, "
         "because the file was written without this weight, got None"
     )

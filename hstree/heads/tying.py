@@ -7,6 +7,10 @@ from typing import Protocol
 from torch import Tensor, nn
 
 
+class TyingError(ValueError):
+    """A head cannot be tied to an embedding. Its message begins with ``embedding:``."""
+
+
 class HasWeight(Protocol):
     """A module whose weight [V, D] a head can read as its own, such as :class:`torch.nn.Embedding`,
     :class:`torch.nn.Linear` and :class:`hstree.Softmax`."""

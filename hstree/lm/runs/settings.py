@@ -40,8 +40,8 @@ PROBABILITY = Limit("a probability in [0, 1)", lambda value: 0.0 <= value < 1.0)
 
 
 def setting(
-    default: Any,
     group: str,
+    default: Any,
     help: str,
     *limits: Limit,
     choices: tuple[Any, ...] = (),
@@ -55,8 +55,8 @@ def setting(
     """A dataclass field whose metadata holds the other arguments.
 
     Args:
-        default: value of the setting.
         group: heading under which ``--help`` lists it.
+        default: value of the setting.
         help: help text; ``{heads}`` stands for the names of the registered heads.
         *limits: conditions on its value, or on each of its values.
         choices: the values that are allowed.
