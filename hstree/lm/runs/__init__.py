@@ -11,8 +11,6 @@ from .reader import (
     load_run,
     load_tokenizer,
     load_vocabulary,
-    run_corpus,
-    run_held_out,
     run_names,
 )
 from .records import EpochRecord, HeadCost, Summary, perplexity
@@ -43,8 +41,6 @@ __all__ = [
     "read_epochs",
     "read_run",
     "read_settings",
-    "run_corpus",
-    "run_held_out",
     "run_names",
     "set_threads",
 ]

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -43,14 +44,34 @@ class Run:
         """A text in the words of the run.
 
         Args:
-            data: as for ``hstree train --data``; None: the text that the run was trained on.
+            data: as for ``hstree train --data``; None: the text that the run was trained on, with
+                a warning on standard error if it has changed since.
 
         Raises:
             ValueError: the text does not exist.
         """
-        return load_corpus(
-            data or self.config.data, vocabulary=self.vocabulary, tokenizer=self.tokenizer
-        )
+        if data is None:
+            return self._own_corpus
+        return load_corpus(data, vocabulary=self.vocabulary, tokenizer=self.tokenizer)
+
+    def held_out(self, data: str | None = None) -> HeldOut:
+        """A text to score in the words of the run: the held-out parts of a folder or dataset, or
+        the whole of a file; None: those of :meth:`corpus`.
+
+        Raises:
+            ValueError: the text does not exist, or has no held-out part.
+        """
+        if data is None:
+            return self._own_corpus.held_out()
+        return load_held_out(data, vocabulary=self.vocabulary, tokenizer=self.tokenizer)
+
+    @cached_property
+    def _own_corpus(self) -> Corpus:
+        corpus = load_corpus(self.config.data, vocabulary=self.vocabulary, tokenizer=self.tokenizer)
+        if trained_text(self.path / STATE) not in (None, corpus.fingerprint()):
+            line = f"hstree: {corpus.name} has changed since this run was trained on it"
+            print(fold(line, sys.stderr), file=sys.stderr)
+        return corpus
 
 
 def load_config(path: str | os.PathLike[str]) -> TrainConfig:
@@ -121,32 +142,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise CheckpointError(f"{folder}: not a run folder: {TOKENIZER} missing") from None
     except ValueError as error:
         raise CheckpointError(f"{folder / TOKENIZER}: {error}") from None
-
-
-def run_corpus(run: Run, data: str | None) -> Corpus:
-    """:meth:`Run.corpus`, with a warning on standard error if the text that the run was trained on
-    has changed since.
-
-    Raises:
-        ValueError: the text does not exist.
-    """
-    corpus = run.corpus(data)
-    if data is None and trained_text(run.path / STATE) not in (None, corpus.fingerprint()):
-        line = f"hstree: {corpus.name} has changed since this run was trained on it"
-        print(fold(line, sys.stderr), file=sys.stderr)
-    return corpus
-
-
-def run_held_out(run: Run, data: str | None) -> HeldOut:
-    """A text to score in the words of the run: the held-out parts of a folder or dataset, or the
-    whole of a file; None: those of :func:`run_corpus`.
-
-    Raises:
-        ValueError: the text does not exist, or has no held-out part.
-    """
-    if data is None:
-        return run_corpus(run, None).held_out()
-    return load_held_out(data, vocabulary=run.vocabulary, tokenizer=run.tokenizer)
 
 
 def run_names(places: Sequence[str]) -> list[str]:

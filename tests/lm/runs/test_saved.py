@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hstree.lm.runs import load_config, load_run, read_run, run_corpus
+from hstree.lm.runs import load_config, load_run, read_run
 from hstree.lm.runs.checkpoint import load_state
 from hstree.lm.training import evaluate, resume
 
@@ -34,7 +34,7 @@ def test_finished_run_is_read() -> None:
 @pytest.mark.parametrize("name", ["finished", "interrupted"])
 def test_best_weights_have_the_loss_that_was_written(name: str) -> None:
     run = load_run(SAVED / name)
-    corpus = run_corpus(run, TEXT)
+    corpus = run.corpus(TEXT)
     best = read_run(SAVED / name).best
     assert best is not None
     assert evaluate(run.model, corpus.valid) == pytest.approx(best.valid_loss, rel=1e-5)
