@@ -11,8 +11,9 @@ from hstree._progress import duration
 from hstree.lm._packages import has_pictures
 from hstree.lm._terminal import command_line, show
 from hstree.lm.runs import RESUMABLE, ConfigError, RunFigures, TrainConfig, read_settings
-from hstree.lm.runs.config import HEAD_SETTINGS, check_read
-from hstree.lm.runs.flags import add_config_arguments, config_flags, config_values
+from hstree.lm.runs.config import check_read
+from hstree.lm.runs.flags import add_config_arguments, config_values
+from hstree.lm.runs.names import CONFIG, CURVE
 from hstree.lm.runs.settings import flag_name
 from hstree.lm.training.presets import PRESETS, merged
 
@@ -85,7 +86,6 @@ def _run(arguments: argparse.Namespace) -> int:
 def _print_end(result: TrainResult) -> None:
     """The final figures, where the files are, and what to try next."""
     from hstree.lm.runs import counterpart, read_run
-    from hstree.lm.runs.names import CURVE
     from hstree.lm.training import format_summary
 
     run, summary = read_run(result.run), result.summary
@@ -113,15 +113,15 @@ def _next_commands(run: RunFigures, other: RunFigures | None) -> Iterator[tuple[
     elif config.finetune is not None:
         yield "evaluate with a neural cache", ["hstree", "evaluate", folder, "--cache"]
     else:
-        flags = config_flags(config, leave_out={*HEAD_SETTINGS, "run"})
         head, time = "trees" if run.head == "softmax" else "softmax", ""
+        new = [] if config.run is None else ["--run", f"{folder}-{head}"]
         if run.final is not None and head == "softmax":
             cost = run.final.cost
             more = run.epochs[-1].step * (cost.flat_seconds - cost.head_seconds)
             time = f", about {duration(max(run.final.seconds + more, 1.0))}"
         yield (
             f"train with the head {head!r} and the same settings, to compare{time}",
-            ["hstree", "train", "--head", head, *flags],
+            ["hstree", "train", "--config", str(run.path / CONFIG), "--head", head, *new],
         )
     if run.head == "trees":
         yield "look into the trees", ["hstree", "analyze", "tree", folder]

@@ -279,6 +279,7 @@ class Session:
         model.to(group.device)
         if group.rank > 0:
             torch.manual_seed(process_seed(config.seed, group.rank))
+        self._fingerprint = corpus.fingerprint()
         self._train_on(corpus, statistics, model)
         files: dict[str, Content] = {
             CONFIG: self._config_json(),
@@ -345,7 +346,8 @@ class Session:
         other = [name for name in settings if saved[name] != settings[name]]
         if other:
             raise ValueError(f"the state of a run whose {', '.join(other)} differs from {CONFIG}")
-        if values["corpus"] != corpus.fingerprint():
+        self._fingerprint = corpus.fingerprint()
+        if values["corpus"] != self._fingerprint:
             raise ValueError(
                 f"--resume: the text {corpus.name} is not the text of this run: it has changed, or "
                 f"--data names another one"
@@ -364,7 +366,7 @@ class Session:
         self._seconds_before = values["seconds"]
 
     def _train_on(self, corpus: Corpus, statistics: CorpusStatistics, model: LanguageModel) -> None:
-        self.corpus, self._fingerprint = corpus, corpus.fingerprint()
+        self.corpus = corpus
         self._unigram = {
             split: statistics.unigram_loss(tokens[1:])
             for split, tokens in corpus.held_out().parts.items()
