@@ -29,7 +29,7 @@ from hstree.lab import log_prob_rank
 from hstree.lab.report import machine
 from hstree.lm._pictures import COLOURS, new_figure, picture
 from hstree.lm.models import LanguageModel, read_stream
-from hstree.lm.runs import load_run, run_corpus
+from hstree.lm.runs import load_run
 from hstree.lm.training.build import build_model
 
 INTERVALS = (100, 1_000, 10_000, 100_000, 1_000_000)
@@ -44,7 +44,7 @@ def fresh_slopes(
     """For each number of intervals: the root mean square of what is left of f on the logits after
     the best line, and the rank of log P in the first ``rows`` contexts of the test text."""
     run = load_run(folder)
-    model, tokens = run.model.eval(), run_corpus(run, None).test
+    model, tokens = run.model.eval(), run.corpus().test
     softmax = model.head
     assert isinstance(softmax, Softmax)
     hidden = next(read_stream(model, tokens[:200], length=200))
@@ -86,7 +86,7 @@ def trained(table: Path) -> tuple[int, int, dict[str, dict[int, int]]]:
 def moved(folder: Path) -> float:
     """How far training has moved the parameters v of the slopes: root mean square."""
     run = load_run(folder)
-    corpus = run_corpus(run, None)
+    corpus = run.corpus()
     fresh = build_model(run.config, len(corpus.vocabulary), corpus.statistics())
     before, after = (
         dict(model.head.named_parameters())["function.v"].detach() for model in (fresh, run.model)
@@ -98,7 +98,7 @@ def larger(folder: Path) -> dict[str, Any]:
     """Fresh slopes on the logits of the softmax of another run: its size, its rank, and theirs."""
     run = load_run(folder)
     model, head = run.model.eval(), run.model.head
-    found = log_prob_rank(model, run_corpus(run, None).test, LARGER_ROWS, method="svd")
+    found = log_prob_rank(model, run.corpus().test, LARGER_ROWS, method="svd")
     return {
         "features": head.in_features,
         "classes": head.n_classes,

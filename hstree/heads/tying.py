@@ -8,7 +8,15 @@ from torch import Tensor, nn
 
 
 class TyingError(ValueError):
-    """A head cannot be tied to an embedding. Its message begins with ``embedding:``."""
+    """A head cannot be tied to an embedding. Its message begins with ``embedding:``.
+
+    Attributes:
+        expected: shape of the weight that the head reads, if that of the embedding is another.
+    """
+
+    def __init__(self, message: str, expected: tuple[int, int] | None = None) -> None:
+        super().__init__(message)
+        self.expected = expected
 
 
 class HasWeight(Protocol):
@@ -33,7 +41,9 @@ def weight_to_tie(embedding: HasWeight, n_classes: int, in_features: int) -> Ten
         )
     if tuple(weight.shape) != expected:
         raise TyingError(
-            f"embedding: expected a weight of shape {expected} to tie to, got {tuple(weight.shape)}"
+            f"embedding: expected a weight of shape {expected} to tie to, "
+            f"got {tuple(weight.shape)}",
+            expected,
         )
     return weight
 

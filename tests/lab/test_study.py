@@ -28,7 +28,7 @@ from hstree.lab.study.runs import (
     study_runs,
 )
 from hstree.lm.runs import TrainConfig
-from hstree.lm.training import Silent, TrainingError, TrainingInterrupted, TrainingMemoryError
+from hstree.lm.training import Reporter, TrainingError, TrainingInterrupted, TrainingMemoryError
 
 TEXT = """
 seeds = [1, 2, 3]
@@ -75,7 +75,7 @@ class Workshop:
         for name in ("train", "resume", "_take_ranks"):
             monkeypatch.setattr(module, name, getattr(self, name))
 
-    def train(self, config: TrainConfig, reporter: Silent) -> None:
+    def train(self, config: TrainConfig, reporter: Reporter) -> None:
         assert config.run is not None
         path = Path(config.run)
         if path.name in self.errors:
@@ -85,7 +85,7 @@ class Workshop:
         self.trained.append(path.name)
         write(path, config)
 
-    def resume(self, path: Path, reporter: Silent) -> None:
+    def resume(self, path: Path, reporter: Reporter) -> None:
         self.resumed.append(path.name)
         write(path, TrainConfig.from_json((path / "config.json").read_bytes()))
 
@@ -130,7 +130,7 @@ def test_every_run_is_made_once(workshop: Workshop, tmp_path: Path) -> None:
     seen: list[list[str]] = []
     messages: list[str] = []
 
-    class Listener(Silent):
+    class Listener(Reporter):
         def message(self, text: str) -> None:
             messages.append(text)
 

@@ -16,7 +16,7 @@ import hstree.lab.study.command
 from hstree.__main__ import main
 from hstree.lab import log_prob_rank
 from hstree.lm.runs import TrainConfig, load_run
-from hstree.lm.training import Silent
+from hstree.lm.training import Reporter
 
 STUDY = """\
 seeds = [1, 2]
@@ -55,7 +55,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class Stopper(Silent):
+class Stopper(Reporter):
     """Sends this process a signal when the run of some name has made five steps."""
 
     def __init__(self, name: str, number: int) -> None:

@@ -188,7 +188,7 @@ MODEL = '[[models]]\nhead = "gss"\n'
             f"{MODEL}head_options = {{ components = 3 }}",
             "model 'gss': head_options: the head 'gss' has no option components",
         ),
-        (f"{MODEL}head_options = {{ tied = true }}", "has no option tied"),
+        (f"{MODEL}head_options = {{ tied = true }}", "head_options: expected tied for 'tied', got"),
         (f"{MODEL}head_options = {{ k = 1979-05-27 }}", "head_options: k: expected"),
         (MODEL + MODEL, "models: expected different names, got 'gss'"),
         (f"{MODEL}layers = [1, 1]", "different names, got 'gss, layers=1'"),

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from hstree.lm.runs import run_corpus
 from hstree.lm.table import Table, decimals, table
 
 from ..report import Report
@@ -28,7 +27,7 @@ def measure(arguments: argparse.Namespace) -> Report:
             check_function_head(run.model)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    texts = {name: run_corpus(run, arguments.settings.data) for name, run in runs.items()}
+    texts = {name: run.corpus(arguments.settings.data) for name, run in runs.items()}
     views = {name: view_function(run.model, texts[name].test) for name, run in runs.items()}
     notes = [
         f"{name}: {len(text.test) - 1:,} contexts of the test text of {text.name}"

@@ -10,7 +10,7 @@ from typing import Any
 from hstree.lm._arguments import count as at_least_one
 from hstree.lm._messages import quoted
 from hstree.lm.data import Subwords, prompt_words
-from hstree.lm.runs import Run, run_corpus
+from hstree.lm.runs import Run
 from hstree.lm.table import Table, count
 
 from ..report import Report
@@ -106,7 +106,7 @@ def _drawn(
     arguments: argparse.Namespace, runs: Mapping[str, Run]
 ) -> tuple[list[ContextPredictions], str]:
     """Predictions at random positions of the test text, and the name of the text."""
-    corpora = [run_corpus(run, arguments.settings.data) for run in runs.values()]
+    corpora = [run.corpus(arguments.settings.data) for run in runs.values()]
     texts = [corpus.test for corpus in corpora]
     _check_alike([(c.tokenizer.identity, len(c.test)) for c in corpora], list(runs))
     unknown = [corpus.vocabulary.unknown for corpus in corpora]

@@ -17,7 +17,7 @@ from hstree._numerics import dtype_name
 from hstree.lm._arguments import count, positive
 from hstree.lm._arguments import number as limited
 from hstree.lm._terminal import fold
-from hstree.lm.runs import load_run, run_corpus, run_names
+from hstree.lm.runs import load_run, run_names
 from hstree.lm.table import Table, number, table
 
 from ..report import Report
@@ -81,7 +81,7 @@ def _matrices(arguments: argparse.Namespace) -> tuple[dict[str, BlockMatrix], li
     notes = []
     for directory in arguments.directories:
         run, split = load_run(directory, arguments.device), f"{arguments.split} part"
-        corpus = run_corpus(run, arguments.settings.data)
+        corpus = run.corpus(arguments.settings.data)
         head: Any = run.model.head
         try:
             matrix = model_log_prob(run.model, getattr(corpus, arguments.split), first, dtype)

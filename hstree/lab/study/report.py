@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from hstree.lm.runs import RunFigures
-from hstree.lm.runs.figures import model_settings
+from hstree.lm.runs.results import model_settings
 from hstree.lm.table import Table, count, decimals, latex, probability, table
 
 from ..comparison.compute import mean_and_deviation

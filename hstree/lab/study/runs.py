@@ -28,7 +28,6 @@ from hstree._progress import duration
 from hstree.lm.runs import UNGROUPED, RunFigures, TrainConfig, choose_device, load_run, read_run
 from hstree.lm.training import (
     Reporter,
-    Silent,
     TrainingError,
     TrainingMemoryError,
     resume,
@@ -117,7 +116,7 @@ def run_study(
     folder: Path,
     *,
     limit: int | None = None,
-    reporter: Callable[[], Reporter] = Silent,
+    reporter: Callable[[], Reporter] = Reporter,
     changed: Callable[[Sequence[StudyRun]], None] = lambda runs: None,
 ) -> list[StudyRun]:
     """Make the missing runs, resume the interrupted ones, and compute the missing ranks. A run

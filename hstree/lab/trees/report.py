@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hstree.lm._arguments import count as at_least_one
 from hstree.lm.data import Vocabulary
-from hstree.lm.runs import load_run, run_corpus, run_names
+from hstree.lm.runs import load_run, run_names
 from hstree.lm.table import Table, count, decimals, table
 from hstree.trees import Tree
 
@@ -51,7 +51,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     for word in arguments.word or ():
         if word not in vocabulary:
             raise ValueError(f"--word: {word!r} is not in the vocabulary")
-    corpus = run_corpus(run, arguments.settings.data)
+    corpus = run.corpus(arguments.settings.data)
 
     loss = tree_loss(run.model, corpus.test)
     bins = {

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hstree.lm.runs import Run, run_corpus
+from hstree.lm.runs import Run
 from hstree.lm.table import Table, decimals, table
 
 from ..report import Report
@@ -64,7 +64,7 @@ def _one_text(
     runs: Mapping[str, Run], data: str | None, split: str
 ) -> tuple[str, npt.NDArray[Any]]:
     """The name of the text, and the tokens that all runs read."""
-    found = {name: run_corpus(run, data) for name, run in runs.items()}
+    found = {name: run.corpus(data) for name, run in runs.items()}
     (first, corpus), *others = found.items()
     tokens = getattr(corpus, split)
     for name, other in others:

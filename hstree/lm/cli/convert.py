@@ -105,7 +105,6 @@ def _convert(
     from hstree.decoding import agreement
     from hstree.heads import TreeEnsemble
     from hstree.lm.data import Streams
-    from hstree.lm.runs import run_corpus
     from hstree.lm.training import processes
     from hstree.lm.training.relearning import read_contexts
 
@@ -121,7 +120,7 @@ def _convert(
         return means, hidden[target != streams.ignore_index]
 
     device = softmax.weight.device.type
-    corpus = run_corpus(run, None)
+    corpus = run.corpus()
     means, hidden = contexts("train", arguments.hidden_states)
     _, valid = contexts("valid", _VALIDATED)
     draft = TreeEnsemble.from_linear(

@@ -164,7 +164,6 @@ def _run(arguments: argparse.Namespace) -> int:
         choose_device,
         load_run,
         perplexity,
-        run_held_out,
         set_threads,
     )
     from hstree.lm.training import evaluate
@@ -174,7 +173,7 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = TrainConfig(**config_values(arguments))
     set_threads(settings)
     run = load_run(arguments.directory, choose_device(settings.device))
-    text = run_held_out(run, settings.data)
+    text = run.held_out(settings.data)
     unigram = CorpusStatistics(run.vocabulary.frequencies, np.empty(0, np.int32))
     streams_valid, streams_test = arguments.streams or (None, None)
     result: dict[str, dict[str, Any]] = {}

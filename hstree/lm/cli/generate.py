@@ -150,10 +150,11 @@ def _load_draft(path: str, model: LanguageModel) -> Head:
     """The draft; one that was saved without the weight that it shares with the model's head, as by
     ``hstree convert``, reads that again."""
     from hstree.heads import load_head
+    from hstree.heads.tying import TyingError
 
     try:
         return load_head(path)
-    except ValueError as error:
-        if not str(error).startswith("embedding: ") or not hasattr(model.head, "weight"):
+    except TyingError:
+        if not hasattr(model.head, "weight"):
             raise
     return load_head(path, embedding=cast(Any, model.head))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hstree._progress import duration
 from hstree.lm._packages import has_pictures
 from hstree.lm._terminal import command_line, show
-from hstree.lm.runs import RESUMABLE, ConfigError, RunFigures, TrainConfig
-from hstree.lm.runs.config import HEAD_SETTINGS
-from hstree.lm.runs.flags import add_config_arguments, config_flags, config_values
-from hstree.lm.runs.head_options import check_read
+from hstree.lm.runs import RESUMABLE, ConfigError, RunFigures, TrainConfig, read_settings
+from hstree.lm.runs.config import check_read
+from hstree.lm.runs.flags import add_config_arguments, config_values
+from hstree.lm.runs.names import CONFIG, CURVE
 from hstree.lm.runs.settings import flag_name
-from hstree.lm.training.presets import PRESETS
+from hstree.lm.training.presets import PRESETS, merged
 
 if TYPE_CHECKING:
     from hstree.lm.training import TrainResult
@@ -40,6 +40,11 @@ def add_command(commands: Any) -> None:
         help="published settings, which flags override: " + ", ".join(PRESETS),
     )
     parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="settings, which flags override: what --print-config json wrote, or a part of it",
+    )
+    parser.add_argument(
         "--resume",
         metavar="RUN",
         help="resume this run where it stopped; only "
@@ -62,9 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from hstree.lm.training import ConsoleReporter, is_main_process, resume, train
 
     if arguments.resume is not None:
-        for name in ("preset", "print_config"):
-            if getattr(arguments, name):
-                raise ConfigError(f"--{flag_name(name)}: expected this or --resume, got both")
+        _refuse_both(arguments, "resume", "preset", "config", "print_config")
         result = resume(arguments.resume, ConsoleReporter(), **config_values(arguments))
     else:
         config = _config(arguments)
@@ -72,7 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
             print(config.to_json(), end="")
             return 0
         if arguments.print_config == "table":
-            _print_settings(config, config_values(arguments), arguments.preset)
+            _print_settings(config, arguments)
             return 0
         result = train(config, ConsoleReporter())
     if is_main_process():
@@ -83,7 +86,6 @@ def _run(arguments: argparse.Namespace) -> int:
 def _print_end(result: TrainResult) -> None:
     """The final figures, where the files are, and what to try next."""
     from hstree.lm.runs import counterpart, read_run
-    from hstree.lm.runs.names import CURVE
     from hstree.lm.training import format_summary
 
     run, summary = read_run(result.run), result.summary
@@ -111,15 +113,15 @@ def _next_commands(run: RunFigures, other: RunFigures | None) -> Iterator[tuple[
     elif config.finetune is not None:
         yield "evaluate with a neural cache", ["hstree", "evaluate", folder, "--cache"]
     else:
-        flags = config_flags(config, leave_out={*HEAD_SETTINGS, "run"})
         head, time = "trees" if run.head == "softmax" else "softmax", ""
+        new = [] if config.run is None else ["--run", f"{folder}-{head}"]
         if run.final is not None and head == "softmax":
             cost = run.final.cost
             more = run.epochs[-1].step * (cost.flat_seconds - cost.head_seconds)
             time = f", about {duration(max(run.final.seconds + more, 1.0))}"
         yield (
             f"train with the head {head!r} and the same settings, to compare{time}",
-            ["hstree", "train", "--head", head, *flags],
+            ["hstree", "train", "--config", str(run.path / CONFIG), "--head", head, *new],
         )
     if run.head == "trees":
         yield "look into the trees", ["hstree", "analyze", "tree", folder]
@@ -127,14 +129,14 @@ def _next_commands(run: RunFigures, other: RunFigures | None) -> Iterator[tuple[
         yield "the rank of the log-probabilities", ["hstree", "analyze", "rank", folder]
 
 
-def _print_settings(config: TrainConfig, given: dict[str, Any], preset: str | None) -> None:
+def _print_settings(config: TrainConfig, arguments: argparse.Namespace) -> None:
     """A table of all settings with the source of each value, and what the sources are."""
     from hstree.lm._terminal import fold
     from hstree.lm.print_tables import print_tables
     from hstree.lm.table import table, text
     from hstree.lm.training import SOURCES, setting_sources
 
-    rows = setting_sources(config, given, preset)
+    rows = setting_sources(config, config_values(arguments), arguments.preset, arguments.config)
     columns = [
         ("setting", lambda row: row.name),
         ("value", lambda row: text(row.value)),
@@ -147,15 +149,34 @@ def _print_settings(config: TrainConfig, given: dict[str, Any], preset: str | No
 
 
 def _config(arguments: argparse.Namespace) -> TrainConfig:
-    from hstree.lm.training import finetuning, preset
+    from hstree.lm.training import finetuning
 
-    values = config_values(arguments)
-    run = values.pop("finetune", None)
-    if arguments.preset is not None and run is not None:
-        raise ConfigError("--preset: expected this or --finetune, got both")
+    given = config_values(arguments)
+    _refuse_both(arguments, "finetune", "preset")
+    _refuse_both(arguments, "config", "preset")
+    base: Mapping[str, Any] = {}
     if arguments.preset is not None:
-        config = preset(arguments.preset, **values)
-    else:
-        config = TrainConfig(**values) if run is None else finetuning(run, **values)
-    check_read(config, values)
+        base = PRESETS[arguments.preset]
+    elif arguments.config is not None:
+        base = _read(arguments.config)
+    settings = merged(base, given)
+    run = settings.pop("finetune", None)
+    config = TrainConfig(**settings) if run is None else finetuning(run, **settings)
+    check_read(config, given)
     return config
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        return read_settings(path)
+    except FileNotFoundError:
+        raise ConfigError(f"--config: {path}: no such file") from None
+    except ConfigError as error:
+        raise ConfigError(f"--config: {error}") from None
+
+
+def _refuse_both(arguments: argparse.Namespace, one: str, *others: str) -> None:
+    """Raises ConfigError if a flag was given together with one of the others."""
+    for other in others if getattr(arguments, one, None) else ():
+        if getattr(arguments, other, None):
+            raise ConfigError(f"--{flag_name(other)}: expected this or --{one}, got both")

@@ -2,7 +2,7 @@
 
 from .batching import Streams
 from .cache import Length
-from .corpus import Corpus, HeldOut, load_folder, load_text
+from .corpus import Corpus, HeldOut
 from .embedded import embedded_corpus
 from .load import load_corpus, load_held_out
 from .statistics import CorpusStatistics
@@ -25,9 +25,7 @@ __all__ = [
     "embedded_corpus",
     "learn_bpe",
     "load_corpus",
-    "load_folder",
     "load_held_out",
-    "load_text",
     "prompt_words",
     "sentences",
     "tokenize",

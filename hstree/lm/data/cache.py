@@ -35,7 +35,7 @@ from hstree._files import write_atomic
 
 from .vocabulary import Vocabulary
 
-FORMAT_VERSION = 2  # 1 did not count characters, and doubled an <eos> of the text
+FORMAT_VERSION = 2
 TOKENS, VOCABULARY, TOKENIZER, HEADER = (
     "tokens.bin",
     "vocabulary.txt",

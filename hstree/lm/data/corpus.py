@@ -1,9 +1,8 @@
-"""Corpora as streams of class ids, and the loaders that make them from text files."""
+"""Corpora as streams of class ids."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .cache import Length
-from .source import HELD_OUT, SPLITS, Source, file_source, folder_source
+from .source import HELD_OUT, SPLITS, Source
 from .statistics import CorpusStatistics
 from .tokenization import Settings, entry_of
-from .tokenizer import Tokenizer, WhiteSpace, Words
+from .tokenizer import Tokenizer, WhiteSpace
 from .vocabulary import Vocabulary
 
 
@@ -78,59 +77,6 @@ class HeldOut:
     name: str
     parts: Mapping[str, npt.NDArray[np.int32]]
     lengths: Mapping[str, Length]
-
-
-def load_folder(
-    path: str | os.PathLike[str],
-    *,
-    min_count: int = 1,
-    max_vocabulary: int | None = None,
-    vocabulary: Vocabulary | None = None,
-    tokenizer: Tokenizer | None = None,
-) -> Corpus:
-    """A corpus in three parts: ``train.txt``, ``valid.txt`` and ``test.txt`` in one folder.
-
-    The layout of the Penn Treebank and WikiText distributions for language models: words are
-    separated by white space, and every line, even an empty one, ends with ``<eos>``, which is added
-    unless it is there. Words of ``valid`` and ``test`` that are not in the vocabulary become
-    ``<unk>``. Names such as ``ptb.train.txt``, ``wiki.valid.tokens`` and ``val.txt`` will do too.
-
-    Args:
-        path: the folder.
-        min_count, max_vocabulary: as in :meth:`Vocabulary.from_counts`.
-        vocabulary: use this vocabulary instead of that of ``train.txt``.
-        tokenizer: splits the lines; None: split at white space.
-
-    Raises:
-        ValueError: a file is missing, empty or not UTF-8, or the vocabulary has fewer than two
-            words.
-    """
-    settings = Settings(tokenizer or WhiteSpace(), min_count, max_vocabulary, vocabulary)
-    return corpus_of(folder_source(path), settings)
-
-
-def load_text(
-    path: str | os.PathLike[str],
-    *,
-    min_count: int = 2,
-    max_vocabulary: int | None = None,
-    vocabulary: Vocabulary | None = None,
-    tokenizer: Tokenizer | None = None,
-) -> Corpus:
-    """Any UTF-8 text file as a corpus.
-
-    Lines are split by ``tokenizer``, or if it is None by :func:`hstree.lm.data.tokenize` (lower-
-    cased words and punctuation marks; empty lines are skipped), and end with ``<eos>``. The first
-    90% of the tokens are the training part, the next 5% the validation part and the last 5% the
-    test part. Words that occur fewer than ``min_count`` times in the training part become
-    ``<unk>``.
-
-    Raises:
-        ValueError: the file is missing, empty, too short to split, or not UTF-8, or the vocabulary
-            has fewer than two words.
-    """
-    settings = Settings(tokenizer or Words(), min_count, max_vocabulary, vocabulary)
-    return corpus_of(file_source(path), settings)
 
 
 def corpus_of(source: Source, settings: Settings, folder: Path | None = None) -> Corpus:

@@ -68,7 +68,7 @@ def embedded_corpus(
     written is ignored.
 
     Args:
-        min_count, max_vocabulary, vocabulary: as in :func:`hstree.lm.data.load_folder`.
+        min_count, max_vocabulary, vocabulary: as in :func:`hstree.lm.data.load_corpus`.
         library: folder of the modules; None: the standard library of the running Python.
         cache: folder in which to keep the text; None: the cache of the user.
 

@@ -25,10 +25,18 @@ def load_corpus(
 ) -> Corpus:
     """The corpus at ``path``.
 
-    A folder with train.txt, valid.txt and test.txt (:func:`hstree.lm.data.load_folder`), a text
-    file (:func:`hstree.lm.data.load_text`), a dataset of the package ``datasets``
-    (``hf:NAME[:CONFIG[:COLUMN]]``, or a folder that its ``save_to_disk`` wrote), or, for None, the
-    embedded corpus (:func:`hstree.lm.data.embedded_corpus`).
+    - A folder with ``train.txt``, ``valid.txt`` and ``test.txt``, or names such as
+      ``ptb.train.txt``, ``wiki.valid.tokens`` and ``val.txt``: the layout of the Penn Treebank and
+      WikiText. Words are separated by white space, and every line, even an empty one, ends with
+      ``<eos>``, which is added unless it is there.
+    - A text file: lower-cased words and punctuation marks (:func:`hstree.lm.data.tokenize`), empty
+      lines skipped. The first 90% of the tokens are the training part, the next 5% the validation
+      part and the last 5% the test part.
+    - ``hf:NAME[:CONFIG[:COLUMN]]``, a dataset of the package ``datasets``, or a folder that its
+      ``save_to_disk`` wrote.
+    - None: the embedded corpus (:func:`hstree.lm.data.embedded_corpus`).
+
+    Words of the validation and test part that are not in the vocabulary become ``<unk>``.
 
     The ids are in a memory-mapped file: in the cache (``hstree.lm.data.cache``), which is used
     again for the same text, tokenizer and settings, or in a temporary file.
@@ -45,7 +53,8 @@ def load_corpus(
             lower-cased words for a single text file and the embedded corpus.
 
     Raises:
-        ValueError: ``path`` does not exist, a package is missing, or an error of the loaders.
+        ValueError: ``path`` does not exist, a part is missing, empty, too short or not UTF-8, the
+            vocabulary has fewer than two words, or a package is missing.
     """
     source = embedded_source() if path is None else _source(path)
     splitter = _tokenizer(tokenizer or default_tokenizer(path), max_vocabulary)

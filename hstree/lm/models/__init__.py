@@ -3,7 +3,6 @@
 from .awd_lstm import AWDLSTM, BackboneOutput, State, activation_penalty, cpu_has_lstm, detach
 from .generation import generate, sample_log_prob
 from .language_model import LanguageModel, LanguageModelOutput
-from .loss import evaluate_loss
 from .speculative import SpeculativeOutput, speculative
 from .stream import read_contexts, read_stream
 
@@ -17,7 +16,6 @@ __all__ = [
     "activation_penalty",
     "cpu_has_lstm",
     "detach",
-    "evaluate_loss",
     "generate",
     "read_contexts",
     "read_stream",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from inspect import signature
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -203,22 +204,9 @@ class AWDLSTM(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """Arguments that build this backbone again, serializable as JSON."""
-        return {
-            "kind": "awd-lstm",
-            "n_classes": self.n_classes,
-            "embedding_size": self.embedding_size,
-            "hidden_size": self.hidden_size,
-            "layers": self.layers,
-            "context_size": self.context_size,
-            "all_layers": self.all_layers,
-            "dropout": self.dropout,
-            "dropout_input": self.dropout_input,
-            "dropout_hidden": self.dropout_hidden,
-            "dropout_embedding": self.dropout_embedding,
-            "weight_dropout": self.weight_dropout,
-            "embedding_noise": self.embedding_noise,
-            "sparse_embedding": self.embedding.sparse,
-        }
+        arguments = [name for name in signature(type(self)).parameters if name in vars(self)]
+        config = {name: getattr(self, name) for name in arguments}
+        return {"kind": "awd-lstm", **config, "sparse_embedding": self.embedding.sparse}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> AWDLSTM:

@@ -1,9 +1,8 @@
 """Run folders: settings, records, and what writes a folder and reads it back."""
 
 from .checkpoint import load_model
-from .config import RESUMABLE, TrainConfig
+from .config import RESUMABLE, UNGROUPED, TrainConfig, read_settings
 from .device import choose_device, set_threads
-from .figures import UNGROUPED, RunFigures, counterpart, read_epochs, read_run
 from .folder import RunDirectory
 from .names import CheckpointError
 from .reader import (
@@ -12,11 +11,10 @@ from .reader import (
     load_run,
     load_tokenizer,
     load_vocabulary,
-    run_corpus,
-    run_held_out,
     run_names,
 )
 from .records import EpochRecord, HeadCost, Summary, perplexity
+from .results import RunFigures, counterpart, read_epochs, read_run
 from .settings import ConfigError, parse_options
 
 __all__ = [
@@ -42,8 +40,7 @@ __all__ = [
     "perplexity",
     "read_epochs",
     "read_run",
-    "run_corpus",
-    "run_held_out",
+    "read_settings",
     "run_names",
     "set_threads",
 ]

@@ -21,8 +21,6 @@ from hstree.lm.models import AWDLSTM, LanguageModel
 from .names import CheckpointError
 
 METADATA_KEY, STATE_KEY = "hstree.model", "hstree.training"
-# 1 had all layers in one LSTM module, 2 one dropout, 3 an entry for each table of a head, 4 the
-# parameters of trees under other names.
 FORMAT_VERSION = 5
 
 

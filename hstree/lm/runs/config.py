@@ -1,16 +1,17 @@
-"""Every setting of a training run: one frozen dataclass that defines flags, defaults, limits and
-help texts."""
+"""Every setting of a training run: one frozen dataclass that defines flags, defaults, limits, help
+texts, and what else is known of each."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .head_options import head_options
 from .settings import (
     POSITIVE,
     PROBABILITY,
@@ -18,6 +19,10 @@ from .settings import (
     at_least,
     at_most,
     checked,
+    flag_name,
+    names_where,
+    parse_options,
+    parse_settings,
     setting,
 )
 
@@ -29,295 +34,290 @@ PRECISIONS = ("float32", "bfloat16")
 SHORTEST_WINDOW = 5
 LARGEST_SIZE = 2**20
 
-RESUMABLE = (
-    "data",
-    "epochs",
-    "learning_rate",
-    "clip",
-    "device",
-    "threads",
-    "save_interval",
-    "tensorboard",
+TREES = ("trees",)
+
+in_data, in_model, in_head, in_optimization, in_run = (
+    partial(setting, group) for group in ("data", "model", "head", "optimization", "run")
 )
-"""The settings that can change when a run is resumed."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of ``hstree train``.
 
-    Each field is a flag of the same name (``learning_rate`` is ``--learning-rate``); its metadata
-    holds the help text and the group under which ``--help`` lists it; ``{heads}`` in a help text
-    is replaced by the names of the registered heads.
+    Each field is a flag of the same name (``learning_rate`` is ``--learning-rate``); all that is
+    said about it is said here, see :func:`hstree.lm.runs.settings.setting`.
 
     Raises:
         ConfigError: a value out of range; the message names the flag, the expected and the given
             value.
     """
 
-    # data
-    data: str | None = setting(
+    data: str | None = in_data(
         None,
-        "data",
         "folder with train.txt, valid.txt and test.txt (words separated by spaces), one UTF-8 text "
         "file, or hf:NAME[:CONFIG[:COLUMN]], a Hugging Face dataset (default: the docstrings and "
         "help topics of this Python installation)",
         metavar="PATH",
+        resumable=True,
     )
-    min_count: int | None = setting(
+    min_count: int | None = in_data(
         None,
-        "data",
         "words that occur fewer than N times become <unk> (default: 2 for one text file, else 1)",
         at_least(1),
     )
-    max_vocabulary: int | None = setting(
-        None, "data", "largest number of classes, <unk> and <eos> included", at_least(4)
+    max_vocabulary: int | None = in_data(
+        None, "largest number of classes, <unk> and <eos> included", at_least(4)
     )
-    tokenizer: str | None = setting(
+    tokenizer: str | None = in_data(
         None,
-        "data",
         "tokenizer.json of Hugging Face tokenizers, or bpe: byte-pair encoding with "
         "--max-vocabulary classes, learned from the training text (default: words)",
         metavar="FILE",
     )
 
-    # model
-    embedding_size: int = setting(
-        200, "model", "size of the word embeddings", at_least(1), at_most(LARGEST_SIZE)
+    embedding_size: int = in_model(
+        200, "size of the word embeddings", at_least(1), at_most(LARGEST_SIZE)
     )
-    hidden_size: int = setting(
-        200, "model", "size of the LSTM state", at_least(1), at_most(LARGEST_SIZE)
-    )
-    layers: int = setting(1, "model", "number of LSTM layers", at_least(1), at_most(1024))
-    context_size: int | None = setting(
+    hidden_size: int = in_model(200, "size of the LSTM state", at_least(1), at_most(LARGEST_SIZE))
+    layers: int = in_model(1, "number of LSTM layers", at_least(1), at_most(1024))
+    context_size: int | None = in_model(
         None,
-        "model",
         "size of the last LSTM layer, the input of the head (default: --hidden-size)",
         at_least(1),
         at_most(LARGEST_SIZE),
     )
-    dropout: float = setting(
+    dropout: float = in_model(
         0.5,
-        "model",
         "dropout on the output of the last layer, with one mask for all time steps",
         PROBABILITY,
+        noise=True,
     )
-    dropout_input: float = setting(
+    dropout_input: float = in_model(
         0.5,
-        "model",
         "dropout on the word embeddings, with one mask for all time steps",
         PROBABILITY,
+        noise=True,
     )
-    dropout_hidden: float = setting(
-        0.5, "model", "dropout between LSTM layers, with one mask for all time steps", PROBABILITY
+    dropout_hidden: float = in_model(
+        0.5,
+        "dropout between LSTM layers, with one mask for all time steps",
+        PROBABILITY,
+        noise=True,
     )
-    dropout_embedding: float = setting(
-        0.0, "model", "dropout of whole words (rows of the embedding matrix)", PROBABILITY
+    dropout_embedding: float = in_model(
+        0.0, "dropout of whole words (rows of the embedding matrix)", PROBABILITY, noise=True
     )
-    weight_dropout: float = setting(
-        0.0, "model", "DropConnect on the hidden-to-hidden weights of every layer", PROBABILITY
+    weight_dropout: float = in_model(
+        0.0, "DropConnect on the hidden-to-hidden weights of every layer", PROBABILITY, noise=True
     )
-    embedding_noise: float = setting(
+    embedding_noise: float = in_model(
         0.0,
-        "model",
         "standard deviation of the normal noise that is added to the word embeddings in training, "
         "before --dropout-input",
         at_least(0),
+        noise=True,
     )
-    sparse_embedding: bool = setting(
-        False, "model", "row-sparse gradients of the word embeddings; only words read are updated"
+    sparse_embedding: bool = in_model(
+        False, "row-sparse gradients of the word embeddings; only words read are updated"
     )
 
-    # head
-    head: str = setting("trees", "head", "output layer, one of {heads}")
-    tied: bool = setting(
+    head: str = in_head("trees", "output layer, one of {heads}")
+    tied: bool = in_head(
         False,
-        "head",
         "tie the output layer to the word embeddings; a softmax then needs --context-size equal "
         "to --embedding-size",
     )
-    n_trees: int = setting(4, "head", "trees: number of trees, T", at_least(1), at_most(1024))
-    root: int | None = setting(
+    n_trees: int = in_head(4, "trees: number of trees, T", at_least(1), at_most(1024), heads=TREES)
+    root: int | None = in_head(
         None,
-        "head",
         "trees: number of children of the root, C (1: a binary root; default: 256, more from "
         "65,537 classes)",
         at_least(1),
+        heads=TREES,
     )
-    leaf: int | None = setting(
+    leaf: int | None = in_head(
         None,
-        "head",
         "trees: largest number of classes in a leaf softmax, G; without --levels below binary "
         "nodes (1: binary down to the classes; default: 16 with three levels, or in training "
         "with --sparse from 16,385 classes)",
         at_least(1),
+        heads=TREES,
     )
-    levels: int | None = setting(
+    levels: int | None = in_head(
         None,
-        "head",
         "trees: number of levels; 2: the root, then one softmax over the classes below each of its "
         "children, 3: one more between them, over groups of --leaf classes (default: 2, or "
         "any number of binary nodes with --leaf, or in training with --sparse from 16,385 classes)",
         choices=(2, 3),
+        heads=TREES,
     )
-    gate: str = setting(
-        "context", "head", "trees: mixture weights", choices=("uniform", "constant", "context")
+    gate: str = in_head(
+        "context", "trees: mixture weights", choices=("uniform", "constant", "context"), heads=TREES
     )
-    recipe: str = setting(
-        "cluster", "head", "trees: how trees are built", choices=("cluster", "huffman", "random")
+    recipe: str = in_head(
+        "cluster",
+        "trees: how trees are built",
+        choices=("cluster", "huffman", "random"),
+        heads=TREES,
     )
-    subset_size: int | None = setting(
+    subset_size: int | None = in_head(
         None,
-        "head",
         "trees: number of features that each tree reads, S (default: all)",
         at_least(1),
+        heads=TREES,
     )
-    sparse: bool = setting(
-        False, "head", "trees, sampled: row-sparse gradients; only the visited rows are updated"
+    sparse: bool = in_head(
+        False,
+        "trees, sampled: row-sparse gradients; only the visited rows are updated",
+        heads=("trees", "sampled"),
     )
-    relearn_trees: tuple[int, ...] = setting(
+    relearn_trees: tuple[int, ...] = in_head(
         (),
-        "head",
         "trees with node_vectors=leaves: build the trees anew before each of these epochs, from "
         "the mean hidden state before each word of the training text; 2: after the first epoch",
         at_least(2),
         metavar="EPOCH[,EPOCH]",
+        heads=TREES,
+        inherited=False,
     )
-    head_option: tuple[str, ...] = setting(
+    head_option: tuple[str, ...] = in_head(
         (),
-        "head",
         "any other option of the head, with its value as JSON or plain text; can be repeated",
         metavar="KEY=VALUE",
     )
 
-    # optimization
-    epochs: int = setting(8, "optimization", "passes over the training text", at_least(1))
-    batch_size: int = setting(
-        20, "optimization", "number of parallel token streams in each process", at_least(1)
+    epochs: int = in_optimization(8, "passes over the training text", at_least(1), resumable=True)
+    batch_size: int = in_optimization(
+        20, "number of parallel token streams in each process", at_least(1)
     )
-    accumulate: int = setting(
+    accumulate: int = in_optimization(
         1,
-        "optimization",
         "split every batch into this many parts and accumulate their gradients, to save memory; "
         "only rounding and dropout masks differ",
         at_least(1),
     )
-    bptt: int = setting(35, "optimization", "time steps of truncated backpropagation", at_least(1))
-    variable_bptt: bool = setting(
+    bptt: int = in_optimization(35, "time steps of truncated backpropagation", at_least(1))
+    variable_bptt: bool = in_optimization(
         False,
-        "optimization",
         "draw the length of every window from a normal distribution with standard deviation 5 "
         "and mean --bptt, or half of it with probability 0.05; at least 5. The learning rate is "
         "scaled by the length over --bptt",
     )
-    bptt_margin: int | None = setting(
+    bptt_margin: int | None = in_optimization(
         None,
-        "optimization",
         "largest number of time steps by which a window of --variable-bptt is longer than --bptt "
         "(default: no limit)",
         at_least(0),
     )
-    optimizer: str = setting("adamw", "optimization", "optimizer", choices=OPTIMIZERS)
-    learning_rate: float = setting(6e-3, "optimization", "learning rate of the backbone", POSITIVE)
-    head_learning_rate_factor: float = setting(
-        8.0, "optimization", "learning rate of the head divided by that of the backbone", POSITIVE
+    optimizer: str = in_optimization("adamw", "optimizer", choices=OPTIMIZERS)
+    learning_rate: float = in_optimization(
+        6e-3, "learning rate of the backbone", POSITIVE, resumable=True
     )
-    weight_decay: float = setting(
+    head_learning_rate_factor: float = in_optimization(
+        8.0, "learning rate of the head divided by that of the backbone", POSITIVE
+    )
+    weight_decay: float = in_optimization(
         0.01,
-        "optimization",
         "weight decay: decoupled with adamw, an L2 penalty with sgd; none for sparse parameters",
         at_least(0),
     )
-    clip: float = setting(
-        1.0, "optimization", "largest norm of the gradient; 0: no clipping", at_least(0)
+    clip: float = in_optimization(
+        1.0, "largest norm of the gradient; 0: no clipping", at_least(0), resumable=True
     )
-    schedule: str = setting("cosine", "optimization", "learning rate schedule", choices=SCHEDULES)
-    warmup: int = setting(
-        50, "optimization", "steps over which the learning rate rises from 0", at_least(0)
+    schedule: str = in_optimization("cosine", "learning rate schedule", choices=SCHEDULES)
+    warmup: int = in_optimization(
+        50, "steps over which the learning rate rises from 0", at_least(0)
     )
-    alpha: float = setting(
+    alpha: float = in_optimization(
         0.0,
-        "optimization",
         "weight of the activation regularization: mean square of the last layer's output, after "
         "dropout",
         at_least(0),
     )
-    beta: float = setting(
+    beta: float = in_optimization(
         0.0,
-        "optimization",
         "weight of the temporal activation regularization: mean square of the change of the last "
         "layer's output between time steps",
         at_least(0),
     )
-    averaging: str = setting(
+    averaging: str = in_optimization(
         "none",
-        "optimization",
         "when to switch from SGD to averaged SGD, whose averaged weights are validated and saved: "
         "none (never), nt (when the validation loss is worse than the best of all earlier epochs, "
         "the last --nonmono excepted) or et (after epoch --averaging-epoch)",
         choices=AVERAGING,
     )
-    nonmono: int = setting(
-        5,
-        "optimization",
-        "number of recent epochs that --averaging nt and --finetune ignore",
-        at_least(0),
+    nonmono: int = in_optimization(
+        5, "number of recent epochs that --averaging nt and --finetune ignore", at_least(0)
     )
-    averaging_epoch: int = setting(
-        200,
-        "optimization",
-        "et: number of epochs before averaging; 0: average from the start",
-        at_least(0),
+    averaging_epoch: int = in_optimization(
+        200, "et: number of epochs before averaging; 0: average from the start", at_least(0)
     )
-    finetune: str | None = setting(
+    finetune: str | None = in_optimization(
         None,
-        "optimization",
         "start a new run from the best weights of this run, with averaged SGD, and stop when the "
         "validation loss is worse than the best of all earlier epochs, the last --nonmono "
         "excepted. Other settings are those of that run unless they are given",
         metavar="RUN",
     )
-    finetune_learning_rate: float | None = setting(
+    finetune_learning_rate: float | None = in_optimization(
         None,
-        "optimization",
         "learning rate of the backbone for --finetune, unless --learning-rate is given (default: "
         "the --learning-rate of the run)",
         POSITIVE,
     )
 
-    # run
-    run: str | None = setting(
+    run: str | None = in_run(
         None,
-        "run",
         "run folder to create; it must not exist (default: runs/<time>-<head>)",
         metavar="DIR",
+        inherited=False,
+        grouped=False,
     )
-    seed: int = setting(
+    seed: int = in_run(
         1,
-        "run",
         "seed of trees, initial weights, dropout and window lengths",
         at_least(0),
         at_most(2**62),
+        grouped=False,
     )
-    device: str = setting("auto", "run", "device; auto: a GPU if there is one", choices=DEVICES)
-    threads: int | None = setting(
-        None, "run", "number of CPU threads (default: chosen by torch)", at_least(1), at_most(1024)
+    device: str = in_run(
+        "auto",
+        "device; auto: a GPU if there is one",
+        choices=DEVICES,
+        resumable=True,
+        inherited=False,
+        grouped=False,
     )
-    precision: str = setting(
+    threads: int | None = in_run(
+        None,
+        "number of CPU threads (default: chosen by torch)",
+        at_least(1),
+        at_most(1024),
+        resumable=True,
+        inherited=False,
+        grouped=False,
+    )
+    precision: str = in_run(
         "float32",
-        "run",
         "precision of the training steps; bfloat16: torch.autocast, with weights and validation in "
         "float32",
         choices=PRECISIONS,
     )
-    compile: bool = setting(False, "run", "use torch.compile for the training step of the head")
-    save_interval: float = setting(
+    compile: bool = in_run(
+        False, "use torch.compile for the training step of the head", grouped=False
+    )
+    save_interval: float = in_run(
         600.0,
-        "run",
         "seconds between saves of the state for --resume within an epoch; 0: after every step",
         at_least(0),
+        resumable=True,
+        grouped=False,
     )
-    tensorboard: bool = setting(False, "run", "write TensorBoard events to the run folder")
+    tensorboard: bool = in_run(
+        False, "write TensorBoard events to the run folder", resumable=True, grouped=False
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -348,9 +348,31 @@ class TrainConfig:
         self.head_options()
 
     def head_options(self) -> dict[str, Any]:
-        """Options for :func:`hstree.heads.build_head`: the learning-rate factor, the tree settings
-        if the head is ``trees``, ``sparse`` if it is ``sampled``, and every ``head_option``."""
-        return head_options(self)
+        """Options for :func:`hstree.heads.build_head`: the learning-rate factor, the settings of
+        the group "head" that the head reads, and every ``head_option``.
+
+        Raises:
+            ConfigError: a ``head_option`` that has a flag of its own, or that would change what a
+                perplexity is.
+        """
+        options: dict[str, Any] = {"learning_rate_factor": self.head_learning_rate_factor}
+        read = [name for name, heads in READ_BY.items() if self.head in heads]
+        options |= {name: getattr(self, name) for name in read if name != "relearn_trees"}
+        flags = {"tied": "tied", "learning_rate_factor": "head_learning_rate_factor"}
+        flags |= {name: name for name in read}
+        more = parse_options(self.head_option)
+        for name, value in more.items():
+            if name in flags:
+                raise ConfigError(
+                    f"--head-option: expected --{flag_name(flags[name])} for {name!r}, got "
+                    f"{name}={value}"
+                )
+            if name in ("ignore_index", "reduction"):
+                raise ConfigError(
+                    f"--head-option: expected no {name!r}, as a perplexity is over all words of a "
+                    f"text, got {name}={value}"
+                )
+        return options | more
 
     def with_absolute_paths(self) -> TrainConfig:
         """The settings with absolute paths, as a run folder stores them."""
@@ -370,17 +392,20 @@ class TrainConfig:
             ConfigError: not a JSON object, a setting that does not exist, or a value that is not
                 valid.
         """
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"expected settings as JSON: {error}") from None
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"expected settings as a JSON object, got {type(values).__name__}")
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ConfigError(f"unknown settings: {', '.join(unknown)}")
-        return cls(**values)
+        return cls(**parse_settings(cls, text))
+
+
+def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings in a file: what :meth:`TrainConfig.to_json` wrote, or a part of it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ConfigError: as :meth:`TrainConfig.from_json`; the message names the file and the setting.
+    """
+    try:
+        return parse_settings(TrainConfig, Path(path).read_bytes(), f"{path}: ")
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: expected a file of settings, got a folder") from None
 
 
 def _absolute(path: str | None) -> str | None:
@@ -391,7 +416,34 @@ def _absolute(path: str | None) -> str | None:
     return f"hf:{Path(name).resolve()}{colon}{rest}" if Path(name).is_dir() else path
 
 
-HEAD_SETTINGS = frozenset(
-    field.name for field in dataclasses.fields(TrainConfig) if field.metadata["group"] == "head"
-) - {"tied"}
+RESUMABLE = names_where(TrainConfig, resumable=True)
+"""The settings that can change when a run is resumed."""
+
+UNGROUPED = names_where(TrainConfig, grouped=False)
+"""The settings in which two runs of the same model may differ."""
+
+READ_BY = {
+    field.name: field.metadata["heads"]
+    for field in dataclasses.fields(TrainConfig)
+    if field.metadata["heads"]
+}
+"""The heads that read a setting of the output layer, where not all heads do."""
+
+HEAD_SETTINGS = frozenset(names_where(TrainConfig, group="head")) - {"tied"}
 """The settings in which a model with another head may differ."""
+
+
+def unread(head: str) -> set[str]:
+    """The settings that have no effect on a head."""
+    return {name for name, heads in READ_BY.items() if head not in heads}
+
+
+def check_read(config: TrainConfig, names: Iterable[str]) -> None:
+    """Raises ConfigError if one of these settings has no effect on the head."""
+    for name in names:
+        empty = name == "relearn_trees" and not config.relearn_trees
+        if name in unread(config.head) and not empty:
+            raise ConfigError(
+                f"--{flag_name(name)}: expected the head "
+                f"{' or '.join(map(repr, READ_BY[name]))}, which reads it, got --head {config.head}"
+            )

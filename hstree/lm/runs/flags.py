@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Container
 from typing import Any
 
 from hstree.heads import head_names
@@ -61,29 +60,6 @@ def config_values(arguments: argparse.Namespace) -> dict[str, Any]:
             value = getattr(arguments, field.name)
             values[field.name] = tuple(value) if isinstance(value, list) else value
     return values
-
-
-def config_flags(config: TrainConfig, *, leave_out: Container[str] = ()) -> list[str]:
-    """The flags that give the settings of a configuration which differ from the defaults.
-
-    Args:
-        config: the settings.
-        leave_out: settings for which no flags are wanted.
-    """
-    flags: list[str] = []
-    types = field_types(TrainConfig)
-    for field in dataclasses.fields(TrainConfig):
-        value, flag = getattr(config, field.name), f"--{flag_name(field.name)}"
-        if value == field.default or field.name in leave_out:
-            continue
-        if isinstance(value, bool):
-            flags.append(flag if value else f"--no-{flag_name(field.name)}")
-        elif types[field.name].item is int:
-            flags += [flag, ",".join(map(str, value))]
-        else:
-            for item in value if isinstance(value, tuple) else (value,):
-                flags += [flag, str(item)]
-    return flags
 
 
 def _numbers(text: str) -> tuple[int, ...]:

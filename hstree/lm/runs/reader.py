@@ -6,18 +6,18 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from hstree.lm._terminal import fold
 from hstree.lm.data import Corpus, HeldOut, Tokenizer, Vocabulary, load_corpus, load_held_out
-from hstree.lm.data.load import default_tokenizer
 from hstree.lm.data.tokenizer import tokenizer_from_bytes
 from hstree.lm.models import LanguageModel
 
 from .checkpoint import load_model, trained_text
-from .config import TrainConfig
+from .config import TrainConfig, read_settings
 from .names import CONFIG, MODEL, STATE, TOKENIZER, VOCABULARY, CheckpointError
 from .settings import ConfigError
 
@@ -44,14 +44,34 @@ class Run:
         """A text in the words of the run.
 
         Args:
-            data: as for ``hstree train --data``; None: the text that the run was trained on.
+            data: as for ``hstree train --data``; None: the text that the run was trained on, with
+                a warning on standard error if it has changed since.
 
         Raises:
             ValueError: the text does not exist.
         """
-        return load_corpus(
-            data or self.config.data, vocabulary=self.vocabulary, tokenizer=self.tokenizer
-        )
+        if data is None:
+            return self._own_corpus
+        return load_corpus(data, vocabulary=self.vocabulary, tokenizer=self.tokenizer)
+
+    def held_out(self, data: str | None = None) -> HeldOut:
+        """A text to score in the words of the run: the held-out parts of a folder or dataset, or
+        the whole of a file; None: those of :meth:`corpus`.
+
+        Raises:
+            ValueError: the text does not exist, or has no held-out part.
+        """
+        if data is None:
+            return self._own_corpus.held_out()
+        return load_held_out(data, vocabulary=self.vocabulary, tokenizer=self.tokenizer)
+
+    @cached_property
+    def _own_corpus(self) -> Corpus:
+        corpus = load_corpus(self.config.data, vocabulary=self.vocabulary, tokenizer=self.tokenizer)
+        if trained_text(self.path / STATE) not in (None, corpus.fingerprint()):
+            line = f"hstree: {corpus.name} has changed since this run was trained on it"
+            print(fold(line, sys.stderr), file=sys.stderr)
+        return corpus
 
 
 def load_config(path: str | os.PathLike[str]) -> TrainConfig:
@@ -64,13 +84,13 @@ def load_config(path: str | os.PathLike[str]) -> TrainConfig:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such run folder")
     try:
-        return TrainConfig.from_json((folder / CONFIG).read_bytes())
+        return TrainConfig(**read_settings(folder / CONFIG))
     except FileNotFoundError:
         inside = any(folder.glob(f"*/{CONFIG}"))
         hint = "; its subfolders are runs: name one of them" if inside else ""
         raise CheckpointError(f"{folder}: not a run folder: {CONFIG} missing{hint}") from None
-    except (ConfigError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{folder / CONFIG}: {error}") from None
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Run:
@@ -83,7 +103,9 @@ def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such run folder")
-    missing = [name for name in (CONFIG, VOCABULARY, MODEL) if not (folder / name).is_file()]
+    missing = [
+        name for name in (CONFIG, VOCABULARY, TOKENIZER, MODEL) if not (folder / name).is_file()
+    ]
     if missing == [MODEL] and (folder / STATE).is_file():
         raise CheckpointError(
             f"{folder}: no epoch has finished, so there is no {MODEL}; "
@@ -113,40 +135,13 @@ def load_vocabulary(folder: Path) -> Vocabulary:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a run folder. A run of an earlier version has a file of subwords alone;
-    without one, its text was split by the default. Raises CheckpointError if it cannot be read."""
-    if not (folder / TOKENIZER).is_file():
-        return default_tokenizer(load_config(folder).data)
+    """The tokenizer of a run folder. Raises CheckpointError if it cannot be read."""
     try:
         return tokenizer_from_bytes((folder / TOKENIZER).read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: not a run folder: {TOKENIZER} missing") from None
     except ValueError as error:
         raise CheckpointError(f"{folder / TOKENIZER}: {error}") from None
-
-
-def run_corpus(run: Run, data: str | None) -> Corpus:
-    """:meth:`Run.corpus`, with a warning on standard error if the text that the run was trained on
-    has changed since.
-
-    Raises:
-        ValueError: the text does not exist.
-    """
-    corpus = run.corpus(data)
-    if data is None and trained_text(run.path / STATE) not in (None, corpus.fingerprint()):
-        line = f"hstree: {corpus.name} has changed since this run was trained on it"
-        print(fold(line, sys.stderr), file=sys.stderr)
-    return corpus
-
-
-def run_held_out(run: Run, data: str | None) -> HeldOut:
-    """A text to score in the words of the run: the held-out parts of a folder or dataset, or the
-    whole of a file; None: those of :func:`run_corpus`.
-
-    Raises:
-        ValueError: the text does not exist, or has no held-out part.
-    """
-    if data is None:
-        return run_corpus(run, None).held_out()
-    return load_held_out(data, vocabulary=run.vocabulary, tokenizer=run.tokenizer)
 
 
 def run_names(places: Sequence[str]) -> list[str]:

@@ -123,19 +123,14 @@ class Summary:
 
 
 def read_record(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """A dataclass of this module from its fields; others are ignored, and one that is missing takes
-    its default.
+    """A dataclass of this module from its fields; others are ignored.
 
     Raises:
         ValueError: a field is missing or has another type; a whole number is accepted as a
             float.
     """
     types = typing.get_type_hints(kind)
-    fields = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.name in values or field.default is dataclasses.MISSING:
-            fields[field.name] = _value(field.name, types[field.name], values.get(field.name))
-    return kind(**fields)
+    return kind(**{name: _value(name, type_, values.get(name)) for name, type_ in types.items()})
 
 
 def _value(name: str, kind: type, value: Any) -> Any:

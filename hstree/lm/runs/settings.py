@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from hstree.lm._messages import quoted
+from hstree.lm._messages import meant, quoted, shortened
 
 
 class ConfigError(ValueError):
@@ -40,22 +40,55 @@ PROBABILITY = Limit("a probability in [0, 1)", lambda value: 0.0 <= value < 1.0)
 
 
 def setting(
-    default: Any,
     group: str,
+    default: Any,
     help: str,
     *limits: Limit,
     choices: tuple[Any, ...] = (),
     metavar: str = "",
+    heads: tuple[str, ...] = (),
+    noise: bool = False,
+    resumable: bool = False,
+    inherited: bool = True,
+    grouped: bool = True,
 ) -> Any:
-    """A dataclass field whose metadata holds the other arguments."""
+    """A dataclass field whose metadata holds the other arguments.
+
+    Args:
+        group: heading under which ``--help`` lists it.
+        default: value of the setting.
+        help: help text; ``{heads}`` stands for the names of the registered heads.
+        *limits: conditions on its value, or on each of its values.
+        choices: the values that are allowed.
+        metavar: its value in help texts.
+        heads: the heads that read it, where not all do.
+        noise: whether it acts on the backbone in training only.
+        resumable: whether it can change when a run is resumed.
+        inherited: whether fine-tuning takes it from the run it starts from.
+        grouped: whether runs of the same model agree in it.
+    """
     metadata = {
         "group": group,
         "help": help,
         "limits": limits,
         "choices": choices,
         "metavar": metavar,
+        "heads": heads,
+        "noise": noise,
+        "resumable": resumable,
+        "inherited": inherited,
+        "grouped": grouped,
     }
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def names_where(config: type, **wanted: Any) -> tuple[str, ...]:
+    """The settings whose metadata has these values."""
+    return tuple(
+        field.name
+        for field in dataclasses.fields(config)
+        if wanted.items() <= {name: field.metadata[name] for name in wanted}.items()
+    )
 
 
 def flag_name(name: str) -> str:
@@ -89,11 +122,12 @@ def field_types(config: type) -> dict[str, FieldType]:
     return result
 
 
-def checked(config: type, field: dataclasses.Field[Any], value: Any) -> Any:
+def checked(config: type, field: dataclasses.Field[Any], value: Any, name: str = "") -> Any:
     """The value of a field, a whole number as a float where the field is one, a list as a tuple.
 
     Raises:
-        ConfigError: a value of another type, not finite, or outside the choices or limits.
+        ConfigError: a value of another type, not finite, or outside the choices or limits; the
+            message begins with ``name``, by default the flag.
     """
     kind, optional, item = field_types(config)[field.name]
     if value is None and optional:
@@ -105,7 +139,7 @@ def checked(config: type, field: dataclasses.Field[Any], value: Any) -> Any:
             value = math.inf
     if kind is tuple and isinstance(value, list):
         value = tuple(value)
-    flag = f"--{flag_name(field.name)}"
+    flag = name or f"--{flag_name(field.name)}"
     if type(value) is not kind:
         raise ConfigError(f"{flag}: expected {kind.__name__}, got {quoted(value)}")
     parts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
@@ -123,6 +157,30 @@ def checked(config: type, field: dataclasses.Field[Any], value: Any) -> Any:
             if not limit.holds(part):
                 raise ConfigError(f"{flag}: expected {limit.text}, got {part}")
     return value
+
+
+def parse_settings(config: type, text: str | bytes, where: str = "") -> dict[str, Any]:
+    """The settings of a JSON object by name.
+
+    Raises:
+        ConfigError: not a JSON object, a setting that ``config`` does not have, or a value that is
+            not valid; the message begins with ``where``.
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}expected settings as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}expected settings as a JSON object, got {type(values).__name__}")
+    known = {field.name: field for field in dataclasses.fields(config)}
+    unknown = sorted(values.keys() - known)
+    if unknown:
+        listed = shortened(", ".join(unknown))
+        raise ConfigError(f"{where}unknown settings: {listed}{meant(unknown[0], known)}")
+    return {
+        name: checked(config, known[name], value, f"{where}{name}" if where else "")
+        for name, value in values.items()
+    }
 
 
 def parse_options(texts: Iterable[str], name: str = "--head-option") -> dict[str, Any]:

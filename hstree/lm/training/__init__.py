@@ -6,12 +6,11 @@ from .build import build_model
 from .distributed import Processes, is_main_process, processes
 from .finetune import finetuning
 from .presets import PRESETS, SOURCES, preset, preset_sources
-from .progress import ConsoleReporter, Reporter, Silent
-from .run import resume, train
-from .session import TrainingInterrupted, TrainResult
+from .progress import ConsoleReporter, Reporter
+from .session import TrainingInterrupted, TrainingMemoryError, TrainResult, resume, train
 from .sources import SettingSource, setting_sources
 from .summary import format_summary, measure_head_cost
-from .trainer import Trainer, TrainingError, TrainingMemoryError
+from .trainer import Trainer, TrainingError
 from .validation import evaluate
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "Processes",
     "Reporter",
     "SettingSource",
-    "Silent",
     "TrainConfig",
     "TrainResult",
     "Trainer",

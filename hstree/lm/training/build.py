@@ -57,7 +57,7 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
         ) from error
     except TyingError as error:
         advice = ""
-        if f"shape {(n_classes, backbone.out_features)}" in str(error):
+        if error.expected == (n_classes, backbone.out_features):
             advice = (
                 f"; make --context-size (now {backbone.context_size}) and --embedding-size "
                 f"(now {backbone.embedding_size}) equal"

@@ -8,20 +8,13 @@ from typing import Any
 
 from hstree.lm.models import LanguageModel
 from hstree.lm.runs import ConfigError, Run, TrainConfig, load_config
-from hstree.lm.runs.settings import flag_name
+from hstree.lm.runs.settings import flag_name, names_where
 
-TRAINING_NOISE = (
-    "dropout",
-    "dropout_input",
-    "dropout_hidden",
-    "dropout_embedding",
-    "weight_dropout",
-    "embedding_noise",
-)
+TRAINING_NOISE = names_where(TrainConfig, noise=True)
 """The settings of the backbone that act in training only."""
 
-# Settings of one run, not of the model.
-NOT_INHERITED = ("run", "device", "threads", "relearn_trees")
+NOT_INHERITED = names_where(TrainConfig, inherited=False)
+"""Settings of one run, not of the model."""
 
 
 def finetuning(origin: str | os.PathLike[str], /, **changes: Any) -> TrainConfig:

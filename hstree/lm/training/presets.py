@@ -20,6 +20,7 @@ A name is a corpus and a head: ``ptb-softmax``, ``wt2-mos``. Every value has a s
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -66,15 +67,25 @@ def preset(name: str, **changes: Any) -> TrainConfig:
         >>> preset("ptb-mos", data="ptb/", head_option=("components=5",)).learning_rate
         20.0
     """
-    settings = PRESETS[_known(name)]
-    if changes.get("head", settings["head"]) == settings["head"]:
-        given = tuple(changes.get("head_option", ()))
-        replaced = parse_options(given).keys()
-        kept = [o for o in settings["head_option"] if not parse_options([o]).keys() & replaced]
-        changes = changes | {"head_option": (*kept, *given)}
-    else:
-        settings = settings | {"head_option": (), "relearn_trees": ()}
-    return TrainConfig(**(settings | changes))
+    return TrainConfig(**merged(PRESETS[_known(name)], changes))
+
+
+def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with changes. A ``head_option`` replaces only the option of the same name; with
+    another ``head`` the options are dropped, and so is ``relearn_trees``."""
+    head = settings.get("head", TrainConfig.head)
+    if changes.get("head", head) != head:
+        dropped = ("head_option", "relearn_trees")
+        return {name: settings[name] for name in settings if name not in dropped} | dict(changes)
+    given = tuple(changes.get("head_option", ()))
+    replaced = parse_options(given).keys()
+    kept = [
+        option
+        for option in settings.get("head_option", ())
+        if not parse_options([option]).keys() & replaced
+    ]
+    options = {"head_option": (*kept, *given)} if kept else {}
+    return {**settings, **changes, **options}
 
 
 def preset_sources(name: str) -> dict[str, str]:

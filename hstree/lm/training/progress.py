@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Protocol
 
 from hstree._progress import Task
 from hstree.lm._progress import shown
@@ -15,8 +14,8 @@ from hstree.lm._terminal import fold
 from hstree.lm.runs import EpochRecord, perplexity
 
 
-class Reporter(Protocol):
-    """Receives what happens in a run."""
+class Reporter:
+    """Receives what happens in a run; this one prints nothing."""
 
     def message(self, text: str) -> None:
         """A message of one or more lines."""
@@ -61,26 +60,7 @@ class _Meter:
         return f"perplexity {perplexity(self.loss):.1f}  {self.tokens_per_second:,.0f} tokens/s"
 
 
-class Silent:
-    """A reporter that prints nothing."""
-
-    def message(self, text: str) -> None:
-        pass
-
-    def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
-        pass
-
-    def step(self, epoch: int, loss: float, tokens: int) -> None:
-        pass
-
-    def epoch(self, record: EpochRecord) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-
-class Reporters:
+class Reporters(Reporter):
     """Several reporters that receive the same."""
 
     def __init__(self, reporters: Iterable[Reporter]) -> None:
@@ -111,7 +91,7 @@ class Reporters:
             reporter.stop()
 
 
-class ConsoleReporter:
+class ConsoleReporter(Reporter):
     """Prints messages and a line for each epoch on standard output, and shows progress with the
     time left on standard error."""
 

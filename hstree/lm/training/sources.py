@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from hstree.lm.runs import TrainConfig, parse_options
+from hstree.lm.runs import TrainConfig, parse_options, read_settings
 
 from .finetune import NOT_INHERITED
 from .presets import PRESETS, preset_sources
@@ -18,8 +18,8 @@ class SettingSource(NamedTuple):
     Attributes:
         name: of the setting; ``head_option NAME`` for an option of the head.
         value: of the setting or option.
-        source: ``given``, ``default``, ``preset``, the run to fine-tune, or a key of
-            :data:`SOURCES`.
+        source: ``given``, ``default``, ``preset``, the file of settings, the run to fine-tune, or
+            a key of :data:`SOURCES`.
     """
 
     name: str
@@ -28,7 +28,10 @@ class SettingSource(NamedTuple):
 
 
 def setting_sources(
-    config: TrainConfig, given: Mapping[str, Any], preset: str | None = None
+    config: TrainConfig,
+    given: Mapping[str, Any],
+    preset: str | None = None,
+    file: str | None = None,
 ) -> list[SettingSource]:
     """All settings of a run with their sources.
 
@@ -36,6 +39,7 @@ def setting_sources(
         config: the settings.
         given: the settings that were given, by name.
         preset: name of the preset that the others are from.
+        file: file of settings that the others are from.
 
     Example:
         >>> from hstree.lm.training import preset, setting_sources
@@ -44,7 +48,7 @@ def setting_sources(
         >>> {row.name: row.source for row in rows if row.name in ("batch_size", "epochs", "clip")}
         {'epochs': 'MoS README', 'batch_size': 'given', 'clip': 'AWD-LSTM code'}
     """
-    known = _known(config, preset)
+    known = _known(config, preset, file)
     rows = []
     given_options = parse_options(given.get("head_option", ()))
     for field in fields(TrainConfig):
@@ -59,20 +63,25 @@ def setting_sources(
     return rows
 
 
-def _known(config: TrainConfig, preset: str | None) -> dict[str, str]:
+def _known(config: TrainConfig, preset: str | None, file: str | None) -> dict[str, str]:
     """The sources of settings, and of options of the head, that are neither given nor defaults."""
     options = parse_options(config.head_option)
+    known: dict[str, str] = {}
     if config.finetune is not None:
         inherited = [f.name for f in fields(TrainConfig) if f.name not in NOT_INHERITED]
         known = dict.fromkeys((*inherited, *options), f"run {config.finetune}")
         if config.finetune_learning_rate is not None:
             known["learning_rate"] = "finetune_learning_rate"
-        return known
-    if preset is None:
-        return {}
-    settings = PRESETS[preset]
-    return {"head": "preset"} | {
+    settings: Mapping[str, Any] = {}
+    sources: Mapping[str, str] = {}
+    if preset is not None:
+        settings, sources = PRESETS[preset], preset_sources(preset) | {"head": "preset"}
+    elif file is not None:
+        settings = read_settings(file)
+        names = (*settings, *parse_options(settings.get("head_option", ())))
+        sources = dict.fromkeys(names, f"file {file}")
+    return known | {
         name: source
-        for name, source in preset_sources(preset).items()
+        for name, source in sources.items()
         if name in options or (name in settings and getattr(config, name) == settings[name])
     }

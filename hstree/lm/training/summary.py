@@ -1,4 +1,4 @@
-"""The final figures of a run: quality next to the unigram model, cost next to a flat softmax."""
+"""The final figures of a run, and the cost of its head next to a flat softmax."""
 
 from __future__ import annotations
 
@@ -11,52 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree.heads import Head
+from hstree.lm.data import Streams
 from hstree.lm.models import LanguageModel
-from hstree.lm.runs import HeadCost, Summary, perplexity
-
-from .build import own_parameter_count
-from .state import Training
-from .trainer import Trainer
-from .validation import evaluate
+from hstree.lm.runs import HeadCost, Summary, TrainConfig
 
 COST_LOGITS = 2**26  # largest number of logits of the flat softmax in the timing of the head
 
 
-def summarize(training: Training, model: LanguageModel, seconds: float) -> Summary:
-    """The final figures of a training with at least one finished epoch.
-
-    Args:
-        training: a finished training.
-        model: best weights, in evaluation mode.
-        seconds: time spent on the training.
-    """
-    assert training.best is not None
-    corpus = training.corpus
-    return Summary(
-        corpus=corpus.name,
-        head=training.config.head,
-        classes=len(corpus.vocabulary),
-        train_tokens=len(corpus.train),
-        epochs=len(training.records),
-        best_epoch=training.best.epoch,
-        valid_perplexity=training.best.valid_perplexity,
-        test_perplexity=perplexity(evaluate(model, corpus.test)),
-        unigram_valid_perplexity=perplexity(training.unigram_loss),
-        unigram_test_perplexity=perplexity(training.statistics.unigram_loss(corpus.test[1:])),
-        backbone_parameters=sum(parameter.numel() for parameter in model.backbone.parameters()),
-        head_parameters=own_parameter_count(model.head, model.backbone),
-        cost=_head_cost(model, training.trainer),
-        seconds=seconds,
-    )
-
-
-def _head_cost(model: LanguageModel, trainer: Trainer) -> HeadCost:
+def head_cost(model: LanguageModel, config: TrainConfig, text: Streams) -> HeadCost:
     """Cost of the head on the context vectors of the first training batch of one process."""
-    config = trainer.config
     streams = min(config.batch_size, max(1, COST_LOGITS // (config.bptt * model.head.n_classes)))
-    tokens, target = (
-        part[:, :streams].to(trainer.device) for part in trainer.streams.window(0, config.bptt)
-    )
+    device = model.backbone.embedding.weight.device
+    tokens, target = (part[:, :streams].to(device) for part in text.window(0, config.bptt))
     with torch.no_grad():
         hidden, _ = model.hidden(tokens)
     model.head.train()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from hstree.lm.runs import ConfigError, EpochRecord, perplexity
 
+from .progress import Reporter
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -23,7 +25,7 @@ def require_tensorboard() -> None:
         ) from None
 
 
-class TensorBoardLog:
+class TensorBoardLog(Reporter):
     """A reporter that writes events to the subfolder ``tensorboard`` of a run folder.
 
     ``train/loss`` (nats per token) and ``train/perplexity`` are means over the tokens of ten steps;
@@ -44,9 +46,6 @@ class TensorBoardLog:
         self._writer: SummaryWriter | None = None
         self._step = 0
         self._clear()
-
-    def message(self, text: str) -> None:
-        pass
 
     def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter

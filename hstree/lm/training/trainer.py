@@ -12,17 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hstree.lm.data import Corpus, Streams
-from hstree.lm.models import LanguageModel, State
+from hstree.lm.models import BackboneOutput, LanguageModel, State, activation_penalty, detach
 from hstree.lm.runs import TrainConfig
 from hstree.optim import clip_grad_norm_
 
-from .build import check_size
 from .distributed import Processes
-from .objective import Objective
 from .optimizer import (
     build_optimizers,
     keep_state,
@@ -36,10 +34,6 @@ from .relearning import check_relearnable, relearn
 
 class TrainingError(RuntimeError):
     """Training cannot continue: the loss or a weight is not finite, or memory ran out."""
-
-
-class TrainingMemoryError(TrainingError):
-    """Memory ran out during training, which can be resumed where there is more."""
 
 
 @dataclass
@@ -98,6 +92,44 @@ def process_seed(seed: int, rank: int) -> int:
     return seed + 1_000_003 * rank
 
 
+class _Objective(nn.Module):
+    """What a step minimizes, for the streams of one process or a part of them: a module, as
+    DistributedDataParallel wants."""
+
+    def __init__(self, model: LanguageModel, config: TrainConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+
+        def head_loss(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            """The loss, and the mean negative log-likelihood without the options of the loss."""
+            output, loss = model.head(hidden, target)
+            return loss, -output.detach().sum() / (target != model.head.ignore_index).sum()
+
+        self.head_loss = torch.compile(head_loss, dynamic=True) if config.compile else head_loss
+
+    def forward(
+        self, tokens: Tensor, target: Tensor, state: State | None, loss_share: float, share: float
+    ) -> tuple[Tensor, Tensor, State]:
+        """``loss_share`` times the mean loss plus ``share`` times the penalties; its value and
+        ``loss_share`` times the mean negative log-likelihood, float64 [2]; the state without its
+        history."""
+        with torch.autocast(
+            tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"
+        ):
+            read: BackboneOutput = self.model.backbone(tokens, state)
+            loss, nll = self.head_loss(read.hidden, target)
+        objective = share * activation_penalty(read, self.config.alpha, self.config.beta)
+        # The mean over no targets is NaN, but DistributedDataParallel needs a graph.
+        if loss_share > 0:
+            loss, nll = loss_share * loss, loss_share * nll
+        else:
+            loss = nll = 0.0 * read.dropped.sum()
+        objective = objective + loss
+        values = torch.stack([objective.detach(), nll.detach()]).double()
+        return objective, values, detach(read.state)
+
+
 class Trainer:
     """Trains a model on a corpus.
 
@@ -114,8 +146,8 @@ class Trainer:
         averaging: whether averaged SGD has begun.
 
     Raises:
-        ValueError: a part of the corpus is too small for the batch, averaged SGD does not support
-            the head, or the trees of the head cannot be re-learned.
+        ValueError: the training text is too small for the batch, averaged SGD does not support the
+            head, or the trees of the head cannot be re-learned.
     """
 
     def __init__(
@@ -129,7 +161,6 @@ class Trainer:
         self.config = config
         self.device = model.backbone.embedding.weight.device
         self.processes = processes or Processes(0, 1, self.device)
-        check_size(corpus, config, self.processes.size)
         if config.relearn_trees:
             check_relearnable(model.head)
         self.streams = Streams(
@@ -154,7 +185,7 @@ class Trainer:
         self._always_targets = (
             full_streams > self.streams.batch_size - config.batch_size // config.accumulate
         )
-        self._own_objective = Objective(model, config)
+        self._own_objective = _Objective(model, config)
         self._take_parameters()
         self.position = Position()
         self.states: list[State | None] = [None] * config.accumulate

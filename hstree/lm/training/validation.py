@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from hstree._checks import check_int
+from hstree._progress import track
 from hstree.lm.data import Streams
-from hstree.lm.models import LanguageModel, evaluate_loss
+from hstree.lm.models import LanguageModel, State
 
 MOST_STREAMS, SHORTEST_STREAM = 20, 50
 
@@ -17,7 +20,10 @@ def default_streams(n_tokens: int) -> int:
     return max(1, min(MOST_STREAMS, (n_tokens - 1) // SHORTEST_STREAM))
 
 
-def evaluate(model: LanguageModel, tokens: Any, streams: int | None = None) -> float:
+@torch.no_grad()
+def evaluate(
+    model: LanguageModel, tokens: Any, streams: int | None = None, *, length: int = 128
+) -> float:
     """Mean negative log-probability, in nats per token, of a text. Every token except the first is
     a target.
 
@@ -28,9 +34,10 @@ def evaluate(model: LanguageModel, tokens: Any, streams: int | None = None) -> f
             so that a few of them are a little worse than one. Published perplexities are of 10
             streams of validation text and 1 of test text. None: at most 20, of at least 50 targets
             each, as training validates.
+        length: number of steps that are computed together; the state is kept between windows.
 
     Raises:
-        ValueError: fewer than 2 tokens, or fewer targets than streams.
+        ValueError: fewer than 2 tokens, fewer targets than streams, or a length below 1.
 
     Example:
         >>> import math, hstree
@@ -44,4 +51,17 @@ def evaluate(model: LanguageModel, tokens: Any, streams: int | None = None) -> f
         streams = default_streams(len(tokens))
     else:
         streams = check_int("streams", streams, 1, max(len(tokens) - 1, 1))
-    return evaluate_loss(model, Streams(tokens, streams, ignore_index=model.head.ignore_index))
+    text = Streams(tokens, streams, ignore_index=model.head.ignore_index)
+    device = model.backbone.embedding.weight.device
+    training = model.training
+    model.eval()
+    total, count = 0.0, 0
+    state: State | None = None
+    try:
+        for window, target in track(text.windows(length), "evaluating", -(-len(text) // length)):
+            (log_prob, _), state, _ = model(window.to(device), target.to(device), state)
+            total -= float(log_prob.sum(dtype=torch.float64))
+            count += int((target != model.head.ignore_index).sum())
+    finally:
+        model.train(training)
+    return total / max(count, 1)

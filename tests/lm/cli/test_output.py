@@ -100,9 +100,9 @@ def test_train_ends_with_figures_and_commands_that_run(
     assert re.search(r"^learning curve: +tried/trees/learning_curve.png$", out, re.M)
     assert Path("tried/trees/learning_curve.png").is_file()
     generate, train, analyze = commands(out)
-    assert train[:4] == ["hstree", "train", "--head", "softmax"]
-    assert "--tied" in train
-    assert main([*train[1:], "--run", "tried/softmax"]) == 0
+    assert train[2:6] == ["--config", "tried/trees/config.json", "--head", "softmax"]
+    assert train[6:] == ["--run", "tried/trees-softmax"]
+    assert main(train[1:]) == 0
     captured = capsys.readouterr()
     assert_narrow(captured.out)
     assert re.search(

@@ -125,6 +125,86 @@ def test_flags_replace_what_a_preset_says(data: Path, capsys: pytest.CaptureFixt
     assert config == preset("wt2-mos", **expected, head_option=("components=3",))
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--head", "softmax", "--tied", "--epochs", "3", "--seed", "7"],
+        ["--preset", "wt2-mos", "--clip", "0.5", "--threads", "2"],
+        ["--preset", "ptb-trees", "--data", "x"],
+    ],
+    ids=lambda flags: flags[1],
+)
+def test_printed_settings_are_read_back(
+    flags: list[str], tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = printed(capsys, *flags)
+    file = tmp_path / "settings.json"
+    file.write_text(config.to_json())
+    assert printed(capsys, "--config", str(file)) == config
+    changed = printed(capsys, "--config", str(file), "--epochs", "11", "--no-tied")
+    assert changed == dataclasses.replace(config, epochs=11, tied=False)
+
+
+def test_a_part_of_the_settings_in_a_file(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options of the head are replaced one by one; those of another head are dropped."""
+    monkeypatch.setenv("COLUMNS", "120")
+    file = Path("..", "settings.json")
+    options = ["components=5", "latent_dropout=0.2"]
+    file.write_text(json.dumps({"head": "mos", "epochs": 3, "head_option": options}))
+    rows, _ = shown(capsys, "--config", str(file), "--head-option", "components=7")
+    assert rows["epochs"] == ["3", f"file {file}"]
+    assert rows["head_option components"] == ["7", "given"]
+    assert rows["head_option latent_dropout"] == ["0.2", f"file {file}"]
+    assert rows["clip"] == ["1", "default"]
+    config = printed(capsys, "--config", str(file), "--head", "softmax")
+    assert config == TrainConfig(head="softmax", epochs=3)
+
+
+def test_settings_of_finetuning_in_a_file(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    config = TrainConfig(head="softmax", optimizer="sgd", finetune_learning_rate=7.0, layers=2)
+    (origin / "config.json").write_text(config.to_json())
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({"finetune": str(origin), "epochs": 3}))
+    config = printed(capsys, "--config", str(file))
+    assert (config.layers, config.epochs, config.learning_rate) == (2, 3, 7.0)
+    file.write_text(config.to_json())
+    assert printed(capsys, "--config", str(file)) == config
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "{file}: no such file"),
+        ("{", "{file}: expected settings as JSON: Expecting property name"),
+        ("[1]", "{file}: expected settings as a JSON object, got list"),
+        ('{"learning": 1}', "{file}: unknown settings: learning"),
+        ('{"lr": 1}', "{file}: unknown settings: lr; did you mean learning_rate?"),
+        ('{"epochs": "3"}', "{file}: epochs: expected int, got '3'"),
+        ('{"dropout": 1.5}', "{file}: dropout: expected a probability in [0, 1), got 1.5"),
+        ('{"schedule": "step"}', "{file}: schedule: expected one of cosine, linear, constant"),
+        ('{"head_option": [1]}', "{file}: head_option: expected a tuple of str, got (1,)"),
+    ],
+)
+def test_files_that_are_no_settings(
+    content: str | None,
+    message: str,
+    tmp_path: Path,
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "settings.json"
+    if content is not None:
+        file.write_text(content)
+    error = fails(capsys, "--config", str(file))
+    assert error.startswith("hstree: --config: " + message.replace("{file}", str(file)))
+
+
 @pytest.mark.parametrize("name", ["ptb-softmax", "ptb-mos", "wt2-trees"])
 def test_a_small_model_trains_by_a_preset(
     name: str, data: Path, capsys: pytest.CaptureFixture[str]
@@ -148,6 +228,10 @@ def test_what_does_not_go_together(data: Path, capsys: pytest.CaptureFixture[str
     error = fails(capsys, "--preset", "ptb-mos", "--finetune", "x")
     assert error == "hstree: --preset: expected this or --finetune, got both\n"
     assert "x: no such run folder" in fails(capsys, "--finetune", "x")
+    error = fails(capsys, "--preset", "ptb-mos", "--config", "x")
+    assert error == "hstree: --preset: expected this or --config, got both\n"
+    error = fails(capsys, "--resume", "y", "--config", "x")
+    assert error == "hstree: --config: expected this or --resume, got both\n"
     error = fails(capsys, "--averaging", "nt")
     assert error == "hstree: --averaging: averaged SGD needs --optimizer sgd, got adamw\n"
     command = ["--data", str(data), *TINY, "--optimizer", "sgd", "--averaging", "nt", "--sparse"]
@@ -163,21 +247,15 @@ def test_what_does_not_go_together(data: Path, capsys: pytest.CaptureFixture[str
         ("--n-trees 2 --head softmax", "--n-trees: expected the head 'trees', which reads it, got"),
         ("--sparse --head mos", "--sparse: expected the head 'trees' or 'sampled', which reads it"),
         ("--gate context --preset ptb-mos", "--gate: expected the head 'trees', which reads it"),
+        ("--head-option n_trees=3", "--head-option: expected --n-trees for 'n_trees', got n_tr"),
+        ("--head mos --head-option tied=true", "--head-option: expected --tied for 'tied', got"),
         ("--head-option ignore_index=0", "--head-option: expected no 'ignore_index', as a perpl"),
         ("--head-option reduction=sum", "--head-option: expected no 'reduction', as a perplexity"),
         ("--head plif --head-option intervals=100000000", "intervals: expected a whole number fro"),
         ("--n-trees 1000000", "--n-trees: expected at most 1024, got 1000000"),
-        (
-            "--layers 2 --hidden-size 1000000",
-            "expected a model whose weights, gradients and steps fit",
-        ),
         ("--hidden-size 1000000000000", "--hidden-size: expected at most 1048576, got 10000000"),
         ("--layers 100000000", "--layers: expected at most 1024, got 100000000"),
         ("--context-size 100000000", "--context-size: expected at most 1048576, got 100000000"),
-        (
-            "--bptt 999999999 --layers 2 --hidden-size 600000",
-            "expected a model whose weights, gradients",
-        ),
         (
             "--batch-size 999999999",
             "--batch-size: expected at least 1000000000 tokens in the train",
@@ -192,11 +270,21 @@ def test_what_would_be_ignored_or_does_not_fit(
     assert list(Path().iterdir()) == []
 
 
+def test_a_model_beyond_memory(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--layers", "2", "--hidden-size", "1000000", "--bptt", "999999999"]
+    assert main(["train", "--data", str(data), *TINY, *flags]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("hstree: memory ran out; a model with smaller --embedding-size, --hidd")
+    assert error.endswith("; nothing was written\n")
+    assert list(Path().iterdir()) == []
+
+
 def test_trees_to_relearn_need_trees(
     data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the text is read."""
-    monkeypatch.setattr("hstree.lm.training.state.load_corpus", None)
+    monkeypatch.setattr("hstree.lm.training.session.load_corpus", None)
     error = fails(capsys, "--data", str(data), "--head", "gss", "--relearn-trees", "2")
     assert error.startswith("hstree: --relearn-trees: expected the head 'trees', which reads it")
     assert error.endswith("got --head gss\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hstree.lm.data import Corpus, CorpusStatistics, load_corpus, load_folder, load_text
+from hstree.lm.data import Corpus, CorpusStatistics, load_corpus
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def words(corpus: Corpus, split: str) -> str:
 
 
 def test_folder_token_by_token(folder: Path) -> None:
-    corpus = load_folder(folder)
+    corpus = load_corpus(folder)
     assert corpus.name == "tiny"
     assert words(corpus, "train") == (
         "the cat sat <eos> the dog sat <eos> <eos> the <unk> ran <eos>"
@@ -40,7 +40,7 @@ def test_folder_token_by_token(folder: Path) -> None:
 
 
 def test_statistics_count_the_training_part(folder: Path) -> None:
-    corpus = load_folder(folder, min_count=2)
+    corpus = load_corpus(folder, min_count=2)
     statistics = corpus.statistics()
     assert statistics.frequencies.tolist() == corpus.vocabulary.frequencies.tolist()
     assert np.array_equal(statistics.tokens, corpus.train)
@@ -48,8 +48,8 @@ def test_statistics_count_the_training_part(folder: Path) -> None:
 
 
 def test_folder_with_a_given_vocabulary(folder: Path) -> None:
-    small = load_folder(folder, max_vocabulary=4).vocabulary
-    corpus = load_folder(folder, vocabulary=small)
+    small = load_corpus(folder, max_vocabulary=4).vocabulary
+    corpus = load_corpus(folder, vocabulary=small)
     assert corpus.vocabulary is small
     assert words(corpus, "valid") == "the <unk> <unk> <eos>"
 
@@ -67,7 +67,7 @@ def test_text_file_is_split_in_order(tmp_path: Path) -> None:
     path = tmp_path / "book.txt"
     lines = [f"Line number {'even' if i % 2 == 0 else 'odd'}.\n\n" for i in range(100)]
     path.write_text("\ufeff" + "".join(lines), encoding="utf-8")
-    corpus = load_text(path)
+    corpus = load_corpus(path)
     assert (len(corpus.train), len(corpus.valid), len(corpus.test)) == (450, 25, 25)
     assert words(corpus, "train").startswith(
         "line number even . <eos> line number odd . <eos> line number even"
@@ -79,10 +79,10 @@ def test_text_file_is_split_in_order(tmp_path: Path) -> None:
 def test_rare_words_of_a_text_file_are_unknown(tmp_path: Path) -> None:
     path = tmp_path / "book.txt"
     path.write_text("once a b\n" + "a b\n" * 40)
-    corpus = load_text(path)
+    corpus = load_corpus(path)
     assert "once" not in corpus.vocabulary
     assert words(corpus, "train").startswith("<unk> a b <eos> a b <eos>")
-    assert "once" in load_text(path, min_count=1).vocabulary
+    assert "once" in load_corpus(path, min_count=1).vocabulary
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_rare_words_of_a_text_file_are_unknown(tmp_path: Path) -> None:
 def test_bad_training_files(folder: Path, content: bytes, message: str) -> None:
     (folder / "train.txt").write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        load_folder(folder)
+        load_corpus(folder)
 
 
 def test_missing_files_are_listed(folder: Path) -> None:
     (folder / "valid.txt").unlink()
     (folder / "test.txt").unlink()
     with pytest.raises(ValueError, match=r"missing valid.txt, test.txt"):
-        load_folder(folder)
+        load_corpus(folder)
 
 
 @pytest.mark.parametrize(
@@ -177,12 +177,12 @@ def test_bad_text_files(tmp_path: Path) -> None:
     path = tmp_path / "short.txt"
     path.write_text("two words\n")
     with pytest.raises(ValueError, match="3 tokens are too few to split"):
-        load_text(path)
+        load_corpus(path)
     with pytest.raises(ValueError, match="no such file"):
-        load_text(tmp_path / "absent.txt")
+        load_corpus(tmp_path / "absent.txt")
     path.write_text("alone\n" * 50)
     with pytest.raises(ValueError, match="only 'alone'"):
-        load_text(path)
+        load_corpus(path)
 
 
 def test_unigram_loss_against_its_definition() -> None:

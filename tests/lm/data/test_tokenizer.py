@@ -19,7 +19,6 @@ from hstree.lm.data import (
     detokenize,
     learn_bpe,
     load_corpus,
-    load_text,
     tokenize,
 )
 
@@ -193,7 +192,7 @@ def test_tokenizer_file(tmp_path: Path) -> None:
     path = text_file(tmp_path)
     corpus = load_corpus(path, tokenizer=str(file))
     assert sorted(corpus.vocabulary) == ["<eos>", "<unk>", "and", "cat"]
-    assert load_text(path, tokenizer=Subwords.load(file)).tokenizer.identity == (
+    assert load_corpus(path, tokenizer=Subwords.load(file)).tokenizer.identity == (
         corpus.tokenizer.identity
     )
     small = load_corpus(path, tokenizer=str(file), max_vocabulary=4, min_count=2)

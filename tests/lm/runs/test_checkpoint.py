@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from hstree.heads import Softmax
-from hstree.lm.data import Vocabulary
+from hstree.lm.data import Vocabulary, WhiteSpace
+from hstree.lm.data.tokenizer import tokenizer_to_bytes
 from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import CheckpointError, RunDirectory, TrainConfig, load_model, load_run
 from hstree.lm.runs.checkpoint import model_writer
@@ -29,6 +30,7 @@ def write_run(path: Path, model: LanguageModel | None = None) -> Path:
         {
             "config.json": TrainConfig().to_json().encode(),
             "vocabulary.txt": VOCABULARY.to_bytes(),
+            "tokenizer.json": tokenizer_to_bytes(WhiteSpace()),
             "model.safetensors": model_writer(model or make_model()),
         }
     )
@@ -58,9 +60,12 @@ def test_missing_parts(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"not a run folder: config.json, vocab.* missing"):
         load_run(tmp_path)
     run = write_run(tmp_path / "run")
-    (run / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"not a run folder: model\.safetensors missing"):
-        load_run(run)
+    for name in ("tokenizer.json", "model.safetensors"):
+        content = (run / name).read_bytes()
+        (run / name).unlink()
+        with pytest.raises(CheckpointError, match=f"not a run folder: {name} missing"):
+            load_run(run)
+        (run / name).write_bytes(content)
 
 
 def test_every_truncation_of_the_model_is_noticed(tmp_path: Path) -> None:
@@ -138,6 +143,7 @@ def test_parts_of_different_runs(tmp_path: Path) -> None:
         ("config.json", b"\xff", r"config\.json: "),
         ("config.json", b'{"speed": 1}', r"config\.json: unknown settings: speed"),
         ("vocabulary.txt", b"a\t1", r"vocabulary\.txt: not a vocabulary file"),
+        ("tokenizer.json", b"{}", r"tokenizer\.json: not a tokenizer"),
     ],
 )
 def test_damaged_text_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:

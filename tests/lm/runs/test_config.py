@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hstree.lm.runs import ConfigError, TrainConfig, parse_options
-from hstree.lm.runs.flags import add_config_arguments, config_flags, config_values
+from hstree.lm.runs.flags import add_config_arguments, config_values
 from hstree.lm.runs.settings import field_types
 
 
@@ -120,10 +120,9 @@ def test_bad_json(text: str, message: str) -> None:
 
 
 def test_head_options() -> None:
-    softmax = TrainConfig(head="softmax", head_option=("wide=true", "note=a=b", "cutoffs=[2, 5]"))
+    softmax = TrainConfig(head="softmax", head_option=("note=a=b", "cutoffs=[2, 5]"))
     assert softmax.head_options() == {
         "learning_rate_factor": 8.0,
-        "wide": True,
         "note": "a=b",
         "cutoffs": [2, 5],
     }
@@ -132,7 +131,7 @@ def test_head_options() -> None:
         "learning_rate_factor": 8.0,
         "sparse": True,
     }
-    trees = TrainConfig(n_trees=3, sparse=True, head_option=("root=7",)).head_options()
+    trees = TrainConfig(n_trees=3, root=7, sparse=True).head_options()
     assert trees["n_trees"] == 3
     assert trees["root"] == 7
     assert trees["levels"] is None
@@ -160,25 +159,6 @@ def test_options_are_json_or_text() -> None:
 def test_json_holds_every_setting() -> None:
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     assert set(json.loads(TrainConfig().to_json())) == names
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        TrainConfig(),
-        TrainConfig(data="my text", epochs=3, learning_rate=0.5, seed=7, tied=True, levels=2),
-        TrainConfig(head="plif", head_option=("a=1", "b=x y"), sparse=True, threads=2),
-        TrainConfig(relearn_trees=(2,)),
-        TrainConfig(relearn_trees=(2, 10), head_option=("node_vectors=leaves",)),
-    ],
-)
-def test_flags_of_a_configuration_give_it_again(config: TrainConfig) -> None:
-    parser = argparse.ArgumentParser()
-    add_config_arguments(parser)
-    flags = config_flags(config)
-    assert TrainConfig(**config_values(parser.parse_args(flags))) == config
-    assert (flags == []) == (config == TrainConfig())
-    assert "--seed" not in config_flags(config, leave_out={"seed"})
 
 
 def test_flags_with_several_numbers(capsys: pytest.CaptureFixture[str]) -> None:

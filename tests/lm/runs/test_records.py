@@ -35,12 +35,6 @@ def test_perplexity_beyond_a_float() -> None:
     assert record.train_perplexity == record.valid_perplexity == math.inf
 
 
-def test_what_an_older_line_lacks_has_its_default() -> None:
-    values = json.loads(RECORD.to_json())
-    del values["averaged"]
-    assert EpochRecord.from_json(json.dumps(values)).averaged is False
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -17,10 +17,10 @@ import torch
 
 import hstree.lm.training.session
 from hstree.lm.runs import TrainConfig
-from hstree.lm.training import Silent, resume, train
+from hstree.lm.training import Reporter, resume, train
 
 
-class Announcer(Silent):
+class Announcer(Reporter):
     """Speaks once the first step, which sets up much in a new process, has been made."""
 
     def __init__(self) -> None:

@@ -10,13 +10,13 @@ import torch
 from safetensors import safe_open
 
 from hstree.lm.runs import EpochRecord, read_epochs
-from hstree.lm.training import Silent
+from hstree.lm.training import Reporter
 
 # What depends on the clock.
 CLOCK = ("seconds", "tokens_per_second", "relearn_seconds")
 
 
-class Recorder(Silent):
+class Recorder(Reporter):
     """Keeps the losses of all steps and the records of all epochs."""
 
     def __init__(self) -> None:

@@ -318,7 +318,7 @@ def test_torchrun_is_interrupted_and_goes_on(folder: Path) -> None:
 def training_state(run: Path) -> dict[str, Any]:
     """What the state of a run says beside its tensors."""
     with safe_open(run / "last.safetensors", framework="pt") as file:
-        state: dict[str, Any] = json.loads(file.metadata()["hstree.lm.training"])
+        state: dict[str, Any] = json.loads(file.metadata()["hstree.training"])
     return state
 
 

@@ -85,7 +85,9 @@ def test_runs_that_cannot_be_read(run: Path, tmp_path: Path) -> None:
         finetuning(tmp_path)
     (tmp_path / "config.json").write_text('{"optimizer": "sgd"}')
     assert finetuning(tmp_path).optimizer == "sgd"
-    with pytest.raises(CheckpointError, match=r"not a run folder: vocabulary\.txt, model\.saf"):
+    with pytest.raises(
+        CheckpointError, match=r"not a run folder: vocabulary\.txt, tokenizer\.json"
+    ):
         train(finetuning(tmp_path, run=str(tmp_path / "new")))
     (tmp_path / "config.json").write_text(TrainConfig().to_json())
     with pytest.raises(ConfigError, match="--finetune: averaged SGD needs --optimizer sgd, got ad"):

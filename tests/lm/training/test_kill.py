@@ -147,5 +147,5 @@ def test_killed_twenty_times(settings: dict[str, Any], server: Server, tmp_path:
 def steps_done(run: Path) -> int:
     """Where a run would go on."""
     with safe_open(run / "last.safetensors", framework="pt") as file:
-        state = json.loads(file.metadata()["hstree.lm.training"])
+        state = json.loads(file.metadata()["hstree.training"])
     return int(state["trainer"]["position"]["step"])

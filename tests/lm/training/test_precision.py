@@ -13,7 +13,7 @@ from lm.training.toy import small_config, write_corpus
 from hstree.lm.data import load_corpus
 from hstree.lm.models import cpu_has_lstm
 from hstree.lm.runs import ConfigError, load_run
-from hstree.lm.training import Silent, evaluate, resume, train
+from hstree.lm.training import Reporter, evaluate, resume, train
 
 SGD = {
     "optimizer": "sgd",
@@ -44,7 +44,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hstree.lm.training.session.learning_curve", lambda *_: b"")
 
 
-class Messages(Silent):
+class Messages(Reporter):
     """Keeps what is said."""
 
     def __init__(self) -> None:

@@ -261,7 +261,7 @@ def test_interrupted_while_the_state_is_loaded(
     config = replace(expected, run=str(tmp_path / "run"))
     assert go_on(config, Stop(step=steps + 1)) is not None
     with monkeypatch.context() as patch:
-        patch.setattr("hstree.lm.training.state.load_corpus", interrupt)
+        patch.setattr("hstree.lm.training.session.load_corpus", interrupt)
         interrupted = go_on(config)
     assert interrupted is not None
     assert interrupted.run == tmp_path / "run"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hstree.lm.data import Corpus, load_corpus
 from hstree.lm.runs import EpochRecord, TrainConfig, load_run
-from hstree.lm.training import Silent, Trainer, build_model, evaluate, finetuning, preset, train
+from hstree.lm.training import Reporter, Trainer, build_model, evaluate, finetuning, preset, train
 from hstree.lm.training.finetune import TRAINING_NOISE
 from hstree.lm.training.optimizer import averaged_weights
 
@@ -159,7 +159,7 @@ def follow(
     return losses, lengths, {name: value / (averaged_steps - 1) for name, value in sums.items()}
 
 
-class Recorder(Silent):
+class Recorder(Reporter):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -364,8 +364,7 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scripted(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
     rest = iter(losses)
-    for module in ("state", "session", "summary"):  # the start, the epochs, the test part
-        monkeypatch.setattr(f"hstree.lm.training.{module}.evaluate", lambda *_: next(rest, 1.0))
+    monkeypatch.setattr("hstree.lm.training.session.evaluate", lambda *_: next(rest, 1.0))
 
 
 def finetuned(run: Path, to: Path, **changes: Any) -> list[EpochRecord]:

@@ -13,7 +13,7 @@ import pytest
 from lm.training.toy import small_config, write_corpus
 
 from hstree.lm.runs import ConfigError, EpochRecord
-from hstree.lm.training import Silent, TrainingInterrupted, resume, train
+from hstree.lm.training import Reporter, TrainingInterrupted, resume, train
 from hstree.lm.training.tensorboard import TensorBoardLog
 
 
@@ -155,7 +155,7 @@ def test_a_loss_beyond_all_floats(tmp_path: Path) -> None:
     assert curves(tmp_path)["train/perplexity"] == [(10, math.inf)]
 
 
-class Signalled(Silent):
+class Signalled(Reporter):
     """Asks for the end after a number of steps."""
 
     def __init__(self, steps: int) -> None:

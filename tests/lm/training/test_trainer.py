@@ -20,7 +20,7 @@ from hstree.lm.runs import ConfigError, EpochRecord, choose_device, load_run, re
 from hstree.lm.runs.checkpoint import load_state
 from hstree.lm.training import (
     ConsoleReporter,
-    Silent,
+    Reporter,
     Trainer,
     TrainingError,
     TrainingInterrupted,
@@ -38,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("toy") / "data")
 
 
-class Recorder(Silent):
+class Recorder(Reporter):
     """Keeps what it is told."""
 
     def __init__(self, interrupt_at: int | None = None) -> None:
@@ -467,7 +467,7 @@ def test_a_validation_text_of_another_kind(tmp_path: Path) -> None:
         (data / f"{split}.txt").write_text("e d c b a\n" * 20)
     said: list[str] = []
 
-    class Listener(Silent):
+    class Listener(Reporter):
         def message(self, text: str) -> None:
             said.append(text)
 

@@ -16,14 +16,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .config import HEAD_SETTINGS, TrainConfig
-from .head_options import unread
+from .config import HEAD_SETTINGS, UNGROUPED, TrainConfig, unread
 from .names import METRICS, SUMMARY, CheckpointError
 from .reader import load_config
 from .records import EpochRecord, Summary
-
-# Settings in which two runs of the same model may differ.
-UNGROUPED = ("run", "seed", "device", "threads", "save_interval", "tensorboard", "compile")
 
 _Record = TypeVar("_Record")
 
@@ -108,8 +104,7 @@ class RunFigures:
 
 
 def read_run(path: str | os.PathLike[str]) -> RunFigures:
-    """Read the figures of a run folder. Settings that did not exist when the run was made have
-    their defaults.
+    """Read the figures of a run folder.
 
     Raises:
         CheckpointError: the folder or its config.json does not exist, or one of the files was not

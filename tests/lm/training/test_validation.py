@@ -8,7 +8,8 @@ import torch
 
 from hstree.heads import Softmax
 from hstree.lm.data import Streams
-from hstree.lm.models import AWDLSTM, LanguageModel, evaluate_loss
+from hstree.lm.models import AWDLSTM, LanguageModel
+from hstree.lm.training import evaluate
 
 V = 11
 
@@ -21,7 +22,7 @@ def test_every_target_counts_once(length: int) -> None:
     streams = Streams(tokens, 4)
     inputs, targets = streams.window(0, len(streams))
     model.train()
-    loss = evaluate_loss(model, streams, length=length)
+    loss = evaluate(model, tokens, 4, length=length)
     assert model.training
     model.eval()
     total, count = 0.0, 0
@@ -39,5 +40,5 @@ def test_an_error_leaves_the_mode() -> None:
     model = LanguageModel(AWDLSTM(V, 5, 7), Softmax(7, V)).train()
     tokens = np.array([0, 1, 2, V])
     with pytest.raises(ValueError, match="target"):
-        evaluate_loss(model, Streams(tokens, 1))
+        evaluate(model, tokens, 1)
     assert model.training

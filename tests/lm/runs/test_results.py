@@ -85,7 +85,7 @@ def test_fine_tuned_runs_are_known_by_the_settings_of_their_origin(tmp_path: Pat
     [
         ("config.json", "{", r"config\.json: expected settings as JSON: "),
         ("config.json", "[]", "expected settings as a JSON object, got list"),
-        ("config.json", '{"head": "gss", "seed": "x"}', "--seed: expected int, got 'x'"),
+        ("config.json", '{"head": "gss", "seed": "x"}', "config.json: seed: expected int, got 'x'"),
         ("metrics.jsonl", "oops", r"metrics\.jsonl, line 1: expected a JSON object, got 'oops'"),
         ("metrics.jsonl", '{"epoch": 1}', "line 1: expected 'step' to be int, got None"),
         ("metrics.jsonl", '{"epoch": true}', "expected 'epoch' to be int, got True"),
