@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.ptb import cpu_name
+from hstree.lab.report import processor as cpu_name
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "classification.py"
 HEADS = ("linear", "adaptive", "trees", "clustered-tree", "clustered-trees")

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from benchmarks.ptb import cpu_name
 from hstree.heads import Softmax, TreeEnsemble
+from hstree.lab.report import processor as cpu_name
 from hstree.lm.models import LanguageModel
 from hstree.lm.models.stream import read_stream
 from hstree.lm.runs import load_run

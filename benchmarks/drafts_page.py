@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.studies.page import row, table
 from hstree.lm._pictures import line_style, new_figure
 from hstree.lm._pictures import picture as rendered
 
@@ -91,6 +90,16 @@ def words_of_a_round(acceptance: float, k: int) -> float:
     acceptance a (Leviathan et al., ICML 2023): as if all words were accepted equally often."""
     a = min(acceptance, 1 - 1e-9)
     return (1 - a ** (k + 1)) / (1 - a)
+
+
+def table(columns: Sequence[str], rows: Iterable[str]) -> list[str]:
+    """A Markdown table; the first column is aligned to the left."""
+    dashes = ["---"] + ["---:"] * (len(columns) - 1)
+    return [row(columns), row(dashes), *rows, ""]
+
+
+def row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _share(value: float) -> str:

@@ -14,10 +14,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.optimizers import TRAINING_SIZES
-from benchmarks.studies.page import results
-from benchmarks.studies.records import Records
 from benchmarks.table import ratio, sources
 from benchmarks.trees_study import CONTENDERS
+from hstree.lab.study.records import Records
+from hstree.lab.study.results import results
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- summary: begin -->", "<!-- summary: end -->"

@@ -25,14 +25,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.large_vocabulary_page import page, pictures
+from benchmarks.large_vocabulary_page import report
 from benchmarks.memory import peak_extra_bytes
-from benchmarks.studies import times
-from benchmarks.studies.command import Study, parser, work
-from benchmarks.studies.measure import rows_scored, text_name
-from benchmarks.studies.plan import Contender, Run
-from benchmarks.studies.training import endless_steps
-from hstree.lm.data import Corpus, load_corpus
+from hstree.lab.study.figures import rows_scored
+from hstree.lab.study.plan import Contender, PlannedRun
+from hstree.lab.study.planned import PlannedStudy
+from hstree.lab.study.times import endless_steps
+from hstree.lm.data import Corpus
 from hstree.lm.runs import TrainConfig
 from hstree.lm.training import Trainer, TrainingError, build_model, evaluate
 from hstree.lm.training.build import own_parameter_count
@@ -116,15 +115,14 @@ def _all() -> Iterator[Contender]:
 
 HEADS: Sequence[Contender] = tuple(_all())
 CONTENDERS = (*HEADS, *(_long(contender) for contender in HEADS if contender.name in LONGER))
-STUDY = Study("large-vocabulary", CONTENDERS, page, pictures, [c.name for c in HEADS])
 
 
-def _config(settings: Mapping[str, Any], seed: int) -> TrainConfig:
+def _config(settings: Mapping[str, Any], seed: int = 1) -> TrainConfig:
     own = {name: value for name, value in settings.items() if name != "seconds"}
     return TrainConfig(seed=seed, **own, **ELSEWHERE)
 
 
-def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
+def measure(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, Any]:
     """Train for the CPU time of the run.
 
     Returns:
@@ -177,25 +175,19 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
     return figures | {"valid": figures["points"][-1]["valid"]}
 
 
-def main() -> None:
-    arguments = parser(__doc__, STUDY)
-    arguments.add_argument("--data", type=Path, help="folder of the text")
-    given = arguments.parse_args()
-
-    def prepare() -> tuple[str, Any]:
-        if given.data is None:
-            arguments.error("expected --data")
-        corpus = load_corpus(given.data)
-        return text_name(corpus), lambda run: measure(run, corpus)
-
-    def time_steps(contenders: Sequence[Contender]) -> dict[str, Any]:
-        if given.data is None:
-            arguments.error("expected --data")
-        configs = {c.name: _config(c.settings, seed=1) for c in contenders}
-        return times.measure(configs, load_corpus(given.data))
-
-    work(STUDY, given, prepare, time_steps)
-
+STUDY = PlannedStudy(
+    "large-vocabulary",
+    CONTENDERS,
+    measure,
+    report,
+    [
+        "python -m benchmarks.large_text --save FOLDER",
+        "python -m benchmarks.large_vocabulary --data FOLDER",
+        "python -m benchmarks.large_vocabulary --data FOLDER --times",
+    ],
+    timed=[contender.name for contender in HEADS],
+    config=_config,
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__, Path(__file__).parent / "results")

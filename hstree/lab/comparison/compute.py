@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hstree.lm.runs import RunFigures, read_run
-from hstree.lm.table import text
+from hstree.lm.table import decimals, text
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,18 @@ def mean_and_deviation(values: Sequence[float]) -> Statistic | None:
         return Statistic(n, sum(values) / n, math.nan)
     deviation = statistics.stdev(values) if n > 1 else math.nan
     return Statistic(n, statistics.fmean(values), deviation)
+
+
+def spread(values: Iterable[float | None], digits: int = 2) -> str:
+    """``mean ± standard deviation`` of the values that are known: the mean alone of one, ``-`` of
+    none. The deviation has at least one decimal."""
+    found = mean_and_deviation([value for value in values if value is not None])
+    if found is None:
+        return "-"
+    text = decimals(digits)(found.mean)
+    if not math.isnan(found.deviation):
+        text += f" ± {decimals(max(digits, 1))(found.deviation)}"
+    return text
 
 
 @dataclass(frozen=True)

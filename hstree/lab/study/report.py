@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -13,7 +12,7 @@ from hstree.lm.runs import RunFigures
 from hstree.lm.runs.figures import model_settings
 from hstree.lm.table import Table, count, decimals, latex, probability, table
 
-from ..comparison.compute import mean_and_deviation
+from ..comparison.compute import spread
 from ..rank.compute import EPSILONS
 from ..report import Report
 from ..significance.compute import t_test
@@ -51,9 +50,9 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
         row = {
             "model": model.label,
             "seeds": f"{len(figures)} of {len(own)}" if len(figures) < len(own) else str(len(own)),
-            "train": _spread([_train_perplexity(run) for run in figures]),
-            "valid": _spread([run.valid_perplexity for run in figures]),
-            "test": _spread([run.test_perplexity for run in figures]),
+            "train": spread([_train_perplexity(run) for run in figures]),
+            "valid": spread([run.valid_perplexity for run in figures]),
+            "test": spread([run.test_perplexity for run in figures]),
         }
         if study.baseline is not None:
             row["p"] = _p_value(figures, finals[study.baseline])
@@ -71,14 +70,6 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
         rows,
         [(first, itemgetter(first)), *((name, itemgetter(name), str) for name in others)],
     )
-
-
-def _spread(values: Iterable[float | None]) -> str:
-    found = mean_and_deviation([value for value in values if value is not None])
-    two = decimals(2)
-    if found is None:
-        return "-"
-    return two(found.mean) + ("" if math.isnan(found.deviation) else f" ± {two(found.deviation)}")
 
 
 def _train_perplexity(run: RunFigures) -> float | None:
