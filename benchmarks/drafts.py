@@ -34,11 +34,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.drafts_page import ROUND, page, picture, words_of_a_round
+from benchmarks.study_figures import rows_scored
 from hstree._files import write_atomic
 from hstree.decoding import expected_acceptance
 from hstree.heads import Softmax, TreeEnsemble
 from hstree.lab.report import processor as cpu_name
-from hstree.lab.study.figures import rows_scored
 from hstree.lm.models.stream import read_stream
 from hstree.lm.runs import load_run
 from hstree.lm.training import evaluate

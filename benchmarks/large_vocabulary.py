@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.large_vocabulary_page import report
 from benchmarks.memory import peak_extra_bytes
-from hstree.lab.study.figures import rows_scored
+from benchmarks.study_figures import rows_scored
 from hstree.lab.study.plan import Contender, PlannedRun
 from hstree.lab.study.planned import PlannedStudy
 from hstree.lab.study.times import endless_steps

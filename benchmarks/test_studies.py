@@ -13,8 +13,8 @@ from lm.training.toy import write_corpus
 
 from benchmarks import large_vocabulary, randomized, trees_study
 from benchmarks.large_vocabulary_page import perplexity_at
+from benchmarks.study_figures import rows_scored
 from hstree.lab.study import times as times_of
-from hstree.lab.study.figures import rows_scored
 from hstree.lab.study.plan import PlannedRun, planned_runs
 from hstree.lab.study.planned import PlannedStudy
 from hstree.lab.study.records import Records

@@ -20,8 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.study_figures import measured_run
 from benchmarks.trees_page import TIMED, report
-from hstree.lab.study.figures import measured_run
 from hstree.lab.study.plan import Contender, PlannedRun
 from hstree.lab.study.planned import PlannedStudy
 from hstree.lm.data import Corpus

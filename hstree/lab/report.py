@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
@@ -80,6 +80,17 @@ class Report:
         parts = [f"# {self.title}", self.introduction.strip(), page, *shown, *made]
         files[f"{name}.md"] = ("\n\n".join(filter(None, parts)) + "\n").encode()
         return files
+
+
+def matrix_table(
+    title: str,
+    models: Sequence[str],
+    matrix: Iterable[Iterable[float]],
+    form: Callable[[float], str],
+) -> Table:
+    """A table with a row and a column for each model. ``form``: formats the numbers [n, n]."""
+    rows = tuple((model, *map(form, row)) for model, row in zip(models, matrix, strict=True))
+    return Table(title, ("model", *models), rows, (False, *[True] * len(models)))
 
 
 def plain_data(value: Any) -> Any:

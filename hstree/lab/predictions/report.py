@@ -14,7 +14,7 @@ from hstree.lm.runs import Run, run_corpus
 from hstree.lm.table import Table, count
 
 from ..report import Report
-from ..runner import Argument, Measurement, load_runs
+from ..runner import NUMBER, Argument, Measurement, load_runs
 from .compute import Prediction, log_prob_at, prediction, random_positions
 
 _BAR = " | "
@@ -200,8 +200,6 @@ def prediction_rows(
                 yield dict(zip(keys, cells, strict=True))
 
 
-_NUMBER = {"type": at_least_one, "metavar": "N"}
-
 COMMAND = Measurement(
     "predictions",
     "next words of several models",
@@ -225,11 +223,11 @@ counts as a word.
         Argument(
             "--random",
             help="draw N words of the test text other than <unk>, with all words before them",
-            **_NUMBER,
+            **NUMBER,
         ),
         Argument("--seed", type=int, default=0, metavar="N", help="seed of --random"),
         Argument(
-            "--preceding", default=15, help="number of words shown before a drawn word", **_NUMBER
+            "--preceding", default=15, help="number of words shown before a drawn word", **NUMBER
         ),
         Argument(
             "--top-k", type=at_least_one, default=5, metavar="K", help="number of words to show"

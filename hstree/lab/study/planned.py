@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from ..report import Report
 from . import times
 from .command import list_runs
 from .engine import StudyInterrupted, make_runs
-from .figures import text_name
 from .plan import Contender, PlannedRun, named, planned_runs
 from .records import Records
 
@@ -154,3 +154,13 @@ class _Work:
         figures = self.study.measure(run, self.corpus, self.given)
         self.records.add(run.model.name, run.settings, run.seed, self.text, figures)
         return self.runs()
+
+
+def text_name(corpus: Corpus) -> str:
+    """Identifies a text in records: the number of training tokens and classes, and the perplexity
+    of the unigram distribution on the test part."""
+    unigram = math.exp(corpus.statistics().unigram_loss(corpus.test[1:]))
+    return (
+        f"{len(corpus.train):,} training tokens, {len(corpus.vocabulary):,} classes, "
+        f"unigram test perplexity {unigram:.4g}"
+    )

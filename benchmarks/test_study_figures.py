@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.study_figures import band_losses, measured_run, rows_scored
 from hstree.heads import AdaptiveSoftmax, Softmax, TreeEnsemble
 from hstree.lab.study import times as times_of
-from hstree.lab.study.figures import band_losses, measured_run, rows_scored, text_name
+from hstree.lab.study.planned import text_name
 from hstree.lm.data import Corpus, load_corpus
 from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import TrainConfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +12,8 @@ import numpy.typing as npt
 import torch
 
 from hstree.heads import AdaptiveSoftmax, Head, TreeEnsemble
+from hstree.lab.study.file import StudyError, StudyModel
+from hstree.lab.study.runs import StudyRun, finish_run, read_state
 from hstree.lm.data import Corpus, Streams
 from hstree.lm.models import LanguageModel
 from hstree.lm.runs import RunFigures, TrainConfig, load_model
@@ -20,9 +21,6 @@ from hstree.lm.runs.names import MODEL
 from hstree.lm.training import ConsoleReporter
 from hstree.lm.training.validation import default_streams
 from hstree.trees import Tree
-
-from .file import StudyError, StudyModel
-from .runs import StudyRun, finish_run, read_state
 
 BANDS = (10_000, 1_000, 100, 10, 0)
 """Smallest numbers of occurrences in the training text of the bands of words."""
@@ -96,16 +94,6 @@ def band_losses(
         {"from": first, "tokens": int(n), "loss": float(loss / max(n, 1))}
         for first, n, loss in zip(BANDS, counts, sums, strict=True)
     ]
-
-
-def text_name(corpus: Corpus) -> str:
-    """Identifies a text in records: the number of training tokens and classes, and the perplexity
-    of the unigram distribution on the test part."""
-    unigram = math.exp(corpus.statistics().unigram_loss(corpus.test[1:]))
-    return (
-        f"{len(corpus.train):,} training tokens, {len(corpus.vocabulary):,} classes, "
-        f"unigram test perplexity {unigram:.4g}"
-    )
 
 
 def measured_run(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
