@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from hstree.lab.report import Report, made_on
+from hstree.lab.report import Report, made_on, row_table
 from hstree.lab.study import times as times_of
 from hstree.lab.study.plan import Contender
 from hstree.lab.study.records import Records
@@ -183,7 +183,7 @@ def _targets(found: Sequence[Result]) -> Table:
             met = "yes" if (best.mean("valid") or 0.0) <= limit else "no"
             rows.append((what, best.title, best.spread("valid"), met))
     header = ("target", "best trees", "valid", "met")
-    return Table("Targets", header, tuple(rows), (False, False, True, True))
+    return row_table("Targets", header, rows, None, None, str)
 
 
 def _bands(found: Sequence[Result]) -> Iterator[Table]:

@@ -82,6 +82,27 @@ class Report:
         return files
 
 
+def row_table(
+    title: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *forms: Callable[[Any], str] | None,
+) -> Table:
+    """A table of rows of values.
+
+    Args:
+        title, header: title, and names of the columns.
+        rows: one value for each column.
+        *forms: for each column the function that formats its numbers, which are aligned right; None
+            for text. The last one is that of all further columns.
+    """
+    of = [*forms, *forms[-1:] * (len(header) - len(forms))]
+    cells = tuple(
+        tuple((form or str)(value) for form, value in zip(of, row, strict=True)) for row in rows
+    )
+    return Table(title, tuple(header), cells, tuple(form is not None for form in of))
+
+
 def matrix_table(
     title: str,
     models: Sequence[str],
@@ -89,8 +110,8 @@ def matrix_table(
     form: Callable[[float], str],
 ) -> Table:
     """A table with a row and a column for each model. ``form``: formats the numbers [n, n]."""
-    rows = tuple((model, *map(form, row)) for model, row in zip(models, matrix, strict=True))
-    return Table(title, ("model", *models), rows, (False, *[True] * len(models)))
+    rows = [(model, *row) for model, row in zip(models, matrix, strict=True)]
+    return row_table(title, ("model", *models), rows, None, form)
 
 
 def plain_data(value: Any) -> Any:

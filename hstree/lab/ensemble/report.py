@@ -18,7 +18,7 @@ from hstree.lm.table import Table, count, decimals, table
 from hstree.trees import Tree
 
 from ..drawing import NUMBERED, heat_map
-from ..report import Report
+from ..report import Report, row_table
 from ..runner import NUMBER, Argument, Measurement
 from .clusters import (
     Agreement,
@@ -138,20 +138,19 @@ def tree_table(loss: TreeLoss, trees: Sequence[Tree], frequencies: IntArray) -> 
 def level_table(loss: TreeLoss) -> Table:
     """A table of the loss by level, for each tree and as mean over the trees."""
     two, three, four = map(decimals, (2, 3, 4))
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for k in np.flatnonzero(loss.reached.any(axis=0)):
         came, lost = loss.reached[:, k].mean(), loss.parts[:, k].mean()
-        trees = map(four, loss.parts[:, k])
-        share = two(100 * lost / loss.trees.mean())
-        rows.append((loss.levels[k], two(100 * came), *trees, share, three(lost / came)))
-    rows.append(("all", "-", *map(four, loss.trees), two(100), "-"))
+        share = 100 * lost / loss.trees.mean()
+        rows.append((loss.levels[k], 100 * came, *loss.parts[:, k], share, lost / came))
+    rows.append(("all", None, *loss.trees, 100, None))
     names = [f"tree {t + 1}" for t in range(len(loss.trees))]
     means = ("share of the loss (%)", "nats per token there")
-    return Table(
+    return row_table(
         "Loss by level (nats per token); shares and the last column: means over the trees",
         ("level", "tokens that reach it (%)", *names, *means),
-        tuple(rows),
-        (False, *[True] * (3 + len(names))),
+        rows,
+        *(None, two, *[four] * len(names), two, three),
     )
 
 
@@ -208,12 +207,8 @@ def frequency_table(bins: Mapping[str, Sequence[FrequencyBin]]) -> Table:
         for row, f in zip(rows, found, strict=False):
             row += [decimals(3)(f.mean), percent(100 * f.loss / loss)]
         rows[-1] += [decimals(4)(loss / whole), percent(100)]
-    return Table(
-        "Loss by frequency of the word (nats per token, share of the run's whole loss)",
-        tuple(header),
-        tuple(map(tuple, rows)),
-        (False, False, *[True] * (len(header) - 2)),
-    )
+    title = "Loss by frequency of the word (nats per token, share of the run's whole loss)"
+    return row_table(title, header, rows, None, None, str)
 
 
 def _occurrences(found: FrequencyBin) -> str:
@@ -236,13 +231,13 @@ def cluster_table(clusters: Sequence[Sequence[Cluster]]) -> Table:
 
 def nearest_table(nearest: Mapping[str, Sequence[Sequence[tuple[str, int]]]]) -> Table:
     """A table of the nearest words of each word in each tree."""
-    rows = tuple(
-        (word, str(tree), " ".join(f"{c}/{d}" for c, d in near) or "- (directly under the root)")
+    rows = [
+        (word, tree, " ".join(f"{c}/{d}" for c, d in near) or "- (directly under the root)")
         for word, found in nearest.items()
         for tree, near in enumerate(found, start=1)
-    )
+    ]
     header = ("word", "tree", "nearest words/depth of the node where they part")
-    return Table("Nearest words in each tree", header, rows, (False,) * 3)
+    return row_table("Nearest words in each tree", header, rows, None)
 
 
 _FEWEST = 100  # a mean over fewer tokens is not drawn

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from hstree.lm._pictures import line_style, new_figure, plain
 from hstree.lm.runs import run_corpus
 from hstree.lm.table import Table, decimals, table
 
-from ..report import Report
+from ..report import Report, row_table
 from ..runner import Measurement, load_runs
 from .compute import (
     POINTS,
@@ -92,22 +91,16 @@ def function_tables(views: Mapping[str, FunctionView]) -> list[Table]:
     ]
     tables = [functions]
     if slopes:
-        tables.append(_number_table("Slopes of f", ("mean", "5%", "median", "95%"), slopes, 3))
+        header = ("run", "over", "mean", "5%", "median", "95%")
+        tables.append(row_table("Slopes of f", header, slopes, None, None, decimals(3)))
     shares = {"least": 0.0, **{f"{100 * q:g}%": q for q in _QUANTILES}, "greatest": 1.0}
     quantiles = [
         (name, over, *map(logits.quantile, shares.values()))
         for name, view in views.items()
         for over, logits in (("all", view.logits), ("next words", view.next_logits))
     ]
-    return [*tables, _number_table("Quantiles of the logits, before f", shares, quantiles, 2)]
-
-
-def _number_table(
-    title: str, header: Iterable[str], rows: Sequence[tuple[Any, ...]], digits: int
-) -> Table:
-    """A table of numbers with this many decimals, after columns with the run and the domain."""
-    numbers = [(name, itemgetter(i), decimals(digits)) for i, name in enumerate(header, start=2)]
-    return table(title, rows, [("run", itemgetter(0)), ("over", itemgetter(1)), *numbers])
+    title = "Quantiles of the logits, before f"
+    return [*tables, row_table(title, ("run", "over", *shares), quantiles, None, None, decimals(2))]
 
 
 def function_data(view: FunctionView) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hstree.lm.data import Subwords, prompt_words
 from hstree.lm.runs import Run, run_corpus
 from hstree.lm.table import Table, count
 
-from ..report import Report
+from ..report import Report, row_table
 from ..runner import NUMBER, Argument, Measurement, load_runs
 from .compute import Prediction, log_prob_at, prediction, random_positions
 
@@ -155,13 +155,11 @@ def prediction_tables(contexts: Sequence[ContextPredictions], models: Sequence[s
             cells = tuple(map(_true_cell, each.predictions))
             rows.append(("true word", *cells))
             summary.append((str(number), each.true_word, *cells))
-        left = (False,) * (1 + len(models))
         title = f"{number}. {each.context} {truth}"
-        tables.append(Table(title, ("rank", *models), tuple(rows), left))
+        tables.append(row_table(title, ("rank", *models), rows, None))
     if len(summary) > 1:
         title, header = "Probability of the true word, and its rank", ("context", "true word")
-        right = (True, False, *[True] * len(models))
-        tables.append(Table(title, (*header, *models), tuple(summary), right))
+        tables.append(row_table(title, (*header, *models), summary, str, None, str))
     return tables
 
 

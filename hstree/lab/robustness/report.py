@@ -16,7 +16,7 @@ from hstree.lm.table import Table, decimals, number, table
 
 from ..drawing import MARKERS
 from ..rank.matrix import DTYPES
-from ..report import Report
+from ..report import Report, row_table
 from ..runner import NUMBER, Argument, Measurement
 from .compute import NoisePoint, noise_ranks, reconstructions
 
@@ -80,9 +80,8 @@ def noise_table(points: Mapping[str, Sequence[NoisePoint]]) -> Table:
     for own in zip(*points.values(), strict=True):
         press = [rank for point in own for rank in (point.press_rank, point.expected)]
         rows.append([own[-1].c, *press, *own[-1].effective_ranks.values()])
-    forms = [number(".3g"), *[decimals(0)] * (len(header) - 1)]
-    columns = [(name, itemgetter(i), forms[i]) for i, name in enumerate(header)]
-    return table("With normal noise of variance c / n^2", rows, columns)
+    title = "With normal noise of variance c / n^2"
+    return row_table(title, header, rows, number(".3g"), decimals(0))
 
 
 def noise_rows(points: Mapping[str, Sequence[NoisePoint]]) -> list[dict[str, Any]]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 from hstree.lm.runs import RunFigures
 from hstree.lm.runs.figures import model_settings
-from hstree.lm.table import Table, count, decimals, latex, probability, table
+from hstree.lm.table import Table, count, decimals, latex, probability
 
 from ..comparison.compute import spread
 from ..rank.compute import EPSILONS
-from ..report import Report
+from ..report import Report, row_table
 from ..significance.compute import t_test
 from .file import Study
 from .runs import StudyRun
@@ -64,12 +63,8 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
                 values = [found.effective_ranks.get(epsilon) for found in ranks]
                 row[f"rank, {epsilon:g}"] = _median(values, 0)
         rows.append(row)
-    first, *others = rows[0]
-    return table(
-        f"{study.name}: perplexity, mean ± standard deviation over seeds",
-        rows,
-        [(first, itemgetter(first)), *((name, itemgetter(name), str) for name in others)],
-    )
+    title = f"{study.name}: perplexity, mean ± standard deviation over seeds"
+    return row_table(title, list(rows[0]), [list(row.values()) for row in rows], None, str)
 
 
 def _train_perplexity(run: RunFigures) -> float | None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hstree.lm.table import Table, table
+from hstree.lm.table import Table
 
 from ..comparison.compute import spread
+from ..report import row_table
 from .plan import Contender, state
 from .records import Records
 
@@ -73,8 +74,5 @@ def sweep_table(contenders: Sequence[Contender], records: Records) -> Table:
             values = ", ".join(f"{value:g}: {tried[value]:.1f}" for value in sorted(tried))
             if values:
                 rows.append((contender.title, name.replace("_", " "), values))
-    columns = [
-        (name, lambda row, place=place: row[place])
-        for place, name in enumerate(("head", "setting", "value: perplexity"))
-    ]
-    return table("Validation perplexity of the first seed by the value of a setting", rows, columns)
+    title = "Validation perplexity of the first seed by the value of a setting"
+    return row_table(title, ("head", "setting", "value: perplexity"), rows, None)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
-from operator import itemgetter
 from typing import Any
 
 from hstree._progress import Task
 from hstree.lm._arguments import positive
 from hstree.lm._pictures import line_style, new_figure, plain
 from hstree.lm.runs import choose_device
-from hstree.lm.table import Column, Table, count, table
+from hstree.lm.table import Table, count
 
 from ..drawing import MARKERS
-from ..report import Report
+from ..report import Report, row_table
 from ..runner import NUMBER, Argument, Measurement
 from .compute import SyntheticFit, SyntheticResult, SyntheticSetting, synthetic_bottleneck
 from .heads import DEFAULT_HEADS, choose_head, known_heads
@@ -83,11 +82,12 @@ def _tables(result: SyntheticResult) -> list[Table]:
         (fit.head, fit.dimension): count(fit.parameters) for fit in result.fits
     }
     heads = [choice.label for choice in result.setting.heads]
-    dimensions = list(enumerate(result.setting.dimensions, start=1))
-    columns: list[Column] = [("head", itemgetter(0))]
-    columns += [(f"D={d}", itemgetter(place), str) for place, d in dimensions]
+    dimensions = result.setting.dimensions
+    header = ["head", *(f"D={dimension}" for dimension in dimensions)]
     return [
-        table(title, [(head, *(cells[head, d] for _, d in dimensions)) for head in heads], columns)
+        row_table(
+            title, header, [(h, *(cells[h, d] for d in dimensions)) for h in heads], None, str
+        )
         for title, cells in texts.items()
     ]
 

@@ -12,7 +12,7 @@ from hstree.lm.runs import load_run, run_names
 from hstree.lm.table import Table, count, decimals
 
 from ..drawing import MARKERS
-from ..report import Report
+from ..report import Report, row_table
 from ..runner import Argument, Measurement
 from .compute import VECTORS, WordSimilarity, mean_similarity, model_embeddings, word_similarity
 from .files import read_embeddings, read_similarity_sets
@@ -76,11 +76,12 @@ def word_similarity_table(found: Sequence[Sequence[WordSimilarity]]) -> Table:
         rows.append(("mean of the sets", *blank, *map(rho, mean_similarity(found))))
         weighted = mean_similarity(found, weighted=True)
         rows.append(("weighted by pairs", *blank, *map(rho, weighted)))
-    return Table(
+    return row_table(
         "Spearman's rho of human scores and cosine similarities of word vectors",
         ("set", "pairs", *header, *models),
-        tuple(rows),
-        (False, *[True] * (1 + len(header) + len(models))),
+        rows,
+        None,
+        str,
     )
 
 
