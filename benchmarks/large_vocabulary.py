@@ -25,12 +25,13 @@ from typing import Any
 
 import torch
 
+from benchmarks import step_times
 from benchmarks.large_vocabulary_page import report
 from benchmarks.memory import peak_extra_bytes
 from benchmarks.study_figures import rows_scored
 from hstree.lab.study.plan import Contender, PlannedRun
 from hstree.lab.study.planned import PlannedStudy
-from hstree.lab.study.times import endless_steps
+from hstree.lab.study.records import Records
 from hstree.lm.data import Corpus
 from hstree.lm.runs import TrainConfig
 from hstree.lm.training import Trainer, TrainingError, build_model, evaluate
@@ -138,7 +139,7 @@ def measure(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, 
     model = build_model(config, len(corpus.vocabulary), statistics)
 
     def first_steps() -> None:
-        for _ in islice(endless_steps(Trainer(model, corpus, config)), MEMORY_STEPS):
+        for _ in islice(step_times.endless_steps(Trainer(model, corpus, config)), MEMORY_STEPS):
             pass
 
     extra = None
@@ -157,7 +158,7 @@ def measure(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, 
     tokens, spent, due = 0, 0.0, every
     begin = time.process_time()
     try:
-        for step in endless_steps(trainer):
+        for step in step_times.endless_steps(trainer):
             tokens += step.tokens
             spent += time.process_time() - begin
             if spent >= min(due, seconds):
@@ -175,6 +176,11 @@ def measure(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, 
     return figures | {"valid": figures["points"][-1]["valid"]}
 
 
+def _time_steps(corpus: Corpus, records: Records) -> None:
+    configs = {contender.name: _config(contender.settings) for contender in HEADS}
+    step_times.save(step_times.measure(configs, corpus), records.path)
+
+
 STUDY = PlannedStudy(
     "large-vocabulary",
     CONTENDERS,
@@ -185,8 +191,7 @@ STUDY = PlannedStudy(
         "python -m benchmarks.large_vocabulary --data FOLDER",
         "python -m benchmarks.large_vocabulary --data FOLDER --times",
     ],
-    timed=[contender.name for contender in HEADS],
-    config=_config,
+    time_steps=_time_steps,
 )
 
 if __name__ == "__main__":

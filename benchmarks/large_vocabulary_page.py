@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from benchmarks import step_times
 from hstree.lab.comparison.compute import spread
 from hstree.lab.report import Report, made_on
-from hstree.lab.study import times as times_of
 from hstree.lab.study.plan import Contender
 from hstree.lab.study.records import Records
 from hstree.lab.study.results import Result, results, sweep_table
@@ -87,7 +87,7 @@ def _head(result: Result) -> str:
 
 def _steps(records: Records) -> dict[str, float]:
     """The time of a step for each name of a contender, over that of the first one."""
-    times = times_of.load(records.path)
+    times = step_times.load(records.path)
     return {} if times is None else times["shares"]
 
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 from lm.training.toy import write_corpus
 
-from benchmarks import large_vocabulary, randomized, trees_study
+from benchmarks import large_vocabulary, randomized, step_times, trees_page, trees_study
 from benchmarks.large_vocabulary_page import perplexity_at
 from benchmarks.study_figures import rows_scored
-from hstree.lab.study import times as times_of
 from hstree.lab.study.plan import PlannedRun, planned_runs
 from hstree.lab.study.planned import PlannedStudy
 from hstree.lab.study.records import Records
@@ -131,9 +130,10 @@ def test_page_and_pictures(study: PlannedStudy, tmp_path: Path) -> None:
     (page,) = study.files(Records(tmp_path / "none.json")).values()
     assert "No run has finished yet." in page.decode()
     records = _filled(study, tmp_path / f"{study.name}.json")
-    shares = dict.fromkeys(study.timed, 0.5)
+    timed = trees_page.TIMED if study is trees_study.STUDY else [c.name for c in study.contenders]
+    shares = dict.fromkeys(timed, 0.5)
     made = {key: value for key, value in records.all()[0].items() if key != "figures"}
-    times_of.save({"shares": shares, **made}, records.path)
+    step_times.save({"shares": shares, **made}, records.path)
     files = study.files(records)
     page = files.pop(f"{study.name}.md").decode()
     for contender in study.contenders[:6]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import step_times
 from benchmarks.study_figures import band_losses, measured_run, rows_scored
 from hstree.heads import AdaptiveSoftmax, Softmax, TreeEnsemble
-from hstree.lab.study import times as times_of
 from hstree.lab.study.planned import text_name
 from hstree.lm.data import Corpus, load_corpus
 from hstree.lm.models import AWDLSTM, LanguageModel
@@ -145,13 +145,13 @@ def test_times_of_steps(corpus: Corpus, tmp_path: Path) -> None:
         name: TrainConfig(device="cpu", **small, **head)
         for name, head in (("softmax", {"head": "softmax"}), ("trees", trees))
     }
-    times = times_of.measure(configs, corpus, rounds=3)
+    times = step_times.measure(configs, corpus, rounds=3)
     assert list(times["shares"]) == ["softmax", "trees"]
     assert times["shares"]["softmax"] == 1.0
     assert times["shares"]["trees"] > 1.0  # eight trees of ten classes
-    assert times_of.load(tmp_path / "study.json") is None
-    times_of.save(times, tmp_path / "study.json")
-    assert times_of.load(tmp_path / "study.json") == times
+    assert step_times.load(tmp_path / "study.json") is None
+    step_times.save(times, tmp_path / "study.json")
+    assert step_times.load(tmp_path / "study.json") == times
     assert [file.name for file in tmp_path.iterdir()] == ["study-times.json"]
 
 

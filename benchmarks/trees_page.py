@@ -8,8 +8,8 @@ from typing import Any
 
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from benchmarks import step_times
 from hstree.lab.report import Report, made_on, row_table
-from hstree.lab.study import times as times_of
 from hstree.lab.study.plan import Contender
 from hstree.lab.study.records import Records
 from hstree.lab.study.results import Result, results, sweep_table
@@ -78,7 +78,7 @@ def report(contenders: Sequence[Contender], records: Records) -> Report:
     tables = [_results(long)]
     pictures = {"": _cost_picture(drawn)} if drawn else {}
     notes = ["the same for all heads: " + ", ".join(_common(contenders))]
-    times = times_of.load(records.path)
+    times = step_times.load(records.path)
     if times is not None:
         timed = [(r, share) for r in drawn if (share := times["shares"].get(r.contender.name))]
         title = "CPU time of a training step of the whole model over that with a softmax"

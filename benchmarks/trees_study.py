@@ -20,10 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import step_times
 from benchmarks.study_figures import measured_run
 from benchmarks.trees_page import TIMED, report
-from hstree.lab.study.plan import Contender, PlannedRun
+from hstree.lab.study.plan import Contender, PlannedRun, named
 from hstree.lab.study.planned import PlannedStudy
+from hstree.lab.study.records import Records
 from hstree.lm.data import Corpus
 from hstree.lm.runs import TrainConfig
 
@@ -170,14 +172,18 @@ def measure(run: PlannedRun, corpus: Corpus, given: argparse.Namespace) -> dict[
     )
 
 
+def _time_steps(corpus: Corpus, records: Records) -> None:
+    configs = {name: _config(named(CONTENDERS, name).settings) for name in TIMED}
+    step_times.save(step_times.measure(configs, corpus), records.path)
+
+
 STUDY = PlannedStudy(
     "trees-study",
     CONTENDERS,
     measure,
     report,
     ["python -m benchmarks.trees_study --data ptb/"],
-    timed=TIMED,
-    config=_config,
+    time_steps=_time_steps,
 )
 
 if __name__ == "__main__":

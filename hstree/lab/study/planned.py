@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,12 @@ from typing import Any
 from hstree._files import write_together
 from hstree.lm._arguments import count
 from hstree.lm.data import Corpus, load_corpus
-from hstree.lm.runs import TrainConfig
 from hstree.lm.training import ConsoleReporter, Reporter
 
 from ..report import Report
-from . import times
 from .command import list_runs
 from .engine import StudyInterrupted, make_runs
-from .plan import Contender, PlannedRun, named, planned_runs
+from .plan import Contender, PlannedRun, planned_runs
 from .records import Records
 
 
@@ -36,9 +34,8 @@ class PlannedStudy:
         report: tables and pictures of the records.
         commands: the command lines that make it.
         load: reads the text of ``--data``.
-        timed: names of the contenders whose training steps are timed in turns; the others are
-            compared with the first one.
-        config: the settings of a run of these contenders, from those of the contender.
+        time_steps: times training steps for the page, given the text and the records; None: there
+            is no ``--times``.
     """
 
     name: str
@@ -47,8 +44,7 @@ class PlannedStudy:
     report: Callable[[Sequence[Contender], Records], Report]
     commands: Sequence[str]
     load: Callable[[Path], Corpus] = load_corpus
-    timed: Sequence[str] = ()
-    config: Callable[[Mapping[str, Any]], TrainConfig] | None = None
+    time_steps: Callable[[Corpus, Records], None] | None = None
 
     def files(self, records: Records) -> dict[str, Any]:
         """The page and its pictures by name."""
@@ -79,11 +75,8 @@ class PlannedStudy:
             if given.data is None:
                 parser.error("expected --data")
             corpus = self.load(given.data)
-            if given.times:
-                assert self.config is not None
-                of = [named(self.contenders, name) for name in self.timed]
-                configs = {each.name: self.config(each.settings) for each in of}
-                times.save(times.measure(configs, corpus), records.path)
+            if given.times and self.time_steps is not None:
+                self.time_steps(corpus, records)
             else:
                 work = _Work(self, records, given, corpus, text_name(corpus))
                 records.check_text(work.text)
@@ -129,7 +122,7 @@ class PlannedStudy:
         add(
             "--times",
             action="store_true",
-            help="time training steps in turns, and exit" if self.timed else argparse.SUPPRESS,
+            help="time training steps in turns, and exit" if self.time_steps else argparse.SUPPRESS,
         )
         return parser
 

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from hstree._files import write_atomic
+from hstree.lab.report import provenance
 from hstree.lm.data import Corpus
 from hstree.lm.runs import TrainConfig
 from hstree.lm.training import Trainer, build_model
 from hstree.lm.training.trainer import Step
-
-from ..report import provenance
 
 STEPS, ROUNDS = 3, 15
 """Steps of a turn, and turns of every head."""
