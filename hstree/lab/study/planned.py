@@ -51,16 +51,18 @@ class PlannedStudy:
         report = self.report(self.contenders, records)
         return report.content(records.path.stem, "\n".join(self.commands))
 
-    def main(self, description: str | None, folder: Path, arguments: Sequence[str] = ()) -> None:
+    def main(
+        self, description: str | None, folder: Path, arguments: Sequence[str] | None = None
+    ) -> None:
         """The script.
 
         Args:
             description: of the script.
             folder: folder of the records by default.
-            arguments: of the command line.
+            arguments: of the command line; None: those of the process.
         """
         parser = self._parser(description, folder)
-        given = parser.parse_args(arguments or None)
+        given = parser.parse_args(arguments)
         records = Records(given.save.with_suffix(".json"))
         if given.merge:
             records.merge(given.merge)
