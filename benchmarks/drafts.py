@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.pages import page_parser, publish, seconds
-from benchmarks.studies.measure import rows_scored
+from benchmarks.study_figures import rows_scored
 from hstree.decoding import expected_acceptance
 from hstree.heads import Softmax, TreeEnsemble
 from hstree.lab.report import Report, plain_data

@@ -15,10 +15,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.optimizers import TRAINING_SIZES
-from benchmarks.studies.page import results
-from benchmarks.studies.records import Records
 from benchmarks.table import Record, ratio, sources
 from benchmarks.trees_study import CONTENDERS
+from hstree.lab.study.records import Records
+from hstree.lab.study.results import results
 from hstree.lm.table import decimals, markdown, table
 
 ROOT = Path(__file__).resolve().parents[1]

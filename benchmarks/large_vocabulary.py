@@ -25,14 +25,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.large_vocabulary_page import page, pictures
+from benchmarks import step_times
+from benchmarks.large_vocabulary_page import report
 from benchmarks.memory import peak_extra_bytes
-from benchmarks.studies import times
-from benchmarks.studies.command import Study, parser, work
-from benchmarks.studies.measure import rows_scored, text_name
-from benchmarks.studies.plan import Contender, Run
-from benchmarks.studies.training import endless_steps
-from hstree.lm.data import Corpus, load_corpus
+from benchmarks.study_figures import rows_scored
+from hstree.lab.study.plan import Contender, PlannedRun
+from hstree.lab.study.planned import PlannedStudy
+from hstree.lab.study.records import Records
+from hstree.lm.data import Corpus
 from hstree.lm.runs import TrainConfig
 from hstree.lm.training import Trainer, TrainingError, build_model, evaluate
 from hstree.lm.training.build import own_parameter_count
@@ -116,15 +116,14 @@ def _all() -> Iterator[Contender]:
 
 HEADS: Sequence[Contender] = tuple(_all())
 CONTENDERS = (*HEADS, *(_long(contender) for contender in HEADS if contender.name in LONGER))
-STUDY = Study("large-vocabulary", CONTENDERS, page, pictures, [c.name for c in HEADS])
 
 
-def _config(settings: Mapping[str, Any], seed: int) -> TrainConfig:
+def _config(settings: Mapping[str, Any], seed: int = 1) -> TrainConfig:
     own = {name: value for name, value in settings.items() if name != "seconds"}
     return TrainConfig(seed=seed, **own, **ELSEWHERE)
 
 
-def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
+def measure(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, Any]:
     """Train for the CPU time of the run.
 
     Returns:
@@ -140,7 +139,7 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
     model = build_model(config, len(corpus.vocabulary), statistics)
 
     def first_steps() -> None:
-        for _ in islice(endless_steps(Trainer(model, corpus, config)), MEMORY_STEPS):
+        for _ in islice(step_times.endless_steps(Trainer(model, corpus, config)), MEMORY_STEPS):
             pass
 
     extra = None
@@ -159,7 +158,7 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
     tokens, spent, due = 0, 0.0, every
     begin = time.process_time()
     try:
-        for step in endless_steps(trainer):
+        for step in step_times.endless_steps(trainer):
             tokens += step.tokens
             spent += time.process_time() - begin
             if spent >= min(due, seconds):
@@ -177,25 +176,23 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
     return figures | {"valid": figures["points"][-1]["valid"]}
 
 
-def main() -> None:
-    arguments = parser(__doc__, STUDY)
-    arguments.add_argument("--data", type=Path, help="folder of the text")
-    given = arguments.parse_args()
+def _time_steps(corpus: Corpus, records: Records) -> None:
+    configs = {contender.name: _config(contender.settings) for contender in HEADS}
+    step_times.save(step_times.measure(configs, corpus), records.path)
 
-    def prepare() -> tuple[str, Any]:
-        if given.data is None:
-            arguments.error("expected --data")
-        corpus = load_corpus(given.data)
-        return text_name(corpus), lambda run: measure(run, corpus)
 
-    def time_steps(contenders: Sequence[Contender]) -> dict[str, Any]:
-        if given.data is None:
-            arguments.error("expected --data")
-        configs = {c.name: _config(c.settings, seed=1) for c in contenders}
-        return times.measure(configs, load_corpus(given.data))
-
-    work(STUDY, given, prepare, time_steps)
-
+STUDY = PlannedStudy(
+    "large-vocabulary",
+    CONTENDERS,
+    measure,
+    report,
+    [
+        "python -m benchmarks.large_text --save FOLDER",
+        "python -m benchmarks.large_vocabulary --data FOLDER",
+        "python -m benchmarks.large_vocabulary --data FOLDER --times",
+    ],
+    time_steps=_time_steps,
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__, Path(__file__).parent / "results")

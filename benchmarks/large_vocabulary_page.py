@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from benchmarks.studies import times as times_of
-from benchmarks.studies.page import Result, mean_and_spread, results, row, sweep_rows, table
-from benchmarks.studies.plan import Contender
-from benchmarks.studies.records import Records, made_on
+from benchmarks import step_times
+from hstree.lab.comparison.compute import spread
+from hstree.lab.report import Report, made_on
+from hstree.lab.study.plan import Contender
+from hstree.lab.study.records import Records
+from hstree.lab.study.results import Result, results, sweep_table
 from hstree.lm._pictures import line_style, new_figure
-from hstree.lm._pictures import picture as rendered
+from hstree.lm.table import Column, Table, decimals, table
 
-PICTURE = "large-vocabulary.png"
 STEPS, LONG_STEPS = (1000, 2000, 4000, 6000, 8000), (4000, 8000, 16000, 32000)
 """Times that have a column in the tables, in steps of the first contender."""
 INTRODUCTION = """\
-# Output layers at 100,000 classes and more
-
 Validation perplexity (first 20,000 tokens) by training time on one core, one LSTM layer of 200
 features, a constant learning rate. Two heads have three seeds: mean ± standard deviation over the
 runs that reach the time, without ± if only one does; *end* is that of the first seed. The others
@@ -37,50 +37,34 @@ training steps add to the process: gradients, optimizer state and workspaces, th
 included, which are the same for all. *Rows scored* are the vectors that a training step multiplies
 with a context, mean over the training text.
 """
-NOTHING = "No run has finished yet.\n"
+NOTHING = "No run has finished yet."
 
 Curve = Sequence[tuple[float, float]]
 """Time and perplexity, by time."""
 
 
-def page(contenders: Sequence[Contender], records: Records) -> str:
-    """The page in Markdown."""
+def report(contenders: Sequence[Contender], records: Records) -> Report:
+    """The page, its tables and its picture."""
     step = _steps(records)
     found = _finished(contenders, records, step)
     if not found:
-        return f"{INTRODUCTION}\n{NOTHING}"
-    text = records.all()[0]["text"]
+        return Report("Output layers at 100,000 classes and more", [], [NOTHING])
     usual = [result for result in found if not _long(result)]
     long = [result for result in found if _long(result)]
-    lines = [
-        INTRODUCTION,
-        f"The text: {text}.",
-        "",
-        *_table(usual, step),
-        f"![Validation perplexity by training time]({PICTURE})",
-        "",
-        *_verdict(usual, step),
-    ]
+    tables = [_results("Validation perplexity by training time", usual, step, STEPS)]
+    tables += _verdict(usual, step)
     if long:
-        lines += ["## Longer runs", "", *_long_table(long, step)]
-    lines += [
-        "## Learning rates tried",
-        "",
-        "Validation perplexity after the shorter runs by the factor on the head's learning rate.",
-        "",
-        *table(["head", "setting", "value: perplexity"], sweep_rows(contenders, records), left=3),
-        "## Made by",
-        "",
-        "    python -m benchmarks.large_text --save FOLDER",
-        "    python -m benchmarks.large_vocabulary --data FOLDER",
-        "    python -m benchmarks.large_vocabulary --data FOLDER --times",
-        "",
-        made_on(records.all()),
-        "",
-        "All points: [large-vocabulary.json](large-vocabulary.json), "
+        tables.append(_results("Longer runs", long, step, LONG_STEPS))
+    return Report(
+        "Output layers at 100,000 classes and more",
+        [*tables, sweep_table(contenders, records)],
+        [f"the text: {records.all()[0]['text']}", "learning rates were tried in the shorter runs"],
+        pictures={"": _picture(usual, step)},
+        introduction=INTRODUCTION,
+        appendix="All points: [large-vocabulary.json](large-vocabulary.json), "
         "[large-vocabulary-times.json](large-vocabulary-times.json).",
-    ]
-    return "\n".join(lines) + "\n"
+        made=made_on(records.all()),
+    )
 
 
 def _finished(
@@ -103,7 +87,7 @@ def _head(result: Result) -> str:
 
 def _steps(records: Records) -> dict[str, float]:
     """The time of a step for each name of a contender, over that of the first one."""
-    times = times_of.load(records.path)
+    times = step_times.load(records.path)
     return {} if times is None else times["shares"]
 
 
@@ -125,57 +109,46 @@ def perplexity_at(points: Curve, time: float) -> float | None:
 def _cell(curves: Sequence[Curve], time: float) -> str:
     """Mean ± standard deviation of the perplexity at a time, over the curves that reach it."""
     values = [perplexity_at(points, time) for points in curves]
-    known = [value for value in values if value is not None]
-    return mean_and_spread(known) if known else ""
+    return "" if set(values) <= {None} else spread(values, 1)
 
 
-def _table(found: Sequence[Result], step: Mapping[str, float]) -> list[str]:
-    rows = []
-    for result in found:
-        run, runs = result.runs[0], curves(result, step)
-        rows.append(
-            row([
-                result.title,
-                *(_cell(runs, time) for time in STEPS),
-                f"{runs[0][-1][1]:.1f}",
-                f"{runs[0][-1][0]:,.0f}",
-                f"{step[_head(result)]:.2f}",
-                f"{run['head_parameters'] / 1e6:.1f} M",
-                "" if run["bytes"] is None else f"{run['bytes'] / 2**20:,.0f} MiB",
-                f"{run['rows']:,.0f}",
-            ])
-        )  # fmt: skip
-    columns = [f"time {time:,}" for time in STEPS]
-    more = ["end", "time of the end", "step", "parameters", "memory", "rows scored"]
-    return table(["head", *columns, *more], rows)
+def _results(
+    title: str, found: Sequence[Result], step: Mapping[str, float], times: Sequence[int]
+) -> Table:
+    columns: list[Column] = [("head", lambda r: r.title)]
+    columns += [
+        (f"time {time:,}", lambda r, time=time: _cell(curves(r, step), time), str) for time in times
+    ]
+    columns += [
+        ("end", lambda r: curves(r, step)[0][-1][1], decimals(1)),
+        ("time of the end", lambda r: curves(r, step)[0][-1][0], decimals(0)),
+        ("step", lambda r: step[_head(r)], decimals(2)),
+        ("parameters", lambda r: r.runs[0]["head_parameters"] / 1e6, "{:.1f} M".format),
+        ("memory", lambda r: r.runs[0]["bytes"], _mebibytes),
+        ("rows scored", lambda r: r.runs[0]["rows"], decimals(0)),
+    ]
+    return table(title, found, columns)
 
 
-def _long_table(found: Sequence[Result], step: Mapping[str, float]) -> list[str]:
-    rows = []
-    for result in found:
-        runs = curves(result, step)
-        end, last = runs[0][-1]
-        cells = [_cell(runs, time) for time in LONG_STEPS]
-        rows.append(row([result.title, *cells, f"{last:.1f}", f"{end:,.0f}"]))
-    columns = [f"time {time:,}" for time in LONG_STEPS]
-    return table(["head", *columns, "end", "time of the end"], rows)
+def _mebibytes(size: float | None) -> str:
+    return "" if size is None else f"{size / 2**20:,.0f} MiB"
 
 
-def _verdict(found: Sequence[Result], step: Mapping[str, float]) -> list[str]:
+def _verdict(found: Sequence[Result], step: Mapping[str, float]) -> Iterator[Table]:
     """At how many points of the other curves each kind of trees is below."""
     trees = [r for r in found if r.settings["head"] == "trees"]
     others = [r for r in found if r.settings["head"] != "trees"]
-    if not trees or not others:
-        return []
-    rows = [row([r.title, *(_below(r, other, step) for other in others)]) for r in trees]
-    return [
-        "## Target: below the others at every second of training",
-        "",
-        "Points of the other curves, within the time of both, at which the trees are below, in "
-        "runs of the same seed.",
-        "",
-        *table(["trees", *(other.title for other in others)], rows),
+    columns: list[Column] = [("trees", lambda r: r.title)]
+    columns += [
+        (other.title, lambda r, other=other: _below(r, other, step), str) for other in others
     ]
+    if trees and others:
+        yield table(
+            "Target: below the others at every second of training. Points of the other curves, "
+            "within the time of both, at which the trees are below, in runs of the same seed",
+            trees,
+            columns,
+        )
 
 
 def _below(result: Result, other: Result, step: Mapping[str, float]) -> str:
@@ -188,12 +161,8 @@ def _below(result: Result, other: Result, step: Mapping[str, float]) -> str:
     return f"{sum(mine < theirs for mine, theirs in known)} of {len(known)}"
 
 
-def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, bytes]:
-    """The picture by name of its file; none before a run has finished."""
-    step = _steps(records)
-    found = [r for r in _finished(contenders, records, step) if not _long(r)]
-    if not found:
-        return {}
+def _picture(found: Sequence[Result], step: Mapping[str, float]) -> Any:
+    """Validation perplexity against training time, and against memory."""
     figure = new_figure(10, 4.8)
     axes = figure.subplots(1, 2, sharey=True)
     for number, result in enumerate(found):
@@ -215,4 +184,4 @@ def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, byt
         panel.grid(alpha=0.3, which="both")
     handles = axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=2, frameon=False, fontsize="small")
-    return {PICTURE: rendered(figure)}
+    return figure

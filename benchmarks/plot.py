@@ -1,16 +1,13 @@
-"""Plots: time of a row against the number of classes, perplexity against time."""
+"""Plot of the time of a row against the number of classes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from matplotlib.ticker import FixedLocator, NullLocator
-
 from benchmarks.paths import CLASSES
-from hstree.lm._pictures import line_style, new_figure, picture
+from hstree.lm._pictures import new_figure, picture
 
 TREES = {1: "one tree over all features", 8: "eight trees over half of them"}
 
@@ -45,22 +42,3 @@ def plot_growth(contests: dict[str, Any], file: Path) -> None:
 
 def _relative(values: list[float]) -> list[float]:
     return [value / values[0] for value in values]
-
-
-def perplexity_over_time(
-    curves: Iterable[tuple[int, str, Sequence[float], Sequence[float]]], xlabel: str
-) -> bytes:
-    """A PNG of validation perplexity against time. Of each curve: the number of its line style,
-    label, times and perplexities."""
-    figure = new_figure(7, 3.6)
-    axes = figure.subplots()
-    for number, label, times, perplexities in curves:
-        axes.plot(times, perplexities, marker="o", label=label, **line_style(number))
-    axes.set(yscale="log", xlim=(0, None), xlabel=xlabel)
-    axes.set_ylabel("validation perplexity (log scale)")
-    axes.yaxis.set_major_locator(FixedLocator([100, 110, 120, 130, 140, 150, 160, 180, 200]))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small", loc="upper right")
-    return picture(figure)

@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.randomized_page import page, pictures
-from benchmarks.studies.command import Study, parser, work
-from benchmarks.studies.measure import text_name
-from benchmarks.studies.plan import Contender, Run
+from benchmarks.randomized_page import report
 from hstree.heads import Head, Softmax, TreeEnsemble
 from hstree.lab import log_prob_rank
+from hstree.lab.study.plan import Contender, PlannedRun
+from hstree.lab.study.planned import PlannedStudy
 from hstree.lm.data import Corpus, load_corpus
 from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import TrainConfig
@@ -107,7 +106,6 @@ def _all() -> Iterator[Contender]:
 
 
 CONTENDERS: Sequence[Contender] = tuple(_all())
-STUDY = Study("randomized", CONTENDERS, page, pictures)
 
 
 def first_words(data: Path) -> Corpus:
@@ -140,7 +138,7 @@ def build_head(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> Head:
     )
 
 
-def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
+def measure(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, Any]:
     """Train a model; its perplexities, ``head_parameters``, the ``rank`` of log P over the first
     RANK_ROWS test contexts, and CPU ``seconds`` of an epoch."""
     settings = run.settings
@@ -165,7 +163,7 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
             pass
         seconds += time.process_time() - begin
         trainer.note_validation(0.0)
-    figures = {
+    return {
         "valid": math.exp(evaluate(model, corpus.valid)),
         "test": math.exp(evaluate(model, corpus.test)),
         "head_parameters": sum(parameter.numel() for parameter in head.parameters()),
@@ -174,23 +172,16 @@ def measure(run: Run, corpus: Corpus) -> dict[str, Any]:
         ).press_rank,
         "seconds": seconds / config.epochs,
     }
-    print(run.name, figures, flush=True)
-    return figures
 
 
-def main() -> None:
-    arguments = parser(__doc__, STUDY)
-    arguments.add_argument("--data", type=Path, help="folder of Penn Treebank")
-    given = arguments.parse_args()
-
-    def prepare() -> tuple[str, Any]:
-        if given.data is None:
-            arguments.error("expected --data")
-        corpus = first_words(given.data)
-        return text_name(corpus), lambda run: measure(run, corpus)
-
-    work(STUDY, given, prepare)
-
+STUDY = PlannedStudy(
+    "randomized",
+    CONTENDERS,
+    measure,
+    report,
+    ["python -m benchmarks.randomized --data ptb/"],
+    load=first_words,
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__, Path(__file__).parent / "results")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
 
-from benchmarks.studies.page import Result, results, row, sweep_rows, table
-from benchmarks.studies.plan import Contender
-from benchmarks.studies.records import Records, made_on
+from hstree.lab.report import Report, made_on
+from hstree.lab.study.plan import Contender
+from hstree.lab.study.records import Records
+from hstree.lab.study.results import Result, results, sweep_table
 from hstree.lm._pictures import line_style, new_figure
-from hstree.lm._pictures import picture as rendered
+from hstree.lm.table import Column, Table, table
 
-PICTURE = "randomized.png"
 INTRODUCTION = """\
-# Ensembles of randomized trees
-
 Does an ensemble of randomized hierarchical softmaxes over random feature subsets beat one tree, and
 what does the work: more vectors, different trees, or different features? Binary trees over the
 1,000 most frequent words of Penn Treebank, an LSTM with D = 64 features, the first 300,000 words,
@@ -24,54 +24,42 @@ drive them apart: enough to raise the rank, and no gain. *Rank* is that of the m
 2,000 contexts of the test text, in float64 (at most 1,000). *Time* is CPU time of an epoch of
 training, as a share of that of one tree.
 """
-NOTHING = "No run has finished yet.\n"
+NOTHING = "No run has finished yet."
 BASE, SOFTMAX = "cluster-1", "softmax"
 
 
-def page(contenders: Sequence[Contender], records: Records) -> str:
-    """The page in Markdown."""
+def report(contenders: Sequence[Contender], records: Records) -> Report:
+    """The page, its tables and its picture."""
     found = results(contenders, records)
     if not found:
-        return f"{INTRODUCTION}\n{NOTHING}"
-    lines = [
-        INTRODUCTION,
-        *_table(found),
-        f"![Validation perplexity against parameters]({PICTURE})",
-        "",
-        *_answers({result.contender.name: result for result in found}),
-        "## Learning rates tried",
-        "",
-        "Validation perplexity of the first seed by the factor on the head's learning rate. The "
-        "other trees have that of one tree.",
-        "",
-        *table(["head", "setting", "value: perplexity"], sweep_rows(contenders, records), left=3),
-        "## Made by",
-        "",
-        "    python -m benchmarks.randomized --data ptb/",
-        "",
-        made_on(records.all()),
-        "",
-        "Records of all runs: [randomized.json](randomized.json).",
-    ]
-    return "\n".join(lines) + "\n"
+        return Report("Ensembles of randomized trees", [], [NOTHING])
+    return Report(
+        "Ensembles of randomized trees",
+        [_results(found), _answers(found), sweep_table(contenders, records)],
+        ["the other trees have the factor of one tree on the head's learning rate"],
+        pictures={"": _picture([r for r in found if r.mean("valid") is not None])},
+        introduction=INTRODUCTION,
+        appendix="Records of all runs: [randomized.json](randomized.json).",
+        made=made_on(records.all()),
+    )
 
 
-def _table(found: Sequence[Result]) -> list[str]:
+def _results(found: Sequence[Result]) -> Table:
     base = next((r.mean("seconds") for r in found if r.contender.name == BASE), None)
-    rows = []
-    for result in found:
-        seconds, parameters = result.mean("seconds"), result.mean("head_parameters")
-        rows.append(
-            row([
-                result.title,
-                result.spread("valid", 2),
-                result.spread("test", 2),
-                f"{(parameters or 0) / 1e3:.0f} k",
-                result.spread("rank", 0),
-                f"{seconds / base:.2f}" if base and seconds else "",
-            ])
-        )  # fmt: skip
-    return table(["head", "valid", "test", "parameters", "rank", "time"], rows)
+
+    def time(result: Result) -> str:
+        seconds = result.mean("seconds")
+        return f"{seconds / base:.2f}" if base and seconds else ""
+
+    columns: list[Column] = [
+        ("head", lambda r: r.title),
+        ("valid", lambda r: r.spread("valid", 2), str),
+        ("test", lambda r: r.spread("test", 2), str),
+        ("parameters", lambda r: f"{(r.mean('head_parameters') or 0) / 1e3:.0f} k", str),
+        ("rank", lambda r: r.spread("rank", 0), str),
+        ("time", time, str),
+    ]
+    return table("Results", found, columns)
 
 
 COMPARISONS = (
@@ -92,24 +80,20 @@ COMPARISONS = (
 """Questions, with the contenders whose perplexities answer them."""
 
 
-def _answers(found: dict[str, Result]) -> list[str]:
-    rows = []
-    for question, new, old in COMPARISONS:
-        if new not in found or old not in found:
-            continue
-        pairs = zip(found[new].runs, found[old].runs, strict=False)
-        changes = [100 * (a["valid"] / b["valid"] - 1) for a, b in pairs]
-        mean = sum(changes) / len(changes)
-        rows.append(
-            row([question, f"{mean:+.1f}%", f"{min(changes):+.1f}% to {max(changes):+.1f}%"])
-        )
-    return [
-        "## Answers",
-        "",
-        "Change of the validation perplexity, mean and range over seeds.",
-        "",
-        *table(["change", "perplexity", "range"], rows),
+def _answers(found: Sequence[Result]) -> Table:
+    runs: Mapping[str, Sequence[Mapping[str, Any]]] = {r.contender.name: r.runs for r in found}
+    changes = [
+        (question, [100 * (a["valid"] / b["valid"] - 1) for a, b in zip(runs[new], runs[old])])  # noqa: B905
+        for question, new, old in COMPARISONS
+        if new in runs and old in runs
     ]
+    columns: list[Column] = [
+        ("change", lambda row: row[0]),
+        ("perplexity", lambda row: fmean(row[1]), "{:+.1f}%".format),
+        ("range", lambda row: f"{min(row[1]):+.1f}% to {max(row[1]):+.1f}%", str),
+    ]
+    title = "Change of the validation perplexity, mean and range over seeds"
+    return table(title, changes, columns)
 
 
 CURVES = {
@@ -122,11 +106,8 @@ CURVES = {
 """Size of the feature subset, and whether all trees are the same."""
 
 
-def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, bytes]:
-    """The picture by name of its file; none before a run has finished."""
-    found = [r for r in results(contenders, records) if r.mean("valid") is not None]
-    if not found:
-        return {}
+def _picture(found: Sequence[Result]) -> Any:
+    """Validation perplexity against parameters."""
     figure = new_figure(8, 4)
     axes = figure.subplots()
     for number, (label, (subset, identical)) in enumerate(CURVES.items()):
@@ -146,4 +127,4 @@ def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, byt
     axes.set_ylabel("validation perplexity")
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize="small")
-    return {PICTURE: rendered(figure)}
+    return figure

@@ -1,174 +1,40 @@
-"""Studies: their records, plans and command line."""
+"""The studies of benchmarks: their plans, measurements and pages."""
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from lm.training.toy import write_corpus
 
-from benchmarks import large_vocabulary, randomized, trees_study
-from benchmarks.studies.command import Study, parser, progress, work
-from benchmarks.studies.page import results
-from benchmarks.studies.plan import Contender, Run, next_run, state
-from benchmarks.studies.records import Records, made_on
+from benchmarks import large_vocabulary, randomized, step_times, trees_page, trees_study
+from benchmarks.large_vocabulary_page import perplexity_at
+from benchmarks.study_figures import rows_scored
+from hstree.lab.study.plan import PlannedRun, planned_runs
+from hstree.lab.study.planned import PlannedStudy
+from hstree.lab.study.records import Records
+from hstree.lm.data import Corpus, CorpusStatistics, load_corpus
 from hstree.lm.runs import TrainConfig
+from hstree.lm.training import build_model
 
 STUDIES = (trees_study.STUDY, randomized.STUDY, large_vocabulary.STUDY)
+RESULTS = Path(__file__).parent / "results"
 
 
-# Records
-
-
-def test_records_remain_in_their_file(tmp_path: Path) -> None:
-    records = Records(tmp_path / "a.json")
-    records.add("one", {"x": 1, "y": (2, 3)}, 1, "text", {"valid": 5.0})
-    again = Records(tmp_path / "a.json")
-    assert again.figures({"y": [2, 3], "x": 1}, 1) == {"valid": 5.0}
-    assert again.figures({"x": 1, "y": (2, 3)}, 2) is None
-    assert again.figures({"x": 1}, 1) is None
-    (record,) = again.all()
-    assert record.keys() == {
-        *("name", "settings", "seed", "text", "figures", "machine", "versions", "date")
-    }
-    assert record["versions"]["torch"] == torch.__version__
-    assert record["date"] in made_on([record])
-
-
-def test_records_of_two_processes_are_all_kept(tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    first, second = Records(file), Records(file)
-    first.add("one", {"x": 1}, 1, "text", {"valid": 5.0})
-    second.add("two", {"x": 2}, 1, "text", {"valid": 6.0})
-    assert [record["name"] for record in Records(file).all()] == ["one", "two"]
-
-
-def test_merged_records_keep_what_was_there(tmp_path: Path) -> None:
-    own, other = Records(tmp_path / "a.json"), Records(tmp_path / "b.json")
-    own.add("one", {"x": 1}, 1, "text", {"valid": 5.0})
-    other.add("one", {"x": 1}, 1, "text", {"valid": 7.0})
-    other.add("two", {"x": 2}, 1, "text", {"valid": 6.0})
-    own.merge([other.path])
-    merged = Records(own.path)
-    assert merged.figures({"x": 1}, 1) == {"valid": 5.0}
-    assert merged.figures({"x": 2}, 1) == {"valid": 6.0}
-    with pytest.raises(ValueError, match="no such file"):
-        own.merge([tmp_path / "c.json"])
-
-
-def test_records_are_about_one_text(tmp_path: Path) -> None:
-    records = Records(tmp_path / "a.json")
-    records.add("one", {}, 1, "text", {"valid": 5.0})
-    with pytest.raises(ValueError, match="expected the text 'text' as before, got 'other'"):
-        records.add("one", {}, 2, "other", {"valid": 5.0})
-    assert len(Records(records.path)) == 1
-
-
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"valid": 1}')
-    with pytest.raises(ValueError, match="expected a list of records"):
-        Records(tmp_path / "a.json")
-
-
-# Plans
-
-
-def finish(records: Records, run: Run, best: float) -> None:
-    """The record of a run whose perplexity is lowest at the factor ``best``."""
-    loss = abs(math.log2(run.settings.get("factor", best) / best))
-    records.add(run.contender.name, run.settings, run.seed, "text", {"valid": 100 + loss})
-
-
-def all_runs(contenders: list[Contender], records: Records, best: float) -> list[Run]:
-    made = []
-    while run := next_run(contenders, records):
-        finish(records, run, best)
-        made.append(run)
-        assert len(made) < 50
-    return made
-
-
-@pytest.mark.parametrize(
-    ("best", "tried"),
-    [
-        (4.0, {2, 4, 8}),
-        (2.0, {1, 2, 4, 8}),
-        (32.0, {2, 4, 8, 16, 32, 64}),
-        (0.5, {0.25, 0.5, 1, 2, 4, 8}),
-    ],
-)
-def test_a_sweep_goes_on_until_the_best_lies_between_others(
-    tmp_path: Path, best: float, tried: set[float]
-) -> None:
-    contender = Contender("a", "A", {"factor": 4.0}, {"factor": (2.0, 4.0, 8.0)}, seeds=2)
-    records = Records(tmp_path / "a.json")
-    runs = all_runs([contender], records, best)
-    found = state(contender, [contender], records)
-    assert found.tried["factor"].keys() == tried
-    assert found.settings == {"factor": best}
-    assert [(run.settings["factor"], run.seed) for run in runs[len(tried) :]] == [(best, 2)]
-
-
-def test_results_of_a_sweep_that_goes_on(tmp_path: Path) -> None:
-    swept = {"factor": (2.0, 4.0, 8.0)}
-    contenders = [
-        Contender("a", "A", {}, swept),
-        Contender("b", "B", {"kind": "b"}, swept, final={"long": True}),
-    ]
-    records = Records(tmp_path / "a.json")
-    assert not results(contenders, records)
-    for contender in contenders:
-        for factor, valid in ((2.0, 7.0), (4.0, 6.0)):
-            settings = contender.settings | {"factor": factor}
-            records.add(contender.name, settings, 1, "text", {"valid": valid})
-    (found,) = results(contenders, records)  # short runs are no results
-    assert (found.title, found.settings["factor"]) == ("A (sweep not finished)", 4.0)
-    records.add("a", {"factor": 8.0}, 1, "text", {"valid": 6.5})
-    (found,) = results(contenders, records)
-    assert (found.title, found.settings["factor"]) == ("A", 4.0)
-
-
-def test_a_sweep_that_only_diverges_ends(tmp_path: Path) -> None:
-    contender = Contender("a", "A", {}, {"factor": (2.0, 4.0)}, seeds=1)
-    records = Records(tmp_path / "a.json")
-    while run := next_run([contender], records):
-        assert len(records) < 20
-        records.add("a", run.settings, run.seed, "text", {"valid": None, "test": None})
-    assert state(contender, [contender], records).missing == ()
-
-
-def test_order_of_runs(tmp_path: Path) -> None:
-    first = Contender("a", "A", {}, {"factor": (1.0, 2.0, 4.0)}, final={"long": True}, seeds=1)
-    later = Contender("b", "B", {"kind": "b"}, like="a", seeds=2, group=1)
-    records = Records(tmp_path / "a.json")
-    runs = all_runs([later, first], records, 2.0)
-    assert [(run.contender.name, dict(run.settings)) for run in runs] == [
-        *(("a", {"factor": factor}) for factor in (1.0, 2.0, 4.0)),
-        ("a", {"factor": 2.0, "long": True}),
-        *(("b", {"kind": "b", "factor": 2.0}) for _ in range(2)),
-    ]
-    assert [result.contender.name for result in results([first, later], records)] == ["a", "b"]
-
-
-def test_only_some_contenders(tmp_path: Path) -> None:
-    contenders = [
-        Contender("a", "A", {}, {"factor": (1.0,)}, seeds=1),
-        Contender("b", "B", {"kind": "b"}, like="a", seeds=1, group=1),
-        Contender("c", "C", {"kind": "c"}, seeds=1, group=1),
-    ]
-    records = Records(tmp_path / "a.json")
-    made = []
-    while run := next_run(contenders, records, only=["b"]):
-        finish(records, run, 1.0)
-        made.append(run.contender.name)
-    assert made == ["a", "b"]  # b takes over the factor of a
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """A tiny text."""
+    folder = tmp_path_factory.mktemp("text") / "toy"
+    write_corpus(folder)
+    return load_corpus(folder)
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
-def test_contenders_of_a_study_differ(study: Study) -> None:
+def test_contenders_of_a_study_differ(study: PlannedStudy) -> None:
     names = [contender.name for contender in study.contenders]
     settings = [
         json.dumps([dict(c.settings), dict(c.final)], sort_keys=True) for c in study.contenders
@@ -185,24 +51,102 @@ def test_trees_study_runs_what_the_trainer_accepts() -> None:
         TrainConfig(**contender.settings | contender.final | trees_study.ELSEWHERE)
 
 
-def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
-    contender = Contender("a", "A", {"factor": 1.0}, {"factor": (1.0, 2.0, 4.0)}, seeds=2)
-    study = Study("a", [contender], lambda _, records: f"{len(records)} runs\n", lambda *_: {})
-    made: list[Run] = []
+@pytest.mark.slow
+@pytest.mark.parametrize("study", [trees_study, large_vocabulary], ids=lambda s: s.STUDY.name)
+def test_every_head_of_a_study_trains(study: Any) -> None:
+    classes = 6500  # more than the last cutoff
+    tokens = np.random.default_rng(0).integers(classes, size=20_000)
+    statistics = CorpusStatistics.from_tokens(tokens, classes)
+    small = {"embedding_size": 16, "hidden_size": 16}
+    tried = set[str]()
+    for contender in study.CONTENDERS:
+        settings = dict(contender.settings) | small
+        settings.pop("seconds", None)
+        kind = json.dumps({k: v for k, v in settings.items() if k not in ("n_trees", "root")})
+        if kind in tried:
+            continue
+        tried.add(kind)
+        model = build_model(TrainConfig(**settings), classes, statistics)
+        words = torch.from_numpy(tokens[:80].reshape(8, 10))
+        (_, loss), _, _ = model(words[:-1], words[1:])
+        loss.backward()
+        assert loss.detach().isfinite()
+        assert 0 < rows_scored(model.head, statistics.frequencies) <= classes
 
-    def measure(run: Run) -> dict[str, Any]:
-        made.append(run)
-        return {"valid": abs(run.settings["factor"] - 2)}
 
-    flags = ["--save", str(tmp_path / "a")]
-    arguments = parser(None, study).parse_args(flags)
-    work(study, parser(None, study).parse_args([*flags, "--minutes", "0"]), lambda: ("", measure))
-    assert not made
-    for _ in range(2):
-        work(study, arguments, lambda: ("", measure))
-    assert [(run.settings["factor"], run.seed) for run in made] == [
-        *((factor, 1) for factor in (1.0, 2.0, 4.0)),
-        (2.0, 2),
-    ]
-    assert (tmp_path / "a.md").read_text() == "4 runs\n"
-    assert progress(study, Records(tmp_path / "a.json")) == [f"{'a':<24} 2 of 2 seeds, factor 2"]
+def test_copies_of_one_tree_are_one_tree(corpus: Corpus) -> None:
+    small = {"embedding_size": 8, "hidden_size": 8, "epochs": 1, "batch_size": 2}
+    settings = randomized.TRAINING | small | {randomized.FACTOR: 4.0, "head": "trees"}
+    settings |= {"recipe": "random", "subset": randomized.FEATURES, "gate": "uniform"}
+    found = {}
+    for n_trees, identical in ((1, False), (3, True), (3, False)):
+        shape = {"n_trees": n_trees, "identical": identical}
+        run = PlannedRun(randomized.CONTENDERS[0], settings | shape | {"hidden_size": 64}, 1)
+        found[n_trees, identical] = randomized.measure(run, corpus)
+    one, copies, different = found.values()
+    assert copies["valid"] == pytest.approx(one["valid"], rel=1e-5)
+    assert copies["head_parameters"] == 3 * one["head_parameters"]
+    assert abs(different["valid"] / one["valid"] - 1) > 1e-4
+
+
+def test_a_curve_at_many_classes(corpus: Corpus) -> None:
+    contender = large_vocabulary.CONTENDERS[0]
+    small = {"embedding_size": 4, "hidden_size": 4, "batch_size": 2, "seconds": 0.2}
+    figures = large_vocabulary.measure(PlannedRun(contender, contender.settings | small, 1), corpus)
+    points = figures["points"]
+    seconds = [point["seconds"] for point in points]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] <= 1.0
+    assert figures["bytes"] is None  # as in a run that tries a rate
+    one = [(1.0, 400.0), (4.0, 100.0)]
+    assert perplexity_at(one, 2.0) == pytest.approx(200.0)
+    assert perplexity_at(one, 4.0) == pytest.approx(100.0)
+    assert perplexity_at(one, 5.0) is perplexity_at(one, 0.5) is None
+    assert figures["valid"] < len(corpus.vocabulary)
+
+
+def _filled(study: PlannedStudy, file: Path) -> Records:
+    """Records of all runs of a study, with invented figures."""
+    records = Records(file)
+    numbers = ("rows", "head_parameters", "head_step", "flat_step", "seconds", "rank", "bytes")
+    bands = [{"from": 10, "tokens": 60, "loss": 4.0}, {"from": 0, "tokens": 40, "loss": 5.0}]
+    for number in range(400):
+        runs = planned_runs(study.contenders[:8], records)
+        run = next((run for run in runs if run.figures is None), None)
+        if run is None:
+            break
+        valid = 100.0 + number % 7
+        figures: dict[str, Any] = dict.fromkeys(numbers, 1e3) | {"valid": valid, "test": 99.0}
+        figures["points"] = [
+            {"seconds": 60.0 * n, "tokens": 1000 * n, "valid": valid - n} for n in (1, 60)
+        ]
+        figures |= {"bands": bands, "epochs": [120.0, valid]}
+        records.add(run.model.name, run.settings, run.seed, "text", figures)
+    return records
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_page_and_pictures(study: PlannedStudy, tmp_path: Path) -> None:
+    (page,) = study.files(Records(tmp_path / "none.json")).values()
+    assert "No run has finished yet." in page.decode()
+    records = _filled(study, tmp_path / f"{study.name}.json")
+    timed = trees_page.TIMED if study is trees_study.STUDY else [c.name for c in study.contenders]
+    shares = dict.fromkeys(timed, 0.5)
+    made = {key: value for key, value in records.all()[0].items() if key != "figures"}
+    step_times.save({"shares": shares, **made}, records.path)
+    files = study.files(records)
+    page = files.pop(f"{study.name}.md").decode()
+    for contender in study.contenders[:6]:
+        assert f"| {contender.title} |" in page
+    assert files
+    for name, picture in files.items():
+        assert picture.startswith(b"\x89PNG")
+        assert f"({name})" in page
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_committed_page_is_made_of_the_committed_records(study: PlannedStudy) -> None:
+    records = Records(RESULTS / f"{study.name}.json")
+    assert len(records)
+    page = study.files(records)[f"{study.name}.md"].decode()
+    assert records.path.with_suffix(".md").read_text() == page

@@ -1,20 +1,21 @@
-"""The page and the picture of benchmarks.trees_study, from its records."""
+"""The page and the pictures of benchmarks.trees_study, from its records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.plot import perplexity_over_time
-from benchmarks.studies import times as times_of
-from benchmarks.studies.page import Result, results, row, sweep_rows, table
-from benchmarks.studies.plan import Contender
-from benchmarks.studies.records import Records, made_on
-from hstree.lm._pictures import line_style, new_figure
-from hstree.lm._pictures import picture as rendered
+from matplotlib.ticker import FixedLocator, NullLocator
 
-PICTURE, TIME_PICTURE = "trees-study.png", "trees-study-time.png"
+from benchmarks import step_times
+from hstree.lab.report import Report, made_on, row_table
+from hstree.lab.study.plan import Contender
+from hstree.lab.study.records import Records
+from hstree.lab.study.results import Result, results, sweep_table
+from hstree.lm._pictures import line_style, new_figure
+from hstree.lm.table import Column, Table, table
+
 TIMED = (
     "softmax",
     "adaptive",
@@ -28,8 +29,6 @@ VALID_TARGETS = ((107.9, 2.3e6), (105.0, 3.0e6))
 """Validation perplexity, at most, with at most this many parameters of the head."""
 
 INTRODUCTION = """\
-# Trees beside softmaxes on Penn Treebank
-
 One LSTM layer, five epochs, one protocol for every head; **not converged**. The learning rate of
 the head (of the whole model for tied heads) was chosen for each head by the validation perplexity
 of the first seed; further seeds follow with the chosen one. Re-learned trees and other shapes take
@@ -38,7 +37,7 @@ the vectors that a training step multiplies with a context, mean over the traini
 is a forward and backward pass of the head alone over 700 contexts, as a share of that of `F.linear`
 + `F.cross_entropy` in the same process.
 """
-NOTHING = "No run has finished yet.\n"
+NOTHING = "No run has finished yet."
 
 Family = Callable[[Contender], bool]
 FAMILIES: dict[str, Family] = {
@@ -68,190 +67,171 @@ def _tied(contender: Contender) -> bool:
     return bool(contender.settings.get("tied"))
 
 
-def page(contenders: Sequence[Contender], records: Records) -> str:
-    """The page in Markdown."""
+def report(contenders: Sequence[Contender], records: Records) -> Report:
+    """The page, its tables and pictures."""
     found = results(contenders, records)
-    lines = [INTRODUCTION]
     if not found:
-        return "\n".join([*lines, NOTHING])
-    lines += _settings(contenders)
+        return Report("Trees beside softmaxes on Penn Treebank", [], [NOTHING])
     long = [result for result in found if "epochs" not in result.contender.final]
     shapes = [result for result in found if "epochs" in result.contender.final]
-    lines += ["## Results", "", *_result_table(long)]
-    lines += [f"![Validation perplexity against rows scored and parameters]({PICTURE})", ""]
-    times = times_of.load(records.path)
+    drawn = [result for result in long if result.mean("valid") is not None]
+    tables = [_results(long)]
+    pictures = {"": _cost_picture(drawn)} if drawn else {}
+    notes = ["the same for all heads: " + ", ".join(_common(contenders))]
+    times = step_times.load(records.path)
     if times is not None:
-        lines += ["## Time", "", *_time_table(long, times)]
-        lines += [f"![Validation perplexity against time of training]({TIME_PICTURE})", ""]
-    if shapes:
-        lines += ["## Numbers of trees and widths of the root", "", *_shape_tables(shapes)]
-    lines += ["## Targets", "", *_targets(long)]
-    lines += ["## Loss by word frequency", "", *_bands(long)]
-    sweeps = sweep_rows(contenders, records)
-    lines += [
-        "## Learning rates tried",
-        "",
-        "Validation perplexity of the first seed by the value of the setting.",
-        "",
-        *table(["head", "setting", "value: perplexity"], sweeps, left=3),
-        "## Made by",
-        "",
-        "    python -m benchmarks.trees_study --data ptb/ --runs runs/trees-study",
-        "",
-        made_on(records.all()),
-        "",
-        "Records of all runs: [trees-study.json](trees-study.json).",
-    ]
-    return "\n".join(lines) + "\n"
+        timed = [(r, share) for r in drawn if (share := times["shares"].get(r.contender.name))]
+        title = "CPU time of a training step of the whole model over that with a softmax"
+        columns: list[Column] = [
+            ("head", lambda pair: pair[0].title),
+            ("step / softmax", lambda pair: pair[1], "{:.2f}".format),
+        ]
+        tables.append(table(title, timed, columns))
+        notes.append(
+            "steps were timed in turns in one process, medians; re-learning the trees is not part "
+            f"of a step; {made_on([times])}"
+        )
+        pictures["time"] = _time_picture(timed)
+    tables += [*_shapes(shapes), _targets(long), *_bands(drawn), sweep_table(contenders, records)]
+    return Report(
+        "Trees beside softmaxes on Penn Treebank",
+        tables,
+        notes,
+        pictures=pictures,
+        introduction=INTRODUCTION,
+        appendix="Records of all runs: [trees-study.json](trees-study.json).",
+        made=made_on(records.all()),
+    )
 
 
-def _settings(contenders: Sequence[Contender]) -> list[str]:
-    common = dict(contenders[0].settings)
-    for contender in contenders:
-        common = {k: v for k, v in common.items() if contender.settings.get(k) == v}
-    text = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in common.items() if k != "seed")
-    return [f"The same for all heads: {text}.", ""]
+def _common(contenders: Sequence[Contender]) -> Iterator[str]:
+    """The settings that all contenders share."""
+    for name, value in contenders[0].settings.items():
+        if all(contender.settings.get(name) == value for contender in contenders):
+            yield f"{name.replace('_', ' ')} {value}"
 
 
-def _result_table(found: Sequence[Result]) -> list[str]:
-    rows = []
-    for result in found:
-        rows_scored, flat = result.mean("rows"), result.mean("flat_step")
-        head, parameters = result.mean("head_step"), result.mean("head_parameters")
+def _results(found: Sequence[Result]) -> Table:
+    def rates(result: Result) -> str:
         swept = result.contender.sweeps or {"head_learning_rate_factor": ()}
-        rows.append(
-            row([
-                result.title,
-                ", ".join(f"{result.settings[name]:g}" for name in swept),
-                result.spread("valid"),
-                result.spread("test"),
-                str(len(result.runs)),
-                "" if parameters is None else f"{parameters / 1e6:.2f} M",
-                "" if rows_scored is None else f"{rows_scored:,.0f}",
-                "" if head is None or flat is None else f"{head / flat:.2f}",
-            ])
-        )  # fmt: skip
-    columns = ["head", "factor or rate", "valid", "test", "seeds", "parameters", "rows scored"]
-    return table([*columns, "head step"], rows)
+        return ", ".join(f"{result.settings[name]:g}" for name in swept)
 
+    def step(result: Result) -> str:
+        head, flat = result.mean("head_step"), result.mean("flat_step")
+        return "" if head is None or flat is None else f"{head / flat:.2f}"
 
-def _timed(found: Sequence[Result], times: Mapping[str, Any]) -> list[tuple[Result, float]]:
-    """The finished contenders of the curves over time, with the shares of their steps."""
-    shares = times["shares"]
-    return [(r, shares[r.contender.name]) for r in found if r.contender.name in shares]
-
-
-def _time_table(found: Sequence[Result], times: Mapping[str, Any]) -> list[str]:
-    rows = [row([result.title, f"{share:.2f}"]) for result, share in _timed(found, times)]
-    return [
-        "CPU time of a training step of the whole model as a share of that with a softmax, "
-        "measured in turns in one process, median. Re-learning the trees is not part of a step.",
-        "",
-        *table(["head", "step / softmax"], rows),
-        made_on([times]),
-        "",
+    columns: list[Column] = [
+        ("head", lambda r: r.title),
+        ("factor or rate", rates, str),
+        ("valid", lambda r: r.spread("valid"), str),
+        ("test", lambda r: r.spread("test"), str),
+        ("seeds", lambda r: len(r.runs), str),
+        ("parameters", lambda r: r.mean("head_parameters"), _millions),
+        ("rows scored", lambda r: r.mean("rows"), lambda n: "" if n is None else f"{n:,.0f}"),
+        ("head step", step, str),
     ]
+    return table("Results", found, columns)
 
 
-def _shape_tables(found: Sequence[Result]) -> list[str]:
-    epochs = found[0].settings["epochs"]
-    lines = [
-        f"Validation perplexity of trees with shared leaves after {epochs} epochs, a schedule of "
-        "their own, one seed.",
-        "",
-    ]
-    for tied, title in ((False, "trees"), (True, "trees, tied")):
-        shapes = [result for result in found if _tied(result.contender) == tied]
-        if shapes:
-            lines += _shape_table(title, shapes)
-    return lines
+def _millions(value: float | None) -> str:
+    return "" if value is None else f"{value / 1e6:.2f} M"
 
 
-def _shape_table(title: str, found: Sequence[Result]) -> list[str]:
-    by_shape = {(r.settings["n_trees"], r.settings["root"]): r for r in found}
-    trees, roots = (sorted({shape[axis] for shape in by_shape}) for axis in (0, 1))
-    rows = []
-    for n_trees in trees:
-        cells = [str(n_trees)]
-        for root in roots:
-            result = by_shape.get((n_trees, root))
-            cells.append("" if result is None else result.spread("valid"))
-        rows.append(row(cells))
-    return table([title, *(f"C = {root:,}" for root in roots)], rows)
+def _shapes(found: Sequence[Result]) -> Iterator[Table]:
+    """Tables of the numbers of trees and the widths of the root."""
+    for tied in (False, True):
+        own = [result for result in found if _tied(result.contender) == tied]
+        by_shape = {(r.settings["n_trees"], r.settings["root"]): r.spread("valid") for r in own}
+        trees, roots = (sorted({shape[axis] for shape in by_shape}) for axis in (0, 1))
+        columns: list[Column] = [("trees, tied" if tied else "trees", str)]
+        columns += [(f"C = {root:,}", _of_shape(by_shape, root), str) for root in roots]
+        if own:
+            yield table(
+                f"Validation perplexity of {'tied ' * tied}trees with shared leaves after "
+                f"{own[0].settings['epochs']} epochs, a schedule of their own, one seed",
+                trees,
+                columns,
+            )
 
 
-def _targets(found: Sequence[Result]) -> list[str]:
-    rows = []
+def _of_shape(by_shape: Mapping[tuple[int, int], str], root: int) -> Callable[[int], str]:
+    return lambda n_trees: by_shape.get((n_trees, root), "")
+
+
+def _targets(found: Sequence[Result]) -> Table:
     trees = [r for r in found if _shared(r.contender) and r.mean("valid") is not None]
     untied = [r for r in trees if not _tied(r.contender)]
-    for limit, most in VALID_TARGETS:
-        fitting = [r for r in untied if (r.mean("head_parameters") or 0) <= most]
-        what = f"valid at most {limit:g} with at most {most / 1e6:g} M parameters"
-        rows.append(_target(what, fitting, limit))
-    softmax = [r for r in found if r.contender.name == "softmax-tied"]
-    limit = softmax[0].mean("valid") if softmax else None
-    if limit is not None:
-        what = f"tied: valid at most that of the tied softmax, {limit:.1f}"
-        rows.append(_target(what, [r for r in trees if _tied(r.contender)], limit))
-    return table(["target", "best trees", "valid", "met"], rows, left=2)
+    targets = [
+        (
+            f"valid at most {limit:g} with at most {most / 1e6:g} M parameters",
+            [r for r in untied if (r.mean("head_parameters") or 0) <= most],
+            limit,
+        )
+        for limit, most in VALID_TARGETS
+    ]
+    for result in found:
+        limit = result.mean("valid")
+        if result.contender.name == "softmax-tied" and limit is not None:
+            what = f"tied: valid at most that of the tied softmax, {limit:.1f}"
+            targets.append((what, [r for r in trees if _tied(r.contender)], limit))
+    rows = []
+    for what, fitting, limit in targets:
+        best = min(fitting, key=lambda r: r.mean("valid") or 0.0, default=None)
+        if best is None:
+            rows.append((what, "not run yet", "", ""))
+        else:
+            met = "yes" if (best.mean("valid") or 0.0) <= limit else "no"
+            rows.append((what, best.title, best.spread("valid"), met))
+    header = ("target", "best trees", "valid", "met")
+    return row_table("Targets", header, rows, None, None, str)
 
 
-def _target(what: str, fitting: Sequence[Result], limit: float) -> str:
-    if not fitting:
-        return row([what, "not run yet", "", ""])
-    best = min(fitting, key=lambda r: r.mean("valid") or 0.0)
-    mean = best.mean("valid")
-    assert mean is not None
-    met = "yes" if mean <= limit else "no"
-    return row([what, best.title, best.spread("valid"), met])
-
-
-def _bands(found: Sequence[Result]) -> list[str]:
-    shown = [r for r in found if r.contender.group < 2 and r.mean("valid") is not None]
+def _bands(found: Sequence[Result]) -> Iterator[Table]:
+    """The loss by word frequency."""
+    shown = [r for r in found if r.contender.group < 2]
     if not shown:
-        return []
+        return
     first = shown[0].runs[0]["bands"]
     total = sum(band["tokens"] for band in first)
-    titles, above = [], None
-    for band in first:
+    columns: list[Column] = [("head", lambda r: r.title)]
+    above = None
+    for place, band in enumerate(first):
         name = f"{band['from']:,} and more" if above is None else f"{band['from']:,} to {above:,}"
-        titles.append(f"{name} ({band['tokens'] / total:.0%})")
+        columns.append((
+            f"{name} ({band['tokens'] / total:.0%})",
+            lambda r, place=place: fmean(run["bands"][place]["loss"] for run in r.runs),
+            "{:.3f}".format,
+        ))  # fmt: skip
         above = band["from"] - 1
-    rows = [row([r.title, *_band_means(r.runs)]) for r in shown]
-    return [
-        "Nats per token of the validation text, by the number of times that the word occurs in the "
-        "training text (share of the tokens).",
-        "",
-        *table(["head", *titles], rows),
-    ]
+    yield table(
+        "Nats per token of the validation text, by the number of times that the word occurs in "
+        "the training text (share of the tokens)",
+        shown,
+        columns,
+    )
 
 
-def _band_means(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    by_band = zip(*([band["loss"] for band in run["bands"]] for run in runs), strict=True)
-    return [f"{fmean(losses):.3f}" for losses in by_band]
-
-
-def pictures(contenders: Sequence[Contender], records: Records) -> dict[str, bytes]:
-    """The picture by name of its file; none before a run has finished."""
-    found = [r for r in results(contenders, records) if r.mean("valid") is not None]
-    found = [result for result in found if "epochs" not in result.contender.final]
-    if not found:
-        return {}
-    drawn = {PICTURE: _cost_picture(found)}
-    times = times_of.load(records.path)
-    return drawn if times is None else drawn | {TIME_PICTURE: _time_picture(_timed(found, times))}
-
-
-def _time_picture(timed: Sequence[tuple[Result, float]]) -> bytes:
-    curves = []
+def _time_picture(timed: Iterable[tuple[Result, float]]) -> Any:
+    """Validation perplexity against time."""
+    figure = new_figure(7, 3.6)
+    axes = figure.subplots()
     for result, share in timed:
         perplexities = result.runs[0]["epochs"]
         spent = [share * (n + 1) for n in range(len(perplexities))]
-        curves.append((TIMED.index(result.contender.name), result.title, spent, perplexities))
-    return perplexity_over_time(curves, "training time, in epochs of the softmax")
+        style = line_style(TIMED.index(result.contender.name))
+        axes.plot(spent, perplexities, marker="o", label=result.title, **style)
+    axes.set(yscale="log", xlim=(0, None), xlabel="training time, in epochs of the softmax")
+    axes.set_ylabel("validation perplexity (log scale)")
+    axes.yaxis.set_major_locator(FixedLocator([100, 110, 120, 130, 140, 150, 160, 180, 200]))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small", loc="upper right")
+    return figure
 
 
-def _cost_picture(found: Sequence[Result]) -> bytes:
+def _cost_picture(found: Sequence[Result]) -> Any:
+    """Validation perplexity against rows scored and parameters."""
     figure = new_figure(10, 4.6)
     axes = figure.subplots(1, 2, sharey=True)
     panels = ((axes[0], "rows", 1.0), (axes[1], "head_parameters", 1e6))
@@ -276,4 +256,4 @@ def _cost_picture(found: Sequence[Result]) -> bytes:
         panel.grid(alpha=0.3)
     handles = axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize="small")
-    return rendered(figure)
+    return figure

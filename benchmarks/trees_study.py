@@ -1,6 +1,6 @@
 """Trees beside softmaxes on Penn Treebank, at equal backbone, text and epochs.
 
-    python -m benchmarks.trees_study --data ptb/ --runs runs/trees-study
+    python -m benchmarks.trees_study --data ptb/
 
 makes the runs that are missing in benchmarks/results/trees-study.json, in the order of their
 importance, and the page beside it. The learning rate of every contender is chosen among several
@@ -14,20 +14,22 @@ measures training steps of some of the heads in turns, for the page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies import times
-from benchmarks.studies.command import Study, parser, work
-from benchmarks.studies.measure import text_name
-from benchmarks.studies.plan import Contender, Run
-from benchmarks.studies.training import measured_run
-from benchmarks.trees_page import TIMED, page, pictures
-from hstree.lm.data import load_corpus
+from benchmarks import step_times
+from benchmarks.study_figures import measured_run
+from benchmarks.trees_page import TIMED, report
+from hstree.lab.study.plan import Contender, PlannedRun, named
+from hstree.lab.study.planned import PlannedStudy
+from hstree.lab.study.records import Records
+from hstree.lm.data import Corpus
 from hstree.lm.runs import TrainConfig
 
+RESULTS = Path(__file__).parent / "results"
 COMMON: dict[str, Any] = {
     "embedding_size": 200,
     "hidden_size": 200,
@@ -156,38 +158,33 @@ def _all() -> Iterator[Contender]:
 
 
 CONTENDERS: Sequence[Contender] = tuple(_all())
-STUDY = Study("trees-study", CONTENDERS, page, pictures, TIMED)
 
 
-def main() -> None:
-    arguments = parser(__doc__, STUDY)
-    arguments.add_argument("--data", type=Path, help="folder of Penn Treebank")
-    arguments.add_argument("--runs", type=Path, help="folder for the runs in work")
-    arguments.add_argument("--keep", action="store_true", help="keep the folders of finished runs")
-    given = arguments.parse_args()
+def _config(settings: Mapping[str, Any], **more: Any) -> TrainConfig:
+    return TrainConfig(**settings, **ELSEWHERE, **more)
 
-    def prepare() -> tuple[str, Any]:
-        if given.data is None or given.runs is None:
-            arguments.error("expected --data and --runs")
-        corpus = load_corpus(given.data)
 
-        def measure(run: Run) -> dict[str, Any]:
-            folder = given.runs / run.name
-            config = TrainConfig(
-                data=str(given.data), run=str(folder), seed=run.seed, **run.settings, **ELSEWHERE
-            )
-            return measured_run(config, corpus, keep=given.keep)
+def measure(run: PlannedRun, corpus: Corpus, given: argparse.Namespace) -> dict[str, Any]:
+    """Train a model in a folder of its own."""
+    folder = str(given.runs / run.name)
+    return measured_run(
+        _config(run.settings, data=str(given.data), run=folder, seed=run.seed), corpus
+    )
 
-        return text_name(corpus), measure
 
-    def time_steps(contenders: Sequence[Contender]) -> dict[str, Any]:
-        if given.data is None:
-            arguments.error("expected --data")
-        configs = {c.name: TrainConfig(seed=1, **c.settings, **ELSEWHERE) for c in contenders}
-        return times.measure(configs, load_corpus(given.data))
+def _time_steps(corpus: Corpus, records: Records) -> None:
+    configs = {name: _config(named(CONTENDERS, name).settings) for name in TIMED}
+    step_times.save(step_times.measure(configs, corpus), records.path)
 
-    work(STUDY, given, prepare, time_steps)
 
+STUDY = PlannedStudy(
+    "trees-study",
+    CONTENDERS,
+    measure,
+    report,
+    ["python -m benchmarks.trees_study --data ptb/"],
+    time_steps=_time_steps,
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__, RESULTS)

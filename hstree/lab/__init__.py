@@ -1,9 +1,10 @@
 """The measurements of the softmax-bottleneck literature, one subpackage each."""
 
 from .comparison.compute import Comparison, RunGroup, compare, mean_and_deviation
-from .comparison.picture import validation_curves
-from .comparison.report import to_csv, to_markdown
+from .comparison.report import to_csv, to_markdown, validation_curves
 from .correlation.compute import Correlation, correlate
+from .ensemble.clusters import Agreement, tree_agreement
+from .ensemble.losses import FrequencyBin, TreeLoss, frequency_loss, tree_loss
 from .function.compute import FunctionView, Histogram, view_function
 from .jacobian.compute import (
     jacobian_experiment,
@@ -27,8 +28,6 @@ from .study.file import read_study
 from .study.runs import run_study, study_runs
 from .synthetic.compute import SyntheticResult, SyntheticSetting, synthetic_bottleneck
 from .synthetic.heads import choose_head, known_heads
-from .trees.clusters import Agreement, tree_agreement
-from .trees.losses import FrequencyBin, TreeLoss, frequency_loss, tree_loss
 from .wins.compute import PairwiseWins, pairwise_wins
 from .words.compute import WordSimilarity, model_embeddings, word_similarity
 from .words.files import read_embeddings, read_similarity_sets

@@ -60,3 +60,9 @@ def read_columns(
                 ) from None
         found.append(chosen)
     return found, len(lines) - len(found)
+
+
+def skipped(lines: int, path: str, reason: str) -> list[str]:
+    """A note on lines of a file that do not count; none if there are none."""
+    amount = "1 line" if lines == 1 else f"{lines} lines"
+    return [f"{amount} of {path} skipped: {reason}"] if lines else []

@@ -6,6 +6,7 @@ from typing import Any
 
 from hstree.lab.comparison import report as compare
 from hstree.lab.correlation.report import COMMAND as correlation
+from hstree.lab.ensemble.report import COMMAND as tree
 from hstree.lab.function.report import COMMAND as function
 from hstree.lab.jacobian.report import COMMAND as jacobian
 from hstree.lab.predictions.report import COMMAND as predictions
@@ -14,7 +15,6 @@ from hstree.lab.robustness.report import COMMAND as robustness
 from hstree.lab.significance.report import COMMAND as significance
 from hstree.lab.study import command as study
 from hstree.lab.synthetic.report import COMMAND as synthetic
-from hstree.lab.trees.report import COMMAND as tree
 from hstree.lab.wins.report import COMMAND as wins
 from hstree.lab.words.report import COMMAND as words
 

@@ -6,16 +6,19 @@ import dataclasses
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
+from functools import cache
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import numpy as np
 import torch
 
+import hstree
 from hstree._files import Content
 from hstree._numerics import dtype_name
 from hstree.lm._pictures import picture
@@ -36,6 +39,8 @@ class Report:
         pictures: figures by name, in display order; "" names the only one.
         files: other files by name.
         appendix: Markdown shown below the command, such as its input file.
+        introduction: Markdown below the title.
+        made: machine, versions and date of the measurement, a line; "": those of now.
     """
 
     title: str
@@ -46,6 +51,8 @@ class Report:
     pictures: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Content] = field(default_factory=dict)
     appendix: str = ""
+    introduction: str = ""
+    made: str = ""
 
     def content(self, name: str, command: str) -> dict[str, Content]:
         """The files of this report by name.
@@ -53,7 +60,7 @@ class Report:
         Args:
             name: stem of the files: NAME.md, the page with command, tables, notes and pictures;
                 NAME.json; NAME.csv; NAME-PICTURE.png.
-            command: the command line that made the report.
+            command: the command line that made the report, or several, a line each.
         """
         files: dict[str, Content] = {
             f"{name}-{which}.png" if which else f"{name}.png": picture(figure)
@@ -69,10 +76,42 @@ class Report:
             ]
             files[f"{name}.csv"] = csv_text(rows).encode()
         page = markdown(self.tables, self.notes).strip()
-        made = ["Made by", f"    {command}", self.appendix, machine()]
-        parts = [f"# {self.title}", page, *shown, *filter(None, made)]
-        files[f"{name}.md"] = ("\n\n".join(parts) + "\n").encode()
+        made = ["Made by", indent(command, "    "), self.appendix, self.made or machine()]
+        parts = [f"# {self.title}", self.introduction.strip(), page, *shown, *made]
+        files[f"{name}.md"] = ("\n\n".join(filter(None, parts)) + "\n").encode()
         return files
+
+
+def row_table(
+    title: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *forms: Callable[[Any], str] | None,
+) -> Table:
+    """A table of rows of values.
+
+    Args:
+        title, header: title, and names of the columns.
+        rows: one value for each column.
+        *forms: for each column the function that formats its numbers, which are aligned right; None
+            for text. The last one is that of all further columns.
+    """
+    of = [*forms, *forms[-1:] * (len(header) - len(forms))]
+    cells = tuple(
+        tuple((form or str)(value) for form, value in zip(of, row, strict=True)) for row in rows
+    )
+    return Table(title, tuple(header), cells, tuple(form is not None for form in of))
+
+
+def matrix_table(
+    title: str,
+    models: Sequence[str],
+    matrix: Iterable[Iterable[float]],
+    form: Callable[[float], str],
+) -> Table:
+    """A table with a row and a column for each model. ``form``: formats the numbers [n, n]."""
+    rows = [(model, *row) for model, row in zip(models, matrix, strict=True)]
+    return row_table(title, ("model", *models), rows, None, form)
 
 
 def plain_data(value: Any) -> Any:
@@ -92,18 +131,46 @@ def plain_data(value: Any) -> Any:
     return value
 
 
-def machine() -> str:
-    """Device, threads, versions and date in one line."""
-    device = _processor()
+def provenance() -> dict[str, Any]:
+    """Machine, threads, versions and date of a measurement."""
+    device = processor()
     if torch.cuda.is_available():
         device += f", {torch.cuda.get_device_name()}"
-    return (
-        f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-        f"Python {platform.python_version()}, {date.today()}."
-    )
+    return {
+        "machine": device,
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "hstree": hstree.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "date": str(date.today()),
+    }
 
 
-def _processor() -> str:
+def made_on(records: Iterable[Mapping[str, Any]]) -> str:
+    """Machines, threads, versions and dates of records with the keys of :func:`provenance`, as one
+    line of text. Records without ``threads`` had one."""
+    records = list(records)
+    parts = {
+        "{}": {record["machine"] for record in records},
+        "{} threads": {str(record.get("threads", 1)) for record in records},
+        "torch {}": {record["versions"]["torch"] for record in records},
+        "Python {}": {record["versions"]["python"] for record in records},
+    }
+    text = [form.format(value) for form, found in parts.items() for value in sorted(found)]
+    dates = sorted({record["date"] for record in records})
+    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return ", ".join([*text, days]).replace("1 threads", "one thread") + "."
+
+
+def machine() -> str:
+    """Machine, threads, versions and date of now in one line."""
+    return made_on([provenance()])
+
+
+@cache
+def processor() -> str:
     """The name of the processor, if the system provides it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hstree._files import write_together
+from hstree.lm._arguments import count
 from hstree.lm._packages import optional_package
 from hstree.lm._terminal import fold
 from hstree.lm.print_tables import print_tables
@@ -38,6 +39,11 @@ class Argument:
             shown = " ".join(map(str, default)) if isinstance(default, list) else default
             options["help"] += f" (default: {shown})"
         self.flags, self.options = flags, options
+
+
+NUMBER: dict[str, Any] = {"type": count, "metavar": "N"}
+"""Options of an argument that is a whole number above 0."""
+SPLIT = Argument("--split", choices=("test", "valid"), default="test", help="part of the text")
 
 
 @dataclass(frozen=True)

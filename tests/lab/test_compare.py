@@ -14,6 +14,7 @@ from lm.training.toy import small_config, write_corpus
 
 from hstree.__main__ import main
 from hstree.lm.training import train
+from lab.commands import refused
 
 
 @pytest.fixture(autouse=True)
@@ -27,14 +28,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Runs a command that must fail with one line on stderr and nothing on stdout; returns the
-    line."""
-    assert main(["compare", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1, captured.err
-    assert captured.err.startswith("hstree")
-    return captured.err
+    return refused(capsys, "compare", *arguments)
 
 
 def seeds(head: str, tests: tuple[float, ...]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -14,9 +13,9 @@ import scipy.stats
 from hstree.__main__ import main
 from hstree.lab import correlate
 from hstree.lab.correlation.compute import outliers, within
-from hstree.lab.correlation.picture import correlation_picture
-from hstree.lab.correlation.report import correlation_table
+from hstree.lab.correlation.report import correlation_picture, correlation_table
 from hstree.lm._pictures import COLOURS
+from lab.commands import csv_rows, refused
 
 
 def test_by_hand() -> None:
@@ -203,13 +202,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Runs a command that must fail with one line and leave nothing; returns the line."""
-    assert main(["analyze", "correlation", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1, captured.err
-    assert not Path("correlation").exists()
-    return captured.err
+    return refused(capsys, "analyze", "correlation", *arguments, left="correlation")
 
 
 def test_rank_against_perplexity(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,7 +219,7 @@ def test_rank_against_perplexity(table: Path, capsys: pytest.CaptureFixture[str]
     assert data["all"]["pearson"] == pytest.approx(np.corrcoef(RANKS, PERPLEXITIES)[0, 1])
     inner = np.corrcoef(RANKS[:-1], PERPLEXITIES[:-1])[0, 1]
     assert data["without_outliers"]["pearson"] == pytest.approx(inner)
-    rows = list(csv.DictReader((folder / "correlation.csv").read_text().splitlines()))
+    rows = csv_rows(folder / "correlation.csv")
     assert [float(row["press_rank"]) for row in rows] == list(RANKS)
     assert [row["outlier"] for row in rows] == ["false"] * 5 + ["true"]
     assert [row["label"] for row in rows] == list("012345")
@@ -240,7 +233,7 @@ def test_other_columns(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two labels are told apart by name; a group of numbers is a scale."""
     arguments = ["--x", "c", "--label", "c", "--label", "k", "--group", "k", "--output", "other"]
     assert main(["analyze", "correlation", "study.csv", *arguments]) == 0
-    rows = list(csv.DictReader(Path("other/correlation.csv").read_text().splitlines()))
+    rows = csv_rows("other/correlation.csv")
     assert [row["label"] for row in rows] == [f"c={i}, k=2" for i in range(6)]
     assert "Correlation of test perplexity with c" in capsys.readouterr().out
 

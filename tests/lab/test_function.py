@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ from hstree.__main__ import main
 from hstree.heads import FlatHead, Softmax
 from hstree.lab import Histogram, view_function
 from hstree.lab.function.compute import _Counter
-from hstree.lab.function.picture import function_picture
-from hstree.lab.function.report import function_data, function_tables
+from hstree.lab.function.report import function_data, function_picture, function_tables
 from hstree.lab.report import plain_data
 from hstree.lm.runs import load_run
 from hstree.lm.training import train
+from lab.commands import csv_rows, refused
 from lab.toy_models import all_contexts, toy_model, toy_text
 
 
@@ -208,12 +207,7 @@ def among_the_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["analyze", "function", *arguments, "--output", "no"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1, captured.err
-    assert not Path("no").exists()
-    return captured.err
+    return refused(capsys, "analyze", "function", *arguments, "--output", "no", left="no")
 
 
 def test_page_picture_and_figures(
@@ -243,8 +237,7 @@ def test_page_picture_and_figures(
         assert sum(data[name]["next_logits"]["counts"]) == contexts
     assert data["plif"]["options"]["intervals"] == 1000
     assert data["plif"]["slopes"]["pieces of f"]["mean"] == pytest.approx(1.1, abs=0.2)
-    with open(folder / "function.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(folder / "function.csv")
     assert {row["run"] for row in rows} == {"softmax", "plif", "mos"}
     assert all(
         float(row["value"]) == float(row["logit"]) for row in rows if row["run"] == "softmax"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from itertools import pairwise
@@ -21,9 +20,9 @@ from hstree.lab import (
     summarize_singular_values,
 )
 from hstree.lab.jacobian.compute import LayerSpectrum
-from hstree.lab.jacobian.picture import jacobian_picture
-from hstree.lab.jacobian.report import jacobian_table
+from hstree.lab.jacobian.report import jacobian_picture, jacobian_table
 from hstree.lab.layers import MoEDense
+from lab.commands import csv_rows, refused
 
 N = 128
 
@@ -351,7 +350,7 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (data["experts"], data["gates"], data["activation"]) == ([2, 3], ["none"], "tanh")
     kinds = [(layer["kind"], layer["experts"]) for layer in data["layers"]]
     assert kinds == [("linear", None), ("dense", None), ("mixture", 2), ("mixture", 3)]
-    rows = list(csv.DictReader((folder / "jacobian.csv").read_text().splitlines()))
+    rows = csv_rows(folder / "jacobian.csv")
     assert len(rows) == 4 * 6
     for layer, of_layer in zip(
         data["layers"], [rows[i : i + 6] for i in (0, 6, 12, 18)], strict=True
@@ -385,16 +384,12 @@ def test_unusable_arguments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["experiment", "jacobian", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert message in captured.err
+    assert message in refused(capsys, "experiment", "jacobian", *arguments)
 
 
 def test_output_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "file"
     file.write_text("kept")
-    assert main(["experiment", "jacobian", *SMALL, "--output", str(file)]) == 2
-    assert "--output: expected a folder" in capsys.readouterr().err
+    error = refused(capsys, "experiment", "jacobian", *SMALL, "--output", str(file))
+    assert "--output: expected a folder" in error
     assert file.read_text() == "kept"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -26,6 +25,7 @@ from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import load_run
 from hstree.lm.table import markdown
 from hstree.lm.training import train
+from lab.commands import csv_rows, refused
 
 WORDS = ("the", "cat", "<unk>", "runs", "<eos>")
 
@@ -221,8 +221,7 @@ def test_given_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     page = (tmp_path / "predictions.md").read_text()
     assert "**1. the OLD [cat]**" in page
     assert "| rank | softmax | trees |" in page
-    with (tmp_path / "predictions.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "predictions.csv")
     assert [row["model"] for row in rows[:6]] == ["softmax"] * 3 + ["trees"] * 3
 
 
@@ -308,9 +307,6 @@ def test_subwords(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_arguments(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = tmp_path / "output"
-    assert main(["analyze", "predictions", *options, "--output", str(output)]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
+    output = str(tmp_path / "output")
+    error = refused(capsys, "analyze", "predictions", *options, "--output", output, left=output)
+    assert message in error

@@ -3,7 +3,6 @@ bounds of the softmax, memory; and the command."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -30,11 +29,11 @@ from hstree.lab import (
     stored_matrix,
 )
 from hstree.lab.rank import compute
-from hstree.lab.rank.picture import energy_picture, spectrum_picture
-from hstree.lab.rank.report import rank_rows, rank_table, thinned
+from hstree.lab.rank.report import energy_picture, rank_rows, rank_table, spectrum_picture, thinned
 from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import load_run
 from hstree.lm.training import train
+from lab.commands import csv_rows, refused
 
 CPU = torch.device("cpu")
 ROUTES = ("svd", "gram", "qr")
@@ -341,17 +340,8 @@ def elsewhere(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
 
 
-def fails(capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    assert main(["analyze", "rank", *options]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1, captured.err
-    return captured.err
-
-
-def table(folder: str) -> list[dict[str, str]]:
-    with (Path(folder) / "rank.csv").open() as file:
-        return list(csv.DictReader(file))
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    return refused(capsys, "analyze", "rank", *arguments)
 
 
 def test_runs_and_a_matrix(capsys: pytest.CaptureFixture[str]) -> None:
@@ -377,7 +367,7 @@ def test_runs_and_a_matrix(capsys: pytest.CaptureFixture[str]) -> None:
         "rank-energy.png",
         "rank-values.npz",
     }
-    rows = table("results")
+    rows = csv_rows("results/rank.csv")
     assert [row["matrix"] for row in rows] == ["softmax", "mos", "own.npy"]
     expected = log_prob_rank(run.model, tokens)
     assert expected.press_rank == 8
@@ -400,7 +390,7 @@ def test_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mos: 7 x " in capsys.readouterr().err
     run = load_run("mos")
     expected = log_prob_rank(run.model, run.corpus().valid, 7, torch.float64, "svd", (0.1,))
-    (row,) = table("options")
+    (row,) = csv_rows("options/rank.csv")
     assert (row["rows"], row["dtype"], row["route"]) == ("7", "float64", "qr")
     assert row["press_rank"] == str(expected.press_rank) == "7"
     assert row["effective_rank_0.1"] == str(expected.effective_ranks[0.1])
@@ -414,7 +404,7 @@ def test_gram_says_how_exact_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     note = r"the error bound of gram is \d+\.\d\d% of the threshold; 0 singular values"
     assert re.search(note, out)
-    (row,) = table("gram")
+    (row,) = csv_rows("gram/rank.csv")
     assert (row["route"], row["press_rank"]) == ("gram", "8")
 
 

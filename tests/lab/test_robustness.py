@@ -13,8 +13,13 @@ import torch
 from hstree.__main__ import main
 from hstree.lab import noise_ranks, press_threshold, reconstructions
 from hstree.lab.robustness.compute import expected_press_rank
-from hstree.lab.robustness.picture import noise_picture
-from hstree.lab.robustness.report import noise_rows, noise_table, reconstruction_table
+from hstree.lab.robustness.report import (
+    noise_picture,
+    noise_rows,
+    noise_table,
+    reconstruction_table,
+)
+from lab.commands import refused
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -146,6 +151,5 @@ def test_failures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["experiment", "robustness", *options.split()]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, "experiment", "robustness", *options.split())
     assert not list(tmp_path.iterdir())

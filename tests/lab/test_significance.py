@@ -3,7 +3,6 @@ the picture, and the command."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import math
@@ -18,10 +17,10 @@ from lm.runs.made_up import write_run
 
 from hstree.__main__ import main
 from hstree.lab import compare, holm, model_perplexities, significance_tests, t_test
-from hstree.lab.significance.picture import significance_picture
-from hstree.lab.significance.report import significance_tables
+from hstree.lab.significance.report import significance_picture, significance_tables
 from hstree.lm._pictures import COLOURS
 from hstree.lm.table import probability
+from lab.commands import csv_rows, refused
 
 SOFTMAX = (60.5, 61.25, 59.75)
 MOS = (55.0, 54.5, 56.5, 55.25)
@@ -279,13 +278,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Runs a command that must fail with one line and leave nothing; returns the line."""
-    assert main(["analyze", "significance", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1, captured.err
-    assert not Path("significance").exists()
-    return captured.err
+    return refused(capsys, "analyze", "significance", *arguments, left="significance")
 
 
 def seeds(head: str, tests: tuple[float, ...]) -> list[str]:
@@ -307,7 +300,7 @@ def test_runs(capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("made/here")
     data = json.loads((folder / "significance.json").read_text())
     assert [sample["values"] for sample in data["samples"]] == [list(SOFTMAX), list(MOS[:3])]
-    ((row),) = csv.DictReader((folder / "significance.csv").read_text().splitlines())
+    ((row),) = csv_rows(folder / "significance.csv")
     welch = scipy.stats.ttest_ind(SOFTMAX, MOS[:3], equal_var=False)
     student = scipy.stats.ttest_ind(SOFTMAX, MOS[:3])
     assert float(row["welch_p"]) == float(row["welch_p_holm"]) == pytest.approx(welch.pvalue)

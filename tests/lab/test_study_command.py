@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import signal
@@ -17,6 +16,7 @@ from hstree.__main__ import main
 from hstree.lab import log_prob_rank
 from hstree.lm.runs import TrainConfig, load_run
 from hstree.lm.training import Reporter
+from lab.commands import csv_rows
 
 STUDY = """\
 seeds = [1, 2]
@@ -71,8 +71,7 @@ class Stopper(Reporter):
 
 
 def rows() -> list[dict[str, str]]:
-    with Path("studies/toy/study.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows("studies/toy/study.csv")
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 2) -> str:

@@ -215,6 +215,7 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
 
 LABORATORY = ROOT / "benchmarks" / "laboratory"
 MODELS = {
+    "ptb": 8,
     "bias-start": 8,
     "components": 6,
     "gss-grid": 72,

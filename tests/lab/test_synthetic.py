@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -27,6 +26,7 @@ from hstree.lab.synthetic.compute import (
 )
 from hstree.lab.synthetic.heads import HeadChoice
 from hstree.lab.synthetic.report import synthetic_report
+from lab.commands import csv_rows, refused
 
 
 def heads(*names: str) -> tuple[HeadChoice, ...]:
@@ -311,8 +311,7 @@ def test_page_pictures_and_figures(capsys: pytest.CaptureFixture[str]) -> None:
         "synthetic.json",
         "synthetic.md",
     ]
-    with (folder / "synthetic.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(folder / "synthetic.csv")
     assert [(row["alpha"], row["head"], row["dimension"]) for row in rows] == [
         (alpha, head, dimension)
         for alpha in ("0.1", "1.0")
@@ -353,12 +352,7 @@ def test_errors_are_one_line(
     capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str
 ) -> None:
     Path("file").touch()
-    assert main(["experiment", "synthetic", *flags]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert message in captured.err
-    assert not Path("results").exists()
+    assert message in refused(capsys, "experiment", "synthetic", *flags, left="results")
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -16,11 +15,11 @@ from lm.training.toy import small_config, write_corpus
 from hstree.__main__ import main
 from hstree.heads import Softmax
 from hstree.lab import PairwiseWins, pairwise_wins
-from hstree.lab.wins.picture import wins_picture
-from hstree.lab.wins.report import wins_rows, wins_tables
+from hstree.lab.wins.report import wins_picture, wins_rows, wins_tables
 from hstree.lm.models import LanguageModel
 from hstree.lm.runs import load_run
 from hstree.lm.training import train
+from lab.commands import csv_rows, refused
 from lab.toy_models import all_contexts, toy_model, toy_text
 
 KINDS = ("softmax", "mos", "trees")
@@ -184,8 +183,8 @@ def test_command(split: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     data = json.loads((tmp_path / "wins.json").read_text())
     assert data["hits"] == expected.hits.tolist()
     assert data["wins"] == expected.wins.tolist()
-    with (tmp_path / "wins.csv").open() as file:
-        rows = [(row["first"], row["second"], int(row["wins"])) for row in csv.DictReader(file)]
+    found = csv_rows(tmp_path / "wins.csv")
+    rows = [(row["first"], row["second"], int(row["wins"])) for row in found]
     assert rows[1] == ("softmax", "gss", expected.wins[0, 1])
     assert f"{100 * expected.wins[0, 1] / expected.tokens:.2f}" in printed
     assert f"note: {expected.tokens:,} tokens of the {split} part of data" in printed
@@ -207,11 +206,9 @@ def test_command(split: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_bad_arguments(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["analyze", "wins", *options, "--output", str(tmp_path / "output")]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert (captured.out, captured.err.count("\n")) == ("", 1)
-    assert not (tmp_path / "output").exists()
+    output = str(tmp_path / "output")
+    error = refused(capsys, "analyze", "wins", *options, "--output", output, left=output)
+    assert message in error
 
 
 @pytest.mark.usefixtures("inside")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import math
@@ -30,11 +29,11 @@ from hstree.lab.words.files import (
     read_embeddings,
     read_similarity_sets,
 )
-from hstree.lab.words.picture import word_similarity_picture
-from hstree.lab.words.report import word_similarity_table
+from hstree.lab.words.report import word_similarity_picture, word_similarity_table
 from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import load_run
 from hstree.lm.training import train
+from lab.commands import csv_rows, refused
 
 # Lines in the form of each distribution, made up; all say the same.
 PAIRS = (("tiger", "cat", 7.35), ("Jerusalem", "Israel", 8.0))
@@ -402,8 +401,8 @@ def test_words(
     assert "| TOY-6 | 6 | 2 |" in page
     assert "![words similarity](words-similarity.png)" in page
     assert (output / "words-similarity.png").read_bytes().startswith(b"\x89PNG")
-    with (output / "words.csv").open() as file:
-        assert [row["missing"] for row in csv.DictReader(file)] == ["2", "2", "0", "0"]
+    missing = [row["missing"] for row in csv_rows(output / "words.csv")]
+    assert missing == ["2", "2", "0", "0"]
 
 
 def test_own_vectors_and_common_pairs(folder: Path, tmp_path: Path) -> None:
@@ -423,8 +422,8 @@ def test_output_vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     options += ["--output", str(tmp_path)]
     assert main(["analyze", "words", str(folder / "softmax"), *options]) == 0
     assert "output class vectors" in capsys.readouterr().out
-    assert main(["analyze", "words", str(folder / "trees"), *options]) == 2
-    assert "its head 'trees' has no vector for each class" in capsys.readouterr().err
+    error = refused(capsys, "analyze", "words", str(folder / "trees"), *options)
+    assert "its head 'trees' has no vector for each class" in error
 
 
 @pytest.mark.parametrize(
@@ -448,8 +447,4 @@ def test_bad_arguments(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder)
-    assert main(["analyze", "words", *command.split()]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
+    assert message in refused(capsys, "analyze", "words", *command.split())

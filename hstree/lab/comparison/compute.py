@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hstree.lm.runs import RunFigures, read_run
-from hstree.lm.table import text
+from hstree.lm.runs import RunResults, read_run
+from hstree.lm.table import decimals, text
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,18 @@ def mean_and_deviation(values: Sequence[float]) -> Statistic | None:
     return Statistic(n, statistics.fmean(values), deviation)
 
 
+def spread(values: Iterable[float | None], digits: int = 2) -> str:
+    """``mean ± standard deviation`` of the values that are known: the mean alone of one, ``-`` of
+    none. The deviation has at least one decimal."""
+    found = mean_and_deviation([value for value in values if value is not None])
+    if found is None:
+        return "-"
+    text = decimals(digits)(found.mean)
+    if not math.isnan(found.deviation):
+        text += f" ± {decimals(max(digits, 1))(found.deviation)}"
+    return text
+
+
 @dataclass(frozen=True)
 class RunGroup:
     """Runs that differ only in the seed.
@@ -51,7 +63,7 @@ class RunGroup:
     """
 
     label: str
-    runs: tuple[RunFigures, ...]
+    runs: tuple[RunResults, ...]
     differing: tuple[str, ...]
 
     @property
@@ -65,7 +77,7 @@ class RunGroup:
         return ", ".join([self.head, *setting_texts(self.runs[0], self.differing)])
 
     @property
-    def finished(self) -> tuple[RunFigures, ...]:
+    def finished(self) -> tuple[RunResults, ...]:
         """The runs that have a test perplexity."""
         return tuple(run for run in self.runs if run.final is not None)
 
@@ -98,12 +110,12 @@ class Comparison:
         notes: what a reader must know in addition to the numbers, one sentence each.
     """
 
-    runs: tuple[RunFigures, ...]
+    runs: tuple[RunResults, ...]
     differing: tuple[str, ...]
     groups: tuple[RunGroup, ...]
     notes: tuple[str, ...]
 
-    def label(self, run: RunFigures) -> str:
+    def label(self, run: RunResults) -> str:
         """Label of the run's group."""
         return next(group.label for group in self.groups if any(r is run for r in group.runs))
 
@@ -137,7 +149,7 @@ def compare(paths: Iterable[str | os.PathLike[str]]) -> Comparison:
         for name in names
         if len({json.dumps(values[name]) for values in settings if name in values}) > 1
     )
-    members: dict[str, list[RunFigures]] = {}
+    members: dict[str, list[RunResults]] = {}
     for run, values in zip(runs, settings, strict=True):
         members.setdefault(json.dumps(values, sort_keys=True), []).append(run)
     groups = tuple(
@@ -153,7 +165,7 @@ def _letters(number: int) -> str:
     return (_letters(above - 1) if above else "") + chr(ord("A") + letter)
 
 
-def _notes(runs: Sequence[RunFigures], groups: Sequence[RunGroup]) -> Iterator[str]:
+def _notes(runs: Sequence[RunResults], groups: Sequence[RunGroup]) -> Iterator[str]:
     for run in runs:
         if run.final is None:
             ended = f"{len(run.epochs)} of {run.config.epochs}"
@@ -170,12 +182,12 @@ def _notes(runs: Sequence[RunFigures], groups: Sequence[RunGroup]) -> Iterator[s
             )
 
 
-def read_settings(run: RunFigures, names: Sequence[str]) -> dict[str, Any]:
+def read_settings(run: RunResults, names: Sequence[str]) -> dict[str, Any]:
     """Those of the settings that the head of a run reads."""
     read = run.compared_settings()
     return {name: run.settings[name] for name in names if name in read}
 
 
-def setting_texts(run: RunFigures, names: Sequence[str]) -> list[str]:
+def setting_texts(run: RunResults, names: Sequence[str]) -> list[str]:
     """``name=value`` of :func:`read_settings`, the values as short text."""
     return [f"{name}={text(value)}" for name, value in read_settings(run, names).items()]

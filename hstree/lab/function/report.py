@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from hstree.lm._pictures import line_style, new_figure, plain
 from hstree.lm.table import Table, decimals, table
 
-from ..report import Report
+from ..report import Report, row_table
 from ..runner import Measurement, load_runs
-from .compute import FunctionView, Histogram, check_function_head, view_function, weighted_quantile
-from .picture import BINS, function_picture, function_text
+from .compute import (
+    POINTS,
+    FunctionView,
+    Histogram,
+    check_function_head,
+    view_function,
+    weighted_quantile,
+)
 
 _QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 
@@ -84,22 +90,16 @@ def function_tables(views: Mapping[str, FunctionView]) -> list[Table]:
     ]
     tables = [functions]
     if slopes:
-        tables.append(_number_table("Slopes of f", ("mean", "5%", "median", "95%"), slopes, 3))
+        header = ("run", "over", "mean", "5%", "median", "95%")
+        tables.append(row_table("Slopes of f", header, slopes, None, None, decimals(3)))
     shares = {"least": 0.0, **{f"{100 * q:g}%": q for q in _QUANTILES}, "greatest": 1.0}
     quantiles = [
         (name, over, *map(logits.quantile, shares.values()))
         for name, view in views.items()
         for over, logits in (("all", view.logits), ("next words", view.next_logits))
     ]
-    return [*tables, _number_table("Quantiles of the logits, before f", shares, quantiles, 2)]
-
-
-def _number_table(
-    title: str, header: Iterable[str], rows: Sequence[tuple[Any, ...]], digits: int
-) -> Table:
-    """A table of numbers with this many decimals, after columns with the run and the domain."""
-    numbers = [(name, itemgetter(i), decimals(digits)) for i, name in enumerate(header, start=2)]
-    return table(title, rows, [("run", itemgetter(0)), ("over", itemgetter(1)), *numbers])
+    title = "Quantiles of the logits, before f"
+    return [*tables, row_table(title, ("run", "over", *shares), quantiles, None, None, decimals(2))]
 
 
 def function_data(view: FunctionView) -> dict[str, Any]:
@@ -115,6 +115,77 @@ def function_data(view: FunctionView) -> dict[str, Any]:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.3g}%"
+
+
+BINS = 120  # of the logits
+_SLOPE_BINS = 60
+_TAIL = 1e-3  # share of the slopes beyond the right end of the histogram
+
+
+def function_picture(views: Mapping[str, FunctionView]) -> Any:
+    """Plot f against the identity, its local slope, the logits and the slopes. ``views``: by name
+    of the run."""
+    figure = new_figure(10.0, 8.0)
+    (of_f, of_slope), (of_logits, of_slopes) = figure.subplots(2, 2)
+    of_f.axline((0, 0), slope=1, color="0.6", lw=0.9)
+    of_slope.axhline(1, color="0.6", lw=0.9)
+    of_slopes.axvline(1, color="0.6", lw=0.9)
+    ends = [
+        weighted_quantile(*slopes, 1 - _TAIL)
+        for view in views.values()
+        for slopes in view.slopes.values()
+        if view.function != "softmax"
+    ]
+    edges = np.linspace(0, 1.05 * max(ends, default=1.5), _SLOPE_BINS + 1)
+    for number, (name, view) in enumerate(views.items()):
+        style: dict[str, Any] = {**line_style(number), "lw": 1.4}
+        colour, dotted = style["color"], style | {"linestyle": ":", "lw": 1.2}
+        label = plain(f"{name}: {function_text(view)}")
+        for logits, line in ((view.logits, style | {"label": label}), (view.next_logits, dotted)):
+            histogram = logits.coarse(BINS)
+            share = 100 * histogram.counts / histogram.total / np.diff(histogram.edges)
+            of_logits.plot(histogram.middles, np.where(share > 0, share, np.nan), **line)
+        if view.function == "softmax":
+            continue
+        of_f.plot(view.x, view.value, **style)
+        middle = (view.x[1:] + view.x[:-1]) / 2
+        of_slope.plot(middle, np.diff(view.value) / np.diff(view.x), **style)
+        for end in () if view.radius is None else (-view.radius, view.radius):
+            if view.x[0] < end < view.x[-1]:
+                for axes in (of_f, of_slope):
+                    axes.axvline(end, color=colour, lw=0.8, ls=":")
+        lines = (("--", 0.9), ("-", 1.5), (":", 1.2))
+        for (values, weight), (dashes, thick) in zip(view.slopes.values(), lines, strict=True):
+            share = np.histogram(values, edges, weights=100 * weight / weight.sum())[0]
+            of_slopes.stairs(share, edges, color=colour, ls=dashes, lw=thick)
+    mean_slope = f"mean slope of f over 1/{POINTS - 1} of the range of the logits"
+    next_words = "logits before f: all; those of the next words (dotted)"
+    pieces = "slopes: pieces of f (dashed), all logits, next words (dotted)"
+    for axes, title, x, y in (
+        (of_f, "f against the identity (grey)", "logit", "f(logit), equal mean over the logits"),
+        (of_slope, mean_slope, "logit", "slope of f"),
+        (of_logits, next_words, "logit", "% per unit"),
+        (of_slopes, pieces, "slope of f", f"% per {edges[1]:.3f}"),
+    ):
+        axes.set_title(title, fontsize=9)
+        axes.set(xlabel=x, ylabel=y)
+        axes.grid(alpha=0.3)
+    left, right = zip(*(view.x[[0, -1]] for view in views.values()), strict=True)
+    for axes in (of_f, of_slope, of_logits):
+        axes.set_xlim(min(left), max(right))
+    of_slope.set_ylim(bottom=0)
+    of_logits.set_yscale("log")
+    of_logits.set_ylim(bottom=1e-4)
+    figure.legend(loc="outside lower left", frameon=False, fontsize=8)
+    return figure
+
+
+def function_text(view: FunctionView) -> str:
+    """The function with its options, such as ``gss(c=-1.5, k=2.5)``."""
+    if view.function == "softmax":
+        return "identity"
+    options = ", ".join(f"{name}={value}" for name, value in view.options.items())
+    return f"{view.function}({options})" if options else view.function
 
 
 COMMAND = Measurement(

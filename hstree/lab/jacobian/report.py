@@ -6,15 +6,15 @@ import argparse
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from hstree.lab.layers import ACTIVATIONS, GATES
-from hstree.lm._arguments import count as at_least_1
+from hstree.lm._pictures import COLOURS, line_style, new_figure
 from hstree.lm.table import Table, count, decimals, table
 
 from ..report import Report
-from ..runner import Argument, Measurement
+from ..runner import NUMBER, Argument, Measurement
 from .compute import THRESHOLDS, LayerSpectrum, jacobian_experiment
-from .picture import jacobian_picture
 
 _SETTINGS = ("features", "inputs", "experts", "activation", "gates", "seeds")
 _ROW = ("layer", "gate", "experts", "index", "mean", "deviation", "normalised")
@@ -96,7 +96,49 @@ def _ends(values: tuple[float, float]) -> str:
     return " to ".join(map(_condition, values))
 
 
-_NUMBER = {"metavar": "N", "type": at_least_1}
+_FLOOR = 1e-4  # lower limit of the logarithmic panels, as a share of the largest value
+
+
+def jacobian_picture(layers: Sequence[LayerSpectrum], activation: str, *, normalised: bool) -> Any:
+    """Plot mean singular values against their index: a column for each kind of gate, linear above,
+    logarithmic below. Every panel includes the linear and the dense layer.
+
+    Args:
+        layers: result of :func:`jacobian_experiment`.
+        activation: their activation.
+        normalised: whether to divide by the largest value of the same Jacobian before the mean.
+    """
+    gates = list(dict.fromkeys(layer.gate for layer in layers if layer.gate))
+    experts = dict.fromkeys(layer.experts for layer in layers if layer.experts)
+    styles: dict[object, dict[str, Any]] = {
+        k: line_style(number) | {"lw": 1.4, "label": f"mixture, K = {k}"}
+        for number, k in enumerate(experts)
+    }
+    styles["linear"] = {"linestyle": ":", "lw": 1.6, "label": "linear, no activation"}
+    styles["dense"] = {"lw": 2.2, "label": f"dense, {activation}"}
+    values = [layer.spectrum.normalised if normalised else layer.spectrum.mean for layer in layers]
+    largest = max(map(max, values))
+    name = "mean singular value / largest" if normalised else "mean singular value of dy/dx"
+    figure = new_figure(1.6 + 3.4 * len(gates), 6.8)
+    grid = figure.subplots(2, len(gates), sharex=True, sharey="row", squeeze=False)
+    for gate, (top, bottom) in zip(gates, grid.T, strict=True):
+        for axes in (top, bottom):
+            axes.grid(alpha=0.3)
+            for layer, heights in zip(layers, values, strict=True):
+                if layer.gate in (None, gate):
+                    style = {"color": COLOURS[-1]} | styles[layer.experts or layer.kind]
+                    axes.plot(range(1, len(heights) + 1), heights, **style)
+        top.set_title(f"{gate} gates", fontsize=10)
+        top.set_ylim(0, 1.05 * largest)
+        bottom.set(yscale="log", ylim=(_FLOOR * largest, 1.5 * largest))
+        bottom.set_xlabel("index of the singular value")
+    grid[0, 0].set_ylabel(name)
+    grid[1, 0].set_ylabel(f"{name} (log scale)")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=8, ncols=4)
+    return figure
+
+
 COMMAND = Measurement(
     "jacobian",
     "how well conditioned mixtures of experts are",
@@ -109,13 +151,12 @@ pass it well, if its singular values are of similar size.
     measure,
     (
         Argument(
-            "--features", **_NUMBER, default=128, help="number of inputs and outputs of the layers"
+            "--features", **NUMBER, default=128, help="number of inputs and outputs of the layers"
         ),
-        Argument("--inputs", **_NUMBER, default=250, help="number of inputs of a draw"),
+        Argument("--inputs", **NUMBER, default=250, help="number of inputs of a draw"),
         Argument(
             "--experts",
-            metavar="K",
-            type=at_least_1,
+            **NUMBER | {"metavar": "K"},
             nargs="+",
             default=[2, 4, 8, 16, 32],
             help="numbers of experts",
@@ -133,7 +174,7 @@ pass it well, if its singular values are of similar size.
             default=["softmax", "constant"],
             help="gates of the mixtures; constant: 1 / K, none: 1",
         ),
-        Argument("--seeds", **_NUMBER, default=5, help="number of draws of inputs and weights"),
+        Argument("--seeds", **NUMBER, default=5, help="number of draws of inputs and weights"),
     ),
     settings=("device",),
     output="jacobian",

@@ -13,8 +13,8 @@ from hstree.lm.data import Subwords, prompt_words
 from hstree.lm.runs import Run
 from hstree.lm.table import Table, count
 
-from ..report import Report
-from ..runner import Argument, Measurement, load_runs
+from ..report import Report, row_table
+from ..runner import NUMBER, Argument, Measurement, load_runs
 from .compute import Prediction, log_prob_at, prediction, random_positions
 
 _BAR = " | "
@@ -155,13 +155,11 @@ def prediction_tables(contexts: Sequence[ContextPredictions], models: Sequence[s
             cells = tuple(map(_true_cell, each.predictions))
             rows.append(("true word", *cells))
             summary.append((str(number), each.true_word, *cells))
-        left = (False,) * (1 + len(models))
         title = f"{number}. {each.context} {truth}"
-        tables.append(Table(title, ("rank", *models), tuple(rows), left))
+        tables.append(row_table(title, ("rank", *models), rows, None))
     if len(summary) > 1:
         title, header = "Probability of the true word, and its rank", ("context", "true word")
-        right = (True, False, *[True] * len(models))
-        tables.append(Table(title, (*header, *models), tuple(summary), right))
+        tables.append(row_table(title, (*header, *models), summary, str, None, str))
     return tables
 
 
@@ -200,8 +198,6 @@ def prediction_rows(
                 yield dict(zip(keys, cells, strict=True))
 
 
-_NUMBER = {"type": at_least_one, "metavar": "N"}
-
 COMMAND = Measurement(
     "predictions",
     "next words of several models",
@@ -225,11 +221,11 @@ counts as a word.
         Argument(
             "--random",
             help="draw N words of the test text other than <unk>, with all words before them",
-            **_NUMBER,
+            **NUMBER,
         ),
         Argument("--seed", type=int, default=0, metavar="N", help="seed of --random"),
         Argument(
-            "--preceding", default=15, help="number of words shown before a drawn word", **_NUMBER
+            "--preceding", default=15, help="number of words shown before a drawn word", **NUMBER
         ),
         Argument(
             "--top-k", type=at_least_one, default=5, metavar="K", help="number of words to show"

@@ -10,14 +10,15 @@ from operator import itemgetter
 from typing import Any
 
 from hstree._numerics import dtype_name
-from hstree.lm._arguments import count, not_negative
+from hstree.lm._arguments import not_negative
+from hstree.lm._pictures import line_style, new_figure
 from hstree.lm.table import Table, decimals, number, table
 
+from ..drawing import MARKERS
 from ..rank.matrix import DTYPES
-from ..report import Report
-from ..runner import Argument, Measurement
+from ..report import Report, row_table
+from ..runner import NUMBER, Argument, Measurement
 from .compute import NoisePoint, noise_ranks, reconstructions
-from .picture import noise_picture
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -79,9 +80,8 @@ def noise_table(points: Mapping[str, Sequence[NoisePoint]]) -> Table:
     for own in zip(*points.values(), strict=True):
         press = [rank for point in own for rank in (point.press_rank, point.expected)]
         rows.append([own[-1].c, *press, *own[-1].effective_ranks.values()])
-    forms = [number(".3g"), *[decimals(0)] * (len(header) - 1)]
-    columns = [(name, itemgetter(i), forms[i]) for i, name in enumerate(header)]
-    return table("With normal noise of variance c / n^2", rows, columns)
+    title = "With normal noise of variance c / n^2"
+    return row_table(title, header, rows, number(".3g"), decimals(0))
 
 
 def noise_rows(points: Mapping[str, Sequence[NoisePoint]]) -> list[dict[str, Any]]:
@@ -99,6 +99,36 @@ def noise_rows(points: Mapping[str, Sequence[NoisePoint]]) -> list[dict[str, Any
     ]
 
 
+def noise_picture(points: Mapping[str, Sequence[NoisePoint]]) -> Any:
+    """Plot Press ranks, measured and expected by the quarter-circle law, and the effective ranks of
+    the last dtype against c. ``points``: by dtype, in increasing c."""
+    figure = new_figure(7.6, 5.6)
+    axes = figure.add_subplot()
+    for place, (name, every) in enumerate(points.items()):
+        own = [point for point in every if point.c > 0]
+        c = [point.c for point in own]
+        style = {"color": line_style(place)["color"], "lw": 1}
+        label = f"Press rank, {name}"
+        axes.plot(c, [point.press_rank for point in own], "o-", ms=4, label=label, **style)
+        label = f"the same by the quarter-circle law, {name}"
+        axes.plot(c, [point.expected for point in own], "o", mfc="none", ms=9, label=label, **style)
+    for place, epsilon in enumerate(every[0].effective_ranks, start=len(points)):
+        ranks = [point.effective_ranks[epsilon] for point in own]
+        style = {"color": line_style(place)["color"], "lw": 1}
+        label = f"effective rank, epsilon {epsilon:g}, {name}"
+        marker = MARKERS[place % len(MARKERS)]
+        axes.plot(c, ranks, f"{marker}--", ms=4, label=label, **style)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="c, variance of the noise times n squared (log scale)",
+        ylabel="rank (log scale)",
+    )
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower left", frameon=False, fontsize=8, ncols=2)
+    return figure
+
+
 COMMAND = Measurement(
     "robustness",
     "Press rank under rounding and noise",
@@ -112,7 +142,7 @@ effective ranks do not change.
     measure,
     (
         *(
-            Argument(f"--{name}", type=count, default=default, metavar="N", help=text)
+            Argument(f"--{name}", default=default, help=text, **NUMBER)
             for name, default, text in (
                 ("size", 1000, "n, rows and columns of the matrices"),
                 ("rank", 10, "number of singular values to keep"),

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import math
-from operator import itemgetter
 from typing import Any
 
+from hstree.lm._pictures import line_style, new_figure, plain
 from hstree.lm.table import Column, Table, count, decimals, number, probability, table
 
-from ..columns import read_columns
+from ..columns import read_columns, skipped
 from ..comparison.compute import compare
-from ..report import Report
+from ..report import Report, matrix_table
 from ..runner import Argument, Measurement
 from .compute import PairTest, Significance, model_perplexities, significance_tests
-from .picture import significance_picture
 
 _MODEL, _VALUE = "model", "test_perplexity"
 
@@ -64,8 +63,7 @@ def _of_table(arguments: argparse.Namespace) -> tuple[dict[str, list[float]], li
     values: dict[str, list[float]] = {}
     for line in lines:
         values.setdefault(line["--model"], []).append(line["--value"])
-    amount = "1 line" if left_out == 1 else f"{left_out} lines"
-    return values, [f"{amount} of {arguments.table} skipped: an empty cell"] * (left_out > 0)
+    return values, skipped(left_out, arguments.table, "an empty cell")
 
 
 def significance_tables(result: Significance, quantity: str) -> list[Table]:
@@ -92,7 +90,7 @@ def significance_tables(result: Significance, quantity: str) -> list[Table]:
     p = {(pair.first, pair.second): pair.welch_corrected for pair in result.pairs}
     p |= {(pair.second, pair.first): pair.welch.p_value for pair in result.pairs}
     names = list(dict.fromkeys(name for pair in result.pairs for name in (pair.first, pair.second)))
-    rows = [{"": row} | {name: p.get((row, name), math.nan) for name in names} for row in names]
+    matrix = [[p.get((row, name), math.nan) for name in names] for row in names]
     return [
         table(
             f"{quantity[:1].upper()}{quantity[1:]} of each model over its seeds",
@@ -105,10 +103,11 @@ def significance_tables(result: Significance, quantity: str) -> list[Table]:
             result.pairs,
             pairs,
         ),
-        table(
+        matrix_table(
             "p-values of Welch's test: above the diagonal after Holm's correction, below without",
-            rows,
-            [("model", itemgetter("")), *((n, itemgetter(n), probability) for n in names)],
+            names,
+            matrix,
+            probability,
         ),
     ]
 
@@ -143,6 +142,29 @@ def _row(pair: PairTest) -> dict[str, Any]:
             f"{name}_p_holm": getattr(pair, f"{name}_corrected"),
         }
     return row
+
+
+def significance_picture(result: Significance, quantity: str) -> Any:
+    """Plot a row for each model: a dot for each seed, and above the dots the mean of the finite
+    values with its 95% confidence interval. ``quantity``: label of the axis."""
+    samples = result.samples
+    figure = new_figure(7.2, 1.3 + 0.55 * len(samples))
+    axes = figure.add_subplot()
+    for row, sample in enumerate(samples):
+        colour = line_style(row)["color"]
+        values = [value for value in sample.values if math.isfinite(value)]
+        axes.plot(values, [row + 0.14] * len(values), "o", color=colour, alpha=0.55, ms=5, mew=0)
+        if math.isfinite(sample.mean):
+            axes.plot([sample.mean], [row - 0.14], "D", color=colour, ms=6)
+        if math.isfinite(sample.low):
+            ends = [sample.low, sample.high]
+            axes.plot(ends, [row - 0.14] * 2, "-|", color=colour, lw=2, ms=9, mew=2)
+    labels = [plain(f"{sample.name} ({len(sample.values)})") for sample in samples]
+    axes.set_yticks(range(len(samples)), labels)
+    axes.set(ylim=(len(samples) - 0.5, -0.5), ylabel="model (runs)", xlabel=plain(quantity))
+    axes.set_title("dots: runs; diamond: mean with its 95% confidence interval", fontsize=9)
+    axes.grid(axis="x", alpha=0.3)
+    return figure
 
 
 COMMAND = Measurement(

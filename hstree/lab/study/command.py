@@ -14,9 +14,10 @@ from typing import Any
 from hstree._files import write_together
 from hstree._progress import duration
 from hstree.lab.runner import output_folder
+from hstree.lab.study.engine import Run, seconds_left
 from hstree.lab.study.file import EXAMPLE, read_study
 from hstree.lab.study.report import study_report
-from hstree.lab.study.runs import StudyRun, run_study, seconds_left, study_runs
+from hstree.lab.study.runs import StudyRun, run_study, study_runs
 from hstree.lm._arguments import count
 from hstree.lm._terminal import fold, show
 from hstree.lm.print_tables import print_tables
@@ -64,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
     study = read_study(arguments.file)
     output = arguments.output or str(Path("studies", study.name))
     if arguments.dry_run:
-        _list(study_runs(study, Path(output)))
+        list_runs(study_runs(study, Path(output)))
         return 0
     with output_folder(output) as folder:
 
@@ -82,9 +83,10 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if any(run.failure is not None for run in runs) else 0
 
 
-def _list(runs: Sequence[StudyRun]) -> None:
+def list_runs(runs: Sequence[Run]) -> None:
+    """Print the runs of a study and their states."""
     left = seconds_left(runs)
-    columns = [("run", attrgetter("path.name")), ("state", attrgetter("state"))]
+    columns = [("run", attrgetter("name")), ("state", attrgetter("state"))]
     notes = [f"about {duration(left)} of training left"] if left else []
     if len(runs) > _LISTED:
         states = Counter(run.state for run in runs[_LISTED:])

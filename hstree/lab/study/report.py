@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
-from hstree.lm.runs import RunFigures
+from hstree.lm.runs import RunResults
 from hstree.lm.runs.results import model_settings
-from hstree.lm.table import Table, count, decimals, latex, probability, table
+from hstree.lm.table import Table, count, decimals, latex, probability
 
-from ..comparison.compute import mean_and_deviation
+from ..comparison.compute import spread
 from ..rank.compute import EPSILONS
-from ..report import Report
+from ..report import Report, row_table
 from ..significance.compute import t_test
 from .file import Study
 from .runs import StudyRun
@@ -39,7 +37,7 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
     """A table with a row for each model: mean and standard deviation of the perplexities over its
     finished seeds, the p-value against the baseline, parameters, and medians over the seeds of the
     seconds per epoch and of the ranks. See :func:`_train_perplexity` for that of training."""
-    finals: dict[str, list[RunFigures]] = {model.label: [] for model in study.models}
+    finals: dict[str, list[RunResults]] = {model.label: [] for model in study.models}
     for run in runs:
         if run.figures is not None and run.figures.final is not None:
             finals[run.model.label].append(run.figures)
@@ -51,9 +49,9 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
         row = {
             "model": model.label,
             "seeds": f"{len(figures)} of {len(own)}" if len(figures) < len(own) else str(len(own)),
-            "train": _spread([_train_perplexity(run) for run in figures]),
-            "valid": _spread([run.valid_perplexity for run in figures]),
-            "test": _spread([run.test_perplexity for run in figures]),
+            "train": spread([_train_perplexity(run) for run in figures]),
+            "valid": spread([run.valid_perplexity for run in figures]),
+            "test": spread([run.test_perplexity for run in figures]),
         }
         if study.baseline is not None:
             row["p"] = _p_value(figures, finals[study.baseline])
@@ -65,23 +63,11 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
                 values = [found.effective_ranks.get(epsilon) for found in ranks]
                 row[f"rank, {epsilon:g}"] = _median(values, 0)
         rows.append(row)
-    first, *others = rows[0]
-    return table(
-        f"{study.name}: perplexity, mean ± standard deviation over seeds",
-        rows,
-        [(first, itemgetter(first)), *((name, itemgetter(name), str) for name in others)],
-    )
+    title = f"{study.name}: perplexity, mean ± standard deviation over seeds"
+    return row_table(title, list(rows[0]), [list(row.values()) for row in rows], None, str)
 
 
-def _spread(values: Iterable[float | None]) -> str:
-    found = mean_and_deviation([value for value in values if value is not None])
-    two = decimals(2)
-    if found is None:
-        return "-"
-    return two(found.mean) + ("" if math.isnan(found.deviation) else f" ± {two(found.deviation)}")
-
-
-def _train_perplexity(run: RunFigures) -> float | None:
+def _train_perplexity(run: RunResults) -> float | None:
     """Perplexity on the training text during the best epoch, with dropout and while the weights
     change; None before the first epoch has ended, and where it is an estimate from sampled
     classes."""
@@ -94,7 +80,7 @@ def _median(values: Iterable[float | None], digits: int) -> str:
     return decimals(digits)(statistics.median(known) if known else None)
 
 
-def _p_value(figures: Sequence[RunFigures], baseline: Sequence[RunFigures]) -> str:
+def _p_value(figures: Sequence[RunResults], baseline: Sequence[RunResults]) -> str:
     """The p-value; ``-`` for the baseline itself, and unless both have two runs on the same
     text."""
     first, second = ([run.final for run in group if run.final] for group in (figures, baseline))
@@ -105,7 +91,7 @@ def _p_value(figures: Sequence[RunFigures], baseline: Sequence[RunFigures]) -> s
     return probability(t_test(*tests).p_value)
 
 
-def _parameters(run: RunFigures) -> int:
+def _parameters(run: RunResults) -> int:
     assert run.final is not None
     return run.final.backbone_parameters + run.final.head_parameters
 

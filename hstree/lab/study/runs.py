@@ -16,16 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hstree._files import lock_folder, write_atomic
-from hstree._progress import duration
-from hstree.lm.runs import UNGROUPED, RunFigures, TrainConfig, choose_device, load_run, read_run
+from hstree._files import write_atomic
+from hstree.lm.runs import UNGROUPED, RunResults, TrainConfig, choose_device, load_run, read_run
 from hstree.lm.training import (
     Reporter,
     TrainingError,
@@ -35,23 +31,10 @@ from hstree.lm.training import (
 )
 
 from ..rank.compute import log_prob_rank
-from .file import RankSettings, Study, StudyError, StudyModel, by_key, run_name
+from .engine import locked, make_runs
+from .file import RankSettings, Study, StudyError, StudyModel, run_name
 
 RUNS, RANK, FAILURE = "runs", "rank.json", "failed.txt"
-OPEN = ("waiting", "interrupted", "without ranks")
-"""States of unfinished runs; the other states are ``finished`` and ``failed``."""
-
-
-class StudyInterrupted(KeyboardInterrupt):
-    """A study was interrupted. It resumes when it is run again.
-
-    Attributes:
-        signal: number of the received signal, or None.
-    """
-
-    def __init__(self, message: str, signal: int | None = None) -> None:
-        super().__init__(message)
-        self.signal = signal
 
 
 @dataclass(frozen=True)
@@ -70,8 +53,8 @@ class StudyRun:
         model: its configuration.
         seed: its seed.
         path: its folder, which may not exist yet.
-        state: "finished", "failed" or one of :data:`OPEN`; "without ranks": trained, but the ranks
-            of the study are missing.
+        state: "finished", "failed", "waiting", "interrupted" or "without ranks": trained, but the
+            ranks of the study are missing.
         figures: its results; None if there is no folder yet.
         ranks: its ranks; None if there are none with the settings of the study.
         failure: why its training failed, or why memory ran out in this call, which leaves the run
@@ -82,7 +65,7 @@ class StudyRun:
     seed: int
     path: Path
     state: str = "waiting"
-    figures: RunFigures | None = None
+    figures: RunResults | None = None
     ranks: Ranks | None = None
     failure: str | None = None
 
@@ -90,6 +73,16 @@ class StudyRun:
     def config(self) -> TrainConfig:
         """All its settings."""
         return replace(self.model.config, seed=self.seed, run=str(self.path))
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.path.name
+
+    @property
+    def title(self) -> str:
+        """The name of its model."""
+        return self.model.label
 
     @property
     def seconds(self) -> float:
@@ -105,7 +98,7 @@ def study_runs(study: Study, folder: Path) -> list[StudyRun]:
         StudyError: a run has settings other than those in the file, or its folder is not a run.
     """
     return [
-        _read(study, StudyRun(model, seed, folder / RUNS / run_name(model, seed)))
+        read_state(StudyRun(model, seed, folder / RUNS / run_name(model, seed)), study.rank)
         for seed in study.seeds
         for model in study.models
     ]
@@ -142,76 +135,27 @@ def run_study(
         StudyInterrupted: on Ctrl-C or SIGTERM.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
-        runs = study_runs(study, folder)
-        with _resumable(study, folder, changed):
-            changed(runs)
-            for number in [number for number, run in enumerate(runs) if run.state in OPEN][:limit]:
-                run, listener, left = runs[number], reporter(), seconds_left(runs)
-                time = "" if left is None else f", about {duration(left)} of training left"
-                listener.message(f"run {number + 1} of {len(runs)}: {run.path.name}{time}")
-                try:
-                    runs[number] = _finish(study, run, listener)
-                except StudyError:
-                    raise
-                except ValueError as error:
-                    raise StudyError(f"model {run.model.label!r}: {by_key(error)}") from error
-                changed(runs)
-    return runs
+    with locked(folder):
+        return make_runs(_Grid(study, folder), limit=limit, reporter=reporter, changed=changed)
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """A context in which no other process runs a study in the folder."""
-    try:
-        lock = lock_folder(folder)
-    except BlockingIOError:
-        raise StudyError(f"{folder}: another process runs a study in this folder") from None
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
+@dataclass(frozen=True)
+class _Grid:
+    """The runs of a study for the engine."""
+
+    study: Study
+    folder: Path
+
+    def runs(self) -> list[StudyRun]:
+        return study_runs(self.study, self.folder)
+
+    def finish(self, runs: Sequence[StudyRun], number: int, reporter: Reporter) -> list[StudyRun]:
+        made = finish_run(runs[number], self.study.rank, reporter)
+        return [*runs[:number], made, *runs[number + 1 :]]
 
 
-@contextmanager
-def _resumable(
-    study: Study, folder: Path, changed: Callable[[Sequence[StudyRun]], None]
-) -> Iterator[None]:
-    """A context that reports the state of all runs when it is left early, and says in
-    interruptions and errors of writing how to continue."""
-    try:
-        yield
-    except (KeyboardInterrupt, OSError, ValueError) as error:
-        runs = study_runs(study, folder)
-        with suppress(OSError):  # as before
-            changed(runs)
-        done = sum(run.state == "finished" for run in runs)
-        kept = f"{done} of {len(runs)} runs are finished; run the same command to continue"
-        if isinstance(error, KeyboardInterrupt):
-            raise StudyInterrupted(kept, getattr(error, "signal", None)) from None
-        if isinstance(error, OSError):
-            raise OSError(f"{error}; {kept}") from error
-        raise
-
-
-def seconds_left(runs: Sequence[StudyRun]) -> float | None:
-    """Estimated seconds of training left: a run takes the mean time of the finished runs of its
-    model, or of all finished runs. None if no run has finished."""
-    finished = [run for run in runs if run.figures is not None and run.figures.final is not None]
-    if not finished:
-        return None
-    left = 0.0
-    for run in runs:
-        if run.state in ("waiting", "interrupted"):
-            same = [other.seconds for other in finished if other.model is run.model]
-            expected = statistics.fmean(same or [other.seconds for other in finished])
-            left += max(0.0, expected - run.seconds)
-    return left
-
-
-def _finish(study: Study, run: StudyRun, reporter: Reporter) -> StudyRun:
-    """Train the run to its end and compute its ranks."""
+def finish_run(run: StudyRun, rank: RankSettings | None, reporter: Reporter) -> StudyRun:
+    """Train a run to its end, and compute its ranks."""
     try:
         if run.state == "waiting":
             train(run.config, reporter)
@@ -219,21 +163,21 @@ def _finish(study: Study, run: StudyRun, reporter: Reporter) -> StudyRun:
             resume(run.path, reporter)
     except TrainingMemoryError as error:
         reporter.message(str(error))
-        return replace(_read(study, run), failure=str(error))
+        return replace(read_state(run, rank), failure=str(error))
     except TrainingError as error:
         reporter.message(f"failed: {error}")
         if not run.path.is_dir():
             return replace(run, state="failed", failure=str(error))
         write_atomic(run.path / FAILURE, f"{error}\n".encode())
     else:
-        if study.rank is not None:
+        if rank is not None:
             reporter.message("computing the ranks of its log-probabilities ...")
-            _take_ranks(run.path, study.rank)
-    return _read(study, run)
+            _take_ranks(run.path, rank)
+    return read_state(run, rank)
 
 
-def _read(study: Study, run: StudyRun) -> StudyRun:
-    """The current state of the run, from its folder. Raises StudyError unless the folder has the
+def read_state(run: StudyRun, rank: RankSettings | None) -> StudyRun:
+    """The current state of a run, from its folder. Raises StudyError unless the folder has the
     settings of the run, except for those that do not change the model."""
     if not run.path.exists():
         return run
@@ -247,10 +191,10 @@ def _read(study: Study, run: StudyRun) -> StudyRun:
                 f"file now has {json.dumps(value)}; choose another --output, or remove the folder "
                 "of the run to repeat it"
             )
-    ranks = None if study.rank is None else _read_ranks(run.path / RANK, study.rank)
+    ranks = None if rank is None else _read_ranks(run.path / RANK, rank)
     run = replace(run, state="interrupted", figures=figures, ranks=ranks)
     if figures.final is not None:
-        ranked = study.rank is None or ranks is not None
+        ranked = rank is None or ranks is not None
         return replace(run, state="finished" if ranked else "without ranks")
     if (run.path / FAILURE).is_file():
         failure = (run.path / FAILURE).read_text(encoding="utf-8").strip()

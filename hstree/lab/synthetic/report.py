@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
-from operator import itemgetter
+from typing import Any
 
 from hstree._progress import Task
-from hstree.lm._arguments import count as at_least_1
 from hstree.lm._arguments import positive
+from hstree.lm._pictures import line_style, new_figure, plain
 from hstree.lm.runs import choose_device
-from hstree.lm.table import Column, Table, count, table
+from hstree.lm.table import Table, count
 
-from ..report import Report
-from ..runner import Argument, Measurement
+from ..drawing import MARKERS
+from ..report import Report, row_table
+from ..runner import NUMBER, Argument, Measurement
 from .compute import SyntheticFit, SyntheticResult, SyntheticSetting, synthetic_bottleneck
 from .heads import DEFAULT_HEADS, choose_head, known_heads
-from .picture import synthetic_picture
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -82,11 +82,12 @@ def _tables(result: SyntheticResult) -> list[Table]:
         (fit.head, fit.dimension): count(fit.parameters) for fit in result.fits
     }
     heads = [choice.label for choice in result.setting.heads]
-    dimensions = list(enumerate(result.setting.dimensions, start=1))
-    columns: list[Column] = [("head", itemgetter(0))]
-    columns += [(f"D={d}", itemgetter(place), str) for place, d in dimensions]
+    dimensions = result.setting.dimensions
+    header = ["head", *(f"D={dimension}" for dimension in dimensions)]
     return [
-        table(title, [(head, *(cells[head, d] for _, d in dimensions)) for head in heads], columns)
+        row_table(
+            title, header, [(h, *(cells[h, d] for d in dimensions)) for h in heads], None, str
+        )
         for title, cells in texts.items()
     ]
 
@@ -126,7 +127,61 @@ def _described(fit: SyntheticFit) -> str:
     return f"{fit.head}, D = {fit.dimension}, alpha = {fit.alpha:g}"
 
 
-_NUMBER = {"metavar": "N", "type": at_least_1}
+_STYLE: dict[str, Any] = {"ms": 4.5, "lw": 1.4, "elinewidth": 0.8, "capsize": 2}
+
+
+def synthetic_picture(result: SyntheticResult, alpha: float) -> Any:
+    """Plot mode matching and divergence against the dimension for one alpha, with a line for each
+    head and bars of one standard deviation over seeds."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+    setting = result.setting
+    baseline = next(each for each in result.baselines if each.alpha == alpha)
+    figure = new_figure(9.6, 4.2 + 0.22 * math.ceil(len(setting.heads) / 4))
+    left, right = figure.subplots(1, 2)
+    for number, choice in enumerate(setting.heads):
+        cells = [c for c in result.cells if (c.alpha, c.head) == (alpha, choice.label)]
+        cells.sort(key=lambda cell: cell.dimension)
+        finite = [cell for cell in cells if 0 < cell.divergence < math.inf]
+        style = _STYLE | line_style(number) | {"marker": MARKERS[number % len(MARKERS)]}
+        # the first are drawn on top
+        style |= {"label": plain(choice.label), "zorder": 3 - number / 100}
+        left.errorbar(
+            [cell.dimension for cell in cells],
+            [cell.mode_matching for cell in cells],
+            [cell.mode_matching_deviation for cell in cells],
+            **style,
+        )
+        right.errorbar(
+            [cell.dimension for cell in finite],
+            [cell.divergence for cell in finite],
+            [min(cell.divergence_deviation, 0.9 * cell.divergence) for cell in finite],
+            **style,
+        )
+    dotted = {"color": "0.5", "linestyle": (0, (1, 2)), "lw": 1.0}
+    left.axhline(baseline.mode_matching, **dotted)
+    right.axhline(baseline.divergence, **dotted, label="one prediction for all contexts")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(setting.dimensions, list(map(str, setting.dimensions)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("dimension D of a context vector (log scale)")
+        axes.grid(alpha=0.3)
+    left.set(ylabel="contexts whose mode is matched (%)", ylim=(0, 102))
+    right.set(ylabel="KL(P* || P) (nats, log scale)", yscale="log")
+    low, high = right.get_ylim()
+    subs = (1, 2, 5) if high > 10 * low else (1, 1.2, 1.5, 2, 3, 4, 5, 6, 8)
+    right.yaxis.set_major_locator(LogLocator(subs=subs))
+    right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    right.yaxis.set_minor_formatter(NullFormatter())
+    seeds = f"{setting.seeds} {'seeds' if setting.seeds > 1 else 'seed'}"
+    sizes = f"{setting.contexts} contexts, {setting.outcomes} outcomes"
+    figure.suptitle(f"{sizes}, targets ~ Dirichlet({alpha:g}), {seeds}", fontsize=10)
+    handles, names = right.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
 _POSITIVE = {"metavar": "X", "type": positive, "nargs": "+"}
 COMMAND = Measurement(
     "synthetic",
@@ -141,10 +196,10 @@ defaults. Ctrl-C stops it without writing anything.
 """,
     measure,
     (
-        Argument("--contexts", **_NUMBER, default=200, help="N, number of contexts"),
-        Argument("--outcomes", **_NUMBER, default=100, help="M, number of outcomes"),
+        Argument("--contexts", **NUMBER, default=200, help="N, number of contexts"),
+        Argument("--outcomes", **NUMBER, default=100, help="M, number of outcomes"),
         Argument(
-            "--dimensions", **_NUMBER, nargs="+", default=[2, 4, 8, 16, 32], help="sizes D to try"
+            "--dimensions", **NUMBER, nargs="+", default=[2, 4, 8, 16, 32], help="sizes D to try"
         ),
         Argument(
             "--alpha",
@@ -161,9 +216,7 @@ defaults. Ctrl-C stops it without writing anything.
             help="names, or NAME:KEY=VALUE,KEY=VALUE with options of the head, such as "
             "mos:components=15 or trees:n_trees=2,root=16; all: every head that reads one vector",
         ),
-        Argument(
-            "--steps", **_NUMBER, default=400, help="largest number of steps of Adam in a fit"
-        ),
+        Argument("--steps", **NUMBER, default=400, help="largest number of steps of Adam in a fit"),
         Argument(
             "--learning-rates",
             **_POSITIVE,
@@ -172,9 +225,9 @@ defaults. Ctrl-C stops it without writing anything.
             "and alpha",
         ),
         Argument(
-            "--seeds", **_NUMBER, default=2, help="number of repetitions, each with other targets"
+            "--seeds", **NUMBER, default=2, help="number of repetitions, each with other targets"
         ),
         Argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="where to fit"),
-        Argument("--processes", **_NUMBER, default=2, help="to work in"),
+        Argument("--processes", **NUMBER, default=2, help="to work in"),
     ),
 )

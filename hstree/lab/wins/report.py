@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hstree.lm._pictures import new_figure
 from hstree.lm.runs import Run
-from hstree.lm.table import Table, decimals, table
+from hstree.lm.table import Table, decimals
 
-from ..report import Report
-from ..runner import Argument, Measurement, load_runs
+from ..drawing import NUMBERED, heat_map
+from ..report import Report, matrix_table
+from ..runner import SPLIT, Measurement, load_runs
 from .compute import PairwiseWins, pairwise_wins
-from .picture import wins_picture
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -92,30 +91,12 @@ def wins_tables(found: PairwiseWins) -> list[Table]:
     """Tables of hits and of wins, in percent of the tokens."""
     hits, wins = (100 * counts / found.tokens for counts in (found.hits, found.wins))
     np.fill_diagonal(wins, np.nan)
+    hit = "Tokens that the row predicts and the column does not (%); diagonal: tokens that the "
+    won = "Tokens that are more probable to the row than to the column (%)"
     return [
-        _matrix(
-            "Tokens that the row predicts and the column does not (%); diagonal: tokens that the "
-            "model predicts",
-            found.models,
-            hits,
-        ),
-        _matrix(
-            "Tokens that are more probable to the row than to the column (%)", found.models, wins
-        ),
+        matrix_table(f"{hit}model predicts", found.models, hits, decimals(2)),
+        matrix_table(won, found.models, wins, decimals(2)),
     ]
-
-
-def _matrix(title: str, names: tuple[str, ...], values: npt.NDArray[np.float64]) -> Table:
-    def cell(column: int, row: tuple[str, npt.NDArray[np.float64]]) -> float:
-        return float(row[1][column])
-
-    rows = list(zip(names, values, strict=True))
-    two = decimals(2)
-    return table(
-        title,
-        rows,
-        [("model", itemgetter(0)), *((n, partial(cell, k), two) for k, n in enumerate(names))],
-    )
 
 
 def wins_rows(found: PairwiseWins) -> list[dict[str, Any]]:
@@ -134,6 +115,26 @@ def wins_rows(found: PairwiseWins) -> list[dict[str, Any]]:
     ]
 
 
+def wins_picture(found: PairwiseWins) -> Any:
+    """Plot both matrices, in percent of the tokens; wins are colored by their distance from 50%.
+    The picture grows with the number of models, and with the length of their names."""
+    n = len(found.models)
+    hits, wins = (100 * counts / found.tokens for counts in (found.hits, found.wins))
+    cells = max(3.0, 0.6 * min(n, NUMBERED))
+    names = 0.08 * max(map(len, found.models)) if n <= NUMBERED else 0.0
+    figure = new_figure(2 * (cells + names + 1.2), cells + names + 1.0)
+    first, second = figure.subplots(1, 2)
+    texts = [[f"{value:.1f}" for value in row] for row in hits]
+    heat_map(first, hits, found.models, texts, cmap="cividis")
+    first.set_title("predicted by the row, not by the column\n(diagonal: by the model)", fontsize=9)
+    texts = [["-" if i == j else f"{wins[i, j]:.1f}" for j in range(n)] for i in range(n)]
+    far = max(1.0, np.abs(wins - 50)[~np.eye(n, dtype=bool)].max())
+    heat_map(second, wins, found.models, texts, cmap="PuOr", vmin=50 - far, vmax=50 + far)
+    second.set_title("more probable to the row\nthan to the column", fontsize=9)
+    figure.supxlabel(f"% of {found.tokens:,} tokens", fontsize=9)
+    return figure
+
+
 COMMAND = Measurement(
     "wins",
     "tokens that one model predicts and another does not",
@@ -144,7 +145,7 @@ the next one) and the other does not, and the share to which one model gives a h
 than the other. The runs must have the same vocabulary.
 """,
     measure,
-    (Argument("--split", choices=("test", "valid"), default="test", help="part of the text"),),
+    (SPLIT,),
     runs="+",
     settings=("data", "device", "threads"),
     output="wins",

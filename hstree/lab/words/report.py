@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
+from typing import Any
 
+from hstree.lm._pictures import COLOURS, new_figure, plain
 from hstree.lm.runs import load_run, run_names
 from hstree.lm.table import Table, count, decimals
 
-from ..report import Report
+from ..drawing import MARKERS
+from ..report import Report, row_table
 from ..runner import Argument, Measurement
 from .compute import VECTORS, WordSimilarity, mean_similarity, model_embeddings, word_similarity
 from .files import read_embeddings, read_similarity_sets
-from .picture import word_similarity_picture
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -73,12 +76,51 @@ def word_similarity_table(found: Sequence[Sequence[WordSimilarity]]) -> Table:
         rows.append(("mean of the sets", *blank, *map(rho, mean_similarity(found))))
         weighted = mean_similarity(found, weighted=True)
         rows.append(("weighted by pairs", *blank, *map(rho, weighted)))
-    return Table(
+    return row_table(
         "Spearman's rho of human scores and cosine similarities of word vectors",
         ("set", "pairs", *header, *models),
-        tuple(rows),
-        (False, *[True] * (1 + len(header) + len(models))),
+        rows,
+        None,
+        str,
     )
+
+
+def word_similarity_picture(found: Sequence[Sequence[WordSimilarity]]) -> Any:
+    """Plot a band for each set, with a dot for each model at its rho and a line over its 95%
+    confidence interval. ``found``: result of :func:`word_similarity`."""
+    from matplotlib.ticker import MultipleLocator
+
+    n_sets, n_models = len(found), len(found[0])
+    figure = new_figure(7.2, 1.5 + n_sets * max(0.32, 0.09 * n_models + 0.08) + 0.2 * n_models)
+    axes = figure.add_subplot()
+    for m, column in enumerate(zip(*found, strict=True)):
+        colour = COLOURS[m % len(COLOURS)]
+        marker = MARKERS[(m + m // len(COLOURS)) % len(MARKERS)]
+        places = [s + (m - (n_models - 1) / 2) * 0.7 / n_models for s in range(n_sets)]
+        rhos = [each.rho for each in column]
+        axes.plot(rhos, places, marker, color=colour, ms=4.5, label=plain(column[0].model))
+        for each, place in zip(column, places, strict=True):
+            if not math.isnan(each.low):
+                axes.plot([each.low, each.high], [place, place], color=colour, lw=1, alpha=0.6)
+    for s in range(0, n_sets, 2):
+        axes.axhspan(s - 0.5, s + 0.5, color="0.95", lw=0, zorder=0)
+    axes.axvline(0, color="0.4", lw=0.8, zorder=1)
+    axes.set_yticks(range(n_sets), [_label(row) for row in found])
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_locator(MultipleLocator(0.2))
+    axes.grid(axis="x", alpha=0.3)
+    axes.set(
+        ylim=(n_sets - 0.5, -0.5),
+        xlabel="Spearman's rank correlation with human scores, with 95% interval",
+    )
+    figure.legend(loc="outside upper center", ncols=min(n_models, 4), frameon=False, fontsize=9)
+    return figure
+
+
+def _label(row: Sequence[WordSimilarity]) -> str:
+    least, most = min(each.used for each in row), max(each.used for each in row)
+    pairs = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f"{plain(row[0].set)} ({pairs} pairs)"
 
 
 COMMAND = Measurement(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hstree._progress import duration
 from hstree.lm._packages import has_pictures
 from hstree.lm._terminal import command_line, show
-from hstree.lm.runs import RESUMABLE, ConfigError, RunFigures, TrainConfig, read_settings
+from hstree.lm.runs import RESUMABLE, ConfigError, RunResults, TrainConfig, read_settings
 from hstree.lm.runs.config import check_read
 from hstree.lm.runs.flags import add_config_arguments, config_values
 from hstree.lm.runs.names import CONFIG, CURVE
@@ -99,7 +99,7 @@ def _print_end(result: TrainResult) -> None:
         show(f"  {purpose}\n{command_line(command, sys.stdout, indent='    ')}")
 
 
-def _next_commands(run: RunFigures, other: RunFigures | None) -> Iterator[tuple[str, list[str]]]:
+def _next_commands(run: RunResults, other: RunResults | None) -> Iterator[tuple[str, list[str]]]:
     """Three commands to try on a run that has finished, and what each is for."""
     folder, config = str(run.path), run.config
     prompt = ["--prompt", "return the"] if config.data is None else []

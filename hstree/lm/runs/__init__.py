@@ -14,7 +14,7 @@ from .reader import (
     run_names,
 )
 from .records import EpochRecord, HeadCost, Summary, perplexity
-from .results import RunFigures, counterpart, read_epochs, read_run
+from .results import RunResults, counterpart, read_epochs, read_run
 from .settings import ConfigError, parse_options
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "HeadCost",
     "Run",
     "RunDirectory",
-    "RunFigures",
+    "RunResults",
     "Summary",
     "TrainConfig",
     "choose_device",

@@ -25,7 +25,7 @@ _Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True)
-class RunFigures:
+class RunResults:
     """A run.
 
     Attributes:
@@ -103,7 +103,7 @@ class RunFigures:
         return settings
 
 
-def read_run(path: str | os.PathLike[str]) -> RunFigures:
+def read_run(path: str | os.PathLike[str]) -> RunResults:
     """Read the figures of a run folder.
 
     Raises:
@@ -112,14 +112,14 @@ def read_run(path: str | os.PathLike[str]) -> RunFigures:
     """
     folder = Path(path)
     config = load_config(folder)
-    return RunFigures(folder, config, read_epochs(folder), _read_final(folder), _origin(config))
+    return RunResults(folder, config, read_epochs(folder), _read_final(folder), _origin(config))
 
 
-def counterpart(run: RunFigures, head: str) -> RunFigures | None:
+def counterpart(run: RunResults, head: str) -> RunResults | None:
     """The newest finished run next to ``run``, in the same folder, that has another head and
     otherwise the same settings (those of the head and :data:`~hstree.lm.runs.UNGROUPED` ones but
     the seed aside) on the same text. None if there is no such run."""
-    found: list[tuple[float, RunFigures]] = []
+    found: list[tuple[float, RunResults]] = []
     for file in run.path.absolute().parent.glob(f"*/{SUMMARY}"):
         with suppress(CheckpointError, OSError):
             other = read_run(run.path.parent / file.parent.name)
@@ -129,7 +129,7 @@ def counterpart(run: RunFigures, head: str) -> RunFigures | None:
     return max(found, key=itemgetter(0))[1] if found else None
 
 
-def _comparable(run: RunFigures) -> dict[str, Any]:
+def _comparable(run: RunResults) -> dict[str, Any]:
     """The settings in which a run and its counterpart agree."""
     settings = {k: v for k, v in run.compared_settings().items() if k not in HEAD_SETTINGS}
     return settings | {"seed": run.seed}
@@ -160,7 +160,7 @@ def _read_final(folder: Path) -> Summary | None:
 
 
 def _origin(config: TrainConfig) -> str | None:
-    """See :attr:`RunFigures.origin`; for a chain of fine-tuned runs, the settings of all of
+    """See :attr:`RunResults.origin`; for a chain of fine-tuned runs, the settings of all of
     them."""
     chain: list[Any] = []
     seen: set[str] = set()

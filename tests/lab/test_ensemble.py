@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import math
@@ -20,17 +19,19 @@ from lm.training.toy import small_config, write_corpus
 from hstree.__main__ import main
 from hstree.heads import Softmax, TreeEnsemble
 from hstree.lab import frequency_loss, tree_agreement, tree_loss
-from hstree.lab.trees.clusters import (
+from hstree.lab.ensemble.clusters import (
     adjusted_rand_index,
     heaviest_clusters,
     nearest_words,
     root_partition,
 )
-from hstree.lab.trees.picture import agreement_picture, frequency_picture, level_picture
-from hstree.lab.trees.report import (
+from hstree.lab.ensemble.report import (
+    agreement_picture,
     agreement_table,
     cluster_table,
+    frequency_picture,
     frequency_table,
+    level_picture,
     level_table,
     mixture_table,
     nearest_table,
@@ -41,6 +42,7 @@ from hstree.lm.evaluation import evaluate_stream
 from hstree.lm.runs import load_run
 from hstree.lm.training import train
 from hstree.trees import Tree, random_tree
+from lab.commands import csv_rows, refused
 from lab.toy_models import all_contexts, toy_model, toy_text
 
 NESTED = ((0, (1, 2)), 3, (4, 5, 6), (7, 8))
@@ -340,12 +342,7 @@ def among_the_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["analyze", "tree", *arguments, "--output", "no"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1, captured.err
-    assert not Path("no").exists()
-    return captured.err
+    return refused(capsys, "analyze", "tree", *arguments, "--output", "no", left="no")
 
 
 def stream_loss(name: str) -> float:
@@ -372,8 +369,7 @@ def test_losses_are_those_of_evaluation(tmp_path: Path, capsys: pytest.CaptureFi
     assert data["loss"]["mixture"] == pytest.approx(stream_loss("trees"), rel=1e-5)
     assert set(data["nearest"]) == {"cat"}
     tokens = data["loss"]["tokens"]
-    with open(folder / "tree.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(folder / "tree.csv")
     for name in ("trees", "softmax", "one-tree"):
         bins = data["frequency"][name]
         assert sum(f["tokens"] for f in bins) == tokens

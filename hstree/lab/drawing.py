@@ -1,4 +1,4 @@
-"""Square matrices in pictures."""
+"""What the pictures of several measurements share: markers and square matrices."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from hstree.lm._pictures import plain
 
+MARKERS = "osD^vP*X"
 NUMBERED = 12  # up to this many rows, cells and axes are labelled
 
 

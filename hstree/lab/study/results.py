@@ -1,12 +1,16 @@
-"""Parts of the pages of studies: finished runs of a contender, tables."""
+"""The finished runs of the contenders of a planned study, for its page."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hstree.lm.table import Table
+
+from ..comparison.compute import spread
+from ..report import row_table
 from .plan import Contender, state
 from .records import Records
 
@@ -38,19 +42,11 @@ class Result:
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if len(known) == len(values) else None
 
-    def spread(self, figure: str, decimals: int = 1) -> str:
+    def spread(self, figure: str, digits: int = 1) -> str:
         """Mean ± standard deviation of a figure over the seeds, as text."""
         if self.mean(figure) is None:
             return "diverged"
-        return mean_and_spread([run[figure] for run in self.runs], decimals)
-
-
-def mean_and_spread(values: Sequence[float], decimals: int = 1) -> str:
-    """Mean ± standard deviation, as text; the mean alone of one value."""
-    text = f"{statistics.fmean(values):.{decimals}f}"
-    if len(values) > 1:
-        text += f" ± {statistics.stdev(values):.{max(decimals, 1)}f}"
-    return text
+        return spread([run[figure] for run in self.runs], digits)
 
 
 def results(contenders: Sequence[Contender], records: Records) -> list[Result]:
@@ -70,22 +66,13 @@ def results(contenders: Sequence[Contender], records: Records) -> list[Result]:
     return found
 
 
-def sweep_rows(contenders: Sequence[Contender], records: Records) -> list[str]:
-    """Rows of a table: contender, setting, and each tried value with its perplexity."""
+def sweep_table(contenders: Sequence[Contender], records: Records) -> Table:
+    """The tried values of every contender with their perplexities."""
     rows = []
     for contender in contenders:
         for name, tried in state(contender, contenders, records).tried.items():
             values = ", ".join(f"{value:g}: {tried[value]:.1f}" for value in sorted(tried))
             if values:
-                rows.append(f"| {contender.title} | {name.replace('_', ' ')} | {values} |")
-    return rows
-
-
-def table(columns: Sequence[str], rows: Iterable[str], left: int = 1) -> list[str]:
-    """A Markdown table; the first ``left`` columns are aligned to the left."""
-    dashes = ["---"] * left + ["---:"] * (len(columns) - left)
-    return [f"| {' | '.join(columns)} |", f"| {' | '.join(dashes)} |", *rows, ""]
-
-
-def row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+                rows.append((contender.title, name.replace("_", " "), values))
+    title = "Validation perplexity of the first seed by the value of a setting"
+    return row_table(title, ("head", "setting", "value: perplexity"), rows, None)

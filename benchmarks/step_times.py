@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from hstree._files import write_atomic
+from hstree.lab.report import provenance
 from hstree.lm.data import Corpus
 from hstree.lm.runs import TrainConfig
 from hstree.lm.training import Trainer, build_model
-
-from .records import provenance
-from .training import endless_steps
+from hstree.lm.training.trainer import Step
 
 STEPS, ROUNDS = 3, 15
 """Steps of a turn, and turns of every head."""
@@ -58,6 +57,13 @@ def _turn(steps: Iterator[Any]) -> float:
     for _ in range(STEPS):
         next(steps)
     return time.process_time() - begin
+
+
+def endless_steps(trainer: Trainer) -> Iterator[Step]:
+    """Make steps, epoch after epoch, without validation."""
+    while True:
+        yield from trainer.steps()
+        trainer.note_validation(0.0)
 
 
 def file_of(records: Path) -> Path:

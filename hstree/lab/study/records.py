@@ -1,20 +1,15 @@
-"""The file of a study's records: one line for each finished run, in JSON."""
+"""The file of a planned study's records: one line for each finished run, in JSON."""
 
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterable, Mapping
-from datetime import date
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import hstree
-from benchmarks.ptb import cpu_name
 from hstree._files import write_atomic
+
+from ..report import provenance
 
 Settings = Mapping[str, Any]
 
@@ -24,30 +19,12 @@ def key(settings: Settings, seed: int) -> str:
     return json.dumps([dict(settings), seed], sort_keys=True)
 
 
-@cache
-def _machine() -> str:
-    return cpu_name()
-
-
-def provenance() -> dict[str, Any]:
-    """Machine, versions and date of a measurement."""
-    return {
-        "machine": _machine(),
-        "versions": {
-            "hstree": hstree.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "date": str(date.today()),
-    }
-
-
 class Records:
     """The finished runs of a study, kept in one file, so that the study can go on another day or on
     another machine.
 
-    A record holds the name of the contender, its settings, the seed, the text, the figures, the
-    machine, the versions and the date. All records of a file are about the same text.
+    A record holds the name of the contender, its settings, the seed, the text, the figures, and
+    what :func:`hstree.lab.report.provenance` says. All records of a file are about the same text.
 
     Args:
         path: the file; it may not exist yet.
@@ -129,14 +106,3 @@ class Records:
     def _write(self) -> None:
         lines = ",\n".join(json.dumps(record) for record in self.all())
         write_atomic(self.path, f"[\n{lines}\n]\n".encode())
-
-
-def made_on(records: Iterable[Mapping[str, Any]]) -> str:
-    """Machines, versions and dates of records, as one line of text."""
-    records = list(records)
-    machines = sorted({record["machine"] for record in records})
-    versions = sorted({f"torch {record['versions']['torch']}" for record in records})
-    pythons = sorted({f"Python {record['versions']['python']}" for record in records})
-    dates = sorted({record["date"] for record in records})
-    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return ", ".join([*machines, "one thread", *versions, *pythons, days]) + "."

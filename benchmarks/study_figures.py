@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,13 @@ import numpy.typing as npt
 import torch
 
 from hstree.heads import AdaptiveSoftmax, Head, TreeEnsemble
+from hstree.lab.study.file import StudyError, StudyModel
+from hstree.lab.study.runs import StudyRun, finish_run, read_state
 from hstree.lm.data import Corpus, Streams
 from hstree.lm.models import LanguageModel
+from hstree.lm.runs import RunResults, TrainConfig, load_model
+from hstree.lm.runs.names import MODEL
+from hstree.lm.training import ConsoleReporter
 from hstree.lm.training.validation import default_streams
 from hstree.trees import Tree
 
@@ -91,17 +96,48 @@ def band_losses(
     ]
 
 
-def band_perplexity(bands: Sequence[dict[str, float]]) -> float:
-    """The perplexity of the text whose losses by band these are."""
-    tokens = sum(band["tokens"] for band in bands)
-    return math.exp(sum(band["loss"] * band["tokens"] for band in bands) / tokens)
+def measured_run(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
+    """Train as configured, or go on with the run in ``config.run``, and return its figures.
+
+    Args:
+        config: settings with the folder of the run.
+        corpus: the text of ``config.data``.
+
+    Raises:
+        StudyError: the folder holds a run with other settings, or memory ran out.
+
+    Returns:
+        ``valid``, ``test``: perplexities, None if training diverged; ``epochs``: validation
+        perplexity by epoch; ``head_parameters``, ``backbone_parameters``; ``rows`` of
+        :func:`rows_scored`;
+        ``head_step``, ``flat_step``: seconds of a forward and backward pass of the head and of a
+        flat softmax, timed alternately, and their ``step_rows``; ``bands`` of :func:`band_losses`
+        on the validation text; ``seconds`` of CPU time in all.
+    """
+    assert config.run is not None
+    begin = time.process_time()
+    run = StudyRun(StudyModel(Path(config.run).name, config), config.seed, Path(config.run))
+    run = finish_run(read_state(run, None), None, ConsoleReporter())
+    if run.state == "failed":
+        return {"valid": None, "test": None, "error": run.failure}
+    if run.figures is None or run.figures.final is None:
+        raise StudyError(f"{run.name}: {run.failure}")
+    return _figures(run.figures, corpus) | {"seconds": time.process_time() - begin}
 
 
-def text_name(corpus: Corpus) -> str:
-    """Identifies a text in records: the number of training tokens and classes, and the perplexity
-    of the unigram distribution on the test part."""
-    unigram = math.exp(corpus.statistics().unigram_loss(corpus.test[1:]))
-    return (
-        f"{len(corpus.train):,} training tokens, {len(corpus.vocabulary):,} classes, "
-        f"unigram test perplexity {unigram:.4g}"
-    )
+def _figures(run: RunResults, corpus: Corpus) -> dict[str, Any]:
+    assert run.final is not None
+    model = load_model(run.path / MODEL)
+    frequencies = corpus.statistics().frequencies
+    return {
+        "valid": run.final.valid_perplexity,
+        "test": run.final.test_perplexity,
+        "epochs": [epoch.valid_perplexity for epoch in run.epochs],
+        "head_parameters": run.final.head_parameters,
+        "backbone_parameters": run.final.backbone_parameters,
+        "rows": rows_scored(model.head, frequencies),
+        "head_step": run.final.cost.head_seconds,
+        "flat_step": run.final.cost.flat_seconds,
+        "step_rows": run.final.cost.rows,
+        "bands": band_losses(model, corpus.valid, frequencies),
+    }

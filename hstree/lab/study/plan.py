@@ -1,4 +1,4 @@
-"""Which runs a study still needs: rates are swept first, then more seeds follow at the best one."""
+"""The runs of a planned study: rates are swept first, then seeds follow at the best one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .records import Records
+from .records import Records, key
 
 SMALLEST_SHARE, LARGEST_SHARE = 1 / 64, 64.0
 """A sweep goes on beyond its values, but not further than these multiples of them."""
@@ -15,7 +15,7 @@ SMALLEST_SHARE, LARGEST_SHARE = 1 / 64, 64.0
 
 @dataclass(frozen=True)
 class Contender:
-    """One configuration of a study.
+    """One configuration of a planned study.
 
     Attributes:
         name: short name, for the command line.
@@ -41,19 +41,35 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run of a contender."""
+class PlannedRun:
+    """A run of a contender; ``figures``: its results, None if it has not finished."""
 
-    contender: Contender
+    model: Contender
     settings: Mapping[str, Any]
     seed: int
+    figures: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
         """For a folder: the contender, the values of its sweeps, and the seed."""
-        keys = [*self.contender.sweeps, *self.contender.final]
+        keys = [*self.model.sweeps, *self.model.final]
         parts = [f"{key}={_text(self.settings[key])}" for key in keys if key in self.settings]
-        return "-".join([self.contender.name, *parts, f"seed={self.seed}"])
+        return "-".join([self.model.name, *parts, f"seed={self.seed}"])
+
+    @property
+    def title(self) -> str:
+        """What its contender is."""
+        return self.model.title
+
+    @property
+    def state(self) -> str:
+        """``waiting`` or ``finished``."""
+        return "waiting" if self.figures is None else "finished"
+
+    @property
+    def seconds(self) -> float:
+        """The time of its training, as far as it is known."""
+        return 0.0 if self.figures is None else self.figures.get("seconds", 0.0)
 
 
 def _text(value: Any) -> str:
@@ -66,50 +82,55 @@ class State:
 
     Attributes:
         tried: for each sweep its values with their validation perplexities.
-        missing: the next runs, empty if all are done; those of a sweep first.
+        runs: its runs as far as they are known, those of sweeps first.
         settings: of the final runs; None while a sweep goes on.
         so_far: while the last sweep goes on, the settings with its best value so far, if its runs
             are as long as the final ones.
     """
 
     tried: dict[str, dict[float, float]]
-    missing: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     settings: Mapping[str, Any] | None
     so_far: Mapping[str, Any] | None = None
 
 
 def state(contender: Contender, contenders: Sequence[Contender], records: Records) -> State:
-    """The tried values of a contender, its next runs and its final settings."""
+    """The tried values of a contender, its runs and its final settings."""
     settings = dict(contender.settings)
     tried: dict[str, dict[float, float]] = {}
+    runs: list[PlannedRun] = []
+
+    def add(chosen: Mapping[str, Any], seed: int) -> PlannedRun:
+        runs.append(PlannedRun(contender, chosen, seed, records.figures(chosen, seed)))
+        return runs[-1]
+
     if contender.like is not None:
         model = named(contenders, contender.like)
         found = state(model, contenders, records)
         if found.settings is None:
-            return State(tried, found.missing, None)
+            return State(tried, found.runs, None)
         settings |= {key: found.settings[key] for key in model.sweeps}
     for name, values in contender.sweeps.items():
         tried[name] = {}
         wanted = list(values)
         while wanted:
+            complete = True
             for value in wanted:
-                figures = records.figures(settings | {name: value}, 1)
+                figures = add(settings | {name: value}, 1).figures
+                complete &= figures is not None
                 if figures is not None:
                     diverged = figures["valid"] is None
                     tried[name][value] = math.inf if diverged else figures["valid"]
-            missing = [value for value in wanted if value not in tried[name]]
-            if missing:
-                runs = tuple(Run(contender, settings | {name: v}, 1) for v in missing)
+            if not complete:
                 comparable = name == list(contender.sweeps)[-1] and not contender.final
-                if not tried[name] or not comparable:
-                    return State(tried, runs, None)
-                return State(tried, runs, None, settings | {name: _best(tried[name])})
+                so_far = settings | {name: _best(tried[name])} if tried[name] else None
+                return State(tried, tuple(runs), None, so_far if comparable else None)
             wanted = _beyond(tried[name], values)
         settings[name] = _best(tried[name])
     settings |= contender.final
-    runs = (Run(contender, settings, seed) for seed in range(1, contender.seeds + 1))
-    left = tuple(run for run in runs if records.figures(run.settings, run.seed) is None)
-    return State(tried, left, settings)
+    for seed in range(1, contender.seeds + 1):
+        add(settings, seed)
+    return State(tried, tuple(runs), settings)
 
 
 def _best(tried: Mapping[float, float]) -> float:
@@ -128,11 +149,11 @@ def _beyond(tried: Mapping[float, float], values: Sequence[float]) -> list[float
     return []
 
 
-def next_run(
+def planned_runs(
     contenders: Sequence[Contender], records: Records, only: Collection[str] = ()
-) -> Run | None:
-    """The next run of a study, or None if it is complete. Within a group all sweeps come first,
-    then the first seed of every contender, then the second.
+) -> list[PlannedRun]:
+    """The runs of a study as far as they are known, in the order in which they are made. Within a
+    group all sweeps come first, then the first seed of every contender, then the second.
 
     Args:
         contenders: all contenders of the study.
@@ -140,15 +161,14 @@ def next_run(
         only: names of the contenders that count; empty: all.
     """
     counted = [named(contenders, name) for name in only] or list(contenders)
+    runs: dict[str, PlannedRun] = {}
     for group in sorted({contender.group for contender in counted}):
         states = [state(c, contenders, records) for c in counted if c.group == group]
-        runs = [found.missing[0] for found in states if found.missing and found.settings is None]
-        later = [run for found in states if found.settings is not None for run in found.missing]
-        if runs:
-            return runs[0]
-        if later:
-            return min(later, key=lambda run: run.seed)
-    return None
+        swept = [run for found in states if found.settings is None for run in found.runs]
+        later = [run for found in states if found.settings is not None for run in found.runs]
+        for run in [*swept, *sorted(later, key=lambda run: run.seed)]:
+            runs.setdefault(key(run.settings, run.seed), run)
+    return list(runs.values())
 
 
 def named(contenders: Iterable[Contender], name: str) -> Contender:

@@ -1,0 +1,161 @@
+"""A planned study as a script: its plan is written in Python, and may choose settings by sweeps."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hstree._files import write_together
+from hstree.lm._arguments import count
+from hstree.lm.data import Corpus, load_corpus
+from hstree.lm.training import ConsoleReporter, Reporter
+
+from ..report import Report
+from .command import list_runs
+from .engine import StudyInterrupted, make_runs
+from .plan import Contender, PlannedRun, planned_runs
+from .records import Records
+
+
+@dataclass(frozen=True)
+class PlannedStudy:
+    """A study that a script plans.
+
+    Attributes:
+        name: of its files: NAME.json, NAME.md and the pictures.
+        contenders: in the order of importance.
+        measure: makes a run on a text, given the command line too, and returns its figures; among
+            them ``valid``, the validation perplexity, None if training diverged.
+        report: tables and pictures of the records.
+        commands: the command lines that make it.
+        load: reads the text of ``--data``.
+        time_steps: times training steps for the page, given the text and the records; None: there
+            is no ``--times``.
+    """
+
+    name: str
+    contenders: Sequence[Contender]
+    measure: Callable[[PlannedRun, Corpus, argparse.Namespace], dict[str, Any]]
+    report: Callable[[Sequence[Contender], Records], Report]
+    commands: Sequence[str]
+    load: Callable[[Path], Corpus] = load_corpus
+    time_steps: Callable[[Corpus, Records], None] | None = None
+
+    def files(self, records: Records) -> dict[str, Any]:
+        """The page and its pictures by name."""
+        report = self.report(self.contenders, records)
+        return report.content(records.path.stem, "\n".join(self.commands))
+
+    def main(
+        self, description: str | None, folder: Path, arguments: Sequence[str] | None = None
+    ) -> None:
+        """The script.
+
+        Args:
+            description: of the script.
+            folder: folder of the records by default.
+            arguments: of the command line; None: those of the process.
+        """
+        parser = self._parser(description, folder)
+        given = parser.parse_args(arguments)
+        records = Records(given.save.with_suffix(".json"))
+        if given.merge:
+            records.merge(given.merge)
+        if given.dry_run:
+            list_runs(planned_runs(self.contenders, records, given.only))
+            return
+
+        def write(runs: Sequence[PlannedRun] = ()) -> None:
+            write_together(records.path.parent, self.files(records))
+
+        if given.times or not (given.merge or given.page):
+            if given.data is None:
+                parser.error("expected --data")
+            corpus = self.load(given.data)
+            if given.times and self.time_steps is not None:
+                self.time_steps(corpus, records)
+            else:
+                work = _Work(self, records, given, corpus, text_name(corpus))
+                records.check_text(work.text)
+                try:
+                    make_runs(work, limit=given.limit, reporter=ConsoleReporter, changed=write)
+                except StudyInterrupted as interruption:
+                    sys.exit(str(interruption))
+        write()
+
+    def _parser(self, description: str | None, folder: Path) -> argparse.ArgumentParser:
+        parser = argparse.ArgumentParser(
+            description=description, formatter_class=argparse.RawTextHelpFormatter
+        )
+        names = [contender.name for contender in self.contenders]
+        add = parser.add_argument
+        add("--data", type=Path, metavar="FOLDER", help="folder of the text")
+        add(
+            "--only",
+            nargs="+",
+            metavar="NAME",
+            choices=names,
+            default=[],
+            help="contenders to run (default: all that are missing)\n" + ", ".join(names),
+        )
+        add("--limit", type=count, metavar="N", help="stop after N more runs")
+        add(
+            "--runs",
+            type=Path,
+            metavar="FOLDER",
+            default=Path("studies", self.name),
+            help="folder for run folders (default: %(default)s)",
+        )
+        add(
+            "--save",
+            type=Path,
+            metavar="NAME",
+            default=folder / self.name,
+            help="NAME.json keeps the records; NAME.md is the page (default: %(default)s)",
+        )
+        add("--merge", nargs="+", type=Path, metavar="FILE", help="add records of other machines")
+        add("--dry-run", action="store_true", help="list the runs and their states, and exit")
+        add("--page", action="store_true", help="make the page from the records, and exit")
+        add(
+            "--times",
+            action="store_true",
+            help="time training steps in turns, and exit" if self.time_steps else argparse.SUPPRESS,
+        )
+        return parser
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The runs of a planned study for the engine."""
+
+    study: PlannedStudy
+    records: Records
+    given: argparse.Namespace
+    corpus: Corpus
+    text: str
+
+    def runs(self) -> list[PlannedRun]:
+        return planned_runs(self.study.contenders, self.records, self.given.only)
+
+    def finish(
+        self, runs: Sequence[PlannedRun], number: int, reporter: Reporter
+    ) -> list[PlannedRun]:
+        run = runs[number]
+        figures = self.study.measure(run, self.corpus, self.given)
+        self.records.add(run.model.name, run.settings, run.seed, self.text, figures)
+        return self.runs()
+
+
+def text_name(corpus: Corpus) -> str:
+    """Identifies a text in records: the number of training tokens and classes, and the perplexity
+    of the unigram distribution on the test part."""
+    unigram = math.exp(corpus.statistics().unigram_loss(corpus.test[1:]))
+    return (
+        f"{len(corpus.train):,} training tokens, {len(corpus.vocabulary):,} classes, "
+        f"unigram test perplexity {unigram:.4g}"
+    )
