@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import hstree
+from hstree.lm import draw_tree
 
 FEATURES, ROWS = 16, 4000
 HIERARCHY = {
@@ -46,7 +47,7 @@ def main() -> None:
     tree = hstree.trees.Tree.from_nested(nested(HIERARCHY, names))
     print(hstree.trees.describe(tree, words=names))
     if arguments.picture:
-        hstree.lm.draw(tree, names, arguments.picture)
+        draw_tree(tree, names, arguments.picture)
         print(f"drawn: {arguments.picture}")
 
     # Features of a row: the prototypes of its class and of the nodes above it, and noise.

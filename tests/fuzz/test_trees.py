@@ -302,7 +302,7 @@ def test_relearning(n_classes: int, n_trees: int, root: int, levels: int | None,
     kept = {
         name: value.clone()
         for name, value in head.state_dict().items()
-        if name in ("output_embedding", "gate_logits")
+        if name in ("nodes.output_embedding", "gate.logits")
     }
     bias, width = head.nodes.leaf_bias, head.trees[0].root_width
     in_groups = [set(range(n_classes)) - root_classes(tree) for tree in head.trees]
@@ -319,6 +319,6 @@ def test_relearning(n_classes: int, n_trees: int, root: int, levels: int | None,
     if bias is not None:
         for t, classes in enumerate(in_groups):
             there = sorted(classes)
-            assert torch.equal(state["leaf_bias"][t, there], bias[t, there])
+            assert torch.equal(state["nodes.leaf_bias"][t, there], bias[t, there])
     total = head.log_prob(torch.from_numpy(random.standard_normal((4, 5))).float()).exp().sum(1)
     torch.testing.assert_close(total, torch.ones(4))
