@@ -238,7 +238,11 @@ def _build_cluster(
 
 
 RECIPES: MappingProxyType[str, Callable[..., Tree]] = MappingProxyType(
-    {"random": _build_random, "huffman": _build_huffman, "cluster": _build_cluster}
+    {
+        "random": _build_random,
+        "huffman": _build_huffman,
+        "cluster": _build_cluster,
+    }
 )
 """The recipes of :func:`build_tree` by name."""
 
@@ -248,7 +252,7 @@ _CLUSTER_OPTIONS = tuple(
     for name, parameter in inspect.signature(cluster_tree).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY and name not in _SHAPE
 )
-_OPTIONS = {"random": (), "huffman": (), "cluster": _CLUSTER_OPTIONS}
+_OPTIONS = {"cluster": _CLUSTER_OPTIONS}
 
 
 def recipe_names() -> list[str]:
@@ -298,9 +302,9 @@ def build_tree(
     """
     if recipe not in RECIPES:
         raise ValueError(f"recipe: expected one of {recipe_names()}, got {recipe!r}")
-    unknown = sorted(set(options) - set(_OPTIONS[recipe]))
+    unknown = sorted(set(options) - set(_OPTIONS.get(recipe, ())))
     if unknown:
-        known = ", ".join(_OPTIONS[recipe]) or "none"
+        known = ", ".join(_OPTIONS.get(recipe, ())) or "none"
         raise TypeError(f"{unknown[0]}: the recipe {recipe!r} has no such option (it has: {known})")
     n_classes = check_int("n_classes", n_classes, 1, MAX_CLASSES)
     if frequencies is not None:

@@ -333,6 +333,9 @@ class TreeOpUnderTest:
     wide: bool
     shared = False
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def operator(self) -> Any:
         return getattr(torch.ops.hstree, self.name).default

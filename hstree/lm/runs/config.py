@@ -158,7 +158,7 @@ class TrainConfig:
     recipe: str = in_head(
         "cluster",
         "trees: how trees are built",
-        choices=("cluster", "huffman", "random"),
+        choices=tuple(sorted(recipe_names())),
         heads=TREES,
     )
     subset_size: int | None = in_head(
