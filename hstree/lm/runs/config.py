@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hstree.trees import recipe_names
+
 from .settings import (
     POSITIVE,
     PROBABILITY,
