@@ -18,7 +18,16 @@ from hstree.lab.synthetic.report import COMMAND as synthetic
 from hstree.lab.wins.report import COMMAND as wins
 from hstree.lab.words.report import COMMAND as words
 
-ANALYZE = (correlation, function, predictions, rank, significance, tree, wins, words)
+ANALYZE = (
+    correlation,
+    function,
+    predictions,
+    rank,
+    significance,
+    tree,
+    wins,
+    words,
+)
 EXPERIMENT = (jacobian, robustness, synthetic)
 
 

@@ -17,6 +17,8 @@ from hstree.heads import (
     Head,
     Mixtape,
     Softmax,
+    head_class,
+    head_names,
     load_head,
 )
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
@@ -29,17 +31,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "smoothing": {"label_smoothing": 0.2},
     "both": {"class_weight": WEIGHT, "label_smoothing": 0.2},
 }
-NORMALISED = (
-    "softmax",
-    "sigsoftmax",
-    "gss",
-    "plif",
-    "plif-frozen",
-    "monotonic",
-    "moc",
-    "mixtape",
-    "sampled",
-)
+NORMALISED = [name for name in head_names() if head_class(name).has_normalizer]
 """Names of the heads that have one normalizer."""
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
 

@@ -10,6 +10,7 @@ import pytest
 
 from hstree.trees import random_tree
 
+pytestmark = pytest.mark.slow
 BARE = """
 import sys
 for name in ("rich", "matplotlib"):

@@ -5,6 +5,8 @@ marks an exception:
 
     <!-- not run: the reason -->     the block is compiled, and what it names of hstree exists
     <!-- torchrun: ... -->           the same here; tests/distributed/test_guide.py runs it
+    <!-- file: ... -->, <!-- after: ... -->, <!-- before: ... -->
+                                     left to test_recipes_of_the_page.py
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"(?:^<!-- (?P<note>.*?) -->\n)?^```python\n(?P<code>.*?)^```$", re.M | re.S)
 SLOW = {"moving.md", "transformers.md"}  # more than three seconds
+OF_RECIPES = re.compile("file: |after: |before: ")
 NOT_RUN = re.compile(r"(not run|torchrun): .+", re.S)
 
 
@@ -40,6 +43,7 @@ def blocks(text: str) -> list[Block]:
             runs=not NOT_RUN.fullmatch(match["note"] or ""),
         )
         for match in BLOCK.finditer(text)
+        if not OF_RECIPES.match(match["note"] or "")
     ]
 
 
