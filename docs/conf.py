@@ -23,6 +23,7 @@ extensions = [
     "sphinx_copybutton",
     "links",
     "mathml",
+    "reference",
 ]
 exclude_patterns = ["requirements.txt", "_extensions", "_templates"]
 templates_path = ["_templates"]
@@ -40,7 +41,7 @@ nitpick_ignore_regex = [
     ("py:(class|exc)", r"hstree\.lab\.\w+\.\w+\.\w+|StudyError|StudyInterrupted"),
     (
         "py:class",
-        r"hstree\.heads\.trees\.blocks\.Block|Function|hstree\.training\.(distributed\._Value|trainer\.Step)",
+        r"hstree\.heads\.trees\.nodes\.Block|Function|Context|hstree\.distributed\.trees\._ShardedGate|hstree\.lm\.training\.(distributed\._Value|trainer\.Step)",
     ),
 ]
 

@@ -37,7 +37,7 @@ def candidate_log_prob(
 
     On the CPU a node on the paths of several candidates of a row is scored once; on CUDA once for
     each of them, which suits few candidates. Deterministic, for any number of threads. Not
-    differentiable: :meth:`hstree.heads.TreeEnsemble.candidate_log_prob` is. No synchronization on
+    differentiable: :meth:`hstree.heads.Head.candidate_log_prob` is. No synchronization on
     CUDA.
 
     Args:

@@ -48,7 +48,7 @@ class TrainConfig:
     """Settings of ``hstree train``.
 
     Each field is a flag of the same name (``learning_rate`` is ``--learning-rate``); all that is
-    said about it is said here, see :func:`hstree.lm.runs.settings.setting`.
+    said about it is said here, see ``hstree.lm.runs.settings.setting``.
 
     Raises:
         ConfigError: a value out of range; the message names the flag, the expected and the given
@@ -398,11 +398,11 @@ class TrainConfig:
 
 
 def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The settings in a file: what :meth:`TrainConfig.to_json` wrote, or a part of it.
+    """The settings in a file: what ``TrainConfig.to_json`` wrote, or a part of it.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: as :meth:`TrainConfig.from_json`; the message names the file and the setting.
+        ConfigError: as ``TrainConfig.from_json``; the message names the file and the setting.
     """
     try:
         return parse_settings(TrainConfig, Path(path).read_bytes(), f"{path}: ")
