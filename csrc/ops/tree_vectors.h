@@ -43,8 +43,10 @@ TreeTensors tree_tensors(const char* op, const Tensor& hidden, const std::option
 template <typename T>
 cpu::TreeVectors<T> tree_vectors(const TreeTensors& tensors, double sharpness = 1) {
   using A = cpu::accumulate_t<T>;
+  static const T nothing{};  // an empty tensor has no address, but it is there
   const auto at = [](const std::optional<Tensor>& tensor) {
-    return tensor ? const_data<T>(*tensor) : nullptr;
+    const T* const address = tensor ? const_data<T>(*tensor) : nullptr;
+    return tensor && !address ? &nothing : address;
   };
   return {tensors.op,
           const_data<T>(tensors.hidden),

@@ -48,7 +48,7 @@ def with_head(model: Any, kind: str) -> Any:
         trees = build_ensemble("huffman", V, 2, list(range(1, V + 1)), root=8, leaf=4)
         head = TreeEnsemble(D, V, trees, gate="context")
         for parameter in head.parameters():
-            parameter.data.normal_()
+            parameter.data.normal_(std=0.3)
     return replace_lm_head(model, head)
 
 
@@ -210,7 +210,8 @@ def test_direct_preference_optimisation(precompute: bool, tmp_path: Path) -> Non
     runs = []
     for kind in (None, "softmax", "trees"):
         model = llama() if kind is None else with_head(llama(), kind)
-        options = OPTIONS | {"max_steps": 4, "learning_rate": 0.01}
+        steps, rate = (16, 0.002) if kind == "trees" else (4, 0.01)
+        options = OPTIONS | {"max_steps": steps, "learning_rate": rate}
         trainer = DPOTrainer(
             model,
             ref_model=copy.deepcopy(model),
@@ -225,7 +226,8 @@ def test_direct_preference_optimisation(precompute: bool, tmp_path: Path) -> Non
     assert runs[0][-1][0] != pytest.approx(0.6931, abs=1e-3)
     assert runs[1] == [pytest.approx(step, rel=2e-3, abs=1e-4) for step in runs[0]]
     assert runs[2][0][0] == pytest.approx(0.6931, abs=1e-3)
-    assert runs[2][-1][0] < 0.69
+    margins = [chosen - rejected for _, chosen, rejected, *_ in runs[2]]
+    assert sum(margins[8:]) / 8 > 0.3
 
 
 def test_options_of_a_linear_lm_head_are_refused() -> None:

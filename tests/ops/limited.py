@@ -259,7 +259,8 @@ def many_of_leaf_log_prob() -> None:
         upstream = torch.zeros_like(log_prob)
         upstream[-LAST:] = grad
         backward = torch.ops.hstree.leaf_log_prob_backward
-        gradients = backward(upstream, hidden, weight, target, *groups, score, order, plan)
+        rest = score, order, plan, [True] * 3, False
+        gradients = backward(upstream, hidden, weight, target, *groups, *rest)
         found.append([log_prob[-LAST:], gradients[0][-LAST:], *gradients[1:]])
     torch.testing.assert_close(*found)
 
