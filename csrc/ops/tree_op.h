@@ -99,6 +99,8 @@ struct TreeOp {
                                 const std::vector<bool>& output_mask, bool sparse) {
     const TreeArguments arguments = check_arguments({hidden, weight, std::nullopt, target, offset, path,
                                                      leaf_position, index, 0, order, &grad_log_prob, &score});
+    check(output_mask.size() == 3, arguments.op,
+          ": output_mask: expected 3 values, for hidden, weight and bias, got ", output_mask.size());
     return kernel(arguments, {torch::stable::contiguous(grad_log_prob), torch::stable::contiguous(score),
                               plan, output_mask[0], output_mask[1], output_mask[2], sparse});
   }

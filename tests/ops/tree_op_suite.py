@@ -208,6 +208,14 @@ class TreeOpSuite:
                 assert got.dtype == dtype
             same_bits([*some[3:]], [*every[3:]])
 
+    def test_a_mask_has_three_values(self, device: torch.device) -> None:
+        batch = self.op.batch(USUAL, torch.float32).to(device)
+        _, *saved = self.op.operator(*batch.arguments())
+        saved = saved if saved[-1].numel() else saved[:-1]
+        for mask in ((True,), (True,) * 4):
+            with pytest.raises(RuntimeError, match=f"output_mask: expected 3 .* got {len(mask)}"):
+                self.op.backward(batch, *saved, mask=mask)
+
     def test_frozen_weights_ask_for_no_gradient(
         self, monkeypatch: pytest.MonkeyPatch, device: torch.device
     ) -> None:
