@@ -111,7 +111,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         header += [
             "time: on two cores about 5 minutes with -n 2",
-            'everything: -n 2 -m "slow or not slow", about 20 minutes',
+            'everything: -n 2 -m "slow or not slow", about 25 minutes',
         ]
     return header
 

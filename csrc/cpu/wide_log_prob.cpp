@@ -303,8 +303,8 @@ void leaf_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
   const int64_t fit = workspace_bytes / (1 + rows * static_cast<int64_t>(sizeof(A))) / 16 * 16;
   const bool by_workspace = of_weight && !in_place;
   const int64_t width = !by_workspace ? features : std::min(features, std::max<int64_t>(64, fit));
-  const Workspace<A> workspace(by_workspace ? rows * width + 16
-                                            : 0);  // a vector more, which store_sums may read
+  const int64_t numbers = rows * width + 16;  // a vector more, which store_sums may read
+  const Workspace<A> workspace(by_workspace ? numbers : 0);
   int64_t begin = 0;
   do {
     const int64_t end = std::min(begin + width, features);

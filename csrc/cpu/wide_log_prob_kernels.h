@@ -68,8 +68,8 @@ struct WideGradients {
   int64_t sum_begin;       // feature of its first column
   const int32_t* sum_row;  // of each child of the tree's runs
   T* grad_bias;            // or null
-  bool
-      sparse;  // rows of grad_weight and grad_bias are children of the runs; otherwise those of weight and bias
+  // Whether rows of grad_weight and grad_bias are children of the runs; otherwise they are those of weight and bias.
+  bool sparse;
 };
 
 template <typename T>
