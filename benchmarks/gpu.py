@@ -397,12 +397,12 @@ def _flat_row_losses(head: Any, x: Tensor, target: Tensor) -> Tensor:
 
 def _head(setting: Setting, device: str, head: str) -> Step:
     """A flat head of hstree."""
-    from hstree.heads import head_class
+    from hstree.heads import build_head
 
     input, target, _ = _inputs(setting, device)
     options = {"intervals": setting.intervals, "radius": RADIUS} if head == "plif" else {}
     with torch.device(device):
-        module = head_class(head)(setting.features, setting.classes, **options)
+        module = build_head(head, setting.features, setting.classes, **options)
     module.to(device, input.dtype)
     with torch.no_grad():
         module.get_parameter("weight").normal_(std=setting.features**-0.5)

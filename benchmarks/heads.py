@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks.baselines import dense_products, flat_loss, torch_mixture_loss, torch_plif
 from benchmarks.contest import Build, Contestant, Size, batch, step
-from hstree.heads import Head, MixtureOfSoftmaxes, TreeEnsemble, head_class
+from hstree.heads import Head, MixtureOfSoftmaxes, TreeEnsemble, build_head
 from hstree.ops import default_chunk_rows, plif
 
 SIZE = Size(1400, 400, 10_000, 400)
@@ -84,7 +84,7 @@ def _head(name: str, make: Callable[[Size], Mapping[str, Any]] = lambda size: {}
     def build(size: Size, device: str) -> Contestant:
         options = dict(make(size))
         in_features = options.pop("in_features", size.features)
-        return _step(head_class(name)(in_features, size.classes, **options), size, device)
+        return _step(build_head(name, in_features, size.classes, **options), size, device)
 
     return build
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hstree.heads import PLIFFrozen, Softmax
+from hstree.heads import PLIF, Softmax
 from hstree.lab import log_prob_rank
 from hstree.lab.report import machine
 from hstree.lm._pictures import COLOURS, new_figure, picture
@@ -54,7 +54,7 @@ def fresh_slopes(
     x = logits.numpy()
     for intervals in numbers:
         torch.manual_seed(0)
-        head = PLIFFrozen(softmax.in_features, softmax.n_classes, intervals=intervals)
+        head = PLIF(softmax.in_features, softmax.n_classes, intervals=intervals, frozen=True)
         head.load_state_dict(softmax.state_dict(), strict=False)
         y = head.function(torch.float64)(logits).detach().numpy()
         left = y - np.polyval(np.polyfit(x, y, 1), x)

@@ -4,12 +4,7 @@ from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import Head, HeadOutput
 from hstree.heads.flat import FlatHead
 from hstree.heads.mixtape import Mixtape
-from hstree.heads.mixture import (
-    DOC,
-    MixtureOfContexts,
-    MixtureOfSoftmaxes,
-    MixtureOfSoftmaxesPLIF,
-)
+from hstree.heads.mixture import DOC, MixtureOfContexts, MixtureOfSoftmaxes
 from hstree.heads.registry import (
     build_head,
     head_class,
@@ -19,7 +14,7 @@ from hstree.heads.registry import (
     register_head,
 )
 from hstree.heads.sampled import SampledSoftmax
-from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
+from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, SigSoftmax, Softmax
 from hstree.heads.trees import TreeEnsemble, TreeShape
 
 __all__ = [
@@ -33,9 +28,7 @@ __all__ = [
     "Mixtape",
     "MixtureOfContexts",
     "MixtureOfSoftmaxes",
-    "MixtureOfSoftmaxesPLIF",
     "MonotonicNetwork",
-    "PLIFFrozen",
     "SampledSoftmax",
     "SigSoftmax",
     "Softmax",

@@ -128,7 +128,9 @@ class Head(nn.Module, ABC):
         (torch.Size([2, 3, 4]), torch.Size([5]))
     """
 
-    name: ClassVar[str]
+    name: str
+    """Registered name: that of the class, or the one under which the head was built."""
+
     reads_layers: ClassVar[bool] = False
     """Whether ``hidden`` is the concatenation of the word embedding and every layer's output, whose
     sizes are then the option ``layer_sizes``."""

@@ -161,8 +161,8 @@ class MixtureOfSoftmaxes(_SoftmaxMixture):
             - ``latent_features``: size of tanh(U_k h), E; None: the size of ``embedding``, or D.
             - ``latent_dropout``: probability of dropping an element of tanh(U_k h); the same
               elements in all steps of ``hidden`` [time, batch, D].
-            - ``function``: name of f, ``"softmax"`` (the identity), ``"plif"`` or another name of
-              ``hstree.heads.functions.build_function``.
+            - ``function``: name of f, ``"softmax"`` (the identity), ``"plif"`` (Ganea et al., see
+              :class:`PLIF`) or another name of ``hstree.heads.functions.build_function``.
             - ``function_options``: arguments of f.
 
     Example:
@@ -185,35 +185,6 @@ class MixtureOfSoftmaxes(_SoftmaxMixture):
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"components": self.n_components}
-
-
-class MixtureOfSoftmaxesPLIF(MixtureOfSoftmaxes):
-    """:class:`MixtureOfSoftmaxes` with a learned piecewise linear increasing function of the
-    logits, shared by all components.
-
-    Args:
-        in_features: number of input features, D.
-        n_classes: number of classes, V.
-        function: name of the function.
-        **options: further arguments of :class:`MixtureOfSoftmaxes`.
-
-    Example:
-        >>> import torch, hstree
-        >>> options = {"components": 3, "function_options": {"intervals": 1000}}
-        >>> head = hstree.MixtureOfSoftmaxesPLIF(16, 100, **options)
-        >>> head(torch.randn(4, 16), torch.arange(4)).output.shape
-        torch.Size([4])
-
-    Source: Ganea, Gelly, Bécigneul and Severyn, Breaking the softmax bottleneck via learnable
-    monotonic pointwise non-linearities, ICML 2019.
-    """
-
-    name = "mos-plif"
-
-    def __init__(
-        self, in_features: int, n_classes: int, *, function: str = "plif", **options: Any
-    ) -> None:
-        super().__init__(in_features, n_classes, function=function, **options)
 
 
 class MixtureOfContexts(_Mixture):

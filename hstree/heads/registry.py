@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy.typing as npt
 import torch
@@ -18,31 +19,38 @@ from hstree._memory import ran_out
 from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import METADATA_KEY, Head
 from hstree.heads.mixtape import Mixtape
-from hstree.heads.mixture import (
-    DOC,
-    MixtureOfContexts,
-    MixtureOfSoftmaxes,
-    MixtureOfSoftmaxesPLIF,
-)
+from hstree.heads.mixture import DOC, MixtureOfContexts, MixtureOfSoftmaxes
 from hstree.heads.sampled import SampledSoftmax
-from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, PLIFFrozen, SigSoftmax, Softmax
+from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, SigSoftmax, Softmax
 from hstree.heads.trees import TreeEnsemble
 from hstree.heads.tying import HasWeight, TyingError, tied_names
 
-_HEADS: dict[str, type[Head]] = {}
+_Head = TypeVar("_Head", bound=Head)
 
 
-def register_head(head: type[Head]) -> type[Head]:
+class _Entry(NamedTuple):
+    """What a name stands for: a class, and options in place of its defaults."""
+
+    head: type[Head]
+    options: Mapping[str, Any]
+
+
+_HEADS: dict[str, _Entry] = {}
+
+
+def register_head(head: type[_Head], name: str | None = None, **options: Any) -> type[_Head]:
     """Register a subclass of :class:`Head` under its ``name``; usable as a decorator.
 
     Args:
         head: the class.
+        name: another name, for the class with these options; None: the ``name`` of the class.
+        **options: options in place of the defaults of the class.
 
     Returns:
         The class itself.
 
     Raises:
-        ValueError: if another class is registered under that name.
+        ValueError: if another class, or the class with other options, has that name.
 
     Example:
         >>> import hstree
@@ -52,11 +60,13 @@ def register_head(head: type[Head]) -> type[Head]:
         >>> hstree.heads.head_class("small-softmax") is SmallSoftmax
         True
     """
-    known = _HEADS.setdefault(head.name, head)
-    if known is not head:
+    name = head.name if name is None else name
+    entry = _Entry(head, options)
+    known = _HEADS.setdefault(name, entry)
+    if known != entry:
         raise ValueError(
-            f"name: expected a name that is not registered, got {head.name!r}, the name of "
-            f"{known.__module__}.{known.__qualname__}"
+            f"name: expected a name that is not registered, got {name!r}, the name of "
+            f"{known.head.__module__}.{known.head.__qualname__}"
         )
     return head
 
@@ -69,15 +79,15 @@ for _head in (
     SigSoftmax,
     GSS,
     PLIF,
-    PLIFFrozen,
     MonotonicNetwork,
     MixtureOfSoftmaxes,
-    MixtureOfSoftmaxesPLIF,
     MixtureOfContexts,
     DOC,
     Mixtape,
 ):
     register_head(_head)
+register_head(PLIF, "plif-frozen", frozen=True)
+register_head(MixtureOfSoftmaxes, "mos-plif", function="plif")
 
 
 def head_names() -> list[str]:
@@ -105,6 +115,10 @@ def head_class(name: str) -> type[Head]:
         >>> hstree.heads.head_class("trees").__name__
         'TreeEnsemble'
     """
+    return _entry(name).head
+
+
+def _entry(name: str) -> _Entry:
     if name not in _HEADS:
         raise ValueError(f"head: expected one of {', '.join(head_names())}, got {name!r}")
     return _HEADS[name]
@@ -132,7 +146,8 @@ def build_head(
             :meth:`TreeEnsemble.from_tokens`.
         embedding: module to whose weight the head is tied; None: none.
         seed: seed of trees and feature subsets. Parameters are drawn from torch's generator.
-        **options: further arguments of the head, or of :meth:`TreeEnsemble.from_tokens`.
+        **options: further arguments of the head, or of :meth:`TreeEnsemble.from_tokens`. They
+            replace those that ``name`` stands for.
 
     Raises:
         ValueError: for an unknown name, or a value that the head rejects.
@@ -145,13 +160,26 @@ def build_head(
         >>> type(head).__name__, head.negatives
         ('SampledSoftmax', 64)
     """
-    head = head_class(name)
+    kind, given = _entry(name)
+    options = {"frequencies": frequencies, **given, **options}
     if embedding is not None:
         options["embedding"] = embedding
-    if issubclass(head, TreeEnsemble):
-        options = {"frequencies": frequencies, "seed": seed} | options
-        return head.from_tokens(in_features, n_classes, tokens, **options)
-    return head(in_features, n_classes, frequencies=frequencies, **options)
+    if issubclass(kind, TreeEnsemble):
+        head: Head = kind.from_tokens(in_features, n_classes, tokens, seed=seed, **options)
+    else:
+        head = kind(in_features, n_classes, **options)
+    head.name = name
+    return head
+
+
+def head_from_config(
+    saved: Mapping[str, Any], tensors: Mapping[str, Tensor], embedding: HasWeight | None
+) -> Head:
+    """:meth:`Head.from_config` of a saved head: its ``name``, under which it was built, and its
+    ``config``."""
+    head = head_class(saved["name"]).from_config(saved["config"], tensors, embedding)
+    head.name = saved["name"]
+    return head
 
 
 def head_options(name: str) -> set[str]:
@@ -232,7 +260,7 @@ def _built(
         raise TyingError(f"embedding: expected None, since {os.fspath(path)} holds no tied head")
     _check_sizes(path, saved["config"], tensors, embedding)
     with torch.device("meta"):
-        head = head_class(saved["name"]).from_config(saved["config"], tensors, embedding)
+        head = head_from_config(saved, tensors, embedding)
     if embedding is not None:
         tensors |= dict.fromkeys(tied_names(head, embedding), embedding.weight)
     elif tied and not head.state_dict().keys() <= tensors.keys():

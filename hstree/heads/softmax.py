@@ -151,29 +151,6 @@ class PLIF(FlatHead):
         super().__init__(in_features, n_classes, function=function, **options)
 
 
-class PLIFFrozen(PLIF):
-    """:class:`PLIF` with slopes that keep their initial values.
-
-    Args:
-        in_features: number of input features, D.
-        n_classes: number of classes, V.
-        frozen: whether the slopes keep their initial values.
-        **options: further arguments of :class:`PLIF`.
-
-    Example:
-        >>> import hstree
-        >>> hstree.PLIFFrozen(16, 100, intervals=1000).function.v.requires_grad
-        False
-    """
-
-    name = "plif-frozen"
-
-    def __init__(
-        self, in_features: int, n_classes: int, *, frozen: bool = True, **options: Any
-    ) -> None:
-        super().__init__(in_features, n_classes, frozen=frozen, **options)
-
-
 class MonotonicNetwork(FlatHead):
     """Softmax of a learned monotonic network of the logits (LMS-NN).
 

@@ -112,6 +112,13 @@ def special_options(setting: HeadSetting, random: np.random.Generator) -> dict[s
     return decoder
 
 
+def make(name: str, **arguments: Any) -> heads.Head:
+    """The head with these arguments, from its constructor."""
+    return (
+        heads.TreeEnsemble(**arguments) if name == "trees" else heads.build_head(name, **arguments)
+    )
+
+
 def build(setting: HeadSetting) -> tuple[heads.Head, dict[str, Any]]:
     """A head in float64 with random parameters, and its options."""
     random = np.random.default_rng(setting.seed)
@@ -127,7 +134,7 @@ def build(setting: HeadSetting) -> tuple[heads.Head, dict[str, Any]]:
     if setting.weighted:
         options["class_weight"] = random.integers(0, 9, v) / 4  # exact in any dtype
     options |= special_options(HeadSetting(**vars(setting) | {"n_classes": v}), random)
-    head = heads.head_class(setting.name)(d, v, **options).double().eval()
+    head = make(setting.name, in_features=d, n_classes=v, **options).double().eval()
     with torch.no_grad():
         for parameter in head.parameters():
             values = random.standard_normal(tuple(parameter.shape))

@@ -17,7 +17,7 @@ from torch import Tensor
 import hstree
 from fuzz.formulas import FORMULAS
 from fuzz.scale import cases
-from fuzz.some_heads import HEAD_SETTINGS, HeadSetting, build
+from fuzz.some_heads import HEAD_SETTINGS, HeadSetting, build, make
 from fuzz.tensors import same_bits, truth
 from hstree.heads import Head, head_names
 from hstree.heads.tables import Tables
@@ -230,4 +230,4 @@ def test_bad_options_are_named(name: str, data: st.DataObject) -> None:
     _, options = build(setting)
     arguments = {"in_features": 4, "n_classes": 6} | options | {option: value}
     with pytest.raises((ValueError, TypeError), match=rf"^{option}\b"):
-        hstree.heads.head_class(name)(**arguments)
+        make(name, **arguments)

@@ -20,13 +20,12 @@ from hstree.heads import (
     Mixtape,
     MixtureOfContexts,
     MixtureOfSoftmaxes,
-    MixtureOfSoftmaxesPLIF,
     MonotonicNetwork,
-    PLIFFrozen,
     SampledSoftmax,
     SigSoftmax,
     Softmax,
     TreeEnsemble,
+    build_head,
 )
 from hstree.heads.trees.layout import Layout
 from hstree.heads.trees.nodes import Block
@@ -95,7 +94,7 @@ HEADS: dict[str, Callable[..., Head]] = {
     "gss": lambda **more: GSS(D, V, c=-0.5, k=2.5, **more),
     "plif": lambda **more: PLIF(D, V, frequencies=FREQUENCIES, **PIECES, **more),
     "plif, tied": lambda **more: PLIF(D, V, embedding=embedding(), **PIECES, **more),
-    "plif-frozen": lambda **more: PLIFFrozen(D, V, **PIECES, **more),
+    "plif-frozen": lambda **more: build_head("plif-frozen", D, V, **PIECES, **more),
     "monotonic": lambda **more: MonotonicNetwork(D, V, units=9, intervals=512, **more),
     "mos": lambda **more: MixtureOfSoftmaxes(
         D, V, components=3, latent_features=7, frequencies=FREQUENCIES, **more
@@ -103,8 +102,8 @@ HEADS: dict[str, Callable[..., Head]] = {
     "mos, tied": lambda **more: MixtureOfSoftmaxes(
         D, V, components=2, embedding=embedding(), **more
     ),
-    "mos-plif": lambda **more: MixtureOfSoftmaxesPLIF(
-        D, V, components=3, latent_features=7, function_options=PIECES, **more
+    "mos-plif": lambda **more: build_head(
+        "mos-plif", D, V, components=3, latent_features=7, function_options=PIECES, **more
     ),
     "moc": lambda **more: MixtureOfContexts(D, V, components=3, latent_features=7, **more),
     "doc": lambda **more: DOC(

@@ -33,11 +33,11 @@ from hstree.heads import (
     PLIF,
     Head,
     MonotonicNetwork,
-    PLIFFrozen,
     SampledSoftmax,
     SigSoftmax,
     Softmax,
     TreeEnsemble,
+    build_head,
     load_head,
 )
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
@@ -101,7 +101,7 @@ FORMULAS: dict[str, tuple[Callable[..., Head], Any]] = {
         lambda *size, **more: PLIF(*size, **PIECES, mean_slope_gradient=True, **more),
         plif_mean_slope,
     ),
-    "plif-frozen": (lambda *size, **more: PLIFFrozen(*size, **PIECES, **more), plif),
+    "plif-frozen": (lambda *size, **more: build_head("plif-frozen", *size, **PIECES, **more), plif),
     "plif, one interval": (
         lambda *size, **more: PLIF(*size, intervals=1, radius=1.0, **more),
         plif,
@@ -234,8 +234,8 @@ def test_plif_defaults() -> None:
 
 
 def test_frozen_slopes(tmp_path: Path) -> None:
-    """No gradient and no step, but saved and copied; the same as PLIF(frozen=True)."""
-    head = PLIFFrozen(D, V, **PIECES)
+    """No gradient and no step, but saved and copied."""
+    head = PLIF(D, V, **PIECES, frozen=True)
     v = head.function.v.detach().clone()
     head(draw(9, D), draw_targets(9)).loss.backward()
     assert head.function.v.grad is None
@@ -244,11 +244,9 @@ def test_frozen_slopes(tmp_path: Path) -> None:
     assert [[p.shape for p in g["params"]] for g in groups] == [[(V, D)], [(V,)]]
     head.save(tmp_path / "head")
     for other in (load_head(tmp_path / "head"), copy.deepcopy(head)):
-        assert isinstance(other, PLIFFrozen)
+        assert isinstance(other, PLIF)
         assert torch.equal(other.function.v, v)
         assert not other.function.v.requires_grad
-    assert not PLIF(D, V, **PIECES, frozen=True).function.v.requires_grad
-    assert len(PLIF(D, V, **PIECES, frozen=True).parameter_groups(lr=0.1)) == 2
 
 
 def test_state_dict_names() -> None:
@@ -257,8 +255,7 @@ def test_state_dict_names() -> None:
     assert list(Softmax(D, V, bias=False).state_dict()) == ["weight"]
     for kind in (SigSoftmax, GSS):
         assert list(kind(D, V).state_dict()) == ["weight", "bias"]
-    for kind in (PLIF, PLIFFrozen):
-        assert list(kind(D, V, **PIECES).state_dict()) == ["weight", "bias", "function.v"]
+    assert list(PLIF(D, V, **PIECES).state_dict()) == ["weight", "bias", "function.v"]
     names = ["weight", "bias", "function.u", "function.v", "function.b"]
     assert list(MonotonicNetwork(D, V).state_dict()) == names
 
@@ -272,7 +269,7 @@ def test_equals_linear_and_cross_entropy(device: torch.device) -> None:
     torch.testing.assert_close(head(hidden, target).loss, F.cross_entropy(z, target))
 
 
-@pytest.mark.parametrize("build", [Softmax, SigSoftmax, GSS, PLIF, PLIFFrozen, MonotonicNetwork])
+@pytest.mark.parametrize("build", [Softmax, SigSoftmax, GSS, PLIF, MonotonicNetwork])
 def test_initial_values(build: Any) -> None:
     head = build(D, V)
     assert head.weight.abs().max() <= 0.1
@@ -348,7 +345,7 @@ def test_frequencies_of_all_magnitudes() -> None:
         (PLIF, {"intervals": 0}, "intervals: expected a whole number from 1 to 16777216"),
         (PLIF, {"radius": 0.0}, "radius: expected a finite positive number, got 0.0"),
         (PLIF, {"radius": math.nan}, "radius: expected a finite positive number, got nan"),
-        (PLIFFrozen, {"intervals": -3}, "intervals: expected a whole number from 1 to 16777216"),
+        (PLIF, {"intervals": -3}, "intervals: expected a whole number from 1 to 16777216"),
         (MonotonicNetwork, {"units": 0}, "units: expected a whole number from 1 to 16777216"),
         (
             MonotonicNetwork,

@@ -31,8 +31,8 @@ from hstree.heads import (
     Head,
     MixtureOfContexts,
     MixtureOfSoftmaxes,
-    MixtureOfSoftmaxesPLIF,
     Softmax,
+    build_head,
     load_head,
 )
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
@@ -109,8 +109,8 @@ FORMULAS: dict[str, tuple[Callable[..., Head], Any]] = {
     "mos": (lambda *size, **more: MixtureOfSoftmaxes(*size, components=3, **more), mos),
     "mos, one": (lambda *size, **more: MixtureOfSoftmaxes(*size, components=1, **more), mos),
     "mos-plif": (
-        lambda *size, **more: MixtureOfSoftmaxesPLIF(
-            *size, components=3, function_options=PIECES, **more
+        lambda *size, **more: build_head(
+            "mos-plif", *size, components=3, function_options=PIECES, **more
         ),
         mos_plif,
     ),
@@ -239,7 +239,9 @@ def test_doc_of_the_last_layer_is_mos() -> None:
 
 
 def test_mos_plif_with_slopes_of_1_is_mos() -> None:
-    head: Any = randomise(MixtureOfSoftmaxesPLIF(D, V, components=3, latent_features=7)).double()
+    head: Any = randomise(
+        MixtureOfSoftmaxes(D, V, components=3, latent_features=7, function="plif")
+    ).double()
     with torch.no_grad():
         head.function.v.fill_(math.log(math.e - 1))
     other = MixtureOfSoftmaxes(D, V, components=3, latent_features=7).double()
@@ -249,15 +251,13 @@ def test_mos_plif_with_slopes_of_1_is_mos() -> None:
 
 
 def test_mos_plif_is_mos_with_the_function_plif() -> None:
-    heads = []
-    for build, options in (
-        (MixtureOfSoftmaxesPLIF, {}),
-        (MixtureOfSoftmaxes, {"function": "plif"}),
-    ):
-        torch.manual_seed(0)
-        heads.append(build(D, V, components=2, function_options=PIECES, **options))
-    assert heads[0].config() == heads[1].config()
-    same(*heads)
+    options: dict[str, Any] = {"components": 2, "function_options": PIECES}
+    torch.manual_seed(0)
+    named = build_head("mos-plif", D, V, **options)
+    torch.manual_seed(0)
+    head = MixtureOfSoftmaxes(D, V, function="plif", **options)
+    assert named.config() == head.config()
+    same(named, head)
 
 
 def test_a_mixture_exceeds_the_rank_of_its_logits() -> None:
@@ -273,7 +273,7 @@ def test_a_mixture_exceeds_the_rank_of_its_logits() -> None:
 
 def test_frozen_slopes_in_a_mixture() -> None:
     options = {"frozen": True, **PIECES}
-    head = MixtureOfSoftmaxesPLIF(D, V, components=2, function_options=options)
+    head = MixtureOfSoftmaxes(D, V, components=2, function="plif", function_options=options)
     head(draw(9, D), draw_targets(9)).loss.backward()
     assert head.function.v.grad is None
     grouped = [p for group in head.parameter_groups(lr=0.1) for p in group["params"]]
@@ -416,7 +416,7 @@ def test_latent_dropout_of_a_loss(kind: str) -> None:
     ("build", "options"),
     [
         (MixtureOfSoftmaxes, {}),
-        (MixtureOfSoftmaxesPLIF, {}),
+        (MixtureOfSoftmaxes, {"function": "plif"}),
         (MixtureOfContexts, {}),
         (DOC, {"layer_sizes": SIZES}),
         (MixtureOfSoftmaxes, {"function": "gss"}),
@@ -471,8 +471,8 @@ def test_state_dict_names() -> None:
     for build in (MixtureOfSoftmaxes, MixtureOfContexts):
         assert list(build(D, V).state_dict()) == names
     with_function = [*names[:2], "function.v", *names[2:]]
-    options: Any = {"function_options": PIECES}
-    assert list(MixtureOfSoftmaxesPLIF(D, V, **options).state_dict()) == with_function
+    options: Any = {"function": "plif", "function_options": PIECES}
+    assert list(MixtureOfSoftmaxes(D, V, **options).state_dict()) == with_function
     with_two = [*names[:4], "latent.1.weight", "latent.1.bias", "prior.weight"]
     assert list(_doc(D, V).state_dict()) == with_two
 
@@ -521,13 +521,13 @@ def test_state_dict_names() -> None:
         (DOC, {"layer_sizes": (4.0, 6.0)}, "layer_sizes: expected a whole number .*, got 4.0"),
         (MixtureOfSoftmaxes, {"function": "relu"}, "function: expected one of softmax, .*'relu'"),
         (
-            MixtureOfSoftmaxesPLIF,
-            {"function_options": {"c": 1.0}},
+            MixtureOfSoftmaxes,
+            {"function": "plif", "function_options": {"c": 1.0}},
             "function_options: .*unexpected keyword argument 'c'",
         ),
         (
-            MixtureOfSoftmaxesPLIF,
-            {"function_options": {"radius": 0}},
+            MixtureOfSoftmaxes,
+            {"function": "plif", "function_options": {"radius": 0}},
             "radius: expected a finite positive number, got 0",
         ),
         (
@@ -646,12 +646,7 @@ def test_a_step_holds_no_tensor_of_all_logits(
     if kind == "doc":
         head: Head = DOC(D, classes, layer_sizes=SIZES, experts=(2, 2, 4), **options)
     else:
-        build: Any = {
-            "mos": MixtureOfSoftmaxes,
-            "mos-plif": MixtureOfSoftmaxesPLIF,
-            "moc": MixtureOfContexts,
-        }[kind]
-        head = build(D, classes, components=components, **options)
+        head = build_head(kind, D, classes, components=components, **options)
     hidden = draw(rows, D).requires_grad_()
     target = draw_targets(rows, n_classes=classes)
     largest, most = allocations(lambda: head(hidden, target).loss.sum().backward())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import tracemalloc
 from pathlib import Path
@@ -13,10 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heads.support import HEADS, make
 from hstree.heads import (
+    PLIF,
     AdaptiveSoftmax,
     Head,
+    MixtureOfSoftmaxes,
     Softmax,
     TreeEnsemble,
+    build_head,
     head_class,
     head_names,
     load_head,
@@ -32,7 +36,6 @@ def test_names() -> None:
     assert head_class("trees") is TreeEnsemble
     for name in head_names():
         assert issubclass(head_class(name), Head)
-        assert head_class(name).name == name
 
 
 def test_every_registered_head_is_tested() -> None:
@@ -54,6 +57,17 @@ def test_register(monkeypatch: pytest.MonkeyPatch) -> None:
     assert head_class("mine") is Mine
     assert "mine" in head_names()
     assert register_head(Mine) is Mine  # again: nothing happens
+    for _ in range(2):
+        assert register_head(Mine, "rough", label_smoothing=0.25, bias=False) is Mine
+    assert head_class("rough") is Mine
+    rough, smooth = build_head("rough", 4, 5), build_head("rough", 4, 5, label_smoothing=0.0)
+    assert (rough.name, rough.label_smoothing, smooth.label_smoothing) == ("rough", 0.25, 0.0)
+    assert [list(head.state_dict()) for head in (rough, smooth)] == [["weight"]] * 2
+    assert (build_head("mine", 4, 5).name, Mine(4, 5).label_smoothing) == ("mine", 0.0)
+    with pytest.raises(ValueError, match=r"name: .* got 'rough', the name of .*Mine"):
+        register_head(Mine, "rough", label_smoothing=0.5, bias=False)
+    with pytest.raises(TypeError, match=r"Mine.* argument 'smoothing'; did you mean 'label_smoo"):
+        build_head("rough", 4, 5, smoothing=0.1)
 
     class Other(Softmax):
         name = "mine"
@@ -63,6 +77,25 @@ def test_register(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         register_head(Other)
     assert head_class("mine") is Mine
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [
+        ("plif-frozen", PLIF, {"frozen": True}),
+        ("mos-plif", MixtureOfSoftmaxes, {"function": "plif"}),
+    ],
+)
+def test_a_name_for_a_class_with_an_option(
+    name: str, kind: type[Head], options: dict[str, Any], tmp_path: Path
+) -> None:
+    head = build_head(name, 4, 5)
+    assert type(head) is kind
+    assert head.config().items() >= options.items()
+    head.save(tmp_path / "head")
+    others = (load_head(tmp_path / "head"), copy.deepcopy(head), head.resized(6))
+    assert {other.name for other in (head, *others)} == {name}
+    assert kind(4, 5).name == kind(4, 5, **options).name != name
 
 
 def test_registration_in_the_test_above_is_undone() -> None:

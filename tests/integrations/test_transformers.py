@@ -785,11 +785,13 @@ def test_a_mixture_of_experts_keeps_its_auxiliary_loss() -> None:
 
 def test_an_lm_head_of_another_name(tmp_path: Path) -> None:
     model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**_small())).eval()
-    replace_lm_head(model, "mos", components=2)
+    slopes = {"intervals": 9}
+    replace_lm_head(model, "mos-plif", components=2, function_options=slopes)
     assert isinstance(model.get_output_embeddings(), LMHead)
     model.save_pretrained(tmp_path)
-    ids = draw_ids(2, 8)
-    assert from_pretrained(tmp_path)(ids).logits.equal(model(ids).logits)
+    ids, loaded = draw_ids(2, 8), from_pretrained(tmp_path)
+    assert loaded(ids).logits.equal(model(ids).logits)
+    assert loaded.lm_head.head.name == "mos-plif"
 
 
 # What it refuses

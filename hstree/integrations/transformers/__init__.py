@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
         "hstree.integrations.transformers needs the package transformers: "
         "pip install 'hstree[transformers]'"
     ) from None
-from hstree.heads import Head, TreeEnsemble, head_class
+from hstree.heads import Head, TreeEnsemble, build_head
 from hstree.integrations.transformers.files import (
     CONFIG_KEY,
     HUB_OPTIONS,
@@ -81,8 +81,9 @@ def replace_lm_head(
             device and dtype; or the name of a head, see :func:`hstree.heads.head_names`; None: a
             :class:`hstree.heads.TreeEnsemble` that starts as an approximation of the ``lm_head``,
             by :meth:`~hstree.heads.TreeEnsemble.from_linear`.
-        **options: arguments of the head, if ``head`` is a name; of ``from_linear``, if it is None,
-            such as ``n_trees``, or ``at``, the mean of some hidden vectors.
+        **options: arguments of :func:`hstree.heads.build_head`, if ``head`` is a name; of
+            ``from_linear``, if it is None, such as ``n_trees``, or ``at``, the mean of some hidden
+            vectors.
 
     Returns:
         The model.
@@ -122,7 +123,7 @@ def replace_lm_head(
     if head is None:
         head = TreeEnsemble.from_linear(linear, **options)
     elif isinstance(head, str):
-        head = head_class(head)(in_features, n_classes, **options)
+        head = build_head(head, in_features, n_classes, **options)
     elif not isinstance(head, Head):
         raise TypeError(
             f"head: expected a head of hstree, its name or None, got {type(head).__name__}"

@@ -18,7 +18,8 @@ from transformers.utils.hub import get_checkpoint_shard_files
 
 from hstree._files import read_tensors
 from hstree._memory import ran_out
-from hstree.heads import Head, head_class
+from hstree.heads import Head
+from hstree.heads.registry import head_from_config
 from hstree.heads.tying import HasWeight
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def build_head(
     saved = checked_head(path, config)
     try:
         with torch.device("meta"):
-            head = head_class(saved["name"]).from_config(saved["config"], tensors, embedding)
+            head = head_from_config(saved, tensors, embedding)
         weight = embedding.weight
         tied = [name for name, value in head.named_parameters() if value is weight]
         head.load_state_dict({**tensors, **dict.fromkeys(tied, weight)}, assign=True)

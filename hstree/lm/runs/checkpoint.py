@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hstree._files import read_tensors
 from hstree._memory import ran_out
-from hstree.heads import head_class
+from hstree.heads.registry import head_from_config
 from hstree.lm.models import AWDLSTM, LanguageModel
 
 from .names import CheckpointError
@@ -69,8 +69,7 @@ def _loaded(
         for name, tensor in tensors.items()
         if name.startswith("head.")
     }
-    saved = description["head"]
-    head = head_class(saved["name"]).from_config(saved["config"], own, embedding=backbone.embedding)
+    head = head_from_config(description["head"], own, backbone.embedding)
     model = LanguageModel(backbone, head)
     model.load_state_dict(tensors, assign=assign)
     return model

@@ -588,7 +588,8 @@ class Fragile(Softmax):
 def test_divergence_keeps_the_last_good_state(
     step: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry._HEADS, "fragile", Fragile)
+    monkeypatch.setattr(registry, "_HEADS", dict(registry._HEADS))
+    registry.register_head(Fragile)
     expected = small_config(data, tmp_path / "expected", head="fragile", save_interval=0.0)
     train(expected)
     monkeypatch.setattr(Fragile, "calls", 0)

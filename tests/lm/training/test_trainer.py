@@ -174,7 +174,8 @@ class LayerReader(Softmax):
 def test_a_head_may_read_all_layers(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry._HEADS, "layer-reader", LayerReader)
+    monkeypatch.setattr(registry, "_HEADS", dict(registry._HEADS))
+    registry.register_head(LayerReader)
     config = small_config(
         data, tmp_path / "run", head="layer-reader", layers=3, context_size=9, epochs=1
     )
