@@ -37,7 +37,7 @@ from hstree.heads.losses import (
     tempered,
 )
 from hstree.heads.options import name_options, unknown_option
-from hstree.heads.resizing import ClassChange, check_change, resized
+from hstree.heads.resizing import ClassChange, copy_shared_tensors, copy_with_shared_tensors
 from hstree.heads.sharding import is_distributed_hook, register_forward_methods
 from hstree.heads.tables import Tables, fill
 from hstree.heads.tying import HasWeight, tied_names
@@ -611,6 +611,7 @@ class Head(nn.Module, ABC):
         for name, value in self._constants.items():
             fill(self.get_buffer(name), value)
 
+    @torch.no_grad()
     def resized(
         self,
         num_classes: int,
@@ -667,7 +668,27 @@ class Head(nn.Module, ABC):
             >>> torch.allclose(of_old, head.log_prob(hidden), atol=1e-5)
             True
         """
-        return resized(self, check_change(self, num_classes, frequencies, embedding))
+        num_classes = check_int("num_classes", num_classes)
+        if self.n_classes <= self.ignore_index < num_classes:
+            raise ValueError(
+                f"num_classes: expected at most {self.ignore_index}, the ignore_index of the head, "
+                f"which would become a class, got {num_classes}"
+            )
+        if embedding is not None and not getattr(self, "tied", False):
+            raise ValueError("embedding: expected None, since the head is not tied")
+        made = copy_with_shared_tensors(self)
+        if frequencies is not None:
+            frequencies = smoothed_frequencies(frequencies, num_classes)
+        change = ClassChange(self.n_classes, num_classes, frequencies, embedding)
+        made.frequencies = change.counts(self.frequencies)
+        made.resize_classes(change)
+        made.n_classes = num_classes
+        if made.class_weight is not None:
+            weight = change.rows(made.class_weight)
+            made.register_constant("class_weight", weight)
+            made.class_weight = weight  # on the device of the head
+        copy_shared_tensors(made, self, None if embedding is None else embedding.weight)
+        return made
 
     def resize_classes(self, change: ClassChange) -> None:
         """Give this head, a copy that :meth:`resized` made, parameters and tables for the other

@@ -5,21 +5,17 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from hstree._checks import check_int, smoothed_frequencies
 from hstree.heads.tables import Tables
 from hstree.heads.tying import HasWeight
 
-if TYPE_CHECKING:
-    from hstree.heads.base import Head
-
-_Head = TypeVar("_Head", bound="Head")
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -77,22 +73,13 @@ class ClassChange:
         return nn.Parameter(values.to(old), requires_grad=old.requires_grad)
 
 
-def check_change(
-    head: Head,
-    num_classes: int,
-    frequencies: npt.ArrayLike | None,
-    embedding: HasWeight | None,
-) -> ClassChange:
-    """The change; raises ValueError for one that is impossible."""
-    num_classes = check_int("num_classes", num_classes)
-    if head.n_classes <= head.ignore_index < num_classes:
-        raise ValueError(
-            f"num_classes: expected at most {head.ignore_index}, the ignore_index of the head, "
-            f"which would become a class, got {num_classes}"
-        )
-    if embedding is not None and not getattr(head, "tied", False):
-        raise ValueError("embedding: expected None, since the head is not tied")
-    tensors = list(chain(head.parameters(), head.buffers()))
+def copy_with_shared_tensors(module: _Module) -> _Module:
+    """A copy of a module that has the parameters and buffers of the original.
+
+    Raises:
+        ValueError: for parameters on the meta device, sharded, or computed from others.
+    """
+    tensors = list(chain(module.parameters(), module.buffers()))
     if any(tensor.is_meta for tensor in tensors):
         raise ValueError("resized: expected a head with data, got one on the meta device")
     if any(hasattr(tensor, "device_mesh") for tensor in tensors):
@@ -100,46 +87,31 @@ def check_change(
             "resized: expected a head with whole parameters, got DTensor; resize it before "
             "fully_shard"
         )
-    for module in head.modules():
-        tables = module.tables() if isinstance(module, Tables) else {}
-        attributes = {name: value for name, value in vars(module).items() if name not in tables}
+    for part in module.modules():
+        tables = part.tables() if isinstance(part, Tables) else {}
+        attributes = {name: value for name, value in vars(part).items() if name not in tables}
         computed = [name for name, value in attributes.items() if isinstance(value, Tensor)]
-        computed += getattr(module, "parametrizations", {})
+        computed += getattr(part, "parametrizations", {})
         if computed:
             raise ValueError(
                 f"resized: expected a head whose parameters are its own, got a {computed[0]!r} "
                 "that is computed from others; end its pruning or parametrization first "
                 "(torch.nn.utils.prune.remove, parametrize.remove_parametrizations)"
             )
-    if frequencies is not None:
-        frequencies = smoothed_frequencies(frequencies, num_classes)
-    return ClassChange(head.n_classes, num_classes, frequencies, embedding)
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
 
-@torch.no_grad()
-def resized(head: _Head, change: ClassChange) -> _Head:
-    """See :meth:`hstree.heads.Head.resized`. The tensors whose shapes change are not copied."""
-    shared = {id(tensor): tensor for tensor in chain(head.parameters(), head.buffers())}
-    made = copy.deepcopy(head, dict(shared))
-    made.frequencies = change.counts(made.frequencies)
-    made.resize_classes(change)
-    made.n_classes = change.new
-    if made.class_weight is not None:
-        _set_constant(made, "class_weight", change.rows(made.class_weight))
-    tied = None if change.embedding is None else change.embedding.weight
-    for module in made.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) in shared and parameter is not tied:
+def copy_shared_tensors(module: nn.Module, original: nn.Module, tied: Tensor | None) -> None:
+    """Replace the parameters and buffers that a module shares with the original by copies, except
+    for the one that it is tied to."""
+    shared = {id(tensor) for tensor in chain(original.parameters(), original.buffers())} - {
+        id(tied)
+    }
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and id(parameter) in shared:
                 own = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-                module._parameters[name] = own
-        for name, buffer in module._buffers.items():
+                part._parameters[name] = own
+        for name, buffer in part._buffers.items():
             if buffer is not None and id(buffer) in shared:
-                module._buffers[name] = buffer.clone()
-    return made
-
-
-def _set_constant(module: Head, name: str, value: Tensor) -> None:
-    """Replace a constant by one of another shape, on the same device."""
-    device = module.get_buffer(name).device
-    module.register_constant(name, value)
-    module._buffers[name] = value.to(device)
+                part._buffers[name] = buffer.clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -122,6 +123,21 @@ def test_imports_flow_one_way(room: str) -> None:
         if room_of(module) not in allowed
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    """Also not for types, and not inside functions. ``import hstree`` itself does not count."""
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in python_files(ROOT / "hstree")
+    }
+    imports = {
+        module: {name if name in modules else name.rpartition(".")[0] for _, name in found}
+        - {module, "hstree"}
+        for module, path in modules.items()
+        if (found := list(imported_modules(path)))
+    }
+    graphlib.TopologicalSorter(imports).prepare()
 
 
 def test_the_page_on_architecture_says_the_same() -> None:
