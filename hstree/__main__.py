@@ -7,16 +7,38 @@ import sys
 from collections.abc import Sequence
 
 from hstree.lab.commands import COMMANDS as OF_LABORATORY
-from hstree.lm.cli import COMMANDS as OF_MODEL
-from hstree.lm.cli import run
+from hstree.lab.commands import suggest
+from hstree.lm.cli import commands, run
 
-COMMANDS = (*OF_MODEL, *OF_LABORATORY)
+COMMANDS = (*commands(suggest), *OF_LABORATORY)
+DESCRIPTION = """\
+Language models whose output layers are ensembles of randomized hierarchical
+softmaxes, and the other remedies for the softmax bottleneck.
+
+  hstree train                              on the docstrings of this Python,
+                                            a few minutes on two CPU cores
+  hstree train --data FOLDER_OR_FILE        on a text of your own
+  hstree train --preset ptb-mos --data PTB  with published settings
+  hstree train --resume RUN                 resume a run that was stopped
+  hstree train --finetune RUN               averaged SGD from its best weights
+  hstree evaluate RUN                       perplexity of a trained model
+  hstree generate RUN --prompt "the value"  text from a trained model
+  hstree convert RUN                        its softmax as trees that read its
+                                            rows, for speculative decoding
+  hstree compare RUN RUN                    runs side by side, means over seeds
+  hstree study FILE                         a grid of runs in one table
+  hstree tree draw RUN                      a picture of its trees
+  hstree analyze rank RUN RUN               one of several measurements
+  hstree experiment synthetic               experiments without a trained model
+
+COMMAND --help describes a command.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``hstree`` with the given arguments (default: those of the process) and return the exit
     status."""
-    return run(COMMANDS, argv)
+    return run(COMMANDS, DESCRIPTION, argv)
 
 
 if __name__ == "__main__":

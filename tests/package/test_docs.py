@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hstree.__main__ import COMMANDS
+from hstree.__main__ import COMMANDS, DESCRIPTION
 from hstree.lm.cli import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def test_every_promise_has_a_test(name: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_parse(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = build_parser(COMMANDS)
+    parser = build_parser(COMMANDS, DESCRIPTION)
     for command in commands(page):
         words = shlex.split(command, comments=True)[1:]
         try:

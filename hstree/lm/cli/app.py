@@ -24,30 +24,6 @@ from hstree.lm._messages import meant, shortened
 from hstree.lm._progress import shown
 from hstree.lm._terminal import fold
 
-_DESCRIPTION = """\
-Language models whose output layers are ensembles of randomized hierarchical
-softmaxes, and the other remedies for the softmax bottleneck.
-
-  hstree train                              on the docstrings of this Python,
-                                            a few minutes on two CPU cores
-  hstree train --data FOLDER_OR_FILE        on a text of your own
-  hstree train --preset ptb-mos --data PTB  with published settings
-  hstree train --resume RUN                 resume a run that was stopped
-  hstree train --finetune RUN               averaged SGD from its best weights
-  hstree evaluate RUN                       perplexity of a trained model
-  hstree generate RUN --prompt "the value"  text from a trained model
-  hstree convert RUN                        its softmax as trees that read its
-                                            rows, for speculative decoding
-  hstree compare RUN RUN                    runs side by side, means over seeds
-  hstree study FILE                         a grid of runs in one table
-  hstree tree draw RUN                      a picture of its trees
-  hstree analyze rank RUN RUN               one of several measurements
-  hstree experiment synthetic               experiments without a trained model
-
-COMMAND --help describes a command.
-"""
-
-
 _LONGEST = 2000  # characters of a message, whatever it quotes
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -90,11 +66,11 @@ AddCommand: TypeAlias = Callable[[Any], None]
 ``handler``, a function of the parsed arguments that returns the exit status."""
 
 
-def build_parser(commands: Iterable[AddCommand]) -> argparse.ArgumentParser:
-    """The parser with these commands."""
+def build_parser(commands: Iterable[AddCommand], description: str) -> argparse.ArgumentParser:
+    """The parser with these commands; ``description`` stands above them in its help text."""
     parser = _Parser(
         prog="hstree",
-        description=_DESCRIPTION,
+        description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", nargs=0, action=_Version, help="show versions and exit")
@@ -106,12 +82,12 @@ def build_parser(commands: Iterable[AddCommand]) -> argparse.ArgumentParser:
     return parser
 
 
-def run(commands: Iterable[AddCommand], argv: Sequence[str] | None = None) -> int:
+def run(commands: Iterable[AddCommand], description: str, argv: Sequence[str] | None = None) -> int:
     """Run one of the commands with the given arguments (default: those of the process) and return
     the exit status."""
     try:
         try:
-            arguments = build_parser(commands).parse_args(argv)
+            arguments = build_parser(commands, description).parse_args(argv)
         except SystemExit as exit_:
             return exit_.code if isinstance(exit_.code, int) else 2
         with _terminable(), shown():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hstree._progress import duration
 from hstree.lm._packages import has_pictures
@@ -20,6 +20,13 @@ from hstree.lm.training.presets import PRESETS, merged
 if TYPE_CHECKING:
     from hstree.lm.training import TrainResult
 
+Suggestion: TypeAlias = tuple[str, list[str]]
+"""What a command is for, and the command."""
+
+Suggest: TypeAlias = Callable[[RunResults, RunResults | None], Iterable[Suggestion]]
+"""Commands to try on a run that has finished, given a run with the same settings and another head,
+or None."""
+
 _DESCRIPTION = """\
 Train an LSTM language model and write a run folder with its settings, vocabulary, metrics,
 learning curve and best weights. Without arguments it trains on the docstrings and help topics of
@@ -30,8 +37,8 @@ last saved state. To train in several processes: torchrun -m -- hstree train.
 """
 
 
-def add_command(commands: Any) -> None:
-    """Register the command."""
+def add_command(commands: Any, suggest: Suggest) -> None:
+    """Register the command, which suggests these commands at the end of a training."""
     parser = commands.add_parser("train", help="train a language model", description=_DESCRIPTION)
     parser.add_argument(
         "--preset",
@@ -60,7 +67,7 @@ def add_command(commands: Any) -> None:
         "or as JSON",
     )
     add_config_arguments(parser)
-    parser.set_defaults(handler=_run)
+    parser.set_defaults(handler=_run, suggest=suggest)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -79,11 +86,11 @@ def _run(arguments: argparse.Namespace) -> int:
             return 0
         result = train(config, ConsoleReporter())
     if is_main_process():
-        _print_end(result)
+        _print_end(result, arguments.suggest)
     return 0
 
 
-def _print_end(result: TrainResult) -> None:
+def _print_end(result: TrainResult, suggest: Suggest) -> None:
     """The final figures, where the files are, and what to try next."""
     from hstree.lm.runs import counterpart, read_run
     from hstree.lm.training import format_summary
@@ -95,24 +102,18 @@ def _print_end(result: TrainResult) -> None:
     curve = run.path / CURVE if has_pictures() else "needs matplotlib: pip install 'hstree[lm]'"
     show(f"learning curve:  {curve}\n")
     show("Next:")
-    for purpose, command in _next_commands(run, other):
+    for purpose, command in (*_next_commands(run, other), *suggest(run, other)):
         show(f"  {purpose}\n{command_line(command, sys.stdout, indent='    ')}")
 
 
-def _next_commands(run: RunResults, other: RunResults | None) -> Iterator[tuple[str, list[str]]]:
-    """Three commands to try on a run that has finished, and what each is for."""
+def _next_commands(run: RunResults, other: RunResults | None) -> Iterator[Suggestion]:
+    """Commands of the language model to try on a run that has finished."""
     folder, config = str(run.path), run.config
     prompt = ["--prompt", "return the"] if config.data is None else []
     yield "generate text", ["hstree", "generate", folder, *prompt]
-    if other is not None:
-        pair = [folder, str(other.path)]
-        yield (
-            f"compare with the head {other.head!r}",
-            ["hstree", "compare", *pair, "--plot", "curves.png"],
-        )
-    elif config.finetune is not None:
+    if other is None and config.finetune is not None:
         yield "evaluate with a neural cache", ["hstree", "evaluate", folder, "--cache"]
-    else:
+    elif other is None:
         head, time = "trees" if run.head == "softmax" else "softmax", ""
         new = [] if config.run is None else ["--run", f"{folder}-{head}"]
         if run.final is not None and head == "softmax":
@@ -123,10 +124,6 @@ def _next_commands(run: RunResults, other: RunResults | None) -> Iterator[tuple[
             f"train with the head {head!r} and the same settings, to compare{time}",
             ["hstree", "train", "--config", str(run.path / CONFIG), "--head", head, *new],
         )
-    if run.head == "trees":
-        yield "look into the trees", ["hstree", "analyze", "tree", folder]
-    else:
-        yield "the rank of the log-probabilities", ["hstree", "analyze", "rank", folder]
 
 
 def _print_settings(config: TrainConfig, arguments: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from lm.training.toy import write_corpus
 
-from hstree.__main__ import COMMANDS, main
+from hstree.__main__ import COMMANDS, DESCRIPTION, main
 from hstree.lm.cli import build_parser
 
 SMALL = [
@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_help_text_fits() -> None:
-    every = list(parsers(build_parser(COMMANDS)))
+    every = list(parsers(build_parser(COMMANDS, DESCRIPTION)))
     assert len(every) > 20
     for parser in every:
         assert_narrow(parser.format_help())
@@ -207,7 +207,7 @@ def test_forty_columns(
 def test_help_at_forty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Options are folded; descriptions with examples keep their lines of up to 80."""
     monkeypatch.setenv("COLUMNS", "40")
-    for parser in parsers(build_parser(COMMANDS)):
+    for parser in parsers(build_parser(COMMANDS, DESCRIPTION)):
         assert_narrow(parser.format_help())
 
 
