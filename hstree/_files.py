@@ -1,4 +1,4 @@
-"""Atomic writing and locks of files, and reading of tensors into their own memory."""
+"""Atomic writing of files, and reading of tensors into their own memory."""
 
 from __future__ import annotations
 
@@ -66,25 +66,6 @@ def write_synced(path: Path, content: Content) -> None:
         raise OSError(str(error)) from error
     set_mode(path, 0o666)
     _sync(path)
-
-
-def lock_folder(folder: Path) -> int | None:
-    """A file descriptor that holds the lock of a folder, even if the folder is renamed; None where
-    locks are not available. Raises BlockingIOError if another process holds the lock."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise
-    except OSError:  # a file system without locks
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def set_mode(path: Path, mode: int) -> None:

@@ -14,7 +14,6 @@ from lm.training.toy import small_config, write_corpus
 from torch import Tensor
 
 from hstree.__main__ import main
-from hstree._memory import available_memory, gibibytes
 from hstree.heads import GSS, PLIF, MixtureOfContexts, MixtureOfSoftmaxes, Softmax
 from hstree.lab import (
     BlockMatrix,
@@ -30,6 +29,7 @@ from hstree.lab import (
 )
 from hstree.lab.rank import compute
 from hstree.lab.rank.report import energy_picture, rank_rows, rank_table, spectrum_picture, thinned
+from hstree.lm._memory import available_memory, gibibytes
 from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import load_run
 from hstree.lm.training import train

@@ -21,10 +21,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hstree._memory import available_memory, gibibytes
 from hstree._numerics import dtype_name
 from hstree.heads import Head, MixtureOfContexts, Softmax
 from hstree.heads.functions import Identity
+from hstree.lm._memory import available_memory, gibibytes
 from hstree.lm.models import LanguageModel
 
 from .matrix import BlockMatrix, model_log_prob

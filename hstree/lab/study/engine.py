@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from hstree._files import lock_folder
 from hstree._progress import duration
+from hstree.lm.runs.folder import lock_folder
 from hstree.lm.training import Reporter
 
 from .file import StudyError, by_key

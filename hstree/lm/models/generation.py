@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hstree._checks import check_generator, check_int, check_temperature
-from hstree._memory import available_memory, gibibytes
 from hstree._numerics import sum_dtype
 from hstree._progress import track
+from hstree.lm._memory import available_memory, gibibytes
 
 from .awd_lstm import State
 from .language_model import LanguageModel

@@ -11,9 +11,28 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hstree._files import Content, lock_folder, set_mode, write_atomic, write_synced
+from hstree._files import Content, set_mode, write_atomic, write_synced
 
 from .names import CheckpointError
+
+
+def lock_folder(folder: Path) -> int | None:
+    """A file descriptor that holds the lock of a folder, even if the folder is renamed; None where
+    locks are not available. Raises BlockingIOError if another process holds the lock."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:  # a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _temporary_folder(path: Path) -> Path:
