@@ -384,8 +384,8 @@ class Head(nn.Module, ABC):
             temperature: at most 1e6 and at least 1e-6; below 1 sharper, above 1 flatter. Draws from
                 p^(1 / temperature), normalized. Trees divide the scores of every node instead, and
                 keep the gate: another distribution, whose draws score as few nodes. For
-                p^(1 / temperature) of trees, or its k most probable classes, see
-                :func:`hstree.lm.models.sample_log_prob`.
+                p^(1 / temperature) of trees, draw from the softmax of ``log_prob(hidden) /
+                temperature``.
             generator: random generator on the device of ``hidden``; None: the default one.
             return_log_prob: whether to return the log-probabilities of the classes as well, under
                 the distribution that they are drawn from: exact, for trees under the whole mixture.
@@ -626,23 +626,8 @@ class Head(nn.Module, ABC):
         need the parameters of the new head. No random numbers are drawn.
 
         New classes get the mean row of the old ones, and the mean of their biases. So does
-        ``class_weight``. What becomes of the probabilities p of the other classes:
-
-        - One softmax over W e + b or a function of it, and :class:`Mixtape`: they stay p up to
-          renormalization, which is exact, for new classes and for removed ones. With scores that
-          are linear in W, each new class gets at most 1 / V of what all old ones together have.
-        - Mixtures of softmaxes: the same in each component.
-        - :class:`AdaptiveSoftmax`: new classes come last in ``order``, in the last cluster. A
-          cluster keeps its probability, and its classes are renormalized. Clusters without classes
-          end, from the last one on.
-        - :class:`TreeEnsemble`: the old trees stay. New classes become children of the root, as
-          clusters of the size of the present ones; or, if the root is binary, a subtree beside the
-          old tree. Each tree is renormalized, which is exact for the mixture too if T = 1 or the
-          root is binary. Nodes lose the children whose classes are removed, and their other
-          children are renormalized; a node with one child left is replaced by it. Two things are
-          not kept exactly then. If the roots of the trees would become of different widths, the
-          smallest clusters of the narrower ones are divided, by constant shares. If a node whose
-          leaves are shared has only classes left, they are told apart by their rows of E.
+        ``class_weight``. The probabilities of the other classes are renormalized: as a whole, in
+        each component of a mixture, or in each cluster or node. :doc:`/heads` says what is exact.
 
         Args:
             num_classes: number of classes of the new head.

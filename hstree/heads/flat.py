@@ -131,8 +131,8 @@ class FlatHead(Head):
 
     @property
     def linear_scores(self) -> bool:
-        """Whether the scores f(x_v) are W e + b."""
-        return isinstance(self.function, functions.Identity)
+        """Whether one softmax normalizes scores f(x_v) that are W e + b."""
+        return self.has_normalizer and isinstance(self.function, functions.Identity)
 
     def target_score(self, hidden: Tensor, target: Tensor) -> Tensor:
         target = target.clamp(0, self.n_classes - 1)

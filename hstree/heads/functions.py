@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -25,6 +26,9 @@ class Function(nn.Module, ABC):
 
     name: ClassVar[str]
 
+    def __init__(self) -> None:
+        super().__init__()
+
     @abstractmethod
     def forward(self, dtype: torch.dtype) -> LogitFunction:
         """The function with its current parameters, for logits of ``dtype``."""
@@ -40,8 +44,9 @@ class Function(nn.Module, ABC):
         bias of a head depends on these values: callers that reset every module would break it."""
 
     def config(self) -> dict[str, Any]:
-        """Arguments that build this function again, serializable as JSON."""
-        return {}
+        """Arguments that build this function again, serializable as JSON: the attributes of their
+        names."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     @torch.no_grad()
     def inverse(self, value: Tensor) -> Tensor:
@@ -92,9 +97,6 @@ class GSS(Function):
     def forward(self, dtype: torch.dtype) -> LogitFunction:
         return LogitFunction(self.c, self.k)
 
-    def config(self) -> dict[str, Any]:
-        return {"c": self.c, "k": self.k}
-
 
 class SigSoftmax(Function):
     """f(x) = 2 x - log(1 + exp(x)) = x + log sigmoid(x)."""
@@ -108,18 +110,7 @@ class SigSoftmax(Function):
 class PLIF(Function):
     """Piecewise linear increasing function with slopes softplus(v) in K equal intervals of [-R, R].
 
-    v starts from a normal distribution with mean log(e - 1), which is slope 1.
-
-    Args:
-        intervals: number of intervals, K.
-        radius: half width of the range of the intervals, R.
-        frozen: keep v at its initial values.
-        slope_std: standard deviation of the initial v. With 0, f starts as the identity up to a
-            constant.
-        slope_learning_rate: learning rate of v, whatever that of the head is.
-        slope_decay: weight decay of v.
-        mean_slope_gradient: replace f'(x), the slope of the logit's interval, by the mean of the K
-            slopes in the gradient with respect to the logits. f and the gradient of v stay exact.
+    Its arguments are those of :class:`hstree.PLIF`.
 
     Raises:
         ValueError: for K below 1, an R outside [1e-6, 1e6], a learning rate that is not positive,
@@ -172,17 +163,6 @@ class PLIF(Function):
         groups = super().parameter_groups(self.slope_learning_rate)
         return [group | {"weight_decay": self.slope_decay} for group in groups]
 
-    def config(self) -> dict[str, Any]:
-        return {
-            "intervals": self.intervals,
-            "radius": self.radius,
-            "frozen": self.frozen,
-            "slope_std": self.slope_std,
-            "slope_learning_rate": self.slope_learning_rate,
-            "slope_decay": self.slope_decay,
-            "mean_slope_gradient": self.mean_slope_gradient,
-        }
-
 
 class MonotonicNetwork(Function):
     """f(x) = sum_i v_i sigmoid(u_i x + b_i); v and u are positive, the softplus of parameters.
@@ -227,9 +207,6 @@ class MonotonicNetwork(Function):
         knots = torch.linspace(*ends, self.intervals + 1, dtype=u.dtype, device=u.device)
         values = sigmoid_sums(knots, u, v, b, gradient_dtype=dtype)
         return LogitFunction.cubic(*values, self.radius).to(dtype)
-
-    def config(self) -> dict[str, Any]:
-        return {"units": self.units, "intervals": self.intervals}
 
 
 FUNCTIONS: dict[str, type[Function]] = {

@@ -33,14 +33,7 @@ class _Mixture(FlatHead):
         layers: size and number of components of each part of ``hidden``; the last part gives the
             priors.
         n_classes: number of classes, V.
-        latent_features: size of z_k, E; None: the size of ``embedding``, or D.
-        latent_dropout: probability of dropping an element of z_k; the same elements in all time
-            steps of ``hidden`` [time, batch, D].
-        function: name of the function f of every component; see
-            ``hstree.heads.functions.build_function``.
-        function_options: arguments of f.
-        **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
-            arguments of :class:`Head`.
+        **options: as in :class:`MixtureOfSoftmaxes`.
     """
 
     _latent_layer: ClassVar[type[nn.Linear]] = nn.Linear
@@ -109,10 +102,6 @@ class _SoftmaxMixture(_Mixture):
     """sum_k pi_k softmax(f(W z_k + b))."""
 
     has_normalizer = False  # every component has its own
-
-    @property
-    def linear_scores(self) -> bool:
-        return False
 
     def encode(self, hidden: Tensor) -> Tensor:
         """Concatenation of z [..., K E] and the prior logits [..., K]."""

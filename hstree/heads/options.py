@@ -56,33 +56,28 @@ def name_options(head: type) -> None:
     its ``**options`` to the next one: the keywords of that one which it does not have itself,
     except the ``for_subclasses`` of its class."""
     init: Any = vars(head).get("__init__")
-    if init is None:
-        return
-    signature = inspect.signature(init)
-    *own, last = signature.parameters.values()
-    if last.kind is not last.VAR_KEYWORD:
+    if init is None or all(
+        each.kind is not each.VAR_KEYWORD for each in inspect.signature(init).parameters.values()
+    ):
         return
     base, inherited = _next_constructor(head)
-    left_out = {*signature.parameters, *vars(base).get("for_subclasses", ())}
-    options = [
-        parameter
-        for parameter in inherited.parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in left_out
-    ]
-    init.__signature__ = signature.replace(parameters=[*own, *options])
+    _name(init, inherited, vars(base).get("for_subclasses", ()))
 
 
 def name_builder_options(head: type, builder: str, given: Collection[str]) -> None:
     """The same for a class method that builds the head and passes its ``**options`` to the
     constructor; ``given``: the keywords of that which it sets itself."""
-    function: Any = vars(head)[builder].__func__
+    _name(vars(head)[builder].__func__, inspect.signature(vars(head)["__init__"]), given)
+
+
+def _name(function: Any, inherited: inspect.Signature, left_out: Collection[str]) -> None:
     signature = inspect.signature(function)
     *own, _ = signature.parameters.values()
     options = [
         parameter
-        for parameter in inspect.signature(vars(head)["__init__"]).parameters.values()
+        for parameter in inherited.parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY
-        and parameter.name not in {*signature.parameters, *given}
+        and parameter.name not in {*signature.parameters, *left_out}
     ]
     function.__signature__ = signature.replace(parameters=[*own, *options])
 
