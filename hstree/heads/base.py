@@ -40,7 +40,7 @@ from hstree.heads.options import name_options, unknown_option
 from hstree.heads.resizing import ClassChange, copy_shared_tensors, copy_with_shared_tensors
 from hstree.heads.sharding import is_distributed_hook, register_forward_methods
 from hstree.heads.tables import Tables, fill
-from hstree.heads.tying import HasWeight, tied_names
+from hstree.heads.tying import HasWeight, TyingError, tied_names
 from hstree.ops import mark_targets
 
 if TYPE_CHECKING:
@@ -724,6 +724,11 @@ class Head(nn.Module, ABC):
         it.
         """
         left_out = [] if embedding is None else tied_names(self, embedding)
+        if embedding is not None and not left_out:
+            raise TyingError(
+                "embedding: expected the module to whose weight the head is tied, got a "
+                f"{type(embedding).__name__} with another weight"
+            )
         tensors = {
             name: value.detach().contiguous().cpu()
             for name, value in self.state_dict().items()

@@ -49,16 +49,6 @@ def weight_to_tie(embedding: HasWeight, n_classes: int, in_features: int) -> Ten
 
 
 def tied_names(head: nn.Module, embedding: HasWeight) -> list[str]:
-    """Names of the parameters of the head that are the weight of ``embedding``.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Names of the parameters of the head that are the weight of ``embedding``."""
     weight = embedding.weight
-    names = [name for name, parameter in head.named_parameters() if parameter is weight]
-    if not names:
-        raise TyingError(
-            "embedding: expected the module to whose weight the head is tied, got a "
-            f"{type(embedding).__name__} with another weight"
-        )
-    return names
+    return [name for name, parameter in head.named_parameters() if parameter is weight]

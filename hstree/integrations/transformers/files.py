@@ -20,7 +20,7 @@ from hstree._files import read_tensors
 from hstree._memory import ran_out
 from hstree.heads import Head
 from hstree.heads.registry import head_from_config
-from hstree.heads.tying import HasWeight
+from hstree.heads.tying import HasWeight, tied_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig as _Base
@@ -165,9 +165,8 @@ def build_head(
     try:
         with torch.device("meta"):
             head = head_from_config(saved, tensors, embedding)
-        weight = embedding.weight
-        tied = [name for name, value in head.named_parameters() if value is weight]
-        head.load_state_dict({**tensors, **dict.fromkeys(tied, weight)}, assign=True)
+        tied = dict.fromkeys(tied_names(head, embedding), embedding.weight)
+        head.load_state_dict({**tensors, **tied}, assign=True)
     except Exception as error:  # whatever damaged files lead to
         if ran_out(error):
             raise

@@ -17,6 +17,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils.generic import can_return_tuple
 
 from hstree.heads import Head
+from hstree.heads.tying import tied_names
 from hstree.integrations.transformers.files import (
     CONFIG_KEY,
     HUB_OPTIONS,
@@ -132,7 +133,7 @@ class CausalLM(_Base):  # type: ignore[misc]
         size = -(-size // multiple) * multiple
         if size == lm_head.out_features:
             return embedding
-        tied = bool(_tied_names(lm_head.head, embedding))
+        tied = bool(tied_names(lm_head.head, embedding))
         # transformers resizes in place; the head needs the old rows.
         embedding = self._get_resized_embeddings(
             copy.deepcopy(embedding), size, None, mean_resizing
@@ -176,7 +177,7 @@ def with_head(model_class: type[transformers.PreTrainedModel]) -> type[CausalLM]
 def attach(model: transformers.PreTrainedModel, head: Head) -> None:
     """Put a head into a model with an empty :class:`LMHead`."""
     embedding, prefix = model.get_input_embeddings(), _head_prefix(model)
-    tied = _tied_names(head, embedding)
+    tied = tied_names(head, embedding)
     _own_config(model)
     model.get_output_embeddings().head = head.to(embedding.weight.device, embedding.weight.dtype)
     head.reduction = "sum"
@@ -190,15 +191,11 @@ def attach(model: transformers.PreTrainedModel, head: Head) -> None:
 
 def check_tied(head: Head, model: transformers.PreTrainedModel) -> None:
     tied = head.config().get("tied", False)
-    if tied and not _tied_names(head, model.get_input_embeddings()):
+    if tied and not tied_names(head, model.get_input_embeddings()):
         raise ValueError(
             "head: expected a head tied to the model's embedding "
             "(embedding=model.get_input_embeddings()), got one tied to another embedding"
         )
-
-
-def _tied_names(head: Head, embedding: nn.Module) -> list[str]:
-    return [name for name, value in head.named_parameters() if value is embedding.weight]
 
 
 def _name_of(model: nn.Module, module: nn.Module) -> str:
