@@ -129,7 +129,7 @@ class Head(nn.Module, ABC):
     """
 
     name: str
-    """Registered name: that of the class, or the one under which the head was built."""
+    """Name in the registry, that of the class or the one under which the head was built."""
 
     reads_layers: ClassVar[bool] = False
     """Whether ``hidden`` is the concatenation of the word embedding and every layer's output, whose

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import torch
@@ -25,8 +25,6 @@ from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, SigSoftmax, Softma
 from hstree.heads.trees import TreeEnsemble
 from hstree.heads.tying import HasWeight, TyingError, tied_names
 
-_Head = TypeVar("_Head", bound=Head)
-
 
 class _Entry(NamedTuple):
     """What a name stands for: a class, and options in place of its defaults."""
@@ -38,7 +36,7 @@ class _Entry(NamedTuple):
 _HEADS: dict[str, _Entry] = {}
 
 
-def register_head(head: type[_Head], name: str | None = None, **options: Any) -> type[_Head]:
+def register_head(head: type[Head], name: str | None = None, **options: Any) -> type[Head]:
     """Register a subclass of :class:`Head` under its ``name``; usable as a decorator.
 
     Args:
@@ -165,7 +163,8 @@ def build_head(
     if embedding is not None:
         options["embedding"] = embedding
     if issubclass(kind, TreeEnsemble):
-        head: Head = kind.from_tokens(in_features, n_classes, tokens, seed=seed, **options)
+        options = {"seed": seed} | options
+        head: Head = kind.from_tokens(in_features, n_classes, tokens, **options)
     else:
         head = kind(in_features, n_classes, **options)
     head.name = name
