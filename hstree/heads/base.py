@@ -182,7 +182,7 @@ class Head(nn.Module, ABC):
         self.z_loss = check_nonnegative("z_loss", z_loss)
         if self.z_loss and not self.has_normalizer:
             raise ValueError(
-                f"z_loss: expected 0 for the head {self.name!r}, which has no normalizer of all "
+                f"z_loss: expected 0 for {type(self).__name__}, which has no normalizer of all "
                 f"classes, got {z_loss}; heads with one take it, such as 'softmax'"
             )
         self.frequencies = None
