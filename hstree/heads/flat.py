@@ -124,7 +124,7 @@ class FlatHead(Head):
             self.weight,
             self.bias,
             target,
-            self.function(dtype),
+            self.function(dtype, hidden.device),
             row_weight=None if self.class_weight is None else self.target_weight(target, dtype),
             reduction=reduction,
         )
@@ -140,7 +140,7 @@ class FlatHead(Head):
         logit = (latent * at_least_float32(F.embedding(target, self.weight))).sum(1)
         if self.bias is not None:
             logit = logit + at_least_float32(self.bias)[target]
-        function: LogitFunction = self.function(logit.dtype)
+        function: LogitFunction = self.function(logit.dtype, logit.device)
         return function(logit)
 
     def mean_loss(self, hidden: Tensor, target: Tensor, output: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class FlatHead(Head):
     def component_log_prob(self, latent: Tensor) -> Tensor:
         """Log-probabilities [N, V] of one component: latent [N, E]."""
         logits = linear_scores(latent, self.weight, self.bias)
-        function: LogitFunction = self.function(logits.dtype)
+        function: LogitFunction = self.function(logits.dtype, logits.device)
         return function(logits).log_softmax(-1)
 
     def resize_classes(self, change: ClassChange) -> None:
@@ -189,7 +189,7 @@ class FlatHead(Head):
         if bias is not None:
             start, log_shares = None, change.log_shares()
             if log_shares is not None and change.added:
-                scores = self.function(torch.float64)(bias.double())
+                scores = self.function(torch.float64, bias.device)(bias.double())
                 start = self.function.solve(log_shares.to(bias.device) + scores.logsumexp(0))
             rows = change.rows(bias)
             if start is not None:

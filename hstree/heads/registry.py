@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
@@ -140,8 +141,9 @@ def build_head(
         in_features: number of input features, D.
         n_classes: number of classes, V.
         frequencies: class counts [V] of the text.
-        tokens: classes of the text in order, from which ``"trees"`` builds clustered trees; see
-            :meth:`TreeEnsemble.from_tokens`.
+        tokens: classes of the text in order, from which ``"trees"`` builds clustered trees by
+            :meth:`TreeEnsemble.from_tokens`. Without them it builds Huffman trees by
+            :meth:`TreeEnsemble.from_counts`, all classes equal without ``frequencies``.
         embedding: module to whose weight the head is tied; None: none.
         seed: seed of trees and feature subsets. Parameters are drawn from torch's generator.
         **options: further arguments of the head, or of :meth:`TreeEnsemble.from_tokens`. They
@@ -162,9 +164,15 @@ def build_head(
     options = {"frequencies": frequencies, **given, **options}
     if embedding is not None:
         options["embedding"] = embedding
+    head: Head
     if issubclass(kind, TreeEnsemble):
         options = {"seed": seed} | options
-        head: Head = kind.from_tokens(in_features, n_classes, tokens, **options)
+        if len(np.atleast_1d(tokens)):
+            head = kind.from_tokens(in_features, n_classes, tokens, **options)
+        else:
+            counts = options.pop("frequencies")
+            counts = np.ones(n_classes) if counts is None else counts
+            head = kind.from_counts(in_features, counts, **options)
     else:
         head = kind(in_features, n_classes, **options)
     head.name = name

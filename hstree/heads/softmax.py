@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from hstree._checks import check_bool
 from hstree.heads import functions
 from hstree.heads.flat import FlatHead
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 class Softmax(FlatHead):
-    """The softmax: P(y | h) = softmax(W h + b)[y].
+    r"""The softmax: P(y | h) = softmax(W h + b)[y].
 
     Equivalent to::
 
-        logits = F.linear(hidden, weight, bias)
+        logits = scale * F.linear(hidden, weight, bias)
+        if soft_cap is not None:
+            logits = soft_cap * (logits / soft_cap).tanh()
         output = -F.cross_entropy(logits, target, reduction="none")
 
     Args:
         in_features: number of input features, D.
         n_classes: number of classes, V.
+        scale: factor of the logits, positive.
+        soft_cap: bound of the scaled logits, positive; None: no bound.
         **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
             arguments of :class:`Head`.
 
@@ -32,8 +42,53 @@ class Softmax(FlatHead):
 
     name = "softmax"
 
-    def __init__(self, in_features: int, n_classes: int, **options: Any) -> None:
-        super().__init__(in_features, n_classes, function=functions.Identity(), **options)
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        *,
+        scale: float = 1.0,
+        soft_cap: float | None = None,
+        **options: Any,
+    ) -> None:
+        function = functions.Scaled(scale, soft_cap)
+        plain = function.scale == 1 and function.soft_cap is None
+        super().__init__(
+            in_features, n_classes, function=functions.Identity() if plain else function, **options
+        )
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, *, tied: bool = False, **options: Any) -> Self:
+        """The softmax of a linear layer: its own weight, not a copy, and a copy of its bias.
+
+        Args:
+            linear: weight [V, D], with or without a bias.
+            tied: whether the weight stays the layer's: :meth:`Head.save` leaves it out.
+            **options: further arguments of the head, except ``bias`` and ``embedding``.
+
+        Raises:
+            ValueError: for ``bias`` or ``embedding``.
+
+        Example:
+            >>> import torch, hstree
+            >>> linear, hidden = torch.nn.Linear(16, 100), torch.randn(3, 16)
+            >>> head = hstree.Softmax.from_linear(linear)
+            >>> torch.allclose(head.log_prob(hidden), linear(hidden).log_softmax(-1), atol=1e-5)
+            True
+        """
+        for name in ("bias", "embedding"):
+            if name in options:
+                raise ValueError(f"{name}: expected that of linear, got {options[name]!r}")
+        n_classes, in_features = linear.weight.shape
+        with_bias = linear.bias is not None
+        head = cls(in_features, n_classes, bias=with_bias, embedding=linear, **options)
+        head.tied = check_bool("tied", tied)
+        if head.bias is not None:
+            head.bias = nn.Parameter(linear.bias.detach().clone())
+        return head
+
+    def config(self) -> dict[str, Any]:
+        return {"scale": 1.0, "soft_cap": None} | super().config()
 
 
 class SigSoftmax(FlatHead):

@@ -90,6 +90,7 @@ HEADS: dict[str, Callable[..., Head]] = {
     "softmax": lambda **more: Softmax(D, V, frequencies=FREQUENCIES, **more),
     "softmax, no bias": lambda **more: Softmax(D, V, bias=False, **more),
     "softmax, tied": lambda **more: Softmax(D, V, embedding=embedding(), **more),
+    "softmax, scaled and capped": lambda **more: Softmax(D, V, scale=0.7, soft_cap=40.0, **more),
     "sigsoftmax": lambda **more: SigSoftmax(D, V, frequencies=FREQUENCIES, **more),
     "gss": lambda **more: GSS(D, V, c=-0.5, k=2.5, **more),
     "plif": lambda **more: PLIF(D, V, frequencies=FREQUENCIES, **PIECES, **more),

@@ -53,6 +53,10 @@ def softmax(head: Any, hidden: Tensor) -> Tensor:
     return logits(head, hidden).log_softmax(1)
 
 
+def capped(head: Any, hidden: Tensor) -> Tensor:
+    return (2 * (0.7 * logits(head, hidden) / 2).tanh()).log_softmax(1)
+
+
 def sigsoftmax(head: Any, hidden: Tensor) -> Tensor:
     """exp(l) sigmoid(l), normalised."""
     x = logits(head, hidden)
@@ -93,6 +97,10 @@ def monotonic(head: Any, hidden: Tensor) -> Tensor:
 
 FORMULAS: dict[str, tuple[Callable[..., Head], Any]] = {
     "softmax": (Softmax, softmax),
+    "softmax, scaled and capped": (
+        lambda *size, **more: Softmax(*size, scale=0.7, soft_cap=2.0, **more),
+        capped,
+    ),
     "sigsoftmax": (SigSoftmax, sigsoftmax),
     "gss": (GSS, gss),
     "gss, c = 0.3, k = 0.5": (lambda *size, **more: GSS(*size, c=0.3, k=0.5, **more), gss),
@@ -112,7 +120,8 @@ FORMULAS: dict[str, tuple[Callable[..., Head], Any]] = {
     ),
 }
 # The derivative of an interpolation at knots h apart is up to h^3 max |f''''| / 125 off.
-TOLERANCE = {kind: 1e-9 if kind == "monotonic" else 1e-11 for kind in FORMULAS}
+INTERPOLATED = ("monotonic", "softmax, scaled and capped")
+TOLERANCE = {kind: 3e-9 if kind in INTERPOLATED else 1e-11 for kind in FORMULAS}
 every_formula = pytest.mark.parametrize("kind", FORMULAS)
 
 

@@ -17,6 +17,7 @@ from hstree.heads.functions import (
     PLIF,
     Function,
     MonotonicNetwork,
+    Scaled,
     SigSoftmax,
     build_function,
 )
@@ -32,13 +33,15 @@ every_function = pytest.mark.parametrize(
         ("plif", {"intervals": 10, "radius": 5.0}),
         ("plif", {"slope_std": 0.3, "slope_learning_rate": 7.0, "slope_decay": 1e-3}),
         ("monotonic", {"units": 50}),
+        ("scaled", {"scale": 0.3}),
+        ("scaled", {"scale": 0.7, "soft_cap": 40.0}),
     ],
     ids=str,
 )
 
 
 def test_every_function_is_built_by_its_name() -> None:
-    assert set(FUNCTIONS) == {"softmax", "sigsoftmax", "gss", "plif", "monotonic"}
+    assert set(FUNCTIONS) == {"softmax", "sigsoftmax", "gss", "plif", "monotonic", "scaled"}
     for name, kind in FUNCTIONS.items():
         function = build_function(name)
         assert type(function) is kind
@@ -107,6 +110,20 @@ def test_plif_by_hand() -> None:
     torch.testing.assert_close(
         function(torch.float32)(x.float()), expected.float(), rtol=1e-6, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("scale", [0.0625, 1.0, 5.0])
+@pytest.mark.parametrize("cap", [0.1, 30.0, 1e4])
+def test_soft_cap_by_its_definition(scale: float, cap: float) -> None:
+    x = torch.linspace(-30 * cap / scale, 30 * cap / scale, 10_001, dtype=torch.float64)
+    exact, found = cap * (scale * x / cap).tanh(), Scaled(scale, cap)(torch.float64)(x)
+    torch.testing.assert_close(found, exact, rtol=0, atol=3e-12 * cap)
+
+
+def test_scale_by_its_definition() -> None:
+    for dtype, error in ((torch.float32, 2e-7), (torch.float64, 4e-16)):
+        x = torch.linspace(-1e4, 1e4, 10_001, dtype=dtype)
+        torch.testing.assert_close(Scaled(0.3)(dtype)(x), 0.3 * x, rtol=error, atol=error)
 
 
 @pytest.mark.parametrize("std", [0.03, 2.0])
@@ -235,7 +252,7 @@ def test_network_units_and_intervals() -> None:
         (
             "relu",
             {},
-            "function: expected one of softmax, sigsoftmax, gss, plif, monotonic, got 'relu'",
+            r"function: expected one of softmax, .*, monotonic, scaled, got 'relu'",
         ),
         (["plif"], {}, r"function: expected one of softmax, .*, got \['plif'\]"),
         ("plif", {"frozen": "no"}, "frozen: expected True or False, got 'no'"),
@@ -254,6 +271,8 @@ def test_network_units_and_intervals() -> None:
         ("plif", {"slope_decay": -1.0}, "slope_decay: expected a number of at least 0, got -1.0"),
         ("plif", {"slope_decay": math.nan}, "slope_decay: expected a finite number, got nan"),
         ("plif", {"mean_slope_gradient": 1}, "mean_slope_gradient: expected True or False, got 1"),
+        ("scaled", {"soft_cap": 0}, "soft_cap: expected a finite positive number, got 0"),
+        ("scaled", {"scale": -1}, "scale: expected a finite positive number, got -1"),
         ("gss", {"k": 0}, "k: expected a finite positive number, got 0"),
         ("gss", {"c": math.inf}, "c: expected a finite number, got inf"),
         ("monotonic", {"units": 0}, "units: expected a whole number from 1 to 16777216, got 0"),

@@ -134,7 +134,7 @@ def test_a_class_of_probability_0(kind: str, training: bool) -> None:
         found.append(results)
     for name, value in found[0].items():
         assert not value.isnan().any(), name
-        if kind != "monotonic":  # its function is bounded
+        if kind not in ("monotonic", "softmax, scaled and capped"):  # bounded functions
             torch.testing.assert_close(value, found[1][name], msg=lambda t, name=name: name + t)
 
 

@@ -39,7 +39,7 @@ SLOPES = {
     "mean_slope_gradient": False,
 }
 FLAT: dict[str, dict[str, Any]] = {
-    "softmax": {},
+    "softmax": {"scale": 1.0, "soft_cap": None},
     "sigsoftmax": {},
     "gss": {"c": -1.5, "k": 2.5},
     "plif": {**SLOPES, "frozen": False},
@@ -148,5 +148,11 @@ def test_heads_of_users_have_the_options_of_their_base() -> None:
     for kind in kinds:
         found = inspect.signature(kind).parameters
         assert list(found)[:2] == ["in_features", "flavour"]
-        assert set(found) == {"in_features", "flavour", *OF_FLAT_HEADS, *OF_EVERY_HEAD}
+        assert set(found) == {
+            "in_features",
+            "flavour",
+            *FLAT["softmax"],
+            *OF_FLAT_HEADS,
+            *OF_EVERY_HEAD,
+        }
     assert list(inspect.signature(Closed).parameters) == ["in_features"]

@@ -45,8 +45,10 @@ with warnings.catch_warnings():
         Trainer,
         TrainingArguments,
     )
+    from transformers.modeling_outputs import CausalLMOutput
 
     from hstree.integrations.transformers import LMHead, from_pretrained, replace_lm_head
+    from hstree.integrations.transformers.logits import scale_and_cap
 
 V, D = 40, 16
 
@@ -78,15 +80,6 @@ def sharp(model: PreTrainedModel) -> PreTrainedModel:
     with torch.no_grad():
         model.lm_head.weight.normal_(generator=torch.Generator().manual_seed(1))
     return model
-
-
-def same_softmax(model: PreTrainedModel) -> Softmax:
-    """The softmax that the model's lm_head is, tied where that is."""
-    if model.config.tie_word_embeddings:
-        return Softmax(D, V, bias=False, embedding=model.get_input_embeddings())
-    head = Softmax(D, V, bias=False)
-    head.load_state_dict({"weight": model.lm_head.weight.detach().clone()})
-    return head
 
 
 def clustered(model: PreTrainedModel, n_trees: int = 2, **options: Any) -> TreeEnsemble:
@@ -150,7 +143,7 @@ def test_a_softmax_gives_the_loss_and_gradients_of_the_lm_head(
 ) -> None:
     reference = sharp(make())
     model = copy.deepcopy(reference)
-    assert replace_lm_head(model, same_softmax(model)) is model
+    assert replace_lm_head(model) is model
     ids = draw_ids(3, 9)
     calls = {"labels": draw_labels(ids), "num_items_in_batch": num_items}
     losses = []
@@ -169,7 +162,7 @@ def test_a_softmax_gives_the_loss_and_gradients_of_the_lm_head(
 def test_logits_are_log_probabilities(make: Make) -> None:
     reference = sharp(make())
     model = copy.deepcopy(reference)
-    replace_lm_head(model, same_softmax(model))
+    replace_lm_head(model)
     ids = draw_ids(3, 9)
     own, expected = model(ids, labels=draw_labels(ids)), reference(ids, labels=draw_labels(ids))
     torch.testing.assert_close(own.logits, expected.logits.log_softmax(-1), atol=1e-5, rtol=1e-5)
@@ -181,7 +174,7 @@ def test_logits_are_log_probabilities(make: Make) -> None:
 def test_labels_that_are_shifted_already() -> None:
     reference = sharp(llama())
     model = copy.deepcopy(reference)
-    replace_lm_head(model, same_softmax(model))
+    replace_lm_head(model)
     ids = draw_ids(3, 9)
     shifted = draw_labels(ids).clamp(min=0)
     options = {"labels": ids, "shift_labels": shifted, "ignore_index": 0}
@@ -202,7 +195,7 @@ GENERATION: dict[str, dict[str, Any]] = {
 def test_generation_is_that_of_the_lm_head(make: Make, how: str) -> None:
     reference = sharp(make())
     model = copy.deepcopy(reference)
-    replace_lm_head(model, same_softmax(model))
+    replace_lm_head(model)
     ids = draw_ids(2, 5)
     mask = torch.ones_like(ids)
     mask[0, :2] = 0  # padded on the left
@@ -291,19 +284,57 @@ def test_trees_generate_what_they_find_probable(make: Make) -> None:
 
 
 @MODELS
-def test_without_a_head_trees_that_approximate_the_lm_head(make: Make) -> None:
-    reference, ids = make(), draw_ids(4, 16)
-    expected = reference(ids).logits.log_softmax(-1)
-    model = replace_lm_head(copy.deepcopy(reference))
-    assert isinstance(model.get_output_embeddings().head, TreeEnsemble)
-    # So few classes are children of one node.
-    torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
+def test_without_a_head_the_distribution_and_the_weight_stay(make: Make) -> None:
+    model, ids = make(), draw_ids(4, 16)
+    expected, weight = model(ids).logits.log_softmax(-1), model.get_output_embeddings().weight
+    tied = weight is model.get_input_embeddings().weight
+    head = replace_lm_head(model, z_loss=0.5).get_output_embeddings().head
+    torch.testing.assert_close(model(ids).logits, expected, atol=1e-5, rtol=1e-5)
+    assert type(head) is Softmax
+    assert head.weight is weight
+    assert (head.tied, head.z_loss) == (tied, 0.5)
 
-    model = replace_lm_head(copy.deepcopy(reference), n_trees=2, root=8, leaf=4, seed=5)
-    assert model.get_output_embeddings().head.n_trees == 2
-    distance = (expected.exp() * (expected - model(ids).logits)).sum(-1).mean()
-    information = np.log(V) + (expected.exp() * expected).sum(-1).mean()
-    assert 0 < distance < 0.5 * information
+
+@pytest.mark.parametrize("cap", [0.5, 30.0, None])
+@pytest.mark.parametrize("scale", [0.0625, 1.0, 3.0])
+def test_scale_and_soft_cap(scale: float, cap: float | None) -> None:
+    class Scaled(GPT2LMHeadModel):  # type: ignore[misc]
+        def forward(self, input_ids: Tensor, **options: Any) -> Any:
+            logits = self.lm_head(self.transformer(input_ids)[0]) * scale
+            logits = logits if cap is None else torch.tanh(logits / cap) * cap
+            return CausalLMOutput(loss=self.loss_function, logits=logits)
+
+    model = Scaled(gpt2().config).to(torch.bfloat16).train()
+    found = scale_and_cap(model, model.lm_head)
+    assert found == (pytest.approx(scale, rel=1e-5), cap and pytest.approx(cap, rel=1e-5))
+    assert model.training
+    assert not model.lm_head._forward_hooks
+
+
+def test_logits_that_are_no_scaled_and_capped_ones_are_refused() -> None:
+    class Shifted(GPT2LMHeadModel):  # type: ignore[misc]
+        def forward(self, input_ids: Tensor, **options: Any) -> Any:
+            logits = self.lm_head(self.transformer(input_ids)[0]).sinh()
+            return CausalLMOutput(loss=self.loss_function, logits=logits)
+
+    model = Shifted(gpt2().config)
+    with pytest.raises(ValueError, match=r"model: expected logits that are those .* got Shifted"):
+        replace_lm_head(model)
+    assert type(model) is Shifted
+    assert isinstance(model.lm_head, nn.Linear)
+
+
+def test_a_name_is_a_new_head_tied_as_the_lm_head_was() -> None:
+    counts = np.arange(V, 0, -1.0)
+    for make, tied in ((gpt2, True), (llama, False)):
+        head = replace_lm_head(make(), "trees", frequencies=counts, root=8)
+        head = head.get_output_embeddings().head
+        assert isinstance(head, TreeEnsemble)
+        assert head.tied is tied
+        expected = torch.from_numpy(counts / counts.sum()).float()
+        torch.testing.assert_close(head.log_prob(torch.zeros(D)).exp(), expected)
+    assert not replace_lm_head(gpt2(), "softmax", embedding=None).lm_head.head.tied
+    assert replace_lm_head(gpt2(), "adaptive", cutoffs=[4]).lm_head.head.name == "adaptive"
 
 
 class _Largest(TorchDispatchMode):
@@ -757,7 +788,7 @@ def test_compiled_whole() -> None:
     torch.testing.assert_close(loss, model(ids, labels=ids).loss)
 
 
-def test_no_soft_cap_of_log_probabilities() -> None:
+def test_other_heads_have_no_soft_cap() -> None:
     options = _small(head_dim=8, final_logit_softcapping=0.5)
     model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**options)).eval()
     with_trees(model)
@@ -773,7 +804,7 @@ def test_a_mixture_of_experts_keeps_its_auxiliary_loss() -> None:
     options = _small(num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.5)
     reference = sharp(transformers.MixtralForCausalLM(transformers.MixtralConfig(**options)))
     model = copy.deepcopy(reference)
-    replace_lm_head(model, same_softmax(model))
+    replace_lm_head(model)
     ids = draw_ids(2, 8)
     own, expected = model.train()(ids, labels=ids), reference.train()(ids, labels=ids)
     torch.testing.assert_close(own.loss, expected.loss)

@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
         "hstree.integrations.transformers needs the package transformers: "
         "pip install 'hstree[transformers]'"
     ) from None
-from hstree.heads import Head, TreeEnsemble, build_head
+from hstree.heads import Head, Softmax, build_head, head_options
 from hstree.integrations.transformers.files import (
     CONFIG_KEY,
     HUB_OPTIONS,
@@ -22,6 +22,7 @@ from hstree.integrations.transformers.files import (
     HeadConfig,
 )
 from hstree.integrations.transformers.lm_head import LMHead
+from hstree.integrations.transformers.logits import scale_and_cap
 from hstree.integrations.transformers.model import (
     IGNORED,
     attach,
@@ -57,12 +58,13 @@ def replace_lm_head(
       no logits are computed and ``logits`` is None: a step holds no tensor of [batch, time, V].
       The input ``skip_logits=True`` or ``False`` overrides this, for example in an evaluation that
       needs only the loss.
-    - ``logits`` are log-probabilities of the head's distribution, [batch, time, V]. Soft caps and
-      scales that a model applies to its logits are ignored.
+    - ``logits`` are log-probabilities of the head's distribution, [batch, time, V]. Without
+      ``head`` they have the scale and the soft cap that the model applies to its logits, which
+      other heads ignore.
     - The loss is the mean over the labels that are not -100 or, with ``num_items_in_batch``, their
       sum divided by that number, as in transformers. The head's ``reduction`` is set to ``"sum"``.
-    - The token embeddings are tied to the output only if the head was built with
-      ``embedding=model.get_input_embeddings()``.
+    - Token embeddings that are tied to the ``lm_head`` stay tied, except to a ``head`` that was
+      built without ``embedding=model.get_input_embeddings()``.
 
     Row-sparse gradients (``TreeEnsemble(sparse=True)``) need an optimizer and a clipping function
     that support them::
@@ -77,13 +79,12 @@ def replace_lm_head(
     Args:
         model: a model with an ``lm_head`` (``get_output_embeddings()``) that computes its loss by
             ``loss_function``, such as ``GPT2LMHeadModel`` and ``LlamaForCausalLM``.
-        head: a head with the features D and classes V of the ``lm_head``, which is moved to its
-            device and dtype; or the name of a head, see :func:`hstree.heads.head_names`; None: a
-            :class:`hstree.heads.TreeEnsemble` that starts as an approximation of the ``lm_head``,
-            by :meth:`~hstree.heads.TreeEnsemble.from_linear`.
-        **options: arguments of :func:`hstree.heads.build_head`, if ``head`` is a name; of
-            ``from_linear``, if it is None, such as ``n_trees``, or ``at``, the mean of some hidden
-            vectors.
+        head: None: :class:`hstree.heads.Softmax` on the weight of the ``lm_head`` itself. The
+            distribution of the model stays. A name (:func:`hstree.heads.head_names`): a new head to
+            be trained, by :func:`hstree.heads.build_head`. Or a head with the features D and
+            classes V of the ``lm_head``, which is moved to its device and dtype.
+        **options: arguments of ``build_head``, if ``head`` is a name, such as ``frequencies``; of
+            :class:`~hstree.heads.Softmax`, if it is None, such as ``z_loss``.
 
     Returns:
         The model.
@@ -91,7 +92,8 @@ def replace_lm_head(
     Raises:
         TypeError: if ``model`` is not a causal language model of transformers that computes its
             loss by ``loss_function``, or ``head`` is not a head.
-        ValueError: if the model has a head of hstree already, or ``head`` has other sizes.
+        ValueError: if the model has a head of hstree already, or ``head`` has other sizes; without
+            ``head``, if the model does more to its logits than scale and softly cap them.
 
     Example:
         >>> import torch
@@ -101,9 +103,9 @@ def replace_lm_head(
         >>> model = replace_lm_head(GPT2LMHeadModel(config))
         >>> tokens = torch.randint(200, (2, 8))
         >>> model(tokens, labels=tokens).loss.backward()
-        >>> model.save_pretrained("gpt2-trees")
-        >>> type(from_pretrained("gpt2-trees").lm_head.head).__name__
-        'TreeEnsemble'
+        >>> model.save_pretrained("gpt2-softmax")
+        >>> from_pretrained("gpt2-softmax").lm_head.head.tied
+        True
     """
     if not isinstance(model, transformers.PreTrainedModel):
         raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
@@ -120,9 +122,15 @@ def replace_lm_head(
             f"{type(model).__name__}"
         )
     n_classes, in_features = linear.weight.shape
+    embedding = model.get_input_embeddings()
+    tied = linear.weight is embedding.weight
     if head is None:
-        head = TreeEnsemble.from_linear(linear, **options)
+        scale, cap = scale_and_cap(model, linear)
+        given = {"scale": scale, "soft_cap": cap} | options
+        head = Softmax.from_linear(linear, tied=tied, **given)
     elif isinstance(head, str):
+        if tied and "embedding" in head_options(head):
+            options = {"embedding": embedding} | options
         head = build_head(head, in_features, n_classes, **options)
     elif not isinstance(head, Head):
         raise TypeError(

@@ -1,0 +1,54 @@
+"""What a model does to the logits of its ``lm_head``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+PROBES = (1e-5, 1e6, 0.0, 1.0, -3.0, 10.0, -30.0, 100.0)
+
+SMALL, LARGE = PROBES[:2]
+
+
+@torch.no_grad()
+def scale_and_cap(
+    model: transformers.PreTrainedModel, linear: nn.Linear
+) -> tuple[float, float | None]:
+    """Scale s and soft cap c of a model whose logits are s l, or c tanh(s l / c), for the output l
+    of its ``lm_head``; c is None without a cap.
+
+    Models keep these numbers under several names, and multiply or divide by them. So the model is
+    run on one token, with known numbers in the place of l.
+
+    Raises:
+        ValueError: for a model that does something else to them.
+    """
+    size = len(linear.weight)
+    given = torch.tensor(PROBES, device=linear.weight.device)
+    given = given.repeat(-(-size // len(given)))[:size]
+
+    def replace(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return given.expand(output.shape)
+
+    training = model.training
+    hook = linear.register_forward_hook(replace)
+    try:
+        token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        found: Tensor = model.eval()(token).logits.flatten().float()
+    finally:
+        hook.remove()
+        model.train(training)
+    given = given.to(found.device)
+    scale = (found[given == SMALL] / SMALL).mean().item()
+    largest = found.abs().max().item()
+    cap = largest if largest < 0.999 * scale * LARGE else None
+    expected = scale * given if cap is None else cap * (scale * given / cap).tanh()
+    if found.shape != given.shape or not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+        raise ValueError(
+            "model: expected logits that are those of its lm_head, scaled or softly capped, got "
+            f"{type(model).__name__}, which does something else to them; pass a head"
+        )
+    return scale, cap
