@@ -13,36 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from hstree._files import write_together
-from hstree.lm._arguments import count
+from hstree.lm._arguments import Argument
 from hstree.lm._packages import optional_package
 from hstree.lm._terminal import fold
 from hstree.lm.print_tables import print_tables
 from hstree.lm.runs import Run, TrainConfig, choose_device, load_run, run_names, set_threads
-from hstree.lm.runs.flags import add_config_arguments, config_values
+from hstree.lm.runs.flags import add_config_arguments, add_run_argument, config_values
 
 from .report import Report
 
-_LONG = 40  # characters of choices beyond which a usage line would not fit 80 columns
-
-
-class Argument:
-    """An argument of a command, as :meth:`argparse.ArgumentParser.add_argument` takes it; its
-    default, if it has one, and a long list of choices are added to the help."""
-
-    def __init__(self, *flags: str, **options: Any) -> None:
-        choices = ", ".join(options.get("choices", ()))
-        if len(choices) * (2 if "nargs" in options else 1) > _LONG:
-            options["metavar"] = "NAME"
-            options["help"] += f"; one of {choices}"
-        default = options.get("default")
-        if default is not None and default is not argparse.SUPPRESS and default != []:
-            shown = " ".join(map(str, default)) if isinstance(default, list) else default
-            options["help"] += f" (default: {shown})"
-        self.flags, self.options = flags, options
-
-
-NUMBER: dict[str, Any] = {"type": count, "metavar": "N"}
-"""Options of an argument that is a whole number above 0."""
 SPLIT = Argument("--split", choices=("test", "valid"), default="test", help="part of the text")
 
 
@@ -77,19 +56,17 @@ class Measurement:
         """Register the command."""
         parser = commands.add_parser(self.name, help=self.help, description=self.description)
         if self.runs is not None:
-            parser.add_argument(
-                "directories", metavar="RUN", nargs=self.runs, help="run folders of hstree train"
-            )
+            add_run_argument(parser, self.runs)
         for argument in self.arguments:
-            parser.add_argument(*argument.flags, **argument.options)
+            argument.add(parser)
         add_config_arguments(parser, only=self.settings)
-        parser.add_argument(
+        Argument(
             "--output",
             metavar="FOLDER",
             default=self.output,
             help="folder for the page, pictures and figures, created if it does not exist; "
-            f"files of the same name are replaced (default: {self.output})",
-        )
+            "files of the same name are replaced",
+        ).add(parser)
         parser.set_defaults(handler=self._run)
 
     def _run(self, arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Numbers with limits, for argparse."""
+"""Arguments of commands, with limits and defaults that the help shows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,43 @@ import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_LONG = 40  # characters of choices beyond which a usage line would not fit 80 columns
+
+
+class Argument:
+    """An argument of a command, as :meth:`argparse.ArgumentParser.add_argument` takes it; its
+    default, if it has one, and a long list of choices are added to the help."""
+
+    def __init__(self, *flags: str, **options: Any) -> None:
+        choices = ", ".join(options.get("choices", ()))
+        if len(choices) * (2 if "nargs" in options else 1) > _LONG:
+            options["metavar"] = "NAME"
+            options["help"] += f"; one of {choices}"
+        default = options.get("default")
+        if default not in (None, "", []):
+            shown = " ".join(map(str, default)) if isinstance(default, list) else default
+            options["help"] += f" (default: {shown})"
+        self.flags, self.options = flags, options
+
+    def add(self, parser: Any) -> None:
+        """Add it to a parser or a group of arguments."""
+        parser.add_argument(*self.flags, **self.options)
+
+
+def output_file(flag: str, path: str | Path, *suffixes: str) -> Path:
+    """The path of a file to write. Raises ValueError, which begins with the flag, unless its folder
+    exists and it ends in one of the suffixes, if there are any."""
+    file = Path(path)
+    if suffixes and file.suffix.lower() not in suffixes:
+        *others, last = suffixes
+        ends = f"{', '.join(others)} or {last}" if others else last
+        raise ValueError(f"{flag}: expected a name that ends in {ends}, got {file}")
+    if not file.absolute().parent.is_dir():
+        raise ValueError(f"{flag}: there is no folder {file.parent}")
+    return file
 
 
 @contextmanager
@@ -39,8 +76,6 @@ positive = number("a positive number", lambda value: value > 0)
 not_negative = number("a number of at least 0", lambda value: value >= 0)
 share = number("a number above 0 and at most 1", lambda value: 0 < value <= 1)
 share_below_one = number("a number of at least 0 and below 1", lambda value: 0 <= value < 1)
-
-
 temperature = number("a number from 1e-6 to 1e6", lambda value: 1e-6 <= value <= 1e6)
 theta = number("a number from 0 to 1e6", lambda value: 0 <= value <= 1e6)
 
@@ -53,3 +88,7 @@ def count(text: str) -> int:
     if value >= 2**31:
         raise argparse.ArgumentTypeError(f"expected at most {2**31 - 1}, got {value}")
     return value
+
+
+NUMBER: dict[str, Any] = {"type": count, "metavar": "N"}
+"""Options of an argument that is a whole number above 0."""

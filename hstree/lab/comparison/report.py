@@ -6,15 +6,16 @@ import argparse
 import json
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 from hstree._files import write_atomic
+from hstree.lm._arguments import Argument, output_file
 from hstree.lm._packages import optional_package
 from hstree.lm._pictures import FORMATS, line_style, new_figure, picture, plain
 from hstree.lm._terminal import show
 from hstree.lm.print_tables import print_tables
 from hstree.lm.runs import RunResults
+from hstree.lm.runs.flags import add_run_argument
 from hstree.lm.table import Column, Table, count, csv_text, decimals, markdown, table, text
 
 from .compute import (
@@ -123,28 +124,25 @@ Unfinished runs are shown with their results so far.
 def add_command(commands: Any) -> None:
     """Register ``hstree compare``."""
     parser = commands.add_parser("compare", help="compare runs", description=_DESCRIPTION)
-    parser.add_argument("directories", metavar="RUN", nargs="+", help="run folders of hstree train")
-    parser.add_argument(
+    add_run_argument(parser, "+")
+    Argument(
         "--format",
         choices=("table", "markdown", "csv"),
         default="table",
-        help="output format; csv has only the runs, in full precision (default: table)",
-    )
-    parser.add_argument(
+        help="output format; csv has only the runs, in full precision",
+    ).add(parser)
+    Argument(
         "--plot",
         metavar="FILE",
         help="plot the validation curves to this .png, .pdf or .svg file",
-    )
+    ).add(parser)
     parser.set_defaults(handler=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    file = None if arguments.plot is None else Path(arguments.plot)
-    if file is not None:
-        if file.suffix.lower().lstrip(".") not in FORMATS:
-            raise ValueError(f"--plot: expected a name that ends in .png, .pdf or .svg, got {file}")
-        if not file.absolute().parent.is_dir():
-            raise ValueError(f"--plot: there is no folder {file.parent}")
+    file = None
+    if arguments.plot is not None:
+        file = output_file("--plot", arguments.plot, *(f".{name}" for name in FORMATS))
         optional_package("matplotlib", "--plot", "lm")
     comparison = compare(arguments.directories)
     if file is not None and not any(run.epochs for run in comparison.runs):

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from hstree.lm._arguments import Argument
 from hstree.lm._pictures import COLOURS, new_figure, plain
 from hstree.lm.table import Table, count, number, probability, table
 
 from ..columns import read_columns, skipped
 from ..drawing import MARKERS
 from ..report import Report
-from ..runner import Argument, Measurement
+from ..runner import Measurement
 from .compute import FENCE, Correlation, correlate, within
 
 

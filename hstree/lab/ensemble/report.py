@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hstree.lm._arguments import NUMBER, Argument
 from hstree.lm._pictures import line_style, new_figure, plain
 from hstree.lm.data import Vocabulary
 from hstree.lm.runs import load_run, run_names
@@ -19,7 +20,7 @@ from hstree.trees import Tree
 
 from ..drawing import NUMBERED, heat_map
 from ..report import Report, row_table
-from ..runner import NUMBER, Argument, Measurement
+from ..runner import Measurement
 from .clusters import (
     Agreement,
     Cluster,

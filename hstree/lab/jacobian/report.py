@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 from hstree.lab.layers import ACTIVATIONS, GATES
+from hstree.lm._arguments import NUMBER, Argument
 from hstree.lm._pictures import COLOURS, line_style, new_figure
 from hstree.lm.table import Table, count, decimals, table
 
 from ..report import Report
-from ..runner import NUMBER, Argument, Measurement
+from ..runner import Measurement
 from .compute import THRESHOLDS, LayerSpectrum, jacobian_experiment
 
 _SETTINGS = ("features", "inputs", "experts", "activation", "gates", "seeds")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hstree.lm._arguments import NUMBER, Argument
 from hstree.lm._arguments import count as at_least_one
 from hstree.lm._messages import quoted
 from hstree.lm.data import Subwords, prompt_words
@@ -14,7 +15,7 @@ from hstree.lm.runs import Run
 from hstree.lm.table import Table, count
 
 from ..report import Report, row_table
-from ..runner import NUMBER, Argument, Measurement, load_runs
+from ..runner import Measurement, load_runs
 from .compute import Prediction, log_prob_at, prediction, random_positions
 
 _BAR = " | "

@@ -14,15 +14,15 @@ import numpy.typing as npt
 import torch
 
 from hstree._numerics import dtype_name
+from hstree.lm._arguments import NUMBER, Argument, positive
 from hstree.lm._arguments import number as limited
-from hstree.lm._arguments import positive
 from hstree.lm._pictures import line_style, new_figure, plain
 from hstree.lm._terminal import fold
 from hstree.lm.runs import load_run, run_names
 from hstree.lm.table import Table, number, table
 
 from ..report import Report
-from ..runner import NUMBER, SPLIT, Argument, Measurement
+from ..runner import SPLIT, Measurement
 from .compute import EPSILONS, METHODS, RankResult, matrix_rank, plan_rank, softmax_rank_bound
 from .matrix import BlockMatrix, model_log_prob, stored_matrix
 

@@ -10,14 +10,14 @@ from operator import itemgetter
 from typing import Any
 
 from hstree._numerics import dtype_name
-from hstree.lm._arguments import not_negative
+from hstree.lm._arguments import NUMBER, Argument, not_negative
 from hstree.lm._pictures import line_style, new_figure
 from hstree.lm.table import Table, decimals, number, table
 
 from ..drawing import MARKERS
 from ..rank.matrix import DTYPES
 from ..report import Report, row_table
-from ..runner import NUMBER, Argument, Measurement
+from ..runner import Measurement
 from .compute import NoisePoint, noise_ranks, reconstructions
 
 

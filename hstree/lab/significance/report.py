@@ -6,13 +6,14 @@ import argparse
 import math
 from typing import Any
 
+from hstree.lm._arguments import Argument
 from hstree.lm._pictures import line_style, new_figure, plain
 from hstree.lm.table import Column, Table, count, decimals, number, probability, table
 
 from ..columns import read_columns, skipped
 from ..comparison.compute import compare
 from ..report import Report, matrix_table
-from ..runner import Argument, Measurement
+from ..runner import Measurement
 from .compute import PairTest, Significance, model_perplexities, significance_tests
 
 _MODEL, _VALUE = "model", "test_perplexity"

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from hstree._progress import Task
-from hstree.lm._arguments import positive
+from hstree.lm._arguments import NUMBER, Argument, positive
 from hstree.lm._pictures import line_style, new_figure, plain
 from hstree.lm.runs import choose_device
 from hstree.lm.table import Table, count
 
 from ..drawing import MARKERS
 from ..report import Report, row_table
-from ..runner import NUMBER, Argument, Measurement
+from ..runner import Measurement
 from .compute import SyntheticFit, SyntheticResult, SyntheticSetting, synthetic_bottleneck
 from .heads import DEFAULT_HEADS, choose_head, known_heads
 

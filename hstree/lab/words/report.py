@@ -7,13 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from hstree.lm._arguments import Argument
 from hstree.lm._pictures import COLOURS, new_figure, plain
 from hstree.lm.runs import load_run, run_names
 from hstree.lm.table import Table, count, decimals
 
 from ..drawing import MARKERS
 from ..report import Report, row_table
-from ..runner import Argument, Measurement
+from ..runner import Measurement
 from .compute import VECTORS, WordSimilarity, mean_similarity, model_embeddings, word_similarity
 from .files import read_embeddings, read_similarity_sets
 

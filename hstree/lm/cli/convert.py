@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hstree.lm._arguments import count
+from hstree.lm._arguments import NUMBER, Argument, output_file
 from hstree.lm._terminal import fold, show
 from hstree.lm.runs.flags import add_config_arguments, add_run_argument, config_values
 
@@ -30,38 +30,34 @@ what the trees add to the softmax, not its weight.
 _VALIDATED = 1 << 14  # contexts of the validation text on which both are compared
 
 
+_ARGUMENTS = (
+    Argument("--output", metavar="FILE", help="file to write (default: draft.safetensors in RUN)"),
+    Argument("--n-trees", default=1, help="number of trees, T", **NUMBER),
+    Argument(
+        "--hidden-states",
+        default=1 << 17,
+        help="number of hidden states to which the nodes are fitted",
+        **NUMBER,
+    ),
+    Argument("--epochs", default=3, help="passes over these hidden states", **NUMBER),
+    Argument(
+        "--root",
+        help="number of children of the root, C (default: 1024, at most a quarter of the words "
+        "and at least the square root of their number; up to 1,024 words: all of them)",
+        **NUMBER,
+    ),
+    Argument("--seed", type=int, default=0, metavar="N", help="seed of trees and fit"),
+)
+
+
 def add_command(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "convert", help="trees from the softmax of a trained model", description=_DESCRIPTION
     )
     add_run_argument(parser)
-    parser.add_argument(
-        "--output", metavar="FILE", help="file to write (default: draft.safetensors in RUN)"
-    )
-    options = (
-        ("n-trees", 1, "number of trees, T"),
-        ("hidden-states", 1 << 17, "number of hidden states to which the nodes are fitted"),
-        ("epochs", 3, "passes over these hidden states"),
-    )
-    for name, default, text in options:
-        parser.add_argument(
-            f"--{name}",
-            type=count,
-            default=default,
-            metavar="N",
-            help=f"{text} (default: {default})",
-        )
-    parser.add_argument(
-        "--root",
-        type=count,
-        metavar="N",
-        help="number of children of the root, C (default: 1024, at most a quarter of the words "
-        "and at least the square root of their number; up to 1,024 words: all of them)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of trees and fit (default: 0)"
-    )
+    for argument in _ARGUMENTS:
+        argument.add(parser)
     add_config_arguments(parser, only=("device", "threads"))
     parser.set_defaults(handler=_run)
 
@@ -69,7 +65,6 @@ def add_command(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     import os
     import time
-    from pathlib import Path
 
     from hstree.heads import Softmax
     from hstree.lm.runs import TrainConfig, choose_device, load_run, set_threads
@@ -83,11 +78,9 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(
             f"{run.path}: expected a run with the head 'softmax', got {softmax.name!r}"
         )
-    output = Path(arguments.output) if arguments.output else run.path / DRAFT
+    output = output_file("--output", arguments.output or run.path / DRAFT)
     if os.path.lexists(output):
         raise ValueError(f"{output} already exists; name a new file with --output")
-    if not output.absolute().parent.is_dir():
-        raise ValueError(f"--output: there is no folder {output.parent}")
     begin = time.perf_counter()
     draft, before, after = _convert(run, softmax, arguments)
     seconds = time.perf_counter() - begin
@@ -165,12 +158,8 @@ def _rows_scored(draft: TreeEnsemble, frequencies: npt.NDArray[np.int64]) -> flo
     for each child of another."""
     import numpy as np
 
-    from hstree.trees.paths import edge_paths
-
-    share = frequencies / frequencies.sum()
     means = []
     for tree in draft.trees:
-        edge = edge_paths(tree, np.arange(tree.n_classes))
-        width = np.where(tree.n_children > 2, tree.n_children, 1)[tree.edges().node[edge]]
-        means.append(share @ np.where(edge >= 0, width, 0).sum(1))
-    return float(np.mean(means))
+        visits = np.bincount(tree.edges().node, tree.edge_masses(frequencies), tree.n_nodes)
+        means.append(visits @ np.where(tree.n_children > 2, tree.n_children, 1))
+    return float(np.mean(means) / frequencies.sum())

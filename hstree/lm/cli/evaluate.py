@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hstree.lm._arguments import count, flags_named, not_negative, positive, share_below_one, theta
@@ -43,6 +43,37 @@ _RULES: dict[str, dict[str, Any]] = {
 }
 
 
+_CACHE = (
+    ("window", count, "number of steps to remember (default: 500)"),
+    ("lambda", share_below_one, "weight of the cache in the mixture (default: 0.1)"),
+    ("theta", theta, "inverse temperature of the softmax over the remembered steps (default: 1.0)"),
+)
+_DYNAMIC = (
+    ("learning-rate", positive, "step size (default: 5e-5 with rms, 0.1 with sgd)"),
+    ("decay", not_negative, "rate at which weights return to the saved ones (default: 0.002)"),
+    ("epsilon", positive, "rms: constant added to the RMS (default: 2e-5)"),
+    (
+        "segment",
+        count,
+        "time steps between updates; longer ones need a larger learning rate and decay "
+        "(default: 5)",
+    ),
+    ("batch-size", count, "rms: parallel streams of the training text (default: 100)"),
+    ("batches", count, "rms: number of batches of the training text to use (default: all)"),
+)
+
+
+def _streams(text: str) -> tuple[int, int]:
+    """Numbers of streams of the validation and the test text."""
+    try:
+        numbers = [count(number) for number in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not 1 <= len(numbers) <= 2:
+        raise argparse.ArgumentTypeError(f"expected one whole number or two, got {quoted(text)}")
+    return numbers[0], numbers[-1]
+
+
 def add_command(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
@@ -59,83 +90,40 @@ def add_command(commands: Any) -> None:
         "of at least 50 tokens)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    _add_cache_arguments(parser.add_argument_group("neural cache"))
-    _add_dynamic_arguments(parser.add_argument_group("dynamic evaluation"))
-    parser.set_defaults(handler=_run)
-
-
-def _streams(text: str) -> tuple[int, int]:
-    """Numbers of streams of the validation and the test text."""
-    try:
-        numbers = [count(number) for number in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not 1 <= len(numbers) <= 2:
-        raise argparse.ArgumentTypeError(f"expected one whole number or two, got {quoted(text)}")
-    return numbers[0], numbers[-1]
-
-
-def _add_cache_arguments(group: Any) -> None:
-    group.add_argument(
+    cache = parser.add_argument_group("neural cache")
+    cache.add_argument(
         "--cache",
         action="store_true",
         help="mix in the words that recently followed similar hidden vectors",
     )
-    options: tuple[tuple[str, Any, Any, str], ...] = (
-        ("window", count, 500, "number of steps to remember"),
-        ("lambda", share_below_one, 0.1, "weight of the cache in the mixture"),
-        (
-            "theta",
-            theta,
-            1.0,
-            "inverse temperature of the softmax over the remembered steps",
-        ),
-    )
-    for name, kind, default, text in options:
-        group.add_argument(
-            f"--cache-{name}",
-            type=kind,
-            metavar="N" if kind is count else "X",
-            help=f"{text} (default: {default})",
-        )
-    group.add_argument(
+    _add_numbers(cache, "cache", _CACHE)
+    cache.add_argument(
         "--cache-wait",
         action="store_true",
         default=None,
         help="do not mix the cache in until its window is full, as AWD-LSTM's code does",
     )
-
-
-def _add_dynamic_arguments(group: Any) -> None:
-    group.add_argument(
+    dynamic = parser.add_argument_group("dynamic evaluation")
+    dynamic.add_argument(
         "--dynamic",
         action="store_true",
         help="gradient descent on each segment of the text after it has been scored; each part "
         "starts from the saved weights",
     )
-    group.add_argument(
+    dynamic.add_argument(
         "--dynamic-rule",
         choices=tuple(_RULES),
         help="rms: scale steps and decay by the RMS of gradients on the training text; sgd: plain "
         "gradient descent (default: rms)",
     )
-    options: tuple[tuple[str, Any, str], ...] = (
-        ("learning-rate", positive, "step size (default: 5e-5 with rms, 0.1 with sgd)"),
-        ("decay", not_negative, "rate at which weights return to the saved ones (default: 0.002)"),
-        ("epsilon", positive, "rms: constant added to the RMS (default: 2e-5)"),
-        (
-            "segment",
-            count,
-            "time steps between updates; longer ones need a larger learning rate and decay "
-            "(default: 5)",
-        ),
-        ("batch-size", count, "rms: parallel streams of the training text (default: 100)"),
-        ("batches", count, "rms: number of batches of the training text to use (default: all)"),
-    )
+    _add_numbers(dynamic, "dynamic", _DYNAMIC)
+    parser.set_defaults(handler=_run)
+
+
+def _add_numbers(group: Any, of: str, options: Iterable[tuple[str, Any, str]]) -> None:
     for name, kind, text in options:
-        group.add_argument(
-            f"--dynamic-{name}", type=kind, metavar="N" if kind is count else "X", help=text
-        )
+        metavar = "N" if kind is count else "X"
+        group.add_argument(f"--{of}-{name}", type=kind, metavar=metavar, help=text)
 
 
 def _given(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
@@ -159,13 +147,8 @@ def _run(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from hstree.lm.data import CorpusStatistics
-    from hstree.lm.runs import (
-        TrainConfig,
-        choose_device,
-        load_run,
-        perplexity,
-        set_threads,
-    )
+    from hstree.lm.evaluation import evaluate_stream
+    from hstree.lm.runs import TrainConfig, choose_device, load_run, perplexity, set_threads
     from hstree.lm.training import evaluate
 
     cache_options = _given(arguments, "cache")
@@ -196,7 +179,9 @@ def _run(arguments: argparse.Namespace) -> int:
         }
     streams: dict[str, dict[str, Any]] = {}
     if arguments.cache or arguments.dynamic:
-        streams["model"] = _model_losses(run, text.parts)
+        streams["model"] = {
+            split: evaluate_stream(run.model, tokens) for split, tokens in text.parts.items()
+        }
     if arguments.cache:
         streams["cache"] = _cache_losses(run, text.parts, cache_options)
     if arguments.dynamic:
@@ -230,11 +215,13 @@ def _run(arguments: argparse.Namespace) -> int:
             loss, value = stream[split]["loss"], stream[split]["perplexity"]
             show(f"{split:<7}{name:<18}{loss:>9.4f}{value:>12.2f}")
     for name, stream in streams.items():
-        if "settings" in stream:
-            listed = ", ".join(
-                f"{key} {value}" for key, value in stream["settings"].items() if value is not None
-            )
-            show(f"{name}: {listed}")
+        used = [
+            f"{key} {value}"
+            for key, value in stream.get("settings", {}).items()
+            if value is not None
+        ]
+        if used:
+            show(f"{name}: {', '.join(used)}")
     return 0
 
 
@@ -253,28 +240,15 @@ def _check_finite(results: dict[str, dict[str, Any]], splits: list[str]) -> None
 _Parts: TypeAlias = "Mapping[str, npt.NDArray[np.int32]]"
 
 
-def _model_losses(run: Run, parts: _Parts) -> dict[str, Any]:
-    from hstree.lm.evaluation import evaluate_stream
-
-    return {split: evaluate_stream(run.model, tokens) for split, tokens in parts.items()}
-
-
 def _cache_losses(run: Run, parts: _Parts, options: dict[str, Any]) -> dict[str, Any]:
     from hstree.lm.evaluation import NeuralCache, evaluate_stream
 
     if "lambda" in options:
         options["weight"] = options.pop("lambda")
     cache = NeuralCache(**options)
-    losses: dict[str, Any] = {
-        split: evaluate_stream(run.model, tokens, cache) for split, tokens in parts.items()
-    }
-    used = {
-        "window": cache.window,
-        "lambda": cache.weight,
-        "theta": cache.theta,
-        "wait": cache.wait,
-    }
-    return losses | {"settings": used}
+    used = {"window": cache.window, "lambda": cache.weight, "theta": cache.theta}
+    losses = {split: evaluate_stream(run.model, tokens, cache) for split, tokens in parts.items()}
+    return {**losses, "settings": {**used, "wait": cache.wait}}
 
 
 def _dynamic_settings(options: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, cast
 
-from hstree.lm._arguments import count, flags_named, share, temperature
+from hstree.lm._arguments import NUMBER, Argument, count, flags_named, share, temperature
 from hstree.lm._messages import shortened
 from hstree.lm._terminal import fold, show
 from hstree.lm.runs.flags import add_config_arguments, add_run_argument, config_values
@@ -36,52 +36,50 @@ The words drawn per second are written to standard error.
 """
 
 
+_ARGUMENTS = (
+    Argument(
+        "--prompt", default="", metavar="TEXT", help="text to continue (default: a new sentence)"
+    ),
+    Argument("--words", default=60, help="number of words to draw", **NUMBER),
+    Argument("--samples", default=1, help="number of texts to draw", **NUMBER),
+    Argument(
+        "--temperature",
+        type=temperature,
+        metavar="X",
+        help="values below 1 sharpen the distribution, values above 1 flatten it",
+    ),
+    Argument("--top-k", type=count, metavar="K", help="draw only from the K most probable words"),
+    Argument(
+        "--top-p",
+        type=share,
+        metavar="P",
+        help="draw only from the most probable words that together reach the probability P",
+    ),
+    Argument(
+        "--draft",
+        metavar="FILE",
+        help="saved head that drafts words, with the sizes of the model's head, such as trees made "
+        "of its softmax (not with --top-k or --top-p)",
+    ),
+    Argument(
+        "--draft-words",
+        type=count,
+        default=4,
+        metavar="K",
+        help="number of words to draft for each call of the model's head",
+    ),
+    Argument("--seed", type=int, default=0, metavar="N", help="seed of the draws"),
+)
+
+
 def add_command(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "generate", help="text from a trained model", description=_DESCRIPTION
     )
     add_run_argument(parser)
-    parser.add_argument(
-        "--prompt", default="", metavar="TEXT", help="text to continue (default: a new sentence)"
-    )
-    parser.add_argument(
-        "--words", type=count, default=60, metavar="N", help="number of words to draw (default: 60)"
-    )
-    parser.add_argument(
-        "--samples", type=count, default=1, metavar="N", help="number of texts to draw (default: 1)"
-    )
-    parser.add_argument(
-        "--temperature",
-        type=temperature,
-        metavar="X",
-        help="values below 1 sharpen the distribution, values above 1 flatten it",
-    )
-    parser.add_argument(
-        "--top-k", type=count, metavar="K", help="draw only from the K most probable words"
-    )
-    parser.add_argument(
-        "--top-p",
-        type=share,
-        metavar="P",
-        help="draw only from the most probable words that together reach the probability P",
-    )
-    parser.add_argument(
-        "--draft",
-        metavar="FILE",
-        help="saved head that drafts words, with the sizes of the model's head, such as trees made "
-        "of its softmax (not with --top-k or --top-p)",
-    )
-    parser.add_argument(
-        "--draft-words",
-        type=count,
-        default=4,
-        metavar="K",
-        help="number of words to draft for each call of the model's head (default: 4)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the draws (default: 0)"
-    )
+    for argument in _ARGUMENTS:
+        argument.add(parser)
     add_config_arguments(parser, only=("device", "threads"))
     parser.set_defaults(handler=_run)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hstree.lm._arguments import count
+from hstree.lm._arguments import NUMBER, Argument, output_file
 from hstree.lm._messages import quoted
 from hstree.lm._terminal import fold, show
 from hstree.lm.runs.flags import add_config_arguments, config_values
@@ -25,70 +25,59 @@ Build a tree over the words of a corpus and save it as TREE (safetensors) and it
 TREE.vocabulary.txt. Clustered trees use word vectors: computed from the neighbors of each word in
 the corpus, or, with --from-run, the embeddings that the run has learned.
 """
-_SOURCE_HELP = "file written by hstree tree build, or run folder of a model with trees"
+_SOURCE = (
+    Argument(
+        "source",
+        metavar="TREE|RUN",
+        help="file written by hstree tree build, or run folder of a model with trees",
+    ),
+    Argument(
+        "--index", type=int, default=0, metavar="T", help="index of the tree in a run, from 0"
+    ),
+    Argument(
+        "--vocabulary",
+        metavar="FILE",
+        help="words of a tree file (default: TREE.vocabulary.txt, if it exists)",
+    ),
+)
+_BUILT = (
+    Argument("output", metavar="TREE", help="file to write; it must not exist"),
+    Argument(
+        "--from-run", metavar="RUN", help="take words, frequencies and vectors from a trained model"
+    ),
+)
+_DESCRIBED = (
+    *_SOURCE,
+    Argument("--word", action="append", default=[], metavar="W", help="show the path of a word"),
+    Argument("--levels", default=3, help="number of levels to show", **NUMBER),
+)
+_DRAWN = (
+    *_SOURCE,
+    Argument("--output", default="tree.png", metavar="PNG", help="picture to write"),
+    Argument("--levels", default=4, help="number of levels to draw", **NUMBER),
+)
+_SETTINGS = (
+    *("data", "min_count", "max_vocabulary", "tokenizer"),
+    *("recipe", "root", "leaf", "levels", "seed"),
+)
 
 
 def add_command(commands: Any) -> None:
     """Register the command and its subcommands."""
     parser = commands.add_parser("tree", help="build, describe or draw trees over words")
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
     build = subcommands.add_parser("build", help="build a tree and save it", description=_BUILD)
-    build.add_argument("output", metavar="TREE", help="file to write; it must not exist")
-    build.add_argument(
-        "--from-run", metavar="RUN", help="take words, frequencies and vectors from a trained model"
-    )
-    add_config_arguments(
-        build,
-        only=(
-            "data",
-            "min_count",
-            "max_vocabulary",
-            "tokenizer",
-            "recipe",
-            "root",
-            "leaf",
-            "levels",
-            "seed",
-        ),
-    )
-    build.set_defaults(handler=_build)
-
     describe = subcommands.add_parser("describe", help="show the sizes and depths of a tree")
-    _add_source(describe)
-    describe.add_argument(
-        "--word", action="append", default=[], metavar="W", help="show the path of a word"
-    )
-    describe.add_argument(
-        "--levels", type=count, default=3, metavar="N", help="number of levels to show (default: 3)"
-    )
-    describe.set_defaults(handler=_describe)
-
     draw = subcommands.add_parser("draw", help="draw the top levels of a tree and their words")
-    _add_source(draw)
-    draw.add_argument(
-        "--output", default="tree.png", metavar="PNG", help="picture to write (default: tree.png)"
-    )
-    draw.add_argument(
-        "--levels", type=count, default=4, metavar="N", help="number of levels to draw (default: 4)"
-    )
-    draw.set_defaults(handler=_draw)
-
-
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="TREE|RUN", help=_SOURCE_HELP)
-    parser.add_argument(
-        "--index",
-        type=int,
-        default=0,
-        metavar="T",
-        help="index of the tree in a run, from 0 (default: 0)",
-    )
-    parser.add_argument(
-        "--vocabulary",
-        metavar="FILE",
-        help="words of a tree file (default: TREE.vocabulary.txt, if it exists)",
-    )
+    for command, arguments, handler in (
+        (build, _BUILT, _build),
+        (describe, _DESCRIBED, _describe),
+        (draw, _DRAWN, _draw),
+    ):
+        for argument in arguments:
+            argument.add(command)
+        command.set_defaults(handler=handler)
+    add_config_arguments(build, only=_SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -159,12 +148,10 @@ def _build(arguments: argparse.Namespace) -> int:
     from hstree.trees import build_tree
 
     settings = TrainConfig(**config_values(arguments))
-    output = Path(arguments.output)
+    output = output_file(arguments.output, arguments.output)
     for file in (output, _words_file(output)):
         if os.path.lexists(file):
             raise ValueError(f"{file} already exists; name a new file")
-    if not output.absolute().parent.is_dir():
-        raise ValueError(f"{output}: there is no folder {output.parent}")
     vectors = None
     if arguments.from_run is not None:
         if settings.data is not None:
@@ -233,11 +220,7 @@ def _draw(arguments: argparse.Namespace) -> int:
     from hstree.lm.draw import draw_tree
 
     source = _open(arguments)
-    output = Path(arguments.output)
-    if output.suffix.lower() != ".png":
-        raise ValueError(f"--output: expected a name that ends in .png, got {output}")
-    if not output.absolute().parent.is_dir():
-        raise ValueError(f"--output: there is no folder {output.parent}")
+    output = output_file("--output", arguments.output, ".png")
     draw_tree(source.tree, source.words, output, arguments.levels, source.frequencies)
     print(fold(f"picture of {source.title}: {output}", sys.stdout))
     return 0

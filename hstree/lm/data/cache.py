@@ -36,12 +36,8 @@ from hstree._files import write_atomic
 from .vocabulary import Vocabulary
 
 FORMAT_VERSION = 2
-TOKENS, VOCABULARY, TOKENIZER, HEADER = (
-    "tokens.bin",
-    "vocabulary.txt",
-    "tokenizer.json",
-    "entry.json",
-)
+TOKENS, VOCABULARY = "tokens.bin", "vocabulary.txt"
+TOKENIZER, HEADER = "tokenizer.json", "entry.json"
 TOKEN_TYPE = np.dtype("<i4")
 _UNFINISHED = ".hstree-writing-"
 _ABANDONED_AFTER = 24 * 3600.0  # seconds without a write
@@ -67,14 +63,9 @@ class Length(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """A tokenized text.
-
-    Attributes:
-        parts: read-only memory maps of the class ids of each part.
-        vocabulary: the words of the classes.
-        tokenizer: the tokenizer as JSON, for Subwords only.
-        lengths: characters and bytes of each part; of a part cut out of one file: none.
-    """
+    """A tokenized text: read-only memory maps of the class ids of each part, the words of the
+    classes, the tokenizer as JSON (of Subwords only), and the length of each part (none if it was
+    cut out of one file)."""
 
     parts: Mapping[str, npt.NDArray[np.int32]]
     vocabulary: Vocabulary

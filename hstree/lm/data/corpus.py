@@ -80,17 +80,7 @@ class HeldOut:
 
 
 def corpus_of(source: Source, settings: Settings, folder: Path | None = None) -> Corpus:
-    """The corpus of a text: from the cache, or tokenized and added to the cache.
-
-    Args:
-        source: the text.
-        settings: tokenizer and limits of the vocabulary.
-        folder: the cache; None: ``hstree.lm.data.cache.user_cache``. If there is none, or it
-            cannot be written, the ids are in an unnamed temporary file.
-
-    Raises:
-        ValueError: a part has no words or is too small, or the vocabulary has fewer than two words.
-    """
+    """The corpus of a text; arguments and errors are those of ``entry_of``."""
     entry = entry_of(source, settings, folder)
     return Corpus(
         source.name,
@@ -99,17 +89,3 @@ def corpus_of(source: Source, settings: Settings, folder: Path | None = None) ->
         tokenizer=settings.splitter(entry),
         lengths=entry.lengths,
     )
-
-
-def held_out_of(source: Source, settings: Settings) -> HeldOut:
-    """A text to score: from the cache, or tokenized and added to the cache.
-
-    Args:
-        source: the text.
-        settings: tokenizer and vocabulary.
-
-    Raises:
-        ValueError: a part has no words.
-    """
-    entry = entry_of(source, settings)
-    return HeldOut(source.name, entry.parts, entry.lengths)

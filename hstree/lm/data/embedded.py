@@ -21,6 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 from hstree._progress import track
@@ -38,6 +39,7 @@ VOCABULARY_SIZE = 10_000
 _HELD_OUT_PERCENT = 5
 _DIGESTS = "sha256.json"
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+_EXAMPLE = (">>>", "...", "$ ")
 _CODE_MARKS = re.compile(r"[^\w\s.,;:!?'\"()-]")
 _ROLE = re.compile(
     r":[a-z]+(?::[a-z]+)?:(?=`)|:(?=(?:param|type|return|returns|rtype|raise|raises)\b[^:]*:)"
@@ -91,7 +93,7 @@ def embedded_source(
     text = None if folder is None else _load_cached(folder)
     if text is None:
         with _collection_paused():
-            text = {split: _text(lines) for split, lines in _build(root, files).items()}
+            text = _build(root, files)
         if folder is not None:
             _store(folder, text)
     name = "docstrings and help topics of Python " + ".".join(map(str, sys.version_info[:3]))
@@ -99,15 +101,14 @@ def embedded_source(
         split: Part(f"{name}: the part {split}", partial(_lines, data), len(data))
         for split, data in text.items()
     }
-    return Source(name, parts, parts["train"].pieces, partial(_fingerprint, text))
+    return Source(
+        name, parts, parts["train"].pieces, partial("embedded: {}".format, _digests(text))
+    )
 
 
 def prose(text: str) -> Iterator[str]:
-    """Paragraphs of English in a docstring or help topic, without markup.
-
-    Left out: interactive examples, literal blocks after ``::``, grammar, tables, underlines of
-    headings, and paragraphs with many code marks.
-    """
+    """Paragraphs of English in a docstring or help topic, without interactive examples, literal
+    blocks after ``::``, grammar, tables, underlines of headings, and much code."""
     literal_indent: int | None = None
     for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
         if not block.strip():
@@ -118,19 +119,12 @@ def prose(text: str) -> Iterator[str]:
             continue
         literal_indent = indent if block.rstrip().endswith("::") else None
         lines = [line for line in lines if any(character.isalnum() for character in line)]
-        if any(line.lstrip().startswith((">>>", "...", "$ ")) for line in lines) or "::=" in block:
-            lines = [line for line in lines[: _first_example(lines)] if "::=" not in line]
-        paragraph = " ".join(_QUOTE.sub("", _ROLE.sub("", " ".join(lines))).split())
+        before = takewhile(lambda line: not line.lstrip().startswith(_EXAMPLE), lines)
+        plain = " ".join(line for line in before if "::=" not in line)
+        paragraph = " ".join(_QUOTE.sub("", _ROLE.sub("", plain)).split())
         words = re.findall(r"[A-Za-z]{2,}", paragraph)
         if len(words) >= 3 and 10 * len(_CODE_MARKS.findall(paragraph)) < sum(map(len, words)):
             yield paragraph
-
-
-def _first_example(lines: list[str]) -> int:
-    for number, line in enumerate(lines):
-        if line.lstrip().startswith((">>>", "...", "$ ")):
-            return number
-    return len(lines)
 
 
 def docstrings(source: bytes) -> Iterator[str]:
@@ -169,14 +163,10 @@ def help_topics(source: bytes) -> dict[str, str]:
         if isinstance(statement, (ast.Assign, ast.AnnAssign)) and isinstance(
             statement.value, ast.Dict
         ):
-            for key, value in zip(statement.value.keys, statement.value.values, strict=True):
-                if (
-                    isinstance(key, ast.Constant)
-                    and isinstance(value, ast.Constant)
-                    and isinstance(key.value, str)
-                    and isinstance(value.value, str)
-                ):
-                    topics[key.value] = textwrap.dedent(value.value)
+            for nodes in zip(statement.value.keys, statement.value.values, strict=True):
+                name, text = (getattr(node, "value", None) for node in nodes)
+                if isinstance(name, str) and isinstance(text, str):
+                    topics[name] = textwrap.dedent(text)
     return topics
 
 
@@ -233,7 +223,7 @@ def _part(name: str) -> str:
     return "valid" if bucket < 2 * _HELD_OUT_PERCENT else "train"
 
 
-def _build(root: Path, files: list[Path]) -> dict[str, list[list[str]]]:
+def _build(root: Path, files: list[Path]) -> dict[str, bytes]:
     lines: dict[str, list[list[str]]] = {split: [] for split in SPLITS}
     seen: set[str] = set()
     documents = track(_documents(root, files), "reading the docstrings of Python", len(files))
@@ -251,17 +241,12 @@ def _build(root: Path, files: list[Path]) -> dict[str, list[list[str]]]:
         )
     counts = Counter(word for line in lines["train"] for word in line)
     vocabulary = Vocabulary.from_counts(counts, min_count=2, max_size=VOCABULARY_SIZE)
-    return {
-        split: [
-            [word if word in vocabulary else UNKNOWN for word in line if word != END]
-            for line in part
-        ]
-        for split, part in lines.items()
-    }
 
+    def joined(line: list[str]) -> str:
+        known = (word if word in vocabulary else UNKNOWN for word in line if word != END)
+        return " ".join(known) + "\n"
 
-def _text(lines: Iterable[list[str]]) -> bytes:
-    return "".join(" ".join(line) + "\n" for line in lines).encode()
+    return {split: "".join(map(joined, part)).encode() for split, part in lines.items()}
 
 
 def _lines(text: bytes) -> Iterator[str]:
@@ -271,10 +256,6 @@ def _lines(text: bytes) -> Iterator[str]:
 
 def _digests(text: Mapping[str, bytes]) -> dict[str, str]:
     return {split: hashlib.sha256(data).hexdigest() for split, data in text.items()}
-
-
-def _fingerprint(text: Mapping[str, bytes]) -> str:
-    return f"embedded: {_digests(text)}"
 
 
 def _load_cached(folder: Path) -> dict[str, bytes] | None:

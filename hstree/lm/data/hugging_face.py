@@ -36,20 +36,10 @@ def parse_dataset(text: str, *, held_out: bool = False) -> Source:
 def dataset_source(
     name: str, config: str | None = None, column: str = "text", *, held_out: bool = False
 ) -> Source:
-    """The splits train, validation and test of a dataset, with one line per row.
-
-    A row with line breaks is several lines; a row without a value is skipped.
-
-    Args:
-        name: name of a dataset on the hub, or folder of a dataset that was saved to disk.
-        config: a configuration of the dataset; saved datasets have none.
-        column: the column with the text.
-        held_out: only validation and test, of which one suffices.
-
-    Raises:
-        ValueError: the package is missing, the dataset or configuration cannot be loaded, or a
-            split or the column is missing.
-    """
+    """The splits train, validation and test (``held_out``: the last two, of which one suffices) of
+    a dataset on the hub, or of a folder that was saved to disk, with one line per row. A row with
+    line breaks is several lines; a row without a value is skipped. Raises ValueError if the package
+    is missing, the dataset cannot be loaded, or a split or the column is missing."""
     package = optional_package("datasets", f"--data {PREFIX}{name}", "data")
     folder = Path(name)
     saved = folder.is_dir() and is_saved_dataset(folder)

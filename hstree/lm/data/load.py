@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from .corpus import Corpus, HeldOut, corpus_of, held_out_of
+from .corpus import Corpus, HeldOut, corpus_of
 from .embedded import embedded_source
 from .hugging_face import PREFIX, dataset_source, is_saved_dataset, parse_dataset
 from .source import Source, file_source, folder_source
-from .tokenization import Settings
+from .tokenization import Settings, entry_of
 from .tokenizer import BPE, Subwords, Tokenizer, WhiteSpace, Words, check_bpe_size
 from .vocabulary import Vocabulary
 
@@ -78,7 +78,8 @@ def load_held_out(
         ValueError: ``path`` does not exist or has no such part, or a package is missing.
     """
     source = _source(path, held_out=True)
-    return held_out_of(source, Settings(tokenizer, vocabulary=vocabulary))
+    entry = entry_of(source, Settings(tokenizer, vocabulary=vocabulary))
+    return HeldOut(source.name, entry.parts, entry.lengths)
 
 
 def _source(path: str | os.PathLike[str], *, held_out: bool = False) -> Source:

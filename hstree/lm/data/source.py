@@ -24,14 +24,9 @@ Pieces: TypeAlias = Callable[[], Iterator[str]]
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a text.
-
-    Attributes:
-        label: name in error messages.
-        pieces: the text from the start, in order. A piece holds at most one line; one that does
-            not end in a newline continues in the next.
-        size: about the number of its characters, for progress.
-    """
+    """One part of a text: its name in error messages, its text in pieces of at most one line, of
+    which one that does not end in a newline continues in the next, and about the number of its
+    characters."""
 
     label: str
     pieces: Pieces
@@ -58,17 +53,10 @@ class Source:
 
 
 def folder_source(path: str | os.PathLike[str], *, held_out: bool = False) -> Source:
-    """A text in one folder, in the files of its parts: ``train.txt``, ``valid.txt`` and
-    ``test.txt``, or names such as ``ptb.train.txt``, ``wiki.valid.tokens``, ``val.txt`` and
-    ``test.raw``.
-
-    Args:
-        path: the folder.
-        held_out: only the validation and test text, of which one suffices.
-
-    Raises:
-        ValueError: a file is missing, or several could be meant; lists them.
-    """
+    """A text in the files of a folder, ``train.txt``, ``valid.txt`` and ``test.txt`` or names such
+    as ``ptb.train.txt``, ``wiki.valid.tokens``, ``val.txt`` and ``test.raw``. ``held_out``: only
+    the last two, of which one suffices. Raises ValueError, which lists them, if a file is missing
+    or several could be meant."""
     folder = Path(path)
     found = {split: _file(folder, split) for split in (HELD_OUT if held_out else SPLITS)}
     files = {split: file for split, file in found.items() if file is not None}
@@ -107,15 +95,8 @@ def _file(folder: Path, split: str) -> Path | None:
 
 
 def file_source(path: str | os.PathLike[str], *, held_out: bool = False) -> Source:
-    """One text file; a tokenizer may be learned from the first 90% of its bytes.
-
-    Args:
-        path: the file.
-        held_out: whether all of it is to be scored, so that it is not split.
-
-    Raises:
-        ValueError: the file does not exist.
-    """
+    """One text file; a tokenizer may be learned from the first 90% of its bytes. ``held_out``: all
+    of it is to be scored, so that it is not split. Raises ValueError if it does not exist."""
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"{file}: no such file")
@@ -139,17 +120,9 @@ def hash_files(files: Iterable[Path]) -> str:
 
 
 def read_pieces(path: Path, stop: int | None = None) -> Iterator[str]:
-    """Lines of a UTF-8 file, each with its line end; a byte order mark is skipped.
-
-    A line of more than 256 KiB is split into pieces, at white space if there is any.
-
-    Args:
-        path: the file.
-        stop: byte at or after which no piece begins; None: the end of the file.
-
-    Raises:
-        ValueError: the file is not UTF-8; names the first byte that is not.
-    """
+    """Lines of a UTF-8 file, each with its line end; a byte order mark is skipped. A line of more
+    than 256 KiB is split into pieces, at white space if there is any. No piece begins at or after
+    the byte ``stop``. Raises ValueError, which names the first byte that is not UTF-8."""
     with path.open("rb") as file:
         offset = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
         file.seek(offset)

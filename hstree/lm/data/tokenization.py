@@ -6,6 +6,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -118,8 +119,10 @@ def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
     with (folder / cache.TOKENS).open("wb+") as file:
         index, sizes, lengths = _write_ids(source, tokenizer, file)
         if vocabulary is None:
-            counts = _count(file, sizes["train"], len(index)).tolist()
-            found = {word: counts[number] for word, number in index.items() if counts[number]}
+            counts = np.zeros(len(index), np.int64)
+            for block in _blocks(file, sizes["train"]):
+                counts += np.bincount(block, minlength=len(index))
+            found = {word: n for word, n in zip(index, counts.tolist(), strict=True) if n}
             try:
                 vocabulary = Vocabulary.from_counts(
                     found, min_count=settings.min_count, max_size=settings.max_vocabulary
@@ -140,11 +143,8 @@ def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
 def _write_ids(
     source: Source, tokenizer: Tokenizer, file: BinaryIO
 ) -> tuple[dict[str, int], dict[str, int], dict[str, Length]]:
-    """Numbers words in order of first appearance, so that a text is tokenized only once.
-
-    Returns:
-        The number of each word, the number of tokens of each part, and its length.
-    """
+    """Numbers words in order of first appearance, so that a text is tokenized only once. Returns
+    the number of each word, the number of tokens of each part, and its length."""
     index: dict[str, int] = {}
     sizes: dict[str, int] = {}
     lengths: dict[str, Length] = {}
@@ -220,12 +220,10 @@ def _batches(pieces: Iterable[str]) -> Iterator[Sequence[str]]:
 def _followed(pieces: Iterable[str], description: str, size: int) -> Iterator[str]:
     """The pieces of a text, with progress by their characters."""
     task = Task(description, size)
-    try:
+    with closing(task):
         for piece in pieces:
             yield piece
             task.advance(len(piece))
-    finally:
-        task.close()
 
 
 def _blocks(file: BinaryIO, n_tokens: int | None = None) -> Iterator[npt.NDArray[np.int32]]:
@@ -236,13 +234,6 @@ def _blocks(file: BinaryIO, n_tokens: int | None = None) -> Iterator[npt.NDArray
     while data := file.read(min(left, _BLOCK * width)):
         left -= len(data)
         yield np.frombuffer(data, cache.TOKEN_TYPE)
-
-
-def _count(file: BinaryIO, n_tokens: int, n_words: int) -> npt.NDArray[np.int64]:
-    counts = np.zeros(n_words, np.int64)
-    for block in _blocks(file, n_tokens):
-        counts += np.bincount(block, minlength=n_words)
-    return counts
 
 
 def _replace(file: BinaryIO, class_ids: npt.NDArray[np.int32]) -> None:

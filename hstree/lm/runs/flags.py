@@ -72,6 +72,10 @@ def _numbers(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def add_run_argument(parser: argparse.ArgumentParser) -> None:
-    """The positional argument RUN."""
-    parser.add_argument("directory", metavar="RUN", help="run folder of hstree train")
+def add_run_argument(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    """The positional argument RUN, as ``directory``; with ``nargs`` several, as ``directories``."""
+    if nargs is None:
+        parser.add_argument("directory", metavar="RUN", help="run folder of hstree train")
+    else:
+        name, text = "directories", "run folders of hstree train"
+        parser.add_argument(name, metavar="RUN", nargs=nargs, help=text)

@@ -25,12 +25,7 @@ SOURCES = {
 
 
 class Value(NamedTuple):
-    """A value of a preset.
-
-    Attributes:
-        value: of a setting, or of an option of the head.
-        source: a key of :data:`SOURCES`.
-    """
+    """The value of a setting or of an option of the head, and a key of :data:`SOURCES`."""
 
     value: Any
     source: str
@@ -71,35 +66,25 @@ _AWD_LSTM = _from(
 _TIED = _from("AWD-LSTM code", tied=True, bias_start="zero")
 _STUDY = _from("study", averaging="et", averaging_epoch=200)
 
+_SIZES = (
+    *("embedding_size", "hidden_size", "context_size", "dropout_input", "dropout_hidden"),
+    *("learning_rate", "batch_size", "seed"),
+)
+
+
+def _sizes(source: str, /, *values: float) -> Values:
+    return _from(source, **dict(zip(_SIZES, values, strict=True)))
+
+
 _SOFTMAX = {
     "ptb": _AWD_LSTM
     | _STUDY
-    | _from("AWD-LSTM README", epochs=500)
-    | _from(
-        "study, Table 6",
-        embedding_size=400,
-        hidden_size=1150,
-        context_size=400,
-        dropout_input=0.4,
-        dropout_hidden=0.3,
-        learning_rate=20.0,
-        batch_size=20,
-        seed=141,
-    ),
+    | _sizes("study, Table 6", 400, 1150, 400, 0.4, 0.3, 20.0, 20, 141)
+    | _from("AWD-LSTM README", epochs=500),
     "wt2": _AWD_LSTM
     | _STUDY
-    | _from("AWD-LSTM README", epochs=750)
-    | _from(
-        "study, Table 6",
-        embedding_size=400,
-        hidden_size=1150,
-        context_size=400,
-        dropout_input=0.65,
-        dropout_hidden=0.2,
-        learning_rate=30.0,
-        batch_size=80,
-        seed=1881,
-    ),
+    | _sizes("study, Table 6", 400, 1150, 400, 0.65, 0.2, 30.0, 80, 1881)
+    | _from("AWD-LSTM README", epochs=750),
 }
 
 # Without the options of the head.
@@ -107,35 +92,12 @@ _MOS = {
     "ptb": _AWD_LSTM
     | _TIED
     | _from("MoS code", bptt_margin=40)
-    | _from(
-        "MoS README",
-        embedding_size=280,
-        hidden_size=960,
-        context_size=620,
-        dropout_input=0.4,
-        dropout_hidden=0.225,
-        learning_rate=20.0,
-        finetune_learning_rate=25.0,
-        batch_size=12,
-        epochs=1000,
-        seed=28,
-    ),
+    | _sizes("MoS README", 280, 960, 620, 0.4, 0.225, 20.0, 12, 28)
+    | _from("MoS README", finetune_learning_rate=25.0, epochs=1000),
     "wt2": _AWD_LSTM
     | _TIED
-    | _from(
-        "MoS README",
-        embedding_size=300,
-        hidden_size=1150,
-        context_size=650,
-        dropout_input=0.55,
-        dropout_hidden=0.2,
-        learning_rate=15.0,
-        finetune_learning_rate=20.0,
-        batch_size=15,
-        bptt_margin=20,
-        epochs=1000,
-        seed=1882,
-    ),
+    | _sizes("MoS README", 300, 1150, 650, 0.55, 0.2, 15.0, 15, 1882)
+    | _from("MoS README", finetune_learning_rate=20.0, epochs=1000, bptt_margin=20),
 }
 _COMPONENTS = _from("MoS README", components=15, latent_dropout=0.29)
 _SMALL_BATCHES: dict[str, Values] = {"ptb": {}, "wt2": _from("MoS README", accumulate=3)}
@@ -145,46 +107,25 @@ _MIXTURE = {
 }
 _MIXTURE["wt2"] |= _from("study, Table 6", seed=1881)
 
+_EXPERTS = _from(
+    "DOC README",
+    epochs=500,
+    nonmono=60,
+    experts=[0, 0, 5, 15],
+    latent_dropout=0.6,
+    prior_penalty=0.001,
+)
 _DOC = {
     "ptb": _AWD_LSTM
     | _TIED
     | _from("DOC code", bptt_margin=40)
-    | _from(
-        "DOC README",
-        embedding_size=280,
-        hidden_size=960,
-        context_size=620,
-        dropout_input=0.4,
-        dropout_hidden=0.225,
-        learning_rate=20.0,
-        batch_size=12,
-        epochs=500,
-        nonmono=60,
-        seed=28,
-        experts=[0, 0, 5, 15],
-        latent_dropout=0.6,
-        prior_penalty=0.001,
-    ),
+    | _sizes("DOC README", 280, 960, 620, 0.4, 0.225, 20.0, 12, 28)
+    | _EXPERTS,
     "wt2": _AWD_LSTM
     | _TIED
-    | _from(
-        "DOC README",
-        embedding_size=300,
-        hidden_size=1150,
-        context_size=650,
-        dropout_input=0.55,
-        dropout_hidden=0.2,
-        learning_rate=15.0,
-        batch_size=15,
-        accumulate=3,
-        bptt_margin=20,
-        epochs=500,
-        nonmono=60,
-        seed=1882,
-        experts=[0, 0, 5, 15],
-        latent_dropout=0.6,
-        prior_penalty=0.001,
-    ),
+    | _sizes("DOC README", 300, 1150, 650, 0.55, 0.2, 15.0, 15, 1882)
+    | _from("DOC README", accumulate=3, bptt_margin=20)
+    | _EXPERTS,
 }
 
 _GSS = {"ptb": _from("study", c=-1.5, k=2.5), "wt2": _from("study", c=-1.5, k=3.0)}
