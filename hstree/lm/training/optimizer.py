@@ -22,27 +22,19 @@ from hstree.optim import AdamW
 def build_optimizers(
     model: LanguageModel, config: TrainConfig, *, averaged: bool = False
 ) -> list[Optimizer]:
-    """Optimizers of the parameter groups of the backbone and the head.
+    """Optimizers of the parameter groups of the backbone and the head: one for dense gradients,
+    another for row-sparse ones.
 
-    ``adamw``: :class:`hstree.optim.AdamW`; ``sgd``: SGD; one optimizer for the parameters with
-    dense gradients, another for those with row-sparse gradients. Every parameter group holds
-    ``factor``, by which :func:`set_learning_rate` multiplies the backbone's learning rate. For a
-    group with a learning rate of its own it is this rate over ``config.learning_rate``: the top of
-    the schedule gives the rate itself, and warm-up and decay scale it as they scale the backbone's.
-    A parameter that head and backbone share counts as the backbone's. Biases have the weight decay
-    of the weights, row-sparse parameters have none.
+    Every parameter group holds ``factor``, by which :func:`set_learning_rate` multiplies the
+    backbone's learning rate. For a group with a learning rate of its own it is this rate over
+    ``config.learning_rate``: the top of the schedule gives the rate itself, and warm-up and decay
+    scale it as they scale the backbone's. A parameter that head and backbone share counts as the
+    backbone's. Biases have the weight decay of the weights, row-sparse parameters have none.
 
-    Args:
-        model: the language model.
-        config: optimizer, learning rate, weight decay.
-        averaged: averaged SGD instead (:class:`torch.optim.ASGD` with t0 = 0 and lambd = 0), which
-            keeps the mean of the weights after each of its steps except the first; see
-            :func:`averaged_weights`. From the second step on, it uses the learning rate of the
-            previous step.
-
-    Raises:
-        ConfigError: averaged SGD with row-sparse gradients, since averages change in every row.
-        ValueError: the parameter groups of the head leave out a parameter.
+    ``averaged``: :class:`torch.optim.ASGD` with t0 = 0 and lambd = 0, which keeps the mean of the
+    weights after each of its steps except the first; from the second step on, it uses the learning
+    rate of the previous step. Raises ConfigError with row-sparse gradients, since averages change
+    in every row.
     """
     rate, decay = config.learning_rate, config.weight_decay
     embedding = model.backbone.embedding
@@ -126,11 +118,8 @@ def averaged_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
 
 def non_monotone(losses: Sequence[float], nonmono: int) -> bool:
     """Whether the last validation loss is worse than the best of the earlier ones, the last
-    ``nonmono`` of these excepted.
-
-    The rule by which NT-ASGD starts to average (Merity et al., Regularizing and Optimizing LSTM
-    Language Models, 2018, algorithm 1) and by which fine-tuning ends.
-    """
+    ``nonmono`` of these excepted: when NT-ASGD starts to average (Merity et al., Regularizing and
+    Optimizing LSTM Language Models, 2018, algorithm 1) and when fine-tuning ends."""
     reference = losses[: max(len(losses) - 1 - nonmono, 0)]
     return len(reference) > 0 and losses[-1] > min(reference)
 
@@ -138,16 +127,10 @@ def non_monotone(losses: Sequence[float], nonmono: int) -> bool:
 def window_lengths(
     total: int, bptt: int, generator: np.random.Generator | None, margin: int | None = None
 ) -> Iterator[int]:
-    """Lengths of consecutive windows that cover ``total`` time steps; the last window may extend
-    beyond them.
-
-    Args:
-        total: time steps.
-        bptt: length of every window without a generator.
-        generator: draws every length: ``bptt``, or half of it with probability 0.05, plus a normal
-            deviate of standard deviation 5, rounded towards zero, at least 5.
-        margin: drawn lengths are at most ``bptt + margin``; None: no limit.
-    """
+    """Lengths of consecutive windows that cover ``total`` time steps; the last may extend beyond
+    them. Each is ``bptt``; with a generator, ``bptt`` or, with probability 0.05, half of it, plus a
+    normal deviate of standard deviation 5, rounded towards zero, at least 5 and at most ``bptt +
+    margin``."""
     begin = 0
     while begin < total:
         length = bptt
@@ -168,12 +151,9 @@ def set_learning_rate(optimizers: Iterable[Optimizer], learning_rate: float) -> 
 
 
 def scheduled_learning_rate(config: TrainConfig, step: float, total: int) -> float:
-    """Learning rate of a step out of ``total``: a linear rise over ``config.warmup`` steps, then
-    the schedule. Steps are counted from 0; windows of random length count as fractions of a step.
-
-    ``cosine`` falls to 0 as (1 + cos(pi x)) / 2 and ``linear`` as 1 - x, where x runs from 0 at the
-    end of the warm-up to 1 at the last step; ``constant`` does not change.
-    """
+    """Learning rate of a step, counted from 0, out of ``total``: a linear rise over
+    ``config.warmup`` steps, then the schedule, over x from 0 at the end of the warm-up to 1 at the
+    last step. Windows of random length count as fractions of a step."""
     warmup = min(config.warmup, total // 2)
     if step < warmup:
         return config.learning_rate * (step + 1) / (warmup + 1)

@@ -34,18 +34,8 @@ def relearn(
     model: LanguageModel, streams: Streams, config: TrainConfig, epoch: int, processes: Processes
 ) -> list[nn.Parameter]:
     """Give the head of a model trees that cluster words by their mean hidden state; see
-    :meth:`hstree.heads.TreeEnsemble.relearn`. The same for the same weights, text and seed.
-
-    Args:
-        model: language model; its head has passed :func:`check_relearnable`.
-        streams: the training text; each process reads ``config.batch_size`` of its streams.
-        config: seed and shape of the trees.
-        epoch: number of the epoch that follows; the seed depends on it.
-        processes: they share the text, and get the same trees.
-
-    Returns:
-        The parameters of the head that have new values.
-    """
+    :meth:`hstree.heads.TreeEnsemble.relearn`. The same for the same weights, text, seed and epoch
+    that follows, in all processes. Returns the parameters of the head that have new values."""
     means, hidden, target = read_contexts(model, streams, processes)
     options = config.head_options()
     head = model.head

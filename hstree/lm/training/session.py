@@ -37,21 +37,12 @@ from hstree.lm.runs import (
     load_run,
     load_tokenizer,
     load_vocabulary,
+    names,
     perplexity,
     read_run,
     set_threads,
 )
 from hstree.lm.runs.checkpoint import load_state, model_writer, state_writer
-from hstree.lm.runs.names import (
-    CONFIG,
-    CURVE,
-    METRICS,
-    MODEL,
-    STATE,
-    SUMMARY,
-    TOKENIZER,
-    VOCABULARY,
-)
 from hstree.lm.runs.records import read_record
 from hstree.lm.runs.settings import flag_name
 
@@ -170,16 +161,8 @@ def resume(
 
 
 class Session:
-    """The part of one process in a run, from its start or resumption to its end or interruption.
-
-    Call :meth:`begin` or :meth:`load`, then :meth:`run`, within the context :meth:`folder`.
-
-    Attributes:
-        records: one for each finished epoch.
-        best: record of the epoch whose weights are kept, None if no epoch has finished; epoch 0 is
-            the start of fine-tuning.
-        ended: whether fine-tuning has stopped improving.
-    """
+    """The part of one process in a run, from its start or resumption to its end or interruption:
+    call :meth:`begin` or :meth:`load`, then :meth:`run`, within the context :meth:`folder`."""
 
     corpus: Corpus
     trainer: Trainer
@@ -191,9 +174,9 @@ class Session:
         self.config = config
         self.processes = group
         self.reporter = Reporters([reporter] if reporter is not None and group.main else [])
-        self.records: list[EpochRecord] = []
-        self.best: EpochRecord | None = None
-        self.ended = False
+        self.records: list[EpochRecord] = []  # of the finished epochs
+        self.best: EpochRecord | None = None  # whose weights are kept; epoch 0: before fine-tuning
+        self.ended = False  # fine-tuning has stopped improving
         self._directory: RunDirectory | None = None
         self._interruption = Interruption()
         self._seconds_before = 0.0
@@ -239,11 +222,8 @@ class Session:
     # Start and resumption
 
     def begin(self) -> None:
-        """Read the text, build the model, and write the first files of the folder.
-
-        Raises:
-            ValueError: a setting, the text or the run to fine-tune is not valid.
-        """
+        """Read the text, build the model, and write the first files of the folder. Raises
+        ValueError if a setting, the text or the run to fine-tune is not valid."""
         config, group = self.config, self.processes
         self._say_lstm_precision()
         origin = None if config.finetune is None else load_run(config.finetune)
@@ -282,29 +262,22 @@ class Session:
         self._fingerprint = corpus.fingerprint()
         self._train_on(corpus, statistics, model)
         files: dict[str, Content] = {
-            CONFIG: self._config_json(),
-            VOCABULARY: corpus.vocabulary.to_bytes(),
-            TOKENIZER: tokenizer_to_bytes(corpus.tokenizer),
+            names.CONFIG: self._config_json(),
+            names.VOCABULARY: corpus.vocabulary.to_bytes(),
+            names.TOKENIZER: tokenizer_to_bytes(corpus.tokenizer),
         }
         if origin is not None:
             valid_loss = evaluate(model, corpus.valid)
             self.best = EpochRecord(0, 0, 0.0, math.nan, valid_loss, True, 0.0, 0.0)
-            files[MODEL] = partial(shutil.copyfile, origin.path / MODEL)
+            files[names.MODEL] = partial(shutil.copyfile, origin.path / names.MODEL)
             self.reporter.message(
                 f"starting from {origin.path}, validation perplexity {perplexity(valid_loss):.1f}"
             )
         self._save(files)
 
     def load(self, folder: Path) -> None:
-        """Continue from the state that is saved in ``folder``.
-
-        Raises:
-            CheckpointError: there is no state, or it is inconsistent with the other files or the
-                text.
-            ConfigError: no epoch remains, or fewer epochs than have finished.
-            ValueError: the text does not exist.
-        """
-        model, tensors, values = load_state(folder / STATE)
+        """Continue from the state that is saved in ``folder``. Raises as :func:`resume`."""
+        model, tensors, values = load_state(folder / names.STATE)
         vocabulary, tokenizer = load_vocabulary(folder), load_tokenizer(folder)
         with self.processes.main_first():
             corpus = load_corpus(self.config.data, vocabulary=vocabulary, tokenizer=tokenizer)
@@ -313,20 +286,20 @@ class Session:
         except ConfigError:
             raise
         except ValueError as error:
-            raise CheckpointError(f"{folder / STATE}: {error}") from None
+            raise CheckpointError(f"{folder / names.STATE}: {error}") from None
         except (KeyError, IndexError, TypeError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise CheckpointError(
-                f"{folder / STATE}: inconsistent training state: {reason}"
+                f"{folder / names.STATE}: inconsistent training state: {reason}"
             ) from None
-        if self.done and (folder / SUMMARY).is_file():
+        if self.done and (folder / names.SUMMARY).is_file():
             raise ConfigError(
                 f"--resume: the {len(self.records)} epochs of {folder} are done"
                 + ("; fine-tuning has ended" if self.ended else "; to continue, give more --epochs")
             )
         if self._directory is not None:
-            self._directory.write({CONFIG: self._config_json()})
-            self._directory.remove(SUMMARY)  # of fewer epochs
+            self._directory.write({names.CONFIG: self._config_json()})
+            self._directory.remove(names.SUMMARY)  # of fewer epochs
         position = self.trainer.position
         self.reporter.message(
             f"resuming {folder} in epoch "
@@ -345,7 +318,9 @@ class Session:
         settings, saved = _fixed_settings(self.config), values["settings"]
         other = [name for name in settings if saved[name] != settings[name]]
         if other:
-            raise ValueError(f"the state of a run whose {', '.join(other)} differs from {CONFIG}")
+            raise ValueError(
+                f"the state of a run whose {', '.join(other)} differs from {names.CONFIG}"
+            )
         self._fingerprint = corpus.fingerprint()
         if values["corpus"] != self._fingerprint:
             raise ValueError(
@@ -419,9 +394,9 @@ class Session:
         path = self.processes.from_main(self._directory.path if self._directory else Path())
         result = None
         if self.processes.main:
-            best = load_model(path / MODEL).to(self.processes.device)
+            best = load_model(path / names.MODEL).to(self.processes.device)
             summary = self._summarize(best)
-            self._write({SUMMARY: summary.to_json().encode()})
+            self._write({names.SUMMARY: summary.to_json().encode()})
             result = best.cpu(), summary
         result = self.processes.from_main(result)  # the best model may have other trees
         assert result is not None
@@ -447,11 +422,8 @@ class Session:
                 raise
 
     def _stop_or_save(self) -> None:
-        """Stop if a signal was received, save if it is time: all processes at the same step.
-
-        Raises:
-            KeyboardInterrupt: to stop.
-        """
+        """Stop, by KeyboardInterrupt, if a signal was received; save if it is time. All processes
+        do so at the same step."""
         stop = self._interruption.signal is not None
         waited = time.perf_counter() - self._saved_time
         due = self.processes.main and waited >= self.config.save_interval
@@ -470,7 +442,7 @@ class Session:
             self._check_validation(valid_loss)
             is_best = self.best is None or valid_loss < self.best.valid_loss
             if is_best:
-                self._write({MODEL: model_writer(trainer.model)})
+                self._write({names.MODEL: model_writer(trainer.model)})
         record = EpochRecord(
             epoch=position.epoch,
             step=position.step,
@@ -489,10 +461,10 @@ class Session:
         self.ended = trainer.note_validation(valid_loss)
         files: dict[str, Content] = {}
         if self.processes.main:
-            files[METRICS] = "".join(record.to_json() for record in self.records).encode()
+            files[names.METRICS] = "".join(record.to_json() for record in self.records).encode()
             if has_pictures():
                 title = f"{self.config.head} head, {self.corpus.name}"
-                files[CURVE] = learning_curve(self.records, self._unigram["valid"], title)
+                files[names.CURVE] = learning_curve(self.records, self._unigram["valid"], title)
         self._save(files)
         self.reporter.epoch(record)
         if trainer.averaging and not record.averaged and not self.done:
@@ -547,11 +519,8 @@ class Session:
     # Saved files
 
     def _save(self, files: Mapping[str, Content] | None = None) -> None:
-        """Write files, and then the training state.
-
-        Raises:
-            TrainingError: weights are not finite; the previously saved state is kept.
-        """
+        """Write files, and then the training state. Raises TrainingError if weights are not finite;
+        the previously saved state is kept."""
         self.trainer.check_weights()
         tensors, values = self.trainer.state()
         state = {
@@ -564,7 +533,7 @@ class Session:
             "trainer": values,
         }
         writer = state_writer(self.trainer.model, tensors, state)
-        self._write({**(files or {}), STATE: writer})
+        self._write({**(files or {}), names.STATE: writer})
         self._saved_time = time.perf_counter()
 
     def _write(self, files: Mapping[str, Content]) -> None:

@@ -31,13 +31,8 @@ class TensorBoardLog(Reporter):
     ``train/loss`` (nats per token) and ``train/perplexity`` are means over the tokens of ten steps;
     ``valid/loss``, ``valid/perplexity``, ``learning_rate`` and ``tokens_per_second`` are written
     once per epoch. The horizontal axis is the number of optimizer steps of the whole run. A resumed
-    run continues the same curves: points after the step where it resumes are removed.
-
-    Args:
-        run: the run folder; it need not exist before :meth:`start`.
-
-    Raises:
-        ConfigError: the package ``tensorboard`` is missing.
+    run continues the same curves: points after the step where it resumes are removed. Raises
+    ConfigError if the package ``tensorboard`` is missing.
     """
 
     def __init__(self, run: Path) -> None:

@@ -38,27 +38,16 @@ class TrainingError(RuntimeError):
 
 @dataclass
 class Position:
-    """The position of training, between two steps.
+    """The position of training, between two steps."""
 
-    Attributes:
-        epoch: the current epoch, counted from 1; 0 before the first.
-        time_step: time step of the training streams at which the next window begins.
-        step: number of optimizer steps since the beginning.
-        loss: sum over the targets of the current epoch so far, in nats.
-        tokens: number of these targets.
-        seconds: time spent on the steps of the current epoch.
-        relearn_seconds: time spent on re-learning the trees before them; 0: not re-learned.
-        learning_rate: learning rate of the last step, for a window of ``bptt`` time steps.
-    """
-
-    epoch: int = 0
-    time_step: int = 0
-    step: int = 0
-    loss: float = 0.0
-    tokens: int = 0
-    seconds: float = 0.0
-    relearn_seconds: float = 0.0
-    learning_rate: float = 0.0
+    epoch: int = 0  # counted from 1; 0 before the first
+    time_step: int = 0  # of the streams, at which the next window begins
+    step: int = 0  # optimizer steps since the beginning
+    loss: float = 0.0  # sum over the targets of the epoch so far, in nats
+    tokens: int = 0  # number of these targets
+    seconds: float = 0.0  # of the steps of the epoch
+    relearn_seconds: float = 0.0  # of re-learning the trees before them
+    learning_rate: float = 0.0  # of the last step, for a window of ``bptt`` time steps
 
     @property
     def train_loss(self) -> float:
@@ -73,14 +62,8 @@ class Position:
 
 
 class Step(NamedTuple):
-    """A finished optimizer step.
-
-    Attributes:
-        epoch: counted from 1.
-        loss: mean negative log-likelihood over the window, in nats per token, without penalties
-            and options of the loss.
-        tokens: number of targets in the window.
-    """
+    """A finished optimizer step: its epoch, counted from 1, the mean negative log-likelihood of its
+    window, in nats per token, without penalties and options of the loss, and its targets."""
 
     epoch: int
     loss: float
