@@ -15,23 +15,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Contestant:
-    """A step, forward and backward, and facts about it; 0 or None if they do not apply.
-
-    Attributes:
-        step: the timed function.
-        parameters: number of parameters.
-        threads: number of threads of the step.
-        visits: number of nodes on the paths of the step's rows, in all trees.
-        leaves: tensors whose row-sparse gradients the step computes.
-        idle: the step without its work; its time is subtracted.
-    """
+    """A step, forward and backward, and facts about it; 0 or None if they do not apply."""
 
     step: Callable[[], object]
     parameters: int = 0
     threads: int = 1
-    visits: int = 0
-    leaves: Sequence[Tensor] = ()
-    idle: Callable[[], object] | None = None
+    visits: int = 0  # nodes on the paths of the step's rows, in all trees
+    leaves: Sequence[Tensor] = ()  # whose row-sparse gradients the step computes
+    idle: Callable[[], object] | None = None  # the step without its work; its time is subtracted
 
 
 @dataclass(frozen=True)
@@ -106,13 +97,9 @@ def contest(
     benchmark: Any, builds: Mapping[str, Build], size: Size, device: str, rounds: int
 ) -> dict[str, dict[str, Any]]:
     """Give every step a turn in each round, in alternating order. pytest-benchmark times whole
-    rounds.
-
-    Returns:
-        For each name ``seconds``, a list with one value for each round, ``parameters`` and, if they
-        apply, ``visits``, ``gradient_bytes`` (of row-sparse gradients) and ``allowed_bytes`` (limit
-        for a step that makes them).
-    """
+    rounds. Returns for each name ``seconds``, one for each round, ``parameters`` and, if they
+    apply, ``visits``, ``gradient_bytes`` (of row-sparse gradients) and ``allowed_bytes`` (limit for
+    a step that makes them)."""
     for build in builds.values():
         build(TINY, device).step()
     contestants = {name: build(size, device) for name, build in builds.items()}

@@ -47,8 +47,7 @@ def _head(
     return head, hidden, target
 
 
-def _module(size: Size, device: str, **shape: int) -> Contestant:
-    head, hidden, target = _head(size, **shape)
+def _contestant(head: nn.Module, hidden: Tensor, target: Tensor) -> Contestant:
     leaves = [hidden, *head.parameters()]
     return Contestant(
         step(lambda: head(hidden, target).loss, leaves),
@@ -57,49 +56,45 @@ def _module(size: Size, device: str, **shape: int) -> Contestant:
     )
 
 
+def _module(size: Size, device: str, **shape: int) -> Contestant:
+    return _contestant(*_head(size, **shape))
+
+
 def _path(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
     """The path op, forward and backward, without autograd."""
-    layout = head.layout
-    tables = (
-        target,
-        layout.path_offset,
-        layout.path,
-        layout.leaf_position,
-        head.layout.feature_index,
-    )
-    ops, grad = torch.ops.hstree, torch.randn(len(hidden), head.n_trees)
-    rest = None, [True] * 3, True  # no plan, all gradients, row-sparse
-
-    @torch.no_grad()
-    def run() -> None:
-        if head.nodes.binary_weight is not None:
-            weight, depth = head.nodes.binary_weight, layout.max_depth
-            _, score, order, _ = ops.path_log_prob(
-                hidden, weight, head.nodes.binary_bias, *tables, depth
-            )
-            ops.path_log_prob_backward(grad, hidden, weight, *tables, score, order, *rest)
-
-    return run
+    layout, nodes = head.layout, head.nodes
+    paths = layout.path_offset, layout.path
+    weights = nodes.binary_weight, nodes.binary_bias
+    return _op("path_log_prob", head, hidden, target, paths, weights, layout.max_depth)
 
 
 def _leaf_groups(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
     """The wide op, forward and backward, without autograd."""
-    layout = head.layout
-    tables = (
-        target,
-        layout.wide_offset,
-        layout.wide_path,
-        layout.leaf_position,
-        head.layout.feature_index,
-    )
-    ops, grad = torch.ops.hstree, torch.randn(len(hidden), head.n_trees)
-    weight, bias = head.nodes.wide_weight, head.nodes.wide_bias
+    layout, nodes = head.layout, head.nodes
+    paths = layout.wide_offset, layout.wide_path
+    weights = nodes.wide_weight, nodes.wide_bias
+    return _op("wide_log_prob", head, hidden, target, paths, weights, layout.max_width)
+
+
+def _op(
+    name: str,
+    head: TreeEnsemble,
+    hidden: Tensor,
+    target: Tensor,
+    paths: tuple[Tensor, Tensor],
+    weights: tuple[Tensor | None, Tensor | None],
+    most: int,
+) -> Callable[[], object]:
+    forward, backward = (getattr(torch.ops.hstree, name + end) for end in ("", "_backward"))
+    tables = (target, *paths, head.layout.leaf_position, head.layout.feature_index)
+    grad = torch.randn(len(hidden), head.n_trees)
     rest = None, [True] * 3, True  # no plan, all gradients, row-sparse
 
     @torch.no_grad()
     def run() -> None:
-        _, score, order, _ = ops.wide_log_prob(hidden, weight, bias, *tables, layout.max_width)
-        ops.wide_log_prob_backward(grad, hidden, weight, *tables, score, order, *rest)
+        if weights[0] is not None:
+            _, score, order, _ = forward(hidden, *weights, *tables, most)
+            backward(grad, hidden, weights[0], *tables, score, order, *rest)
 
     return run
 
@@ -155,11 +150,7 @@ def _adaptive(size: Size, device: str) -> Contestant:
     hidden, target, _ = batch(size.rows, size.features, size.classes)
     cutoffs = [round(size.classes / 15), 3 * round(size.classes / 15)]
     head = nn.AdaptiveLogSoftmaxWithLoss(size.features, size.classes, cutoffs, div_value=4.0)
-    leaves = [hidden, *head.parameters()]
-    return Contestant(
-        step(lambda: head(hidden, target).loss, leaves),
-        parameters=sum(leaf.numel() for leaf in leaves[1:]),
-    )
+    return _contestant(head, hidden, target)
 
 
 def _two_levels(size: Size, device: str, root: int, sparse: bool) -> Contestant:
@@ -171,12 +162,7 @@ def _two_levels(size: Size, device: str, root: int, sparse: bool) -> Contestant:
     head = TreeEnsemble(size.features, size.classes, trees, frequencies=frequencies, **options)
     assert head.nodes.root_weight is not None
     nn.init.uniform_(head.nodes.root_weight, -0.1, 0.1)
-    leaves = [hidden, *head.parameters()]
-    return Contestant(
-        step(lambda: head(hidden, target).loss, leaves),
-        parameters=sum(leaf.numel() for leaf in leaves[1:]),
-        leaves=leaves,
-    )
+    return _contestant(head, hidden, target)
 
 
 SHARED_SIZES = {classes: Size(700, 200, classes, 200) for classes in (10_000, WIKITEXT_CLASSES)}

@@ -37,12 +37,8 @@ ROWS = {
 
 
 def front_table(speed: Record, perplexity: dict[str, float]) -> str:
-    """Time, memory and perplexity of a softmax, the adaptive softmax and trees.
-
-    Args:
-        speed: the record of benchmarks.table.
-        perplexity: on the test text, by contestant of benchmarks.trees_study.
-    """
+    """Time, memory and perplexity of a softmax, the adaptive softmax and trees, from the record of
+    benchmarks.table and test perplexities by contestant of benchmarks.trees_study."""
     there = [speed["cpu"][f"training steps, V = {size.classes}"] for size in TRAINING_SIZES]
     last = TRAINING_SIZES[-1]
 
@@ -89,11 +85,8 @@ def _times(value: float | None) -> str:
 
 
 def replaced(text: str, table: str) -> str:
-    """The text with the table between its markers.
-
-    Raises:
-        ValueError: if the text does not have both markers once, in order.
-    """
+    """The text with the table between its markers. Raises ValueError unless it has both once, in
+    order."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
         raise ValueError(f"expected one {BEGIN} and one {END} after it")
     head, _, rest = text.partition(BEGIN)

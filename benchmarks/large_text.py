@@ -164,19 +164,9 @@ def pieces(paragraphs: Iterable[str], seen: set[bytes]) -> Iterator[list[list[st
 def make_text(
     documents: Iterable[Document], save: Path, *, types: int = TYPES, tokens: int = TOKENS
 ) -> dict[str, int]:
-    """Write the three parts of a text.
-
-    Args:
-        documents: names and paragraphs.
-        save: folder to create.
-        types, tokens: smallest size of the training part.
-
-    Returns:
-        Number of tokens of each part, and the ``types`` of the training part.
-
-    Raises:
-        ValueError: there is too little text, or too few types; nothing is written.
-    """
+    """Write the three parts of a text to a folder that is created. Returns the number of tokens of
+    each part, and the ``types`` of the training part. Raises ValueError, and writes nothing, if the
+    training part has fewer than ``types`` or ``tokens``, or another part is empty."""
     texts: dict[str, list[tuple[int, str]]] = {"train": [], "valid": [], "test": []}
     size, counts, seen = Counter[str](), Counter[str](), set[bytes]()
     for name, paragraphs in documents:

@@ -126,12 +126,10 @@ def _config(settings: Mapping[str, Any], seed: int = 1) -> TrainConfig:
 def measure(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, Any]:
     """Train for the CPU time of the run.
 
-    Returns:
-        ``valid``: perplexity of the first VALID_TOKENS validation tokens at the end, None if
-        training diverged; ``points``: CPU ``seconds`` of training, ``tokens`` seen and ``valid``;
-        ``head_parameters``; ``rows`` of ``rows_scored``; ``bytes``: parameters of the head, and
-        what the first steps add to the process: gradients, optimizer state and workspaces, those
-        of the backbone included; None in a run that tries a rate.
+    Returns ``valid``: perplexity of the first VALID_TOKENS validation tokens at the end, None if
+    training diverged; ``points``: CPU ``seconds`` of training, ``tokens`` seen and ``valid``;
+    ``head_parameters``; ``rows`` of ``rows_scored``; ``bytes``: parameters of the head, and what
+    the first steps add to the process, None in a run that tries a rate.
     """
     seconds, config = run.settings["seconds"], _config(run.settings, run.seed)
     torch.set_num_threads(ELSEWHERE["threads"])

@@ -13,12 +13,8 @@ TREES = {1: "one tree over all features", 8: "eight trees over half of them"}
 
 
 def plot_growth(contests: dict[str, Any], file: Path) -> None:
-    """Plot time and nodes of a row against V, as multiples of those at the smallest V.
-    ``contests``: by name, as in benchmarks.table.
-
-    Raises:
-        ValueError: the run has no such contests.
-    """
+    """Plot time and nodes of a row against V, as multiples of those at the smallest V. Raises
+    ValueError if the run has no such contests (by name, as in benchmarks.table)."""
     names = {t: f"growth, T = {t}" for t in TREES}
     if not any(name in contests for name in names.values()):
         raise ValueError(f"--plot: expected a run with {' or '.join(names.values())}")

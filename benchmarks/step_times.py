@@ -26,17 +26,9 @@ STEPS, ROUNDS = 3, 15
 def measure(
     configs: Mapping[str, TrainConfig], corpus: Corpus, *, rounds: int = ROUNDS
 ) -> dict[str, Any]:
-    """Time training steps of several runs in turns, in this process, with one thread.
-
-    Args:
-        configs: the settings of each run by name; the others are compared with the first one.
-        corpus: the text.
-        rounds: number of turns.
-
-    Returns:
-        ``shares``: for each name, the median over the rounds of the CPU seconds of its steps over
-        those of the first one; machine, versions and date.
-    """
+    """Time training steps of several runs, whose settings are given by name, in turns, in this
+    process, with one thread: ``shares``, for each name the median over the rounds of the CPU
+    seconds of its steps over those of the first one; machine, versions and date."""
     torch.set_num_threads(1)
     turns: dict[str, Iterator[Any]] = {}
     for name, config in configs.items():

@@ -63,29 +63,17 @@ def band_losses(
     model: LanguageModel, tokens: npt.NDArray[Any], frequencies: npt.NDArray[Any]
 ) -> list[dict[str, float]]:
     """Mean negative log-probability of a text, in nats per token, by how often the words occur in
-    the training text.
-
-    Args:
-        model: language model.
-        tokens: class ids of the text, [n].
-        frequencies: occurrences of each class in the training text, [V].
-
-    Returns:
-        For each of BANDS: ``from``, its smallest number of occurrences, the number of ``tokens``,
-        and the ``loss`` (0 if there is no token).
-    """
+    the training text: for each of BANDS, its smallest number of occurrences ``from``, the number of
+    ``tokens``, and the ``loss`` (0 if there is no token)."""
     band = np.searchsorted(-np.asarray(BANDS), -np.asarray(frequencies), side="left")
     sums, counts = np.zeros(len(BANDS)), np.zeros(len(BANDS))
-    streams = Streams(
-        tokens,
-        default_streams(len(tokens)),
-        ignore_index=model.head.ignore_index,
-    )
+    ignore = model.head.ignore_index
+    streams = Streams(tokens, default_streams(len(tokens)), ignore_index=ignore)
     training, state = model.training, None
     model.eval()
     for window, target in streams.windows(128):
         (log_prob, _), state, _ = model(window, target, state)
-        here = (target != model.head.ignore_index).numpy()
+        here = (target != ignore).numpy()
         of = band[target.numpy()[here]]
         sums -= np.bincount(of, log_prob.double().numpy()[here], len(BANDS))
         counts += np.bincount(of, minlength=len(BANDS))
@@ -97,22 +85,15 @@ def band_losses(
 
 
 def measured_run(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
-    """Train as configured, or go on with the run in ``config.run``, and return its figures.
-
-    Args:
-        config: settings with the folder of the run.
-        corpus: the text of ``config.data``.
-
-    Raises:
-        StudyError: the folder holds a run with other settings, or memory ran out.
+    """Train as configured, or go on with the run in ``config.run``, on the text of ``config.data``.
+    Raises StudyError if the folder holds a run with other settings, or memory ran out.
 
     Returns:
         ``valid``, ``test``: perplexities, None if training diverged; ``epochs``: validation
         perplexity by epoch; ``head_parameters``, ``backbone_parameters``; ``rows`` of
-        :func:`rows_scored`;
-        ``head_step``, ``flat_step``: seconds of a forward and backward pass of the head and of a
-        flat softmax, timed alternately, and their ``step_rows``; ``bands`` of :func:`band_losses`
-        on the validation text; ``seconds`` of CPU time in all.
+        :func:`rows_scored`; ``head_step``, ``flat_step``: seconds of a forward and backward pass of
+        the head and of a flat softmax, timed alternately, and their ``step_rows``; ``bands`` of
+        :func:`band_losses` on the validation text; ``seconds`` of CPU time in all.
     """
     assert config.run is not None
     begin = time.process_time()

@@ -290,13 +290,8 @@ def _time(contest: Mapping[str, Any], unit: str, name: str) -> str:
 
 
 def times(record: Record, contests: Mapping[str, str], unit: str, memory: str = "") -> Shown:
-    """Times of all contestants as multiples of one's, for each device.
-
-    Args:
-        contests: for each column its title and the name of its contest.
-        unit: the contestant whose time is 1.
-        memory: title of the column whose peak extra memory is shown.
-    """
+    """Times of all contestants as multiples of the unit's, for each device: a column for each
+    title, of the contest of this name, and the peak extra memory of the one titled ``memory``."""
     tables, notes = [], []
     for device, of_device in record.items():
         there = {title: of_device[name] for title, name in contests.items() if name in of_device}

@@ -11,19 +11,10 @@ from typing import Any
 def read_columns(
     path: str, texts: Mapping[str, str], numbers: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], int]:
-    """Read columns of a CSV file whose first line names them.
-
-    Args:
-        path: path of the file, in UTF-8.
-        texts, numbers: name of a column for each flag; ``numbers`` are converted to float.
-
-    Returns:
-        The cells of each line by flag, and the number of lines skipped because one of these cells
-        is empty.
-
-    Raises:
-        ValueError: the file is not such a table, a column is missing, or a cell is not a number.
-    """
+    """Read columns of a CSV file in UTF-8 whose first line names them: the cells of each line by
+    flag, and the number of lines skipped because one of these cells is empty. ``texts`` and
+    ``numbers``, which are converted to float, hold the name of a column for each flag. Raises
+    ValueError if it is not such a table, a column is missing, or a cell is not a number."""
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)

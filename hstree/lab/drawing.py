@@ -21,15 +21,8 @@ def heat_map(
     texts: Sequence[Sequence[str]],
     **style: Any,
 ) -> None:
-    """Draw a matrix [n, n] with a color for each number off the diagonal.
-
-    Args:
-        axes: axes of a figure.
-        matrix: the numbers; nan has no color.
-        names: n labels of rows and columns.
-        texts: the text in each cell.
-        **style: further arguments of ``imshow``.
-    """
+    """Draw a matrix [n, n] with a color for each number off the diagonal (none for nan), labels of
+    rows and columns, and a text in each cell. ``style``: further arguments of ``imshow``."""
     n = len(names)
     image = axes.imshow(np.where(np.eye(n, dtype=bool), np.nan, matrix), **style)
     axes.figure.colorbar(image, ax=axes, shrink=0.8)

@@ -27,19 +27,16 @@ from hstree.lm.table import Table, csv_text, markdown
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a measurement.
+    """The result of a measurement: a title, tables, and ``notes``, what a reader must know in
+    addition, one sentence each.
 
     Attributes:
-        title: heading of the page.
-        tables: tables to show.
-        notes: what a reader must know in addition to the tables, one sentence each.
         data: all results in full precision. Dataclasses, arrays and tensors are converted for JSON;
             nan and infinity become null.
         rows: the same as rows for CSV, mappings or dataclasses with equal keys; None: no CSV file.
         pictures: figures by name, in display order; "" names the only one.
         files: other files by name.
-        appendix: Markdown shown below the command, such as its input file.
-        introduction: Markdown below the title.
+        appendix, introduction: Markdown below the command and below the title.
         made: machine, versions and date of the measurement, a line; "": those of now.
     """
 
@@ -55,13 +52,8 @@ class Report:
     made: str = ""
 
     def content(self, name: str, command: str) -> dict[str, Content]:
-        """The files of this report by name.
-
-        Args:
-            name: stem of the files: NAME.md, the page with command, tables, notes and pictures;
-                NAME.json; NAME.csv; NAME-PICTURE.png.
-            command: the command line that made the report, or several, a line each.
-        """
+        """The files of this report by name: NAME.md, the page, which shows the command lines that
+        made the report; NAME.json; NAME.csv; NAME-PICTURE.png."""
         files: dict[str, Content] = {
             f"{name}-{which}.png" if which else f"{name}.png": picture(figure)
             for which, figure in self.pictures.items()
@@ -88,14 +80,8 @@ def row_table(
     rows: Iterable[Sequence[Any]],
     *forms: Callable[[Any], str] | None,
 ) -> Table:
-    """A table of rows of values.
-
-    Args:
-        title, header: title, and names of the columns.
-        rows: one value for each column.
-        *forms: for each column the function that formats its numbers, which are aligned right; None
-            for text. The last one is that of all further columns.
-    """
+    """A table of rows of values. ``forms``: for each column the function that formats its numbers,
+    which are aligned right, or None for text. The last one is that of all further columns."""
     of = [*forms, *forms[-1:] * (len(header) - len(forms))]
     cells = tuple(
         tuple((form or str)(value) for form, value in zip(of, row, strict=True)) for row in rows

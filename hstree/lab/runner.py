@@ -31,12 +31,9 @@ class Measurement:
 
     Attributes:
         name: name of the command, and stem of the files that it writes.
-        help: a few words for the list of commands.
-        description: what it measures.
         measure: a function of the parsed arguments that returns the report. It raises ValueError
             for arguments that are not valid. With ``settings`` the arguments have ``settings``, a
             :class:`hstree.lm.runs.TrainConfig`, and ``device``, a :class:`torch.device`.
-        arguments: flags of this measurement.
         runs: number of positional run folders (``nargs`` of argparse), which become
             ``directories``; None: the command takes none.
         settings: settings of ``hstree train`` that the command takes.
@@ -86,12 +83,8 @@ class Measurement:
 
 @contextmanager
 def output_folder(output: str) -> Iterator[Path]:
-    """The folder of ``--output``, created before the work, so that no result is lost, and
-    removed again if the work fails and leaves it empty.
-
-    Raises:
-        ValueError: it is not a folder, or cannot be created or written to.
-    """
+    """The folder of ``--output``, created before the work, so that no result is lost, and removed
+    again if the work fails and leaves it empty. Raises ValueError if it cannot be written to."""
     folder = Path(output)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:

@@ -31,6 +31,19 @@ def line_style(number: int) -> dict[str, str]:
     }
 
 
+def perplexity_axes(axes: Any) -> None:
+    """Axes of perplexities, in a logarithmic scale, by epoch."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlabel("epoch (passes over the training text)")
+    axes.grid(alpha=0.3)
+
+
 def plain(text: str) -> str:
     """The text changed so that matplotlib shows it literally: a dollar would start a formula, and a
     leading underscore would hide a label."""
@@ -38,16 +51,8 @@ def plain(text: str) -> str:
 
 
 def picture(figure: Any, file_format: str = "png", **options: Any) -> bytes:
-    """The figure as the content of a file.
-
-    Args:
-        figure: a figure from :func:`new_figure`.
-        file_format: one of :data:`FORMATS`.
-        **options: further arguments of ``savefig``.
-
-    Raises:
-        ValueError: for another format.
-    """
+    """A figure from :func:`new_figure` as the content of a file, in one of :data:`FORMATS`; raises
+    ValueError for another. ``options``: further arguments of ``savefig``."""
     if file_format not in FORMATS:
         raise ValueError(f"file_format: expected one of {', '.join(FORMATS)}, got {file_format!r}")
     buffer = io.BytesIO()

@@ -110,6 +110,12 @@ def _figure(outline: Outline, n_rows: int) -> tuple[Any, Any]:
     def write(x: float, y: float, text: str, **style: Any) -> None:
         axes.text(x, y, text, va="center_baseline", color=ink, parse_math=False, zorder=3, **style)
 
+    def box(left: float, middle: float, width: float, height: float, color: str) -> None:
+        rounded = f"round,pad=0,rounding_size={height / 5}"
+        style: dict[str, Any] = {"facecolor": color, "edgecolor": line, "linewidth": 0.8}
+        corner = (left, middle - height / 2)
+        axes.add_patch(FancyBboxPatch(corner, width, height, boxstyle=rounded, zorder=2, **style))
+
     def place(item: Item, top: float) -> tuple[float, float]:
         """Draws a node and its subtree; returns the y-coordinates of its middle and its end."""
         left = margin + item.level * (inner_width + gap)
@@ -120,17 +126,7 @@ def _figure(outline: Outline, n_rows: int) -> tuple[Any, Any]:
             if item.n_hidden:
                 write(left + 0.08, middle, f"{text}, {share}", fontsize=8.5, style="italic")
                 return middle, bottom
-            box = FancyBboxPatch(
-                (left, middle - 0.15),
-                0.62,
-                0.3,
-                boxstyle="round,pad=0,rounding_size=0.06",
-                facecolor=leaf_fill if item.node < 0 else fill,
-                edgecolor=line,
-                linewidth=0.8,
-                zorder=2,
-            )
-            axes.add_patch(box)
+            box(left, middle, 0.62, 0.3, leaf_fill if item.node < 0 else fill)
             write(left + 0.31, middle, share, fontsize=8.5, ha="center", weight="bold")
             write(left + 0.72, middle, text, fontsize=9)
             return middle, bottom
@@ -147,29 +143,10 @@ def _figure(outline: Outline, n_rows: int) -> tuple[Any, Any]:
                 [(right, middle), (bend, middle), (bend, end), (next_left, end)],
                 [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4],
             )
-            axes.add_patch(
-                PathPatch(
-                    curve,
-                    facecolor="none",
-                    edgecolor=line,
-                    linewidth=0.8 if child.n_hidden else 0.6 + 5 * child.share**0.5,
-                    alpha=0.55,
-                    linestyle=":" if child.n_hidden else "-",
-                    capstyle="butt",
-                    zorder=1,
-                )
-            )
-        box = FancyBboxPatch(
-            (left, middle - 0.2),
-            inner_width,
-            0.4,
-            boxstyle="round,pad=0,rounding_size=0.08",
-            facecolor=fill,
-            edgecolor=line,
-            linewidth=0.8,
-            zorder=2,
-        )
-        axes.add_patch(box)
+            width, dashes = (0.8, ":") if child.n_hidden else (0.6 + 5 * child.share**0.5, "-")
+            style = {"facecolor": "none", "edgecolor": line, "alpha": 0.55, "capstyle": "butt"}
+            axes.add_patch(PathPatch(curve, linewidth=width, linestyle=dashes, zorder=1, **style))
+        box(left, middle, inner_width, 0.4, fill)
         count = f"{percent(item.share)} · {item.end - item.begin:,} classes"
         center = left + inner_width / 2
         write(center, middle - 0.085, count, fontsize=8.5, ha="center", weight="bold")

@@ -25,15 +25,9 @@ Column = tuple[str, Callable[[Any], Any]] | tuple[str, Callable[[Any], Any], Cal
 
 
 def table(title: str, items: Iterable[Any], columns: Sequence[Column]) -> Table:
-    """Make a table with a row for each item.
-
-    Args:
-        title: title of the table.
-        items: items of any type.
-        columns: for each column its name, a function from an item to its value and, for numbers,
-            which are aligned right, a function that formats it, such as :func:`count` or
-            ``decimals(2)``.
-    """
+    """A table with a row for each item. ``columns``: for each its name, a function from an item to
+    its value and, for numbers, which are aligned right, a function that formats it, such as
+    :func:`count` or ``decimals(2)``."""
     rows = [
         [(column[2] if len(column) == 3 else str)(column[1](item)) for column in columns]
         for item in items

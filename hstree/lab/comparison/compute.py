@@ -54,13 +54,8 @@ def spread(values: Iterable[float | None], digits: int = 2) -> str:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ only in the seed.
-
-    Attributes:
-        label: A, B, ...
-        runs: at least one run, in the order given.
-        differing: as in :class:`Comparison`.
-    """
+    """Runs that differ only in the seed, at least one, in the order given; ``label``: A, B, ...;
+    ``differing`` as in :class:`Comparison`."""
 
     label: str
     runs: tuple[RunResults, ...]
@@ -126,14 +121,8 @@ class Comparison:
 
 
 def compare(paths: Iterable[str | os.PathLike[str]]) -> Comparison:
-    """Read runs and compare them.
-
-    Args:
-        paths: run folders, without repetition.
-
-    Raises:
-        ValueError: there is no folder, a folder is repeated, or one is not a run.
-    """
+    """Read run folders and compare them. Raises ValueError if there is none, a folder is repeated,
+    or one is not a run."""
     folders = [Path(path) for path in paths]
     if not folders:
         raise ValueError("paths: expected at least one run folder, got none")

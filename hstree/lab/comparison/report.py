@@ -11,7 +11,7 @@ from typing import Any
 from hstree._files import write_atomic
 from hstree.lm._arguments import Argument, output_file
 from hstree.lm._packages import optional_package
-from hstree.lm._pictures import FORMATS, line_style, new_figure, picture, plain
+from hstree.lm._pictures import FORMATS, line_style, new_figure, perplexity_axes, picture, plain
 from hstree.lm._terminal import show
 from hstree.lm.print_tables import print_tables
 from hstree.lm.runs import RunResults
@@ -27,22 +27,35 @@ from .compute import (
     setting_texts,
 )
 
+_TWO = decimals(2)
+_FIGURES: dict[str, Column] = {
+    "best_epoch": ("best epoch", lambda run: run.best_epoch, text),
+    "valid_perplexity": ("valid perplexity", lambda run: run.valid_perplexity, _TWO),
+    "test_perplexity": ("test perplexity", lambda run: run.test_perplexity, _TWO),
+    "backbone_parameters": (
+        "backbone parameters",
+        lambda run: run.final and run.final.backbone_parameters,
+        count,
+    ),
+    "head_parameters": (
+        "head parameters",
+        lambda run: run.final and run.final.head_parameters,
+        count,
+    ),
+    "seconds_per_epoch": ("s per epoch", lambda run: run.seconds_per_epoch, decimals(1)),
+    "tokens_per_second": ("tokens/s", lambda run: run.tokens_per_second, decimals(0)),
+}
+"""Columns of the table of runs, by their names in the CSV file."""
+
 
 def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
     """A table of the runs and, if any group has several runs, one of the groups."""
-    two = decimals(2)
     columns: list[Column] = [
         ("run", lambda run: run.path),
         ("head", lambda run: run.head),
         ("seed", lambda run: run.seed, text),
         ("epochs", _epochs, str),
-        ("best epoch", lambda run: run.best_epoch, text),
-        ("valid perplexity", lambda run: run.valid_perplexity, two),
-        ("test perplexity", lambda run: run.test_perplexity, two),
-        ("backbone parameters", lambda run: run.final and run.final.backbone_parameters, count),
-        ("head parameters", lambda run: run.final and run.final.head_parameters, count),
-        ("s per epoch", lambda run: run.seconds_per_epoch, decimals(1)),
-        ("tokens/s", lambda run: run.tokens_per_second, decimals(0)),
+        *_FIGURES.values(),
     ]
     if comparison.differing:
         names = comparison.differing
@@ -59,10 +72,10 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
                 ("group", lambda group: group.label),
                 ("model", lambda group: group.description),
                 ("finished", lambda group: f"{len(group.finished)} of {len(group.runs)}", str),
-                ("valid, mean", lambda group: _over(group, "valid", "mean"), two),
-                ("valid, SD", lambda group: _over(group, "valid", "deviation"), two),
-                ("test, mean", lambda group: _over(group, "test", "mean"), two),
-                ("test, SD", lambda group: _over(group, "test", "deviation"), two),
+                ("valid, mean", lambda group: _over(group, "valid", "mean"), _TWO),
+                ("valid, SD", lambda group: _over(group, "valid", "deviation"), _TWO),
+                ("test, mean", lambda group: _over(group, "test", "mean"), _TWO),
+                ("test, SD", lambda group: _over(group, "test", "deviation"), _TWO),
             ],
         ),
     )
@@ -103,13 +116,7 @@ def _csv_row(comparison: Comparison, run: RunResults) -> dict[str, Any]:
         },
         "finished": json.dumps(run.final is not None),
         "epochs_ended": len(run.epochs),
-        "best_epoch": run.best_epoch,
-        "valid_perplexity": run.valid_perplexity,
-        "test_perplexity": run.test_perplexity,
-        "backbone_parameters": run.final and run.final.backbone_parameters,
-        "head_parameters": run.final and run.final.head_parameters,
-        "seconds_per_epoch": run.seconds_per_epoch,
-        "tokens_per_second": run.tokens_per_second,
+        **{name: column[1](run) for name, column in _FIGURES.items()},
     }
 
 
@@ -175,8 +182,6 @@ def validation_curves(comparison: Comparison) -> Any:
     groups = [group for group in comparison.groups if any(run.epochs for run in group.runs)]
     if not groups:
         raise ValueError("comparison: expected a run with at least one completed epoch, got none")
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
     figure = new_figure(7.2, 4.4 + 0.2 * len(groups))
     axes = figure.add_subplot()
     caption = "dot: best epoch"
@@ -194,15 +199,9 @@ def validation_curves(comparison: Comparison) -> Any:
             if averaged is not None:
                 axes.plot(averaged, curve[averaged], "D", mfc="white", mec=style["color"], ms=6)
                 caption = "dot: best epoch, diamond: first epoch of averaged weights"
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.set_xlabel("epoch (passes over the training text)")
+    perplexity_axes(axes)
     axes.set_ylabel("validation perplexity per token (log scale)")
     axes.set_title(caption, fontsize=9)
-    axes.grid(alpha=0.3)
     figure.legend(loc="outside lower left", frameon=False, fontsize=8)
     return figure
 

@@ -15,18 +15,10 @@ FENCE = 1.5
 
 @dataclass(frozen=True)
 class Fit:
-    """Correlation of x and y over n points.
-
-    Attributes:
-        n: number of points.
-        pearson: linear correlation, in [-1, 1].
-        low, high: 95% confidence interval of ``pearson``, by Fisher's transformation.
-        pearson_p: probability of a correlation at least as far from 0 if x and y are independent
-            and normal.
-        spearman: Pearson's correlation of the ranks; equal values share their mean rank.
-        spearman_p: the same probability for ``spearman``, by Student's distribution; approximate.
-        slope, intercept: of the least-squares line y = slope x + intercept.
-    """
+    """Correlation of x and y over n points. ``low`` and ``high`` are the 95% confidence interval of
+    ``pearson``, by Fisher's transformation. A p-value is the probability of a correlation at least
+    as far from 0 if x and y are independent; for ``spearman``, by Student's distribution, it is
+    approximate. ``slope`` and ``intercept`` are those of the least-squares line."""
 
     n: int
     pearson: float

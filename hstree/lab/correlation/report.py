@@ -58,29 +58,17 @@ def measure(arguments: argparse.Namespace) -> Report:
     infinite = len(lines) - len(kept)
     notes += skipped(empty, arguments.table, "an empty cell")
     notes += skipped(infinite, arguments.table, "nan or infinity")
-    return Report(
-        f"{x[:1].upper()}{x[1:]} against {y}",
-        [correlation_table(result, x, y)],
-        notes,
-        {
-            "x": arguments.x,
-            "y": arguments.y,
-            "within": arguments.within,
-            "groups": removed,
-            "left_out": empty + infinite,
-            "all": result.overall,
-            "without_outliers": result.inner,
-        },
-        [
-            {"label": label, arguments.x: a, arguments.y: b, "outlier": str(outlier).lower()}
-            for label, a, b, outlier in zip(labels, result.x, result.y, result.outlier, strict=True)
-        ],
-        {
-            "": correlation_picture(
-                result, x, y, labels if arguments.label else None, groups, arguments.group or ""
-            )
-        },
-    )
+    data = {name: getattr(arguments, name) for name in ("x", "y", "within")}
+    data |= {"groups": removed, "left_out": empty + infinite}
+    data |= {"all": result.overall, "without_outliers": result.inner}
+    rows = [
+        {"label": label, arguments.x: a, arguments.y: b, "outlier": str(outlier).lower()}
+        for label, a, b, outlier in zip(labels, result.x, result.y, result.outlier, strict=True)
+    ]
+    shown = labels if arguments.label else None
+    picture = correlation_picture(result, x, y, shown, groups, arguments.group or "")
+    title = f"{x[:1].upper()}{x[1:]} against {y}"
+    return Report(title, [correlation_table(result, x, y)], notes, data, rows, {"": picture})
 
 
 def correlation_table(result: Correlation, x: str, y: str) -> Table:
@@ -133,19 +121,9 @@ def correlation_picture(
     group: str = "",
 ) -> Any:
     """Plot the points, with open markers for outliers, and the least-squares lines with and without
-    outliers.
-
-    Args:
-        result: result of :func:`correlate`.
-        x, y: labels of the axes.
-        labels: text for each point, drawn at outliers, and at all points if they are few.
-        groups: for each point, the value that its color shows: a color scale for numbers, otherwise
-            a legend.
-        group: name of ``groups``.
-
-    Raises:
-        ValueError: the number of labels or groups differs from that of points.
-    """
+    outliers. ``labels``: text for each point, drawn at outliers, and at all points if they are few.
+    ``groups``: for each point, the value of ``group`` that its color shows, by a scale for numbers,
+    otherwise by a legend. Raises ValueError unless there is one for each point."""
     for name, texts in (("labels", labels), ("groups", groups)):
         if texts is not None and len(texts) != len(result.x):
             raise ValueError(f"{name}: expected {len(result.x)}, one a point, got {len(texts)}")
@@ -173,17 +151,11 @@ def correlation_picture(
         )
     for i, text in enumerate(labels or ()):
         if result.outlier[i] or len(result.x) <= _ALL_LABELS:
-            left = (
-                2 * result.x[i] > points[0].min() + points[0].max()
-            )  # side of the label, so that the text stays inside
-            axes.annotate(
-                plain(text),
-                points[:, i],
-                xytext=(-5 if left else 5, 4),
-                textcoords="offset points",
-                ha="right" if left else "left",
-                fontsize=7,
-            )
+            # side of the label, so that the text stays inside
+            left = 2 * result.x[i] > points[0].min() + points[0].max()
+            offset, side = (-5, "right") if left else (5, "left")
+            place = {"xytext": (offset, 4), "textcoords": "offset points", "ha": side}
+            axes.annotate(plain(text), points[:, i], **place, fontsize=7)
     axes.set(xlabel=plain(x), ylabel=plain(y))
     axes.grid(alpha=0.3)
     ncols = 2 if len(axes.get_legend_handles_labels()[0]) > 4 else 1

@@ -54,14 +54,9 @@ class Agreement:
 
 
 def root_partition(tree: Tree, frequencies: npt.ArrayLike | None = None) -> IntArray:
-    """The cluster of each class, int64 [V]: the number of the root's child above it.
-
-    A tree with a binary root is first collapsed to the sqrt(V) heaviest clusters; see
-    :meth:`hstree.trees.Tree.collapse`.
-
-    Args:
-        frequencies: class frequencies in the training text, real [V]; None: equal frequencies.
-    """
+    """The cluster of each class, int64 [V]: the number of the root's child above it. A tree with a
+    binary root is first collapsed to the sqrt(V) clusters that are heaviest by the frequencies [V]
+    of the classes in the training text (None: equal ones)."""
     if tree.root_width == 2:
         tree = tree.collapse(math.isqrt(tree.n_classes), frequencies=frequencies)
     cluster = np.zeros(tree.n_classes, np.int64)
@@ -89,12 +84,8 @@ def heaviest_clusters(tree: Tree, vocabulary: Vocabulary, n: int, words: int) ->
 
 
 def nearest_words(tree: Tree, vocabulary: Vocabulary, word: str, n: int) -> list[tuple[str, int]]:
-    """The nearest words in a tree, at most n, siblings first: pairs (word, depth of the lowest
-    common ancestor).
-
-    Sorted by decreasing depth, then by frequency. Words whose lowest common ancestor is the root
-    are excluded, so a word directly under the root has none.
-    """
+    """The nearest words in a tree, at most n: pairs (word, depth of the lowest common ancestor), by
+    decreasing depth, then by frequency. Words that part at the root are excluded."""
     own = vocabulary[word]
     depth = common_depth(tree, np.full(tree.n_classes, own), np.arange(tree.n_classes))
     depth[own] = 0
@@ -109,14 +100,9 @@ def adjusted_rand_index(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
         \frac{\sum_{ij} \binom{n_{ij}}{2} - E}{\frac{1}{2} (A + B) - E}, \qquad
         A = \sum_i \binom{a_i}{2}, \quad B = \sum_j \binom{b_j}{2}, \quad E = A B / \binom{n}{2}
 
-    with the contingency table n_ij and its row and column sums a, b. 1 for equal partitions,
-    including those into single elements or one cluster.
-
-    Args:
-        first, second: cluster of each element, from 0 on, int [n].
-
-    Raises:
-        ValueError: the partitions have different sizes.
+    with the contingency table n_ij and its row and column sums a, b. ``first`` and ``second``:
+    cluster of each element, from 0 on, int [n]. 1 for equal partitions, including those into single
+    elements or one cluster. Raises ValueError for partitions of different sizes.
 
     Source: Hubert and Arabie, Comparing partitions, Journal of Classification 2, 1985.
     """

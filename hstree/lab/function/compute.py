@@ -135,15 +135,11 @@ class FunctionView:
 
 
 def check_function_head(model: LanguageModel) -> FlatHead:
-    """The head of a model, if it is a softmax of f(logits).
-
-    Raises:
-        ValueError: the head has no such function.
-    """
+    """The head of a model. Raises ValueError unless it is a softmax of f(logits)."""
     head = model.head
     if not isinstance(head, FlatHead) or isinstance(head, Mixtape):
         raise ValueError(
-            f"model: expected a head that is a softmax, or a mixture of softmaxes, of f(W h + b), "
+            "model: expected a head that is a softmax, or a mixture of softmaxes, of f(W h + b), "
             f"got the head {head.name!r}, which applies no function to its logits"
         )
     return head

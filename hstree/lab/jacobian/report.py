@@ -101,14 +101,9 @@ _FLOOR = 1e-4  # lower limit of the logarithmic panels, as a share of the larges
 
 
 def jacobian_picture(layers: Sequence[LayerSpectrum], activation: str, *, normalised: bool) -> Any:
-    """Plot mean singular values against their index: a column for each kind of gate, linear above,
-    logarithmic below. Every panel includes the linear and the dense layer.
-
-    Args:
-        layers: result of :func:`jacobian_experiment`.
-        activation: their activation.
-        normalised: whether to divide by the largest value of the same Jacobian before the mean.
-    """
+    """Plot mean singular values against their index, ``normalised`` by the largest value of the
+    same Jacobian before the mean: a column for each kind of gate, linear above, logarithmic below.
+    Every panel includes the linear and the dense layer."""
     gates = list(dict.fromkeys(layer.gate for layer in layers if layer.gate))
     experts = dict.fromkeys(layer.experts for layer in layers if layer.experts)
     styles: dict[object, dict[str, Any]] = {

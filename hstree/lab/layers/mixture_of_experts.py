@@ -76,11 +76,8 @@ def mixture(gate: Tensor, experts: Tensor) -> Tensor:
 
 
 class _MixtureOfExperts(nn.Module):
-    """Base of dense and convolutional mixtures; subclasses set ``experts`` and ``gate``.
-
-    Weight and bias of ``experts`` have K * out features (channels): expert by expert or, with G
-    groups, group by group and expert by expert in each group.
-    """
+    """Base of dense and convolutional mixtures; subclasses set ``experts`` and ``gate``. Weight and
+    bias of ``experts`` have K * out features (channels): expert by expert, in each of G groups."""
 
     experts: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
     gate: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | None
@@ -172,15 +169,13 @@ class MoEDense(_MixtureOfExperts):
     ``experts.bias`` [K * out]; ``gate.weight`` [K, in]; ``gate.bias`` [K].
 
     Args:
-        in_features: number of input features.
-        out_features: number of output features.
+        in_features, out_features: numbers of input and output features.
         n_experts: number of experts, K.
         bias: whether there are biases c_k and b_k.
         gate: ``"softmax"``, ``"sigmoid"``, ``"constant"`` or ``"none"``.
         activation: elementwise function f: a function, a module or a name of
             :data:`hstree.lab.layers.ACTIVATIONS`.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
+        device, dtype: of the parameters.
 
     Raises:
         ValueError: for an argument out of range, or an input with another number of features.
@@ -253,16 +248,9 @@ class _MoEConv(_MixtureOfExperts):
     ) -> None:
         super().__init__(in_channels, out_channels, n_experts, groups, gate, activation, "channels")
         self.in_channels, self.out_channels = in_channels, out_channels
-        options: dict[str, Any] = {
-            "kernel_size": kernel_size,
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "bias": bias,
-            "padding_mode": padding_mode,
-            "device": device,
-            "dtype": dtype,
-        }
+        options: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride}
+        options |= {"padding": padding, "dilation": dilation, "padding_mode": padding_mode}
+        options |= {"bias": bias, "device": device, "dtype": dtype}
         convolution = self._convolution
         self.experts = convolution(in_channels, n_experts * out_channels, groups=groups, **options)
         learned = gate in ("softmax", "sigmoid")
@@ -311,21 +299,15 @@ class MoEConv2d(_MoEConv):
     ``gate.bias`` [K].
 
     Args:
-        in_channels: number of input channels.
-        out_channels: number of output channels.
-        kernel_size: as for the convolution of torch.nn.
+        in_channels, out_channels: numbers of input and output channels.
+        kernel_size, stride, padding, dilation, groups, padding_mode: as for the convolution of
+            torch.nn.
         n_experts: number of experts, K.
-        stride: as for the convolution of torch.nn.
-        padding: as for the convolution of torch.nn.
-        dilation: as for the convolution of torch.nn.
-        groups: as for the convolution of torch.nn.
         bias: whether there are biases c_k and b_k.
-        padding_mode: as for the convolution of torch.nn.
         gate: ``"softmax"``, ``"sigmoid"``, ``"constant"`` or ``"none"``.
         activation: elementwise function f: a function, a module or a name of
             :data:`hstree.lab.layers.ACTIVATIONS`.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
+        device, dtype: of the parameters.
 
     Raises:
         ValueError: for an argument out of range, or an input with another number of channels or

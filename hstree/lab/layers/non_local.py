@@ -39,8 +39,7 @@ class NonLocalBlock(nn.Module):
         channels: number of channels, C.
         inner_channels: number of channels of theta, phi, g and y, E; None: half of C, at least 1.
         bias: whether the four linear maps have biases.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
+        device, dtype: of the parameters.
 
     Raises:
         ValueError: for an argument out of range, or an input with another number of channels or

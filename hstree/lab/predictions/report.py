@@ -24,9 +24,7 @@ _BAR = " | "
 @dataclass(frozen=True)
 class ContextPredictions:
     """The predictions of several models in one context: the last words that they have read, the
-    true next word if it is known, its position if it is from the test text, and a prediction for
-    each model.
-    """
+    true next word if it is known, its position in the test text, and a prediction for each."""
 
     context: str
     true_word: str | None
@@ -61,9 +59,8 @@ def measure(arguments: argparse.Namespace) -> Report:
             tokens = [run.vocabulary.end, *run.vocabulary.encode(words)]
             log_prob = log_prob_at(run.model, tokens, [len(tokens)])[0]
             true_word = truth and _true_word(context, words, truth, run)
-            predictions.append(
-                prediction(log_prob, run.vocabulary.words, arguments.top_k, true_word)
-            )
+            likely = prediction(log_prob, run.vocabulary.words, arguments.top_k, true_word)
+            predictions.append(likely)
         found.append(ContextPredictions(context, truth, None, tuple(predictions)))
     if arguments.random is not None:
         drawn, text = _drawn(arguments, runs)
@@ -216,8 +213,7 @@ counts as a word.
             default=[],
             metavar="TEXT",
             help="words to read and, optionally, ' | ' and the true next word: 'the company said "
-            "| it'; a "
-            "run with subwords uses its first token; may be repeated",
+            "| it'; a run with subwords uses its first token; may be repeated",
         ),
         Argument(
             "--random",

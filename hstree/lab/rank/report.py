@@ -44,10 +44,8 @@ def measure(arguments: argparse.Namespace) -> Report:
             near = int((abs(result.singular_values - threshold) <= error).sum())
             notes.append(
                 f"{name}: at the Press threshold, the error bound of gram is "
-                f"{error / threshold:.2%} of "
-                f"the threshold; {near:,} singular values are closer to it than that, so they may "
-                f"or "
-                "may not count"
+                f"{error / threshold:.2%} of the threshold; {near:,} singular values are closer to "
+                "it than that, so they may or may not count"
             )
     notes.append("rank.json has a selection of the singular values, rank-values.npz has all")
     rows, archive = rank_rows(results), io.BytesIO()
@@ -90,10 +88,9 @@ def _matrices(arguments: argparse.Namespace) -> tuple[dict[str, BlockMatrix], li
         matrices[names[directory]] = matrix
         note = f"head {head.name}, {matrix.shape[0]:,} contexts of the {split} of {corpus.name}"
         if (bound := softmax_rank_bound(head)) is not None:
-            features = (
-                f"{head.weight.shape[1]} features {'without' if head.bias is None else 'with'}"
-            )
-            note += f"; a softmax over {features} bias has rank at most {bound}"
+            bias = "without" if head.bias is None else "with"
+            features = f"{head.weight.shape[1]} features {bias} bias"
+            note += f"; a softmax over {features} has rank at most {bound}"
         notes.append(f"{names[directory]}: {note}")
     for file in arguments.log_prob:
         try:
@@ -183,12 +180,9 @@ def spectrum_picture(results: Mapping[str, RankResult]) -> Any:
     linear.set_title("linear, from the second on: the first is 1", fontsize=9)
     logarithmic.set_title("logarithmic", fontsize=9)
     for axes in (linear, logarithmic):
-        axes.set(
-            xscale="log",
-            xlim=_index_limits(results),
-            xlabel="index of the singular value (log scale)",
-            ylabel="singular value / largest singular value",
-        )
+        axes.set(xscale="log", xlim=_index_limits(results))
+        axes.set_xlabel("index of the singular value (log scale)")
+        axes.set_ylabel("singular value / largest singular value")
         axes.grid(alpha=0.3)
     figure.legend(loc="outside lower left", frameon=False, fontsize=8)
     return figure
@@ -212,14 +206,10 @@ def energy_picture(results: Mapping[str, RankResult]) -> Any:
         axes.plot(dots, [left[rank - 1] for rank in dots], "o", color=style["color"], ms=4)
     for epsilon in epsilons:
         axes.axhline(epsilon, color="#000000", lw=0.8, ls=":")
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlim=_index_limits(results),
-        ylim=(lowest / 30, min(1.0, 3 * highest)),
-        xlabel="k, number of singular values kept (log scale)",
-        ylabel="share of the sum of squares left out (log scale)",
-    )
+    limits = {"xlim": _index_limits(results), "ylim": (lowest / 30, min(1.0, 3 * highest))}
+    axes.set(xscale="log", yscale="log", **limits)
+    axes.set_xlabel("k, number of singular values kept (log scale)")
+    axes.set_ylabel("share of the sum of squares left out (log scale)")
     axes.set_title("dots: effective ranks; dotted lines: their epsilon", fontsize=9)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower left", frameon=False, fontsize=8)

@@ -16,15 +16,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class TTest:
-    """An unpaired two-sided t-test of equal means.
-
-    Attributes:
-        statistic: the statistic, t.
-        degrees_of_freedom: degrees of freedom of t.
-        p_value: probability of a t at least as far from 0 if the means are equal.
-        difference: difference of the means, first minus second.
-        low, high: 95% confidence interval of the difference.
-    """
+    """An unpaired two-sided t-test of equal means: the statistic t, its degrees of freedom, the
+    probability of a t at least as far from 0 if the means are equal, their difference (first minus
+    second) and its 95% confidence interval."""
 
     statistic: float
     degrees_of_freedom: float
@@ -97,17 +91,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Sample:
-    """The values of one model.
-
-    Attributes:
-        name: name of the model.
-        values: one value for each seed.
-        mean: mean of the values.
-        deviation: standard deviation with n - 1 in the denominator; nan for a single value, or if
-            one is not finite.
-        low, high: 95% confidence interval of the mean, mean -+ t_{n-1} deviation / sqrt(n); nan if
-            the deviation is nan or 0.
-    """
+    """The values of one model, one for each seed; their mean; their standard deviation, with n - 1
+    in the denominator, nan for a single value or if one is not finite; and the 95% confidence
+    interval of the mean, mean -+ t_{n-1} deviation / sqrt(n), nan if the deviation is nan or 0."""
 
     name: str
     values: tuple[float, ...]
@@ -141,16 +127,9 @@ class Significance:
 
 
 def significance_tests(values: Mapping[str, Sequence[float]]) -> Significance:
-    """Test every pair of models for a difference of their means.
-
-    A model with fewer than two values, or with one that is not finite, is listed but not tested.
-
-    Args:
-        values: for each model, a number for each seed, such as the test perplexity.
-
-    Raises:
-        ValueError: fewer than two models can be tested.
-    """
+    """Test every pair of models for a difference of the means of their values, one for each seed,
+    such as test perplexities. A model with fewer than two values, or with one that is not finite,
+    is listed but not tested. Raises ValueError if fewer than two models can be tested."""
     samples = tuple(_sample(name, numbers) for name, numbers in values.items())
     notes, tested = [], []
     for sample in samples:
@@ -196,14 +175,9 @@ def _sample(name: str, values: Sequence[float]) -> Sample:
 
 
 def model_perplexities(comparison: Comparison) -> dict[str, list[float]]:
-    """Collect the test perplexities of the finished runs of each group, for
-    :func:`significance_tests`.
-
-    The name of a group is its head, with its label if another group has the same head.
-
-    Raises:
-        ValueError: the finished runs are on different texts.
-    """
+    """The test perplexities of the finished runs of each group, for :func:`significance_tests`. The
+    name of a group is its head, with its label if another group has the same head. Raises
+    ValueError if the finished runs are on different texts."""
     groups = [group for group in comparison.groups if group.finished]
     if len(set().union(*(group.texts for group in groups))) > 1:
         raise ValueError(

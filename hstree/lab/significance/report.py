@@ -92,24 +92,16 @@ def significance_tables(result: Significance, quantity: str) -> list[Table]:
     p |= {(pair.second, pair.first): pair.welch.p_value for pair in result.pairs}
     names = list(dict.fromkeys(name for pair in result.pairs for name in (pair.first, pair.second)))
     matrix = [[p.get((row, name), math.nan) for name in names] for row in names]
+    of_models = f"{quantity[:1].upper()}{quantity[1:]} of each model over its seeds"
+    of_pairs = (
+        f"Unpaired two-sided t-tests of equal mean {quantity}; Holm: corrected for {tested} "
+        f"test{'s' * (tested != 1)}"
+    )
+    p_values = "p-values of Welch's test: above the diagonal after Holm's correction, below without"
     return [
-        table(
-            f"{quantity[:1].upper()}{quantity[1:]} of each model over its seeds",
-            result.samples,
-            samples,
-        ),
-        table(
-            f"Unpaired two-sided t-tests of equal mean {quantity}; Holm: corrected for {tested} "
-            + ("test" if tested == 1 else "tests"),
-            result.pairs,
-            pairs,
-        ),
-        matrix_table(
-            "p-values of Welch's test: above the diagonal after Holm's correction, below without",
-            names,
-            matrix,
-            probability,
-        ),
+        table(of_models, result.samples, samples),
+        table(of_pairs, result.pairs, pairs),
+        matrix_table(p_values, names, matrix, probability),
     ]
 
 
@@ -128,20 +120,12 @@ def _interval(of: Any) -> str:
 
 
 def _row(pair: PairTest) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "first": pair.first,
-        "second": pair.second,
-        "difference": pair.welch.difference,
-        "welch_low": pair.welch.low,
-        "welch_high": pair.welch.high,
-    }
+    row: dict[str, Any] = {"first": pair.first, "second": pair.second}
+    row["difference"] = pair.welch.difference
+    row |= {"welch_low": pair.welch.low, "welch_high": pair.welch.high}
     for name, test in (("welch", pair.welch), ("student", pair.student)):
-        row |= {
-            f"{name}_t": test.statistic,
-            f"{name}_degrees_of_freedom": test.degrees_of_freedom,
-            f"{name}_p": test.p_value,
-            f"{name}_p_holm": getattr(pair, f"{name}_corrected"),
-        }
+        row |= {f"{name}_t": test.statistic, f"{name}_degrees_of_freedom": test.degrees_of_freedom}
+        row |= {f"{name}_p": test.p_value, f"{name}_p_holm": getattr(pair, f"{name}_corrected")}
     return row
 
 

@@ -44,11 +44,8 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 class StudyInterrupted(KeyboardInterrupt):
-    """A study was interrupted. It resumes when it is run again.
-
-    Attributes:
-        signal: number of the received signal, or None.
-    """
+    """A study was interrupted, by a signal of this number if it is known. It resumes when it is run
+    again."""
 
     def __init__(self, message: str, signal: int | None = None) -> None:
         super().__init__(message)

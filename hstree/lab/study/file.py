@@ -68,12 +68,8 @@ class RankSettings:
 
 @dataclass(frozen=True)
 class StudyModel:
-    """One configuration, trained once with each seed.
-
-    Attributes:
-        label: name of the model in the file, followed by the values of the grid.
-        config: its settings; seed and run folder are placeholders.
-    """
+    """One configuration, trained once with each seed: the name of the model in the file, followed
+    by the values of the grid, and its settings, whose seed and run folder are placeholders."""
 
     label: str
     config: TrainConfig
@@ -86,23 +82,14 @@ class StudyModel:
 
 @dataclass(frozen=True)
 class Study:
-    """The contents of a study's file.
-
-    Attributes:
-        name: name of the study.
-        models: all configurations, in the order of the file.
-        seeds: seeds with which each model is trained.
-        baseline: label of the model that the others are tested against, or None.
-        rank: log-probabilities for the ranks; None: no ranks.
-        source: text of the file.
-    """
+    """The contents of a study's file."""
 
     name: str
-    models: tuple[StudyModel, ...]
+    models: tuple[StudyModel, ...]  # in the order of the file
     seeds: tuple[int, ...]
-    baseline: str | None
-    rank: RankSettings | None
-    source: str
+    baseline: str | None  # label of the model that the others are tested against
+    rank: RankSettings | None  # None: no ranks
+    source: str  # text of the file
 
 
 def read_study(path: str | os.PathLike[str]) -> Study:
@@ -222,9 +209,8 @@ def _rank(value: Any) -> RankSettings | None:
     if isinstance(value, bool):
         return RankSettings() if value else None
     if not isinstance(value, dict):
-        raise StudyError(
-            f"rank: expected true, false or a table of rows and split, got {quoted(value)}"
-        )
+        expected = "true, false or a table of rows and split"
+        raise StudyError(f"rank: expected {expected}, got {quoted(value)}")
     with _within("rank"):
         _only(value, ("rows", "split"))
     rank = RankSettings(**value)
@@ -289,16 +275,11 @@ def _config(
             ) from None
     make = TrainConfig if preset_name is None else partial(preset, preset_name)
     config = make(**settings, head_option=tuple(texts))
-    known = _option_names(config.head)
+    known = head_options(config.head).difference(_SETTINGS)
     for key in options:
         if key not in known:
             raise StudyError(f"head_options: the head {config.head!r} has no option {key}")
     return config
-
-
-def _option_names(head: str) -> set[str]:
-    """All arguments that a head accepts by name, including those of its base classes."""
-    return head_options(head).difference(_SETTINGS)
 
 
 def _table(values: Mapping[str, Any], key: str) -> dict[str, Any]:

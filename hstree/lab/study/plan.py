@@ -15,12 +15,9 @@ SMALLEST_SHARE, LARGEST_SHARE = 1 / 64, 64.0
 
 @dataclass(frozen=True)
 class Contender:
-    """One configuration of a planned study.
+    """One configuration of a planned study, by name on the command line and by title on the page.
 
     Attributes:
-        name: short name, for the command line.
-        title: what it is, for the page.
-        settings: settings of its runs.
         sweeps: settings to be chosen, with the values to begin with, each after the one before. A
             value is added beyond the best one, twice or half as large, until the best value lies
             between others.
@@ -78,15 +75,10 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class State:
-    """How far a contender is.
-
-    Attributes:
-        tried: for each sweep its values with their validation perplexities.
-        runs: its runs as far as they are known, those of sweeps first.
-        settings: of the final runs; None while a sweep goes on.
-        so_far: while the last sweep goes on, the settings with its best value so far, if its runs
-            are as long as the final ones.
-    """
+    """How far a contender is: for each sweep its tried values with their validation perplexities;
+    its runs as far as they are known, those of sweeps first; the settings of the final runs, None
+    while a sweep goes on; while the last sweep goes on, the settings with its best value so far, if
+    its runs are as long as the final ones."""
 
     tried: dict[str, dict[float, float]]
     runs: tuple[PlannedRun, ...]
@@ -152,14 +144,9 @@ def _beyond(tried: Mapping[float, float], values: Sequence[float]) -> list[float
 def planned_runs(
     contenders: Sequence[Contender], records: Records, only: Collection[str] = ()
 ) -> list[PlannedRun]:
-    """The runs of a study as far as they are known, in the order in which they are made. Within a
-    group all sweeps come first, then the first seed of every contender, then the second.
-
-    Args:
-        contenders: all contenders of the study.
-        records: the finished runs.
-        only: names of the contenders that count; empty: all.
-    """
+    """The runs of a study as far as they are known, in the order in which they are made: within a
+    group all sweeps, then the first seed of every contender, then the second. ``only``: names of
+    the contenders that count; empty: all."""
     counted = [named(contenders, name) for name in only] or list(contenders)
     runs: dict[str, PlannedRun] = {}
     for group in sorted({contender.group for contender in counted}):
@@ -173,9 +160,7 @@ def planned_runs(
 
 def named(contenders: Iterable[Contender], name: str) -> Contender:
     """The contender of this name. Raises ValueError if there is none."""
-    contenders = list(contenders)
-    for contender in contenders:
-        if contender.name == name:
-            return contender
-    names = ", ".join(contender.name for contender in contenders)
-    raise ValueError(f"expected one of {names}, got {name!r}")
+    by_name = {contender.name: contender for contender in contenders}
+    if name not in by_name:
+        raise ValueError(f"expected one of {', '.join(by_name)}, got {name!r}")
+    return by_name[name]

@@ -24,10 +24,9 @@ from .records import Records
 
 @dataclass(frozen=True)
 class PlannedStudy:
-    """A study that a script plans.
+    """A study that a script plans. Its files are NAME.json, NAME.md and the pictures.
 
     Attributes:
-        name: of its files: NAME.json, NAME.md and the pictures.
         contenders: in the order of importance.
         measure: makes a run on a text, given the command line too, and returns its figures; among
             them ``valid``, the validation perplexity, None if training diverged.
@@ -54,13 +53,7 @@ class PlannedStudy:
     def main(
         self, description: str | None, folder: Path, arguments: Sequence[str] | None = None
     ) -> None:
-        """The script.
-
-        Args:
-            description: of the script.
-            folder: folder of the records by default.
-            arguments: of the command line; None: those of the process.
-        """
+        """The script, with its records in ``folder`` by default."""
         parser = self._parser(description, folder)
         given = parser.parse_args(arguments)
         records = Records(given.save.with_suffix(".json"))
@@ -94,38 +87,26 @@ class PlannedStudy:
         )
         names = [contender.name for contender in self.contenders]
         add = parser.add_argument
+        shown = "contenders to run (default: all that are missing)\n" + ", ".join(names)
+        times = "time training steps in turns, and exit" if self.time_steps else argparse.SUPPRESS
         add("--data", type=Path, metavar="FOLDER", help="folder of the text")
-        add(
-            "--only",
-            nargs="+",
-            metavar="NAME",
-            choices=names,
-            default=[],
-            help="contenders to run (default: all that are missing)\n" + ", ".join(names),
-        )
+        add("--only", nargs="+", metavar="NAME", choices=names, default=[], help=shown)
         add("--limit", type=count, metavar="N", help="stop after N more runs")
-        add(
-            "--runs",
-            type=Path,
-            metavar="FOLDER",
-            default=Path("studies", self.name),
-            help="folder for run folders (default: %(default)s)",
-        )
-        add(
-            "--save",
-            type=Path,
-            metavar="NAME",
-            default=folder / self.name,
-            help="NAME.json keeps the records; NAME.md is the page (default: %(default)s)",
-        )
+        for name, metavar, default, text in (
+            ("runs", "FOLDER", Path("studies", self.name), "folder for run folders"),
+            (
+                "save",
+                "NAME",
+                folder / self.name,
+                "NAME.json keeps the records; NAME.md is the page",
+            ),
+        ):
+            text += " (default: %(default)s)"
+            add(f"--{name}", type=Path, metavar=metavar, default=default, help=text)
         add("--merge", nargs="+", type=Path, metavar="FILE", help="add records of other machines")
         add("--dry-run", action="store_true", help="list the runs and their states, and exit")
         add("--page", action="store_true", help="make the page from the records, and exit")
-        add(
-            "--times",
-            action="store_true",
-            help="time training steps in turns, and exit" if self.time_steps else argparse.SUPPRESS,
-        )
+        add("--times", action="store_true", help=times)
         return parser
 
 

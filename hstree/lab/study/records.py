@@ -21,17 +21,9 @@ def key(settings: Settings, seed: int) -> str:
 
 class Records:
     """The finished runs of a study, kept in one file, so that the study can go on another day or on
-    another machine.
-
-    A record holds the name of the contender, its settings, the seed, the text, the figures, and
-    what :func:`hstree.lab.report.provenance` says. All records of a file are about the same text.
-
-    Args:
-        path: the file; it may not exist yet.
-
-    Raises:
-        ValueError: the file is not a list of records.
-    """
+    another machine. A record holds the name of the contender, its settings, the seed, the text, the
+    figures, and what :func:`hstree.lab.report.provenance` says; all records of a file are about the
+    same text. The file may not exist yet. Raises ValueError if it is not a list of records."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,19 +46,9 @@ class Records:
         self, name: str, settings: Settings, seed: int, text: str, figures: Mapping[str, Any]
     ) -> None:
         """Add a finished run, and write the file. Runs that another process has added meanwhile are
-        kept.
-
-        Raises:
-            ValueError: the records are about another text.
-        """
-        record = {
-            "name": name,
-            "settings": dict(settings),
-            "seed": seed,
-            "text": text,
-            "figures": dict(figures),
-            **provenance(),
-        }
+        kept. Raises ValueError if the records are about another text."""
+        record = {"name": name, "settings": dict(settings), "seed": seed}
+        record |= {"text": text, "figures": dict(figures), **provenance()}
         self.check_text(text)
         self._read(self.path)
         self._runs[key(settings, seed)] = json.loads(json.dumps(record))

@@ -17,14 +17,8 @@ from .records import Records
 
 @dataclass(frozen=True)
 class Result:
-    """The finished runs of a contender with its chosen settings.
-
-    Attributes:
-        contender: the contender.
-        settings: their settings.
-        runs: figures of each finished seed, at least one.
-        chosen: whether the sweeps are finished.
-    """
+    """The finished runs of a contender with its chosen settings: the figures of each finished seed,
+    at least one, and whether the sweeps are finished, so that the settings are ``chosen``."""
 
     contender: Contender
     settings: Mapping[str, Any]

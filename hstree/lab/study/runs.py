@@ -22,13 +22,7 @@ from pathlib import Path
 
 from hstree._files import write_atomic
 from hstree.lm.runs import UNGROUPED, RunResults, TrainConfig, choose_device, load_run, read_run
-from hstree.lm.training import (
-    Reporter,
-    TrainingError,
-    TrainingMemoryError,
-    resume,
-    train,
-)
+from hstree.lm.training import Reporter, TrainingError, TrainingMemoryError, resume, train
 
 from ..rank.compute import log_prob_rank
 from .engine import locked, make_runs
@@ -47,26 +41,21 @@ class Ranks:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """The current state of a run of a study.
+    """The current state of a run of a study, whose folder may not exist yet.
 
     Attributes:
-        model: its configuration.
-        seed: its seed.
-        path: its folder, which may not exist yet.
         state: "finished", "failed", "waiting", "interrupted" or "without ranks": trained, but the
             ranks of the study are missing.
-        figures: its results; None if there is no folder yet.
-        ranks: its ranks; None if there are none with the settings of the study.
         failure: why its training failed, or why memory ran out in this call, which leaves the run
-            waiting or interrupted; otherwise None.
+            waiting or interrupted.
     """
 
     model: StudyModel
     seed: int
     path: Path
     state: str = "waiting"
-    figures: RunResults | None = None
-    ranks: Ranks | None = None
+    figures: RunResults | None = None  # None if there is no folder yet
+    ranks: Ranks | None = None  # with the settings of the study
     failure: str | None = None
 
     @property

@@ -92,34 +92,19 @@ class SyntheticSetting:
 
 @dataclass(frozen=True)
 class SyntheticFit:
-    """The fit of a head to the targets of one seed.
+    """The fit of a head to the targets of one seed. Entropies are means over contexts, in nats."""
 
-    Attributes:
-        head: label of the head.
-        alpha, dimension, seed: concentration of the targets, size of the context vectors, random
-            seed.
-        learning_rate: initial learning rate of Adam.
-        steps: number of steps.
-        mode_matching: percentage of contexts whose most probable outcome is also that of the
-            target.
-        cross_entropy: mean over contexts, in nats; at least ``entropy``.
-        entropy: entropy of the targets, mean over contexts, in nats.
-        divergence: mean KL(P* || P) in nats, the difference of the two. Infinite if the fit
-            diverged.
-        parameters: number of fitted parameters of the head, without context vectors.
-    """
-
-    head: str
+    head: str  # its label
     alpha: float
     dimension: int
     seed: int
-    learning_rate: float
+    learning_rate: float  # of Adam at the beginning
     steps: int
-    mode_matching: float
+    mode_matching: float  # % of contexts whose most probable outcome is that of the target
     cross_entropy: float
-    entropy: float
-    divergence: float
-    parameters: int
+    entropy: float  # of the targets
+    divergence: float  # KL(P* || P), the difference of the two; infinite if the fit diverged
+    parameters: int  # of the head, without context vectors
 
 
 @dataclass(frozen=True)
@@ -150,15 +135,9 @@ class SyntheticCell:
 
 @dataclass(frozen=True)
 class SyntheticResult:
-    """The results of :func:`synthetic_bottleneck`.
-
-    Attributes:
-        setting: the settings.
-        fits: a fit for each alpha, head, dimension and seed.
-        search: fits of the first seed with all learning rates.
-        baselines: a baseline for each alpha.
-        cells: statistics for each alpha, head and dimension.
-    """
+    """The results of :func:`synthetic_bottleneck`: a fit for each alpha, head, dimension and seed;
+    in ``search`` the fits of the first seed with all learning rates; a baseline for each alpha; and
+    in ``cells`` statistics for each alpha, head and dimension."""
 
     setting: SyntheticSetting
     fits: tuple[SyntheticFit, ...]
@@ -223,10 +202,7 @@ def fit_head(
     x)) / 2. Context vectors are initialized from a standard normal distribution, the head as usual.
     Context vectors and head have the same learning rate, except for parameters with their own (the
     slopes of a PLIF, 0.02). The fit stops early if the divergence is below :data:`FITTED` or nan.
-    Training is in float32; results are computed in float64.
-
-    Returns:
-        The fit; deterministic on the CPU of one machine. ``alpha`` is only recorded in it.
+    Training is in float32; results are computed in float64. ``alpha`` is only recorded.
     """
     truth = torch.from_numpy(targets).to(device)
     wanted = truth.float()

@@ -33,27 +33,17 @@ DEFAULT_HEADS = (
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """A head and its options in this experiment.
-
-    Attributes:
-        label: name in tables.
-        name: name in :mod:`hstree.heads.registry`.
-        options: keyword arguments for :func:`hstree.heads.build_head`.
-    """
+    """A head in this experiment: its name in tables, its name in :mod:`hstree.heads.registry`, and
+    its options for :func:`hstree.heads.build_head`."""
 
     label: str
     name: str
     options: Mapping[str, Any]
 
     def build(self, dimension: int, targets: npt.NDArray[np.float64], seed: int) -> Head:
-        """Build the head for targets [N, M].
-
-        It is initialized as for a corpus with the mean of the targets as frequencies. Parameters
-        are drawn from torch's generator, trees from ``seed``.
-
-        Raises:
-            ValueError: the head does not accept these options at this size.
-        """
+        """Build the head for targets [N, M], initialized as for a corpus with their mean as
+        frequencies. Parameters are drawn from torch's generator, trees from ``seed``. Raises
+        ValueError if the head does not accept these options at this size."""
         frequencies = np.rint(1e6 * targets.sum(0)).astype(np.int64)
         options = {**self.options, "learning_rate_factor": 1.0}
         try:

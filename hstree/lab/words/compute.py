@@ -129,12 +129,9 @@ def word_similarity(
 def mean_similarity(
     found: Sequence[Sequence[WordSimilarity]], *, weighted: bool = False
 ) -> list[float]:
-    """Compute the mean rho of each of the M models over the sets on which all models have one,
-    optionally weighted by the number of pairs; nan if there is no such set.
-
-    Args:
-        found: result of :func:`word_similarity`, [S][M].
-    """
+    """The mean rho of each of the M models over the sets on which all models have one, optionally
+    weighted by the number of pairs; nan if there is no such set. ``found``: result of
+    :func:`word_similarity`."""
     rows = [row for row in found if not any(math.isnan(each.rho) for each in row)]
     if not rows:
         return [math.nan] * len(found[0])

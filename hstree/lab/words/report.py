@@ -77,13 +77,8 @@ def word_similarity_table(found: Sequence[Sequence[WordSimilarity]]) -> Table:
         rows.append(("mean of the sets", *blank, *map(rho, mean_similarity(found))))
         weighted = mean_similarity(found, weighted=True)
         rows.append(("weighted by pairs", *blank, *map(rho, weighted)))
-    return row_table(
-        "Spearman's rho of human scores and cosine similarities of word vectors",
-        ("set", "pairs", *header, *models),
-        rows,
-        None,
-        str,
-    )
+    title = "Spearman's rho of human scores and cosine similarities of word vectors"
+    return row_table(title, ("set", "pairs", *header, *models), rows, None, str)
 
 
 def word_similarity_picture(found: Sequence[Sequence[WordSimilarity]]) -> Any:
@@ -146,8 +141,7 @@ lower case. Pairs with a word that a model does not have are excluded and counte
             choices=VECTORS,
             default="input",
             help="the word embeddings, or the class vectors of the output layer, which trees and "
-            "the "
-            "adaptive softmax do not have",
+            "the adaptive softmax do not have",
         ),
         Argument(
             "--embeddings",

@@ -90,12 +90,11 @@ class _Source:
 
     @property
     def words(self) -> tuple[str, ...] | None:
-        """The words, if they are known."""
         return None if self.vocabulary is None else self.vocabulary.words
 
     @property
     def frequencies(self) -> npt.NDArray[np.int64] | None:
-        """Their frequencies in the training text, if they are known."""
+        """In the training text."""
         return None if self.vocabulary is None else self.vocabulary.frequencies
 
 
@@ -171,23 +170,11 @@ def _build(arguments: argparse.Namespace) -> int:
         frequencies = statistics.frequencies
         if settings.recipe == "cluster":
             vectors = statistics.vectors()
-    shape = TreeShape.for_classes(
-        len(vocabulary),
-        n_trees=settings.n_trees,
-        root=settings.root,
-        leaf=settings.leaf,
-        levels=settings.levels,
-    )
-    tree = build_tree(
-        settings.recipe,
-        len(vocabulary),
-        frequencies,
-        vectors,
-        settings.seed,
-        shape.root,
-        shape.leaf,
-        shape.levels,
-    )
+    given = {name: getattr(settings, name) for name in ("n_trees", "root", "leaf", "levels")}
+    shape = TreeShape.for_classes(len(vocabulary), **given)
+    words = len(vocabulary), frequencies, vectors
+    sizes = shape.root, shape.leaf, shape.levels
+    tree = build_tree(settings.recipe, *words, settings.seed, *sizes)
     write_atomic(_words_file(output), vocabulary.to_bytes())
     tree.save(output)
     show(_report(_Source(tree, vocabulary, str(output))))

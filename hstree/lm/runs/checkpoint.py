@@ -93,13 +93,8 @@ def model_writer(model: LanguageModel) -> Callable[[Path], None]:
 def state_writer(
     model: LanguageModel, tensors: dict[str, Tensor], values: dict[str, Any]
 ) -> Callable[[Path], None]:
-    """A function that writes the model and its training state to the safetensors file it is given.
-
-    Args:
-        model: the last weights.
-        tensors: tensors of the training state, by name.
-        values: the rest of the training state; JSON-able.
-    """
+    """A function that writes the model and its training state, tensors by name and the rest as JSON
+    would, to the safetensors file it is given."""
 
     def write(path: Path) -> None:
         weights, description = _model_content(model)
@@ -150,11 +145,8 @@ def load_model(path: str | os.PathLike[str]) -> LanguageModel:
 def load_state(
     path: str | os.PathLike[str],
 ) -> tuple[LanguageModel, dict[str, Tensor], dict[str, Any]]:
-    """The model, on the CPU, and the state that :func:`state_writer` wrote.
-
-    Raises:
-        CheckpointError: the file is missing, truncated, or not a training state.
-    """
+    """The model, on the CPU, and the state that :func:`state_writer` wrote. Raises CheckpointError
+    if the file is missing, truncated, or not a training state."""
     tensors, metadata = _read(path)
     if STATE_KEY not in metadata:
         raise CheckpointError(f"{path}: a model of hstree, but not a training state")

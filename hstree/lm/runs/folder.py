@@ -80,10 +80,7 @@ class RunDirectory:
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunDirectory:
         """The folder of a run to resume. Files that a killed process left incomplete are removed.
-
-        Raises:
-            CheckpointError: the folder does not exist, or another process writes to it.
-        """
+        Raises CheckpointError if it does not exist, or another process writes to it."""
         directory = cls.__new__(cls)
         directory.path, directory._default = Path(path), None
         directory.published, directory._lock = True, None

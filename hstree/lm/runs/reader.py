@@ -24,15 +24,9 @@ from .settings import ConfigError
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder in memory.
-
-    Attributes:
-        path: the folder.
-        config: its settings.
-        vocabulary: words and training frequencies.
-        model: best weights, in evaluation mode.
-        tokenizer: splits text as that of the run was split.
-    """
+    """A run folder in memory: its settings, its words with their training frequencies, the best
+    weights, in evaluation mode, and the tokenizer, which splits text as that of the run was
+    split."""
 
     path: Path
     config: TrainConfig
@@ -41,26 +35,17 @@ class Run:
     tokenizer: Tokenizer
 
     def corpus(self, data: str | None = None) -> Corpus:
-        """A text in the words of the run.
-
-        Args:
-            data: as for ``hstree train --data``; None: the text that the run was trained on, with
-                a warning on standard error if it has changed since.
-
-        Raises:
-            ValueError: the text does not exist.
-        """
+        """A text in the words of the run: ``data`` as for ``hstree train --data``; None: the text
+        that the run was trained on, with a warning on standard error if it has changed since.
+        Raises ValueError if it does not exist."""
         if data is None:
             return self._own_corpus
         return load_corpus(data, vocabulary=self.vocabulary, tokenizer=self.tokenizer)
 
     def held_out(self, data: str | None = None) -> HeldOut:
         """A text to score in the words of the run: the held-out parts of a folder or dataset, or
-        the whole of a file; None: those of :meth:`corpus`.
-
-        Raises:
-            ValueError: the text does not exist, or has no held-out part.
-        """
+        the whole of a file; None: those of :meth:`corpus`. Raises ValueError if it does not exist,
+        or has no held-out part."""
         if data is None:
             return self._own_corpus.held_out()
         return load_held_out(data, vocabulary=self.vocabulary, tokenizer=self.tokenizer)

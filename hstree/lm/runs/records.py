@@ -123,12 +123,8 @@ class Summary:
 
 
 def read_record(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """A dataclass of this module from its fields; others are ignored.
-
-    Raises:
-        ValueError: a field is missing or has another type; a whole number is accepted as a
-            float.
-    """
+    """A dataclass of this module from its fields; others are ignored. Raises ValueError if one is
+    missing or has another type; a whole number is accepted as a float."""
     types = typing.get_type_hints(kind)
     return kind(**{name: _value(name, type_, values.get(name)) for name, type_ in types.items()})
 

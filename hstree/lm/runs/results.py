@@ -26,12 +26,9 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True)
 class RunResults:
-    """A run.
+    """A run: its folder, as it was given, its settings, and the finished epochs, in order.
 
     Attributes:
-        path: its folder, as it was given.
-        config: its settings.
-        epochs: the finished epochs, in order.
         final: None if the run has not finished.
         origin: for a run that was fine-tuned from another, the settings of that run as JSON,
             without its folder and seed, or the name of its folder if that no longer exists; None

@@ -67,18 +67,7 @@ def setting(
         inherited: whether fine-tuning takes it from the run it starts from.
         grouped: whether runs of the same model agree in it.
     """
-    metadata = {
-        "group": group,
-        "help": help,
-        "limits": limits,
-        "choices": choices,
-        "metavar": metavar,
-        "heads": heads,
-        "noise": noise,
-        "resumable": resumable,
-        "inherited": inherited,
-        "grouped": grouped,
-    }
+    metadata = {key: value for key, value in locals().items() if key != "default"}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -111,11 +100,8 @@ def field_types(config: type) -> dict[str, FieldType]:
     result = {}
     for name, hint in typing.get_type_hints(config).items():
         optional = isinstance(hint, types.UnionType)
-        kind = (
-            next(part for part in typing.get_args(hint) if part is not type(None))
-            if optional
-            else hint
-        )
+        kinds = typing.get_args(hint) if optional else (hint,)
+        kind = next(part for part in kinds if part is not type(None))
         outer = typing.get_origin(kind) or kind
         item = typing.get_args(kind)[0] if outer is tuple else None
         result[name] = FieldType(outer, optional, item)
@@ -124,11 +110,8 @@ def field_types(config: type) -> dict[str, FieldType]:
 
 def checked(config: type, field: dataclasses.Field[Any], value: Any, name: str = "") -> Any:
     """The value of a field, a whole number as a float where the field is one, a list as a tuple.
-
-    Raises:
-        ConfigError: a value of another type, not finite, or outside the choices or limits; the
-            message begins with ``name``, by default the flag.
-    """
+    Raises ConfigError, whose message begins with ``name``, by default the flag, for a value of
+    another type, not finite, or outside the choices or limits."""
     kind, optional, item = field_types(config)[field.name]
     if value is None and optional:
         return None
@@ -160,12 +143,8 @@ def checked(config: type, field: dataclasses.Field[Any], value: Any, name: str =
 
 
 def parse_settings(config: type, text: str | bytes, where: str = "") -> dict[str, Any]:
-    """The settings of a JSON object by name.
-
-    Raises:
-        ConfigError: not a JSON object, a setting that ``config`` does not have, or a value that is
-            not valid; the message begins with ``where``.
-    """
+    """The settings of a JSON object by name. Raises ConfigError, whose message begins with
+    ``where``, if it is none, or has a setting that ``config`` does not have or does not allow."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:

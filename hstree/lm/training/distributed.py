@@ -29,13 +29,8 @@ def is_main_process() -> bool:
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a training run. Every method must be called by all of them.
-
-    Attributes:
-        rank: number of this process, from 0.
-        size: number of processes.
-        device: of this process.
-    """
+    """The processes of a training run: the number of this one, from 0, how many there are, and the
+    device of this one. Every method must be called by all of them."""
 
     rank: int
     size: int
@@ -91,12 +86,9 @@ class Processes:
         return tensors
 
     def wrap(self, module: nn.Module, *, may_skip_parameters: bool) -> nn.Module:
-        """The module in DistributedDataParallel. One process: the module itself.
-
-        Args:
-            module: not wrapped yet; its weights become those of the first process.
-            may_skip_parameters: whether a step may leave some parameters without a gradient.
-        """
+        """The module in DistributedDataParallel, with the weights of the first process. One
+        process: the module itself. ``may_skip_parameters``: whether a step may leave some
+        parameters without a gradient."""
         if self.size == 1:
             return module
         return DistributedDataParallel(

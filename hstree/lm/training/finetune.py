@@ -40,11 +40,7 @@ def finetuning(origin: str | os.PathLike[str], /, **changes: Any) -> TrainConfig
 
 def starting_model(config: TrainConfig, run: Run) -> LanguageModel:
     """The model of a run, with the dropouts, the noise and the head's learning rate of a
-    configuration.
-
-    Raises:
-        ConfigError: another setting of the model or the head differs from that of the run.
-    """
+    configuration. Raises ConfigError if another setting of the model or the head differs."""
     for field in dataclasses.fields(TrainConfig):
         mine, theirs = getattr(config, field.name), getattr(run.config, field.name)
         fixed = field.metadata["group"] in ("data", "model", "head")

@@ -13,17 +13,11 @@ PATIENCE = 2.0  # seconds; after a Ctrl-C, processes of torchrun receive the sig
 
 class Interruption:
     """A context in which SIGINT and SIGTERM are only recorded. A second signal more than two
-    seconds after the first interrupts the program immediately.
-
-    Signals that were ignored before are still ignored. Outside the main thread, which alone
-    receives signals, nothing changes.
-
-    Attributes:
-        signal: number of the received signal, or None.
-    """
+    seconds after the first interrupts the program immediately. Signals that were ignored before are
+    still ignored. Outside the main thread, which alone receives signals, nothing changes."""
 
     def __init__(self) -> None:
-        self.signal: int | None = None
+        self.signal: int | None = None  # number of the received signal
         self._time = 0.0
         self._before: dict[int, Any] = {}
 

@@ -84,14 +84,8 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The result of :func:`train`.
-
-    Attributes:
-        run: the run folder.
-        summary: the final figures.
-        records: one for each epoch.
-        model: best weights, in evaluation mode.
-    """
+    """The result of :func:`train`: the run folder, the final figures, a record for each epoch, and
+    the best weights, in evaluation mode."""
 
     run: Path
     summary: Summary

@@ -13,14 +13,9 @@ from .presets import PRESETS, preset_sources
 
 
 class SettingSource(NamedTuple):
-    """A setting, its value and where the value comes from.
-
-    Attributes:
-        name: of the setting; ``head_option NAME`` for an option of the head.
-        value: of the setting or option.
-        source: ``given``, ``default``, ``preset``, the file of settings, the run to fine-tune, or
-            a key of :data:`SOURCES`.
-    """
+    """A setting (``head_option NAME`` for an option of the head), its value and where the value
+    comes from: ``given``, ``default``, ``preset``, the file of settings, the run to fine-tune, or a
+    key of :data:`SOURCES`."""
 
     name: str
     value: Any
@@ -33,13 +28,8 @@ def setting_sources(
     preset: str | None = None,
     file: str | None = None,
 ) -> list[SettingSource]:
-    """All settings of a run with their sources.
-
-    Args:
-        config: the settings.
-        given: the settings that were given, by name.
-        preset: name of the preset that the others are from.
-        file: file of settings that the others are from.
+    """All settings of a run with their sources: those that were given, by name, and the others from
+    a preset or a file of settings.
 
     Example:
         >>> from hstree.lm.training import preset, setting_sources

@@ -15,8 +15,7 @@ MOST_STREAMS, SHORTEST_STREAM = 20, 50
 
 
 def default_streams(n_tokens: int) -> int:
-    """Number of streams in which a text of ``n_tokens`` is read: at most 20, of at least 50 targets
-    each, or 1."""
+    """Number of streams of a text: at most 20, of at least 50 targets each, or 1."""
     return max(1, min(MOST_STREAMS, (n_tokens - 1) // SHORTEST_STREAM))
 
 
