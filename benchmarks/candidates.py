@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 import torch
@@ -17,8 +17,8 @@ from benchmarks.contest import Size, batch
 from benchmarks.pages import page_parser, publish, seconds
 from hstree.heads import TreeEnsemble
 from hstree.heads.trees.queries import choose_way
-from hstree.lab.report import Report
-from hstree.lm.table import Table, decimals, table
+from hstree.lab.report import Report, row_table
+from hstree.lm.table import Table
 
 SIZE = Size(rows=64, features=512, classes=32_000, latent=512)
 ROWS = (1, 8, 64)
@@ -43,19 +43,6 @@ NOTES = (
     "Four Huffman trees of Zipf's law, C = 256. Taken: the way that `choose_way` in "
     "hstree/heads/trees/candidates.py chose.",
 )
-
-
-@dataclass
-class Line:
-    """Times of one number of rows and of candidates, as shares of all classes."""
-
-    rows: int
-    k: int
-    kind: str
-    milliseconds: float
-    head: float
-    expanded: float
-    way: str
 
 
 def expanded(head: TreeEnsemble, hidden: Tensor, candidates: Tensor) -> Tensor:
@@ -100,7 +87,11 @@ def build(node_vectors: str, size: Size, seed: int) -> TreeEnsemble:
     return head
 
 
-def lines(node_vectors: str, size: Size, gradients: bool) -> Iterator[Line]:
+HEADER = ("N", "K", "candidates", "all classes", "candidate_log_prob", "expanded", "taken")
+
+
+def lines(node_vectors: str, size: Size, gradients: bool) -> Iterator[tuple[str, ...]]:
+    """A row of the table for each number of contexts and of candidates, and each kind of these."""
     head, teacher = build(node_vectors, size, 0), build(node_vectors, size, 1)
     contexts = torch.randn(size.rows, size.features, generator=torch.Generator().manual_seed(2))
     for rows in ROWS:
@@ -114,27 +105,17 @@ def lines(node_vectors: str, size: Size, gradients: bool) -> Iterator[Line]:
                 with torch.set_grad_enabled(gradients):
                     gate = head.log_gate(hidden)
                     way = choose_way(head.nodes(head.layout), head.layout, hidden, gate, chosen)
-                base, of_head, of_rows = compare(head, hidden, chosen, gradients)
-                yield Line(
-                    rows, k, kind, 1000 * base, of_head / base, of_rows / base, WAYS[way.__name__]
-                )
+                base, *others = compare(head, hidden, chosen, gradients)
+                shares = (f"{seconds / base:,.2f}" for seconds in others)
+                taken = WAYS[way.__name__]
+                yield (str(rows), str(k), kind, f"{1000 * base:.1f} ms", *shares, taken)
 
 
 def compared(name: str, node_vectors: str, size: Size, gradients: bool) -> Table:
     how = "with gradients" if gradients else "without gradients"
-    return table(
-        f"{name}, {how}, V = {size.classes:,}, D = {size.features}",
-        lines(node_vectors, size, gradients),
-        [
-            ("N", lambda line: line.rows, str),
-            ("K", lambda line: line.k, str),
-            ("candidates", lambda line: line.kind),
-            ("all classes", lambda line: line.milliseconds, "{:.1f} ms".format),
-            ("candidate_log_prob", lambda line: line.head, decimals(2)),
-            ("expanded", lambda line: line.expanded, decimals(2)),
-            ("taken", lambda line: line.way),
-        ],
-    )
+    title = f"{name}, {how}, V = {size.classes:,}, D = {size.features}"
+    forms = (str, str, None, str, str, str, None)
+    return row_table(title, HEADER, lines(node_vectors, size, gradients), *forms)
 
 
 def measure(arguments: argparse.Namespace) -> Report:

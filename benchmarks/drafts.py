@@ -113,25 +113,15 @@ class Flat(nn.Module):
 
 @dataclass
 class Figures:
-    """Of a draft; times as shares of the softmax's product with as many rows.
-
-    Attributes:
-        name: what it is.
-        rows: rows of D numbers that a draw scores, mean over the words of the text.
-        draw: time of a draw with its log-probability, by number of contexts.
-        top: time of the ten most probable words.
-        acceptance: mean over contexts of sum_y min(p, q).
-        divergence: mean of KL(p || q), in nats; infinite for a part of the vocabulary.
-        words, gain: number of drafted words with the largest expected gain in time, and that gain.
-    """
+    """Of a draft; times, by number of contexts, as shares of the softmax's product with as many."""
 
     name: str
-    rows: float
-    draw: dict[int, float] = field(default_factory=dict)
-    top: dict[int, float] = field(default_factory=dict)
-    acceptance: float | None = None
-    divergence: float | None = None
-    words: int | None = None
+    rows: float  # of D numbers that a draw scores, mean over the words of the text
+    draw: dict[int, float] = field(default_factory=dict)  # with its log-probability
+    top: dict[int, float] = field(default_factory=dict)  # of the ten most probable words
+    acceptance: float | None = None  # mean over contexts of sum_y min(p, q)
+    divergence: float | None = None  # mean KL(p || q), in nats; infinite for a part of the words
+    words: int | None = None  # drafted words with the largest expected gain in time
     gain: float | None = None
 
 
@@ -183,6 +173,16 @@ def best_gain(figures: Figures, own: dict[str, dict[int, float]]) -> None:
         gains[k] = words * own["draw"][1] / (k * figures.draw[1] + own["verify"][k + 1])
     figures.words = max(gains, key=gains.__getitem__)
     figures.gain = gains[figures.words]
+
+
+def parts(softmax: Flat, order: Tensor, sizes: Sequence[int]) -> Drafts:
+    """The softmax over the first classes of an order, [V]."""
+    drafts: Drafts = []
+    for size in sizes:
+        kept = order[:size].sort().values
+        part = Flat(softmax.weight[kept], softmax.bias[kept], softmax.n_classes, kept=kept)
+        drafts.append((Figures(f"the {size:,} most frequent words", size), part))
+    return drafts
 
 
 def low_rank(softmax: Flat, hidden: Tensor, rank: int) -> Flat:
@@ -240,27 +240,16 @@ def trained(run: str, data: str) -> dict[str, Any]:
     order = counts.argsort(descending=True)
     softmax = Flat(head.weight.detach(), head.bias.detach(), head.n_classes)
     V, D = softmax.weight.shape
-    drafts: Drafts = []
-    for size in (V // 4, V // 10, 295):
-        kept = order[:size].sort().values
-        part = Flat(softmax.weight[kept], softmax.bias[kept], V, kept=kept)
-        drafts.append((Figures(f"the {size:,} most frequent words", size), part))
+    drafts = parts(softmax, order, (V // 4, V // 10, 295))
     for part_of in (4, 8):
         torch.manual_seed(0)
         rank = D // part_of
         draft = low_rank(softmax, train, rank)
         drafts.append((Figures(f"rank D / {part_of}, distilled", rank + V / part_of), draft))
         print(drafts[-1][0].name, agree(softmax, draft, valid), flush=True)
+    known = {"vectors": means.vectors(), "at": means.mean, "frequencies": counts.numpy()}
     for n_trees, root in [*((1, root) for root in ROOTS), (4, 256)]:
-        tree = TreeEnsemble.from_linear(
-            head,
-            tied=True,
-            vectors=means.vectors(),
-            frequencies=counts.numpy(),
-            at=means.mean,
-            n_trees=n_trees,
-            root=root,
-        )
+        tree = TreeEnsemble.from_linear(head, tied=True, n_trees=n_trees, root=root, **known)
         name = "tree" if n_trees == 1 else "trees"
         title = f"{n_trees} {name}, C = {root:,}"
         if n_trees == 1:
@@ -286,11 +275,7 @@ def random(n_classes: int, features: int) -> dict[str, Any]:
     linear = nn.Linear(features, n_classes)
     softmax = Flat(linear.weight.detach(), linear.bias.detach(), n_classes)
     counts = 1 / torch.arange(1, n_classes + 1).double()
-    drafts: Drafts = []
-    for size in (n_classes // 4, n_classes // 10):
-        kept = torch.arange(size)
-        part = Flat(softmax.weight[kept], softmax.bias[kept], n_classes, kept=kept)
-        drafts.append((Figures(f"the {size:,} most frequent words", size), part))
+    drafts = parts(softmax, torch.arange(n_classes), (n_classes // 4, n_classes // 10))
     for part_of in (4, 8):
         rank = features // part_of
         draft = Flat(
@@ -307,11 +292,7 @@ def random(n_classes: int, features: int) -> dict[str, Any]:
 
 
 def _section(
-    text: str,
-    n_classes: int,
-    features: int,
-    own: dict[str, dict[int, float]],
-    drafts: Drafts,
+    text: str, n_classes: int, features: int, own: dict[str, dict[int, float]], drafts: Drafts
 ) -> dict[str, Any]:
     figures = [of for of, _ in drafts]
     found = {"text": text, "V": n_classes, "D": features, "softmax": own, "drafts": figures}

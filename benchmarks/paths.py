@@ -52,18 +52,9 @@ class Paths:
 
     def log_prob(self) -> Tensor:
         """[N, T] by hstree."""
-        return path_log_prob(
-            self.input,
-            self.weight,
-            self.bias,
-            self.target,
-            self.path_offset,
-            self.path,
-            self.leaf_position,
-            self.feature_index,
-            max_depth=self.max_depth,
-            sparse=True,
-        )
+        leaves = self.input, self.weight, self.bias, self.target
+        tables = self.path_offset, self.path, self.leaf_position, self.feature_index
+        return path_log_prob(*leaves, *tables, max_depth=self.max_depth, sparse=True)
 
     def torch_log_prob(self, leaves: Sequence[Tensor], dot: Dot) -> Tensor:
         """The same by torch's own ops: input, weight [T M, S] and bias [T M, 1]."""

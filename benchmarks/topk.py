@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,11 +19,11 @@ from benchmarks.pages import page_parser, publish, seconds
 from benchmarks.paths import WIKITEXT
 from hstree.heads import Head, TreeEnsemble
 from hstree.heads.trees.queries import pays_to_search, search_classes
-from hstree.lab.report import Report
+from hstree.lab.report import Report, row_table
 from hstree.lm.data import load_corpus
 from hstree.lm.models.stream import read_stream
 from hstree.lm.runs import load_run
-from hstree.lm.table import Table, decimals, number, table
+from hstree.lm.table import Table
 
 COUNTS = (1, 10, 100)
 ROWS = (1, 8, 32)
@@ -38,19 +38,6 @@ NOTES = (
     "classes but its probability: those in groups that may, by their probability in all trees, "
     "hold one of the best k. Oracle: the share in the groups of the best k themselves.",
 )
-
-
-@dataclass
-class Line:
-    """Times of one number of rows and of classes, in shares of all classes."""
-
-    rows: int
-    k: int
-    search: float
-    rank: float
-    searched: bool
-    must: float
-    oracle: float
 
 
 def shares(head: TreeEnsemble, hidden: Tensor, k: int) -> tuple[float, float]:
@@ -90,7 +77,8 @@ def search_all(head: TreeEnsemble, hidden: Tensor, k: int) -> tuple[Tensor, Tens
     return search_classes(blocks, head.layout, hidden, gate, k, limited=False)
 
 
-def lines(head: TreeEnsemble, hidden: Tensor) -> Iterator[Line]:
+def lines(head: TreeEnsemble, hidden: Tensor) -> Iterator[tuple[str, ...]]:
+    """A row of the table for each number of contexts and of classes."""
     for rows in ROWS:
         x = hidden[:rows]
         everything = min(seconds(lambda x=x: head.class_log_prob(x)) for _ in range(ROUNDS))
@@ -99,27 +87,19 @@ def lines(head: TreeEnsemble, hidden: Tensor) -> Iterator[Line]:
                 lambda x=x, k=k: search_all(head, x, k),
                 lambda x=x, k=k: Head.topk_rows(head, x, k),
             )
-            search, rank = (min(seconds(way) for _ in range(ROUNDS)) / everything for way in ways)
-            yield Line(
-                rows, k, search, rank, pays_to_search(head.layout, x, k), *shares(head, x, k)
-            )
+            best = (min(seconds(way) for _ in range(ROUNDS)) for way in ways)
+            times = (f"{time / everything:,.2f}" for time in best)
+            taken = "search" if pays_to_search(head.layout, x, k) else "all"
+            scored = (f"{share:.1%}" for share in shares(head, x, k))
+            yield (str(rows), str(k), *times, taken, *scored)
 
 
 def compared(name: str, head: TreeEnsemble, hidden: Tensor) -> Table:
     size = f"V = {head.n_classes:,}, D = {head.in_features}"
-    return table(
-        f"{name}, C = {head.trees[0].root_width:,}, T = {head.n_trees}, {size}",
-        lines(head, hidden),
-        [
-            ("rows", lambda line: line.rows, str),
-            ("k", lambda line: line.k, str),
-            ("search", lambda line: line.search, decimals(2)),
-            ("all, ranked", lambda line: line.rank, decimals(2)),
-            ("topk takes", lambda line: "search" if line.searched else "all"),
-            ("must", lambda line: line.must, number(".1%")),
-            ("oracle", lambda line: line.oracle, number(".1%")),
-        ],
-    )
+    title = f"{name}, C = {head.trees[0].root_width:,}, T = {head.n_trees}, {size}"
+    header = ("rows", "k", "search", "all, ranked", "topk takes", "must", "oracle")
+    forms = (str, str, str, str, None, str)
+    return row_table(title, header, lines(head, hidden), *forms)
 
 
 @torch.inference_mode()

@@ -71,24 +71,15 @@ def _hstree(size: Size, device: str) -> Contestant:
     weight, bias = torch.zeros(1, size.classes - 1, size.features), None
     parameters = [vectors.requires_grad_(), weight.requires_grad_()]
     optimizer = torch.optim.SGD(parameters, lr=1.0)
+    tables = layout.path_offset, layout.path, layout.leaf_position
+    options: dict[str, Any] = {"max_depth": layout.max_depth, "sparse": True}
 
     def epoch() -> None:
-        for context, target in zip(
-            contexts.split(size.rows), targets.split(size.rows), strict=True
-        ):
+        batches = contexts.split(size.rows), targets.split(size.rows)
+        for context, target in zip(*batches, strict=True):
             optimizer.zero_grad()
             input = F.embedding(context, vectors, sparse=True)
-            log_prob = path_log_prob(
-                input,
-                weight,
-                bias,
-                target,
-                layout.path_offset,
-                layout.path,
-                layout.leaf_position,
-                max_depth=layout.max_depth,
-                sparse=True,
-            )
+            log_prob = path_log_prob(input, weight, bias, target, *tables, **options)
             (-log_prob.mean()).backward()
             optimizer.step()
 
