@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,56 +32,43 @@ class Tokenizer(Protocol):
     def keeps_empty_lines(self) -> bool:
         """Whether a line without tokens is a line of the corpus, with an ``<eos>`` of its own."""
 
-    def split(self, line: str) -> list[str]:
-        """Tokens of a line, without its line end."""
-
     def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
-        """:meth:`split` of every line."""
+        """Tokens of each line, without its line end."""
+
+    def split(self, line: str) -> list[str]:
+        """Tokens of one line."""
+        return self.split_batch([line])[0]
 
     def join(self, tokens: Iterable[str]) -> str:
-        """Readable text; each ``<eos>`` ends a line."""
+        """Readable text, by default that of :func:`hstree.lm.data.detokenize`; each ``<eos>`` ends
+        a line."""
+        return detokenize(tokens)
 
 
-class WhiteSpace:
+class WhiteSpace(Tokenizer):
     """Splits at white space, for texts that are tokenized already."""
 
     identity = "white space 1"
     keeps_empty_lines = True
 
-    def split(self, line: str) -> list[str]:
-        """Words of a line."""
-        return line.split()
-
     def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
         """Words of each line."""
         return [line.split() for line in lines]
 
-    def join(self, tokens: Iterable[str]) -> str:
-        """As :func:`hstree.lm.data.detokenize`."""
-        return detokenize(tokens)
 
-
-class Words:
+class Words(Tokenizer):
     """Lower-cased words and punctuation marks: :func:`hstree.lm.data.tokenize` and
     :func:`hstree.lm.data.detokenize`. Empty lines are skipped."""
 
     identity = f"words {RULES_VERSION}, Unicode {unicodedata.unidata_version}"
     keeps_empty_lines = False
 
-    def split(self, line: str) -> list[str]:
-        """As :func:`hstree.lm.data.tokenize`."""
-        return tokenize(line)
-
     def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
         """Tokens of each line."""
         return [tokenize(line) for line in lines]
 
-    def join(self, tokens: Iterable[str]) -> str:
-        """As :func:`hstree.lm.data.detokenize`."""
-        return detokenize(tokens)
 
-
-class Subwords:
+class Subwords(Tokenizer):
     """A tokenizer of the package ``tokenizers``.
 
     A token is named by its string in the vocabulary of the tokenizer, or ``<token:ID>`` if that
@@ -146,10 +133,6 @@ class Subwords:
     def identity(self) -> str:
         """Contains the SHA-256 of the JSON."""
         return f"subwords {hashlib.sha256(self._data).hexdigest()}"
-
-    def split(self, line: str) -> list[str]:
-        """Tokens of a line, without its line end."""
-        return self.split_batch([line])[0]
 
     def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
         """Tokens of each line; lines are spread over the threads of the package."""
@@ -224,7 +207,7 @@ def learn_bpe(lines: Iterable[str], max_vocabulary: int | None) -> Subwords:
         initial_alphabet=sorted(byte_level.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_bare_lines(lines), trainer)
+    tokenizer.train_from_iterator(map(_without_end, lines), trainer)
     return Subwords(tokenizer)
 
 
@@ -240,11 +223,6 @@ def check_bpe_size(max_vocabulary: int | None) -> int:
             f"(256 bytes, {UNKNOWN}, {END}), got {max_vocabulary}"
         )
     return max_vocabulary
-
-
-def _bare_lines(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        yield _without_end(line)
 
 
 def _without_end(line: str) -> str:
