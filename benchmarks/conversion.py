@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -27,7 +28,7 @@ from hstree.lm.models import LanguageModel
 from hstree.lm.models.stream import read_stream
 from hstree.lm.runs import load_run
 from hstree.lm.table import decimals, table
-from hstree.trees import Tree, build_ensemble
+from hstree.trees import build_ensemble
 
 SHAPES = [(1, 1, 1), (1, 256, 1), (1, 1024, 64), (4, 256, 1), (4, 1024, 64)]
 """T, C and G."""
@@ -88,16 +89,10 @@ def measure(options: argparse.Namespace) -> Report:
         n_trees, root, leaf = shape
         vectors = [linear.weight.detach().numpy()]
         noise = {"noise": 0.3} if n_trees > 1 else {}
-        trees: list[Tree] = build_ensemble(
-            "cluster", V, n_trees, counts, vectors, 0, root, leaf, **noise
-        )
-
-        def converted(trees: list[Tree] = trees) -> TreeEnsemble:
-            return TreeEnsemble.from_linear(linear, trees, gate="context")
-
-        def fresh(trees: list[Tree] = trees) -> TreeEnsemble:
-            return TreeEnsemble(D, V, trees, gate="context", frequencies=counts)
-
+        shape_of = (counts, vectors, 0, root, leaf)
+        trees = build_ensemble("cluster", V, n_trees, *shape_of, **noise)
+        converted = partial(TreeEnsemble.from_linear, linear, trees, gate="context")
+        fresh = partial(TreeEnsemble, D, V, trees, gate="context", frequencies=counts)
         after = []
         for build in (converted, fresh):
             heads = [trained(build, train, options.steps, rate) for rate in RATES]

@@ -68,30 +68,19 @@ CHUNK_BYTES = 2**29
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes of a step.
+    """Sizes of a step."""
 
-    Attributes:
-        rows, features, classes: numbers of rows, N, features, D, and classes, V.
-        trees: number of binary trees, T.
-        wide_trees, root: number of trees, T, and width of the root, C, of the wide heads.
-        dtype: dtype of input and weights.
-        intervals: number of intervals of the piecewise linear function, K.
-        elements: number of float32 elements of the copy that measures the bandwidth.
-        product: rows and columns of the matrices of the reference product.
-        rounds: number of timed steps.
-    """
-
-    rows: int
-    features: int
-    classes: int
-    trees: int = 8
-    wide_trees: int = 4
-    root: int = 1024
-    dtype: str = "bfloat16"
-    intervals: int = 10_000
-    elements: int = 2**27
-    product: int = 8192
-    rounds: int = 20
+    rows: int  # N
+    features: int  # D
+    classes: int  # V
+    trees: int = 8  # T, binary ones
+    wide_trees: int = 4  # T of the wide heads
+    root: int = 1024  # C, of the wide heads
+    dtype: str = "bfloat16"  # of input and weights
+    intervals: int = 10_000  # K, of the piecewise linear function
+    elements: int = 2**27  # float32, of the copy that measures the bandwidth
+    product: int = 8192  # rows and columns of the matrices of the reference product
+    rounds: int = 20  # timed steps
 
     def __str__(self) -> str:
         return f"N = {self.rows}, D = {self.features}, V = {self.classes}, {self.dtype}"
@@ -109,14 +98,8 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant.
-
-    Attributes:
-        title: title in tables.
-        kind: name of the function that builds it, in BUILDERS.
-        options: arguments of that function.
-        package: distribution that it needs.
-    """
+    """A contestant: its title in tables, the name in BUILDERS and the arguments of the function
+    that builds it, and the distribution that it needs."""
 
     title: str
     kind: str
@@ -179,19 +162,12 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """One contestant.
-
-    Attributes:
-        loss: the forward pass.
-        leaves: tensors whose gradients the backward pass computes; the first is the input.
-        check: computes the errors of the loss and the input's gradient after a step, relative to
-            the largest true value.
-        compulsory: bytes of forward and backward for any implementation: every input row, visited
-            weight row, score and gradient once.
-    """
+    """A built contestant. ``check`` computes the errors of the loss and the input's gradient after
+    a step, relative to the largest true value. ``compulsory`` are the bytes of forward and backward
+    for any implementation: every input row, visited weight row, score and gradient once."""
 
     loss: Callable[[], Tensor]
-    leaves: Sequence[Tensor]
+    leaves: Sequence[Tensor]  # whose gradients the backward pass computes; the first is the input
     check: Callable[[Tensor, Tensor], dict[str, float]]
     compulsory: Mapping[str, int] | None = None
 

@@ -90,17 +90,11 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Ending:
-    """How a command ended.
+    """How a command ended."""
 
-    Attributes:
-        status: exit status; negative for a signal, None at the limit.
-        seconds: its duration.
-        output: standard output and error.
-    """
-
-    status: int | None
+    status: int | None  # negative for a signal, None at the limit
     seconds: float
-    output: str
+    output: str  # standard output and error
 
     def __str__(self) -> str:
         if self.status is None:

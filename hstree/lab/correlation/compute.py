@@ -123,40 +123,24 @@ def _varies(values: npt.NDArray[np.float64]) -> bool:
 
 
 def _fit(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], groups: int) -> Fit:
-    from scipy.stats import linregress, pearsonr, spearmanr
+    from scipy.stats import linregress, norm, pearsonr, spearmanr, t
 
     freedom = len(x) - 1 - groups
-    pearson, spearman = float(pearsonr(x, y).statistic), float(spearmanr(x, y).statistic)
+
+    def p_value(r: float) -> float:
+        """Two-sided, by Student's distribution."""
+        if abs(r) >= 1:
+            return 0.0
+        return float(2 * t.sf(abs(r) * math.sqrt(freedom / ((1 - r) * (1 + r))), freedom))
+
+    r, rho = float(pearsonr(x, y).statistic), float(spearmanr(x, y).statistic)
+    if abs(r) >= 1:
+        low = high = r
+    elif freedom <= 1:
+        low, high = -1.0, 1.0
+    else:  # by Fisher's transformation
+        reach = float(norm.ppf(0.975)) / math.sqrt(freedom - 1)
+        low, high = math.tanh(math.atanh(r) - reach), math.tanh(math.atanh(r) + reach)
     line = linregress(x, y)
-    return Fit(
-        len(x),
-        pearson,
-        *_interval(pearson, freedom),
-        _p_value(pearson, freedom),
-        spearman,
-        _p_value(spearman, freedom),
-        float(line.slope),
-        float(line.intercept),
-    )
-
-
-def _interval(r: float, freedom: int) -> tuple[float, float]:
-    """95% interval of a correlation with these degrees of freedom, by Fisher's transformation; with
-    one, all of [-1, 1]."""
-    if abs(r) >= 1:
-        return r, r
-    if freedom <= 1:
-        return -1.0, 1.0
-    from scipy.stats import norm
-
-    reach = float(norm.ppf(0.975)) / math.sqrt(freedom - 1)
-    return math.tanh(math.atanh(r) - reach), math.tanh(math.atanh(r) + reach)
-
-
-def _p_value(r: float, freedom: int) -> float:
-    """Two-sided p of a correlation with these degrees of freedom, by Student's distribution."""
-    if abs(r) >= 1:
-        return 0.0
-    from scipy.stats import t
-
-    return float(2 * t.sf(abs(r) * math.sqrt(freedom / ((1 - r) * (1 + r))), freedom))
+    slopes = float(line.slope), float(line.intercept)
+    return Fit(len(x), r, low, high, p_value(r), rho, p_value(rho), *slopes)

@@ -62,8 +62,8 @@ class Histogram:
 
 
 class _Counter:
-    """Counts numbers in bins origin + [i w, (i + 1) w), -_REACH <= i < _REACH. Doubles w until the
-    bins cover all numbers."""
+    """Counts numbers in bins origin + [i w, (i + 1) w), -_REACH <= i < _REACH; doubles w until they
+    cover all."""
 
     def __init__(self, origin: float, width: float) -> None:
         self.origin, self.width = origin, width

@@ -47,18 +47,15 @@ def measure(arguments: argparse.Namespace) -> Report:
     ]
     if any(view.components > 1 for view in views.values()):
         notes.append("the logits of a mixture are those of all components, equally weighted")
-    return Report(
-        "The function that a head applies to its logits",
-        function_tables(views),
-        notes,
-        {name: function_data(view) for name, view in views.items()},
-        [
-            {"run": name, "function": view.function, "logit": x, "value": y}
-            for name, view in views.items()
-            for x, y in zip(view.x.tolist(), view.value.tolist(), strict=True)
-        ],
-        {"of-the-logits": function_picture(views)},
-    )
+    data = {name: function_data(view) for name, view in views.items()}
+    rows = [
+        {"run": name, "function": view.function, "logit": x, "value": y}
+        for name, view in views.items()
+        for x, y in zip(view.x.tolist(), view.value.tolist(), strict=True)
+    ]
+    pictures = {"of-the-logits": function_picture(views)}
+    title = "The function that a head applies to its logits"
+    return Report(title, function_tables(views), notes, data, rows, pictures)
 
 
 def function_tables(views: Mapping[str, FunctionView]) -> list[Table]:
@@ -77,17 +74,11 @@ def function_tables(views: Mapping[str, FunctionView]) -> list[Table]:
             ("SD from that line", lambda row: row[1].bend, decimals(3)),
         ],
     )
-    slopes = [
-        (
-            name,
-            over,
-            np.average(values, weights=weight),
-            *(weighted_quantile(values, weight, share) for share in (0.05, 0.5, 0.95)),
-        )
-        for name, view in views.items()
-        for over, (values, weight) in view.slopes.items()
-        if view.function != "softmax"
-    ]
+    slopes = []
+    for name, view in views.items():
+        for over, of in view.slopes.items() if view.function != "softmax" else ():
+            shown = (weighted_quantile(*of, share) for share in (0.05, 0.5, 0.95))
+            slopes.append((name, over, np.average(of[0], weights=of[1]), *shown))
     tables = [functions]
     if slopes:
         header = ("run", "over", "mean", "5%", "median", "95%")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 from hstree._progress import Task
@@ -34,16 +35,13 @@ def measure(arguments: argparse.Namespace) -> Report:
         arguments.seeds,
     )
     device = choose_device(arguments.device)
-    task = Task("fitting heads", setting.n_fits)
+    with closing(Task("fitting heads", setting.n_fits)) as task:
 
-    def advance(fit: SyntheticFit) -> None:
-        task.note = _described(fit)
-        task.advance()
+        def advance(fit: SyntheticFit) -> None:
+            task.note = f"{fit.head}, D = {fit.dimension}, alpha = {fit.alpha:g}"
+            task.advance()
 
-    try:
         result = synthetic_bottleneck(setting, device, advance, processes=arguments.processes)
-    finally:
-        task.close()
     return synthetic_report(result)
 
 
@@ -84,12 +82,11 @@ def _tables(result: SyntheticResult) -> list[Table]:
     heads = [choice.label for choice in result.setting.heads]
     dimensions = result.setting.dimensions
     header = ["head", *(f"D={dimension}" for dimension in dimensions)]
-    return [
-        row_table(
-            title, header, [(h, *(cells[h, d] for d in dimensions)) for h in heads], None, str
-        )
+    rows = {
+        title: [(head, *(cells[head, d] for d in dimensions)) for head in heads]
         for title, cells in texts.items()
-    ]
+    }
+    return [row_table(title, header, of_table, None, str) for title, of_table in rows.items()]
 
 
 def _notes(result: SyntheticResult) -> Iterator[str]:
@@ -123,10 +120,6 @@ def _notes(result: SyntheticResult) -> Iterator[str]:
         yield f"Options of the heads: {'; '.join(options)}."
 
 
-def _described(fit: SyntheticFit) -> str:
-    return f"{fit.head}, D = {fit.dimension}, alpha = {fit.alpha:g}"
-
-
 _STYLE: dict[str, Any] = {"ms": 4.5, "lw": 1.4, "elinewidth": 0.8, "capsize": 2}
 
 
@@ -146,12 +139,8 @@ def synthetic_picture(result: SyntheticResult, alpha: float) -> Any:
         style = _STYLE | line_style(number) | {"marker": MARKERS[number % len(MARKERS)]}
         # the first are drawn on top
         style |= {"label": plain(choice.label), "zorder": 3 - number / 100}
-        left.errorbar(
-            [cell.dimension for cell in cells],
-            [cell.mode_matching for cell in cells],
-            [cell.mode_matching_deviation for cell in cells],
-            **style,
-        )
+        matched = [(c.dimension, c.mode_matching, c.mode_matching_deviation) for c in cells]
+        left.errorbar(*zip(*matched, strict=True), **style)
         right.errorbar(
             [cell.dimension for cell in finite],
             [cell.divergence for cell in finite],

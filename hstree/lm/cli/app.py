@@ -15,14 +15,21 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias
 
+import torch
+
+import hstree
+from hstree._extension import describe_cuda
 from hstree._memory import ran_out
 from hstree.lm._messages import meant, shortened
 from hstree.lm._progress import shown
 from hstree.lm._terminal import fold
+from hstree.lm.runs import perplexity
+from hstree.lm.training import TrainingError, TrainingInterrupted, is_main_process
 
 _LONGEST = 2000  # characters of a message, whatever it quotes
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -50,11 +57,6 @@ class _Parser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        import torch
-
-        import hstree
-        from hstree._extension import describe_cuda
-
         python = ".".join(map(str, sys.version_info[:3]))
         versions = f"torch {torch.__version__}, Python {python}"
         print(fold(f"hstree {hstree.__version__} ({versions}), {describe_cuda()}", sys.stdout))
@@ -106,8 +108,6 @@ def run(commands: Iterable[AddCommand], description: str, argv: Sequence[str] | 
     except ValueError as error:
         return _fail(error, str(error), 2)
     except Exception as error:
-        from hstree.lm.training import TrainingError
-
         if isinstance(error, TrainingError):
             return _fail(error, str(error), 1)
         if ran_out(error):
@@ -144,9 +144,6 @@ def _interrupted(interrupt: KeyboardInterrupt) -> int:
 
 
 def _kept(interrupt: KeyboardInterrupt) -> str:
-    from hstree.lm.runs import perplexity
-    from hstree.lm.training import TrainingInterrupted
-
     if not isinstance(interrupt, TrainingInterrupted):
         return f": {interrupt}" if str(interrupt) else ""
     if interrupt.run is None:
@@ -162,11 +159,7 @@ def _kept(interrupt: KeyboardInterrupt) -> str:
 
 
 def _fail(error: BaseException, message: str, status: int) -> int:
-    from hstree.lm.training import is_main_process
-
     if os.environ.get("HSTREE_DEBUG", "") not in ("", "0"):
-        import traceback
-
         traceback.print_exception(error)
     line = shortened(" ".join(message.split()), _LONGEST)
     if is_main_process():  # the others end for the same reason

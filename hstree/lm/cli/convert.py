@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+import time
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from hstree.decoding import Agreement, agreement
+from hstree.heads import Softmax, TreeEnsemble
 from hstree.lm._arguments import NUMBER, Argument, output_file
 from hstree.lm._terminal import fold, show
-from hstree.lm.runs.flags import add_config_arguments, add_run_argument, config_values
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    from torch import Tensor
-
-    from hstree.decoding import Agreement
-    from hstree.heads import Softmax, TreeEnsemble
-    from hstree.lm.runs import Run
-    from hstree.trees import ContextMeans
+from hstree.lm.data import Streams
+from hstree.lm.runs import Run
+from hstree.lm.runs.flags import add_config_arguments, add_run_argument, open_run
+from hstree.lm.runs.names import DRAFT
+from hstree.lm.training import processes
+from hstree.lm.training.relearning import read_contexts
+from hstree.trees import ContextMeans
 
 _DESCRIPTION = """\
 Turn the softmax of a trained model into trees that read its rows, a draft for speculative decoding.
@@ -63,16 +67,7 @@ def add_command(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    import os
-    import time
-
-    from hstree.heads import Softmax
-    from hstree.lm.runs import TrainConfig, choose_device, load_run, set_threads
-    from hstree.lm.runs.names import DRAFT
-
-    settings = TrainConfig(**config_values(arguments))
-    set_threads(settings)
-    run = load_run(arguments.directory, choose_device(settings.device))
+    run, _ = open_run(arguments)
     softmax = run.model.head
     if not isinstance(softmax, Softmax):
         raise ValueError(
@@ -95,11 +90,6 @@ def _convert(
 ) -> tuple[TreeEnsemble, Agreement, Agreement]:
     """The trees, and how they agree with the softmax on validation text before and after the
     fit."""
-    from hstree.decoding import agreement
-    from hstree.heads import TreeEnsemble
-    from hstree.lm.data import Streams
-    from hstree.lm.training import processes
-    from hstree.lm.training.relearning import read_contexts
 
     def contexts(split: str, n: int) -> tuple[ContextMeans, Tensor]:
         tokens = getattr(corpus, split)
@@ -156,8 +146,6 @@ def _report(run: Run, draft: TreeEnsemble, before: Agreement, after: Agreement) 
 def _rows_scored(draft: TreeEnsemble, frequencies: npt.NDArray[np.int64]) -> float:
     """Mean number of rows of weights on the path of a word in one tree: one for a binary node, one
     for each child of another."""
-    import numpy as np
-
     means = []
     for tree in draft.trees:
         visits = np.bincount(tree.edges().node, tree.edge_masses(frequencies), tree.n_nodes)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from hstree.lm._arguments import count, flags_named, not_negative, positive, share_below_one, theta
 from hstree.lm._messages import quoted
 from hstree.lm._terminal import show
-from hstree.lm.runs.flags import add_config_arguments, add_run_argument, config_values
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from hstree.lm.runs import Run
+from hstree.lm.data import CorpusStatistics
+from hstree.lm.evaluation import NeuralCache, evaluate_dynamic, evaluate_stream, gradient_rms
+from hstree.lm.runs import Run, perplexity
+from hstree.lm.runs.flags import add_config_arguments, add_run_argument, open_run
+from hstree.lm.training import evaluate
 
 _DESCRIPTION = """\
 Perplexity of a trained model on a text, and of the unigram model of its training text. Without
@@ -142,20 +144,9 @@ def _given(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    import json
-
-    import numpy as np
-
-    from hstree.lm.data import CorpusStatistics
-    from hstree.lm.evaluation import evaluate_stream
-    from hstree.lm.runs import TrainConfig, choose_device, load_run, perplexity, set_threads
-    from hstree.lm.training import evaluate
-
     cache_options = _given(arguments, "cache")
     dynamic_settings = _dynamic_settings(_given(arguments, "dynamic"))
-    settings = TrainConfig(**config_values(arguments))
-    set_threads(settings)
-    run = load_run(arguments.directory, choose_device(settings.device))
+    run, settings = open_run(arguments)
     text = run.held_out(settings.data)
     unigram = CorpusStatistics(run.vocabulary.frequencies, np.empty(0, np.int32))
     streams_valid, streams_test = arguments.streams or (None, None)
@@ -237,12 +228,10 @@ def _check_finite(results: dict[str, dict[str, Any]], splits: list[str]) -> None
                 )
 
 
-_Parts: TypeAlias = "Mapping[str, npt.NDArray[np.int32]]"
+_Parts = Mapping[str, npt.NDArray[np.int32]]
 
 
 def _cache_losses(run: Run, parts: _Parts, options: dict[str, Any]) -> dict[str, Any]:
-    from hstree.lm.evaluation import NeuralCache, evaluate_stream
-
     if "lambda" in options:
         options["weight"] = options.pop("lambda")
     cache = NeuralCache(**options)
@@ -262,8 +251,6 @@ def _dynamic_settings(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dynamic_losses(run: Run, parts: _Parts, settings: dict[str, Any]) -> dict[str, Any]:
-    from hstree.lm.evaluation import evaluate_dynamic, gradient_rms
-
     rms = None
     if settings["rule"] == "rms":
         rms = gradient_rms(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, cast
+import sys
+import time
+from typing import Any, cast
 
+from hstree.heads import Head, load_head
+from hstree.heads.tying import TyingError
 from hstree.lm._arguments import NUMBER, Argument, count, flags_named, share, temperature
 from hstree.lm._messages import shortened
 from hstree.lm._terminal import fold, show
-from hstree.lm.runs.flags import add_config_arguments, add_run_argument, config_values
-
-if TYPE_CHECKING:
-    from hstree.heads import Head
-    from hstree.lm.models import LanguageModel
+from hstree.lm.data import prompt_words
+from hstree.lm.models import LanguageModel, generate, speculative
+from hstree.lm.runs.flags import add_config_arguments, add_run_argument, open_run
 
 _FLAGS = {
     "n_words": "--words",
@@ -85,18 +87,11 @@ def add_command(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    import sys
-
-    from hstree.lm.data import prompt_words
-    from hstree.lm.runs import TrainConfig, choose_device, load_run, set_threads
-
     if arguments.draft is not None:
         for flag, value in (("--top-k", arguments.top_k), ("--top-p", arguments.top_p)):
             if value is not None:
                 raise ValueError(f"--draft: expected no {flag}, got {flag} {value}")
-    settings = TrainConfig(**config_values(arguments))
-    set_threads(settings)
-    run = load_run(arguments.directory, choose_device(settings.device))
+    run, _ = open_run(arguments)
     words = prompt_words(arguments.prompt, run.vocabulary, run.tokenizer)
     unknown = [word for word in words if word not in run.vocabulary]
     if unknown:
@@ -119,10 +114,6 @@ def _draw(
     model: LanguageModel, prompt: list[int], avoid: int, arguments: argparse.Namespace
 ) -> tuple[list[list[int]], str]:
     """The samples, and the speed in words."""
-    import time
-
-    from hstree.lm.models import generate, speculative
-
     size = arguments.words, arguments.samples
     options = {"seed": arguments.seed, "avoid": avoid}
     accepted = ""
@@ -147,9 +138,6 @@ def _draw(
 def _load_draft(path: str, model: LanguageModel) -> Head:
     """The draft; one that was saved without the weight that it shares with the model's head, as by
     ``hstree convert``, reads that again."""
-    from hstree.heads import load_head
-    from hstree.heads.tying import TyingError
-
     try:
         return load_head(path)
     except TyingError:

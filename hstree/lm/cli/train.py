@@ -5,20 +5,38 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from hstree._progress import duration
 from hstree.lm._packages import has_pictures
-from hstree.lm._terminal import command_line, show
-from hstree.lm.runs import RESUMABLE, ConfigError, RunResults, TrainConfig, read_settings
+from hstree.lm._terminal import command_line, fold, show
+from hstree.lm.print_tables import print_tables
+from hstree.lm.runs import (
+    RESUMABLE,
+    ConfigError,
+    RunResults,
+    TrainConfig,
+    counterpart,
+    read_run,
+    read_settings,
+)
 from hstree.lm.runs.config import check_read
 from hstree.lm.runs.flags import add_config_arguments, config_values
 from hstree.lm.runs.names import CONFIG, CURVE
 from hstree.lm.runs.settings import flag_name
+from hstree.lm.table import table, text
+from hstree.lm.training import (
+    SOURCES,
+    ConsoleReporter,
+    TrainResult,
+    finetuning,
+    format_summary,
+    is_main_process,
+    resume,
+    setting_sources,
+    train,
+)
 from hstree.lm.training.presets import PRESETS, merged
-
-if TYPE_CHECKING:
-    from hstree.lm.training import TrainResult
 
 Suggestion: TypeAlias = tuple[str, list[str]]
 """What a command is for, and the command."""
@@ -71,8 +89,6 @@ def add_command(commands: Any, suggest: Suggest) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hstree.lm.training import ConsoleReporter, is_main_process, resume, train
-
     if arguments.resume is not None:
         _refuse_both(arguments, "resume", "preset", "config", "print_config")
         result = resume(arguments.resume, ConsoleReporter(), **config_values(arguments))
@@ -92,9 +108,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _print_end(result: TrainResult, suggest: Suggest) -> None:
     """The final figures, where the files are, and what to try next."""
-    from hstree.lm.runs import counterpart, read_run
-    from hstree.lm.training import format_summary
-
     run, summary = read_run(result.run), result.summary
     other = counterpart(run, "trees" if run.head == "softmax" else "softmax")
     show(f"\n{format_summary(summary, other.final if other else None)}\n")
@@ -128,11 +141,6 @@ def _next_commands(run: RunResults, other: RunResults | None) -> Iterator[Sugges
 
 def _print_settings(config: TrainConfig, arguments: argparse.Namespace) -> None:
     """A table of all settings with the source of each value, and what the sources are."""
-    from hstree.lm._terminal import fold
-    from hstree.lm.print_tables import print_tables
-    from hstree.lm.table import table, text
-    from hstree.lm.training import SOURCES, setting_sources
-
     rows = setting_sources(config, config_values(arguments), arguments.preset, arguments.config)
     columns = [
         ("setting", lambda row: row.name),
@@ -146,8 +154,6 @@ def _print_settings(config: TrainConfig, arguments: argparse.Namespace) -> None:
 
 
 def _config(arguments: argparse.Namespace) -> TrainConfig:
-    from hstree.lm.training import finetuning
-
     given = config_values(arguments)
     _refuse_both(arguments, "finetune", "preset")
     _refuse_both(arguments, "config", "preset")

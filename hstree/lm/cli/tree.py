@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from hstree._files import write_atomic
+from hstree.heads import TreeEnsemble
+from hstree.heads.trees import TreeShape
 from hstree.lm._arguments import NUMBER, Argument, output_file
 from hstree.lm._messages import quoted
 from hstree.lm._terminal import fold, show
+from hstree.lm.data import Vocabulary, load_corpus
+from hstree.lm.draw import draw_tree
+from hstree.lm.runs import TrainConfig, load_run
 from hstree.lm.runs.flags import add_config_arguments, config_values
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from hstree.lm.data import Vocabulary
-    from hstree.trees import Tree
+from hstree.trees import Tree, build_tree
+from hstree.trees import describe as description
 
 _BUILD = """\
 Build a tree over the words of a corpus and save it as TREE (safetensors) and its words as
@@ -103,9 +108,6 @@ def _words_file(tree_file: Path) -> Path:
 
 
 def _open(arguments: argparse.Namespace) -> _Source:
-    from hstree.lm.data import Vocabulary
-    from hstree.trees import Tree
-
     path = Path(arguments.source)
     if path.is_dir():
         return _open_run(path, arguments.index)
@@ -123,9 +125,6 @@ def _open(arguments: argparse.Namespace) -> _Source:
 
 
 def _open_run(path: Path, index: int) -> _Source:
-    from hstree.heads import TreeEnsemble
-    from hstree.lm.runs import load_run
-
     run = load_run(path)
     head = run.model.head
     if not isinstance(head, TreeEnsemble):
@@ -137,15 +136,6 @@ def _open_run(path: Path, index: int) -> _Source:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    import os
-
-    from hstree._files import write_atomic
-    from hstree.heads.trees import TreeShape
-    from hstree.lm.data import load_corpus
-    from hstree.lm.runs import load_run
-    from hstree.lm.training import TrainConfig
-    from hstree.trees import build_tree
-
     settings = TrainConfig(**config_values(arguments))
     output = output_file(arguments.output, arguments.output)
     for file in (output, _words_file(output)):
@@ -182,9 +172,8 @@ def _build(arguments: argparse.Namespace) -> int:
 
 
 def _report(source: _Source, levels: int = 3) -> str:
-    from hstree.trees import describe
-
-    return f"{source.title}\n\n{describe(source.tree, source.frequencies, source.words, levels)}"
+    shape = description(source.tree, source.frequencies, source.words, levels)
+    return f"{source.title}\n\n{shape}"
 
 
 def _describe(arguments: argparse.Namespace) -> int:
@@ -204,8 +193,6 @@ def _describe(arguments: argparse.Namespace) -> int:
 
 
 def _draw(arguments: argparse.Namespace) -> int:
-    from hstree.lm.draw import draw_tree
-
     source = _open(arguments)
     output = output_file("--output", arguments.output, ".png")
     draw_tree(source.tree, source.words, output, arguments.levels, source.frequencies)

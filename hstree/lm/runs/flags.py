@@ -10,6 +10,8 @@ from hstree.heads import head_names
 from hstree.lm._messages import quoted
 
 from .config import TrainConfig
+from .device import choose_device, set_threads
+from .reader import Run, load_run
 from .settings import field_types, flag_name
 
 
@@ -70,6 +72,14 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(
             f"expected whole numbers separated by commas, got {quoted(text)}"
         ) from None
+
+
+def open_run(arguments: argparse.Namespace) -> tuple[Run, TrainConfig]:
+    """The run of :func:`add_run_argument`, on the device and with the threads that were given, and
+    all settings that were given."""
+    settings = TrainConfig(**config_values(arguments))
+    set_threads(settings)
+    return load_run(arguments.directory, choose_device(settings.device)), settings
 
 
 def add_run_argument(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:

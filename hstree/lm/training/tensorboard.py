@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hstree.lm.runs import ConfigError, EpochRecord, perplexity
+from hstree.lm._packages import optional_package
+from hstree.lm.runs import EpochRecord, perplexity
 
 from .progress import Reporter
 
@@ -16,13 +17,8 @@ STEPS_PER_POINT = 10
 
 
 def require_tensorboard() -> None:
-    """Raises ConfigError if the package ``tensorboard`` is missing."""
-    try:
-        import torch.utils.tensorboard  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "--tensorboard: needs the package tensorboard: pip install 'hstree[tensorboard]'"
-        ) from None
+    """Raises ValueError if the package ``tensorboard`` is missing."""
+    optional_package("tensorboard", "--tensorboard", "tensorboard")
 
 
 class TensorBoardLog(Reporter):
@@ -32,7 +28,7 @@ class TensorBoardLog(Reporter):
     ``valid/loss``, ``valid/perplexity``, ``learning_rate`` and ``tokens_per_second`` are written
     once per epoch. The horizontal axis is the number of optimizer steps of the whole run. A resumed
     run continues the same curves: points after the step where it resumes are removed. Raises
-    ConfigError if the package ``tensorboard`` is missing.
+    ValueError if the package ``tensorboard`` is missing.
     """
 
     def __init__(self, run: Path) -> None:

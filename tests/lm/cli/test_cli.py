@@ -341,7 +341,7 @@ def test_errors_inside_hstree_are_one_line_too(
     def broken(*_: object, **__: object) -> None:
         raise AttributeError("a bug")
 
-    monkeypatch.setattr("hstree.lm.runs.load_run", broken)
+    monkeypatch.setattr("hstree.lm.runs.flags.load_run", broken)
     error = fails(capsys, "evaluate", str(runs / "softmax"), status=1)
     assert error == "hstree: unexpected AttributeError: a bug (HSTREE_DEBUG=1 shows where)\n"
     monkeypatch.setenv("HSTREE_DEBUG", "1")

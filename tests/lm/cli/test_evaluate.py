@@ -389,6 +389,6 @@ def test_perplexities_that_are_not_finite_are_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hstree.lm.evaluation.evaluate_stream", lambda *_: loss)
+    monkeypatch.setattr("hstree.lm.cli.evaluate.evaluate_stream", lambda *_: loss)
     error = fails(capsys, runs / "softmax", "--cache", *options)
     assert error.startswith("hstree: expected a finite perplexity, got ")

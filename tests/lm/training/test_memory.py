@@ -89,7 +89,7 @@ def test_a_command_says_that_memory_ran_out(
     def exhaust(*_: object, **__: object) -> None:
         torch.empty(2**60, dtype=torch.uint8)
 
-    monkeypatch.setattr("hstree.lm.training.evaluate", exhaust)
+    monkeypatch.setattr("hstree.lm.cli.evaluate.evaluate", exhaust)
     assert main(["evaluate", str(tmp_path / "run")]) == 1
     assert re.match(r"hstree: memory ran out: .*allocat", capsys.readouterr().err)
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from lm.training.toy import small_config, write_corpus
 
-from hstree.lm.runs import ConfigError, EpochRecord
+from hstree.lm.runs import EpochRecord
 from hstree.lm.training import Reporter, TrainingInterrupted, resume, train
 from hstree.lm.training.tensorboard import TensorBoardLog
 
@@ -191,7 +191,7 @@ def test_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(
-        ConfigError,
+        ValueError,
         match=r"--tensorboard: needs the package .* pip install 'hstree\[tensorboard\]'",
     ):
         TensorBoardLog(tmp_path)
