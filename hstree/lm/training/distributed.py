@@ -101,15 +101,11 @@ class Processes:
 
 @contextmanager
 def processes(device: str) -> Iterator[Processes]:
-    """The processes that ``torchrun`` has started, or this one alone.
+    """The processes that ``torchrun`` has started, or this one alone. Joins a process group (nccl
+    on GPUs, gloo on CPUs) temporarily, unless there is one already.
 
-    Joins a process group (nccl on GPUs, gloo on CPUs) temporarily, unless there is one already.
-
-    Args:
-        device: a ``--device`` setting; with torchrun the GPU is that of the local rank.
-
-    Raises:
-        ConfigError: the device does not exist.
+    ``device`` is a ``--device`` setting; with torchrun the GPU is that of the local rank. Raises
+    ConfigError if it does not exist.
     """
     chosen = choose_device(device)
     if not dist.is_available() or (not dist.is_initialized() and "WORLD_SIZE" not in os.environ):

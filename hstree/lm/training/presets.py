@@ -71,8 +71,7 @@ def preset(name: str, **changes: Any) -> TrainConfig:
 
 
 def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with changes. A ``head_option`` replaces only the option of the same name; with
-    another ``head`` the options are dropped, and so is ``relearn_trees``."""
+    """Settings with changes, as those of :func:`preset`."""
     head = settings.get("head", TrainConfig.head)
     if changes.get("head", head) != head:
         dropped = ("head_option", "relearn_trees")

@@ -185,11 +185,7 @@ class Trainer:
 
     def begin_epoch(self) -> bool:
         """Begin the next epoch, if none is in progress; if ``config.relearn_trees`` says so,
-        re-learn the trees of the head first.
-
-        Returns:
-            Whether the trees were re-learned.
-        """
+        re-learn the trees of the head first. Returns whether it did."""
         if self.in_epoch:
             return False
         position, begin = self.position, time.perf_counter()
@@ -219,11 +215,8 @@ class Trainer:
 
     def steps(self) -> Iterator[Step]:
         """Make one pass over the training text, or the rest of a pass after :meth:`restore` or
-        :meth:`begin_epoch`. :meth:`state` can be saved between two steps.
-
-        Raises:
-            TrainingError: the loss is not finite.
-        """
+        :meth:`begin_epoch`. :meth:`state` can be saved between two steps. Raises TrainingError if
+        the loss is not finite."""
         position = self.position
         self.begin_epoch()
         self.model.train()
@@ -233,21 +226,15 @@ class Trainer:
             yield self._step(length)
 
     def note_validation(self, loss: float) -> bool:
-        """End the epoch, record its validation loss, and start averaging if it is time.
-
-        Returns:
-            Whether training ends, since fine-tuning has stopped improving.
-        """
+        """End the epoch, record its validation loss, and start averaging if it is time. Returns
+        whether training ends, since fine-tuning has stopped improving."""
         self.in_epoch = False
         self.valid_losses.append(loss)
         worse = non_monotone(self.valid_losses, self.config.nonmono)
         if self.config.finetune is not None:
             return worse
-        due = {
-            "none": False,
-            "nt": worse,
-            "et": self.position.epoch >= self.config.averaging_epoch,
-        }[self.config.averaging]
+        late = self.position.epoch >= self.config.averaging_epoch
+        due = {"none": False, "nt": worse, "et": late}[self.config.averaging]
         if due and not self.averaging:
             self.averaging = True
             self.optimizers = build_optimizers(self.model, self.config, averaged=True)
@@ -316,13 +303,9 @@ class Trainer:
         )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The training state without the weights of the model, for :meth:`restore`. To be called
-        between two steps.
-
-        Returns:
-            Tensors, and a JSON-able dictionary of everything else: optimizers with their averages,
-            random states and LSTM states of all processes, position.
-        """
+        """The training state between two steps, without the weights of the model, for
+        :meth:`restore`: tensors, and everything else as JSON would hold it. It has the optimizers
+        with their averages, random states and LSTM states of all processes, and the position."""
         tensors: dict[str, Tensor] = {}
         numbers: dict[str, Any] = {}
         for i, optimizer in enumerate(self.optimizers):
@@ -382,14 +365,12 @@ class Trainer:
             optimizer.load_state_dict({"state": state, "param_groups": groups})
         rank = self.processes.rank
         layers = range(self.model.backbone.layers)
+
+        def saved(part: int, layer: int, name: str) -> Tensor:
+            return tensors[f"lstm.{part}.{layer}.{name}"][rank].to(self.device, copy=True)
+
         self.states = [
-            tuple(
-                (
-                    tensors[f"lstm.{part}.{layer}.h"][rank].to(self.device, copy=True),
-                    tensors[f"lstm.{part}.{layer}.c"][rank].to(self.device, copy=True),
-                )
-                for layer in layers
-            )
+            tuple((saved(part, layer, "h"), saved(part, layer, "c")) for layer in layers)
             if f"lstm.{part}.0.h" in tensors
             else None
             for part in range(self.config.accumulate)
