@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,10 +104,8 @@ def output_folder(output: str) -> Iterator[Path]:
         raise
 
 
-def load_runs(arguments: argparse.Namespace) -> dict[str, Run]:
-    """Load the runs of a command by name, on its device."""
-    names = run_names(arguments.directories)
-    return {
-        name: load_run(path, arguments.device)
-        for name, path in zip(names, arguments.directories, strict=True)
-    }
+def load_runs(arguments: argparse.Namespace, paths: Sequence[str] = ()) -> dict[str, Run]:
+    """Load the runs of a command, or others, by name, on its device."""
+    paths = paths or arguments.directories
+    named = zip(run_names(paths), paths, strict=True)
+    return {name: load_run(path, arguments.device) for name, path in named}

@@ -14,13 +14,12 @@ import numpy.typing as npt
 from hstree.lm._arguments import NUMBER, Argument
 from hstree.lm._pictures import line_style, new_figure, plain
 from hstree.lm.data import Vocabulary
-from hstree.lm.runs import load_run, run_names
 from hstree.lm.table import Table, count, decimals, table
 from hstree.trees import Tree
 
 from ..drawing import NUMBERED, heat_map
 from ..report import Report, row_table
-from ..runner import Measurement
+from ..runner import Measurement, load_runs
 from .clusters import (
     Agreement,
     Cluster,
@@ -38,10 +37,8 @@ _WORDS = 6  # number of words to show if none is given
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Measure the trees of a run, and its loss by frequency compared with other runs."""
-    paths = [arguments.directory, *arguments.against]
-    names = run_names(paths)
-    runs = {n: load_run(path, arguments.device) for n, path in zip(names, paths, strict=True)}
-    own, run = names[0], runs[names[0]]
+    runs = load_runs(arguments, [arguments.directory, *arguments.against])
+    own, run = next(iter(runs.items()))
     try:
         head = tree_head(run.model)
     except ValueError as error:
