@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from cuda_emu.library import ORDERS, EmulatedLibrary
-
-from kernels.emulation import Kernels
+from ops.cases import filled_memory
 
 
 @pytest.fixture
-def kernels(emulated: EmulatedLibrary) -> Iterator[Kernels]:
-    """The emulated operators, in ascending order of threads and blocks before and after."""
-    kernels = Kernels(emulated)
-    kernels.set_order(*ORDERS[0])
-    yield kernels
-    kernels.set_order(*ORDERS[0])
+def library(emulated: EmulatedLibrary) -> Iterator[EmulatedLibrary]:
+    """The CUDA operators for CPU tensors, in ascending order of threads and blocks at first."""
+    emulated.set_order(*ORDERS[0])
+    with emulated.on_cpu_tensors(), filled_memory():
+        yield emulated
+    emulated.set_order(*ORDERS[0])

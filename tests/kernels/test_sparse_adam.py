@@ -2,51 +2,38 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
 import torch
-from cuda_emu.library import ORDERS
-from ops.test_sparse_adam import check
+from cuda_emu.library import EmulatedLibrary
+from ops.test_sparse_adam import RULE, check
 
-from kernels.emulation import FLOAT32, Kernels
+from hstree.ops import sparse_adam_
+from kernels.emulation import bits, check_every_order, emulated_tests
 
-pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
-
-RULE = (0.05, 0.9, 0.99, 1e-3, 0.3)  # lr, beta1, beta2, eps, weight_decay
-
-
-def test_same_bits_in_every_scheduling_order(kernels: Kernels) -> None:
-    results = []
-    for order in ORDERS:
-        kernels.set_order(*order)
-        with kernels.library.on_cpu_tensors():
-            results.append(check(((3, 7, 8), 2, 11), torch.float32, torch.device("cpu")))
-    for other in results[1:]:
-        assert all(map(torch.equal, other, results[0]))
+pytestmark = emulated_tests
 
 
-def test_packs_change_no_bit(kernels: Kernels) -> None:
+def test_same_bits_in_every_scheduling_order(library: EmulatedLibrary) -> None:
+    device = torch.device("cpu")
+    check_every_order(library, lambda: check(((3, 7, 8), 2, 11), torch.float32, device))
+
+
+def test_packs_change_no_bit() -> None:
     """Rows that are not aligned to packs of four take the other kernel."""
-    random = np.random.default_rng(5)
-    index = np.array([[0, 2, 3]], np.int64)
-    values = random.standard_normal((3, 8)).astype(np.float32)
-    arrays = [random.random((4, 8)).astype(np.float32) for _ in range(3)]
+    random = torch.Generator().manual_seed(5)
+    arrays = [torch.rand(4 * 8, generator=random) for _ in range(3)]
+    values = torch.randn(3, 8, generator=random)
     results = []
     for shift in (0, 1):
-        buffer = np.empty((3, 4 * 8 + 8), np.float32)
-        shift += -buffer.ctypes.data // 4 % 4
-        tensors = tuple(row[shift : shift + 32].reshape(4, 8) for row in buffer)
-        for tensor, array in zip(tensors, arrays, strict=True):
-            tensor[:] = array
-        kernels.sparse_adam_(FLOAT32, tensors, index, values, RULE)
-        results.append([tensor.tobytes() for tensor in tensors])
+        tensors = [torch.cat([x.new_zeros(shift), x])[shift:].view(4, 8) for x in arrays]
+        sparse_adam_(*tensors, torch.tensor([[0, 2, 3]]), values, step=1, **RULE)
+        results.append(bits(tensors))
     assert results[0] == results[1]
 
 
-def test_row_out_of_range_is_left_out(kernels: Kernels) -> None:
-    index = np.array([[-1, 0, 0, 1, 2, 2**40], [0, -1, 3, 1, 0, 0]], np.int64)
-    tensors = tuple(np.ones((2, 3, 4), np.float32) for _ in range(3))
-    kernels.sparse_adam_(FLOAT32, tensors, index, np.ones((6, 4), np.float32), RULE)
+def test_row_out_of_range_is_left_out() -> None:
+    index = torch.tensor([[-1, 0, 0, 1, 2, 2**40], [0, -1, 3, 1, 0, 0]])
+    tensors = [torch.ones(2, 3, 4) for _ in range(3)]
+    sparse_adam_(*tensors, index, torch.ones(6, 4), step=1, **RULE)
     changed = tensors[0] != 1
     assert changed[1, 1].all()
     assert changed.sum() == 4

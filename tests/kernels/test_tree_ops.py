@@ -3,24 +3,14 @@ test_equals_reference in tests/ops/tree_op_suite.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-from cuda_emu.library import ORDERS
+from cuda_emu.library import EmulatedLibrary
 from ops.against_reference import check_batch
-from ops.cases import (
-    CASES,
-    LEAF,
-    PATH,
-    TILES,
-    WIDE,
-    Case,
-    TreeOpUnderTest,
-    filled_memory,
-    name_of,
-)
+from ops.cases import CASES, LEAF, PATH, TILES, WIDE, Case, TreeOpUnderTest, name_of
+from torch import Tensor
 
 from kernels.corruption import (
     Corruption,
@@ -30,36 +20,27 @@ from kernels.corruption import (
     corruptions,
     sparse_is_dense,
 )
-from kernels.emulation import Kernels
+from kernels.emulation import check_every_order, emulated_tests, tree_op_results
 
-pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
+pytestmark = emulated_tests
 OPS = (PATH, WIDE, LEAF)
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-
-
-@pytest.fixture(autouse=True)
-def on_cpu_tensors(kernels: Kernels) -> Iterator[None]:
-    with kernels.library.on_cpu_tensors(), filled_memory():
-        yield
 
 
 @every_op
 @pytest.mark.parametrize("case", [*CASES, *TILES], ids=name_of)
 def test_same_bits_in_every_scheduling_order(
-    kernels: Kernels, op: TreeOpUnderTest, case: Case
+    library: EmulatedLibrary, op: TreeOpUnderTest, case: Case
 ) -> None:
+    """The visited rows of the dense gradients are the sparse ones."""
     batch = op.batch(case, case.dtypes[-1] if case.dtypes else torch.float16)
-    batch = replace(batch, grad=batch.grad.to(torch.promote_types(batch.grad.dtype, torch.float32)))
-    results = []
-    for order in ORDERS:
-        kernels.set_order(*order)
-        log_prob, *saved = op.operator(*batch.arguments())
-        dense = op.backward(batch, *saved)
-        sparse = op.backward(batch, *saved, sparse=True)
+
+    def results() -> list[Tensor]:
+        forward, dense, sparse = tree_op_results(op, batch)
         sparse_is_dense(op, batch, dense, sparse)
-        every = (log_prob, *saved, *dense, *sparse)
-        results.append([x.flatten().view(torch.uint8).numpy().tobytes() for x in every])
-    assert all(result == results[0] for result in results[1:])
+        return [*forward, *dense, *sparse]
+
+    check_every_order(library, results)
 
 
 @pytest.mark.parametrize(

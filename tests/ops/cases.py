@@ -392,16 +392,19 @@ class TreeOpUnderTest:
             for place, c in enumerate(leaves):
                 leaf_position[t, c] = place
             rows_of.append([])
+            rows: dict[Any, list[int]] = {}  # classes below the same nodes share a list
             for c in range(case.classes):
                 offset[t, c] = len(path)
                 nodes = leaves[c]
                 if self.wide:
                     path += nodes
-                    rows_of[t].append([f + k for f, width, _ in nodes for k in range(width)])
                 else:
                     path += [first << 1 | (child == 0) for first, _, child in nodes]
-                    rows_of[t].append([first for first, _, _ in nodes])
-                lengths.append(len(rows_of[t][c]))
+                spans = tuple((first, width if self.wide else 1) for first, width, _ in nodes)
+                if spans not in rows:
+                    rows[spans] = [f + k for f, width in spans for k in range(width)]
+                rows_of[t].append(rows[spans])
+                lengths.append(len(rows[spans]))
             offset[t, -1] = len(path)
         weight_rows = 1 + max((r for tree in rows_of for rows in tree for r in rows), default=-1)
         features = case.in_features if case.subset is None else case.subset
@@ -461,12 +464,15 @@ class LeafOpUnderTest(TreeOpUnderTest):
                 leaf_class[t] = order = [*of_class]
             leaf_position[t, order] = np.arange(case.classes)
             rows_of.append([])
+            rows: dict[Any, list[int]] = {}
             for c in range(case.classes):
                 offset[t, c] = len(group)
                 nodes = of_class.get(c, [])
                 group += nodes
-                spans = [range(first, first + width) for first, width, _ in nodes]
-                rows_of[t].append(leaf_class[t, [*itertools.chain(*spans)]].tolist())
+                spans = tuple(range(first, first + width) for first, width, _ in nodes)
+                if spans not in rows:
+                    rows[spans] = leaf_class[t, [*itertools.chain(*spans)]].tolist()
+                rows_of[t].append(rows[spans])
             offset[t, -1] = len(group)
         target = draw_target(case, random)
 
@@ -509,3 +515,4 @@ WIDE = TreeOpUnderTest(
     "max_width",
     wide=True,
 )
+OPS = {op.name: op for op in (PATH, WIDE, LEAF)}

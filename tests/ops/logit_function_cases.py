@@ -72,6 +72,7 @@ class PiecewiseCase:
     radius: float = 5.0
     spread: float = 2.0  # standard deviation of the inputs
     decades: float = 3.0  # over which the gradients spread
+    dtypes: tuple[torch.dtype, ...] = ()
 
     def __str__(self) -> str:
         return self.why.replace(" ", "-")
@@ -98,7 +99,13 @@ PIECEWISE_CASES = (
     PiecewiseCase("small radius", radius=2.0**-10, spread=2.0**-11),
     PiecewiseCase("large radius", intervals=1000, radius=1e4, spread=3e3),
     PiecewiseCase("gradients over sixty decades", shape=(30, 100), decades=60.0),
-)
+    # Of CUDA: more than the threads of a grid take at once, and sums in shared memory of two sizes.
+    PiecewiseCase("several steps of the grid", shape=(2 * 1024 * 256 + 77,), intervals=16,
+                  dtypes=(torch.float64,)),
+    PiecewiseCase("sums in more than 48 KiB of shared memory", shape=(16384,), intervals=4000,
+                  dtypes=(torch.bfloat16,)),
+    PiecewiseCase("sums of few intervals", shape=(3001,), intervals=12),
+)  # fmt: skip
 
 
 @dataclass
@@ -266,6 +273,18 @@ FUNCTIONS = (
     ("linear table", {"intervals": 100}),
     ("cubic table", {"intervals": 20, "width": 4}),
 )
+# The CUDA kernels take a row with a warp up to 1024 classes in float32, 512 in float64, else with a
+# block, and sum a table's gradient in shared memory where there are many terms for an interval.
+EDGES = (
+    *(MonotoneCase(f"{classes} classes, {f}", rows=6, classes=classes, **options)
+      for classes, (f, options) in zip((31, 32, 256, 512, 513, 1023, 1024, 1025, 33, 64),
+                                       FUNCTIONS * 2, strict=False)),
+    *(MonotoneCase(f"{classes} classes, linear table", rows=6, classes=classes, intervals=40)
+      for classes in (256, 1024, 1025)),
+    MonotoneCase("few intervals", rows=7, classes=90, intervals=5),
+    MonotoneCase("few cubics", rows=7, classes=90, intervals=3, width=4),
+    MonotoneCase("several rows for each block of sums", rows=1500, classes=3, intervals=20),
+)  # fmt: skip
 MONOTONE_CASES = (
     *(MonotoneCase(f"{f}, {s}", **options, **shape)
       for f, options in FUNCTIONS for s, shape in SHAPES),
@@ -273,6 +292,7 @@ MONOTONE_CASES = (
     MonotoneCase("intervals as published", intervals=100_000, radius=20.0),
     MonotoneCase("a million intervals, cubic", intervals=1_000_000, width=4, radius=20.0),
     MonotoneCase("most logits outside", intervals=10, radius=0.5),
+    *EDGES,
 )  # fmt: skip
 
 
@@ -444,7 +464,7 @@ def check_every_case() -> list[Tensor]:
     """Every case on the CPU, in every dtype; returns the results of larger batches."""
     for case in PIECEWISE_CASES:
         for width in (2, 4):
-            for dtype in DTYPES:
+            for dtype in case.dtypes or DTYPES:
                 check_piecewise(case, width, dtype, CPU)
     for monotone_case in MONOTONE_CASES:
         for dtype in (torch.float32, torch.float64):

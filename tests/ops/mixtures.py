@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hstree.heads.trees.layout import Layout
 from hstree.trees import Tree, build_ensemble
+from ops.apart import corrupt
 
 
 @dataclass(frozen=True)
@@ -229,10 +230,4 @@ def corrupted(seed: int, random: np.random.Generator) -> Mixture | None:
     table = ("node", "edge", "leaf_edge", "feature_index")[random.integers(4)]
     if getattr(mixture, table) is None:
         return None
-    value = getattr(mixture, table).clone()
-    flat = value.view(-1).numpy()
-    if len(flat):
-        places = random.integers(0, len(flat), 3)
-        wild = random.integers(-(2**31), 2**31, 3)
-        flat[places] = np.where(random.random(3) < 0.3, wild, random.integers(-70, 70, 3))
-    return replace(mixture, **{table: value})
+    return replace(mixture, **{table: corrupt(getattr(mixture, table), random)})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,9 @@ from torch import Tensor
 
 from hstree.ops import tree_log_softmax
 from hstree.ops._composed_tree_log_softmax import composed_log_prob, leaf_classes, with_leaf_rows
+from ops.apart import apart, every_instruction_set, outcomes, with_instruction_set
 from ops.cases import random_nested, slow, threads
-from ops.test_tree_log_softmax import CAPABILITIES, SUMS, TESTS, Case, judge
+from ops.test_tree_log_softmax import SUMS, Case, corrupted, judge
 
 OP = torch.ops.hstree.leaf_tree_log_softmax.default
 
@@ -270,38 +270,24 @@ def test_same_bits_for_every_number_of_threads_and_rows(dtype: torch.dtype) -> N
                 assert torch.equal(mixed(batch.rows(rows)), expected[rows])
 
 
-OTHER_PROCESS = """
-import sys, torch
-from ops.test_leaf_tree_log_softmax import CASES, MANY, SUMS, draw, mixed
-def results(case, dtype):
-    batch = draw(case, dtype)
-    log_prob = mixed(batch)
-    assert all(torch.equal(mixed(batch.rows(slice(r, r + 1))), log_prob[r : r + 1])
-               for r in range(len(log_prob)))
-    return log_prob
-torch.save([results(c, d) for c in (MANY, *CASES) for d in SUMS], sys.argv[1])
-"""
+def every_log_prob() -> list[Tensor]:
+    """Those of a row have the same bits in a batch of its own."""
+    batches = [draw(case, dtype) for case in (MANY, *CASES) for dtype in SUMS]
+    results = [mixed(batch) for batch in batches]
+    for batch, result in zip(batches, results, strict=True):
+        for r in range(len(result)):
+            assert torch.equal(mixed(batch.rows(slice(r, r + 1))), result[r : r + 1])
+    return results
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_every_instruction_set(capability: str, tmp_path: Any) -> None:
-    """The same results, and the same bits for one row and many."""
-    has = {"AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
-    if CAPABILITIES.index(capability) > has:
-        pytest.skip(f"this processor lacks {capability}")
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER_PROCESS, tmp_path / "results"],
-        env=os.environ | {"HSTREE_CPU_CAPABILITY": capability},
-        cwd=TESTS, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    results = iter(torch.load(tmp_path / "results"))
-    for case in (MANY, *CASES):
-        for dtype, tolerance in zip(SUMS, (1e-4, 1e-12), strict=True):
-            torch.testing.assert_close(
-                next(results), mixed(draw(case, dtype)), rtol=tolerance, atol=tolerance
-            )
+@every_instruction_set
+def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
+    module = "ops.test_leaf_tree_log_softmax"
+    results = with_instruction_set(capability, module, "every_log_prob()", tmp_path)
+    for got, expected in zip(results, every_log_prob(), strict=True):
+        tolerance = 1e-4 if got.dtype == torch.float32 else 1e-12
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_gradcheck() -> None:
@@ -455,44 +441,15 @@ def test_bad_table(table: str, place: tuple[int, int], value: int, match: str) -
     refused(batch, match)
 
 
-CORRUPT = """
-import numpy as np, torch
-from ops.test_leaf_tree_log_softmax import OP, Case, draw
-random = np.random.default_rng(0)
-refused = accepted = 0
-for seed in range(50):
-    shapes = tuple(random.choice(["random", "levels", "chain"], 2))
-    rows, classes = random.integers(1, 20), random.integers(1, 60)
-    batch = draw(Case("corrupt", shapes, int(classes), rows=int(rows)), torch.float32, seed)
-    for _ in range(10):
-        table = getattr(batch, ("node", "edge")[random.integers(2)])
-        kept = table.clone()
-        flat = table.view(-1).numpy()
-        count = int(random.integers(1, 4))
-        if len(flat):
-            wild = random.integers(-2**31, 2**31 - 1, count)
-            near = random.integers(-60, 60, count)
-            flat[random.integers(0, len(flat), count)] = np.where(random.random(count) < 0.3, wild,
-                                                                  near)
-        try:
-            OP(*batch.arguments())
-            accepted += 1
-        except RuntimeError as error:
-            if not str(error).startswith("hstree::"):
-                raise
-            refused += 1
-        table.copy_(kept)
-print(refused, accepted)
-"""
+def corrupt_tables() -> tuple[int, int]:
+    def attempt(seed: int) -> None:
+        OP(*corrupted(seed, "levels", draw=draw).arguments())
+
+    return outcomes(partial(attempt, seed) for seed in range(500))
 
 
-def test_corrupt_tables_never_crash() -> None:
+def test_corrupt_tables_never_crash(tmp_path: Path) -> None:
     """Random numbers in the tables, in a process of its own: an error or a result."""
-    done = subprocess.run(
-        [sys.executable, "-c", CORRUPT],
-        cwd=TESTS, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    refused, accepted = map(int, done.stdout.split())
+    refused, accepted = apart("ops.test_leaf_tree_log_softmax", "corrupt_tables()", tmp_path)
     assert refused > 300
     assert accepted > 10

@@ -3,7 +3,6 @@ sets."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ops.apart import TESTS, every_instruction_set, with_instruction_set
 from ops.cases import measures_memory
 from ops.logit_function_cases import results
-from ops.tree_op_suite import CAPABILITIES, TESTS
 
 MEMORY = r"""
 import re, pathlib, torch, hstree
@@ -67,18 +66,11 @@ def test_memory() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@every_instruction_set
 def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
     """All cases again, and the same results but for roundings."""
-    has = {"AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
-    if CAPABILITIES.index(capability) > has:
-        pytest.skip(f"this processor lacks {capability}")
-    done = subprocess.run(
-        [sys.executable, "-m", "ops.all_cases", "logit_functions", tmp_path / "results"],
-        env=os.environ | {"HSTREE_CPU_CAPABILITY": capability},
-        cwd=TESTS, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    for got, expected in zip(torch.load(tmp_path / "results"), results(), strict=True):
+    call = "check_every_case()"
+    of_other = with_instruction_set(capability, "ops.logit_function_cases", call, tmp_path)
+    for got, expected in zip(of_other, results(), strict=True):
         scale = expected.abs().max().item()
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * scale)

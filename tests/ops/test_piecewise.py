@@ -20,6 +20,7 @@ from ops.logit_function_cases import (
     PIECEWISE_CASES,
     PiecewiseBatch,
     PiecewiseCase,
+    accumulate,
     by_interval,
     check_piecewise,
     in_float64,
@@ -46,12 +47,15 @@ def test_equals_reference(
     check_piecewise(case, width, dtype, device)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+
+
+@every_dtype
 def test_literal_values(dtype: torch.dtype, device: torch.device) -> None:
     """Slope 3 below 0 and 1 above, f(-1) = 0; a knot belongs to the interval on its right."""
     batch = PiecewiseBatch(
         torch.tensor([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0], dtype=dtype),
-        torch.tensor([[0.0, 3.0], [3.0, 1.0]], dtype=dtype),
+        torch.tensor([[0.0, 3.0], [3.0, 1.0]], dtype=accumulate(dtype)),
         1.0,
         torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], dtype=dtype),
     ).to(device)
@@ -62,12 +66,12 @@ def test_literal_values(dtype: torch.dtype, device: torch.device) -> None:
     assert grad_table.tolist() == [[7.0, -1 + 2.0], [120.0, 8.0 + 32.0 + 192.0]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@every_dtype
 def test_literal_cubic(dtype: torch.dtype, device: torch.device) -> None:
     """P(u) = 1 + 2u + 3u^2 + 4u^3 with u = (x + 1) / 2; straight beyond u = 0 and u = 1."""
     batch = PiecewiseBatch(
         torch.tensor([-3.0, -1.0, 0.0, 3.0], dtype=dtype),
-        torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=dtype),
+        torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=accumulate(dtype)),
         1.0,
         torch.tensor([8.0, 8.0, 16.0, 2.0], dtype=dtype),
     ).to(device)
@@ -140,7 +144,7 @@ def test_nan_and_infinities(device: torch.device) -> None:
     assert flat[2] == 1
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@every_dtype
 @widths
 def test_largest_values(width: int, dtype: torch.dtype, device: torch.device) -> None:
     """No interval out of range, no NaN on the way."""
@@ -150,8 +154,7 @@ def test_largest_values(width: int, dtype: torch.dtype, device: torch.device) ->
     table = torch.zeros(64, width, dtype=torch.float64)
     table[:, 0] = torch.arange(64) / 4 - 8
     table[:, 1] = 0.25  # x / 4
-    table = table.to(torch.float64 if dtype == torch.float64 else torch.float32)
-    batch = PiecewiseBatch(x, table, 32.0, torch.ones_like(x)).to(device)
+    batch = PiecewiseBatch(x, table.to(accumulate(dtype)), 32.0, torch.ones_like(x)).to(device)
     output, grad_input, grad_table = piecewise_gradients(batch)
     torch.testing.assert_close(output[[0, 1, 4, 5]], 0.25 * batch.input[[0, 1, 4, 5]])
     assert (grad_input == 0.25).all()
@@ -182,12 +185,31 @@ def test_non_finite_input_shows_in_the_gradient(
 def test_non_finite_gradient_shows_in_every_sum(
     bad: float, width: int, device: torch.device
 ) -> None:
-    batch = piecewise_batch(USUAL, width, torch.float32).to(device)
-    batch.grad[3, 5] = bad
-    _, grad_input, grad_table = piecewise_gradients(batch)
-    assert grad_table.isnan().all()
-    assert not grad_input[3, 5].isfinite()
-    assert grad_input.isfinite().sum() == grad_input.numel() - 1
+    for dtype in DTYPES:
+        batch = piecewise_batch(USUAL, width, dtype).to(device)
+        batch.grad[3, 5] = bad
+        _, grad_input, grad_table = piecewise_gradients(batch)
+        assert grad_table.isnan().all()
+        assert not grad_input[3, 5].isfinite()
+        assert grad_input.isfinite().sum() == grad_input.numel() - 1
+
+
+@widths
+def test_infinite_input_without_gradient(width: int, device: torch.device) -> None:
+    """Infinity in the sums of that end but for those of the constants; nothing where grad is 0, but
+    for a NaN."""
+    table = torch.ones(3, width, device=device)
+    x = torch.tensor([-math.inf, 0.0, math.inf], device=device)
+    grad_table = backward(torch.ones_like(x), x, table, 1.0)[1].cpu()
+    assert grad_table[0].tolist() == [1.0, -math.inf, 0.0, 0.0][:width]
+    assert grad_table[2].tolist() == [1.0, math.inf, math.inf, math.inf][:width]
+    assert grad_table[1].isfinite().all()
+    grad = torch.tensor([0.0, 1.0, 0.0], device=device)
+    assert not backward(grad, x, table, 1.0)[1][[0, 2]].any()
+    x[0] = math.nan
+    assert torch.equal(
+        backward(grad, x, table, 1.0)[1].isnan().all(1).cpu(), torch.tensor([True, False, False])
+    )
 
 
 @widths
@@ -200,15 +222,34 @@ def test_zero_gradient(width: int, device: torch.device) -> None:
     assert not grad_table.any()
 
 
-@pytest.mark.parametrize("size", [1e-44, 1e-38, 1e38])
-def test_gradients_at_the_ends_of_the_range(size: float, device: torch.device) -> None:
-    """Subnormal and huge ones: sums of eight equal numbers, exact."""
-    table = torch.tensor([[0.0, 1.0], [1.0, 1.0]], device=device)
-    x = torch.full((8,), -0.5, device=device)
-    grad = torch.full((8,), size / 8, device=device)
-    grad_table = backward(grad, x, table, 1.0)[1]
-    total = 8 * float(grad[0])
-    assert grad_table.tolist() == [[total, total / 2], [0.0, 0.0]]
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        (torch.float32, 2.0**-149),
+        (torch.float32, 2.0**-126),
+        (torch.float32, 2.0**124),
+        (torch.float64, 2.0**-1022),
+        (torch.float64, 2.0**1020),
+    ],
+    ids=name_of,
+)
+def test_gradients_at_the_ends_of_the_range(
+    dtype: torch.dtype, size: float, device: torch.device
+) -> None:
+    """Sums of eight equal numbers, exact."""
+    table = torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=dtype, device=device)
+    x = torch.full((8,), -0.5, dtype=dtype, device=device)
+    grad_table = backward(torch.full_like(x, size), x, table, 1.0)[1]
+    assert grad_table.tolist() == [[8 * size, 4 * size], [0.0, 0.0]]
+
+
+def test_sums_cancel_exactly(device: torch.device) -> None:
+    """They are integers: what cancels leaves nothing, and a small rest stays."""
+    grad = torch.randn(500, generator=torch.Generator().manual_seed(0))
+    grad = torch.cat([grad, -grad, torch.tensor([1e-9])]).to(device)
+    x = torch.full_like(grad, -0.5)
+    got = backward(grad, x, torch.ones(1, 2, device=device), 1.0)[1][0, 0].item()
+    assert got == pytest.approx(1e-9, rel=1e-6)
 
 
 # Determinism
@@ -252,13 +293,18 @@ def test_sums_do_not_depend_on_the_order(intervals: int, width: int, device: tor
     assert torch.equal(piecewise_gradients(other)[2], piecewise_gradients(batch)[2])
 
 
-def test_elements_do_not_depend_on_their_place(device: torch.device) -> None:
-    """Vector code and the rest at the end give the same bits."""
-    batch = piecewise_batch(PiecewiseCase("", shape=(67,)), 4, torch.float32).to(device)
-    output, grad_input, _ = piecewise_gradients(batch)
+@every_dtype
+def test_elements_do_not_depend_on_their_place(dtype: torch.dtype, device: torch.device) -> None:
+    """Vector code and the rest at the end give the same bits, and so do tensors at any address."""
+    batch = piecewise_batch(PiecewiseCase("", shape=(67,)), 4, dtype).to(device)
+    output, grad_input, grad_table = piecewise_gradients(batch)
     for begin in (0, 1, 5, 50):
         part = replace(batch, input=batch.input[begin:], grad=batch.grad[begin:])
         same_bits(piecewise_gradients(part)[:2], [output[begin:], grad_input[begin:]])
+    for shift in (1, 2):
+        input, grad = (torch.cat([x[:shift], x])[shift:] for x in (batch.input, batch.grad))
+        moved = replace(batch, input=input, grad=grad)
+        same_bits(piecewise_gradients(moved), [output, grad_input, grad_table])
 
 
 @widths

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from reference.sample import philox, sample_reference
 from torch import Tensor
 
 from hstree.ops import candidate_log_prob, sample
+from ops.apart import apart, every_instruction_set, outcomes, with_instruction_set
 from ops.cases import DTYPES, name_of, slow, threads
 from ops.mixtures import (
     BLOCKS,
@@ -30,7 +29,6 @@ from ops.mixtures import (
     walked,
 )
 
-TESTS = Path(__file__).resolve().parents[1]
 SEED = torch.tensor([2**40 + 17])
 TEMPERATURES = (1.0, 0.6)
 
@@ -214,27 +212,15 @@ def test_same_bits_for_every_number_of_threads(dtype: torch.dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
 
 
-OTHER_PROCESS = """
-import sys, torch
-from ops.cases import DTYPES
-from ops.test_sample import results
-torch.save([x for d in DTYPES for x in results(d)], sys.argv[1])
-"""
+def every_result() -> list[Tensor]:
+    return [x for dtype in DTYPES for x in results(dtype)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", ["portable", "avx2"])
+@every_instruction_set
 def test_instruction_sets_agree(capability: str, tmp_path: Path) -> None:
-    path = tmp_path / "results.pt"
-    subprocess.run(
-        [sys.executable, "-c", OTHER_PROCESS, str(path)],
-        cwd=TESTS,
-        env=os.environ | {"HSTREE_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
-    here = [x for dtype in DTYPES for x in results(dtype)]
-    for got, expected in zip(torch.load(path), here, strict=True):
-        torch.testing.assert_close(got, expected, rtol=3e-6, atol=3e-6)
+    of_other = with_instruction_set(capability, "ops.test_sample", "every_result()", tmp_path)
+    torch.testing.assert_close(of_other, every_result(), rtol=3e-6, atol=3e-6)
 
 
 @every_mixture
@@ -271,10 +257,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments(name: str) -> None:
+def test_wrong_arguments(name: str, device: torch.device) -> None:
     options, message = WRONG[name]
+    options = {"seed": SEED} | options
+    options["seed"] = options["seed"].to(device)
     with pytest.raises(RuntimeError, match=f"hstree::sample: {message}"):
-        drawn(draw(huffman(9)), **options)
+        drawn(draw(huffman(9)).on(device), **options)
 
 
 WRONG_CANDIDATES: dict[str, tuple[Tensor, str]] = {
@@ -296,38 +284,23 @@ def test_wrong_candidates(name: str) -> None:
         candidate_log_prob(*draw(huffman(9)).arguments(), candidates=candidates)
 
 
-def test_corrupt_tables_never_crash() -> None:
+def corrupt_tables() -> tuple[int, int]:
     """Each is refused, or gives classes."""
-    shown = subprocess.run(
-        [sys.executable, "-c", "from ops.test_sample import corrupt; corrupt()"],
-        cwd=TESTS,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert shown.returncode == 0, shown.stderr
-    refused, accepted = map(int, shown.stdout.split())
+    random = np.random.default_rng(1)
+
+    def attempt(mixture: Mixture) -> None:
+        V = mixture.trees[0].n_classes
+        classes, _ = drawn(mixture, 1)
+        assert int(classes.min()) >= 0
+        assert int(classes.max()) < V
+        candidates = torch.from_numpy(random.integers(0, V, (len(mixture.hidden), 1)))
+        candidate_log_prob(*mixture.arguments(), candidates=candidates)
+
+    mixtures = (corrupted(seed, random) for seed in range(600))
+    return outcomes(partial(attempt, mixture) for mixture in mixtures if mixture is not None)
+
+
+def test_corrupt_tables_never_crash(tmp_path: Path) -> None:
+    refused, accepted = apart("ops.test_sample", "corrupt_tables()", tmp_path)
     assert refused > 50
     assert accepted > 100
-
-
-def corrupt() -> None:
-    random = np.random.default_rng(1)
-    refused = accepted = 0
-    for seed in range(600):
-        mixture = corrupted(seed, random)
-        if mixture is None:
-            continue
-        V = mixture.trees[0].n_classes
-        candidates = torch.from_numpy(random.integers(0, V, (len(mixture.hidden), 1)))
-        try:
-            classes, _ = drawn(mixture, 1)
-            assert int(classes.min()) >= 0
-            assert int(classes.max()) < V
-            candidate_log_prob(*mixture.arguments(), candidates=candidates)
-            accepted += 1
-        except RuntimeError as error:
-            if not str(error).startswith(("hstree::sample: ", "hstree::candidate_log_prob: ")):
-                raise
-            refused += 1
-    print(refused, accepted)

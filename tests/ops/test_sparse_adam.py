@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,9 @@ from reference.sparse_adam import sparse_adam_reference
 from torch import Tensor
 
 from hstree.ops import sparse_adam_
+from ops.apart import every_instruction_set, with_instruction_set
 from ops.cases import DTYPES, name_of, threads
 
-TESTS = Path(__file__).resolve().parents[1]
-CAPABILITIES = ("portable", "avx2", "avx512")
 RULE: dict[str, Any] = {
     "lr": 0.05, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.3
 }  # fmt: skip
@@ -164,29 +161,16 @@ def test_same_bits_for_every_number_of_threads(dtype: torch.dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
 
 
-OTHER_PROCESS = """
-import sys, torch
-from ops.cases import DTYPES
-from ops.test_sparse_adam import SHAPES, after_one_step
-torch.save([x for c in SHAPES for d in DTYPES for x in after_one_step(d, c)], sys.argv[1])
-"""
+def steps() -> list[Tensor]:
+    return [x for case in SHAPES for dtype in DTYPES for x in after_one_step(dtype, case)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@every_instruction_set
 def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
     """The same to one rounding, and on x86-64 the same bits."""
-    has = {"AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
-    if CAPABILITIES.index(capability) > has:
-        pytest.skip(f"this processor lacks {capability}")
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER_PROCESS, tmp_path / "results"],
-        env=os.environ | {"HSTREE_CPU_CAPABILITY": capability},
-        cwd=TESTS, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    mine = [x for case in SHAPES for dtype in DTYPES for x in after_one_step(dtype, case)]
-    for got, expected in zip(torch.load(tmp_path / "results"), mine, strict=True):
+    results = with_instruction_set(capability, "ops.test_sparse_adam", "steps()", tmp_path)
+    for got, expected in zip(results, steps(), strict=True):
         torch.testing.assert_close(got, expected)
         if os.uname().machine == "x86_64":
             assert torch.equal(got, expected)

@@ -171,6 +171,19 @@ def test_logits_of_ten_thousand(case: MonotoneCase, device: torch.device) -> Non
     torch.testing.assert_close(got[2], true[2], rtol=0.0, atol=8 * eps * largest * steepest)
 
 
+@pytest.mark.parametrize(("k", "shift"), [(1.0, -12288.0), (1.0, 12288.0), (2.5, 12288.0)], ids=str)
+def test_large_logits_are_as_exact_as_small_ones(
+    k: float, shift: float, device: torch.device
+) -> None:
+    """Moved by what float32 holds exactly, to where f has slope 1: the same gradient."""
+    batch = monotone_batch(USUAL[0], torch.float32)
+    batch = replace(batch, logits=(batch.logits * 64).round() / 64).to(device)
+    small = monotone_gradients(batch)
+    large = monotone_gradients(replace(batch, k=k, c=-1.5, logits=batch.logits + shift))
+    torch.testing.assert_close(large[0], small[0], rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(large[2], small[2], rtol=1e-5, atol=1e-6)
+
+
 @kinds
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_classes_at_minus_infinity(

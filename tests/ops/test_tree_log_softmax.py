@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,9 @@ from hstree.heads.trees.layout import TreeLayout
 from hstree.ops import tree_log_softmax
 from hstree.ops._composed_tree_log_softmax import composed_backward, composed_log_prob
 from hstree.trees import Tree
+from ops.apart import apart, corrupt, every_instruction_set, outcomes, with_instruction_set
 from ops.cases import random_nested, slow, threads
 
-TESTS = Path(__file__).resolve().parents[1]
-CAPABILITIES = ("portable", "avx2")
 SUMS = (torch.float32, torch.float64)
 OP = torch.ops.hstree.tree_log_softmax.default
 BACKWARD = torch.ops.hstree.tree_log_softmax_backward.default
@@ -361,31 +358,18 @@ def test_same_bits_for_every_number_of_threads_and_rows(dtype: torch.dtype) -> N
         assert torch.equal(grad_gate, expected[2][rows])
 
 
-OTHER_PROCESS = """
-import sys, torch
-from ops.test_tree_log_softmax import CASES, SUMS, draw, mixed
-torch.save([draw(c, d).gradients(mixed) for c in CASES for d in SUMS], sys.argv[1])
-"""
+def every_gradient() -> list[list[Tensor]]:
+    return [draw(case, dtype).gradients(mixed) for dtype in SUMS for case in CASES]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@every_instruction_set
 def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
-    has = {"AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
-    if CAPABILITIES.index(capability) > has:
-        pytest.skip(f"this processor lacks {capability}")
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER_PROCESS, tmp_path / "results"],
-        env=os.environ | {"HSTREE_CPU_CAPABILITY": capability},
-        cwd=TESTS, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    results = iter(torch.load(tmp_path / "results"))
-    for case in CASES:
-        for dtype, tolerance in zip(SUMS, (1e-4, 1e-12), strict=True):
-            expected = draw(case, dtype).gradients(mixed)
-            for got, wanted in zip(next(results), expected, strict=True):
-                torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+    call = "every_gradient()"
+    results = with_instruction_set(capability, "ops.test_tree_log_softmax", call, tmp_path)
+    for got, expected in zip(results, every_gradient(), strict=True):
+        tolerance = 1e-4 if got[0].dtype == torch.float32 else 1e-12
+        assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=["op", "composed"])
@@ -563,46 +547,27 @@ def test_too_deep() -> None:
     refused(batch, r"node\[0, 64\]: expected at most 64 nodes on a path")
 
 
-CORRUPT = """
-import numpy as np, torch
-from ops.test_tree_log_softmax import BACKWARD, OP, Case, draw
-random = np.random.default_rng(0)
-refused = accepted = 0
-for seed in range(50):
-    shapes = tuple(random.choice(["random", "flat", "chain"], 2))
-    batch = draw(Case("corrupt", shapes, int(random.integers(1, 30)), rows=5), torch.float32, seed)
-    for _ in range(10):
-        name = ("node", "edge")[random.integers(2)]
-        table = getattr(batch, name)
-        kept = table.clone()
-        flat = table.view(-1).numpy()
-        count = int(random.integers(1, 4))
-        if len(flat):
-            wild = random.integers(-2**31, 2**31 - 1, count)
-            near = random.integers(-30, 30, count)
-            flat[random.integers(0, len(flat), count)] = np.where(random.random(count) < 0.3, wild,
-                                                                  near)
-        try:
-            log_prob = OP(*batch.arguments())
-            BACKWARD(batch.grad, log_prob, *batch.arguments()[:-1])
-            accepted += 1
-        except RuntimeError as error:
-            if not str(error).startswith("hstree::"):
-                raise
-            refused += 1
-        table.copy_(kept)
-print(refused, accepted)
-"""
+def corrupted(seed: int, *shapes: str, draw: Any = draw) -> Any:
+    """A batch over trees of some of these shapes, with random numbers in a table."""
+    random = np.random.default_rng(seed)
+    chosen = tuple(random.choice(["random", "chain", *shapes], 2))
+    rows, classes = (int(random.integers(1, most)) for most in (20, 60))
+    batch = draw(Case("corrupt", chosen, classes, rows=rows), torch.float32, seed)
+    name = ("node", "edge")[random.integers(2)]
+    return replace(batch, **{name: corrupt(getattr(batch, name), random)})
 
 
-def test_corrupt_tables_never_crash() -> None:
+def corrupt_tables() -> tuple[int, int]:
+    def attempt(seed: int) -> None:
+        batch = corrupted(seed, "flat")
+        BACKWARD(batch.grad, OP(*batch.arguments()), *batch.arguments()[:-1])
+
+    return outcomes(partial(attempt, seed) for seed in range(500))
+
+
+def test_corrupt_tables_never_crash(tmp_path: Path) -> None:
     """Random numbers in the tables, in a process of its own: an error or a result."""
-    done = subprocess.run(
-        [sys.executable, "-c", CORRUPT],
-        cwd=TESTS, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    refused, accepted = map(int, done.stdout.split())
+    refused, accepted = apart("ops.test_tree_log_softmax", "corrupt_tables()", tmp_path)
     assert refused > 300
     assert accepted > 10
 

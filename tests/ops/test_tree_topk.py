@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,13 @@ from torch import Tensor
 from hstree.heads.trees.layout import TreeLayout
 from hstree.ops import tree_topk
 from hstree.trees import build_ensemble
+from ops.apart import apart, every_instruction_set, outcomes, with_instruction_set
 from ops.cases import DTYPES, threads
 from ops.mixtures import MIXTURES, Mixture, corrupted, draw, every_mixture, huffman, walked
 
 
 def topk(mixture: Mixture, k: int) -> tuple[Tensor, Tensor]:
     return tree_topk(*mixture.arguments(), k)
-
-
-TESTS = Path(__file__).resolve().parents[1]
-CAPABILITIES = ("portable", "avx2")
 
 
 @every_mixture
@@ -145,27 +140,15 @@ def test_same_bits_for_every_number_of_threads(dtype: torch.dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
 
 
-OTHER_PROCESS = """
-import sys, torch
-from ops.cases import DTYPES
-from ops.test_tree_topk import results
-torch.save([x for d in DTYPES for x in results(d)[::2]], sys.argv[1])
-"""
+def every_value() -> list[Tensor]:
+    return [x for dtype in DTYPES for x in results(dtype)[::2]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@every_instruction_set
 def test_instruction_sets_agree(capability: str, tmp_path: Path) -> None:
-    path = tmp_path / "results.pt"
-    subprocess.run(
-        [sys.executable, "-c", OTHER_PROCESS, str(path)],
-        cwd=TESTS,
-        env=os.environ | {"HSTREE_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
-    here = [x for dtype in DTYPES for x in results(dtype)[::2]]
-    for got, expected in zip(torch.load(path), here, strict=True):
-        torch.testing.assert_close(got, expected, rtol=3e-6, atol=3e-6)
+    of_other = with_instruction_set(capability, "ops.test_tree_topk", "every_value()", tmp_path)
+    torch.testing.assert_close(of_other, every_value(), rtol=3e-6, atol=3e-6)
 
 
 @every_mixture
@@ -244,39 +227,24 @@ def test_wrong_arguments(name: str) -> None:
         topk(mixture, 38 if name == "k" else 5)
 
 
-def test_corrupt_tables_never_crash() -> None:
-    """Each is refused, or what it gives is k classes."""
-    shown = subprocess.run(
-        [sys.executable, "-c", "from ops.test_tree_topk import corrupt; corrupt()"],
-        cwd=TESTS,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert shown.returncode == 0, shown.stderr
-    refused, accepted = map(int, shown.stdout.split())
+def corrupt_tables() -> tuple[int, int]:
+    """Each is refused, or what it gives is classes."""
+    random = np.random.default_rng(0)
+
+    def attempt(mixture: Mixture) -> None:
+        V = mixture.trees[0].n_classes
+        classes = topk(mixture, min(3, V))[1]
+        assert int(classes.min()) >= 0
+        assert int(classes.max()) < V
+
+    mixtures = (corrupted(seed, random) for seed in range(600))
+    return outcomes(partial(attempt, mixture) for mixture in mixtures if mixture is not None)
+
+
+def test_corrupt_tables_never_crash(tmp_path: Path) -> None:
+    refused, accepted = apart("ops.test_tree_topk", "corrupt_tables()", tmp_path)
     assert refused > 100
     assert accepted > 100
-
-
-def corrupt() -> None:
-    random = np.random.default_rng(0)
-    refused = accepted = 0
-    for seed in range(600):
-        mixture = corrupted(seed, random)
-        if mixture is None:
-            continue
-        V = mixture.trees[0].n_classes
-        try:
-            classes = topk(mixture, min(3, V))[1]
-            assert int(classes.min()) >= 0
-            assert int(classes.max()) < V
-            accepted += 1
-        except RuntimeError as error:
-            if not str(error).startswith("hstree::tree_topk: "):
-                raise
-            refused += 1
-    print(refused, accepted)
 
 
 def test_a_table_with_a_cycle_is_refused() -> None:

@@ -6,20 +6,33 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from ops.against_reference import check
+from ops.apart import (
+    CAPABILITIES,
+    apart,
+    best_capability,
+    corrupt,
+    every_instruction_set,
+    outcomes,
+    with_instruction_set,
+)
 from ops.cases import (
     BLOCKS,
     CASES,
+    DTYPES,
+    OPS,
     TILES,
     Batch,
     Case,
@@ -37,9 +50,7 @@ WITHOUT_SUBSET = Case("no subset, blocks of vectors", rows=70, in_features=83)
 MASKS = [mask for mask in itertools.product([True, False], repeat=3) if any(mask)]
 MANY = Case("rows and features for two threads", rows=300, trees=2, classes=50, in_features=219,
             subset=170)  # fmt: skip
-TESTS = Path(__file__).resolve().parents[1]
 BACKEND = "inductor" if shutil.which("g++") or shutil.which("c++") else "aot_eager"
-CAPABILITIES = ("portable", "avx2", "avx512")
 
 
 def same_bits(got: list[Tensor], expected: list[Tensor]) -> None:
@@ -68,6 +79,33 @@ def broken(batch: Batch, name: str, value: Any) -> Batch:
     tensor = getattr(batch, name).clone()
     tensor[tuple(int(i) for i in place.split(","))] = value
     return replace(batch, **{name: tensor})
+
+
+def every_case(name: str) -> list[Tensor]:
+    """Checks every case in every dtype on the CPU; returns the results of a larger batch."""
+    op = OPS[name]
+    for case in (*CASES, *BLOCKS):
+        for dtype in DTYPES:
+            check(op, case, dtype, torch.device("cpu"))
+    return op.gradients(op.batch(MANY, torch.float32))
+
+
+def corrupt_tables(name: str) -> tuple[int, int]:
+    op, random = OPS[name], np.random.default_rng(0)
+    tables = ("target", "offset", "path", "leaf_position", "feature_index")
+
+    def attempt(seed: int) -> None:
+        case = Case("corrupt", rows=40, subset=7, classes=int(random.integers(1, 30)))
+        batch = op.batch(case, torch.float32, seed)
+        score = op.forward(*batch.arguments())[1]
+        table = tables[random.integers(len(tables))]
+        bad = replace(batch, **{table: corrupt(getattr(batch, table), random)})
+        op.forward(*bad.arguments())
+        for sparse in (False, True):
+            for mask in ((True, True, True), (True, False, False)):
+                op.backward(bad, score, mask=mask, sparse=sparse)
+
+    return outcomes(partial(attempt, seed) for seed in range(400))
 
 
 class TreeOpSuite:
@@ -287,15 +325,21 @@ class TreeOpSuite:
 
     # torch's machinery
 
-    @pytest.mark.parametrize("case", [SMALL, WITHOUT_OPTIONS], ids=str)
-    def test_opcheck(self, case: Case, device: torch.device) -> None:
-        batch = self.op.batch(case, torch.float32).to(device)
+    def opcheck_backward(self, batch: Batch, masks: Iterable[tuple[bool, ...]]) -> None:
         score = self.op.forward(*batch.arguments())[1]
         arguments = (batch.grad, batch.hidden, batch.weight, *batch.tables(), score, None, None)
         backward = getattr(torch.ops.hstree, f"{self.op.name}_backward").default
-        for mask in MASKS:
+        for mask in masks:
             for sparse in (False, True):
                 torch.library.opcheck(backward, (*arguments, mask, sparse))
+
+    def test_opcheck_of_every_mask(self) -> None:
+        self.opcheck_backward(self.op.batch(SMALL, torch.float32), MASKS)
+
+    @pytest.mark.parametrize("case", [SMALL, WITHOUT_OPTIONS], ids=str)
+    def test_opcheck(self, case: Case, device: torch.device) -> None:
+        batch = self.op.batch(case, torch.float32).to(device)
+        self.opcheck_backward(batch, [(True, True, True), (True, False, True)])
         for x in (batch.hidden, batch.weight, batch.bias):
             if x is not None:
                 x.requires_grad_()
@@ -538,36 +582,23 @@ class TreeOpSuite:
             bad = broken(batch.to(cuda), name, getattr(batch, name))
             self.raises(bad, rf"{self.names.get(name, name)}: expected device cuda")
 
-    def test_corrupt_tables_never_crash(self) -> None:
-        """Random bytes in the tables, in a process of its own: an error or a result."""
-        done = subprocess.run(
-            [sys.executable, "-m", "ops.corrupt_tables", self.op.name],
-            cwd=TESTS, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
-        refused, accepted = map(int, done.stdout.split())
+    def test_corrupt_tables_never_crash(self, tmp_path: Path) -> None:
+        """Random numbers in the tables, in a process of its own: an error or a result."""
+        call = f"corrupt_tables({self.op.name!r})"
+        refused, accepted = apart("ops.tree_op_suite", call, tmp_path)
         assert refused > 100
         assert accepted > 10
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("capability", CAPABILITIES)
+    @every_instruction_set
     def test_every_instruction_set(self, capability: str, tmp_path: Path) -> None:
         """The cases again with the vector code of each instruction set."""
-        has = {"AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
-        if CAPABILITIES.index(capability) > has:
-            pytest.skip(f"this processor lacks {capability}")
-        done = subprocess.run(
-            [sys.executable, "-m", "ops.all_cases", self.op.name, tmp_path / "results"],
-            env=os.environ | {"HSTREE_CPU_CAPABILITY": capability},
-            cwd=TESTS, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
-        results = torch.load(tmp_path / "results")
+        call = f"every_case({self.op.name!r})"
+        results = with_instruction_set(capability, "ops.tree_op_suite", call, tmp_path)
         mine = self.op.gradients(self.op.batch(MANY, torch.float32))
-        assert len(results) == len(mine)
-        for got, expected in zip(results, mine, strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-        if CAPABILITIES.index(capability) < has and "HSTREE_CPU_CAPABILITY" not in os.environ:
+        torch.testing.assert_close(results, mine, rtol=1e-4, atol=1e-4)
+        is_best = CAPABILITIES.index(capability) == best_capability()
+        if not is_best and "HSTREE_CPU_CAPABILITY" not in os.environ:
             # Sums in another order: that other code ran.
             assert not all(torch.equal(a, b) for a, b in zip(results, mine, strict=True))
 
