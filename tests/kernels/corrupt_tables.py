@@ -7,21 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from ops import mixtures, test_leaf_tree_log_softmax
-from ops.test_tree_log_softmax import corrupted
+from ops import mixtures
+from ops.tree_softmax_cases import corrupted
 
 from hstree.ops import candidate_log_prob, sample
 
+ops = torch.ops.hstree
 SEED = torch.tensor([2**62 + 12345])
 
 
 def check_tree_log_softmax(seed: int) -> None:
-    batch = corrupted(seed, "flat")
-    log_prob = torch.ops.hstree.tree_log_softmax(*batch.arguments())
-    assert log_prob.shape == batch.grad.shape
-    batch = corrupted(seed, "levels", draw=test_leaf_tree_log_softmax.draw)
-    log_prob = torch.ops.hstree.leaf_tree_log_softmax(*batch.arguments())
-    assert log_prob.shape == batch.grad.shape
+    for groups, op in ((False, ops.tree_log_softmax), (True, ops.leaf_tree_log_softmax)):
+        batch = corrupted(seed, groups)
+        assert op(*batch.arguments()).shape == batch.grad.shape
 
 
 def check_sample(seed: int) -> None:

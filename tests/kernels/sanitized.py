@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from cuda_emu.library import ORDERS, EmulatedLibrary
-from ops import test_tree_log_softmax
 from ops.cases import CASES, DTYPES, LEAF, PATH, TILES, WIDE, Case, TreeOpUnderTest
 from ops.logit_function_cases import (
     EDGES,
@@ -31,8 +30,8 @@ from ops.mixtures import BLOCKS, MIXTURES
 from ops.test_sample import test_draws_are_those_of_the_reference as check_draws
 from ops.test_sparse_adam import SHAPES
 from ops.test_sparse_adam import check as check_sparse_adam
-from ops.test_tree_log_softmax import mixed
-from ops.test_tree_log_softmax import test_equals_reference as check_tree_log_softmax
+from ops.test_tree_log_softmax import BLOCKS as TREE_BLOCKS
+from ops.tree_softmax_cases import check_against, draw, mixed, reference
 
 import hstree  # noqa: F401  (the schemas of the operators)
 from kernels import corrupt_tables
@@ -88,8 +87,9 @@ def checks() -> list[Callable[[], object]]:
             result.append(partial(run_target_log_softmax, case, dtype))
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         if dtype != torch.bfloat16:
-            for block in test_tree_log_softmax.BLOCKS:
-                result.append(partial(check_tree_log_softmax, block, dtype, mixed, CPU))
+            for block in TREE_BLOCKS:
+                batch = draw(block, dtype)
+                result.append(partial(check_against, batch, reference, mixed, CPU))
         for name in (*MIXTURES, *BLOCKS):
             result.append(partial(check_draws, name, 1.0, dtype, CPU))
     for seed in range(60):

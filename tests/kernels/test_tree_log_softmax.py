@@ -8,7 +8,8 @@ import pytest
 import torch
 from cuda_emu.library import EmulatedLibrary
 from ops import test_leaf_tree_log_softmax as leaf_ops
-from ops.test_tree_log_softmax import BLOCKS, Case, draw, mixed
+from ops.test_tree_log_softmax import BLOCKS
+from ops.tree_softmax_cases import Case, draw, mixed
 
 from kernels.corrupt_tables import check_tree_log_softmax
 from kernels.emulation import check_every_order, emulated_tests

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from reference.tree_log_softmax import tree_log_softmax_reference
 from torch import Tensor
 
 from hstree.ops import tree_log_softmax
-from hstree.ops._composed_tree_log_softmax import composed_log_prob, leaf_classes, with_leaf_rows
 from ops.apart import apart, every_instruction_set, outcomes, with_instruction_set
-from ops.cases import random_nested, slow, threads
-from ops.test_tree_log_softmax import SUMS, Case, corrupted, judge
+from ops.cases import slow, threads
+from ops.tree_softmax_cases import (
+    SUMS,
+    Batch,
+    Case,
+    by_hand,
+    check_against,
+    composed,
+    corrupted,
+    is_group,
+    mixed,
+    reference,
+    tables_of,
+)
+from ops.tree_softmax_cases import draw as draw_with
 
 OP = torch.ops.hstree.leaf_tree_log_softmax.default
 
@@ -53,83 +62,7 @@ SMALL = Case("small", shapes=("random", "levels"), classes=7, widest=3, rows=3)
 MANY = Case("rows for three threads", ("levels", "random"), rows=130, classes=1500)
 
 
-@dataclass
-class Batch:
-    leaf_score: Tensor
-    leaf_bias: Tensor
-    score: Tensor
-    log_gate: Tensor
-    node: Tensor
-    edge: Tensor
-    wide_begin: int
-    root_begin: int
-    classes: int
-    grad: Tensor
-    nested: list[Any]
-
-    def arguments(self) -> tuple[Any, ...]:
-        tensors = self.leaf_score, self.leaf_bias, self.score, self.log_gate, self.node, self.edge
-        return *tensors, self.wide_begin, self.root_begin, self.classes
-
-    def with_leaves(self, leaves: tuple[Tensor, ...]) -> Batch:
-        names = ("leaf_score", "leaf_bias", "score", "log_gate")
-        return replace(self, **dict(zip(names, leaves, strict=True)))
-
-    def to(self, dtype: torch.dtype) -> Batch:
-        batch = self.with_leaves(tuple(x.to(dtype) for x in self.arguments()[:4]))
-        return replace(batch, grad=self.grad.to(dtype))
-
-    def on(self, device: torch.device | str) -> Batch:
-        tensors = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **tensors)
-
-    def rows(self, rows: slice) -> Batch:
-        some = self.leaf_score[rows], self.leaf_bias, self.score[..., rows], self.log_gate[rows]
-        return replace(self.with_leaves(some), grad=self.grad[rows])
-
-    def gradients(self, function: Callable[[Batch], Tensor]) -> list[Tensor]:
-        """log_prob, and the gradients of the first four arguments."""
-        leaves = tuple(x.detach().clone().requires_grad_() for x in self.arguments()[:4])
-        log_prob = function(self.with_leaves(leaves))
-        log_prob.backward(self.grad)
-        return [log_prob.detach(), *(x.new_zeros(x.shape) if x.grad is None else x.grad
-                                     for x in leaves)]  # fmt: skip
-
-
-def mixed(batch: Batch) -> Tensor:
-    return tree_log_softmax(
-        batch.score,
-        batch.log_gate,
-        batch.node,
-        batch.edge,
-        batch.classes,
-        wide_begin=batch.wide_begin,
-        root_begin=batch.root_begin,
-        leaf_score=batch.leaf_score,
-        leaf_bias=batch.leaf_bias,
-    )
-
-
-def reference(batch: Batch) -> Tensor:
-    leaf_score, leaf_bias, score, log_gate, node, edge, *begins, classes = batch.arguments()
-    return tree_log_softmax_reference(
-        score, log_gate, node, edge, classes, *begins, leaf_score, leaf_bias
-    )
-
-
-def composed(batch: Batch) -> Tensor:
-    """As where there is no kernel."""
-    leaf_score, leaf_bias, score, log_gate, node, edge, wide_begin, root_begin, classes = (
-        batch.arguments()
-    )
-    of_rows = leaf_classes(node, edge, root_begin - wide_begin, classes)
-    score = with_leaf_rows(score, leaf_score, leaf_bias, of_rows, root_begin)
-    begins = wide_begin, root_begin + classes
-    return composed_log_prob(score, log_gate, node, edge, classes, *begins)
-
-
-def is_group(item: tuple[Any, ...], is_root: bool) -> bool:
-    return not (is_root and len(item) > 2) and not any(isinstance(x, tuple) for x in item)
+draw = partial(draw_with, groups=True)
 
 
 def walked(batch: Batch) -> Tensor:
@@ -164,74 +97,6 @@ def walked(batch: Batch) -> Tensor:
     return torch.logsumexp(torch.stack(trees), 0)
 
 
-def tables_of(nested: Any) -> tuple[list[Any], list[Any], list[int]]:
-    """Nodes and edges of a tree, and the rows of its three blocks and of its leaf groups, whose
-    nodes have block 3."""
-    nodes: list[Any] = []
-    edges: list[Any] = []
-    used = [0, 0, 0, 0]
-
-    def visit(item: Any, above: int) -> int:
-        index, first, width = len(nodes), len(edges), len(item)
-        block = 3 if is_group(item, index == 0) else 0 if width == 2 else 1 if index else 2
-        nodes.append((block, used[block], first, width, above))
-        used[block] += 1 if block == 0 else width
-        edges.extend((index, None) for _ in item)
-        for e, child in enumerate(item, first):
-            edges[e] = (index, visit(child, e) if isinstance(child, tuple) else ~child)
-        return index
-
-    if isinstance(nested, tuple):
-        visit(nested, -1)
-    return nodes, edges, used
-
-
-def draw_tree(case: Case, shape: str, random: np.random.Generator) -> Any:
-    if shape != "levels" or case.classes < 3:
-        return random_nested(case.classes, case.widest, shape.replace("levels", "flat"), random)
-    # Classes below the root, and groups of 2 to 40.
-    order, tree, begin = random.permutation(case.classes).tolist(), [], 0
-    while begin < case.classes:
-        width = int(min(random.choice([1, 2, 3, 15, 16, 17, 40]), case.classes - begin))
-        tree.append(tuple(order[begin : begin + width]) if width > 1 else order[begin])
-        begin += width
-    return tuple(tree) if len(tree) > 1 else tree[0]
-
-
-def draw(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch:
-    random = np.random.default_rng(seed)
-    nested = [draw_tree(case, shape, random) for shape in case.shapes]
-    tables = [tables_of(tree) for tree in nested]
-    sizes = [max(used[block] for *_, used in tables) for block in range(3)]
-    trees = len(nested)
-    node, edge = (
-        np.zeros((trees, max(len(table[i]) for table in tables), columns), np.int32)
-        for i, columns in ((0, 5), (1, 2))
-    )
-    for t, (nodes, edges, _) in enumerate(tables):
-        node[t, : len(nodes)] = np.reshape(nodes, (-1, 5))
-        edge[t, : len(edges)] = np.reshape(edges, (-1, 2))
-    node[..., 1] += np.where(node[..., 0] == 3, sizes[1], 0)
-    node[..., 0][node[..., 0] == 3] = 1
-
-    def values(*shape: int) -> Tensor:
-        return torch.from_numpy(random.standard_normal(shape)).float().to(dtype)
-
-    return Batch(
-        leaf_score=case.scale * values(case.rows, case.classes),
-        leaf_bias=values(trees, case.classes),
-        score=case.scale * values(trees, sum(sizes), case.rows),
-        log_gate=values(case.rows, trees).log_softmax(1),
-        node=torch.from_numpy(node),
-        edge=torch.from_numpy(edge),
-        wide_begin=sizes[0],
-        root_begin=sizes[0] + sizes[1],
-        classes=case.classes,
-        grad=values(case.rows, case.classes),
-        nested=nested,
-    )
-
-
 @pytest.mark.parametrize(
     "function", [mixed, composed, reference], ids=["op", "composed", "reference"]
 )
@@ -240,23 +105,13 @@ def draw(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch
 def test_equals_the_walk(
     case: Case, dtype: torch.dtype, function: Any, device: torch.device
 ) -> None:
-    """log_prob and its gradients, in float64, no worse than the walk in float32."""
-    batch = draw(case, dtype)
-    eager = batch.gradients(walked)
-    true = eager if dtype == torch.float64 else batch.to(torch.float64).gradients(walked)
-    got = batch.on(device).gradients(function)
-    assert all(x.dtype == dtype for x in got)
-    names = ("log_prob", "leaf_score", "leaf_bias", "score", "log_gate")
-    for name, *values in zip(names, got, true, eager, strict=True):
-        judge(name, *values)
-    if case.rows:
-        assert (got[0].double().exp().sum(1) - 1).abs().max() < 300 * torch.finfo(dtype).eps
+    check_against(draw(case, dtype), walked, function, device)
 
 
 def test_other_devices_have_rows_for_the_groups() -> None:
     """The shapes, on the meta device."""
     batch = draw(TWO_LEVELS, torch.float32)
-    assert mixed(batch.on("meta")).shape == batch.leaf_score.shape
+    assert mixed(batch.to("meta")).shape == batch.leaf_score.shape
 
 
 @pytest.mark.parametrize("dtype", SUMS, ids=str)
@@ -292,34 +147,28 @@ def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
 
 def test_gradcheck() -> None:
     batch = draw(SMALL)
-    leaves = tuple(x.requires_grad_() for x in batch.arguments()[:4])
+    leaves = tuple(x.requires_grad_() for x in batch.leaves)
     assert torch.autograd.gradcheck(lambda *x: mixed(batch.with_leaves(x)), leaves)
 
 
 def test_opcheck() -> None:
     batch = draw(SMALL, torch.float32)
-    for x in batch.arguments()[:4]:
+    for x in batch.leaves:
         x.requires_grad_()
     torch.library.opcheck(OP, batch.arguments())
 
 
 def test_noncontiguous() -> None:
     batch = draw(TWO_LEVELS, torch.float32)
-    other = {
-        name: getattr(batch, name).transpose(0, -1).contiguous().transpose(0, -1)
-        for name in ("leaf_score", "leaf_bias", "score", "log_gate", "node", "edge", "grad")
-    }
-    assert not any(x.is_contiguous() for x in other.values())
-    for got, expected in zip(
-        replace(batch, **other).gradients(mixed), batch.gradients(mixed), strict=True
-    ):
+    results = batch.transposed().gradients(mixed)
+    for got, expected in zip(results, batch.gradients(mixed), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_large_scores_cost_no_digits_of_large_probabilities() -> None:
     """Errors of roundings of 1, not of the scores."""
     nested = ((0, 1, 2), 3, 4)
-    nodes, edges, _ = tables_of(nested)
+    nodes, edges, _ = tables_of(nested, groups=True)
     leaf_score = torch.tensor([[100.0, 84.0, 80.0, 0.0, 0.0]])
     log_prob = tree_log_softmax(
         torch.tensor([[[200.0], [0.0], [0.0]]]),
@@ -423,18 +272,10 @@ def test_one_of_score_and_bias(missing: str) -> None:
 def test_bad_table(table: str, place: tuple[int, int], value: int, match: str) -> None:
     nodes = [(2, 0, 0, 3, -1), (1, 0, 3, 2, 0), (1, 2, 5, 3, 1)]
     edges = [(0, 1), (0, 2), (0, ~5), (1, ~0), (1, ~1), (2, ~2), (2, ~3), (2, ~4)]
-    batch = Batch(
-        torch.zeros(3, 6),
-        torch.zeros(1, 6),
-        torch.zeros(1, 3, 3),
-        torch.zeros(3, 1),
-        torch.tensor([nodes], dtype=torch.int32),
-        torch.tensor([edges], dtype=torch.int32),
-        0,
-        0,
-        6,
-        torch.zeros(3, 6),
-        [],
+    batch = replace(
+        by_hand(nodes, edges, [0, 0, 3], 6),
+        leaf_score=torch.zeros(3, 6),
+        leaf_bias=torch.zeros(1, 6),
     )
     OP(*batch.arguments())
     getattr(batch, table)[0][place] = value
@@ -443,7 +284,7 @@ def test_bad_table(table: str, place: tuple[int, int], value: int, match: str) -
 
 def corrupt_tables() -> tuple[int, int]:
     def attempt(seed: int) -> None:
-        OP(*corrupted(seed, "levels", draw=draw).arguments())
+        OP(*corrupted(seed, groups=True).arguments())
 
     return outcomes(partial(attempt, seed) for seed in range(500))
 

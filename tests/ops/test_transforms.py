@@ -15,7 +15,6 @@ from reference.leaf_order import leaf_order_reference
 from reference.mixture_log_prob import mixture_log_prob_reference
 from reference.piecewise import piecewise_reference
 from reference.target_log_softmax import target_log_softmax_reference
-from reference.tree_log_softmax import tree_log_softmax_reference
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.testing import assert_close
@@ -33,11 +32,10 @@ from hstree.ops import (
     sigmoid_sums,
     sparse_adam_,
     target_log_softmax,
-    tree_log_softmax,
     tree_topk,
     wide_log_prob,
 )
-from ops import test_leaf_tree_log_softmax, test_tree_log_softmax
+from ops import tree_softmax_cases
 from ops.cases import LEAF, PATH, WIDE, Case, TreeOpUnderTest
 
 # In torch's own code, the first time that forward mode is at work.
@@ -181,34 +179,18 @@ def of_mixture(
     return Subject(call, plain, target, tuple(leaves), tuple(rows))
 
 
-def of_all_classes(**shape: Any) -> Subject:
-    batch = test_tree_log_softmax.draw(
-        test_tree_log_softmax.Case("small", rows=ROWS, classes=7, widest=3, **shape)
-    )
-    tables = (batch.node, batch.edge, batch.classes)
-
-    def call(_: Tensor, score: Tensor, log_gate: Tensor) -> Tensor:
-        begins = {"wide_begin": batch.wide_begin, "root_begin": batch.root_begin}
-        return tree_log_softmax(score, log_gate, *tables, **begins)
-
-    def plain(_: Tensor, score: Tensor, log_gate: Tensor) -> Tensor:
-        return tree_log_softmax_reference(
-            score, log_gate, *tables, batch.wide_begin, batch.root_begin
-        )
-
-    return Subject(call, plain, torch.zeros(ROWS), (batch.score, batch.log_gate), (2, 0))
-
-
-def of_leaf_groups() -> Subject:
-    batch = test_leaf_tree_log_softmax.draw(replace(test_leaf_tree_log_softmax.SMALL, rows=ROWS))
+def of_all_classes(*shapes: str, groups: bool = False) -> Subject:
+    case = tree_softmax_cases.Case("small", shapes, 7, widest=3, rows=ROWS)
+    batch = tree_softmax_cases.draw(case, groups=groups)
 
     def call(_: Tensor, *leaves: Tensor) -> Tensor:
-        return test_leaf_tree_log_softmax.mixed(batch.with_leaves(leaves))
+        return tree_softmax_cases.mixed(batch.with_leaves(leaves))
 
     def plain(_: Tensor, *leaves: Tensor) -> Tensor:
-        return test_leaf_tree_log_softmax.reference(batch.with_leaves(leaves))
+        return tree_softmax_cases.reference(batch.with_leaves(leaves))
 
-    return Subject(call, plain, torch.zeros(ROWS), batch.arguments()[:4], (0, None, 2, 0))
+    rows = (0, None, 2, 0)[-len(batch.leaves) :]
+    return Subject(call, plain, torch.zeros(ROWS), batch.leaves, rows)
 
 
 def sums_of_sigmoids(x: Tensor, u: Tensor, v: Tensor, b: Tensor) -> list[Tensor]:
@@ -285,9 +267,9 @@ def subjects() -> dict[str, Subject]:
             (draw(3).exp(), draw(3, seed=1), draw(3, seed=2)),
             (None, None, None),
         ),
-        "tree_log_softmax": of_all_classes(),
-        "leaf_tree_log_softmax": of_leaf_groups(),
-        "tree_log_softmax, binary": of_all_classes(shapes=("chain", "random")),
+        "tree_log_softmax": of_all_classes("random", "random", "random"),
+        "leaf_tree_log_softmax": of_all_classes("random", "levels", groups=True),
+        "tree_log_softmax, binary": of_all_classes("chain", "random"),
     }
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,33 +11,31 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from reference.tree_log_softmax import tree_log_softmax_reference
 from torch import Tensor
 from torch.testing import assert_close
 
 from hstree.heads.trees.layout import TreeLayout
 from hstree.ops import tree_log_softmax
-from hstree.ops._composed_tree_log_softmax import composed_backward, composed_log_prob
+from hstree.ops._composed_tree_log_softmax import composed_backward
 from hstree.trees import Tree
-from ops.apart import apart, corrupt, every_instruction_set, outcomes, with_instruction_set
-from ops.cases import random_nested, slow, threads
+from ops.apart import apart, every_instruction_set, outcomes, with_instruction_set
+from ops.cases import slow, threads
+from ops.tree_softmax_cases import (
+    SUMS,
+    Batch,
+    Case,
+    by_hand,
+    check_against,
+    composed,
+    corrupted,
+    draw,
+    mixed,
+    reference,
+    tables_of,
+)
 
-SUMS = (torch.float32, torch.float64)
 OP = torch.ops.hstree.tree_log_softmax.default
 BACKWARD = torch.ops.hstree.tree_log_softmax_backward.default
-
-
-@dataclass(frozen=True)
-class Case:
-    why: str
-    shapes: tuple[str, ...] = ("random", "random", "random")  # of the trees
-    classes: int = 23
-    widest: int = 6
-    rows: int = 17  # a vector of float32 and one more
-    scale: float = 1.0
-
-    def __str__(self) -> str:
-        return self.why.replace(" ", "-")
 
 
 CASES = (
@@ -71,129 +68,11 @@ USUAL, SMALL = CASES[0], Case("small", shapes=("random", "flat"), classes=7, wid
 MANY = Case("rows for three threads", rows=130, classes=50)
 
 
-@dataclass
-class Batch:
-    score: Tensor
-    log_gate: Tensor
-    node: Tensor
-    edge: Tensor
-    classes: int
-    wide_begin: int
-    root_begin: int
-    grad: Tensor
-    nested: list[Any]
-
-    def arguments(self) -> tuple[Any, ...]:
-        tables = self.wide_begin, self.root_begin, self.classes
-        return self.score, self.log_gate, self.node, self.edge, *tables
-
-    def backward_arguments(self) -> tuple[Any, ...]:
-        return self.grad, OP(*self.arguments()), *self.arguments()[:-1]
-
-    def to(self, target: Any) -> Batch:
-        moved = {n: getattr(self, n).to(target) for n in ("score", "log_gate", "grad")}
-        tables = {}
-        if isinstance(target, torch.device):
-            tables = {n: getattr(self, n).to(target) for n in ("node", "edge")}
-        return replace(self, **moved, **tables)
-
-    def gradients(self, function: Callable[[Batch], Tensor]) -> list[Tensor]:
-        """log_prob, and the gradients of score and log_gate."""
-        leaves = [x.detach().clone().requires_grad_() for x in (self.score, self.log_gate)]
-        log_prob = function(replace(self, score=leaves[0], log_gate=leaves[1]))
-        log_prob.backward(self.grad)
-        grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
-        return [log_prob.detach(), *grads]
-
-
-def mixed(batch: Batch) -> Tensor:
-    return tree_log_softmax(
-        batch.score,
-        batch.log_gate,
-        batch.node,
-        batch.edge,
-        batch.classes,
-        wide_begin=batch.wide_begin,
-        root_begin=batch.root_begin,
-    )
-
-
-def composed(batch: Batch) -> Tensor:
-    """As where there is no kernel."""
-    tables = batch.classes, batch.wide_begin, batch.root_begin
-    return composed_log_prob(batch.score, batch.log_gate, batch.node, batch.edge, *tables)
-
-
-def reference(batch: Batch) -> Tensor:
-    tables = batch.classes, batch.wide_begin, batch.root_begin
-    return tree_log_softmax_reference(batch.score, batch.log_gate, batch.node, batch.edge, *tables)
-
-
 FUNCTIONS = [mixed, composed]
 
 
-def tables_of(nested: Any) -> tuple[list[Any], list[Any], list[int]]:
-    """Nodes and edges of a tree, and the rows of its blocks."""
-    nodes: list[Any] = []
-    edges: list[Any] = []
-    used = [0, 0, 0]
-
-    def visit(item: Any, above: int) -> int:
-        index, first, width = len(nodes), len(edges), len(item)
-        block = 0 if width == 2 else 1 if index else 2
-        nodes.append((block, used[block], first, width, above))
-        used[block] += 1 if block == 0 else width
-        edges.extend((index, None) for _ in item)
-        for e, child in enumerate(item, first):
-            below = visit(child, e) if isinstance(child, tuple) else ~child
-            edges[e] = (index, below)
-        return index
-
-    if isinstance(nested, tuple):
-        visit(nested, -1)
-    return nodes, edges, used
-
-
-def draw(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch:
-    random = np.random.default_rng(seed)
-    nested = [random_nested(case.classes, case.widest, shape, random) for shape in case.shapes]
-    tables = [tables_of(tree) for tree in nested]
-    sizes = [max(used[block] for *_, used in tables) for block in range(3)]
-    trees = len(nested)
-    node, edge = (
-        np.zeros((trees, max(len(table[i]) for table in tables), columns), np.int32)
-        for i, columns in ((0, 5), (1, 2))
-    )
-    for t, (nodes, edges, _) in enumerate(tables):
-        node[t, : len(nodes)] = np.reshape(nodes, (-1, 5))
-        edge[t, : len(edges)] = np.reshape(edges, (-1, 2))
-
-    def values(*shape: int) -> Tensor:
-        return torch.from_numpy(random.standard_normal(shape)).float().to(dtype)
-
-    return Batch(
-        score=case.scale * values(trees, sum(sizes), case.rows),
-        log_gate=values(case.rows, trees).log_softmax(1),
-        node=torch.from_numpy(node),
-        edge=torch.from_numpy(edge),
-        classes=case.classes,
-        wide_begin=sizes[0],
-        root_begin=sizes[0] + sizes[1],
-        grad=values(case.rows, case.classes),
-        nested=nested,
-    )
-
-
-def judge(name: str, got: Tensor, true: Tensor, eager: Tensor) -> None:
-    """The error is at most three times that of the reference in the same precision, and a few
-    roundings of values of the largest size, or of size one."""
-    assert got.shape == true.shape, name
-    if not got.numel():
-        return
-    roundings = 64 if eager.dtype == torch.float64 else 4
-    margin = roundings * torch.finfo(eager.dtype).eps * max(1.0, true.abs().max().item())
-    error, eager_error = ((x.cpu().double() - true).abs().max().item() for x in (got, eager))
-    assert error <= 3 * eager_error + margin, f"{name}: error {error:.3g}, eager {eager_error:.3g}"
+def backward_arguments(batch: Batch) -> tuple[Any, ...]:
+    return batch.grad, OP(*batch.arguments()), *batch.arguments()[:-1]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=["op", "composed"])
@@ -202,17 +81,7 @@ def judge(name: str, got: Tensor, true: Tensor, eager: Tensor) -> None:
 def test_equals_reference(
     case: Case, dtype: torch.dtype, function: Any, device: torch.device
 ) -> None:
-    """log_prob and its gradients, in float64, no worse than the reference in float32."""
-    batch = draw(case, dtype)
-    eager = batch.gradients(reference)
-    true = eager if dtype == torch.float64 else batch.to(torch.float64).gradients(reference)
-    got = batch.to(device).gradients(function)
-    assert all(x.dtype == dtype for x in got)
-    names = ("log_prob", "grad_score", "grad_log_gate")
-    for name, *values in zip(names, got, true, eager, strict=True):
-        judge(name, *values)
-    if case.rows:
-        assert (got[0].double().exp().sum(1) - 1).abs().max() < 300 * torch.finfo(dtype).eps
+    check_against(draw(case, dtype), reference, function, device)
 
 
 def test_tables_are_those_of_the_layout() -> None:
@@ -314,7 +183,7 @@ def test_rows_of_no_node_have_no_gradient() -> None:
     used = torch.zeros(batch.score.shape[:2], dtype=torch.bool)
     for t, nested in enumerate(batch.nested):
         for begin, rows in zip(
-            (0, batch.wide_begin, batch.root_begin), tables_of(nested)[2], strict=True
+            (0, batch.wide_begin, batch.root_begin), tables_of(nested)[2][:3], strict=True
         ):
             used[t, begin : begin + rows] = True
     assert not used.all()
@@ -327,12 +196,7 @@ def test_rows_of_no_node_have_no_gradient() -> None:
 
 def test_noncontiguous() -> None:
     batch = draw(USUAL, torch.float32)
-    other = {
-        name: getattr(batch, name).transpose(0, -1).contiguous().transpose(0, -1)
-        for name in ("score", "log_gate", "node", "edge", "grad")
-    }
-    assert not any(x.is_contiguous() for x in other.values())
-    results = replace(batch, **other).gradients(mixed)
+    results = batch.transposed().gradients(mixed)
     for got, expected in zip(results, batch.gradients(mixed), strict=True):
         assert torch.equal(got, expected)
 
@@ -346,13 +210,7 @@ def test_same_bits_for_every_number_of_threads_and_rows(dtype: torch.dtype) -> N
             for got, wanted in zip(batch.gradients(mixed), expected, strict=True):
                 assert torch.equal(got, wanted)
     for rows in (slice(0, 1), slice(40, 77)):
-        some = replace(
-            batch,
-            score=batch.score[..., rows],
-            log_gate=batch.log_gate[rows],
-            grad=batch.grad[rows],
-        )
-        log_prob, grad_score, grad_gate = some.gradients(mixed)
+        log_prob, grad_score, grad_gate = batch.rows(rows).gradients(mixed)
         assert torch.equal(log_prob, expected[0][rows])
         assert torch.equal(grad_score, expected[1][..., rows])
         assert torch.equal(grad_gate, expected[2][rows])
@@ -393,7 +251,7 @@ def test_second_derivative_raises() -> None:
 
 def test_opcheck() -> None:
     batch = draw(SMALL, torch.float32)
-    torch.library.opcheck(BACKWARD, batch.backward_arguments())
+    torch.library.opcheck(BACKWARD, backward_arguments(batch))
     batch.score.requires_grad_()
     batch.log_gate.requires_grad_()
     torch.library.opcheck(OP, batch.arguments())
@@ -448,7 +306,7 @@ def test_bad_number_of_classes() -> None:
 
 def test_bad_gradient() -> None:
     batch = draw(USUAL, torch.float32)
-    grad, log_prob, *rest = batch.backward_arguments()
+    grad, log_prob, *rest = backward_arguments(batch)
     for bad, match in (
         ((grad[1:], log_prob), r"grad: expected size 17 \(rows"),
         ((grad[:, 1:], log_prob), r"grad: expected size 23 \(classes of log_prob\)"),
@@ -489,35 +347,15 @@ def test_bad_gradient() -> None:
 def test_bad_table(table: str, place: tuple[int, int], value: int, match: str) -> None:
     nodes, edges, used = tables_of(((0, 1), (2, 3, 4), 5))
     assert nodes[2] == (1, 0, 5, 3, 1)
-    batch = Batch(
-        torch.zeros(1, sum(used), 3),
-        torch.zeros(3, 1),
-        torch.tensor([nodes], dtype=torch.int32),
-        torch.tensor([edges], dtype=torch.int32),
-        6,
-        used[0],
-        used[0] + used[1],
-        torch.zeros(3, 6),
-        [],
-    )
+    batch = by_hand(nodes, edges, used[:3], 6)
     OP(*batch.arguments())
     getattr(batch, table)[0][place] = value
     refused(batch, match)
 
 
 def test_nodes_out_of_order_and_shared_rows() -> None:
-    nodes, edges, _ = tables_of(((0, 1), (2, 3)))
-    batch = Batch(
-        torch.zeros(1, 3, 3),
-        torch.zeros(3, 1),
-        torch.tensor([nodes], dtype=torch.int32),
-        torch.tensor([edges], dtype=torch.int32),
-        4,
-        3,
-        3,
-        torch.zeros(3, 4),
-        [],
-    )
+    nodes, edges, used = tables_of(((0, 1), (2, 3)))
+    batch = by_hand(nodes, edges, used[:3], 4)
     shared = batch.node.clone()
     shared[0, 2, 1] = 1
     refused(replace(batch, node=shared), r"node\[0, 2\]: expected rows of its own, got row 1")
@@ -533,33 +371,13 @@ def test_too_deep() -> None:
     for c in range(64, -1, -1):
         nested = (c, nested)
     nodes, edges, used = tables_of(nested)
-    batch = Batch(
-        torch.zeros(1, used[0], 2),
-        torch.zeros(2, 1),
-        torch.tensor([nodes], dtype=torch.int32),
-        torch.tensor([edges], dtype=torch.int32),
-        66,
-        used[0],
-        used[0],
-        torch.zeros(2, 66),
-        [],
-    )
+    batch = by_hand(nodes, edges, used[:3], 66)
     refused(batch, r"node\[0, 64\]: expected at most 64 nodes on a path")
-
-
-def corrupted(seed: int, *shapes: str, draw: Any = draw) -> Any:
-    """A batch over trees of some of these shapes, with random numbers in a table."""
-    random = np.random.default_rng(seed)
-    chosen = tuple(random.choice(["random", "chain", *shapes], 2))
-    rows, classes = (int(random.integers(1, most)) for most in (20, 60))
-    batch = draw(Case("corrupt", chosen, classes, rows=rows), torch.float32, seed)
-    name = ("node", "edge")[random.integers(2)]
-    return replace(batch, **{name: corrupt(getattr(batch, name), random)})
 
 
 def corrupt_tables() -> tuple[int, int]:
     def attempt(seed: int) -> None:
-        batch = corrupted(seed, "flat")
+        batch = corrupted(seed, groups=False)
         BACKWARD(batch.grad, OP(*batch.arguments()), *batch.arguments()[:-1])
 
     return outcomes(partial(attempt, seed) for seed in range(500))
