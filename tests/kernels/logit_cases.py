@@ -7,11 +7,20 @@ import math
 from dataclasses import replace
 
 import torch
-from ops.logit_function_cases import MonotoneCase, accumulate, monotone_batch
+from ops.logit_function_cases import (
+    PIECEWISE_CASES,
+    MonotoneCase,
+    accumulate,
+    monotone_batch,
+)
 
 from kernels.emulation import bits
 
 ops = torch.ops.hstree
+# Without those that an emulator takes seconds for.
+FEW_ELEMENTS = [
+    case for case in PIECEWISE_CASES if math.prod(case.shape) < 10**5 and case.intervals < 10**4
+]
 BAD_TARGETS = (-2, -(2**63), 33, 2**31, 2**62, 2**63 - 1)
 
 

@@ -18,7 +18,6 @@ from ops.cases import CASES, DTYPES, LEAF, PATH, TILES, WIDE, Case, TreeOpUnderT
 from ops.logit_function_cases import (
     EDGES,
     FUNCTIONS,
-    PIECEWISE_CASES,
     MonotoneCase,
     PiecewiseCase,
     monotone_batch,
@@ -43,6 +42,7 @@ from kernels.corruption import (
 )
 from kernels.emulation import tree_op_results
 from kernels.logit_cases import (
+    FEW_ELEMENTS,
     check_extreme_elements,
     check_misaligned_rows,
     check_spoilt_rows,
@@ -77,7 +77,7 @@ def checks() -> list[Callable[[], object]]:
     result.append(check_out_of_range)
     for shape in SHAPES:
         result += [partial(check_sparse_adam, shape, dtype, CPU) for dtype in DTYPES]
-    for piecewise_case in PIECEWISE_CASES:
+    for piecewise_case in FEW_ELEMENTS:
         for width in (2, 4):
             for dtype in (torch.float32, torch.float64, torch.bfloat16):
                 result.append(partial(run_piecewise, piecewise_case, width, dtype))

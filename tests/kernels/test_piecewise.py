@@ -12,7 +12,6 @@ from cuda_emu.library import EmulatedLibrary
 from ops.cases import name_of
 from ops.logit_function_cases import (
     DTYPES,
-    PIECEWISE_CASES,
     PiecewiseBatch,
     PiecewiseCase,
     increasing_table,
@@ -25,21 +24,20 @@ from reference.piecewise import piecewise_reference
 from torch import Tensor
 
 from kernels.emulation import check_every_order, emulated_tests
-from kernels.logit_cases import check_extreme_elements
+from kernels.logit_cases import FEW_ELEMENTS, check_extreme_elements
 
 pytestmark = emulated_tests
 backward = torch.ops.hstree.piecewise_backward
 
+PUBLISHED = PiecewiseCase(
+    "intervals as published", shape=(1500,), intervals=100_000, radius=20.0, spread=5.0
+)
 # Knots at -2, -1, 0, 1, 2; the last interval is flat.
 LINEAR = torch.tensor([[0.0, 1], [1, 2], [3, 0.5], [3.5, 0]])
 
 
 @pytest.mark.parametrize("width", [2, 4])
-@pytest.mark.parametrize(
-    "case",  # test_same_bits_with_late_elements has many elements
-    [case for case in PIECEWISE_CASES if math.prod(case.shape) < 10**5 > case.intervals],
-    ids=str,
-)
+@pytest.mark.parametrize("case", [*FEW_ELEMENTS, PUBLISHED], ids=str)
 def test_same_bits_in_every_scheduling_order(
     library: EmulatedLibrary, case: PiecewiseCase, width: int
 ) -> None:

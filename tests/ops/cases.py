@@ -90,11 +90,13 @@ CASES = (
     Case("all rows ignored", ignored=1.0),
     Case("no row ignored, targets repeat", rows=100, classes=5, trees=1, ignored=0.0),
     Case("values of order 100", subset=7, scale=100.0, trees=1),
+    Case("nested runs of few rows", rows=90, trees=2, classes=200, subset=17, widest=4),
 )
 
 
-# The CPU kernels take 4 or 2 rows with 4 children at a time, a run of rows in blocks of 32 rows and
-# 64 children, and features in vectors of 2 to 16; finished gradients are streamed where aligned.
+# On the CPU alone, whose kernels take 4 or 2 rows with 4 children at a time, a run of rows in
+# blocks of 32 rows and 64 children, and features in vectors of 2 to 16; finished gradients are
+# streamed where aligned.
 BLOCKS = (
     *(
         Case(f"{rows} rows, {width} children", rows=rows, trees=1, classes=width, in_features=33,
@@ -102,7 +104,6 @@ BLOCKS = (
         for rows, width in [(1, 2), (2, 3), (3, 5), (4, 8), (5, 63), (31, 64), (33, 65), (65, 130)]
     ),
     Case("nested runs of many rows", rows=150, trees=2, classes=40, shape="chain", widest=5),
-    Case("nested runs of few rows", rows=90, trees=2, classes=200, subset=17, widest=4),
     Case("rows of whole vectors", rows=70, classes=30, in_features=64, shape="flat", widest=30),
     Case("a subset of whole vectors", rows=70, in_features=75, subset=48, widest=9),
     Case("a subset of half a vector more", rows=70, in_features=75, subset=40, widest=9),

@@ -113,11 +113,15 @@ class TreeOpSuite:
 
     @pytest.mark.parametrize(
         ("case", "dtype"),
-        with_dtypes((*CASES, *BLOCKS)) + with_dtypes(TILES, pytest.mark.slow),
+        with_dtypes(CASES) + with_dtypes(TILES, pytest.mark.slow),
         ids=name_of,
     )
     def test_equals_reference(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
         check(self.op, case, dtype, device)
+
+    @pytest.mark.parametrize(("case", "dtype"), with_dtypes(BLOCKS), ids=name_of)
+    def test_blocks_equal_reference(self, case: Case, dtype: torch.dtype) -> None:
+        check(self.op, case, dtype, torch.device("cpu"))
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
     def test_low_precision_is_rounded_once(self, dtype: torch.dtype, device: torch.device) -> None:
