@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the Hub's package is imported: no test asks it
 # Compiled steps of earlier runs: their key leaves out how an operator of ours is differentiated.
@@ -65,6 +66,17 @@ def emulated(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Emulate
             folder.mkdir(exist_ok=True)
             assert compile_operators(folder) == library
     return EmulatedLibrary(library)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder: an empty one, and the user's cache is left alone."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("HSTREE_DEBUG", raising=False)
+    return folder
 
 
 @pytest.fixture(autouse=True, scope="session")

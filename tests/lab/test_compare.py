@@ -16,15 +16,7 @@ from hstree.__main__ import main
 from hstree.lm.training import train
 from lab.commands import refused
 
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test runs in an empty folder."""
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("HSTREE_DEBUG", raising=False)
-    return folder
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -270,13 +270,6 @@ def test_picture() -> None:
 # The command
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HSTREE_DEBUG", raising=False)
-
-
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return refused(capsys, "analyze", "significance", *arguments, left="significance")
 

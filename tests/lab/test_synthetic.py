@@ -290,12 +290,6 @@ SMALL = ["--contexts", "10", "--outcomes", "5", "--dimensions", "2", "4", "--ste
 SMALL += ["--processes", "1"]
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HSTREE_DEBUG", raising=False)
-
-
 @pytest.mark.usefixtures("elsewhere")
 def test_page_pictures_and_figures(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--alpha", "0.1", "1", "--heads", "softmax", "mos:components=2", "--seeds", "1"]

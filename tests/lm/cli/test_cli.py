@@ -42,6 +42,9 @@ SMALL = [
 TREES = ["--head", "trees", "--n-trees", "2", "--root", "4"]
 
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("toy") / "data")
@@ -54,17 +57,6 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for head, flags in (("trees", TREES), ("softmax", ["--head", "softmax"])):
         run = str(folder / head)
         assert main(["train", "--data", str(data), "--run", run, *flags, *SMALL]) == 0
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test runs in an empty folder and leaves the user's cache alone."""
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("HSTREE_DEBUG", raising=False)
     return folder
 
 

@@ -21,10 +21,8 @@ TINY = [
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small corpus; the working folder is an empty one."""
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
+def data(tmp_path: Path, elsewhere: Path) -> Path:
+    """A small corpus, not in the working folder."""
     return write_corpus(tmp_path / "data", sentences=100)
 
 
