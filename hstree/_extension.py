@@ -16,6 +16,7 @@ MINIMUM_TORCH = (2, 11)
 
 # Operators without a CUDA kernel in any build, and what replaces them on a GPU.
 CPU_OPERATORS = {
+    "forest_gradient_": "forest_log_prob computes it in torch's own operators",
     "tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
 }
 

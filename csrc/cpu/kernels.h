@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/capability.h"
+#include "cpu/forest_kernels.h"
 #include "cpu/logit_kernels.h"
 #include "cpu/mixture_row_kernels.h"
 #include "cpu/path_log_prob_kernels.h"

@@ -4,6 +4,7 @@ formulas."""
 from hstree.ops.candidate_log_prob import candidate_log_prob
 from hstree.ops.cross_entropy import mixture_cross_entropy, monotone_cross_entropy
 from hstree.ops.feature_gather import feature_gather
+from hstree.ops.forest_log_prob import forest_log_prob
 from hstree.ops.leaf_log_prob import leaf_log_prob
 from hstree.ops.leaf_order import leaf_order
 from hstree.ops.logit_function import LogitFunction
@@ -25,6 +26,7 @@ __all__ = [
     "candidate_log_prob",
     "default_chunk_rows",
     "feature_gather",
+    "forest_log_prob",
     "leaf_log_prob",
     "leaf_order",
     "mark_targets",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hstree._numerics import blocks, is_cast, sum_dtype
+from hstree.ops._chunked_loss import write_product
 from hstree.ops.logit_function import LogitFunction
 
 
@@ -59,29 +60,10 @@ def empty_gradients(problem: Problem, wanted: Sequence[bool]) -> Gradients:
     )
 
 
-def _write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = None) -> None:
-    """out = a @ b, or addend + a @ b, in float32 or float64; ``addend``: a row, or ``out``. On the
-    CPU torch rounds products of bfloat16 to 16 bits, which gradients have anyway."""
-    if a.dtype == torch.float16 and not a.is_cuda:  # faster
-        a, b = a.float(), b.float()
-    if a.dtype == out.dtype:
-        options: dict[str, Any] = {}
-    elif a.is_cuda:
-        options = {"out_dtype": out.dtype}
-    else:
-        product = torch.mm(a, b)
-        out.copy_(product) if addend is None else torch.add(product, addend, out=out)
-        return
-    if addend is None:
-        torch.mm(a, b, out=out, **options)
-    else:
-        torch.addmm(addend, a, b, out=out, **options)
-
-
 def _write_logits(logits: Tensor, latent: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Write the logits [R, V] of latent [R, D]."""
     if not is_cast(weight):
-        _write_product(logits, latent, weight.t(), bias)
+        write_product(logits, latent, weight.t(), bias)
         return
     latent, begin = latent.to(logits.dtype), 0
     for block in blocks(weight):
@@ -177,10 +159,10 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
             continue
         grad_logits = logits.to(latent.dtype)
         if grad_latent is not None:
-            _write_product(grad_latent[chunk].view(-1, features), grad_logits, weight)
+            write_product(grad_latent[chunk].view(-1, features), grad_logits, weight)
         if grad_weight is not None:
             before = grad_weight if begin else None
-            _write_product(grad_weight, grad_logits.t(), z, before)
+            write_product(grad_weight, grad_logits.t(), z, before)
     if grad_table is not None and table_sum is not None:
         grad_table.copy_(table_sum)
     return log_prob, gradients

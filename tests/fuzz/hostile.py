@@ -35,6 +35,7 @@ DIFFERENTIABLE = (
     ops.feature_gather,
     ops.target_log_softmax,
     ops.mixture_log_prob,
+    ops.forest_log_prob,
     ops.piecewise,
     ops.plif,
 )
@@ -91,6 +92,9 @@ def all_calls(problem: Problem) -> list[Call]:
     subset = torch.arange(features, dtype=torch.int32)[None]
     prior = torch.zeros(rows, 2).log_softmax(1)
     mixture = {"latent": latent, "log_prior": prior, "weight": weight, "bias": None}
+    forest = {"hidden": latent[:, 0], "log_prior": prior, "cluster_score": torch.randn(rows, 2, 3)}
+    forest |= {"weight": weight, "bias": None}
+    forest["cluster"] = torch.from_numpy(random.integers(0, 3, (classes, 2))).int()
     position = torch.from_numpy(problem.forest.leaf_position)
     sums = {name: torch.randn(4) for name in "xuvb"}
     return [
@@ -103,6 +107,7 @@ def all_calls(problem: Problem) -> list[Call]:
         (ops.feature_gather, {"hidden": problem.hidden, "feature_index": subset}),
         (ops.target_log_softmax, logits | table),
         (ops.mixture_log_prob, mixture | {"target": target, "chunk_rows": 3}),
+        (ops.forest_log_prob, forest | {"target": target, "chunk_rows": 3}),
         (ops.piecewise, {"input": torch.randn(7, 2), **table}),
         (ops.plif, {"input": torch.randn(7), "slopes": torch.rand(4) + 0.1, "radius": 2.0}),
         (ops.sigmoid_sums, sums | {"gradient_dtype": torch.float32}),

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from reference.feature_gather import feature_gather_reference
+from reference.forest_log_prob import forest_log_prob_reference
 from reference.leaf_order import leaf_order_reference
 from reference.mixture_log_prob import mixture_log_prob_reference
 from reference.piecewise import piecewise_reference
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hstree.ops import (
     LogitFunction,
     feature_gather,
+    forest_log_prob,
     leaf_log_prob,
     leaf_order,
     mixture_log_prob,
@@ -179,6 +181,21 @@ def of_mixture(
     return Subject(call, plain, target, tuple(leaves), tuple(rows))
 
 
+def of_forest() -> Subject:
+    """Clusters [V, T] are no leaf: they have no gradient."""
+    cluster = torch.tensor([[0, 1], [1, 1], [2, 0], [0, 0], [1, 0], [2, 1]], dtype=torch.int32)
+
+    def call(target: Tensor, *leaves: Tensor) -> Tensor:
+        return forest_log_prob(*leaves, cluster, target, chunk_rows=3)[1].expand(1)
+
+    def plain(target: Tensor, *leaves: Tensor) -> Tensor:
+        log_prob = forest_log_prob_reference(*leaves, cluster, target)
+        return (-log_prob.sum() / (target != -1).sum()).expand(1)
+
+    leaves = (draw(ROWS, 3), draw(ROWS, 2), draw(ROWS, 2, 3), draw(6, 3), draw(6, seed=1))
+    return Subject(call, plain, torch.tensor([2, -1, 0, 5]), leaves, (0, 0, 0, None, None))
+
+
 def of_all_classes(*shapes: str, groups: bool = False) -> Subject:
     case = tree_softmax_cases.Case("small", shapes, 7, widest=3, rows=ROWS)
     batch = tree_softmax_cases.draw(case, groups=groups)
@@ -238,6 +255,7 @@ def subjects() -> dict[str, Subject]:
         "mixture_log_prob, row_weight": of_mixture(
             "mean", row_weight=torch.linspace(0.5, 2, ROWS, dtype=torch.float64)
         ),
+        "forest_log_prob, mean": of_forest(),
         "piecewise": Subject(
             lambda _, x, table: piecewise(x, table, 2.0),
             lambda _, x, table: piecewise_reference(x, table, 2.0),

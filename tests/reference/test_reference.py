@@ -13,6 +13,7 @@ from scipy.special import logsumexp
 
 from hstree.trees import Tree
 from reference.feature_gather import feature_gather_reference
+from reference.forest_log_prob import forest_log_prob_reference
 from reference.mixture_log_prob import mixture_log_prob_reference
 from reference.path_log_prob import path_log_prob_reference
 from reference.piecewise import piecewise_reference
@@ -218,3 +219,18 @@ def test_mixture_log_prob(components: int, prior: bool) -> None:
     np.testing.assert_allclose(got.detach(), expected, rtol=1e-12)
     got.sum().backward()
     assert not tensors[0].grad[1].any()
+
+
+def test_forest_log_prob() -> None:
+    random = np.random.default_rng(0)
+    hidden, weight, bias = (random.standard_normal(size) for size in ((4, 3), (6, 3), 6))
+    r, share = random.standard_normal((4, 2, 5)), random.dirichlet([1, 1], 4)
+    cluster, target = random.integers(0, 5, (6, 2)), np.array([5, -1, 0, 2])
+    expected = np.zeros(4)
+    for n in (0, 2, 3):
+        for t in range(2):
+            p = np.exp(weight @ hidden[n] + bias + r[n, t, cluster[:, t]])
+            expected[n] += share[n, t] * p[target[n]] / p.sum()
+        expected[n] = np.log(expected[n])
+    tensors = [torch.tensor(x) for x in (hidden, np.log(share), r, weight, bias, cluster, target)]
+    np.testing.assert_allclose(forest_log_prob_reference(*tensors), expected, rtol=1e-12)

@@ -1,0 +1,283 @@
+"""What operators share that compute log-probabilities of targets, their loss and its gradients in
+chunks of rows: :mod:`hstree.ops.mixture_log_prob` and :mod:`hstree.ops.forest_log_prob`.
+
+hstree::NAME takes the fields of a problem, the factors of the rows in the loss, whether the loss is
+a mean, and which gradients are wanted. It returns log_prob [N], the loss and the gradients of the
+first five fields, in the dtype of sums; those of a mean of half precision without its scale.
+hstree::NAME_backward computes them for any gradient of log_prob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hstree._numerics import is_batched, is_transformed, sum_dtype
+from hstree.ops._autograd import (
+    LIBRARY,
+    by_rows,
+    fold,
+    is_shared_batched,
+    no_second_derivative,
+    one_by_one,
+    register_autograd,
+    unfold,
+)
+
+GRADIENTS = 5
+_SCHEMA = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "float": "float", "int": "SymInt"}
+_RESULTS = "Tensor, Tensor, Tensor, Tensor, Tensor"
+
+
+def check_decoder(
+    name: str,
+    context: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    row_weight: Tensor | None,
+) -> None:
+    """Checks what the operators have in common; ``context``: [N, ..., D], called ``name``."""
+    rows, features = context.shape[0], context.shape[-1]
+    if not context.is_floating_point():
+        raise ValueError(f"{name}: expected a floating-point dtype, got {context.dtype}")
+    if weight.dim() != 2 or weight.shape[1] != features or not len(weight):
+        raise ValueError(
+            f"weight: expected shape [V, {features}] with V of at least 1, "
+            f"got {tuple(weight.shape)}"
+        )
+    if weight.dtype != context.dtype:
+        raise ValueError(f"weight: expected dtype {context.dtype}, got {weight.dtype}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias: expected shape [{weight.shape[0]}], got {tuple(bias.shape)}")
+    if target.shape != context.shape[:1] or target.dtype != torch.int64:
+        raise ValueError(
+            f"target: expected shape [{rows}] and dtype torch.int64, "
+            f"got {tuple(target.shape)} and {target.dtype}"
+        )
+    if row_weight is not None and row_weight.shape != target.shape:
+        raise ValueError(f"row_weight: expected shape [{rows}], got {tuple(row_weight.shape)}")
+
+
+def write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = None) -> None:
+    """out = a @ b, or addend + a @ b, in float32 or float64; ``addend``: broadcast, or ``out``. On
+    the CPU torch rounds products of bfloat16 to 16 bits, which gradients have anyway."""
+    if a.dtype == torch.float16 and not a.is_cuda:  # faster
+        a, b = a.float(), b.float()
+    if a.dtype == out.dtype:
+        options: dict[str, Any] = {}
+    elif a.is_cuda:
+        options = {"out_dtype": out.dtype}
+    else:
+        product = torch.mm(a, b)
+        out.copy_(product) if addend is None else torch.add(product, addend, out=out)
+        return
+    if addend is None:
+        torch.mm(a, b, out=out, **options)
+    else:
+        torch.addmm(addend, a, b, out=out, **options)
+
+
+def _loss_weight(problem: Any, row_weight: Tensor | None) -> Tensor:
+    """Factor [N] of each row in the loss, 0 where it is ignored."""
+    kept: Tensor = problem.target != -1
+    if row_weight is None:
+        return kept.to(sum_dtype(problem[0].dtype))
+    return row_weight.masked_fill(~kept, 0)
+
+
+def _scale(weight: Tensor, mean: bool) -> Tensor:
+    """1 / sum of the weights for a mean, or 1 if the sum is 0, where all gradients are 0."""
+    total = weight.sum() if mean else weight.new_ones(())
+    return total.masked_fill(total == 0, 1).reciprocal()
+
+
+def _is_low(problem: Any) -> bool:
+    """Whether products are in half precision. They need gradients of order one, so that the scale
+    of a mean is applied after them, where the gradients are rounded."""
+    return problem[0].dtype in (torch.bfloat16, torch.float16)
+
+
+def _rounded(gradient: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """factor * gradient in ``dtype``, in one pass; may overwrite the gradient."""
+    if factor is None:
+        return gradient.to(dtype)
+    if is_batched(factor):
+        return (gradient * factor).to(dtype)
+    out = gradient if gradient.dtype == dtype else torch.empty_like(gradient, dtype=dtype)
+    return torch.mul(gradient, factor, out=out)
+
+
+class ChunkedLoss:
+    """The operators of one kind of problem, with their derivatives and batching.
+
+    Args:
+        name: name of the op.
+        problem: named tuple of its first arguments, annotated as strings: tensors, of which the
+            first five have gradients, then numbers. The first are the contexts, [N, ...]; the field
+            target is [N], -1 for an ignored row.
+        rows: for each field the dimension of its rows; None: all rows share it.
+        run: log_prob [N] and the wanted gradients for ``upstream`` [N], of a problem, ``wanted``
+            and ``upstream``.
+        empty: the gradients, uninitialized, of a problem and ``wanted``.
+        formula: log_prob in torch's own operators.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        problem: Any,
+        rows: Sequence[int | None],
+        run: Callable[..., tuple[Tensor, Sequence[Tensor]]],
+        empty: Callable[..., Sequence[Tensor]],
+        formula: Callable[..., Tensor],
+    ) -> None:
+        self.problem, self.run, self.empty, self.formula = problem, run, empty, formula
+        types = [getattr(t, "__forward_arg__", t) for t in problem.__annotations__.values()]
+        self.n_fields = len(types)
+        self.n_tensors = sum(type.startswith("Tensor") for type in types)
+        named = zip(types, problem._fields, strict=True)
+        fields = ", ".join(f"{_SCHEMA[type]} {field}" for type, field in named)
+        self.op = self._define(
+            name,
+            f"({fields}, Tensor? row_weight, bool mean, bool[] wanted)",
+            f"(Tensor, Tensor, {_RESULTS})",
+            self._forward,
+            self._forward_fake,
+        )
+        self.backward_op = self._define(
+            f"{name}_backward",
+            f"(Tensor grad_log_prob, {fields}, bool[] wanted)",
+            f"({_RESULTS})",
+            self._backward,
+            lambda _, *arguments: self.empty(problem(*arguments[:-1]), arguments[-1]),
+        )
+        self.rows = tuple(rows)
+        register_autograd(
+            name,
+            self._gradient,
+            setup_context=self._save_for_backward,
+            vmap=self._vmap,
+            formula=self._formula,
+        )
+        register_autograd(
+            f"{name}_backward",
+            no_second_derivative(f"{name}_backward"),
+            vmap=self._backward_vmap,
+        )
+
+    @staticmethod
+    def _define(name: str, arguments: str, results: str, kernel: Any, fake: Any) -> Any:
+        LIBRARY.define(f"{name}{arguments} -> {results}", tags=(torch.Tag.pt2_compliant_tag,))
+        LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"hstree::{name}", fake)
+        return getattr(torch.ops.hstree, name).default
+
+    def __call__(
+        self, problem: Any, row_weight: Tensor | None, reduction: str
+    ) -> tuple[Tensor, Tensor]:
+        """log_prob [N] and the reduced loss, without gradients through ``row_weight`` [N]."""
+        if row_weight is not None:
+            row_weight = row_weight.detach().to(sum_dtype(problem[0].dtype))
+        with_loss = torch.is_grad_enabled() and reduction != "none" and not is_transformed()
+        wanted = [with_loss and t is not None and t.requires_grad for t in problem[:GRADIENTS]]
+        log_prob, loss, *_ = self.op(*problem, row_weight, reduction == "mean", wanted)
+        if reduction == "none":
+            loss = -log_prob
+            if row_weight is not None:
+                loss = loss * _loss_weight(problem, row_weight)
+        return log_prob, loss
+
+    def _forward(self, *arguments: Any) -> tuple[Tensor, ...]:
+        *fields, row_weight, mean, wanted = arguments
+        problem = self.problem(*fields)
+        factor = _loss_weight(problem, row_weight)
+        upstream = -factor if _is_low(problem) else -_scale(factor, mean) * factor
+        log_prob, gradients = self.run(problem, wanted, upstream)
+        loss = -(factor * log_prob).sum()
+        return log_prob, loss / factor.sum() if mean else loss, *gradients
+
+    def _forward_fake(self, *arguments: Any) -> tuple[Tensor, ...]:
+        *fields, _row_weight, _mean, wanted = arguments
+        context = fields[0]
+        log_prob = context.new_empty(context.shape[0], dtype=sum_dtype(context.dtype))
+        return log_prob, log_prob.new_empty(()), *self.empty(self.problem(*fields), wanted)
+
+    def _backward(self, grad_log_prob: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+        *fields, wanted = arguments
+        return (*self.run(self.problem(*fields), wanted, grad_log_prob.contiguous())[1],)
+
+    def _save_for_backward(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *fields, row_weight, ctx.mean, ctx.wanted = inputs
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*fields[: self.n_tensors], row_weight)
+        ctx.scalars = fields[self.n_tensors :]
+        ctx.gradients = output[2:] if any(ctx.wanted) else None
+
+    def _gradient(
+        self, ctx: Any, grad_log_prob: Tensor | None, grad_loss: Tensor | None, *_: Any
+    ) -> Any:
+        needed = ctx.needs_input_grad[:GRADIENTS]
+        *tensors, row_weight = ctx.saved_tensors
+        problem = self.problem(*tensors, *ctx.scalars)
+        # Released in the first backward pass; a second one computes them again.
+        ready, ctx.gradients = ctx.gradients, None
+        again = torch.is_grad_enabled()  # create_graph: the recomputation raises the error
+        if again or any(need and not want for want, need in zip(ctx.wanted, needed, strict=True)):
+            ready = None
+        factor = None
+        if ready is not None and grad_log_prob is None and grad_loss is not None:
+            gradients = ready
+            factor = grad_loss
+            if ctx.mean and _is_low(problem):
+                factor = factor * _scale(_loss_weight(problem, row_weight), True)
+            readable = type(factor) is Tensor and not factor.is_cuda and not is_batched(factor)
+            if readable and factor.item() == 1:
+                factor = None
+        else:
+            weight = _loss_weight(problem, row_weight)
+            upstream = torch.zeros_like(weight)
+            if grad_log_prob is not None:
+                upstream = upstream + grad_log_prob
+            if grad_loss is not None:
+                upstream = upstream - grad_loss * _scale(weight, ctx.mean) * weight
+            gradients = self.backward_op(upstream, *problem, needed)
+        result = [
+            _rounded(gradient, factor, tensor.dtype) if tensor is not None and need else None
+            for gradient, tensor, need in zip(gradients, problem[:GRADIENTS], needed, strict=True)
+        ]
+        return *result, *[None] * (self.n_fields - GRADIENTS + 3)
+
+    def _vmap(self, info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
+        """Computes the log-probabilities of all rows of the batch, and from them the losses."""
+        *_, mean, wanted = arguments
+        rows = (*self.rows, 0, None, None)
+        if any(wanted) or is_shared_batched(in_dims, rows):
+            return one_by_one(self.op)(info, in_dims, *arguments)
+        flat = fold(arguments, in_dims, rows, info.batch_size)
+        log_prob, _, *gradients = self.op(*flat)
+        weight = _loss_weight(self.problem(*flat[: self.n_fields]), flat[self.n_fields])
+        log_prob, weight = (unfold(x, 0, info.batch_size) for x in (log_prob, weight))
+        loss = -(weight * log_prob).sum(1)
+        loss = loss / weight.sum(1) if mean else loss
+        return (log_prob, loss, *gradients), (0, 0, *[None] * GRADIENTS)
+
+    def _backward_vmap(self, info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
+        rows = self.rows[:GRADIENTS]
+        if any(want and row is None for want, row in zip(arguments[-1], rows, strict=True)):
+            return one_by_one(self.backward_op)(info, in_dims, *arguments)
+        return by_rows(self.backward_op, (0, *self.rows, None), rows)(info, in_dims, *arguments)
+
+    def _formula(self, *arguments: Any) -> tuple[Any, ...]:
+        """The op in torch's own operators, without gradients: torch differentiates it."""
+        *fields, row_weight, mean, _wanted = arguments
+        problem = self.problem(*fields)
+        log_prob = self.formula(problem)
+        row_weight = _loss_weight(problem, row_weight)
+        loss = -(row_weight * log_prob).sum()
+        loss = loss / row_weight.sum() if mean else loss
+        return log_prob, loss, *self.empty(problem, [False] * GRADIENTS)

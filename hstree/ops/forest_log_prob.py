@@ -1,0 +1,319 @@
+"""Log-probabilities of a mixture of softmaxes that add vectors of clusters to one output embedding:
+``torch.ops.hstree.forest_log_prob``, in chunks of rows, written in Python with
+``torch.ops.hstree.forest_gradient_``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hstree._numerics import (
+    autocasts,
+    blocks,
+    is_cast,
+    linear_scores,
+    log_add_exp,
+    log_sum_exp,
+    sum_dtype,
+)
+from hstree.ops._autograd import refuse_transforms
+from hstree.ops._chunked_loss import ChunkedLoss, check_decoder, write_product
+from hstree.ops.mixture_log_prob import default_chunk_rows
+
+
+def forest_log_prob(
+    hidden: Tensor,
+    log_prior: Tensor,
+    cluster_score: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cluster: Tensor,
+    target: Tensor,
+    *,
+    row_weight: Tensor | None = None,
+    reduction: str = "mean",
+    chunk_rows: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Log-probability of each target under a mixture of softmaxes over one output embedding, each
+    with scores of its own clusters, and the loss.
+
+    .. math::
+        \log p_n = \log \sum_t \pi_{nt}\,
+        \mathrm{softmax}_v(W_v \cdot h_n + b_v + r_{nt}[c_t(v)])_{y_n}
+
+    Equivalent to, for targets in [0, V) and a mean::
+
+        score = F.linear(hidden, weight, bias).float()                           # [N, V]
+        each = [score + r[:, c] for r, c in zip(cluster_score.unbind(1), cluster.long().unbind(1))]
+        log_prob = (log_prior[:, :, None] + torch.stack(each, 1).log_softmax(2)).logsumexp(1)
+        log_prob = log_prob.gather(1, target[:, None]).squeeze(1)
+        loss = -(row_weight * log_prob).sum() / row_weight.sum()
+
+    The exponentials factor: a tree costs V additions and C exponentials, and no second product with
+    W. Neither N V nor T V numbers of a row are held, except in forward mode. On CUDA each tree
+    costs V exponentials. Deterministic.
+
+    Args:
+        hidden: context vectors, h [N, D].
+        log_prior: log-priors of the trees, log pi [N, T].
+        cluster_score: scores of the clusters, r [N, T, C].
+        weight: class vectors, W [V, D], dtype of ``hidden``.
+        bias: class biases, b [V], or None.
+        cluster: cluster of each class in each tree, c [V, T] int32, in [0, C).
+        target: classes, [N] int64 in [0, V), or -1 for a log-probability of 0 without gradient.
+        row_weight: factor of each row in the loss, [N], without gradient; the mean divides by the
+            sum of the factors. None: all 1.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"``.
+        chunk_rows: number of rows whose V scores are held at a time; None: 128 to 256 on a CPU, and
+            on a GPU as in :func:`monotone_cross_entropy`.
+
+    Returns:
+        log_prob [N] and the reduced loss, in the dtype of sums: float32, or float64 for float64. A
+        gradient through the loss needs no further product unless ``reduction`` is ``"none"``. A
+        gradient through log_prob computes the scores again.
+
+    Raises:
+        ValueError: for a wrong shape, dtype or reduction, or ``chunk_rows`` below 1.
+        RuntimeError: on the CPU, for a target or cluster out of range; for a second derivative in
+            reverse mode. On CUDA a target out of range makes its row NaN.
+
+    Example:
+        >>> import torch
+        >>> from hstree.ops import forest_log_prob
+        >>> prior, score = torch.full((2, 2), 0.5).log(), torch.zeros(2, 2, 2)
+        >>> cluster = torch.tensor([[0, 1], [0, 0], [1, 1], [1, 0]], dtype=torch.int32)
+        >>> hidden, weight, target = torch.zeros(2, 8), torch.randn(4, 8), torch.tensor([3, -1])
+        >>> forest_log_prob(hidden, prior, score, weight, None, cluster, target)
+        (tensor([-1.3863,  0.0000]), tensor(1.3863))
+    """
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f"reduction: expected one of none, sum, mean, got {reduction!r}")
+    if autocasts(hidden.device) and hidden.dtype != torch.float64:
+        low = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight = hidden.to(low), weight.to(low)
+    _check(hidden, log_prior, cluster_score, weight, bias, cluster, target, row_weight)
+    if chunk_rows is None:
+        chunk_rows = default_chunk_rows(hidden, len(weight))
+        if hidden.is_cuda:
+            chunk_rows = max(chunk_rows, hidden.shape[1] // 2)
+        else:  # whole vectors of rows; more of them would leave the cache
+            chunk_rows = min(max(chunk_rows // 64 * 64, 128), 256)
+    elif chunk_rows < 1:
+        raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}")
+    sums = sum_dtype(hidden.dtype)
+    log_prior, cluster_score = log_prior.to(sums), cluster_score.to(sums)
+    bias = None if bias is None else bias.to(sums)
+    problem = Problem(hidden, log_prior, cluster_score, weight, bias, cluster, target, chunk_rows)
+    return LOSS(problem, row_weight, reduction)
+
+
+def _check(
+    hidden: Tensor,
+    log_prior: Tensor,
+    cluster_score: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cluster: Tensor,
+    target: Tensor,
+    row_weight: Tensor | None,
+) -> None:
+    if hidden.dim() != 2:
+        raise ValueError(f"hidden: expected shape [N, D], got {tuple(hidden.shape)}")
+    check_decoder("hidden", hidden, weight, bias, target, row_weight)
+    rows, shape = len(hidden), tuple(cluster_score.shape)
+    if cluster_score.dim() != 3 or shape[0] != rows or not shape[1] or not shape[2]:
+        raise ValueError(
+            f"cluster_score: expected shape [{rows}, T, C] with T and C of at least 1, got {shape}"
+        )
+    if log_prior.shape != shape[:2]:
+        raise ValueError(
+            f"log_prior: expected shape {list(shape[:2])}, got {tuple(log_prior.shape)}"
+        )
+    if cluster.shape != (len(weight), shape[1]) or cluster.dtype != torch.int32:
+        raise ValueError(
+            f"cluster: expected shape [{len(weight)}, {shape[1]}] and dtype torch.int32, "
+            f"got {tuple(cluster.shape)} and {cluster.dtype}"
+        )
+
+
+class Problem(NamedTuple):
+    """The common arguments of the op and its backward op, in order. The first five have
+    gradients."""
+
+    hidden: Tensor  # [N, D]
+    log_prior: Tensor  # [N, T]
+    cluster_score: Tensor  # [N, T, C]
+    weight: Tensor  # [V, D]
+    bias: Tensor | None  # [V]
+    cluster: Tensor  # [V, T]
+    target: Tensor  # [N], -1 for an ignored row
+    chunk_rows: int
+
+
+def _empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
+    """Uninitialized gradients in the dtype of sums; unwanted ones have no elements. A class or a
+    cluster has its rows side by side, as in the chunks."""
+    hidden, log_prior, cluster_score, weight, *_ = problem
+    shapes = (
+        hidden.shape,
+        log_prior.shape[::-1],
+        (*cluster_score.shape[1:], len(hidden)),
+        weight.shape,
+        weight.shape[:1],
+    )
+    dtype = sum_dtype(hidden.dtype)
+    gradients = [
+        hidden.new_empty(shape if want else (0,), dtype=dtype)
+        for want, shape in zip(wanted, shapes, strict=True)
+    ]
+    if wanted[1]:
+        gradients[1] = gradients[1].t()
+    if wanted[2]:
+        gradients[2] = gradients[2].permute(2, 0, 1)
+    return gradients
+
+
+def _write_scores(out: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Write the scores [V, R] of hidden [R, D]."""
+    bias = None if bias is None else bias[:, None]
+    if not is_cast(weight):
+        write_product(out, weight, hidden.t(), bias)
+        return
+    columns, begin = hidden.to(out.dtype).t(), 0
+    for block in blocks(weight):
+        torch.mm(block, columns, out=out[begin : begin + len(block)])
+        begin += len(block)
+    if bias is not None:
+        out += bias
+
+
+def _run(
+    problem: Problem, wanted: Sequence[bool], upstream: Tensor
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """log_prob [N], and the wanted gradients for ``upstream`` [N], the gradient of log_prob."""
+    hidden, log_prior, cluster_score, weight, bias, cluster, target, chunk_rows = problem
+    rows, classes = len(hidden), len(weight)
+    gradients = _empty_gradients(problem, wanted)
+    grad_hidden, grad_log_prior, grad_cluster_score, grad_weight, grad_bias = (
+        gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)
+    )
+    for of_classes in (grad_bias, None if rows else grad_weight):
+        if of_classes is not None:
+            of_classes.zero_()
+    log_prob = hidden.new_empty(rows, dtype=sum_dtype(hidden.dtype))
+    buffer = log_prob.new_empty(min(chunk_rows, rows) * classes)
+    has_kernel = hidden.device.type == "cpu"
+    gradient_ = torch.ops.hstree.forest_gradient_ if has_kernel else _gradient_
+    for begin in range(0, rows, chunk_rows):
+        chunk = slice(begin, begin + chunk_rows)
+        part = hidden[chunk]
+        scores = buffer[: classes * len(part)].view(classes, len(part))
+        _write_scores(scores, part, weight, bias)
+        of_clusters = cluster_score[chunk].permute(1, 2, 0)
+        of_clusters = of_clusters.clone(memory_format=torch.contiguous_format)
+        log_prob[chunk], by_log_prior = gradient_(
+            scores,
+            of_clusters,
+            log_prior[chunk].t(),
+            cluster,
+            target[chunk],
+            upstream[chunk] if any(wanted) else None,
+        )
+        if grad_log_prior is not None:
+            grad_log_prior[chunk] = by_log_prior.t()
+        if grad_cluster_score is not None:
+            grad_cluster_score[chunk] = of_clusters.permute(2, 0, 1)
+        if grad_bias is not None:
+            grad_bias += scores.sum(1)
+        grad_scores = scores.to(hidden.dtype)
+        if grad_hidden is not None:
+            write_product(grad_hidden[chunk], grad_scores.t(), weight)
+        if grad_weight is not None:
+            write_product(grad_weight, grad_scores, part, grad_weight if begin else None)
+    return log_prob, gradients
+
+
+def forest_log_softmax(
+    score: Tensor, log_prior: Tensor, cluster_score: Tensor, cluster: Tensor
+) -> Tensor:
+    """Log-probabilities [N, V] of all classes, in torch's own operators: scores [N, V], and the
+    other arguments as in :func:`forest_log_prob`."""
+    total = None
+    for t, index in enumerate(cluster.long().unbind(1)):
+        of_tree = (score + cluster_score[:, t].index_select(1, index)).log_softmax(1)
+        of_tree = of_tree + log_prior[:, t : t + 1]
+        total = of_tree if total is None else log_add_exp(total, of_tree)
+    assert total is not None
+    return total
+
+
+def _formula(problem: Problem) -> Tensor:
+    hidden, log_prior, cluster_score, weight, bias, cluster, target, _ = problem
+    score = linear_scores(hidden, weight)
+    score = score if bias is None else score + bias
+    log_prob = forest_log_softmax(score, log_prior, cluster_score, cluster)
+    chosen = log_prob.gather(1, target.clamp(0, len(weight) - 1)[:, None])[:, 0]
+    return _marked(chosen, target, len(weight))
+
+
+def _marked(log_prob: Tensor, target: Tensor, classes: int) -> Tensor:
+    """NaN for targets out of range and 0 for ignored ones."""
+    bad = (target < -1) | (target >= classes)
+    return log_prob.masked_fill(bad, math.nan).masked_fill(target == -1, 0.0)
+
+
+def _gradient_(
+    score: Tensor,
+    cluster_score: Tensor,
+    log_prior: Tensor,
+    cluster: Tensor,
+    target: Tensor,
+    grad_log_prob: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """forest_gradient_ in torch's own operators, for devices without a kernel."""
+    classes, clusters = len(score), cluster_score.shape[1]
+    known = target.clamp(0, classes - 1)[None]
+    trees = list(zip(cluster_score, cluster.long().unbind(1), strict=True))
+    normalizers, joint = [], []
+    for (r, index), prior in zip(trees, log_prior, strict=True):
+        scores = score + r[index]
+        most = scores.amax(0)
+        normalizers.append(most + (scores - most).exp_().sum(0).log())
+        joint.append(prior + (scores.gather(0, known)[0] - normalizers[-1]))
+    log_prob = _marked(log_sum_exp(torch.stack(joint), 0), target, classes)
+    if grad_log_prob is None:
+        return log_prob, log_prior[:0]
+    ignored = target == -1
+    share = grad_log_prob * (torch.stack(joint) - log_prob).exp()
+    share = share.masked_fill(ignored | (log_prob == -math.inf), 0.0)
+    gradient = torch.zeros_like(score)
+    for (r, index), normalizer, rho in zip(trees, normalizers, share, strict=True):
+        part = (score + r[index] - normalizer).exp_().mul_(-rho).masked_fill_(ignored, 0.0)
+        part.scatter_add_(0, known, rho[None])
+        gradient += part
+        order, lengths = index.argsort(stable=True), torch.bincount(index, minlength=clusters)
+        r.copy_(torch.segment_reduce(part[order], "sum", lengths=lengths, unsafe=True))
+    score.copy_(gradient)
+    return log_prob, share
+
+
+def _gradient_fake(
+    score: Tensor,
+    cluster_score: Tensor,
+    log_prior: Tensor,
+    cluster: Tensor,
+    target: Tensor,
+    grad_log_prob: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    trees = 0 if grad_log_prob is None else len(log_prior)
+    return score.new_empty(score.shape[1:]), score.new_empty((trees, score.shape[1]))
+
+
+torch.library.register_fake("hstree::forest_gradient_", _gradient_fake)
+refuse_transforms("forest_gradient_")
+_ROWS = (0, 0, 0, None, None, None, 0, None)
+LOSS = ChunkedLoss("forest_log_prob", Problem, _ROWS, _run, _empty_gradients, _formula)

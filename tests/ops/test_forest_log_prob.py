@@ -1,0 +1,351 @@
+"""forest_log_prob in chunks against all scores of all trees in torch's own operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reference.forest_log_prob import forest_log_prob_reference
+from torch import Tensor
+
+from hstree.ops import forest_log_prob
+from hstree.ops.forest_log_prob import _gradient_
+
+N, D, V, T, C = 23, 7, 41, 3, 5
+NAMES = ("hidden", "log_prior", "cluster_score", "weight", "bias")
+
+
+def draw(*size: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(size, generator=random, dtype=torch.float64)
+
+
+def arguments(
+    rows: int = N, classes: int = V, trees: int = T, clusters: int = C, scale: float = 1.0
+) -> dict[str, Any]:
+    """In float64, leaves that want gradients; row 4 is ignored."""
+    random = torch.Generator().manual_seed(9)
+    made: dict[str, Any] = {
+        "hidden": draw(rows, D, seed=2),
+        "log_prior": draw(rows, trees, seed=1).log_softmax(1),
+        "cluster_score": draw(rows, trees, clusters, seed=5, scale=scale),
+        "weight": draw(classes, D, seed=3),
+        "bias": draw(classes, seed=4),
+    }
+    made = {name: tensor.requires_grad_() for name, tensor in made.items()}
+    made["cluster"] = torch.randint(clusters, (classes, trees), generator=random).int()
+    made["target"] = torch.randint(classes, (rows,), generator=random)
+    made["target"][4:5] = -1
+    return made
+
+
+def leaves(given: dict[str, Any]) -> list[Tensor]:
+    return [given[name] for name in NAMES if given[name] is not None]
+
+
+def check(given: dict[str, Any], reduction: str = "mean", **options: Any) -> None:
+    """Log-probabilities, loss and gradients, of the loss alone and of a sum over rows that weighs
+    them differently."""
+    inputs, target = leaves(given), given["target"]
+    log_prob, loss = forest_log_prob(**given, reduction=reduction, **options)
+    expected = forest_log_prob_reference(**given)
+    kept = options.get("row_weight", torch.ones(len(target), dtype=torch.float64))
+    kept = kept.masked_fill(target == -1, 0)
+    right = -kept * expected
+    if reduction != "none":
+        right = right.sum() / (kept.sum() if reduction == "mean" else 1)
+    torch.testing.assert_close(log_prob, expected)
+    torch.testing.assert_close(loss, right)
+    upstream = draw(len(target), seed=7)
+    for value, reference in (
+        ((0.7 * loss).sum(), (0.7 * right).sum()),
+        ((upstream * log_prob).sum(), (upstream * expected).sum()),
+    ):
+        got = torch.autograd.grad(value, inputs, retain_graph=True)
+        for a, b in zip(
+            got, torch.autograd.grad(reference, inputs, retain_graph=True), strict=True
+        ):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 4, N, 1000])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_equals_the_reference(reduction: str, chunk_rows: int) -> None:
+    check(arguments(), reduction, chunk_rows=chunk_rows)
+    check(
+        arguments(), reduction, chunk_rows=chunk_rows, row_weight=torch.linspace(0, 2, N).double()
+    )
+
+
+@pytest.mark.parametrize("rows", [0, 1, 8, 15, 16, 100, 300])
+@pytest.mark.parametrize(("trees", "clusters", "classes"), [(1, 1, 1), (2, 1, V), (5, 40, V)])
+def test_sizes(rows: int, trees: int, clusters: int, classes: int) -> None:
+    """Rows of every number of vectors; one class; clusters without a class."""
+    given = arguments(rows, classes, trees, clusters)
+    check(given, "sum")
+    check(given | {"bias": None}, "sum")
+
+
+def test_many_classes() -> None:
+    """More than are summed one after the other, in float32."""
+    classes, features = 40_000, 4
+    given = arguments(6, classes)
+    for name in NAMES:
+        given[name] = given[name].detach().float()[..., : features if name == "hidden" else None]
+    given["weight"] = given["weight"][:, :features]
+    log_prob = forest_log_prob(**given)[0]
+    exact = {n: t.double() if t.is_floating_point() else t for n, t in given.items()}
+    expected = forest_log_prob_reference(**exact)
+    torch.testing.assert_close(log_prob.double(), expected, rtol=1e-6, atol=3e-6)
+
+
+def test_literal_values() -> None:
+    """Two classes. Tree 0 tells them apart by log 3; tree 1 has them in one cluster."""
+    log_prob, loss = forest_log_prob(
+        torch.zeros(1, 1),
+        torch.tensor([[0.9, 0.1]]).log(),
+        torch.tensor([[[3.0, 1.0], [7.0, 5.0]]]).log(),
+        torch.zeros(2, 1),
+        None,
+        torch.tensor([[0, 1], [1, 1]], dtype=torch.int32),
+        torch.tensor([0]),
+    )
+    torch.testing.assert_close(log_prob.exp(), torch.tensor([0.9 * 0.75 + 0.1 * 0.5]))
+    torch.testing.assert_close(loss, -log_prob[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("of_class", "of_cluster"), [(1e3, 1), (1, 1e3), (1e3, 1e3), (30, 10)])
+def test_range(of_class: float, of_cluster: float, dtype: torch.dtype) -> None:
+    """Scores and cluster scores of 1e3 against float64: also where a cluster that is far below the
+    largest score has nearly all of the probability."""
+    given = arguments(scale=of_cluster)
+    given["weight"] = (given["weight"] * of_class).detach()
+    made = {n: given[n].detach().to(dtype).requires_grad_() for n in NAMES}
+    exact = {n: t.detach().double().requires_grad_() for n, t in made.items()}
+    log_prob, loss = forest_log_prob(**given | made, reduction="sum")
+    expected = forest_log_prob_reference(**given | exact)
+    eps = torch.finfo(dtype).eps
+    size = expected.abs().max().item()
+    torch.testing.assert_close(log_prob.double(), expected, rtol=8 * eps, atol=8 * eps * size)
+    got = torch.autograd.grad(loss, leaves(made))
+    right = torch.autograd.grad(-expected.sum(), leaves(exact))
+    for a, b in zip(got, right, strict=True):
+        limit = 100 * eps * max(of_class, of_cluster) * b.abs().max().clamp(min=1)
+        assert (a - b).abs().max() <= limit
+
+
+def test_infinities() -> None:
+    """A class of probability 0, as a class and as a target; rows with NaN, which stay alone."""
+    given = arguments()
+    with torch.no_grad():
+        given["bias"][7] = -math.inf
+        given["target"][given["target"] == 7] = 8
+    check(given, "sum")
+    given["target"][2] = 7
+    log_prob, loss = forest_log_prob(**given, reduction="none")
+    assert log_prob[2] == -math.inf
+    for gradient in torch.autograd.grad(loss[2], leaves(given)):
+        assert not gradient.any()
+    with torch.no_grad():
+        given["hidden"][3, 0], given["cluster_score"][5, 1, 2] = math.nan, math.inf
+        given["hidden"][4, 0], given["target"][2] = math.inf, 0  # row 4 is ignored
+        given["cluster_score"][6, 0, 1] = -math.inf
+        given["target"][6] = int((given["cluster"][:, 0] != 1).nonzero()[0])
+    log_prob, loss = forest_log_prob(**given, reduction="none")
+    bad = torch.zeros(N, dtype=torch.bool)
+    bad[[3, 5]] = True
+    assert torch.equal(log_prob.isnan(), bad)
+    expected = forest_log_prob_reference(**given)
+    torch.testing.assert_close(log_prob[~bad], expected[~bad])
+    grad = torch.autograd.grad(loss.sum(), given["hidden"], retain_graph=True)[0]
+    assert torch.equal(grad.isnan().any(1), bad)
+    assert not grad[4].any()
+
+
+@pytest.mark.parametrize("scale", [1.0, 200.0])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_the_operators_of_torch_give_the_same(scale: float, gradients: bool) -> None:
+    """What runs on devices without a kernel."""
+    given = arguments(scale=scale)
+    scores = (given["weight"] @ given["hidden"].t()).detach()
+    of_clusters = given["cluster_score"].detach().permute(1, 2, 0).contiguous()
+    rest = (given["log_prior"].detach().t(), given["cluster"], given["target"])
+    grad = draw(N, seed=3) if gradients else None
+    results = []
+    for op in (torch.ops.hstree.forest_gradient_, _gradient_):
+        inputs = scores.clone(), of_clusters.clone()
+        results.append((*op(*inputs, *rest, grad), *inputs))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+    if not gradients:
+        assert torch.equal(results[0][2], scores)
+        assert torch.equal(results[0][3], of_clusters)
+
+
+def test_gradcheck() -> None:
+    given = arguments(rows=6)
+
+    def loss(*_: Tensor) -> Any:
+        return forest_log_prob(**given, chunk_rows=4)
+
+    assert torch.autograd.gradcheck(loss, leaves(given), fast_mode=True)
+
+
+@pytest.mark.parametrize("wanted", [[True] * 5, [False] * 5, [True, False, True, False, True]])
+def test_opcheck(wanted: list[bool]) -> None:
+    given = arguments()
+    problem = (*given.values(), 10)
+    torch.library.opcheck(torch.ops.hstree.forest_log_prob.default, (*problem, None, True, wanted))
+    plain = [x.detach() if isinstance(x, Tensor) else x for x in problem]
+    torch.library.opcheck(
+        torch.ops.hstree.forest_log_prob_backward.default,
+        (torch.ones(N, dtype=torch.float64), *plain, wanted),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+    chunk = (draw(V, N), draw(T, C, N), draw(T, N), given["cluster"], given["target"])
+    for grad in (None, draw(N)):
+        torch.library.opcheck(
+            torch.ops.hstree.forest_gradient_.default,
+            (*chunk, grad),
+            test_utils=("test_schema", "test_faketensor"),
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision(dtype: torch.dtype) -> None:
+    """Errors against float64 on the rounded inputs: at most those of torch's own operators in that
+    precision and a small margin."""
+    given = arguments()
+    target, upstream = given["target"], draw(N, seed=3)
+    rounded = {
+        n: given[n].detach().to(dtype if n in ("hidden", "weight") else torch.float32)
+        for n in NAMES
+    }
+
+    def run(function: Callable[..., Tensor], cast: torch.dtype | None = None) -> list[Tensor]:
+        made = {n: t.to(cast or t.dtype).clone().requires_grad_() for n, t in rounded.items()}
+        value = function(**given | made)
+        return [value, *torch.autograd.grad((value * upstream).sum(), leaves(made))]
+
+    def eager(**made: Any) -> Tensor:
+        h, prior, r, w, b, cluster, _ = made.values()
+        score = F.linear(h, w, b.to(w.dtype)).float()
+        by_tree = [score + r[:, t][:, cluster[:, t].long()] for t in range(T)]
+        log_prob = (prior[:, :, None] + torch.stack(by_tree, 1).log_softmax(2)).logsumexp(1)
+        return -F.nll_loss(log_prob, target, ignore_index=-1, reduction="none")
+
+    truth = run(forest_log_prob_reference, torch.float64)
+    got = run(lambda **made: forest_log_prob(**made, reduction="none")[0])
+    assert got[0].dtype == torch.float32
+    for a, b, t in zip(got, run(eager), truth, strict=True):
+        scale = t.abs().max()
+        error, allowed = (a - t).abs().max() / scale, (b - t).abs().max() / scale
+        assert error <= 1.05 * allowed + 2 * torch.finfo(dtype).eps
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    given = {n: t.detach() for n, t in arguments(300, 200).items()}
+    scores = (given["weight"] @ given["hidden"].t()).float()
+    of_clusters = given["cluster_score"].float().permute(1, 2, 0).contiguous()
+    rest = (given["log_prior"].float().t(), given["cluster"], given["target"], torch.ones(300))
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            inputs = scores.clone(), of_clusters.clone()
+            results.append((*torch.ops.hstree.forest_gradient_(*inputs, *rest), *inputs))
+    finally:
+        torch.set_num_threads(before)
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_memory_is_that_of_a_chunk() -> None:
+    """No allocation of the order of all scores, nor of those of all trees of a chunk."""
+    rows, classes, chunk = 512, 6000, 32
+    given = arguments(rows, classes)
+    made = {n: given[n].detach().float().requires_grad_() for n in NAMES}
+    activity = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activity, profile_memory=True) as profile:
+        forest_log_prob(**given | made, chunk_rows=chunk)[1].backward()
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert chunk * classes * 4 <= largest < 1.5 * chunk * classes * 4
+
+
+def test_compile() -> None:
+    torch._dynamo.reset()
+    given = arguments()
+
+    def loss(*tensors: Tensor) -> Tensor:
+        return 2 * forest_log_prob(**given | dict(zip(NAMES, tensors, strict=True)))[1]
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    inputs = leaves(given)
+    got = torch.autograd.grad(compiled(*inputs), inputs)
+    for a, b in zip(got, torch.autograd.grad(loss(*inputs), inputs), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_autocast() -> None:
+    given = arguments()
+    made = {n: given[n].detach().float().requires_grad_() for n in NAMES}
+    expected = forest_log_prob(**given | made)[1]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = forest_log_prob(**given | made)[1]
+    assert loss.dtype == torch.float32
+    assert 0 < (loss - expected).abs() < 0.05
+    loss.backward()
+    assert {t.grad.dtype for t in made.values()} == {torch.float32}
+
+
+def test_second_derivative_is_refused() -> None:
+    given = arguments()
+    loss = forest_log_prob(**given)[1]
+    (grad,) = torch.autograd.grad(loss, given["hidden"], create_graph=True)
+    with pytest.raises(RuntimeError, match=r"forest_log_prob.*second derivative"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"hidden": (N, 1, D)}, r"hidden: expected shape \[N, D\], got \(23, 1, 7\)"),
+        ({"weight": (V, D + 1)}, r"weight: expected shape \[V, 7\].*got \(41, 8\)"),
+        ({"bias": (V + 1,)}, r"bias: expected shape \[41\], got \(42,\)"),
+        ({"log_prior": (N, 2)}, r"log_prior: expected shape \[23, 3\], got \(23, 2\)"),
+        ({"cluster_score": (N, T)}, r"cluster_score: expected shape \[23, T, C\].*got \(23, 3\)"),
+        ({"cluster_score": (N, T, 0)}, r"cluster_score: .*at least 1, got \(23, 3, 0\)"),
+        ({"cluster": torch.zeros(V, T)}, r"cluster: expected .*torch.int32, got .*torch.float32"),
+        ({"target": torch.zeros(N)}, r"target: expected shape \[23\] and dtype torch.int64"),
+        ({"row_weight": torch.ones(2)}, r"row_weight: expected shape \[23\], got \(2,\)"),
+        ({"reduction": "avg"}, "reduction: expected one of none, sum, mean, got 'avg'"),
+        ({"chunk_rows": 0}, "chunk_rows: expected at least 1, got 0"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(change: dict[str, Any], match: str) -> None:
+    changed = {
+        name: torch.zeros(value, dtype=torch.float64) if isinstance(value, tuple) else value
+        for name, value in change.items()
+    }
+    with pytest.raises(ValueError, match=match):
+        forest_log_prob(**arguments() | changed)
+
+
+def test_bad_numbers() -> None:
+    given = arguments()
+    for name, index, value in (("target", 2, V), ("target", 3, -2)):
+        tensor = given[name].clone()
+        tensor[index] = value
+        with pytest.raises(RuntimeError, match=rf"target\[{index}\]: expected .* got {value}"):
+            forest_log_prob(**given | {name: tensor})
+    for value in (C, -1):
+        cluster = given["cluster"].clone()
+        cluster[6, 1] = value
+        with pytest.raises(RuntimeError, match=rf"cluster\[6\]: .*\[0, 5\), got {value}"):
+            forest_log_prob(**given | {"cluster": cluster})
