@@ -3,6 +3,7 @@
 from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import Head, HeadOutput
 from hstree.heads.flat import FlatHead
+from hstree.heads.forest import ForestSoftmax
 from hstree.heads.mixtape import Mixtape
 from hstree.heads.mixture import DOC, MixtureOfContexts, MixtureOfSoftmaxes
 from hstree.heads.registry import (
@@ -23,6 +24,7 @@ __all__ = [
     "PLIF",
     "AdaptiveSoftmax",
     "FlatHead",
+    "ForestSoftmax",
     "Head",
     "HeadOutput",
     "Mixtape",

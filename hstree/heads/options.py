@@ -19,6 +19,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "latent_features": ("latent_size", "latent_dim"),
     "negatives": ("n_negatives", "num_negatives", "num_sampled", "n_samples", "samples"),
     "cutoffs": ("cutoff", "clusters"),
+    "clusters": ("n_clusters", "num_clusters"),
     "n_trees": ("trees", "num_trees", "ensemble_size"),
     "root": ("root_width", "width", "clusters"),
     "leaf": ("leaf_size", "group", "groups"),

@@ -19,6 +19,7 @@ from hstree._files import read_tensors
 from hstree._memory import ran_out
 from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import METADATA_KEY, Head
+from hstree.heads.forest import ForestSoftmax
 from hstree.heads.mixtape import Mixtape
 from hstree.heads.mixture import DOC, MixtureOfContexts, MixtureOfSoftmaxes
 from hstree.heads.sampled import SampledSoftmax
@@ -75,6 +76,7 @@ for _head in (
     Softmax,
     AdaptiveSoftmax,
     SampledSoftmax,
+    ForestSoftmax,
     SigSoftmax,
     GSS,
     PLIF,
@@ -95,7 +97,7 @@ def head_names() -> list[str]:
     Example:
         >>> import hstree
         >>> hstree.heads.head_names()[:4]
-        ['adaptive', 'doc', 'gss', 'mixtape']
+        ['adaptive', 'doc', 'forest', 'gss']
     """
     return sorted(_HEADS)
 

@@ -97,6 +97,18 @@ def mixtape(head: Any, state: State, hidden: Array) -> Array:
     return log_softmax((prior * each).sum(1) + state.get("bias", 0.0))
 
 
+def forest(head: Any, state: State, hidden: Array) -> Array:
+    cluster, score = state["cluster"].astype(int), hidden @ state["weight"].T
+    score = score + state.get("bias", 0)
+    r = hidden @ state["cluster_weight"].T + state["cluster_bias"]
+    r = r.reshape(len(hidden), head.n_trees, head.clusters)
+    gate = np.zeros((len(hidden), head.n_trees)) + state.get("gate.logits", 0)
+    if head.gate.name == "context":
+        gate = linear(state, "gate.linear", hidden)
+    each = [log_softmax(score + r[:, t][:, cluster[:, t]]) for t in range(head.n_trees)]
+    return mixture(each, log_softmax(gate))[0]
+
+
 def adaptive(head: Any, state: State, hidden: Array) -> Array:
     cutoffs = [*head.cutoffs, head.n_classes]
     top = log_softmax(linear(state, "adaptive.head", hidden))
@@ -157,6 +169,7 @@ FORMULAS: dict[str, Callable[[Any, State, Array], Array]] = {
     "mos-plif": mixture_of_softmaxes,
     "doc": mixture_of_softmaxes,
     "moc": mixture_of_contexts,
+    "forest": forest,
     "mixtape": mixtape,
     "adaptive": adaptive,
     "trees": trees,

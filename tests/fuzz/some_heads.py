@@ -46,7 +46,7 @@ HEAD_SETTINGS = st.builds(
     z_loss=st.sampled_from([0.0, 0.0, 1e-2]),
     seed=st.integers(0, 2**32 - 1),
 )
-NO_Z_LOSS = ("trees", "adaptive", "mos", "mos-plif", "doc")
+NO_Z_LOSS = ("trees", "forest", "adaptive", "mos", "mos-plif", "doc")
 
 
 def some_trees(n_classes: int, random: np.random.Generator) -> list[Tree]:
@@ -86,6 +86,10 @@ def special_options(setting: HeadSetting, random: np.random.Generator) -> dict[s
         sizes = [cut, d - cut] if cut < d else [d]
         experts = [int(random.integers(0, 3)) for _ in sizes[:-1]] + [int(random.integers(1, 4))]
         return decoder | {"embedding": None, "layer_sizes": sizes, "experts": experts}
+    if name == "forest":
+        gate = str(random.choice(["uniform", "constant", "context"]))
+        numbers = {"n_trees": int(random.integers(1, 5)), "clusters": int(random.integers(1, 9))}
+        return decoder | numbers | {"gate": gate, "seed": int(random.integers(100))}
     if name == "mixtape":
         own = {"own_gates": int(random.integers(0, v + 1)), "order": order}
         return decoder | latent | own | {"gate_features": int(random.integers(1, 6))}

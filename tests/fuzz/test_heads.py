@@ -209,6 +209,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "mos": {"components": "count", "latent_dropout": "share", "function": "choice"},
     "moc": {"components": "count", "latent_dropout": "share", "function": "choice"},
     "mos-plif": {"components": "count", "latent_dropout": "share"},
+    "forest": {"n_trees": "count", "clusters": "count", "tree_dropout": "share", "gate": "choice"},
     "mixtape": {"gate_features": "count"},
     "sampled": {"negatives": "count", "distribution": "choice", "alpha": "number"},
     "trees": {"gate": "choice", "node_vectors": "choice"},

@@ -16,6 +16,7 @@ from hstree.heads import (
     GSS,
     PLIF,
     AdaptiveSoftmax,
+    ForestSoftmax,
     Head,
     Mixtape,
     MixtureOfContexts,
@@ -115,6 +116,12 @@ HEADS: dict[str, Callable[..., Head]] = {
     ),
     "adaptive": lambda **more: AdaptiveSoftmax(
         D, V, cutoffs=(5, 20), div_value=2.0, order=REVERSED, **more
+    ),
+    "forest": lambda **more: ForestSoftmax(
+        D, V, n_trees=3, clusters=6, frequencies=FREQUENCIES, **more
+    ),
+    "forest, tied": lambda **more: ForestSoftmax(
+        D, V, trees=trees("cluster", 2, 8), gate="constant", embedding=embedding(), **more
     ),
     "sampled": lambda **more: SampledSoftmax(D, V, frequencies=FREQUENCIES, **EVERY_CLASS, **more),
     "sampled, sparse, tied": lambda **more: SampledSoftmax(

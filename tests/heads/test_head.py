@@ -716,7 +716,7 @@ def test_options_of_a_head(name: str) -> None:
         "in_features", "n_classes", "trees"
     }  # fmt: skip
     assert ("embedding" in options) == (name != "adaptive")
-    assert ("n_trees" in options) == (name == "trees")
+    assert ("n_trees" in options) == (name in ("trees", "forest"))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code

@@ -32,7 +32,8 @@ from .support import (
 
 SIZES = (V - 9, V - 1, V, V + 1, V + 9)
 COMPONENTS = ("mos", "mos, tied", "mos-plif", "doc")
-FLAT = [k for k in HEADS if not k.startswith(("trees", "adaptive")) and k not in COMPONENTS]
+MIXED = ("trees", "adaptive", "forest")
+FLAT = [k for k in HEADS if not k.startswith(MIXED) and k not in COMPONENTS]
 OF_TREES = [k for k in HEADS if k.startswith("trees")]
 SHAPES: dict[str, dict[str, Any]] = {
     "flat": {"root": V},
@@ -302,7 +303,13 @@ def test_trees_of_one_and_two_classes(node_vectors: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [k for k in HEADS if k not in ("adaptive", "softmax, no bias", "sampled, sparse, tied")]
+    "kind",
+    [
+        k
+        for k in HEADS
+        if k not in ("adaptive", "softmax, no bias", "sampled, sparse, tied")
+        and not k.startswith("forest")  # in test_forest.py
+    ],
 )
 def test_frequencies_are_the_share_of_new_classes(kind: str) -> None:
     """Where the vectors are zero."""

@@ -53,6 +53,14 @@ FLAT: dict[str, dict[str, Any]] = {
         **LATENT,
     },
     "mixtape": {"own_gates": None, "order": None, "gate_features": 64, "latent_features": None},
+    "forest": {
+        "n_trees": 4,
+        "clusters": 256,
+        "trees": None,
+        "gate": "context",
+        "tree_dropout": 0.0,
+        "seed": 0,
+    },
     "sampled": {"negatives": 1024, "distribution": "unigram", "alpha": 0.75, "sparse": False},
 }
 OPTIONS = {name: {**own, **OF_FLAT_HEADS, **OF_EVERY_HEAD} for name, own in FLAT.items()}

@@ -23,6 +23,7 @@ from heads.support import FREQUENCIES, HEADS, ORDER, REVERSED, D, V, draw, draw_
 from hstree._files import read_tensors
 from hstree.heads import (
     AdaptiveSoftmax,
+    ForestSoftmax,
     Head,
     Mixtape,
     SampledSoftmax,
@@ -40,6 +41,7 @@ ENSEMBLE = build_ensemble("huffman", MANY, 2, range(MANY, 0, -1), root=64, leaf=
 LARGE: dict[str, Callable[[], Head]] = {
     "trees": lambda: TreeEnsemble(4, MANY, ENSEMBLE),
     "trees, leaves": lambda: TreeEnsemble(4, MANY, ENSEMBLE, node_vectors="leaves", subset_size=3),
+    "forest": lambda: ForestSoftmax(4, MANY, n_trees=2, clusters=3000),
     "mixtape": lambda: Mixtape(4, MANY, order=torch.arange(MANY - 1, -1, -1)),
     "adaptive": lambda: AdaptiveSoftmax(
         4, MANY, cutoffs=[500], order=torch.arange(MANY - 1, -1, -1)
@@ -181,6 +183,7 @@ PAIRS: dict[str, tuple[Head, Head, str]] = {
         "feature_index",
     ),
     "adaptive": (*(AdaptiveSoftmax(D, V, order=o) for o in (ORDER, REVERSED)), "order"),
+    "forest": (*(ForestSoftmax(D, V, clusters=5, seed=seed) for seed in (1, 2)), "cluster"),
     "mixtape": (*(Mixtape(D, V, order=o) for o in (ORDER, REVERSED)), "own"),
     "sampled": (
         SampledSoftmax(D, V, frequencies=FREQUENCIES),

@@ -146,7 +146,7 @@ def test_the_model_goes_back_to_training() -> None:
     np.testing.assert_array_equal(first.logits.counts, again.logits.counts)
 
 
-@pytest.mark.parametrize("kind", ["trees", "adaptive", "mixtape"])
+@pytest.mark.parametrize("kind", ["trees", "adaptive", "mixtape", "forest"])
 def test_heads_without_a_function(kind: str) -> None:
     with pytest.raises(ValueError, match=f"the head '{kind}', which applies no function"):
         view_function(toy_model(make(kind)), toy_text(37))

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._numerics import at_least_float32
-from hstree.heads import FlatHead, Mixtape
+from hstree.heads import FlatHead, ForestSoftmax, Mixtape
 from hstree.heads.functions import PLIF
 from hstree.lm.models import LanguageModel, read_contexts
 from hstree.ops import LogitFunction, default_chunk_rows
@@ -137,7 +137,7 @@ class FunctionView:
 def check_function_head(model: LanguageModel) -> FlatHead:
     """The head of a model. Raises ValueError unless it is a softmax of f(logits)."""
     head = model.head
-    if not isinstance(head, FlatHead) or isinstance(head, Mixtape):
+    if not isinstance(head, FlatHead) or isinstance(head, (Mixtape, ForestSoftmax)):
         raise ValueError(
             "model: expected a head that is a softmax, or a mixture of softmaxes, of f(W h + b), "
             f"got the head {head.name!r}, which applies no function to its logits"
