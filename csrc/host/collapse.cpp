@@ -10,23 +10,56 @@
 namespace hstree::host {
 namespace {
 
+// The number of inner nodes of each subtree, its top included. In preorder, the first inner child of node m is
+// m + 1, and the subtree of the next one follows that of the last.
+Array<int32_t> subtree_sizes(const TreeView& tree) {
+  Array<int32_t> parent(tree.n_nodes), size(tree.n_nodes, 1);
+  std::vector<int32_t> pending;  // parents of the inner nodes that follow, the next one last
+  for (int64_t m = 0; m < tree.n_nodes; ++m) {
+    if (m > 0) {
+      parent[m] = pending.back();
+      pending.pop_back();
+    }
+    const int32_t* b = tree.bounds(m);
+    for (int64_t k = 0; k < tree.n_children(m); ++k) {
+      if (b[k + 1] - b[k] > 1) pending.push_back(static_cast<int32_t>(m));
+    }
+  }
+  for (int64_t m = tree.n_nodes - 1; m > 0; --m) size[parent[m]] += size[m];
+  return size;
+}
+
+// The mass below each node, summed as in edge_masses.
+Array<double> node_masses(const TreeView& tree, const Array<int32_t>& size, const double* frequencies) {
+  Array<double> mass(tree.n_nodes);
+  for (int64_t m = tree.n_nodes - 1; m >= 0; --m) {
+    const int32_t* b = tree.bounds(m);
+    double sum = 0;
+    for (int64_t k = 0, child = m + 1; k < tree.n_children(m); ++k) {
+      if (b[k + 1] - b[k] == 1) {
+        sum += frequencies[tree.order[b[k]]];
+      } else {
+        sum += mass[child];
+        child += size[child];
+      }
+    }
+    mass[m] = sum;
+  }
+  return mass;
+}
+
 // Writes the nodes of the collapsed tree in preorder. It has no more boundaries than the tree itself.
 class Writer {
  public:
-  Writer(const TreeView& tree, const Edges& all, int64_t leaf, int64_t levels)
+  Writer(const TreeView& tree, const Array<int32_t>& size, int64_t leaf, int64_t levels)
       : tree_(tree),
         leaf_(leaf),
         levels_(levels),
         out_{Array<int32_t>(tree.n_classes), Array<int64_t>(tree.n_nodes + 1),
              Array<int32_t>(tree.node_offset[tree.n_nodes])},
-        n_inner_(tree.n_nodes, 1) {
+        size_(size) {
     std::copy_n(tree.order, tree.n_classes, out_.order.data());
     out_.node_offset[0] = 0;
-    Array<int32_t> parent(tree.n_nodes, -1);
-    for (int64_t e = 0; e < tree.n_edges(); ++e) {
-      if (all.child_node[e] >= 0) parent[all.child_node[e]] = all.node[e];
-    }
-    for (int64_t m = tree.n_nodes - 1; m > 0; --m) n_inner_[parent[m]] += n_inner_[m];
   }
 
   void bound(int64_t position) { out_.boundary[n_boundary_++] = static_cast<int32_t>(position); }
@@ -58,7 +91,7 @@ class Writer {
  private:
   bool is_group(int64_t m) const { return tree_.end(m) - tree_.begin(m) <= leaf_; }
   // The first node in preorder after m and all nodes below it.
-  int64_t after(int64_t m) const { return m + n_inner_[m]; }
+  int64_t after(int64_t m) const { return m + size_[m]; }
 
   void copy(int64_t top) {
     for (int64_t m = top; m < after(top);) {
@@ -96,7 +129,7 @@ class Writer {
   const TreeView& tree_;
   const int64_t leaf_, levels_;
   TreeArrays out_;
-  Array<int64_t> n_inner_;  // inner nodes of each subtree, its top included
+  const Array<int32_t>& size_;
   int64_t n_out_ = 0, n_boundary_ = 0;
 };
 
@@ -105,8 +138,8 @@ class Writer {
 TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t levels,
                     const double* frequencies) {
   const int64_t n_classes = tree.n_classes, n_nodes = tree.n_nodes;
-  const Edges all = edges(tree);
-  Writer writer(tree, all, leaf, levels);
+  const Array<int32_t> size = subtree_sizes(tree);
+  Writer writer(tree, size, leaf, levels);
   if (n_nodes == 0) return writer.finish();
   if (n_classes <= leaf) {
     writer.softmax(0, n_classes);
@@ -114,7 +147,7 @@ TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t le
   }
 
   Array<double> mass;
-  if (frequencies != nullptr) mass = edge_masses(tree, frequencies);
+  if (frequencies != nullptr) mass = node_masses(tree, size, frequencies);
 
   // Expand the heaviest node first; ties go to the node with more leaves, then to the earlier one. A node
   // with more children than the rest of C allows stays a child, and the search continues with the next.
@@ -125,11 +158,13 @@ TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t le
   int64_t width = 1;
   const auto expand = [&](int64_t m) {
     width += tree.n_children(m) - 1;
-    for (int64_t e = tree.first_edge(m); e < tree.first_edge(m) + tree.n_children(m); ++e) {
-      cut[all.begin[e]] = 1;
-      if (all.child_node[e] < 0) continue;
-      const int32_t leaves = all.end[e] - all.begin[e];
-      frontier.emplace(frequencies == nullptr ? leaves : mass[e], leaves, -all.begin[e], all.child_node[e]);
+    const int32_t* b = tree.bounds(m);
+    for (int64_t k = 0, child = m + 1; k < tree.n_children(m); ++k) {
+      cut[b[k]] = 1;
+      const int32_t leaves = b[k + 1] - b[k];
+      if (leaves == 1) continue;
+      frontier.emplace(frequencies == nullptr ? leaves : mass[child], leaves, -b[k], child);
+      child += size[child];
     }
   };
   expand(0);

@@ -74,16 +74,18 @@ PYBIND11_MODULE(_host, m) {
                           to_numpy(std::move(e.end)), to_numpy(std::move(e.parent_edge)),
                           to_numpy(std::move(e.depth)));
   });
-  m.def("tables", [](const In<int32_t>& order, const In<int64_t>& node_offset, const In<int32_t>& boundary) {
+  m.def("tables", [](const In<int32_t>& order, const In<int64_t>& node_offset, const In<int32_t>& boundary,
+                     bool leaf_groups) {
     const TreeView tree = view(order, node_offset, boundary);
-    Tables t = without_gil([&] { return tables(tree); });
-    const py::ssize_t n_wide = t.wide_path.size() / 3;
+    Tables t = without_gil([&] { return tables(tree, leaf_groups); });
+    const py::ssize_t n_wide = t.wide_path.size() / 3, n_group = t.group.size() / 3;
     py::object root_child = py::none();
     if (t.root_width > 0) root_child = to_numpy(std::move(t.root_child));
     return py::make_tuple(to_numpy(std::move(t.leaf_position)), to_numpy(std::move(t.path_offset)),
                           to_numpy(std::move(t.path)), to_numpy(std::move(t.wide_offset)),
-                          to_numpy(std::move(t.wide_path), {n_wide, 3}), root_child, t.root_width, t.n_binary,
-                          t.n_wide_rows, t.max_depth, t.max_width);
+                          to_numpy(std::move(t.wide_path), {n_wide, 3}), to_numpy(std::move(t.group_offset)),
+                          to_numpy(std::move(t.group), {n_group, 3}), root_child, t.root_width, t.n_binary,
+                          t.n_wide_rows, t.max_depth, t.max_width, t.max_group);
   });
   m.def("edge_masses", [](const In<int32_t>& order, const In<int64_t>& node_offset,
                           const In<int32_t>& boundary, const In<double>& frequencies) {

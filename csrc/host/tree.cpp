@@ -154,7 +154,7 @@ Edges edges(const TreeView& tree) {
   return out;
 }
 
-Tables tables(const TreeView& tree) {
+Tables tables(const TreeView& tree, bool leaf_groups) {
   const int64_t n_classes = tree.n_classes, n_nodes = tree.n_nodes;
   Tables out;
   out.leaf_position = Array<int32_t>(n_classes);
@@ -171,20 +171,28 @@ Tables tables(const TreeView& tree) {
   }
 
   // For each node: its number among the binary nodes or its first row among the wide ones (-1: the wide
-  // root), and the numbers of both kinds on the path down to it, itself included.
+  // root and leaf groups), and the numbers of both kinds on the path down to it, itself included.
+  enum class Kind : int8_t { root, binary, wide, group };
   struct Node {
     int32_t index, parent, ordinal, n_binary, n_wide;
-    bool binary;
+    Kind kind;
     int64_t width;
   };
   Array<Node> nodes(n_nodes);
   out.path_offset = Array<int64_t>(n_classes + 1, 0);
   out.wide_offset = Array<int64_t>(n_classes + 1, 0);
+  out.group_offset = Array<int64_t>(n_classes + 1, 0);
   {
     const Array<int32_t> above = edge_above(tree);
     Array<int32_t> edge_node(tree.n_edges());
     for (int64_t m = 0; m < n_nodes; ++m) {
-      Node node{-1, -1, 0, 0, 0, tree.n_children(m) == 2, 0};
+      const int64_t n_children = tree.n_children(m);
+      Node node{-1, -1, 0, 0, 0, n_children == 2 ? Kind::binary : Kind::wide, 0};
+      if (m == 0 && wide_root) {
+        node.kind = Kind::root;
+      } else if (leaf_groups && tree.end(m) - tree.begin(m) == n_children) {
+        node.kind = Kind::group;
+      }
       if (m > 0) {
         node.parent = edge_node[above[m]];
         node.ordinal = static_cast<int32_t>(above[m] - tree.first_edge(node.parent));
@@ -192,23 +200,26 @@ Tables tables(const TreeView& tree) {
         node.n_wide = nodes[node.parent].n_wide;
         node.width = nodes[node.parent].width;
       }
-      if (node.binary) {
+      if (node.kind == Kind::binary) {
         node.index = static_cast<int32_t>(out.n_binary++);
         ++node.n_binary;
-      } else if (m > 0) {
+      } else if (node.kind == Kind::wide) {
         node.index = static_cast<int32_t>(out.n_wide_rows);
-        out.n_wide_rows += tree.n_children(m);
+        out.n_wide_rows += n_children;
         ++node.n_wide;
-        node.width += tree.n_children(m);
+        node.width += n_children;
+      } else if (node.kind == Kind::group) {
+        out.max_group = std::max(out.max_group, n_children);
       }
       nodes[m] = node;
       const int32_t* b = tree.bounds(m);
-      for (int64_t k = 0; k < tree.n_children(m); ++k) {
+      for (int64_t k = 0; k < n_children; ++k) {
         edge_node[tree.first_edge(m) + k] = static_cast<int32_t>(m);
         if (b[k + 1] - b[k] == 1) {
           const int32_t c = tree.order[b[k]];
           out.path_offset[c + 1] = node.n_binary;
           out.wide_offset[c + 1] = node.n_wide;
+          out.group_offset[c + 1] = node.kind == Kind::group;
           out.max_depth = std::max<int64_t>(out.max_depth, node.n_binary);
           out.max_width = std::max(out.max_width, node.width);
         }
@@ -218,23 +229,27 @@ Tables tables(const TreeView& tree) {
   for (int64_t c = 0; c < n_classes; ++c) {
     out.path_offset[c + 1] += out.path_offset[c];
     out.wide_offset[c + 1] += out.wide_offset[c];
+    out.group_offset[c + 1] += out.group_offset[c];
   }
 
   // The decisions above the current node. In preorder, every entry except the last stays valid between
   // visits.
   out.path = Array<int32_t>(out.path_offset[n_classes]);
   out.wide_path = Array<int32_t>(3 * out.wide_offset[n_classes]);
+  out.group = Array<int32_t>(3 * out.group_offset[n_classes]);
   int32_t path[max_depth];
   int32_t wide_path[3 * max_depth];
+  const auto write = [](int32_t* entry, int64_t first, int64_t width, int64_t child) {
+    entry[0] = static_cast<int32_t>(first);
+    entry[1] = static_cast<int32_t>(width);
+    entry[2] = static_cast<int32_t>(child);
+  };
   const auto decide = [&](int64_t m, int64_t k) {
     const Node& node = nodes[m];
-    if (node.binary) {
+    if (node.kind == Kind::binary) {
       path[node.n_binary - 1] = node.index << 1 | (k == 0 ? 1 : 0);
-    } else if (m > 0) {
-      int32_t* entry = wide_path + 3 * (node.n_wide - 1);
-      entry[0] = node.index;
-      entry[1] = static_cast<int32_t>(tree.n_children(m));
-      entry[2] = static_cast<int32_t>(k);
+    } else if (node.kind == Kind::wide) {
+      write(wide_path + 3 * (node.n_wide - 1), node.index, tree.n_children(m), k);
     }
   };
   for (int64_t m = 0; m < n_nodes; ++m) {
@@ -247,6 +262,9 @@ Tables tables(const TreeView& tree) {
       const int32_t c = tree.order[b[k]];
       std::copy_n(path, node.n_binary, out.path.data() + out.path_offset[c]);
       std::copy_n(wide_path, 3 * node.n_wide, out.wide_path.data() + 3 * out.wide_offset[c]);
+      if (node.kind == Kind::group) {
+        write(out.group.data() + 3 * out.group_offset[c], b[0], tree.n_children(m), k);
+      }
     }
   }
   return out;

@@ -81,7 +81,9 @@ struct Tables {
   Array<int64_t> wide_offset;
   Array<int32_t> wide_path;   // [Pw, 3], flat
   Array<int32_t> root_child;  // empty unless the root is wide
-  int64_t root_width = 0, n_binary = 0, n_wide_rows = 0, max_depth = 0, max_width = 0;
+  Array<int64_t> group_offset;
+  Array<int32_t> group;  // [Pg, 3], flat
+  int64_t root_width = 0, n_binary = 0, n_wide_rows = 0, max_depth = 0, max_width = 0, max_group = 0;
 };
 
 // Throws std::invalid_argument that names the first offending entry. O(V).
@@ -91,7 +93,8 @@ void validate(const int32_t* order, int64_t n_classes, const int64_t* node_offse
 // Inner nodes on the path of each class, [V].
 Array<int32_t> class_depth(const TreeView& tree);
 Edges edges(const TreeView& tree);
-Tables tables(const TreeView& tree);
+// See TreeTables in hstree/trees/tables.py. `leaf_groups`: whether these are a kind of their own.
+Tables tables(const TreeView& tree, bool leaf_groups);
 
 // Mass below each edge, float64 [E], summed from the leaves upwards, children left to right.
 Array<double> edge_masses(const TreeView& tree, const double* frequencies);

@@ -23,8 +23,8 @@ EXTRA_STATE = "_extra_state"
 
 @torch.no_grad()
 def fill(tensor: Tensor, values: Tensor | npt.NDArray[Any]) -> None:
-    """Copy values into a parameter or buffer of any device and dtype. Each process fills its part
-    of a DTensor."""
+    """Copy values, broadcast, into a parameter or buffer of any device and dtype. Each process
+    fills its part of a DTensor."""
     if not isinstance(values, Tensor):
         values = torch.from_numpy(np.require(values, requirements="W"))
     values = values.to(tensor.device, tensor.dtype)
@@ -32,6 +32,7 @@ def fill(tensor: Tensor, values: Tensor | npt.NDArray[Any]) -> None:
     if mesh is not None:
         from torch.distributed.tensor import distribute_tensor
 
+        values = values.expand(tensor.shape)
         values = distribute_tensor(values, mesh, placements, src_data_rank=None)
     tensor.copy_(values)
 

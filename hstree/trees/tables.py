@@ -25,7 +25,9 @@ class TreeTables:
 
     Binary nodes are numbered 0 .. n_binary - 1 in preorder. The rows of wide nodes are numbered
     0 .. n_wide_rows - 1, with the nodes in preorder and the children from left to right. A wide
-    root is not counted among them: its rows are its children.
+    root is not counted among them: its rows are its children. Leaf groups are nodes whose children
+    are all classes, other than a wide root. They count as binary or wide nodes, or, with
+    ``Tree.tables(leaf_groups=True)``, as a kind of their own.
 
     Attributes:
         leaf_position: position of each class among the leaves from the left, int32 [V].
@@ -36,6 +38,9 @@ class TreeTables:
             ``wide_path[wide_offset[c]:wide_offset[c + 1]]``, int64 [V + 1].
         wide_path: wide nodes on the paths other than the root, top first, as
             (first_row, width, child), int32 [Pw, 3].
+        group_offset: the leaf group of class c, if it is in one, is
+            ``group[group_offset[c]:group_offset[c + 1]]``, int64 [V + 1].
+        group: leaf groups of the classes, as (first_leaf, width, child), int32 [Pg, 3].
         root_child: child of the root that holds each class, int32 [V]; None unless the root is
             wide.
         root_width: number of children of a wide root, else 0.
@@ -43,6 +48,7 @@ class TreeTables:
         n_wide_rows: number of rows of the wide nodes other than the root.
         max_depth: largest number of binary nodes on a path.
         max_width: largest sum of the widths in ``wide_path`` for a class.
+        max_group: largest width of a leaf group.
 
     Example:
         >>> from hstree.trees import Tree
@@ -56,12 +62,15 @@ class TreeTables:
     path: Int32Array
     wide_offset: Int64Array
     wide_path: Int32Array
+    group_offset: Int64Array
+    group: Int32Array
     root_child: Int32Array | None
     root_width: int
     n_binary: int
     n_wide_rows: int
     max_depth: int
     max_width: int
+    max_group: int
 
 
 @dataclass(frozen=True, eq=False)

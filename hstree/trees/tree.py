@@ -59,11 +59,9 @@ class Tree:
     __slots__ = (
         "_boundary",
         "_depth",
-        "_edges",
         "_fingerprint",
         "_node_offset",
         "_order",
-        "_tables",
     )
 
     def __init__(self, order: Any, node_offset: Any, boundary: Any) -> None:
@@ -79,8 +77,6 @@ class Tree:
         self._node_offset: Int64Array = _frozen(node_offset)
         self._boundary: Int32Array = _frozen(boundary)
         self._depth: Int32Array | None = None
-        self._edges: TreeEdges | None = None
-        self._tables: TreeTables | None = None
         self._fingerprint: str | None = None
 
     @classmethod
@@ -172,20 +168,20 @@ class Tree:
 
     # Tables
 
-    def tables(self) -> TreeTables:
-        """The tables that the kernels read; computed once and kept."""
-        if self._tables is None:
-            values = _host.tables(*self._raw())
-            self._tables = TreeTables(
-                *(_frozen(value) if isinstance(value, np.ndarray) else value for value in values)  # type: ignore[arg-type]
-            )
-        return self._tables
+    def tables(self, leaf_groups: bool = False) -> TreeTables:
+        """The tables that the kernels read, in O(V) and the sizes of the tables.
+
+        Args:
+            leaf_groups: whether nodes whose children are all classes are a kind of their own.
+        """
+        values = _host.tables(*self._raw(), leaf_groups)
+        return TreeTables(
+            *(_frozen(value) if isinstance(value, np.ndarray) else value for value in values)  # type: ignore[arg-type]
+        )
 
     def edges(self) -> TreeEdges:
-        """All pairs (inner node, child); computed once and kept."""
-        if self._edges is None:
-            self._edges = TreeEdges(*map(_frozen, _host.edges(*self._raw())))
-        return self._edges
+        """All pairs (inner node, child), in O(V)."""
+        return TreeEdges(*map(_frozen, _host.edges(*self._raw())))
 
     def edge_masses(self, frequencies: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The mass below every edge, float64 [E]: the sum of the frequencies of its classes.

@@ -107,6 +107,38 @@ def test_tables(nested):
     assert tables.path_offset.dtype == tables.wide_offset.dtype == np.int64
 
 
+@given(nested_trees())
+def test_leaf_groups_are_a_kind_of_their_own(nested):
+    """Nodes of classes alone, other than a wide root; the other nodes are numbered without them."""
+    tree = Tree.from_nested(nested)
+    tables, all_nodes = tree.tables(leaf_groups=True), support.preorder(nested)
+    groups = {
+        m
+        for m, node in enumerate(all_nodes)
+        if not any(isinstance(child, tuple) for child in node) and (m > 0 or len(node) == 2)
+    }
+    above = [m for m in range(len(all_nodes)) if m not in groups]
+    binary = [m for m in above if len(all_nodes[m]) == 2]
+    wide = [m for m in above if len(all_nodes[m]) > 2 and m > 0]
+    rows = np.cumsum([0, *(len(all_nodes[m]) for m in wide)]).tolist()
+    assert (tables.n_binary, tables.n_wide_rows) == (len(binary), rows[-1])
+    assert tables.max_group == max((len(all_nodes[m]) for m in groups), default=0)
+    order, widths = support.leaves(nested), [0]
+    for c, path in support.paths(nested).items():
+        of_binary = [binary.index(m) << 1 | (k == 0) for m, k in path if m in binary]
+        of_wide = [[rows[wide.index(m)], len(all_nodes[m]), k] for m, k in path if m in wide]
+        of_group = [[order.index(c) - k, len(all_nodes[m]), k] for m, k in path[-1:] if m in groups]
+        for table, offset, expected in (
+            (tables.path, tables.path_offset, of_binary),
+            (tables.wide_path, tables.wide_offset, of_wide),
+            (tables.group, tables.group_offset, of_group),
+        ):
+            assert table[offset[c] : offset[c + 1]].tolist() == expected
+        widths.append(sum(width for _, width, _ in of_wide))
+    assert tables.max_width == max(widths)
+    assert tables.max_depth == np.diff(tables.path_offset).max()
+
+
 def test_tables_by_hand():
     tables = Tree.from_nested(((0, 1), (2, (3, 4, 5), 6), 7)).tables()
     assert tables.leaf_position.tolist() == list(range(8))
@@ -505,8 +537,6 @@ def test_immutable():
         tree.order = given
     with pytest.raises(AttributeError):
         tree.other = 1
-    assert tree.tables() is tree.tables()
-    assert tree.edges() is tree.edges()
 
 
 def test_equality_and_hash():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hstree._numerics import batched_scores, is_cast, linear_scores, sum_dtype
 from hstree.heads.tables import fill
-from hstree.heads.trees.layout import BINARY, LEAF, ROOT, WIDE, Layout, TreeLayout
+from hstree.heads.trees.layout import BINARY, KINDS, LEAF, ROOT, WIDE, Layout, TreeLayout
 from hstree.heads.tying import HasWeight, TyingError, weight_to_tie
 from hstree.ops._row_sparse import with_rows
 from hstree.ops.feature_gather import feature_gather
@@ -52,7 +52,7 @@ class Block:
     by leaf."""
 
     @staticmethod
-    def of_edges(values: Values, edge: npt.NDArray[np.int64]) -> Values:
+    def of_edges(values: Values, edge: npt.NDArray[np.int32]) -> Values:
         """Values of the vectors, from values [E, ...] of the edges of a tree."""
         return values[edge]
 
@@ -91,7 +91,7 @@ class BinaryBlock(Block):
     weight_name, bias_name = "binary_weight", "binary_bias"
 
     @staticmethod
-    def of_edges(values: Values, edge: npt.NDArray[np.int64]) -> Values:
+    def of_edges(values: Values, edge: npt.NDArray[np.int32]) -> Values:
         """Value of the left child minus value of the right child."""
         return values[edge] - values[edge + 1]
 
@@ -468,16 +468,19 @@ def _log_odds(layout: Layout, frequencies: FloatArray) -> list[FloatArray]:
 
     log(mass of the left subtree / mass of the right subtree) for a binary node, log(mass of the
     child / mass of the node) for a child of a wide node, and log(mass of the class / mass of all)
-    in leaf groups, [T, V] by class. There only differences within a group matter, and this is the
-    same in other trees.
+    in leaf groups, [1, V] by class. There only differences within a group matter, and this is the
+    same in all trees.
     """
-    biases = [np.zeros((len(layout.trees), rows)) for rows in layout.n_rows]
-    if layout.n_rows[LEAF]:
+    n_trees, n_rows = layout.n_trees, layout.n_rows
+    biases = [np.zeros((1 if kind == LEAF else n_trees, n_rows[kind])) for kind in KINDS]
+    if n_rows[LEAF]:
         biases[LEAF][:] = np.log(frequencies) - np.log(frequencies.sum())
     for t, of_tree in enumerate(layout.trees):
-        tree, node = of_tree.tree, of_tree.tree.edges().node
-        mass = np.log(tree.edge_masses(frequencies))
-        share = mass - np.log(np.bincount(node, np.exp(mass), tree.n_nodes))[node]
+        tree = of_tree.tree
+        mass = tree.edge_masses(frequencies)
+        of_node = np.add.reduceat(mass, tree.node_offset[:-1] - np.arange(tree.n_nodes))
+        np.log(mass, out=mass)
+        share = mass - np.repeat(np.log(of_node), tree.n_children)
         for block in NODE_BLOCKS:
             edge = of_tree.edge[block.kind]
             # The mass of a binary node cancels.

@@ -353,7 +353,7 @@ class _TreeVectors:
         values = self._of(edge)
         return values - self._of(edge + 1) if block.kind == BINARY else values
 
-    def _of(self, edge: IntArray) -> Tensor:
+    def _of(self, edge: npt.NDArray[np.int32]) -> Tensor:
         values = self.table[torch.from_numpy(self.row[edge]).to(self.table.device)]
         before, after = self.old_class[edge], self.new_class[edge]
         for classes, embedding, sign in (
