@@ -60,7 +60,7 @@ def front_table(speed: Record, perplexity: dict[str, float]) -> str:
     seconds = (median(contest["contestants"][UNIT]["seconds"]) for contest in there)
     unit = ", ".join(f"{1000 * s:,.0f} ms" for s in seconds)
     note = (
-        "Speed: training steps of the layer per second (forward, backward, AdamW; "
+        "Speed: training steps of the layer per second (forward, backward, fused AdamW; "
         f"{last.rows} rows of {last.features} features, one core) as a multiple of the first "
         f"row's, whose steps take {unit}. Trees have two levels; with `sparse=True` and more than "
         f"16,384 classes binary nodes over groups of 16, which costs {_cost(perplexity)} in "

@@ -63,7 +63,7 @@ def main() -> None:
 
     head = hstree.TreeEnsemble(FEATURES, len(names), [tree])
     for name, module in (("tree", head), ("softmax", hstree.Softmax(FEATURES, len(names)))):
-        optimizer = torch.optim.AdamW(module.parameters(), lr=0.03)
+        optimizer = hstree.optim.AdamW(module.parameters(), lr=0.03)
         for _ in range(arguments.steps):
             rows = torch.randint(len(features), (64,))
             module(features[rows], target[rows]).loss.backward()

@@ -561,7 +561,7 @@ class Head(nn.Module, ABC):
             >>> import torch, hstree
             >>> backbone, head = torch.nn.Linear(8, 16), hstree.Softmax(16, 100)
             >>> groups = [{"params": backbone.parameters()}, *head.parameter_groups(lr=1e-3)]
-            >>> optimizer = torch.optim.AdamW(groups, lr=1e-3)
+            >>> optimizer = torch.optim.AdamW(groups, lr=1e-3, fused=True)
             >>> [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
             [(0.001, 0.01), (0.008, 0.01), (0.008, 0.0)]
         """

@@ -54,8 +54,8 @@ class AdamW(torch.optim.AdamW):
         maximize: whether to maximize instead of minimizing.
         foreach: as in torch, for dense gradients.
         fused: as in torch, for dense gradients. None: if ``foreach`` is None and all parameters are
-            on the CPU and of a floating dtype, where torch's other code makes several passes over
-            each matrix.
+            on the CPU or a CUDA device and of a floating dtype. Torch's other code makes several
+            passes over each matrix.
 
     Raises:
         ValueError: for a number out of range, or a group with ``amsgrad``, ``capturable`` or
@@ -214,7 +214,7 @@ _step_of_torch = inspect.unwrap(torch.optim.AdamW.step)
 
 
 def _is_fused_by_default(parameter: Tensor) -> bool:
-    return parameter.device.type == "cpu" and parameter.is_floating_point()
+    return parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point()
 
 
 def _refuse(group: dict[str, Any]) -> None:

@@ -77,6 +77,9 @@ def scale_gradients(
     parameters: Sequence[Tensor], max_norm: float, total: Tensor, foreach: bool | None = None
 ) -> None:
     """Scale gradients of norm ``total``, without repeated rows, down to ``max_norm``."""
+    # Small enough already: no pass over the gradients. On a GPU the comparison would wait.
+    if total.device.type == "cpu" and max_norm / (total + 1e-6) >= 1.0:
+        return
     sparse = [p.grad for p in parameters if p.grad is not None and p.grad.is_sparse]
     dense = [p for p in parameters if p.grad is not None and not p.grad.is_sparse]
     clip_grads_with_norm_(dense, max_norm, total, foreach)

@@ -29,7 +29,7 @@ def learning_rates(optimizer: Optimizer, factor: float = 1.0) -> list[float]:
         >>> import torch, hstree
         >>> backbone, head = torch.nn.Linear(8, 16), hstree.Softmax(16, 100)
         >>> groups = [{"params": backbone.parameters()}, *head.parameter_groups(lr=1e-3)]
-        >>> optimizer = torch.optim.AdamW(groups, lr=1e-3)
+        >>> optimizer = hstree.optim.AdamW(groups, lr=1e-3)
         >>> hstree.optim.learning_rates(optimizer)
         [0.001, 0.008, 0.008]
         >>> max_lr = hstree.optim.learning_rates(optimizer, 2)

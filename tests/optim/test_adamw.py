@@ -103,8 +103,8 @@ def test_dense_gradients_are_stepped_by_torch(
         assert torch.equal(got, expected)
 
 
-def test_fused_by_default_on_the_cpu() -> None:
-    """Where torch's own default is a loop over operators; what is asked for stays."""
+def test_fused_by_default() -> None:
+    """Torch's own default is a loop over operators on a CPU; what is asked for stays."""
     own = nn.Parameter(torch.zeros(3))
     groups = [{"params": [own]}, {"params": [nn.Parameter(torch.zeros(2))], "fused": False}]
     optimizer = AdamW(groups)
