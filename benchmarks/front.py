@@ -63,7 +63,7 @@ def front_table(speed: Record, perplexity: dict[str, float]) -> str:
         "Speed: training steps of the layer per second (forward, backward, fused AdamW; "
         f"{last.rows} rows of {last.features} features, one core) as a multiple of the first "
         f"row's, whose steps take {unit}. Trees have two levels; with `sparse=True` and more than "
-        f"16,384 classes binary nodes over groups of 16, which costs {_cost(perplexity)} in "
+        f"12,000 classes binary nodes over groups of 16, which costs {_cost(perplexity)} in "
         "perplexity. "
         "Memory: what the first step adds to the process, gradients and optimizer state included, "
         "parameters not. Test perplexity: "

@@ -57,7 +57,7 @@ threads are compared. V is the number of classes, N the rows of a step, D the fe
 TRAINING_TEXT = """\
 Forward, backward and optimizer of an output layer, as multiples of the last row. Trees:
 `from_counts`, that is Huffman trees whose leaves share one output embedding, with a root of C = 256
-children, or 512 from V = 65,537; two levels or, if sparse, from V = 16,385, binary nodes over
+children, or 512 from V = 65,537; two levels or, if sparse, from V = 12,001, binary nodes over
 groups of 16. Binary trees: `leaf=1`. Classes are drawn from Zipf's law. Adaptive softmax: default
 cutoffs, 2,000 and 10,000. Peak extra memory is that of a first step: gradients and the optimizer's
 state included, parameters and inputs not."""

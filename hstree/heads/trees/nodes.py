@@ -178,12 +178,11 @@ class RootBlock(Block):
 
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
         child = self.layout.root_child[:, target].long()
-        logits = self.logits(hidden)
-        by_tree = self.layout.feature_index is not None  # the memory layout of the logits
-        if not by_tree:
-            logits, child = logits.transpose(0, 1), child.t()
-        log_prob = target_log_softmax(logits.flatten(0, 1), child.flatten()).view_as(child)
-        return log_prob.t() if by_tree else log_prob
+        if self.layout.feature_index is not None:
+            logits = self.logits(hidden).flatten(0, 1)
+            return target_log_softmax(logits, child.flatten()).view_as(child).t()
+        logits = self._scores(hidden).view(-1, self.weight.shape[1])
+        return target_log_softmax(logits, child.t().flatten()).view(-1, len(child))
 
     def candidate_log_prob(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
         """log P(child that holds each candidate), [N, K, T]: hidden [N, D], candidates [N, K] from
@@ -202,13 +201,16 @@ class RootBlock(Block):
         n_trees, n_children, _ = self.weight.shape
         index = self.layout.feature_index
         if index is None:
-            rows, bias = self.weight.flatten(0, 1), self.bias.flatten()
-            logits = linear_scores(hidden.to(rows.dtype), rows, bias.to(rows.dtype))
-            return logits.view(-1, n_trees, n_children).transpose(0, 1)
+            return self._scores(hidden).view(-1, n_trees, n_children).transpose(0, 1)
         x = tree_features(hidden.to(self.weight.dtype), index, n_trees)
         weight = self.weight.float() if is_cast(self.weight) else self.weight
         x, bias = x.to(weight.dtype), self.bias.to(weight.dtype)
         return torch.baddbmm(bias.unsqueeze(1), x, weight.mT).to(sum_dtype(x.dtype))
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """The same of trees that read all features, [N, T R]."""
+        rows, bias = self.weight.flatten(0, 1), self.bias.flatten()
+        return linear_scores(hidden.to(rows.dtype), rows, bias.to(rows.dtype))
 
 
 BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, LeafBlock, RootBlock)

@@ -142,7 +142,7 @@ class TrainConfig:
         None,
         "trees: largest number of classes in a leaf softmax, G; without --levels below binary "
         "nodes (1: binary down to the classes; default: 16 with three levels, or in training "
-        "with --sparse from 16,385 classes)",
+        "with --sparse from 12,001 classes)",
         at_least(1),
         heads=TREES,
     )
@@ -150,7 +150,7 @@ class TrainConfig:
         None,
         "trees: number of levels; 2: the root, then one softmax over the classes below each of its "
         "children, 3: one more between them, over groups of --leaf classes (default: 2, or "
-        "any number of binary nodes with --leaf, or in training with --sparse from 16,385 classes)",
+        "any number of binary nodes with --leaf, or in training with --sparse from 12,001 classes)",
         choices=(2, 3),
         heads=TREES,
     )

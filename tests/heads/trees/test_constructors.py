@@ -144,7 +144,7 @@ def test_default_below_the_root(
 
 @pytest.mark.parametrize(
     ("n_classes", "sparse", "two_levels"),
-    [(16_384, True, True), (16_385, True, False), (16_385, False, True)],
+    [(12_000, True, True), (12_001, True, False), (12_001, False, True)],
 )
 def test_default_shape_of_many_classes(n_classes: int, sparse: bool, two_levels: bool) -> None:
     """Row-sparse gradients of two levels would have almost all rows."""
