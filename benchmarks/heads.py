@@ -45,7 +45,7 @@ FORMULAS = {
     "mixtape": "softmax(sum_k pi_yk w_y . z_k + b_y), K = 4",
     "forest": "sum_t pi_t softmax(l + r_t[c_t]), r_t = A_t h + a_t, 4 trees of 256 clusters",
     "adaptive": "P(y) among 2000 classes and a cluster, or P(cluster) P(y in it)",
-    "sampled": "softmax(l); in training, of the target and 1024 negatives",
+    "sampled": "softmax(l); in training, of the classes of the batch and of 128 draws",
     "trees": "sum_t pi_t prod over the path to y of P(child), 4 binary trees, C = 256",
 }
 
@@ -88,6 +88,10 @@ def _head(name: str, make: Callable[[Size], Mapping[str, Any]] = lambda size: {}
         return _step(build_head(name, in_features, size.classes, **options), size, device)
 
     return build
+
+
+def _zipf(size: Size) -> dict[str, Any]:
+    return {"frequencies": 1.0 / np.arange(1, size.classes + 1)}
 
 
 def _mixture(size: Size) -> dict[str, Any]:
@@ -195,7 +199,7 @@ HEAD_CONTESTS: dict[str, dict[str, Build]] = {
         "mixtape": _head("mixtape", lambda size: {"latent_features": size.latent}),
         "forest": _head("forest"),
         "adaptive": _head("adaptive", lambda size: {"cutoffs": [size.classes // 5]}),
-        "sampled": _head("sampled", lambda size: {"distribution": "log-uniform"}),
+        "sampled": _head("sampled", _zipf),
         "trees": _trees,
     },
     "mixtures": {

@@ -94,7 +94,11 @@ SHAPES: Sequence[tuple[str, str, dict[str, Any]]] = (
 
 def _all() -> Iterator[Contender]:
     sampled_title = "sampled softmax, 1,024 negatives"
-    sampled = {"head": "sampled", "sparse": True, "head_option": ("negatives=1024",)}
+    sampled = {
+        "head": "sampled",
+        "sparse": True,
+        "head_option": ("negatives=1024", "in_batch=false"),
+    }
     yield _contender("sampled", sampled_title, factors=(4.0, 8.0), **sampled)
     for n_trees, shapes in ((4, SHAPES), (1, SHAPES[1:])):
         trees = "one tree" if n_trees == 1 else f"{n_trees} trees"

@@ -74,6 +74,11 @@ def is_cast(weight: Tensor) -> bool:
     return is_low(weight) and weight.device.type == "cpu"
 
 
+def block_rows(weight: Tensor, dim: int = 0) -> int:
+    """Size along ``dim`` of the blocks of a weight that are cast."""
+    return max(1, BLOCK_NUMBERS * weight.shape[dim] // max(1, weight.numel()))
+
+
 def blocks(weight: Tensor, dim: int = 0) -> Iterator[Tensor]:
     """Blocks of the weight along ``dim``, in float32 if products are computed in it."""
     if not is_cast(weight):
@@ -81,8 +86,7 @@ def blocks(weight: Tensor, dim: int = 0) -> Iterator[Tensor]:
     elif torch.compiler.is_compiling():
         yield weight.float()
     else:
-        of_row = max(1, weight.numel() // max(1, weight.shape[dim]))
-        for block in torch.split(weight, max(1, BLOCK_NUMBERS // of_row), dim):
+        for block in torch.split(weight, block_rows(weight, dim), dim):
             yield block.float()
 
 

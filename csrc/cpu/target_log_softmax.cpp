@@ -55,7 +55,7 @@ void target_log_softmax(const MonotoneRows& rows, const A* logits, A* log_prob, 
         log_prob[r] = log_normalizer[r] = 0;
         continue;
       }
-      const A* x = logits + r * rows.classes;
+      const A* x = logits + r * rows.stride;
       const LogSum<A> sum = log_sum(kernels, f, x, rows.classes);
       const A at_target = x[y] == -std::numeric_limits<A>::infinity() ? x[y] : kernels.value(f, x[y]);
       log_prob[r] = static_cast<A>((static_cast<double>(at_target) - sum.largest) - sum.rest);
@@ -111,7 +111,7 @@ void target_log_softmax_backward(const MonotoneRows& rows, A* logits, const A* g
   const MonotoneKernels<A>& kernels = chosen_kernels<MonotoneKernels<A>>();
   const Function<A> f(rows.function);
   run_rows(rows, grad_log_prob, grad_table, [&](int64_t r, const TableSums& sums) {
-    A* x = logits + r * rows.classes;
+    A* x = logits + r * rows.stride;
     const int64_t y = rows.target[r];
     if (y < 0) {
       std::fill(x, x + rows.classes, A(0));
@@ -136,7 +136,7 @@ void target_log_softmax_gradient(const MonotoneRows& rows, A* logits, const A* g
   const MonotoneKernels<A>& kernels = chosen_kernels<MonotoneKernels<A>>();
   const Function<A> f(rows.function);
   run_rows(rows, grad_log_prob, grad_table, [&](int64_t r, const TableSums& sums) {
-    A* x = logits + r * rows.classes;
+    A* x = logits + r * rows.stride;
     const int64_t y = rows.target[r];
     if (y < 0) {
       log_prob[r] = 0;

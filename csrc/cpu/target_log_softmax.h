@@ -6,7 +6,7 @@
 //   piecewise.h.
 // Tensors: logits [R, V], log_prob, log_normalizer, grad_log_prob [R], all float32 or all float64; target
 //   [R] int64; table [K, 2] or [K, 4] of the same dtype, or none; grad_table [K, width] float64. All
-//   contiguous, V >= 1.
+//   contiguous, but for gaps between the rows of logits; V >= 1.
 // R = 0 only zeroes grad_table. Target -1: ignored; log_prob, log_normalizer and the row's gradient are 0.
 //   Other targets outside [0, V) throw std::runtime_error.
 // Computation in the dtype of logits; sums of exp too, up to 4096 terms, then in float64. A class with logit
@@ -29,8 +29,8 @@ namespace hstree::cpu {
 struct MonotoneRows {
   const char* op;  // for messages
   LogitFunction function;
-  const int64_t* target;  // [R]
-  int64_t rows, classes;
+  const int64_t* target;          // [R]
+  int64_t rows, classes, stride;  // stride: from a row of logits to the next
 };
 
 template <typename A>

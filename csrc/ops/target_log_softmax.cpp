@@ -11,7 +11,7 @@ namespace hstree {
 namespace {
 
 cpu::MonotoneRows monotone_rows(const MonotoneArguments& a) {
-  return {a.op, a.function, const_data<int64_t>(a.target), a.rows(), a.classes()};
+  return {a.op, a.function, const_data<int64_t>(a.target), a.rows(), a.classes(), a.stride()};
 }
 
 // Calls f with a value of the element type.

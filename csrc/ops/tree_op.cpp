@@ -9,6 +9,7 @@
 #include "cpu/wide_log_prob.h"
 #include "ops/cpu.h"
 #include "ops/leaf_order.h"
+#include "ops/recycled.h"
 
 namespace hstree {
 namespace {
@@ -79,14 +80,6 @@ TreeResult wide_log_prob(const TreeArguments& a) {
                  [](const auto& batch, const auto& tensors) { cpu::wide_log_prob(batch, tensors); });
 }
 
-// An uninitialized gradient [rows, features], in recycled memory.
-Tensor recycled_gradient(const Tensor& like, int64_t rows, int64_t features, Dtype dtype) {
-  const int64_t bytes = rows * features * (dtype == Dtype::Double ? 8 : dtype == Dtype::Float ? 4 : 2);
-  if (bytes < cpu::smallest_recycled) return empty(like, {rows, features}, dtype);
-  return torch::stable::from_blob(cpu::acquire(bytes), {rows, features}, {features, 1}, like.device(), dtype,
-                                  cpu::release);
-}
-
 // Runs kernel(tensors) with the tensors for the wanted gradients, null for the others. grad_weight, grad_bias:
 // functions that make those.
 template <typename Weight, typename Bias, typename Kernel>
@@ -95,7 +88,7 @@ TreeGradients backward(const TreeArguments& a, const TreeBackward& b, const Tens
                        const Kernel& kernel) {
   const Dtype dtype = a.hidden.scalar_type(), sums = accumulate_dtype(a.hidden);
   Tensor grad_hidden =
-      b.of_hidden ? recycled_gradient(a.hidden, a.rows(), a.in_features(), sums) : nothing(a.hidden, dtype);
+      b.of_hidden ? recycled(a.hidden, {a.rows(), a.in_features()}, sums) : nothing(a.hidden, dtype);
   const Tensor grad_weight = b.of_weight ? grad_weight_of() : nothing(a.weight, dtype);
   const Tensor grad_bias = b.of_bias ? grad_bias_of() : nothing(a.weight, dtype);
   dispatch(a.type, [&](auto element) {
@@ -121,7 +114,7 @@ TreeGradients backward_of_trees(const TreeArguments& a, const TreeBackward& b, c
   return backward(
       a, b, index, nothing(a.hidden, Dtype::Long),
       [&] {
-        return b.sparse ? recycled_gradient(a.weight, nnz, a.features(), dtype)
+        return b.sparse ? recycled(a.weight, {nnz, a.features()}, dtype)
                         : zeros(a.weight, {a.trees(), a.weight_rows(), a.features()}, dtype);
       },
       [&] {
@@ -162,7 +155,7 @@ TreeGradients leaf_log_prob_backward(const TreeArguments& a, const TreeBackward&
   }
   return backward(
       a, b, index, bias_index,
-      [&] { return recycled_gradient(a.weight, b.sparse ? classes : a.classes(), a.features(), dtype); },
+      [&] { return recycled(a.weight, {b.sparse ? classes : a.classes(), a.features()}, dtype); },
       [&] {
         return b.sparse ? empty(a.weight, {biases}, dtype) : zeros(a.weight, {a.trees(), a.classes()}, dtype);
       },

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
-from hstree._numerics import at_least_float32, linear_scores, log_sum_exp
+from hstree._numerics import is_transformed, sum_dtype
 from hstree.heads.flat import FlatHead
 from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import Tables
 from hstree.heads.tying import HasWeight
+from hstree.ops import mixture_log_prob
 from hstree.ops._row_sparse import with_rows
 
 if TYPE_CHECKING:
@@ -26,86 +26,100 @@ DISTRIBUTIONS = ("unigram", "log-uniform", "uniform")
 
 
 class SampledSoftmax(Tables, FlatHead):
-    r"""The softmax of W h + b, trained by sampled softmax and evaluated exactly.
+    r"""The softmax of W h + b, trained on a sample of the classes and evaluated exactly.
 
-    In evaluation mode (``head.eval()``) it is :class:`Softmax`. In training mode ``forward`` draws
-    K negatives :math:`c_1, ..., c_K`, shared by all rows, and estimates the normalizer
-    :math:`Z = \sum_v e^{x_v}` of the scores x = W h + b:
+    In evaluation mode (``head.eval()``) it is :class:`Softmax`. In training mode the classes of a
+    step are those of K draws from a distribution q and of the N targets. For class u, :math:`m_u`
+    is how often it is among these K + N, and :math:`c_u` how often in expectation for the other
+    classes of a row, where p is the distribution of the targets, from ``frequencies``. They
+    estimate the normalizer :math:`Z = \sum_v e^{x_v}` of the scores x = W h + b:
 
     .. math::
-        \hat Z = e^{x_y} + \sum_{k :\, c_k \ne y} \frac{e^{x_{c_k}}}{K q_{c_k}}, \qquad
-        \log \hat p_y = x_y - \log \hat Z
+        \log \hat p_y = x_y - \log\Big(e^{x_y} + \sum_{u \ne y} \frac{m_u}{c_u} e^{x_u}\Big),
+        \qquad c_u = K q_u + (N - 1) p_u
 
     Equivalent to, for int64 targets in [0, V)::
 
-        classes, log_count = head.draw_negatives()  # [K] each; log_count = log(K q)
-        x = F.linear(hidden, weight[classes], bias[classes]) - log_count
-        x = x.masked_fill(classes == target[:, None], -torch.inf)  # accidental hits
-        x_y = (hidden * weight[target]).sum(1) + bias[target]
-        output = x_y - torch.cat([x_y[:, None], x], 1).logsumexp(1)
+        classes, log_weight = head.draw_classes(target)  # [U] each; log(m / c)
+        x = F.linear(hidden, weight[classes], bias[classes])
+        is_target = classes == target[:, None]
+        output = torch.where(is_target, x, x + log_weight).log_softmax(1)[is_target]
         loss = -output.mean()
 
-    Negatives are drawn with replacement, one in each of K equal parts of the cumulative
-    distribution: class v is drawn K q_v times in expectation, and within 2 of that in every step,
-    which independent draws do not guarantee. With K = V from the uniform distribution every class
-    is drawn once, and the loss is exact. The target has no such correction, because it is counted
-    in every step. So the estimate of Z is unbiased; by Jensen's inequality the loss is too low in
-    expectation, by O(1/K).
+    For targets that are independent draws from p, the estimate of Z is unbiased: a row's own target
+    counts once, and the other N - 1 targets are draws from p. By Jensen's inequality the loss is
+    too low in expectation, by O(1 / (K + N)). Targets cost no rows of W in addition to those that
+    the scores of the targets need, and they are what is likely in this text. Where the targets of a
+    batch depend on each other, such as in a batch of one class, the estimate is biased, and less so
+    with more draws. ``in_batch=False`` leaves the targets out: :math:`m_u` counts draws, and
+    :math:`c_u = K q_u`. The estimate is then unbiased for any targets.
+
+    Draws are with replacement, one in each of K equal parts of the cumulative distribution: class v
+    is drawn K q_v times in expectation, and within 2 of that in every step, which independent draws
+    do not guarantee. With K = V from the uniform distribution and ``in_batch=False`` every class is
+    drawn once, and the loss is exact.
 
     **In training mode** ``output`` **is this estimate**, and a perplexity from it is too low on
     average. ``log_prob``, ``topk``, ``predict``, ``sample`` and ``entropy`` are exact in both
     modes.
 
-    A training step takes O(N K D) time and O(N K) memory for N rows; gradients of W and b that are
-    dense take O(V D) more. Negatives come from torch's global random state on the device of the
-    head, so every process of a data-parallel training draws its own.
+    A training step takes O(N U D) time for the U <= K + N different classes, in three products;
+    gradients of W and b that are dense take O(V D) more. Draws come from torch's global random
+    state on the device of the head. Every process of a data-parallel training has its own, and its
+    own targets.
 
     Args:
         in_features: number of input features, D.
         n_classes: number of classes, V.
-        negatives: number of negatives in a training step, K. With K of V and more, a
-            :class:`Softmax` is cheaper.
-        distribution: distribution of the negatives, q. ``"unigram"``: proportional to the
-            frequencies to the power of ``alpha``. ``"log-uniform"``: log((r + 2) / (r + 1)) /
-            log(V + 1), where r = 0, 1, ... ranks the classes by decreasing frequency, or in their
-            order without frequencies. ``"uniform"``: 1 / V.
+        negatives: number of draws in a training step, K. With K of V and more, a :class:`Softmax`
+            is cheaper.
+        in_batch: whether the targets of a batch are negatives for its other rows. It needs
+            ``frequencies``, counts of the training text; ignored targets do not count.
+        distribution: distribution of the draws, q. ``"unigram"``: proportional to the frequencies
+            to the power of ``alpha``. ``"log-uniform"``: log((r + 2) / (r + 1)) / log(V + 1), where
+            r = 0, 1, ... ranks the classes by decreasing frequency, or in their order without
+            frequencies. ``"uniform"``: 1 / V.
         alpha: power of the frequencies; other distributions do not use it.
         sparse: whether, in training mode, W and b have row-sparse gradients with rows for targets
-            and negatives only, for :class:`hstree.optim.AdamW`. Does not compile.
+            and draws only, for :class:`hstree.optim.AdamW`. Does not compile.
             In float16 on a CPU torch cannot add two of them: there, call zero_grad() before every
             backward pass.
         **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
             arguments of :class:`Head`. Label smoothing and z-loss take the estimate of Z.
 
     Raises:
-        ValueError: for an argument out of range; for ``"unigram"`` without frequencies; for label
-            smoothing or z-loss with ``sparse``.
+        ValueError: for an argument out of range; for ``in_batch`` or ``"unigram"`` without
+            frequencies; for label smoothing or z-loss with ``sparse``.
 
     Example:
         >>> import torch, hstree
         >>> head = hstree.SampledSoftmax(16, 5000, negatives=64, frequencies=range(5000, 0, -1))
         >>> hidden, target = torch.randn(4, 16), torch.tensor([0, 7, 4999, 20])
-        >>> head(hidden, target).loss.backward()  # of 64 negatives
+        >>> head(hidden, target).loss.backward()  # of at most 68 classes
         >>> exact = head.eval()(hidden, target).output
         >>> torch.allclose(exact, head.log_prob(hidden)[torch.arange(4), target])
         True
 
     Source: Bengio and Senécal, Adaptive importance sampling to accelerate training of a neural
     probabilistic language model, IEEE Transactions on Neural Networks, 2008; Jean, Cho, Memisevic
-    and Bengio, On using very large target vocabulary for neural machine translation, ACL 2015.
+    and Bengio, On using very large target vocabulary for neural machine translation, ACL 2015; for
+    targets of the batch, corrected by their frequency, Yi et al., Sampling-bias-corrected neural
+    modeling for large corpus item recommendations, RecSys 2019.
     """
 
     name = "sampled"
     samples_in_training = True
 
     cumulative: Tensor
+    share: Tensor
 
     def __init__(
         self,
         in_features: int,
         n_classes: int,
         *,
-        negatives: int = 1024,
+        negatives: int = 128,
+        in_batch: bool = True,
         distribution: str = "unigram",
         alpha: float = 0.75,
         sparse: bool = False,
@@ -113,6 +127,7 @@ class SampledSoftmax(Tables, FlatHead):
     ) -> None:
         super().__init__(in_features, n_classes, **options)
         self.negatives = check_int("negatives", negatives)
+        self.in_batch = check_bool("in_batch", in_batch)
         self.distribution = check_choice("distribution", distribution, DISTRIBUTIONS)
         self.alpha = check_nonnegative("alpha", alpha)
         self.sparse = check_bool("sparse", sparse)
@@ -123,6 +138,13 @@ class SampledSoftmax(Tables, FlatHead):
                     f"is not row-sparse, got {getattr(self, name)}; sparse=False takes it"
                 )
         self.register_table("cumulative", _cumulative(self._mass()))
+        if self.in_batch:
+            if self.frequencies is None:
+                raise ValueError(
+                    "frequencies: expected class counts of the targets for in_batch=True, got "
+                    "None; in_batch=False takes no targets of other rows as negatives"
+                )
+            self.register_table("share", _share(self.frequencies))
 
     def _mass(self) -> npt.NDArray[np.float64]:
         """Positive numbers [V], proportional to q."""
@@ -143,63 +165,77 @@ class SampledSoftmax(Tables, FlatHead):
         return power
 
     @torch.no_grad()
-    def draw_negatives(self) -> tuple[Tensor, Tensor]:
-        """Negatives of a training step.
+    def draw_classes(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Classes of a training step, with torch's global random state on the device of the head.
+
+        Args:
+            target: targets of the step, [N] int64; those outside [0, V) are left out.
 
         Returns:
-            Classes [K], int64, increasing, drawn with torch's global random state on the device of
-            the head; and the logarithm of the expected number of draws of each, log(K q) [K],
-            float64.
+            The classes of the draws and the targets, [U] int64, increasing; and log(m / c) of each,
+            [U] float64. It is -inf for a class that only targets have, with ``in_batch=False``.
 
         Example:
-            >>> import hstree
-            >>> head = hstree.SampledSoftmax(8, 5, negatives=5, distribution="uniform")
-            >>> head.draw_negatives()[0]
+            >>> import torch, hstree
+            >>> options = {"negatives": 5, "distribution": "uniform", "in_batch": False}
+            >>> head = hstree.SampledSoftmax(8, 5, **options)
+            >>> head.draw_classes(torch.tensor([3, 0]))[0]
             tensor([0, 1, 2, 3, 4])
         """
-        upper, k = self.cumulative, self.negatives
+        classes, log_weight, _ = self._draw(target)
+        return classes, log_weight
+
+    @torch.no_grad()
+    def _draw(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """:meth:`draw_classes`, and the place of each target among the classes: as the target for
+        :func:`hstree.ops.mixture_log_prob`."""
+        upper, k, n_classes = self.cumulative, self.negatives, self.n_classes
         per_part = upper[-1].double() / k
         part = torch.arange(k, dtype=torch.float64, device=upper.device)
         at = (part + torch.rand(k, dtype=torch.float64, device=upper.device)) * per_part
-        classes = torch.searchsorted(upper, at.long(), right=True).clamp(max=self.n_classes - 1)
-        width = upper[classes] - torch.where(classes > 0, upper[classes - 1], 0)
-        return classes, (width.double() / per_part).log()
+        drawn = torch.searchsorted(upper, at.long(), right=True).clamp(max=n_classes - 1)
+        is_class = (target >= 0) & (target < n_classes)
+        known = torch.where(is_class, target, drawn[0])
+        classes = torch.cat([drawn, known]).sort().values
+        # Repetitions get m = 0, so that they may stay where their number must not be read.
+        has_values = type(classes) is Tensor and not classes.is_meta
+        if has_values and not torch.compiler.is_compiling() and not is_transformed():
+            classes = torch.unique_consecutive(classes)
+        place = torch.searchsorted(classes, known)
+        m = torch.zeros(classes.shape, dtype=torch.float64, device=classes.device)
+        m = m.index_add(0, torch.searchsorted(classes, drawn), torch.ones_like(at))
+        c = (upper[classes] - torch.where(classes > 0, upper[classes - 1], 0)) / per_part
+        if self.in_batch:
+            m = m.index_add(0, place, is_class.double())
+            c = c + (is_class.sum() - 1).clamp(min=0) * self.share[classes]
+        place = torch.where(is_class, place, torch.where(target < 0, -1, classes.shape[0]))
+        return classes, (m / c).log(), place
 
     def _log_prob_and_loss(
         self, hidden: Tensor, target: Tensor, reduction: str
     ) -> tuple[Tensor, Tensor]:
         if not self.training:
             return super()._log_prob_and_loss(hidden, target, reduction)
-        output = self._estimate(hidden, target)
-        weight = self.target_weight(target, output.dtype)
-        loss = -weight * output
-        return output, loss if reduction == "none" else self.reduced(loss, weight)
-
-    def _estimate(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """Log-probabilities [N] of the targets with the estimate of Z."""
-        classes, log_count = self.draw_negatives()
-        ignored = target == -1
-        hidden = hidden.masked_fill(ignored[:, None], 0)  # it may hold infinities
-        # A row without a target reads one that is read anyway, and gives it no gradient.
-        known = torch.where(ignored | (target >= self.n_classes), classes[0], target)
-        rows = torch.cat([known, classes])
+        classes, log_weight, place = self._draw(target)
         if self.sparse and torch.compiler.is_compiling():
             from hstree._uncompiled import uncompiled
 
-            weight, bias = uncompiled(gather_rows, self.weight, self.bias, rows, True)
+            weight, bias = uncompiled(gather_rows, self.weight, self.bias, classes, True)
         else:
-            weight, bias = gather_rows(self.weight, self.bias, rows, self.sparse)
-        parts = [known.shape[0], self.negatives]  # len() would fix the number in an export
-        own, others = torch.split(weight, parts)
-        score = (at_least_float32(hidden) * at_least_float32(own)).sum(1)
-        scores = linear_scores(hidden, others)
-        offset = -log_count.to(scores.dtype)
-        if bias is not None:
-            own_bias, other_bias = torch.split(at_least_float32(bias), parts)
-            score, offset = score + own_bias, offset + other_bias
-        scores = (scores + offset).masked_fill(classes == target[:, None], -torch.inf)
-        output = F.logsigmoid(score - log_sum_exp(scores, 1))
-        return output.masked_fill(target >= self.n_classes, torch.nan).masked_fill(ignored, 0.0)
+            weight, bias = gather_rows(self.weight, self.bias, classes, self.sparse)
+        of_rows = None
+        if self.class_weight is not None:
+            of_rows = self.target_weight(target, sum_dtype(hidden.dtype))
+        return mixture_log_prob(
+            hidden[:, None],
+            None,
+            weight,
+            bias,
+            place,
+            offset=log_weight,
+            row_weight=of_rows,
+            reduction=reduction,
+        )
 
     def resize_classes(self, change: ClassChange) -> None:
         super().resize_classes(change)
@@ -209,6 +245,11 @@ class SampledSoftmax(Tables, FlatHead):
             self.n_classes = change.new
             width = self._mass()
         self.register_table("cumulative", _cumulative(width))
+        if self.in_batch:
+            counts = change.frequencies
+            if counts is None:
+                counts = change.rows(self.share.cpu()).numpy()
+            self.register_table("share", _share(counts))
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         return list(self.parameters(recurse=False)) if self.sparse else []
@@ -216,6 +257,7 @@ class SampledSoftmax(Tables, FlatHead):
     def config(self) -> dict[str, Any]:
         return super().config() | {
             "negatives": self.negatives,
+            "in_batch": self.in_batch,
             "distribution": self.distribution,
             "alpha": self.alpha,
             "sparse": self.sparse,
@@ -228,15 +270,16 @@ class SampledSoftmax(Tables, FlatHead):
         tensors: Mapping[str, Tensor],
         embedding: HasWeight | None = None,
     ) -> Self:
-        # The distribution is saved, the frequencies are not.
-        head = super().from_config(config | {"distribution": "uniform"}, tensors, embedding)
-        head.distribution = config["distribution"]
+        # The distributions are saved, the frequencies are not.
+        counts = np.ones(config["n_classes"])
+        head = super().from_config(config | {"frequencies": counts}, tensors, embedding)
+        head.frequencies = None
         return head
 
     def extra_repr(self) -> str:
         alpha = f", alpha={self.alpha}" if self.distribution == "unigram" else ""
         return (
-            f"{super().extra_repr()}, negatives={self.negatives}, "
+            f"{super().extra_repr()}, negatives={self.negatives}, in_batch={self.in_batch}, "
             f"distribution={self.distribution!r}{alpha}, sparse={self.sparse}"
         )
 
@@ -248,11 +291,14 @@ def _cumulative(mass: npt.NDArray[np.float64]) -> Tensor:
     return torch.from_numpy(width.cumsum())
 
 
+def _share(frequencies: npt.NDArray[np.float64]) -> Tensor:
+    """The distribution [V] of the targets, float64."""
+    return torch.from_numpy(frequencies / frequencies.sum())
+
+
 def gather_rows(
-    weight: Tensor, bias: Tensor | None, rows: Tensor, sparse: bool
+    weight: Tensor, bias: Tensor | None, classes: Tensor, sparse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Rows [n, D] of the weight and [n] of the bias."""
-    if not sparse:
-        return F.embedding(rows, weight), None if bias is None else bias[rows]
-    of_bias = None if bias is None else with_rows(bias, rows, sparse=True)[1]
-    return with_rows(weight, rows, sparse=True)[1], of_bias
+    """Rows [U, D] of the weight and [U] of the bias."""
+    of_bias = None if bias is None else with_rows(bias, classes, sparse=sparse)[1]
+    return with_rows(weight, classes, sparse=sparse)[1], of_bias

@@ -26,6 +26,7 @@ from hstree.ops._autograd import (
     register_autograd,
     unfold,
 )
+from hstree.ops._recycled import recycled
 
 GRADIENTS = 5
 _SCHEMA = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "float": "float", "int": "SymInt"}
@@ -103,12 +104,12 @@ def _is_low(problem: Any) -> bool:
 
 def _rounded(gradient: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
     """factor * gradient in ``dtype``, in one pass; may overwrite the gradient."""
-    if factor is None:
-        return gradient.to(dtype)
-    if is_batched(factor):
-        return (gradient * factor).to(dtype)
-    out = gradient if gradient.dtype == dtype else torch.empty_like(gradient, dtype=dtype)
-    return torch.mul(gradient, factor, out=out)
+    if is_batched(gradient) or (factor is not None and is_batched(factor)):
+        return (gradient if factor is None else gradient * factor).to(dtype)
+    if gradient.dtype != dtype:
+        out = recycled(gradient, *gradient.shape, dtype=dtype)
+        return out.copy_(gradient) if factor is None else torch.mul(gradient, factor, out=out)
+    return gradient if factor is None else gradient.mul_(factor)
 
 
 class ChunkedLoss:

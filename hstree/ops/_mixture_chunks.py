@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hstree._numerics import blocks, is_cast, sum_dtype
+from hstree._numerics import block_rows, blocks, is_cast, sum_dtype
 from hstree.ops._chunked_loss import write_product
+from hstree.ops._recycled import recycled
 from hstree.ops.logit_function import LogitFunction
 
 
@@ -24,6 +25,7 @@ class Problem(NamedTuple):
     table: Tensor | None  # [., 2] or [., 4]
     target: Tensor  # [N], -1 for an ignored row
     slope: Tensor | None  # [], in place of f' in the gradient of the logits
+    offset: Tensor | None  # [V], added to the logits of classes other than the target
     c: float
     k: float
     radius: float
@@ -60,17 +62,58 @@ def empty_gradients(problem: Problem, wanted: Sequence[bool]) -> Gradients:
     )
 
 
+def _logits(like: Tensor, rows: int, classes: int) -> Tensor:
+    """Uninitialized logits [rows, classes]. On the CPU every row begins on a cache line: products
+    into other rows take up to 1.5 times as long."""
+    line = 64 // like.element_size() if like.device.type == "cpu" else 1
+    return recycled(like, rows, -(-classes // line) * line)[:, :classes]
+
+
 def _write_logits(logits: Tensor, latent: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Write the logits [R, V] of latent [R, D]."""
-    if not is_cast(weight):
-        write_product(logits, latent, weight.t(), bias)
-        return
-    latent, begin = latent.to(logits.dtype), 0
+    if is_cast(weight):
+        latent = latent.to(logits.dtype)
+    begin = 0
     for block in blocks(weight):
-        torch.mm(latent, block.t(), out=logits[:, begin : begin + len(block)])
-        begin += len(block)
-    if bias is not None:
-        logits += bias
+        part = slice(begin, begin + len(block))
+        of_part = None if bias is None else bias[part]
+        write_product(logits[:, part], latent, block.t(), of_part)
+        begin = part.stop
+
+
+def _add_offset(logits: Tensor, offset: Tensor, target: Tensor) -> None:
+    """Add the offset [V] to each row of logits [R, V], but not at its target."""
+    at = target.clamp(0, logits.shape[1] - 1)[:, None]
+    of_target = logits.gather(1, at)
+    logits += offset
+    logits.scatter_(1, at, of_target)
+
+
+def _write_gradients(
+    grad_logits: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    grad_z: Tensor | None,
+    grad_weight: Tensor | None,
+    is_first: bool,
+) -> None:
+    """Write the gradient of z [R, D], and write that of the weight in the first chunk or add it:
+    grad_logits [R, V], in the dtype of sums."""
+    dtype, size = weight.dtype, len(weight)
+    if is_cast(weight):
+        # torch is slow in float16. Products of blocks stay in the cache.
+        dtype = torch.float32 if dtype == torch.float16 else dtype
+        size = block_rows(weight)
+    z, begin = z.to(dtype), 0
+    for block in torch.split(weight, size):
+        part = slice(begin, begin + len(block))
+        grad = grad_logits[:, part].to(dtype)
+        if grad_z is not None:
+            write_product(grad_z, grad, block.to(dtype), grad_z if begin else None)
+        if grad_weight is not None:
+            out = grad_weight[part]
+            write_product(out, grad.t(), z, None if is_first else out)
+        begin = part.stop
 
 
 def _log_prob(
@@ -128,7 +171,13 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
     """log_prob [N], and the wanted gradients for ``upstream`` [N], the gradient of log_prob."""
     latent, _, weight, bias, *_ = problem
     rows, components, features = latent.shape
-    gradients = empty_gradients(problem, wanted)
+    ignored = problem.target == -1
+    if ignored.is_cuda or ignored.any():  # 0 times what these rows hold could be NaN
+        problem = problem._replace(latent=latent.masked_fill(ignored[:, None, None], 0))
+    log_prob = latent.new_empty(rows, dtype=sum_dtype(latent.dtype))
+    gradients = empty_gradients(problem, [want and i != 2 for i, want in enumerate(wanted)])
+    if wanted[2]:
+        gradients = gradients._replace(weight=recycled(log_prob, *weight.shape))
     grad_latent, grad_log_prior, grad_weight, grad_bias, grad_table = (
         gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)
     )
@@ -137,15 +186,18 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
     if grad_weight is not None and not rows:
         grad_weight.zero_()
     table_sum = None if grad_table is None else torch.zeros_like(grad_table, dtype=torch.float64)
-    log_prob = latent.new_empty(rows, dtype=sum_dtype(latent.dtype))
-    size = min(problem.chunk_rows, rows) * components
-    buffer = log_prob.new_empty((size, len(weight)))
-    for begin in range(0, rows, problem.chunk_rows):
-        chunk = slice(begin, begin + problem.chunk_rows)
+    chunks = -(-rows // problem.chunk_rows)
+    size = -(-rows // max(1, chunks))  # of equal chunks
+    buffer = _logits(log_prob, size * components, len(weight))
+    ones = log_prob.new_ones(size * components)
+    for begin in range(0, rows, max(1, size)):
+        chunk = slice(begin, begin + size)
         part = problem.rows(chunk)
         z = part.latent.reshape(-1, features)
         logits = buffer[: len(z)]
         _write_logits(logits, z, weight, bias)
+        if problem.offset is not None:
+            _add_offset(logits, problem.offset, part.target.repeat_interleave(components))
         log_prob[chunk], by_log_prior, by_table = _log_prob(
             part, logits, upstream[chunk] if any(wanted) else None, table_sum is not None
         )
@@ -154,15 +206,10 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
         if table_sum is not None:
             table_sum += by_table
         if grad_bias is not None:
-            grad_bias += logits.sum(0)
-        if grad_latent is None and grad_weight is None:
-            continue
-        grad_logits = logits.to(latent.dtype)
-        if grad_latent is not None:
-            write_product(grad_latent[chunk].view(-1, features), grad_logits, weight)
-        if grad_weight is not None:
-            before = grad_weight if begin else None
-            write_product(grad_weight, grad_logits.t(), z, before)
+            grad_bias.addmv_(logits.t(), ones[: len(z)])
+        if grad_latent is not None or grad_weight is not None:
+            grad_z = None if grad_latent is None else grad_latent[chunk].view(-1, features)
+            _write_gradients(logits, z, weight, grad_z, grad_weight, begin == 0)
     if grad_table is not None and table_sum is not None:
         grad_table.copy_(table_sum)
     return log_prob, gradients

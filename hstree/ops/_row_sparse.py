@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hstree._numerics import is_transformed
+from hstree.ops._recycled import recycled
 
 
 def sparse_gradient(
@@ -56,7 +57,7 @@ class _WithRows(torch.autograd.Function):
         if grad is None and ctx.sparse:
             return sparse_gradient(weight, index.unsqueeze(0), grad_rows), None, None
         if grad is None:
-            grad = torch.zeros_like(weight)
+            grad = recycled(weight, *weight.shape).zero_()
         elif torch.is_grad_enabled() or not grad.is_contiguous():
             return grad.index_add(0, index, grad_rows), None, None
         # In place: a second [V, D] would take longer than all else. Only ops read the weight, and

@@ -42,7 +42,7 @@ def monotone_cross_entropy(
         ignore_index: targets of this value contribute neither loss nor gradient.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` over the rows that are not ignored.
         chunk_rows: number of rows whose logits are held at a time; None: as many as fit into 16 MiB
-            on a CPU or 512 MiB on a GPU, but at least 128 on a CPU and D / 2 on a GPU.
+            on a CPU or 512 MiB on a GPU, but at least 256 on a CPU and D / 2 on a GPU.
 
     Returns:
         The loss in nats, [] or, for ``"none"``, [N], float32 (float64 for float64).

@@ -25,6 +25,7 @@ def mixture_log_prob(
     target: Tensor,
     function: LogitFunction = IDENTITY,
     *,
+    offset: Tensor | None = None,
     row_weight: Tensor | None = None,
     reduction: str = "mean",
     chunk_rows: int | None = None,
@@ -50,6 +51,9 @@ def mixture_log_prob(
         bias: class biases, b [V], or None.
         target: classes, [N] int64 in [0, V), or -1 for a log-probability of 0 without gradient.
         function: increasing function f; default: the identity.
+        offset: number added to the logit of each class, [V], but not to that of a row's target;
+            without gradient. -inf leaves a class out. The sampled softmax corrects by it for how
+            often a class is drawn. None: all 0.
         row_weight: factor of each row in the loss, [N], without gradient; the mean divides by the
             sum of the factors. None: all 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"``.
@@ -75,12 +79,12 @@ def mixture_log_prob(
     if autocasts(latent.device) and latent.dtype != torch.float64:
         low = torch.get_autocast_dtype(latent.device.type)
         latent, weight = latent.to(low), weight.to(low)
-    _check(latent, log_prior, weight, bias, target, row_weight)
+    _check(latent, log_prior, weight, bias, target, offset, row_weight)
     if chunk_rows is None:
         _, components, features = latent.shape
-        # So many rows keep products at their peak on a CPU. On a GPU each chunk reads and writes
+        # So many rows keep products near their peak on a CPU. On a GPU each chunk reads and writes
         # the gradient of the weight, which then takes less time than the products.
-        least = features // 2 if latent.is_cuda else 128
+        least = features // 2 if latent.is_cuda else 256
         chunk_rows = default_chunk_rows(latent, components * weight.shape[0])
         chunk_rows = max(chunk_rows, -(-least // components))
     elif chunk_rows < 1:
@@ -89,10 +93,12 @@ def mixture_log_prob(
     log_prior, bias, table = (
         None if t is None else t.to(sums) for t in (log_prior, bias, function.table)
     )
-    slope = None if function.gradient_slope is None else function.gradient_slope.detach().to(sums)
+    slope, offset = (
+        None if t is None else t.detach().to(sums) for t in (function.gradient_slope, offset)
+    )
     c, k, radius = function.c, function.k, function.radius
     problem = Problem(
-        latent, log_prior, weight, bias, table, target, slope, c, k, radius, chunk_rows
+        latent, log_prior, weight, bias, table, target, slope, offset, c, k, radius, chunk_rows
     )
     return LOSS(problem, row_weight, reduction)
 
@@ -120,12 +126,15 @@ def _check(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
+    offset: Tensor | None,
     row_weight: Tensor | None,
 ) -> None:
     if latent.dim() != 3:
         raise ValueError(f"latent: expected shape [N, K, D], got {tuple(latent.shape)}")
     rows, components, _ = latent.shape
     check_decoder("latent", latent, weight, bias, target, row_weight)
+    if offset is not None and offset.shape != weight.shape[:1]:
+        raise ValueError(f"offset: expected shape [{len(weight)}], got {tuple(offset.shape)}")
     if log_prior is None and components != 1:
         raise ValueError(f"log_prior: expected shape [{rows}, {components}], got None")
     if log_prior is not None and log_prior.shape != latent.shape[:2]:
@@ -135,11 +144,15 @@ def _check(
 
 
 def _formula(problem: Problem) -> Tensor:
-    latent, log_prior, weight, bias, table, target, slope, c, k, radius, _ = problem
+    latent, log_prior, weight, bias, table, target, slope, offset, c, k, radius, _ = problem
     components = latent.shape[1]
+    latent = latent.masked_fill((target == -1)[:, None, None], 0)
     logits = linear_scores(latent.flatten(0, 1), weight)
     logits = logits if bias is None else logits + bias
     of_components = target.repeat_interleave(components)
+    if offset is not None:
+        others = torch.arange(len(weight), device=target.device) != of_components[:, None]
+        logits = torch.where(others, logits + offset, logits)
     log_prob: Tensor = monotone_formula(logits, of_components, c, k, table, radius, slope)[0]
     if log_prior is not None:
         joint = log_prior + log_prob.view(-1, components)
@@ -147,5 +160,5 @@ def _formula(problem: Problem) -> Tensor:
     return log_prob
 
 
-_ROWS = (0, 0, None, None, None, 0, None, None, None, None, None)
+_ROWS = (0, 0, None, None, None, 0, None, None, None, None, None, None)
 LOSS = ChunkedLoss("mixture_log_prob", Problem, _ROWS, run, empty_gradients, _formula)

@@ -88,7 +88,8 @@ def a_sampled_softmax() -> dict[str, Any]:
 def sampled() -> Model:
     """A loss that is exact, as every class is drawn once."""
     torch.manual_seed(0)
-    head = SampledSoftmax(D, V, negatives=V, distribution="uniform", sparse=True)
+    every = {"negatives": V, "distribution": "uniform", "in_batch": False}
+    head = SampledSoftmax(D, V, **every, sparse=True)
     return Model(head, sparse=True).double()
 
 

@@ -98,7 +98,7 @@ def special_options(setting: HeadSetting, random: np.random.Generator) -> dict[s
         cutoffs = 1 + np.sort(random.choice(v - 1, size, replace=False))
         return {"cutoffs": cutoffs.tolist(), "div_value": 1.0, "order": order}
     if name == "sampled":
-        every = {"negatives": v, "distribution": "uniform"}
+        every = {"negatives": v, "distribution": "uniform", "in_batch": False}
         sparse = not (setting.label_smoothing or setting.z_loss) and bool(random.integers(2))
         return decoder | every | {"sparse": sparse}
     if name == "trees":

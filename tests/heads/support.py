@@ -85,7 +85,7 @@ Formula: TypeAlias = Callable[[Any, Tensor], Tensor]
 # Few intervals of a radius that many logits leave.
 PIECES: dict[str, Any] = {"intervals": 12, "radius": 3.0}
 # Draws each class once, so that the loss in training mode is exact.
-EVERY_CLASS: dict[str, Any] = {"negatives": V, "distribution": "uniform"}
+EVERY_CLASS: dict[str, Any] = {"negatives": V, "distribution": "uniform", "in_batch": False}
 
 HEADS: dict[str, Callable[..., Head]] = {
     "softmax": lambda **more: Softmax(D, V, frequencies=FREQUENCIES, **more),

@@ -160,9 +160,9 @@ def test_a_class_of_probability_0_and_weight_0(kind: str) -> None:
 
 def test_every_negative_is_the_target() -> None:
     head = SampledSoftmax(4, 3, negatives=5, frequencies=[1, 0, 0], alpha=40.0)
-    assert set(head.draw_negatives()[0].tolist()) == {0}
-    hidden = torch.randn(2, 4, requires_grad=True)
-    loss = head(hidden, torch.zeros(2, dtype=torch.int64)).loss
+    hidden, target = torch.randn(2, 4, requires_grad=True), torch.zeros(2, dtype=torch.int64)
+    assert head.draw_classes(target)[0].tolist() == [0]
+    loss = head(hidden, target).loss
     assert loss == 0
     loss.backward()
     for name, grad in gradients(head, hidden).items():

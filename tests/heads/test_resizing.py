@@ -334,12 +334,17 @@ def test_negatives_of_new_classes() -> None:
         width = np.diff(head.cumulative.numpy().astype(float), prepend=0)
         return width / width.sum()
 
+    more = head.resized(V + 2).share.numpy()
+    np.testing.assert_allclose(more[:V] / more[:V].sum(), FREQUENCIES / FREQUENCIES.sum())
+    np.testing.assert_allclose(more[V:], more[:V].mean())
     more = share(head.resized(V + 2))
     np.testing.assert_allclose(more[:V] / more[:V].sum(), share(head))
     np.testing.assert_allclose(more[V:], more[:V].mean())
     counts = np.append(FREQUENCIES, [5, 7])
     fresh = SampledSoftmax(D, V + 2, negatives=8, frequencies=counts)
-    np.testing.assert_allclose(share(head.resized(V + 2, frequencies=counts)), share(fresh))
+    made = head.resized(V + 2, frequencies=counts)
+    np.testing.assert_allclose(share(made), share(fresh))
+    assert torch.equal(made.share, fresh.share)
     fewer = share(head.resized(V - 5))
     np.testing.assert_allclose(fewer, share(head)[:-5] / share(head)[:-5].sum())
 

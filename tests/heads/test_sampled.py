@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import scipy.stats
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from heads.support import FREQUENCIES, D, V, allocations, draw, draw_targets, ra
 from hstree.heads import SampledSoftmax, Softmax, load_head
 from hstree.optim import AdamW
 
-K, STEPS = 9, 2000
+K, STEPS = 9, 1000
 UNIGRAM: dict[str, Any] = {"negatives": K, "frequencies": FREQUENCIES}
 RANKS = np.argsort(np.argsort(-FREQUENCIES, kind="stable"))
 LOG_UNIFORM = np.log((np.arange(V) + 2) / (np.arange(V) + 1)) / np.log(V + 1)
@@ -41,9 +40,14 @@ def build(**options: Any) -> SampledSoftmax:
     return head
 
 
-def negatives_of(head: SampledSoftmax, seed: int) -> list[int]:
+NO_TARGETS = torch.empty(0, dtype=torch.int64)
+SHARE = FREQUENCIES / FREQUENCIES.sum()
+
+
+def draws_of(head: SampledSoftmax, seed: int) -> list[int]:
+    """The classes that are drawn, without repetitions."""
     torch.manual_seed(seed)
-    return head.draw_negatives()[0].tolist()
+    return head.draw_classes(NO_TARGETS)[0].tolist()
 
 
 def gradients(head: SampledSoftmax, hidden: Tensor, target: Tensor) -> Tensor:
@@ -56,15 +60,24 @@ def gradients(head: SampledSoftmax, hidden: Tensor, target: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-def test_the_loss_by_definition(sparse: bool, reduction: str, bias: bool) -> None:
-    """A loop over rows and negatives in float64, with accidental hits and ignored rows."""
+@pytest.mark.parametrize(
+    ("sparse", "in_batch"), [(False, True), (True, True), (True, False)], ids=str
+)
+def test_the_loss_by_definition(sparse: bool, in_batch: bool, reduction: str, bias: bool) -> None:
+    """A loop over rows and classes in float64, with ignored rows and targets that are drawn."""
     weights = torch.linspace(0.5, 2, V, dtype=torch.float64)
-    head = build(sparse=sparse, reduction=reduction, bias=bias, class_weight=weights).double()
+    options = {"sparse": sparse, "in_batch": in_batch, "reduction": reduction, "bias": bias}
+    head = build(class_weight=weights, **options).double()
     hidden, target = draw(12, D, dtype=torch.float64).requires_grad_(), draw_targets(12)
-    negatives = negatives_of(head, 5)
-    target[:3] = torch.tensor([-100, negatives[0], negatives[-1]])
+    torch.manual_seed(5)
+    at = (torch.arange(K) + torch.rand(K, dtype=torch.float64)) / K
     q = FREQUENCIES**0.75 / (FREQUENCIES**0.75).sum()
+    m = np.bincount(np.searchsorted(q.cumsum(), at.numpy(), side="right"), minlength=V)
+    c = K * q
+    target[:4] = torch.tensor([-100, m.argmax(), 30, 30])
+    if in_batch:
+        m = m + np.bincount(target[target != -100], minlength=V)
+        c = c + 10 * SHARE  # 11 rows have a target
     expected, factors = [], []
     for x, y in zip(hidden, target.tolist(), strict=True):
         if y == -100:
@@ -76,9 +89,9 @@ def test_the_loss_by_definition(sparse: bool, reduction: str, bias: bool) -> Non
             return head.weight[v] @ x + (0.0 if head.bias is None else head.bias[v])
 
         total = score(y).exp()
-        for v in negatives:
-            if v != y:
-                total = total + score(v).exp() / (K * q[v])
+        for u in range(V):
+            if u != y:
+                total = total + m[u] / c[u] * score(u).exp()
         expected.append(score(y) - total.log())
         factors.append(head.class_weight[y].item())
     factor = torch.tensor(factors, dtype=torch.float64)
@@ -119,69 +132,100 @@ def test_exact_in_evaluation_mode() -> None:
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_distribution_of_negatives(name: str) -> None:
-    """Chi-square of one negative of each of many steps, of a part that is chosen at random."""
+def test_distribution_of_the_draws(name: str) -> None:
+    """m = K q on average over many steps, up to its standard error, and within 2 in every step."""
     options, mass = DISTRIBUTIONS[name]
-    head = SampledSoftmax(D, V, negatives=K, **options)
-    q = mass / mass.sum()
+    head = SampledSoftmax(D, V, negatives=K, in_batch=False, **options)
+    expected = K * mass / mass.sum()
+    m = np.zeros((STEPS, V))
     torch.manual_seed(0)
-    steps = [head.draw_negatives() for _ in range(STEPS)]
-    drawn = torch.stack([classes for classes, _ in steps]).numpy()
-    logs = torch.stack([log_count for _, log_count in steps]).numpy()
-    np.testing.assert_allclose(logs, np.log(K * q)[drawn], rtol=0, atol=1e-12)
-    chosen = drawn[np.arange(STEPS), np.random.default_rng(0).integers(K, size=STEPS)]
-    observed, expected = np.bincount(chosen, minlength=V), STEPS * q
-    rare = expected < 10
-    observed = np.append(observed[~rare], observed[rare].sum())
-    expected = np.append(expected[~rare], expected[rare].sum())
-    keep = expected > 0
-    assert scipy.stats.chisquare(observed[keep], expected[keep]).pvalue > 1e-3
-    counts = np.stack([np.bincount(row, minlength=V) for row in drawn])
-    assert (np.abs(counts - K * q) < 2).all()  # in every step
+    for row in m:
+        classes, log_weight = (x.numpy() for x in head.draw_classes(NO_TARGETS))
+        assert (np.diff(classes) > 0).all()
+        row[classes] = np.exp(log_weight) * expected[classes]
+    np.testing.assert_allclose(m, m.round(), atol=1e-9)
+    np.testing.assert_allclose(m.sum(1), K)
+    assert (np.abs(m - expected) < 2).all()
+    error = (m.var(0) / STEPS) ** 0.5 + 1e-12
+    assert (np.abs(m.mean(0) - expected) < 5 * error).all()
 
 
-def test_one_negative_in_each_part() -> None:
-    """As many parts of equal probability as negatives."""
-    head = SampledSoftmax(D, 1000, negatives=100, distribution="uniform")
-    classes, log_count = head.draw_negatives()
-    assert torch.equal(classes // 10, torch.arange(100))
-    torch.testing.assert_close(log_count, torch.full((100,), 0.1, dtype=torch.float64).log())
+def test_one_draw_in_each_part() -> None:
+    """As many parts of equal probability as draws."""
+    head = SampledSoftmax(D, 1000, negatives=100, distribution="uniform", in_batch=False)
+    classes, log_weight = head.draw_classes(torch.tensor([7, 7]))
+    drawn = classes[log_weight > -torch.inf]
+    assert torch.equal(drawn // 10, torch.arange(100))
+    torch.testing.assert_close(log_weight.exp().sum().item(), 100 / 0.1)
+    assert set(classes.tolist()) == {7, *drawn.tolist()}
 
 
-def test_estimate_of_the_normalizer_is_unbiased() -> None:
-    """The mean of 1,000 estimates of Z and its standard error; the loss is too low on average."""
-    head = build(reduction="none").double().requires_grad_(False)
-    hidden, target = 0.3 * draw(4, D, dtype=torch.float64), torch.tensor([0, 1, 17, 36])
-    scores = torch.nn.functional.linear(hidden, head.weight, head.bias)
-    own = scores.gather(1, target[:, None])[:, 0]
+def estimates(head: SampledSoftmax, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Of Z for the first row, with each row of targets [S, N], whose first number is 0."""
+    assert head.bias is not None
+    own = hidden[0] @ head.weight[0] + head.bias[0]
+    return torch.stack([(own - head(hidden, target).output[:1]).exp() for target in targets])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 30])
+@pytest.mark.parametrize("in_batch", [True, False], ids=["batch", "draws"])
+def test_estimate_of_the_normalizer_is_unbiased(rows: int, in_batch: bool) -> None:
+    """The mean of 1,000 estimates, for other targets from p, and its standard error, also of small
+    batches; the loss is too low on average."""
+    head = build(reduction="none", in_batch=in_batch).double().requires_grad_(False)
+    hidden = 0.3 * draw(rows, D, dtype=torch.float64)
+    random = np.random.default_rng(0)
+    targets = torch.from_numpy(random.choice(V, (STEPS, rows), p=SHARE))
+    targets[:, 0] = 0
     torch.manual_seed(0)
-    outputs = torch.stack([head(hidden, target).output for _ in range(1000)])
-    normalizer = (own - outputs).exp()
-    error = normalizer.std(0) / 1000**0.5
-    assert ((normalizer.mean(0) - scores.exp().sum(1)).abs() < 4 * error).all()
-    exact = head.eval()(hidden, target).output
-    assert (outputs.mean(0) > exact).all()
+    found = estimates(head, hidden, targets)
+    exact = torch.nn.functional.linear(hidden[0], head.weight, head.bias).exp().sum()
+    assert (found.mean() - exact).abs() < 4 * found.std() / STEPS**0.5
+    assert found.log().mean() < exact.log()
 
 
-def test_gradient_tends_to_that_of_the_softmax() -> None:
-    """With many negatives the mean over 200 draws differs by its standard error; with few there is
-    a bias. The noise falls faster than that of independent draws, by a tenth."""
+def test_targets_that_depend_on_each_other() -> None:
+    """In a batch of one class the targets add nothing to a row's estimate, which is too low by what
+    they should have added; without them it is unbiased, and with more draws the bias falls."""
+    hidden = 0.3 * draw(30, D, dtype=torch.float64)
+    targets = torch.zeros(STEPS // 2, 30, dtype=torch.int64)
+    relative = []
+    for options in ({"in_batch": False}, {}, {"negatives": 300}):
+        head = build(reduction="none", **options).double().requires_grad_(False)
+        torch.manual_seed(0)
+        scores = torch.nn.functional.linear(hidden[0], head.weight, head.bias).exp()
+        off = estimates(head, hidden, targets) / scores.sum() - 1
+        error = 4 * off.std() / len(off) ** 0.5
+        k, p = head.negatives, torch.from_numpy(SHARE)
+        q = p**0.75 / (p**0.75).sum()
+        found = k * q / (k * q + 29 * p) if head.in_batch else torch.ones(V)
+        expected = (scores[0] + (found * scores)[1:].sum()) / scores.sum() - 1
+        assert (off.mean() - expected).abs() < error
+        relative.append(off.mean().abs())
+    assert relative[2] < relative[1]
+
+
+@pytest.mark.parametrize("correlated", [False, True], ids=["independent", "correlated"])
+def test_gradient_tends_to_that_of_the_softmax(correlated: bool) -> None:
+    """With many draws the mean over 200 steps is close to it, also for a batch of few classes; with
+    few there is a bias, which falls faster than the number of draws rises."""
     hidden, target = draw(20, D, dtype=torch.float64).requires_grad_(), draw_targets(20)
+    if correlated:
+        target = target[:2].repeat(10)
     exact = gradients(build().double().eval(), hidden, target)
     bias, noise = [], []
     for negatives in (20, 2000):
         head = build(negatives=negatives).double()
         torch.manual_seed(0)
         found = torch.stack([gradients(head, hidden, target) for _ in range(200)])
-        off = found.mean(0) - exact
-        bias.append(off.norm().item())
-        noise.append(found.std(0).norm().item())
-    assert (off.abs() <= 5 * found.std(0) / 200**0.5).all()
-    assert bias[1] < bias[0] / 100
-    assert noise[1] < noise[0] / 20
+        bias.append((found.mean(0) - exact).norm() / exact.norm())
+        noise.append(found.std(0).norm() / exact.norm())
+    assert bias[1] < bias[0] / 10
+    assert bias[1] < 0.05
+    assert noise[1] < noise[0] / 10
 
 
-def test_every_negative_is_an_accidental_hit() -> None:
+def test_every_draw_is_the_target() -> None:
     head = SampledSoftmax(D, 1, negatives=3, frequencies=[7])
     hidden = draw(2, D).requires_grad_()
     output, loss = head(hidden, torch.zeros(2, dtype=torch.int64))
@@ -199,7 +243,7 @@ def test_row_sparse_gradients(tied: bool) -> None:
     assert (embedding is not None) == (tied and head.weight is embedding.weight)
     assert head.bias is not None
     hidden, target = draw(3, D), torch.tensor([20, -100, 30])
-    visited = {20, 30, *negatives_of(head, 1)}
+    visited = {20, 30, *draws_of(head, 1)}
     torch.manual_seed(1)
     head(hidden, target).loss.backward()
     for parameter in (head.weight, head.bias):
@@ -212,7 +256,7 @@ def test_row_sparse_gradients(tied: bool) -> None:
 
 
 def test_an_ignored_row_adds_nothing() -> None:
-    """Also not where it holds infinities, and no row of the weights for it."""
+    """Also not where it holds infinities: no row of the weights, no negative, no part of N."""
     hidden, target = draw(3, D), torch.tensor([20, 30, 31])
     results = []
     for ignored in (False, True):
@@ -229,17 +273,20 @@ def test_an_ignored_row_adds_nothing() -> None:
 
 def test_nothing_of_the_size_of_the_classes() -> None:
     """A training step with row-sparse gradients: time and memory do not depend on V."""
-    head = SampledSoftmax(4, 200_000, negatives=64, distribution="log-uniform", sparse=True)
+    counts = range(200_000, 0, -1)
+    head = SampledSoftmax(4, 200_000, negatives=64, frequencies=counts, sparse=True)
     hidden, target = draw(50, 4).requires_grad_(), draw_targets(50, n_classes=200_000)
     largest, _ = allocations(lambda: head(hidden, target).loss.backward())
-    assert largest <= 50 * 64 * 8
+    assert largest <= 50 * (50 + 64) * 8
 
 
 def test_class_frequencies_of_many_magnitudes() -> None:
     """Every class has a probability: its scores would be missing in every estimate."""
     head = SampledSoftmax(D, 3, negatives=4, frequencies=[1e20, 0, 1e-5], alpha=1.0)
     assert (torch.diff(head.cumulative, prepend=torch.tensor([0])) >= 1).all()
-    assert head.draw_negatives()[0].tolist() == [0, 0, 0, 0]
+    classes, log_weight = head.draw_classes(torch.tensor([2, 2]))
+    assert classes.tolist() == [0, 2]
+    assert log_weight.isfinite().all()
 
 
 def test_saved_with_its_distribution(tmp_path: Path) -> None:
@@ -250,10 +297,15 @@ def test_saved_with_its_distribution(tmp_path: Path) -> None:
     assert isinstance(other, SampledSoftmax)
     assert other.training
     assert (other.distribution, other.alpha, other.negatives) == ("unigram", 0.5, K)
-    expected = negatives_of(build(alpha=0.5), 3)
-    assert negatives_of(head, 3) == negatives_of(other, 3) == expected
-    other.reset_parameters()
-    assert negatives_of(other, 3) == expected
+    assert other.in_batch
+    target, found = draw_targets(5), []
+    other_again = copy.deepcopy(other)
+    other_again.reset_parameters()
+    for some in (build(alpha=0.5), head, other, other_again):
+        torch.manual_seed(3)
+        found.append(some.draw_classes(target))
+    for drawn in found:
+        assert all(torch.equal(a, b) for a, b in zip(drawn, found[0], strict=True))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
@@ -290,6 +342,11 @@ def test_compile() -> None:
             {"frequencies": None},
             "frequencies: expected class counts for negatives from the distribution 'unigram'",
         ),
+        (
+            {"frequencies": None, "distribution": "uniform"},
+            "frequencies: expected class counts of the targets for in_batch=True, got None",
+        ),
+        ({"in_batch": 1}, "in_batch: expected True or False, got 1"),
     ],
     ids=str,
 )

@@ -61,7 +61,13 @@ FLAT: dict[str, dict[str, Any]] = {
         "tree_dropout": 0.0,
         "seed": 0,
     },
-    "sampled": {"negatives": 1024, "distribution": "unigram", "alpha": 0.75, "sparse": False},
+    "sampled": {
+        "negatives": 128,
+        "in_batch": True,
+        "distribution": "unigram",
+        "alpha": 0.75,
+        "sparse": False,
+    },
 }
 OPTIONS = {name: {**own, **OF_FLAT_HEADS, **OF_EVERY_HEAD} for name, own in FLAT.items()}
 OPTIONS["adaptive"] = {"cutoffs": None, "div_value": 4.0, "order": None, **OF_EVERY_HEAD}

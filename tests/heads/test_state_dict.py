@@ -187,7 +187,7 @@ PAIRS: dict[str, tuple[Head, Head, str]] = {
     "mixtape": (*(Mixtape(D, V, order=o) for o in (ORDER, REVERSED)), "own"),
     "sampled": (
         SampledSoftmax(D, V, frequencies=FREQUENCIES),
-        SampledSoftmax(D, V, distribution="uniform"),
+        SampledSoftmax(D, V, frequencies=FREQUENCIES, distribution="uniform"),
         "cumulative",
     ),
 }

@@ -243,7 +243,7 @@ def test_a_head_that_samples_classes_is_refused_in_training() -> None:
 
     from hstree.integrations.transformers import replace_lm_head
 
-    model = replace_lm_head(llama(), SampledSoftmax(D, V, negatives=8, distribution="uniform"))
+    model = replace_lm_head(llama(), SampledSoftmax(D, V, frequencies=range(V, 0, -1)))
     add_fused_lm_head(model)
     assert model(**draw(), fused_lm_head=True).log_probs.shape == (3, 6)
     with pytest.raises(TypeError, match=r"exact log-probabilities, .* got SampledSoftmax"):

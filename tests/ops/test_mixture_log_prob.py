@@ -155,6 +155,41 @@ def test_row_weight(
         torch.testing.assert_close(a, b, **close)
 
 
+@pytest.mark.parametrize("components", [1, K])
+def test_offset(components: int, device: torch.device) -> None:
+    """A bias of all classes but the target of each row; a class at -inf is left out, but is not
+    where it is the target."""
+    given, target = arguments(components, device), targets(device)
+    offset = torch.linspace(-3, 3, V, dtype=torch.float64, device=device)
+    offset[[2, 4]] = -torch.inf
+    target[:4] = torch.tensor([2, 3, -1, 4])
+    log_prob, loss = mixture_log_prob(*given.values(), target, offset=offset, chunk_rows=4)
+    latent, prior, weight, bias = given.values()
+    rows = []
+    for n, y in enumerate(target):
+        added = offset.masked_fill(torch.arange(V, device=device) == y, 0)
+        of_row = None if prior is None else prior[[n]]
+        rows.append(
+            mixture_log_prob_reference(latent[[n]], of_row, weight, bias + added, target[[n]])
+        )
+    expected = torch.cat(rows)
+    torch.testing.assert_close(log_prob, expected)
+    wanted = -expected.sum() / (target >= 0).sum()
+    got, right = gradients(loss, [*given.values()]), gradients(wanted, [*given.values()])
+    for a, b in zip(got, right, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_ignored_rows_may_hold_infinities(device: torch.device) -> None:
+    given, target = arguments(K, device), targets(device)
+    expected = gradients(mixture_log_prob(*given.values(), target)[1], [*given.values()])
+    with torch.no_grad():
+        given["latent"][target == -1] = torch.inf
+    found = gradients(mixture_log_prob(*given.values(), target)[1], [*given.values()])
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_literal_values(device: torch.device) -> None:
     """Two classes whose logits differ by log 3; two components that say the opposite."""
     weight = torch.tensor([[1.0], [0.0]], device=device)
@@ -241,7 +276,9 @@ def test_opcheck(name: str, components: int, device: torch.device) -> None:
     given, function = arguments(components, device), on(device, name)
     made = LogitFunction(**function)
     slope = torch.tensor(0.7, dtype=torch.float64, device=device)
-    scalars = (slope if name == "plif" else None, made.c, made.k, made.radius, 10)
+    offset = torch.linspace(-1, 1, V, dtype=torch.float64, device=device)
+    of_classes = (slope, None) if name == "plif" else (None, offset)
+    scalars = (*of_classes, made.c, made.k, made.radius, 10)
     tensors = [*given.values(), made.table]
     present = [t is not None for t in tensors]
     weight = torch.linspace(0, 2, N, dtype=torch.float64, device=device)

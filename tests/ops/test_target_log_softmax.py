@@ -362,6 +362,30 @@ def test_noncontiguous(case: MonotoneCase, how: str, device: torch.device) -> No
 
 
 @kinds
+def test_rows_with_gaps(case: MonotoneCase) -> None:
+    """Forward, and both gradients in place, on the CPU; what is between the rows stays."""
+    batch = monotone_batch(case, torch.float32)
+    rows, classes = batch.logits.shape
+    expected = monotone_gradients(batch)
+    for function in (False, True):
+        memory = torch.full((rows, classes + 3), 7.0)
+        wide = memory[:, :classes].copy_(batch.logits)
+        _, *rest = batch.arguments()
+        log_prob, normalizer = torch.ops.hstree.target_log_softmax(wide, *rest)
+        if function:
+            found = torch.ops.hstree.target_log_softmax_gradient_(wide, batch.grad, *rest)
+            torch.testing.assert_close(found[0], log_prob, equal_nan=True)
+        else:
+            target, *of_function = rest
+            torch.ops.hstree.target_log_softmax_backward_(
+                wide, batch.grad, target, normalizer, *of_function
+            )
+            assert torch.equal(wide.nan_to_num(), expected[2].nan_to_num())
+        torch.testing.assert_close(wide, expected[2], equal_nan=True)
+        assert bool((memory[:, classes:] == 7).all())
+
+
+@kinds
 def test_public_function(case: MonotoneCase, device: torch.device) -> None:
     """The same as the two ops; the table's gradient in the table's dtype; logits stay."""
     batch = monotone_batch(case, torch.float32).to(device)
@@ -551,7 +575,7 @@ def test_cuda_gives_nan_where_the_cpu_raises(value: int) -> None:
         ("log_normalizer", lambda x: x[1:], r"log_normalizer: expected size 5 \(rows of logits\)"),
         ("log_normalizer", lambda x: x[:, None], r"log_normalizer: expected shape \[R\], got \[5"),
         ("log_normalizer", Tensor.double, "log_normalizer: expected dtype Float for logits of dt"),
-        ("logits", lambda x: x.t().contiguous().t(), "logits: expected a contiguous tensor, got s"),
+        ("logits", lambda x: x.t().contiguous().t(), "logits: expected contiguous rows, got s"),
     ],
     ids=lambda x: str(getattr(x, "__name__", x))[:40],
 )
