@@ -1,6 +1,7 @@
 #include "cpu/tree_log_softmax.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -32,8 +33,8 @@ class CheckedWalk {
   }
 
   Walk walk() const {
-    return {nodes_.data(), most(open_), most(widest_), slot_.data(),
-            leaf_.data(),  stride_,     most(groups_), most(others_)};
+    return {nodes_.data(), most(open_),   most(widest_), slot_.data(),   leaf_.data(),
+            stride_,       most(groups_), most(others_), groups_.data(), others_.data()};
   }
 
   int64_t score_rows() const { return m_.block_begin[3]; }
@@ -196,48 +197,180 @@ A* aligned(A* memory, int64_t lanes) {
   return reinterpret_cast<A*>((reinterpret_cast<uintptr_t>(memory) + bytes - 1) / bytes * bytes);
 }
 
-}  // namespace
-
-// Threads divide first the trees, then the classes, of as many groups of rows as there are threads.
+// The terms of all rows, for as many groups of rows at a time as there are threads.
 template <typename A>
-void tree_log_softmax(const TreeMixture<A>& m, A* log_prob) {
-  constexpr int64_t block = 1024;  // classes of a task
-  const CheckedWalk<A> checked(m);
-  const Walk walk = checked.walk();
-  const TreeMixKernels<A>& kernels = chosen_kernels<TreeMixKernels<A>>();
-  const int64_t lanes = kernels.lanes, blocks = (m.classes + block - 1) / block;
-  const int64_t few = m.leaf_bias ? lanes / 4 : 1;  // rows that are faster one by one
-  const int64_t scores = m.leaf_bias ? m.classes * lanes : 0, shifts = m.trees * walk.groups * lanes;
-  const int64_t size = scores + 2 * shifts + m.trees * walk.others * lanes;
-  const int64_t wave = std::min<int64_t>(torch::stable::get_num_threads(), m.rows / lanes + 1 + few);
-  const Workspace<A> workspace(wave * size);
-  std::vector<RowGroup<A>> groups;
-  for (int64_t row = 0; row < m.rows;) {
-    groups.clear();
-    while (row < m.rows && static_cast<int64_t>(groups.size()) < wave) {
-      A* const space = workspace.data() + groups.size() * size;
-      const bool single = m.rows - row <= few;
-      const int64_t count = single ? 1 : std::min(lanes, m.rows - row);
-      groups.push_back({row, count, single ? 1 : lanes, space, space + scores, space + scores + shifts});
-      row += count;
+struct Terms {
+  explicit Terms(const TreeMixture<A>& mixture)
+      : m(mixture),
+        checked_(m),
+        walk(checked_.walk()),
+        kernels(chosen_kernels<TreeMixKernels<A>>()),
+        lanes(kernels.lanes),
+        shares_(m.leaf_bias ? m.classes * lanes : 0),
+        shifts_(m.trees * walk.groups * lanes),
+        size_(shares_ + 2 * shifts_ + m.trees * walk.others * lanes + 2 * lanes),
+        wave_(std::min<int64_t>(torch::stable::get_num_threads(), (m.rows + lanes - 1) / lanes)),
+        workspace_(wave_ * size_),
+        factors_(m.leaf_bias ? m.trees * walk.stride : 0),
+        factored_(m.leaf_bias && kernels.factors(m, walk, factors_.data())) {}
+
+  // Calls finish() for all rows, but with leaf groups only for those with factors. Returns the other rows.
+  template <typename Finish>
+  std::vector<int64_t> each_wave(const Finish& finish) {
+    std::vector<int64_t> others;
+    if (m.leaf_bias && !factored_) {
+      for (int64_t row = 0; row < m.rows; ++row) others.push_back(row);
+      return others;
     }
-    const auto each = [&](int64_t parts, int64_t vectors, const auto& f) {
-      parallel(groups.size() * parts, 1, [&](int64_t begin, int64_t end) {
-        A* const own = aligned(scratch<A, 0>((vectors + 1) * lanes), lanes);
-        for (; begin < end; ++begin) f(groups[begin / parts], begin % parts, own);
-      });
-    };
-    const auto end_of = [&](int64_t part) { return std::min((part + 1) * block, m.classes); };
-    if (m.leaf_bias && groups[0].lanes > 1) {
-      each(blocks, 0, [&](const RowGroup<A>& rows, int64_t part, A*) {
-        if (rows.lanes > 1) kernels.scores(m, rows, part * block, end_of(part));
+    for (int64_t row = 0; row < m.rows;) {
+      groups.clear();
+      while (row < m.rows && static_cast<int64_t>(groups.size()) < wave_) {
+        const int64_t count = std::min(lanes, m.rows - row);
+        add(row, count, factored_ ? factors_.data() : nullptr);
+        row += count;
+      }
+      compute();
+      finish();
+      if (!factored_) continue;
+      for (const RowGroup<A>& rows : groups) {
+        for (int64_t r = 0; r < rows.count; ++r) {
+          if (std::isnan(rows.unit[r])) others.push_back(rows.begin + r);
+        }
+      }
+    }
+    return others;
+  }
+
+  // The same for these rows, without factors.
+  template <typename Finish>
+  void each_wave(const std::vector<int64_t>& some, const Finish& finish) {
+    for (size_t next = 0; next < some.size();) {
+      groups.clear();
+      while (next < some.size() && static_cast<int64_t>(groups.size()) < wave_) add(some[next++], 1, nullptr);
+      compute();
+      finish();
+    }
+  }
+
+  // Calls f(rows, part, memory of `vectors` vectors) for `parts` parts of each group of rows.
+  template <typename F>
+  void each(int64_t parts, int64_t vectors, const F& f) {
+    parallel(groups.size() * parts, 1, [&](int64_t begin, int64_t end) {
+      A* const own = aligned(scratch<A, 0>((vectors + 1) * lanes), lanes);
+      for (; begin < end; ++begin) f(groups[begin / parts], begin % parts, own);
+    });
+  }
+
+  void add(int64_t row, int64_t count, const A* factor) {
+    A* const share = workspace_.data() + groups.size() * size_;
+    A *const shift = share + shares_, *const value = shift + shifts_, *const end = share + size_;
+    groups.push_back(
+        {row, count, count == 1 ? 1 : lanes, share, shift, value, end - 2 * lanes, end - lanes, factor});
+  }
+
+  void compute() {
+    if (factored_ && groups[0].factor) {
+      each(1, 0, [&](const RowGroup<A>& rows, int64_t, A*) { kernels.most(m, rows); });
+      each(blocks(), 0, [&](const RowGroup<A>& rows, int64_t part, A*) {
+        kernels.shares(m, rows, part * block, end_of(part));
       });
     }
     each(m.trees, terms_vectors(walk),
          [&](const RowGroup<A>& rows, int64_t t, A* own) { kernels.terms(m, walk, rows, t, own); });
-    each(blocks, m.trees, [&](const RowGroup<A>& rows, int64_t part, A* own) {
-      kernels.mix(m, walk, rows, part * block, end_of(part), log_prob, own);
+    if (factored_ && groups[0].factor) {
+      each(1, 0, [&](const RowGroup<A>& rows, int64_t, A*) { kernels.weigh(m, walk, rows); });
+    }
+  }
+
+  static constexpr int64_t block = 1024;  // classes of a task
+  int64_t blocks() const { return (m.classes + block - 1) / block; }
+  int64_t end_of(int64_t part) const { return std::min((part + 1) * block, m.classes); }
+  int64_t begin_of(int64_t part) const { return part * block; }
+
+  const TreeMixture<A>& m;
+  const CheckedWalk<A> checked_;
+  const Walk walk;
+  const TreeMixKernels<A>& kernels;
+  const int64_t lanes;
+  std::vector<RowGroup<A>> groups;
+  const int64_t shares_, shifts_, size_, wave_;
+  const Workspace<A> workspace_, factors_;
+  const bool factored_;
+};
+
+template <typename A>
+bool more_probable(const FoundClass<A>& a, const FoundClass<A>& b) {
+  return a.value > b.value || (a.value == b.value && a.index < b.index);
+}
+
+// The k best classes of the rows of a group.
+template <typename A>
+void select(const Terms<A>& terms, const RowGroup<A>& rows, int64_t k, A* log_prob, int64_t* index) {
+  constexpr int64_t block = 64;  // classes whose best are added at a time
+  using Found = FoundClass<A>;
+  std::vector<std::vector<Found>> best(rows.count);
+  std::vector<A> least(terms.lanes, A{-1});
+  std::vector<Found> found(block * rows.lanes);
+  const auto keep = [&](std::vector<Found>& some) {
+    std::nth_element(some.begin(), some.begin() + (k - 1), some.end(), more_probable<A>);
+    some.resize(k);
+    return some[k - 1].value;
+  };
+  for (int64_t y = 0; y < terms.m.classes; y += block) {
+    const int64_t end = std::min(y + block, terms.m.classes);
+    const int64_t count =
+        terms.kernels.probable(terms.m, terms.walk, rows, y, end, least.data(), found.data());
+    for (int64_t i = 0; i < count; ++i) {
+      std::vector<Found>& some = best[found[i].row];
+      if (!(found[i].value > least[found[i].row])) continue;
+      some.push_back(found[i]);
+      if (static_cast<int64_t>(some.size()) >= 2 * k + block) least[found[i].row] = keep(some);
+    }
+    if (y > 0) continue;
+    for (int64_t r = 0; r < rows.count; ++r) {
+      if (static_cast<int64_t>(best[r].size()) >= k) least[r] = keep(best[r]);
+    }
+  }
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const int64_t first = (rows.begin + r) * k;
+    const double unit = rows.unit[r] - headroom * std::log(2.0);
+    if (std::isnan(unit) || static_cast<int64_t>(best[r].size()) < k ||
+        !(keep(best[r]) >= static_cast<A>(least_sum))) {
+      std::fill_n(log_prob + first, k, std::numeric_limits<A>::quiet_NaN());
+      std::fill_n(index + first, k, int64_t{-1});
+      continue;
+    }
+    std::sort(best[r].begin(), best[r].end(), more_probable<A>);
+    for (int64_t i = 0; i < k; ++i) {
+      log_prob[first + i] = static_cast<A>(unit + std::log(static_cast<double>(best[r][i].value)));
+      index[first + i] = best[r][i].index;
+    }
+  }
+}
+
+}  // namespace
+
+// Threads divide first the trees, then the classes.
+template <typename A>
+void tree_log_softmax(const TreeMixture<A>& m, A* log_prob) {
+  Terms<A> terms(m);
+  const auto mix = [&] {
+    terms.each(terms.blocks(), m.trees, [&](const RowGroup<A>& rows, int64_t part, A* own) {
+      terms.kernels.mix(m, terms.walk, rows, terms.begin_of(part), terms.end_of(part), log_prob, own);
     });
+  };
+  terms.each_wave(terms.each_wave(mix), mix);
+}
+
+template <typename A>
+void leaf_tree_topk(const TreeMixture<A>& m, int64_t k, A* log_prob, int64_t* index) {
+  Terms<A> terms(m);
+  const std::vector<int64_t> others = terms.each_wave([&] {
+    terms.each(1, 0, [&](const RowGroup<A>& rows, int64_t, A*) { select(terms, rows, k, log_prob, index); });
+  });
+  for (const int64_t row : others) {
+    std::fill_n(log_prob + row * k, k, std::numeric_limits<A>::quiet_NaN());
+    std::fill_n(index + row * k, k, int64_t{-1});
   }
 }
 
@@ -262,6 +395,8 @@ void tree_log_softmax_backward(const TreeMixture<A>& mixture, const A* grad, con
 
 template void tree_log_softmax<float>(const TreeMixture<float>&, float*);
 template void tree_log_softmax<double>(const TreeMixture<double>&, double*);
+template void leaf_tree_topk<float>(const TreeMixture<float>&, int64_t, float*, int64_t*);
+template void leaf_tree_topk<double>(const TreeMixture<double>&, int64_t, double*, int64_t*);
 template void tree_log_softmax_backward<float>(const TreeMixture<float>&, const float*, const float*, float*,
                                                float*);
 template void tree_log_softmax_backward<double>(const TreeMixture<double>&, const double*, const double*,

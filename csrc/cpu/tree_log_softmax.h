@@ -52,16 +52,23 @@ struct Walk {
   // With leaf groups:
   const int32_t*
       slot;  // [T, stride] number of each class's leaf group, or ~ its number among the other classes
-  const int32_t* leaf;  // [T, stride] classes of the leaf groups
-  int64_t stride;       // V, padded with zeros to vectors
-  int64_t groups;       // largest number of leaf groups of a tree
-  int64_t others;       // largest number of classes of a tree outside of leaf groups
+  const int32_t* leaf;       // [T, stride] classes of the leaf groups
+  int64_t stride;            // V, padded with zeros to vectors
+  int64_t groups;            // largest number of leaf groups of a tree
+  int64_t others;            // largest number of classes of a tree outside of leaf groups
+  const int64_t* groups_of;  // [T] of each tree
+  const int64_t* others_of;  // [T]
 };
 
-// Both throw std::runtime_error for tables that are not those of trees. log_prob [N, V]. Leaf groups have a
+// All throw std::runtime_error for tables that are not those of trees. log_prob [N, V]. Leaf groups have a
 // forward pass only.
 template <typename A>
 void tree_log_softmax(const TreeMixture<A>& mixture, A* log_prob);
+
+// The k most probable classes, most probable first and then by number, with leaf groups: log_prob, index [N, k]. NaN
+// and -1 for a row in which they, or a leaf group, are too improbable for numbers of A. Threads divide the rows.
+template <typename A>
+void leaf_tree_topk(const TreeMixture<A>& mixture, int64_t k, A* log_prob, int64_t* index);
 
 // grad, log_prob [N, V]; grad_score [T, R, N]; grad_log_gate [N, T].
 template <typename A>
@@ -87,27 +94,54 @@ struct TreeLogSoftmaxKernels {
                    const A* grad, const A* log_prob, A* grad_score, A* grad_log_gate, A* workspace);
 };
 
-// Up to a vector of rows of a batch, and the terms of their log-probabilities
-//     log_gate[t] + log P_t(y) = value[slot] + (leaf_score + leaf_bias - shift[slot]), or value[slot],
-// with the slot of y in tree t: a leaf group, or a class outside of them.
+// Up to a vector of rows of a batch, and the terms of their log-probabilities. With leaf groups
+//     P(y) = exp(unit) sum_t factor[t, y] value[slot] exp(leaf_score[y] - most)
+// with factor = exp(leaf_bias - its largest of the tree): one exponential and one logarithm a class for all trees.
+// A class outside of the leaf groups of a tree, which has a slot of its own there, has value[slot] alone.
+// Where such numbers could leave the range of A, and without leaf groups, `factor` is null and
+//     log_gate[t] + log P_t(y) = value[slot] + (leaf_score + leaf_bias - shift[slot]), or value[slot].
 template <typename A>
 struct RowGroup {
   int64_t begin, count;
   int64_t
       lanes;  // of the vectors of shift and value, one for each row; 1: a single row, its vectors are over classes
-  A* score;  // [V] vectors of leaf_score, unused for a single row
+  A* share;  // [V] vectors of exp(leaf_score - most)
   A* shift;  // [T, groups] vectors: the largest score of the group
   A* value;  // [T, others + groups] vectors: of the other classes, the last one first, then of the groups
+  A* most;   // [lanes] largest leaf_score of each row
+  A* unit;   // [lanes] largest logarithm of a value; NaN for a row out of range
+  const A* factor;  // [T, stride]
 };
+
+// A class of row begin + row of a group, with its probability in units of exp(unit) 2^-headroom.
+template <typename A>
+struct FoundClass {
+  A value;
+  int32_t row, index;
+};
+
+// Sums below it, in shares of the largest, could lose digits to terms that are 0 in float32.
+constexpr double least_sum = 1e-25;
+constexpr int headroom = 58;  // powers of two between the largest value and 1
 
 template <typename A>
 struct TreeMixKernels {
   int64_t lanes;
-  // Fills rows.score from class `begin` to `end`.
-  void (*scores)(const TreeMixture<A>& mixture, const RowGroup<A>& rows, int64_t begin, int64_t end);
-  // Fills the terms of tree t.
+  // factor[t, y] for all classes; returns whether they are in range.
+  bool (*factors)(const TreeMixture<A>& mixture, const Walk& walk, A* factor);
+  // Fills rows.most.
+  void (*most)(const TreeMixture<A>& mixture, const RowGroup<A>& rows);
+  // Fills rows.share from class `begin` to `end`.
+  void (*shares)(const TreeMixture<A>& mixture, const RowGroup<A>& rows, int64_t begin, int64_t end);
+  // Fills shift and value of tree t; the latter with logarithms.
   void (*terms)(const TreeMixture<A>& mixture, const Walk& walk, const RowGroup<A>& rows, int64_t t,
                 A* workspace);
+  // Fills rows.unit, and replaces the logarithms in `value`.
+  void (*weigh)(const TreeMixture<A>& mixture, const Walk& walk, const RowGroup<A>& rows);
+  // Finds the classes from `begin` to `end` with more than least[lanes]; `found` takes as many as there are
+  // classes, for each row. Returns their number. Needs factors.
+  int64_t (*probable)(const TreeMixture<A>& mixture, const Walk& walk, const RowGroup<A>& rows, int64_t begin,
+                      int64_t end, const A* least, FoundClass<A>* found);
   // Writes log_prob from class `begin` to `end`; the workspace holds T vectors.
   void (*mix)(const TreeMixture<A>& mixture, const Walk& walk, const RowGroup<A>& rows, int64_t begin,
               int64_t end, A* log_prob, A* workspace);

@@ -10,17 +10,19 @@ namespace log_prob {
 
 constexpr int64_t nodes_ahead = 8;  // distance in nodes of the prefetch of scores
 
-// log(s) for s >= 1, relative error 3e-7; NaN and infinity propagate.
-static inline Vector<float> log_of_sum(Vector<float> s) {
+// log(s 2^-powers) for normal s > 0, error 3e-7 relative to the larger of 1 and its magnitude; NaN and infinity
+// propagate.
+static inline Vector<float> log_of_sum(Vector<float> s, int powers = 0) {
   const U32 bits = bits_as<U32>(s);
-  const Vector<float> exponent = __builtin_convertvector(bits_as<I32>(bits >> 23) - 127, Vector<float>);
+  const Vector<float> exponent =
+      __builtin_convertvector(bits_as<I32>(bits >> 23) - (127 + powers), Vector<float>);
   const Vector<float> mantissa = bits_as<Vector<float>>((bits & 0x7fffffu) | 0x3f800000u);
   const Vector<float> value = exponent * 0.69314718056f + log1p_unit(mantissa - 1.0f);
   return s <= __FLT_MAX__ ? value : s;
 }
-static inline Vector<double> log_of_sum(Vector<double> s) {
+static inline Vector<double> log_of_sum(Vector<double> s, int powers = 0) {
   const I64 bits = bits_as<I64>(s);
-  const Vector<double> exponent = __builtin_convertvector((bits >> 52) - 1023, Vector<double>);
+  const Vector<double> exponent = __builtin_convertvector((bits >> 52) - (1023 + powers), Vector<double>);
   const Vector<double> mantissa = bits_as<Vector<double>>((bits & 0xfffffffffffff) | 0x3ff0000000000000);
   const Vector<double> value = exponent * 0.69314718055994530942 + log1p_unit(mantissa - 1.0);
   return s <= __DBL_MAX__ ? value : s;
@@ -71,33 +73,37 @@ static inline A sum_by_halves(Vector<A> v) {
   return part[0];
 }
 
-// The sum of exp(z - most) over the children of a node, for a group of rows; z [width, W]. W partial sums keep
-// thousands of terms accurate. With keep_exponentials, writes the terms to z.
-template <bool keep_exponentials, typename A>
-static inline Vector<A> sum_of_exponentials(A* z, int64_t width, Vector<A> most) {
+// The sum of `width` terms: add(c, sum) adds term c. W partial sums keep thousands of terms accurate.
+template <typename A, typename Add>
+static inline Vector<A> sum_of_parts(int64_t width, const Add& add) {
   constexpr int64_t W = VectorOf<A>::width;
-  const auto term = [&](int64_t c) {
-    const Vector<A> e = exponential(load(static_cast<const A*>(z + c * W)) - most);
-    if (keep_exponentials) store(z + c * W, e);
-    return e;
-  };
   Vector<A> parts[W] = {};
   int64_t c = 0;
   for (; c + W <= width; c += W) {
 #pragma GCC unroll 16
-    for (int64_t i = 0; i < W; ++i) parts[i] += term(c + i);
+    for (int64_t i = 0; i < W; ++i) parts[i] = add(c + i, parts[i]);
   }
   A part[W * W];
 #pragma GCC unroll 16
   for (int64_t i = 0; i < W; ++i) store(part + i * W, parts[i]);
-  const auto add = [&](int64_t i, Vector<A> v) {
-    store(part + i * W, load(static_cast<const A*>(part + i * W)) + v);
-  };
-  for (int64_t i = 0; c + i < width; ++i) add(i, term(c + i));
+  const auto part_of = [&](int64_t i) { return load(static_cast<const A*>(part + i * W)); };
+  for (int64_t i = 0; c + i < width; ++i) store(part + i * W, add(c + i, part_of(i)));
   for (int64_t half = W / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) add(i, load(static_cast<const A*>(part + (half + i) * W)));
+    for (int64_t i = 0; i < half; ++i) store(part + i * W, part_of(i) + part_of(half + i));
   }
-  return load(static_cast<const A*>(part));
+  return part_of(0);
+}
+
+// The sum of exp(z - most) over the children of a node, for a group of rows; z [width, W]. With keep_exponentials,
+// writes the terms to z.
+template <bool keep_exponentials, typename A>
+static inline Vector<A> sum_of_exponentials(A* z, int64_t width, Vector<A> most) {
+  constexpr int64_t W = VectorOf<A>::width;
+  return sum_of_parts<A>(width, [&](int64_t c, Vector<A> sum) {
+    const Vector<A> e = exponential(load(static_cast<const A*>(z + c * W)) - most);
+    if (keep_exponentials) store(z + c * W, e);
+    return sum + e;
+  });
 }
 
 // The same for one row, with the same bits: z [width], and -inf after it up to a vector's end. `most` becomes the

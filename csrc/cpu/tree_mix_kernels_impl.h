@@ -7,32 +7,44 @@ namespace hstree::cpu {
 namespace HSTREE_CAPABILITY {
 namespace mixture {
 
-constexpr int64_t classes_ahead = 8;  // distance in classes of the prefetch of terms
-
 using log_prob::log_of_sum;
 using log_prob::sum_of_exponentials;
 
-// The largest score of a leaf group and the sum of exp(score - largest), for a group of rows: score [V, W]. z
-// holds the group's scores.
-template <typename A>
-static inline void sum_of_group(const A* score, const A* bias, const int32_t* classes, int64_t width, A* z,
-                                Vector<A>& most, Vector<A>& sum) {
-  constexpr int64_t W = VectorOf<A>::width;
-  most = splat(static_cast<A>(-__builtin_inf()));
-  for (int64_t c = 0; c < width; ++c) {
-    const Vector<A> some = load(score + classes[c] * W) + splat(bias[classes[c]]);
-    store(z + c * W, some);
-    most = some > most ? some : most;
-  }
-  sum = sum_of_exponentials<false>(z, width, most);
-}
-
-// The same for one row: score [V].
+// The largest score of a leaf group and the sum of exp(score - largest), for one row: score [V]. z holds the
+// group's scores.
 template <typename A>
 static inline void sum_of_group(const A* score, const A* bias, const int32_t* classes, int64_t width, A* z,
                                 A& most, A& sum) {
   for (int64_t c = 0; c < width; ++c) z[c] = score[classes[c]] + bias[classes[c]];
   sum = sum_of_exponentials(z, width, most);
+}
+
+// The sum of share times factor over a leaf group, for a group of rows: share [V, W].
+template <typename A>
+static inline Vector<A> sum_of_shares(const A* share, const A* factor, const int32_t* classes,
+                                      int64_t width) {
+  constexpr int64_t W = VectorOf<A>::width;
+  return log_prob::sum_of_parts<A>(width, [&](int64_t c, Vector<A> sum) {
+    return sum + load(share + classes[c] * W) * splat(factor[classes[c]]);
+  });
+}
+
+// The same for one row, with the same bits: share [V]. a and b hold what is multiplied.
+template <typename A>
+static inline A sum_of_shares(const A* share, const A* factor, const int32_t* classes, int64_t width, A* a,
+                              A* b) {
+  constexpr int64_t W = VectorOf<A>::width;
+  for (int64_t c = 0; c < width; ++c) {
+    a[c] = share[classes[c]];
+    b[c] = factor[classes[c]];
+  }
+  store(a + width, Vector<A>{});
+  store(b + width, Vector<A>{});
+  Vector<A> part = {};
+  for (int64_t c = 0; c < width; c += W) {
+    part = part + load(static_cast<const A*>(a + c)) * load(static_cast<const A*>(b + c));
+  }
+  return log_prob::sum_by_halves<A>(part);
 }
 
 // log sum_t exp(term_t) of the T vectors of `term`.
@@ -51,20 +63,80 @@ static inline Vector<A> log_sum_exp(const A* term, int64_t trees) {
   return most + (most == impossible ? sum : log_of_sum(sum));  // NaN if a term is
 }
 
+constexpr double least_factor = 1e-12;  // least_factor times least_sum is a normal float
+
 template <typename A>
-static void scores(const TreeMixture<A>& m, const RowGroup<A>& rows, int64_t begin, int64_t end) {
+static inline A largest(const A* values, int64_t count) {
+  constexpr int64_t W = VectorOf<A>::width;
+  Vector<A> mosts = splat(static_cast<A>(-__builtin_inf()));
+  A most = mosts[0];
+  int64_t y = 0;
+  for (; y + W <= count; y += W) {
+    const Vector<A> some = load(values + y);
+    mosts = some > mosts ? some : mosts;
+  }
+  for (int64_t i = 0; i < W; ++i) most = mosts[i] > most ? mosts[i] : most;
+  for (; y < count; ++y) most = values[y] > most ? values[y] : most;
+  return most;
+}
+
+template <typename A>
+static bool factors(const TreeMixture<A>& m, const Walk& walk, A* factor) {
+  constexpr int64_t W = VectorOf<A>::width;
+  Vector<A> least = splat(static_cast<A>(1));
+  for (int64_t t = 0; t < m.trees; ++t, factor += walk.stride) {
+    const A* const bias = m.leaf_bias + t * m.classes;
+    const Vector<A> most = splat(largest(bias, m.classes));
+    for (int64_t y = 0; y < m.classes; y += W) {
+      const int64_t some = m.classes - y < W ? m.classes - y : W;
+      const Vector<A> e = exponential(load_first(bias + y, some) - most);
+      store(factor + y, e);
+      least = lanes_below(A{}, some) && (e < least || e != e) ? e : least;  // NaN if one is
+    }
+  }
+  for (int64_t i = 0; i < W; ++i) {
+    if (!(least[i] >= static_cast<A>(least_factor))) return false;
+  }
+  return true;
+}
+
+template <typename A>
+static void most(const TreeMixture<A>& m, const RowGroup<A>& rows) {
+  for (int64_t r = 0; r < rows.lanes; ++r) {
+    rows.most[r] = r < rows.count ? largest(m.leaf_score + (rows.begin + r) * m.classes, m.classes) : A{0};
+  }
+}
+
+template <typename A>
+static void shares(const TreeMixture<A>& m, const RowGroup<A>& rows, int64_t begin, int64_t end) {
   constexpr int64_t W = VectorOf<A>::width;
   const A* const score = m.leaf_score + rows.begin * m.classes;
   for (int64_t y = begin; y < end; y += W) {
     const int64_t some = end - y < W ? end - y : W;
-    A block[W * W] = {};
-    for (int64_t r = 0; r < rows.count; ++r) {
-      for (int64_t i = 0; i < some; ++i) block[i * W + r] = score[r * m.classes + y + i];
+    if (rows.lanes == 1) {
+      store_first(rows.share + y, some, exponential(load_first(score + y, some) - splat(rows.most[0])));
+      continue;
     }
-    for (int64_t i = 0; i < some; ++i) {
-      store(rows.score + (y + i) * W, load(static_cast<const A*>(block + i * W)));
-    }
+    Vector<A> block[W] = {};
+    for (int64_t r = 0; r < rows.count; ++r) block[r] = load_first(score + r * m.classes + y, some);
+    transpose<A>(block);
+    const Vector<A> most = load(static_cast<const A*>(rows.most));
+    for (int64_t i = 0; i < some; ++i) store(rows.share + (y + i) * W, exponential(block[i] - most));
   }
+}
+
+// Neither is inlined: a compiler chooses in each copy which product of a sum it fuses, and the bits of a row must not
+// depend on it.
+
+// log of the sum of a leaf group, or NaN.
+template <typename A>
+__attribute__((noinline)) static Vector<A> log_of_group(Vector<A> sum) {
+  return sum >= static_cast<A>(least_sum) ? log_of_sum(sum) : splat(static_cast<A>(__builtin_nan("")));
+}
+
+template <typename A>
+__attribute__((noinline)) static Vector<A> log_of_value(Vector<A> value) {
+  return log_of_sum(value, headroom);
 }
 
 template <bool whole, typename A>
@@ -80,6 +152,7 @@ static void follow(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>&
   A *of_group = value, *of_other = value;
   const int32_t* classes = walk.leaf + t * walk.stride;
   const A* const bias = m.leaf_bias ? m.leaf_bias + t * m.classes : nullptr;
+  const A* const factor = rows.factor ? rows.factor + t * walk.stride : nullptr;
   const int64_t leaf_begin = m.block_begin[wide_root] - m.block_begin[wide_node];
   log_prob::descend<whole>(
       m, walk, t, rows.begin, rows.count, log_prob::gate_of(m, t, rows.begin, rows.count), open, z,
@@ -96,10 +169,10 @@ static void follow(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>&
       [&](const TreeNode& n, Vector<A> base) {
         if (n.block != wide_node || n.row < leaf_begin) return false;
         if (L == W) {
-          Vector<A> most, sum;
-          sum_of_group<A>(rows.score, bias, classes, n.width, group_z, most, sum);
-          store(shift, most);
-          store(of_group, base - log_of_sum(sum));
+          store(of_group, base - log_of_group<A>(sum_of_shares<A>(rows.share, factor, classes, n.width)));
+        } else if (factor) {
+          const A sum = sum_of_shares(rows.share, factor, classes, n.width, z, group_z);
+          *of_group = (base - log_of_group<A>(splat(sum)))[0];
         } else {
           A most, sum;
           sum_of_group<A>(m.leaf_score + rows.begin * m.classes, bias, classes, n.width, group_z, most, sum);
@@ -121,35 +194,177 @@ static void terms(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& 
 }
 
 template <typename A>
+static void weigh(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows) {
+  constexpr int64_t W = VectorOf<A>::width;
+  const int64_t L = rows.lanes, slots = walk.others + walk.groups;
+  const auto each = [&](const auto& f) {  // vectors of values, and the numbers in them
+    for (int64_t t = 0; t < m.trees; ++t) {
+      A* const value = rows.value + (t * slots + walk.others) * L;
+      const int64_t end = walk.groups_of[t] * L;
+      for (int64_t s = -walk.others_of[t] * L; s < end; s += W) f(value + s, end - s < W ? end - s : W);
+    }
+  };
+  Vector<A> most = splat(static_cast<A>(-__builtin_inf()));
+  each([&](A* value, int64_t some) {
+    const Vector<A> v = load_first(value, some);
+    most = lanes_below(A{}, some) && v > most ? v : most;
+  });
+  if (L == 1) {
+    A largest = most[0];
+    for (int64_t i = 1; i < W; ++i) largest = most[i] > largest ? most[i] : largest;
+    most = splat(largest);
+  }
+  Vector<A> least = splat(static_cast<A>(__builtin_inf()));
+  each([&](A* value, int64_t some) {
+    const Vector<A> v = exponential(load_first(value, some) - most) * static_cast<A>(uint64_t{1} << headroom);
+    store_first(value, some, v);
+    least = lanes_below(A{}, some) && (v < least || v != v) ? v : least;  // NaN if one is
+  });
+  const Vector<A> bad = splat(static_cast<A>(__builtin_nan("")));
+  Vector<A> unit = least >= static_cast<A>(least_sum) ? most : bad;
+  for (int64_t i = 1; L == 1 && i < W; ++i) {
+    if (unit[i] != unit[i]) unit = bad;
+  }
+  for (int64_t r = 0; r < L; ++r) rows.unit[r] = unit[r];
+}
+
+template <typename A>
 static void mix_rows(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows, int64_t begin,
                      int64_t end, A* log_prob, A* term) {
   constexpr int64_t W = VectorOf<A>::width;
   for (int64_t y = begin; y < end; y += W) {
     const int64_t some = end - y < W ? end - y : W;
-    A block[W * W];
+    Vector<A> block[W] = {};
     for (int64_t i = 0; i < some; ++i) {
       for (int64_t t = 0; t < m.trees; ++t) {
-        const int32_t* const slots = walk.slot + t * walk.stride;
         const A* const values = rows.value + (t * (walk.groups + walk.others) + walk.others) * W;
-        if (y + i + classes_ahead < end)
-          __builtin_prefetch(values + slots[y + i + classes_ahead] * int64_t{W});
-        const int64_t slot = slots[y + i];
-        const A* const value = values + slot * W;
-        Vector<A> log_share = load(value);
-        if (slot >= 0) {
-          const A* const shift = rows.shift + (t * walk.groups + slot) * W;
-          const Vector<A> score = load(static_cast<const A*>(rows.score + (y + i) * W));
-          log_share += (score + splat(m.leaf_bias[t * m.classes + y + i])) - load(shift);
-        }
-        store(term + t * W, log_share);
+        store(term + t * W, load(values + walk.slot[t * walk.stride + y + i] * int64_t{W}));
       }
-      store(block + i * W, log_sum_exp<A>(term, m.trees));
+      block[i] = log_sum_exp<A>(term, m.trees);
     }
-    for (int64_t r = 0; r < rows.count; ++r) {
-      A* const row = log_prob + (rows.begin + r) * m.classes + y;
-      for (int64_t i = 0; i < some; ++i) row[i] = block[i * W + r];
+    transpose<A>(block);
+    for (int64_t r = 0; r < rows.count; ++r)
+      store_first(log_prob + (rows.begin + r) * m.classes + y, some, block[r]);
+  }
+}
+
+// Of one class and a group of rows: the sums over its leaf groups, of value times factor, and over the trees in which
+// it is in none, of value. Returns whether there are such trees.
+template <typename A>
+static inline bool sums_of_class(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows,
+                                 int64_t y, Vector<A>& grouped, Vector<A>& other) {
+  constexpr int64_t W = VectorOf<A>::width;
+  bool has_other = false;
+  for (int64_t t = 0; t < m.trees; ++t) {
+    const int64_t slot = walk.slot[t * walk.stride + y];
+    const Vector<A> value =
+        load(static_cast<const A*>(rows.value + (t * (walk.groups + walk.others) + walk.others + slot) * W));
+    if (slot >= 0) {
+      grouped += value * splat(rows.factor[t * walk.stride + y]);
+    } else {
+      other += value;
+      has_other = true;
     }
   }
+  return has_other;
+}
+
+// The same, with the same bits, of one row and a vector of classes from y on. has_other: 1 where there are such
+// trees, else 0.
+template <typename A>
+static inline void sums_of_classes(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows,
+                                   int64_t y, Vector<A>& grouped, Vector<A>& other, Vector<A>& has_other) {
+  constexpr int64_t W = VectorOf<A>::width;
+  A is_other[W] = {};
+  for (int64_t t = 0; t < m.trees; ++t) {
+    const int32_t* const slot = walk.slot + t * walk.stride + y;
+    const A* const values = rows.value + t * (walk.groups + walk.others) + walk.others;
+    A value[W], of_other[W];
+    for (int64_t i = 0; i < W; ++i) {
+      const A v = values[slot[i]];
+      value[i] = slot[i] < 0 ? 0 : v;
+      of_other[i] = slot[i] < 0 ? v : 0;
+      is_other[i] = slot[i] < 0 ? 1 : is_other[i];
+    }
+    grouped +=
+        load(static_cast<const A*>(value)) * load(static_cast<const A*>(rows.factor + t * walk.stride + y));
+    other += load(static_cast<const A*>(of_other));
+  }
+  has_other = load(static_cast<const A*>(is_other));
+}
+
+template <typename A>
+static void mix_factored_rows(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows,
+                              int64_t begin, int64_t end, A* log_prob) {
+  constexpr int64_t W = VectorOf<A>::width;
+  const Vector<A> unit = load(static_cast<const A*>(rows.unit));
+  for (int64_t y = begin; y < end; y += W) {
+    const int64_t some = end - y < W ? end - y : W;
+    Vector<A> block[W] = {};
+    A is_other[W] = {};
+    for (int64_t i = 0; i < some; ++i) {
+      Vector<A> grouped = {}, other = {};
+      if (sums_of_class(m, walk, rows, y + i, grouped, other)) {
+        grouped = other + grouped * load(static_cast<const A*>(rows.share + (y + i) * W));
+        is_other[i] = 1;
+      }
+      block[i] = unit + log_of_value<A>(grouped);
+    }
+    transpose<A>(block);
+    const auto has_other = load(static_cast<const A*>(is_other)) != 0;
+    for (int64_t r = 0; r < rows.count; ++r) {
+      const int64_t place = (rows.begin + r) * m.classes + y;
+      const Vector<A> score = load_first(m.leaf_score + place, some);
+      store_first(log_prob + place, some, has_other ? block[r] : block[r] + (score - splat(rows.most[r])));
+    }
+  }
+}
+
+template <typename A>
+static void mix_factored_row(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows,
+                             int64_t begin, int64_t end, A* log_prob) {
+  constexpr int64_t W = VectorOf<A>::width;
+  const Vector<A> unit = splat(rows.unit[0]), most = splat(rows.most[0]);
+  for (int64_t y = begin; y < end; y += W) {
+    const int64_t some = end - y < W ? end - y : W;
+    Vector<A> grouped = {}, other = {}, is_other = {};
+    sums_of_classes(m, walk, rows, y, grouped, other, is_other);
+    const auto has_other = is_other != 0;
+    const Vector<A> share = load_first(static_cast<const A*>(rows.share + y), some);
+    const Vector<A> out = unit + log_of_value<A>(has_other ? other + grouped * share : grouped);
+    const Vector<A> score = load_first(m.leaf_score + rows.begin * m.classes + y, some);
+    store_first(log_prob + rows.begin * m.classes + y, some, has_other ? out : out + (score - most));
+  }
+}
+
+template <typename A>
+static int64_t probable(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows, int64_t begin,
+                        int64_t end, const A* least, FoundClass<A>* found) {
+  constexpr int64_t W = VectorOf<A>::width;
+  const bool is_single = rows.lanes == 1;
+  const Vector<A> threshold = is_single ? splat(least[0]) : load(least);
+  int64_t count = 0;
+  for (int64_t y = begin; y < end; y += is_single ? W : 1) {
+    Vector<A> grouped = {}, other = {}, is_other = {}, share;
+    int64_t some = rows.count;
+    if (is_single) {
+      some = end - y < W ? end - y : W;
+      sums_of_classes(m, walk, rows, y, grouped, other, is_other);
+      share = load_first(static_cast<const A*>(rows.share + y), some);
+    } else {
+      sums_of_class(m, walk, rows, y, grouped, other);
+      share = load(static_cast<const A*>(rows.share + y * W));
+    }
+    const Vector<A> value = other + grouped * share;
+    const auto is_more = value > threshold;
+    if (first_lane(bits_as<I32>(is_more)) == VectorOf<float>::width) continue;
+    for (int64_t i = 0; i < some; ++i) {
+      if (!is_more[i]) continue;
+      const int64_t row = is_single ? 0 : i, index = is_single ? y + i : y;
+      found[count++] = {value[i], static_cast<int32_t>(row), static_cast<int32_t>(index)};
+    }
+  }
+  return count;
 }
 
 template <typename A>
@@ -180,12 +395,16 @@ static void mix_row(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>
 template <typename A>
 static void mix(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows, int64_t begin,
                 int64_t end, A* log_prob, A* workspace) {
-  if (rows.lanes == VectorOf<A>::width) return mix_rows(m, walk, rows, begin, end, log_prob, workspace);
+  const bool is_vector = rows.lanes == VectorOf<A>::width;
+  if (rows.factor && is_vector) return mix_factored_rows(m, walk, rows, begin, end, log_prob);
+  if (rows.factor) return mix_factored_row(m, walk, rows, begin, end, log_prob);
+  if (is_vector) return mix_rows(m, walk, rows, begin, end, log_prob, workspace);
   mix_row(m, walk, rows, begin, end, log_prob, workspace);
 }
 
 template <typename A>
-static constexpr TreeMixKernels<A> table = {VectorOf<A>::width, scores<A>, terms<A>, mix<A>};
+static constexpr TreeMixKernels<A> table = {VectorOf<A>::width, factors<A>, most<A>,     shares<A>,
+                                            terms<A>,           weigh<A>,   probable<A>, mix<A>};
 
 }  // namespace mixture
 }  // namespace HSTREE_CAPABILITY

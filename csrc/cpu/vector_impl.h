@@ -211,6 +211,41 @@ static inline int64_t first_lane(I32 lanes) {
 #endif
 }
 
+template <int... lanes>
+struct Lanes {};
+template <int count, int... lanes>
+struct LanesOf : LanesOf<count - 1, count - 1, lanes...> {};
+template <int... lanes>
+struct LanesOf<0, lanes...> {
+  typedef Lanes<lanes...> type;
+};
+
+// Swaps the lanes of b without bit s of their number with those of a that have it, at a distance of s.
+template <int s, typename A, int... lane>
+static inline void swap_lanes(Vector<A>& a, Vector<A>& b, Lanes<lane...>) {
+  constexpr int W = VectorOf<A>::width;
+#if defined(__clang__)
+  const Vector<A> first = __builtin_shufflevector(a, b, (lane & s ? W + lane - s : lane)...);
+  b = __builtin_shufflevector(a, b, (lane & s ? W + lane : lane + s)...);
+#else
+  typedef decltype(lanes_below(A{}, 0)) Places;
+  const Vector<A> first = __builtin_shuffle(a, b, Places{(lane & s ? W + lane - s : lane)...});
+  b = __builtin_shuffle(a, b, Places{(lane & s ? W + lane : lane + s)...});
+#endif
+  a = first;
+}
+
+// Transposes the matrix of as many vectors as they have lanes.
+template <typename A, int s = VectorOf<A>::width / 2>
+static inline void transpose(Vector<A>* v) {
+  constexpr int W = VectorOf<A>::width;
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) {
+    if (!(i & s)) swap_lanes<s, A>(v[i], v[i + s], typename LanesOf<W>::type{});
+  }
+  if constexpr (s > 1) transpose<A, s / 2>(v);
+}
+
 // Prefetches the first lines of a row that will be read soon; the hardware continues from there. Always
 // inlined, because a compiler may drop calls of a function that only prefetches.
 template <typename T>

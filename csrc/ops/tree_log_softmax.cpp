@@ -44,24 +44,50 @@ Tensor tree_log_softmax_cpu(const Tensor& score, const Tensor& log_gate, const T
   return log_prob;
 }
 
-Tensor leaf_tree_log_softmax_cpu(const Tensor& leaf_score, const Tensor& leaf_bias, const Tensor& score,
-                                 const Tensor& log_gate, const Tensor& node, const Tensor& edge,
-                                 int64_t wide_begin, int64_t root_begin, int64_t classes) {
-  const char* op = "hstree::leaf_tree_log_softmax";
-  const TreeLogSoftmaxArguments arguments =
-      tree_log_softmax_arguments(op, score, log_gate, node, edge, wide_begin, root_begin, classes);
+// Calls f(mixture) with leaf groups.
+template <typename F>
+void with_leaves(const TreeLogSoftmaxArguments& arguments, const Tensor& leaf_score, const Tensor& leaf_bias,
+                 const F& f) {
   check_leaves(arguments, leaf_score, leaf_bias);
   const Tensor leaf_scores = torch::stable::contiguous(leaf_score);
   const Tensor leaf_biases = torch::stable::contiguous(leaf_bias);
-  const Tensor log_prob = empty(score, {arguments.rows(), classes}, score.scalar_type());
-  dispatch_sums(score, [&](auto zero) {
+  dispatch_sums(arguments.score, [&](auto zero) {
     using A = decltype(zero);
     cpu::TreeMixture<A> mixture = mixture_of<A>(arguments);
     mixture.leaf_score = const_data<A>(leaf_scores);
     mixture.leaf_bias = const_data<A>(leaf_biases);
+    f(mixture);
+  });
+}
+
+Tensor leaf_tree_log_softmax_cpu(const Tensor& leaf_score, const Tensor& leaf_bias, const Tensor& score,
+                                 const Tensor& log_gate, const Tensor& node, const Tensor& edge,
+                                 int64_t wide_begin, int64_t root_begin, int64_t classes) {
+  const TreeLogSoftmaxArguments arguments = tree_log_softmax_arguments(
+      "hstree::leaf_tree_log_softmax", score, log_gate, node, edge, wide_begin, root_begin, classes);
+  const Tensor log_prob = empty(score, {arguments.rows(), classes}, score.scalar_type());
+  with_leaves(arguments, leaf_score, leaf_bias, [&](const auto& mixture) {
+    using A = std::decay_t<decltype(*mixture.score)>;
     cpu::tree_log_softmax<A>(mixture, data<A>(log_prob));
   });
   return log_prob;
+}
+
+std::tuple<Tensor, Tensor> leaf_tree_topk_cpu(const Tensor& leaf_score, const Tensor& leaf_bias,
+                                              const Tensor& score, const Tensor& log_gate, const Tensor& node,
+                                              const Tensor& edge, int64_t wide_begin, int64_t root_begin,
+                                              int64_t classes, int64_t k) {
+  const char* op = "hstree::leaf_tree_topk";
+  const TreeLogSoftmaxArguments arguments =
+      tree_log_softmax_arguments(op, score, log_gate, node, edge, wide_begin, root_begin, classes);
+  check(k >= 1 && k <= classes, op, ": k: expected 1 to ", classes, " (the number of classes), got ", k);
+  const Tensor log_prob = empty(score, {arguments.rows(), k}, score.scalar_type());
+  const Tensor index = empty(score, {arguments.rows(), k}, Dtype::Long);
+  with_leaves(arguments, leaf_score, leaf_bias, [&](const auto& mixture) {
+    using A = std::decay_t<decltype(*mixture.score)>;
+    cpu::leaf_tree_topk<A>(mixture, k, data<A>(log_prob), data<int64_t>(index));
+  });
+  return {log_prob, index};
 }
 
 std::tuple<Tensor, Tensor> tree_log_softmax_backward_cpu(const Tensor& grad, const Tensor& log_prob,
@@ -104,6 +130,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
       "node, "
       "Tensor edge, int wide_begin, int root_begin, int n_classes) -> Tensor");
   m.def(
+      "leaf_tree_topk(Tensor leaf_score, Tensor leaf_bias, Tensor score, Tensor log_gate, Tensor node, "
+      "Tensor "
+      "edge, int wide_begin, int root_begin, int n_classes, int k) -> (Tensor log_prob, Tensor index)");
+  m.def(
       "tree_log_softmax_backward(Tensor grad, Tensor log_prob, Tensor score, Tensor log_gate, Tensor node, "
       "Tensor "
       "edge, "
@@ -113,6 +143,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
   m.impl("tree_log_softmax", HSTREE_CPU_BOX(&tree_log_softmax_cpu));
   m.impl("leaf_tree_log_softmax", HSTREE_CPU_BOX(&leaf_tree_log_softmax_cpu));
+  m.impl("leaf_tree_topk", HSTREE_CPU_BOX(&leaf_tree_topk_cpu));
   m.impl("tree_log_softmax_backward", HSTREE_CPU_BOX(&tree_log_softmax_backward_cpu));
 }
 

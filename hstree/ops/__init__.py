@@ -7,6 +7,7 @@ from hstree.ops.feature_gather import feature_gather
 from hstree.ops.forest_log_prob import forest_log_prob
 from hstree.ops.leaf_log_prob import leaf_log_prob
 from hstree.ops.leaf_order import leaf_order
+from hstree.ops.leaf_tree_topk import leaf_tree_topk
 from hstree.ops.logit_function import LogitFunction
 from hstree.ops.mixture_log_prob import default_chunk_rows, mixture_log_prob
 from hstree.ops.path_log_prob import path_log_prob
@@ -29,6 +30,7 @@ __all__ = [
     "forest_log_prob",
     "leaf_log_prob",
     "leaf_order",
+    "leaf_tree_topk",
     "mark_targets",
     "mixture_cross_entropy",
     "mixture_log_prob",

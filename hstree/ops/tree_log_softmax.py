@@ -44,8 +44,9 @@ def tree_log_softmax(
     ``leaf_score``, which the CPU kernel reads where it is: less work and memory than with a row of
     ``score`` for each class and tree. The backward pass, and other devices, make these rows.
 
-    The vectors of the CPU kernel are over contexts. A single context has vectors over classes, and
-    so have up to a quarter of a vector of contexts with ``leaf_score``. Threads divide the
+    The vectors of the CPU kernel are over contexts; a single context has vectors over classes.
+    With leaf groups all trees share the exponentials of ``leaf_score``, relative to the row's
+    largest, where no group has less than 1e-25 of it. Threads divide the
     contexts, the trees and the classes. Deterministic for any number of threads. On CUDA the
     forward pass is deterministic, without atomics and without waiting for the device.
     Differentiable once in reverse mode. Forward mode, and the backward pass on CUDA, hold the

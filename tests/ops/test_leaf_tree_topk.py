@@ -1,0 +1,122 @@
+"""torch.ops.hstree.leaf_tree_topk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from hstree.ops import leaf_tree_topk
+from ops.cases import threads
+from ops.test_leaf_tree_log_softmax import CASES, MANY, SMALL, TWO_LEVELS, Batch, draw, walked
+from ops.test_tree_log_softmax import SUMS
+
+OP = torch.ops.hstree.leaf_tree_topk.default
+
+
+def ranked(batch: Batch, k: int) -> tuple[Tensor, Tensor]:
+    return leaf_tree_topk(
+        batch.score,
+        batch.log_gate,
+        batch.node,
+        batch.edge,
+        batch.classes,
+        k,
+        wide_begin=batch.wide_begin,
+        root_begin=batch.root_begin,
+        leaf_score=batch.leaf_score,
+        leaf_bias=batch.leaf_bias,
+    )
+
+
+@pytest.mark.parametrize("dtype", SUMS, ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.scale < 100], ids=str)
+def test_equals_the_walk(case: object, dtype: torch.dtype) -> None:
+    """For several k, with every class once."""
+    batch = draw(case, dtype)  # type: ignore[arg-type]
+    true = walked(batch.to(torch.float64))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    for k in sorted({1, 2, 7, 100, batch.classes - 1, batch.classes}):
+        if not 1 <= k <= batch.classes:
+            continue
+        log_prob, classes = ranked(batch, k)
+        assert log_prob.dtype == dtype
+        close = {"rtol": tolerance, "atol": tolerance}
+        torch.testing.assert_close(log_prob.double(), true.topk(k).values, **close)
+        torch.testing.assert_close(log_prob.double(), true.gather(1, classes), **close)
+        assert all(len(set(row)) == k for row in classes.tolist())
+
+
+def test_ties_come_in_order_of_class() -> None:
+    batch = draw(replace(TWO_LEVELS, shapes=("levels",)), torch.float32)
+    zero = replace(batch, leaf_score=batch.leaf_score * 0, leaf_bias=batch.leaf_bias * 0)
+    log_prob, classes = ranked(zero, 300)
+    tied = log_prob[:, 1:] == log_prob[:, :-1]
+    assert tied.sum() > 1000
+    assert (classes[:, 1:] > classes[:, :-1])[tied].all()
+
+
+@pytest.mark.parametrize("dtype", SUMS, ids=str)
+def test_same_bits_for_every_number_of_threads_and_rows(dtype: torch.dtype) -> None:
+    batch = draw(MANY, dtype)
+    expected = ranked(batch, 20)
+    for count in (1, 2, 3):
+        with threads(count):
+            for rows in (slice(None), slice(0, 1), slice(7, 9), slice(20, 32), slice(40, 77)):
+                for got, wanted in zip(ranked(batch.rows(rows), 20), expected, strict=True):
+                    assert torch.equal(got, wanted[rows])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_rows_that_could_lose_digits(rows: int) -> None:
+    """NaN, a group of no probability, and a class too improbable: -1, in these rows alone."""
+    batch = draw(replace(TWO_LEVELS, rows=rows), torch.float32)
+    expected = ranked(batch, 5)
+    bad = torch.arange(rows) % 2 == 0
+    for value in (torch.nan, torch.inf, 1000.0):
+        score = batch.leaf_score.clone()
+        score[bad, 3] = value
+        log_prob, classes = ranked(replace(batch, leaf_score=score), 5)
+        assert (classes[bad] == -1).all()
+        assert log_prob[bad].isnan().all()
+        assert torch.equal(classes[~bad], expected[1][~bad])
+        assert torch.equal(log_prob[~bad], expected[0][~bad])
+    impossible = batch.leaf_score.clone()
+    impossible[:, 3] = -torch.inf
+    assert (ranked(replace(batch, leaf_score=impossible), 299)[1] >= 0).all()
+    assert (ranked(replace(batch, leaf_score=impossible), 300)[1] == -1).any()
+    bias = batch.leaf_bias.clone()
+    bias[0, 3] = -1000.0
+    assert (ranked(replace(batch, leaf_bias=bias), 5)[1] == -1).all()
+
+
+def test_opcheck_and_vmap() -> None:
+    batch = draw(SMALL, torch.float32)
+    torch.library.opcheck(
+        OP, (*batch.arguments(), 2), test_utils=("test_schema", "test_faketensor")
+    )
+    log_prob, classes = ranked(batch, 2)
+    score, gate = batch.score.movedim(2, 0)[..., None], batch.log_gate[:, None]
+    mapped = torch.func.vmap(
+        lambda s, x, g: ranked(replace(batch, leaf_score=s, score=x, log_gate=g), 2)
+    )(batch.leaf_score[:, None], score, gate)
+    assert torch.equal(mapped[0].squeeze(1), log_prob)
+    assert torch.equal(mapped[1].squeeze(1), classes)
+
+
+def test_is_not_differentiable() -> None:
+    batch = draw(SMALL, torch.float32)
+    batch.leaf_score.requires_grad_()
+    with pytest.raises(RuntimeError, match="hstree::leaf_tree_topk: not differentiable"):
+        ranked(batch, 2)[0].sum().backward()
+
+
+def test_wrong_arguments() -> None:
+    batch = draw(SMALL, torch.float32)
+    for k in (0, 8):
+        with pytest.raises(RuntimeError, match=f"leaf_tree_topk: k: expected 1 to 7.*got {k}"):
+            ranked(batch, k)
+    with pytest.raises(RuntimeError, match=r"leaf_tree_topk: leaf_score: expected size 3 \(rows"):
+        ranked(replace(batch, leaf_score=batch.leaf_score[1:]), 1)
