@@ -133,16 +133,32 @@ class Search {
     std::push_heap(found_.begin(), found_.end(), more_probable<A>);
   }
 
+  // No class below an edge of tree t that is less probable can be among the best k: its probability in the other
+  // trees is at most that of their best open edges. A margin leaves out what rounding could add.
+  A least_useful(int64_t t) const {
+    constexpr A never = -std::numeric_limits<A>::infinity(), margin = A{1e-3};
+    if (!is_full()) return never;
+    const A worst = rank(found_.front().log_prob);
+    A rest = 1;  // in shares of the least probable of the best
+    for (int64_t other = 0; other < v_.trees; ++other) {
+      if (other != t) rest -= std::exp(gate(other) + best_open(other) - worst);
+    }
+    return rest > margin ? worst + std::log(rest) - gate(t) - margin : never;
+  }
+
   void push_children(int64_t t, int32_t index) {
     const A* const log_prob = paths_.children(t, index);
     const TreeNode& n = paths_.node(t, index);
     std::vector<OpenEdge<A>>& open = open_[t];
+    const A least = least_useful(t);
     const bool first = open.empty();
     for (int32_t c = 0; c < n.width; ++c) {
+      if (log_prob[c] < least) continue;
       open.push_back({log_prob[c], n.first_edge + c});
       if (!first) std::push_heap(open.begin(), open.end(), less_probable<A>);
     }
     if (first) std::make_heap(open.begin(), open.end(), less_probable<A>);
+    if (open.empty()) return;
     const int32_t next = paths_.edge(t, open.front().edge).below;
     if (next >= 0 && next < v_.nodes) paths_.prefetch(t, next);
   }
