@@ -74,7 +74,7 @@ def shares(head: TreeEnsemble, hidden: Tensor, k: int) -> tuple[float, float]:
 def search_all(head: TreeEnsemble, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """A search that is not given up."""
     blocks, gate = head.nodes(head.layout), head.log_gate(hidden)
-    return search_classes(blocks, head.layout, hidden, gate, k, limited=False)
+    return search_classes(blocks, head.layout, hidden, gate, k)
 
 
 def lines(head: TreeEnsemble, hidden: Tensor) -> Iterator[tuple[str, ...]]:

@@ -73,7 +73,8 @@ def recorded(rows: int) -> dict[str, Callable[[], Any]]:
             head.log_prob(x).sum().backward()
             with torch.no_grad():
                 if isinstance(head, TreeEnsemble):
-                    search_classes(*parts(head, hidden), 3, limited=False)
+                    search_classes(*parts(head, hidden), 3)
+                    head.topk(hidden, V)
                     looked_up_candidates(*parts(head, hidden), target[:, None])
                 head.sample(hidden)
         index = torch.tensor([[0, 3, 5]], dtype=torch.int32)

@@ -31,6 +31,7 @@ from hstree.heads.trees.nodes import Nodes
 from hstree.heads.trees.queries import (
     all_log_prob,
     choose_way,
+    found_classes,
     pays_to_search,
     records_gradients,
     sample_classes,
@@ -496,28 +497,27 @@ class TreeEnsemble(Head):
         return all_log_prob(self.nodes(self.layout), self.layout, hidden, log_gate)
 
     def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """By best-first search, which scores few nodes if few classes share most of the probability
-        (see :func:`hstree.ops.tree_topk`), or from all classes, in chunks of rows: always on a GPU,
-        for so many classes that a search would score most groups, and for rows whose search has
-        scored a third of all classes."""
+        """On a CPU by best-first search, which scores few nodes if few classes share most of the
+        probability (see :func:`hstree.ops.tree_topk`), and the rows whose search is given up from
+        all classes, in chunks of rows. On a GPU always from all classes."""
         with torch.no_grad():
-            if pays_to_search(self.layout, hidden, k):
-                values, classes = self._search(hidden, k)
-            else:
-                values, classes = super().topk_rows(hidden, k)
+            values, classes = self._topk(hidden, k)
         if records_gradients(hidden, *self.parameters()):
             values = self.candidate_rows(hidden, classes, 1.0)
         return values.to(sum_dtype(hidden.dtype)), classes
 
-    def _search(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        blocks, log_gate = self.nodes(self.layout), self.log_gate(hidden)
-        values, classes = search_classes(blocks, self.layout, hidden, log_gate, k)
-        if torch.compiler.is_compiling() or is_transformed():
-            return values, classes  # nothing was given up
-        given_up = classes[:, 0] < 0
-        if bool(given_up.any()):
-            of_all, ranked = super().topk_rows(hidden[given_up], k)
-            values[given_up], classes[given_up] = of_all.to(values.dtype), ranked
+    def _topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        if hidden.device.type != "cpu":
+            return super().topk_rows(hidden, k)
+        arguments = self.nodes(self.layout), self.layout, hidden, self.log_gate(hidden), k
+        if torch.compiler.is_compiling() or is_transformed():  # values must not be read
+            searched = pays_to_search(self.layout, hidden, k)
+            return search_classes(*arguments) if searched else super().topk_rows(hidden, k)
+        values, classes = found_classes(*arguments)
+        missing = classes[:, 0] < 0
+        if bool(missing.any()):
+            of_all, ranked = super().topk_rows(hidden[missing], k)
+            values[missing], classes[missing] = of_all.to(values.dtype), ranked
         return values, classes
 
     def sample_rows(

@@ -3,7 +3,7 @@ probable classes, draws, and the log-probabilities of candidates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -12,24 +12,28 @@ from torch import Tensor
 
 from hstree._numerics import is_low, is_transformed, log_sum_exp, sum_dtype
 from hstree.heads.losses import mask_candidates
-from hstree.heads.trees.layout import BINARY, KINDS, LEAF, ROOT, WIDE, Layout
+from hstree.heads.trees.layout import BINARY, KINDS, LEAF, WIDE, Layout
 from hstree.heads.trees.nodes import Block, LeafBlock, RootBlock, to_dtype_of, tree_features
 from hstree.ops import (
     candidate_log_prob,
     default_chunk_rows,
     leaf_order,
+    leaf_tree_topk,
     sample,
     tree_log_softmax,
     tree_topk,
 )
 from hstree.ops._row_sparse import cast
 
-GAIN_OF_A_BATCH = 5
-"""All classes of a batch cost at most this many times less than those of its rows one by one."""
+LOST = 0.1
+"""Most time that a search of a row takes before it is given up, in all classes of the row."""
 
-SEARCHED = 1 / 3
-"""Share of the products of all classes after which a search is given up. A flat row then takes
-about 1.5 times as long as all classes."""
+OF_A_SEARCH = 16
+"""Time of a product of a search, at most, in products of all classes of a large batch. 10 on a core
+of an AMD EPYC at V = 10,000; the larger, the sooner a search is given up."""
+
+PILOT = 16
+"""A search of N rows begins with N / 16 of them, and ends there if less than half are found."""
 
 FEW = 8
 """So many candidates in all are looked up without counting what they share."""
@@ -65,6 +69,17 @@ def all_log_prob(
 ) -> Tensor:
     """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T] the logarithms of the
     weights of the trees; the scores of all nodes are divided by the temperature."""
+    return tree_log_softmax(**_scored(blocks, layout, hidden, log_gate, temperature))
+
+
+def _scored(
+    blocks: Sequence[Block],
+    layout: Layout,
+    hidden: Tensor,
+    log_gate: Tensor,
+    temperature: float = 1.0,
+) -> dict[str, Any]:
+    """The arguments of :func:`hstree.ops.tree_log_softmax`."""
     dtype = sum_dtype(hidden.dtype)
     hidden = to_dtype_of(blocks, hidden)
     x = tree_features(hidden, layout.feature_index, layout.n_trees)
@@ -77,37 +92,35 @@ def all_log_prob(
     if not scores:  # a single class, or leaf groups alone
         scores = [hidden.t()[:0].to(dtype).expand(layout.n_trees, -1, -1)]
     leaves = [block for block in blocks if isinstance(block, LeafBlock)]
-    return tree_log_softmax(
-        scores[0] if len(scores) == 1 else torch.cat(scores, 1),
-        log_gate,
-        layout.node,
-        layout.edge,
-        layout.n_classes,
-        wide_begin=layout.n_rows[BINARY],
-        root_begin=layout.n_rows[BINARY] + layout.n_rows[WIDE],
-        leaf_score=divided(leaves[0].class_scores(hidden)) if leaves else None,
-        leaf_bias=divided(leaves[0].bias) if leaves else None,
-    )
+    return {
+        "score": scores[0] if len(scores) == 1 else torch.cat(scores, 1),
+        "log_gate": log_gate,
+        "node": layout.node,
+        "edge": layout.edge,
+        "n_classes": layout.n_classes,
+        "wide_begin": layout.n_rows[BINARY],
+        "root_begin": layout.n_rows[BINARY] + layout.n_rows[WIDE],
+        "leaf_score": divided(leaves[0].class_scores(hidden)) if leaves else None,
+        "leaf_bias": divided(leaves[0].bias) if leaves else None,
+    }
+
+
+def _chunks(layout: Layout, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Chunks of rows whose classes are all computed."""
+    numbers = layout.numbers_of_a_row(tensors[0].device)
+    rows = max(default_chunk_rows(tensors[0], numbers), CHUNK_ROWS)
+    return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
 
 
 def pays_to_search(layout: Layout, hidden: Tensor, k: int) -> bool:
-    """Whether :func:`search_classes` is expected to take less time than the log-probabilities of
-    all classes.
-
-    A search scores the root, and for each class wanted the binary nodes of a path and about one
-    group of classes, in every tree, one row of the batch after another. Measured in
-    benchmarks/results/topk.md.
-    """
-    if hidden.device.type != "cpu":
-        return False
-    of_class = layout.max_depth + layout.mean_group
-    scored = layout.n_trees * (layout.n_rows[ROOT] + k * of_class)
-    return scored * _gain(hidden) < layout.n_classes
-
-
-def _gain(hidden: Tensor) -> int:
-    compiled = torch.compiler.is_compiling()  # one graph for all numbers of rows
-    return GAIN_OF_A_BATCH if compiled else max(1, min(hidden.shape[0], GAIN_OF_A_BATCH))
+    """Whether :func:`search_classes` may take less time than the log-probabilities of all classes:
+    for each class wanted it scores at least the binary nodes of a path and about one group of
+    classes, in every tree. Measured in benchmarks/results/topk.md."""
+    of_row = OF_A_SEARCH * k * layout.n_trees * (layout.max_depth + layout.mean_group)
+    every = _vectors_of_all(layout)
+    if torch.compiler.is_compiling():  # one graph for all numbers of rows
+        return of_row < every
+    return len(hidden) * of_row < (len(hidden) + READING) * every
 
 
 def _vectors_of_all(layout: Layout) -> int:
@@ -116,10 +129,11 @@ def _vectors_of_all(layout: Layout) -> int:
     return layout.n_trees * (rows[BINARY] + rows[WIDE]) + rows[LEAF]
 
 
-def most_scored(layout: Layout, hidden: Tensor) -> int:
-    """Number of vectors that a search may score for a row: :data:`SEARCHED` of those of all
-    classes, and less in a batch, where these cost less."""
-    return int(SEARCHED * _vectors_of_all(layout) / _gain(hidden))
+def most_scored(layout: Layout, n_rows: int) -> int:
+    """Number of vectors that the search of one of N rows may score: they take :data:`LOST` of the
+    time of all classes."""
+    of_all = (n_rows + READING) * _vectors_of_all(layout)
+    return int(LOST * of_all / (OF_A_SEARCH * max(1, n_rows)))
 
 
 def search_classes(
@@ -128,19 +142,39 @@ def search_classes(
     hidden: Tensor,
     log_gate: Tensor,
     k: int,
-    *,
-    limited: bool = True,
+    most_scored: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and classes [N, k] from :func:`hstree.ops.tree_topk`: hidden [N, D].
+    """Log-probabilities and classes [N, k] from :func:`hstree.ops.tree_topk`: hidden [N, D]."""
+    return tree_topk(**_walk(blocks, layout, hidden, log_gate), k=k, most_scored=most_scored)
 
-    With ``limited``, rows whose distribution is so flat that the search scores more than
-    :func:`most_scored` vectors have classes of -1, unless values must not be read: in compiled
-    programs and under torch.func.
+
+def found_classes(
+    blocks: Sequence[Block], layout: Layout, hidden: Tensor, log_gate: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and classes [N, k] of the rows whose search is short, and of all rows if
+    the trees have leaf groups: hidden [N, D]. The other rows have classes of -1.
+
+    A search scores few vectors if few classes share most of the probability, but each takes longer
+    than in a product of all rows with all vectors. So a row is given up after
+    :func:`most_scored`, and the batch after few rows if most of them are. The rest is ranked by
+    :func:`hstree.ops.leaf_tree_topk`.
     """
-    arguments = _walk(blocks, layout, hidden, log_gate)
-    if limited and not torch.compiler.is_compiling() and not is_transformed():
-        arguments["most_scored"] = most_scored(layout, hidden)
-    return tree_topk(**arguments, k=k)
+    n_rows = len(hidden)
+    values = log_gate.new_full((n_rows, k), torch.nan, dtype=sum_dtype(hidden.dtype))
+    classes = torch.full_like(values, -1, dtype=torch.int64)
+    if pays_to_search(layout, hidden, k):
+        most = most_scored(layout, n_rows)
+        pilot = -(-n_rows // PILOT)
+        for rows in (slice(0, pilot), slice(pilot, n_rows)):
+            arguments = blocks, layout, hidden[rows], log_gate[rows], k
+            values[rows], classes[rows] = search_classes(*arguments, most_scored=most)
+            if pilot == n_rows or 2 * int((classes[:pilot, 0] >= 0).sum()) < pilot:
+                break
+    rest = (classes[:, 0] < 0).nonzero().squeeze(1)
+    if layout.n_rows[LEAF] and len(rest):
+        for some, x, gate in _chunks(layout, rest, hidden[rest], log_gate[rest]):
+            values[some], classes[some] = leaf_tree_topk(**_scored(blocks, layout, x, gate), k=k)
+    return values, classes
 
 
 def sample_classes(
@@ -280,10 +314,7 @@ def all_candidates(
     if _differentiable(blocks, hidden, log_gate):
         log_prob = chosen(hidden, log_gate, candidates)
     else:
-        numbers = layout.numbers_of_a_row(hidden.device)
-        rows = max(default_chunk_rows(hidden, numbers), CHUNK_ROWS)
-        chunked = (torch.split(tensor, rows) for tensor in (hidden, log_gate, candidates))
-        parts = [chosen(*chunk) for chunk in zip(*chunked, strict=True)]
+        parts = [chosen(*chunk) for chunk in _chunks(layout, hidden, log_gate, candidates)]
         log_prob = parts[0] if len(parts) == 1 else torch.cat(parts)
     return mask_candidates(log_prob, candidates, layout.n_classes)
 

@@ -1,4 +1,4 @@
-"""Search for the most probable classes, and its limit."""
+"""Search for the most probable classes, and its limits."""
 
 from __future__ import annotations
 
@@ -8,28 +8,47 @@ from torch import Tensor
 
 from heads.support import D, draw, randomise
 from hstree.heads import Head, TreeEnsemble
+from hstree.heads.trees import queries
 from hstree.heads.trees.queries import most_scored, pays_to_search
 
 CLASSES = 4000
 
 
 def head_of(**options: object) -> TreeEnsemble:
-    """Trees of a uniform distribution."""
+    """Trees of a uniform distribution, in groups of about eight classes."""
     counts = torch.ones(CLASSES)
-    return TreeEnsemble.from_counts(D, counts, root=64, **options)  # type: ignore[arg-type]
+    return TreeEnsemble.from_counts(D, counts, root=512, **options)  # type: ignore[arg-type]
 
 
-def ranked_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of rows in each call that ranks all classes."""
-    seen: list[int] = []
-    whole = Head.topk_rows
+class Rows:
+    """Numbers of rows in the calls that search, rank leaf groups, and compute all classes."""
 
-    def topk_rows(head: Head, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        seen.append(len(hidden))
-        return whole(head, hidden, k)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.searched: list[int] = []
+        self.ranked: list[int] = []
+        self.whole: list[int] = []
+        search, rank, every = queries.tree_topk, queries.leaf_tree_topk, Head.topk_rows
 
-    monkeypatch.setattr(Head, "topk_rows", topk_rows)
-    return seen
+        def tree_topk(**arguments: object) -> tuple[Tensor, Tensor]:
+            self.searched.append(len(arguments["hidden"]))  # type: ignore[arg-type]
+            return search(**arguments)  # type: ignore[arg-type]
+
+        def leaf_tree_topk(**arguments: object) -> tuple[Tensor, Tensor]:
+            self.ranked.append(len(arguments["leaf_score"]))  # type: ignore[arg-type]
+            return rank(**arguments)  # type: ignore[arg-type]
+
+        def topk_rows(head: Head, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+            self.whole.append(len(hidden))
+            return every(head, hidden, k)
+
+        monkeypatch.setattr(queries, "tree_topk", tree_topk)
+        monkeypatch.setattr(queries, "leaf_tree_topk", leaf_tree_topk)
+        monkeypatch.setattr(Head, "topk_rows", topk_rows)
+
+    def take(self) -> tuple[list[int], list[int], list[int]]:
+        seen = self.searched, self.ranked, self.whole
+        self.searched, self.ranked, self.whole = [], [], []
+        return seen
 
 
 @pytest.mark.parametrize("node_vectors", ["free", "leaves"])
@@ -40,7 +59,7 @@ def test_flat_rows_are_ranked_from_all_classes(
     """The result is exact in either case, with gradients too."""
     head = randomise(head_of(n_trees=n_trees, node_vectors=node_vectors), scale=0.01)
     sharp = randomise(head_of(n_trees=n_trees, node_vectors=node_vectors), scale=5.0)
-    hidden, ranked = draw(1, D), ranked_rows(monkeypatch)
+    hidden, rows = draw(1, D), Rows(monkeypatch)
     for of, flat in ((head, True), (sharp, False)):
         assert isinstance(of, TreeEnsemble)
         wanted, order = of.log_prob(hidden).topk(3)
@@ -48,32 +67,53 @@ def test_flat_rows_are_ranked_from_all_classes(
         values, classes = of.topk(hidden, 3)
         torch.testing.assert_close(values, wanted)
         assert torch.equal(classes, order)
-        assert ranked == ([1] if flat else [])
-        ranked.clear()
+        searched, ranked, whole = rows.take()
+        assert searched == [1]
+        assert (whole if node_vectors == "free" else ranked) == ([1] if flat else [])
 
 
-def test_only_the_rows_that_are_flat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_flat_rows_is_given_up_after_few(monkeypatch: pytest.MonkeyPatch) -> None:
     head = head_of(n_trees=1)
-    randomise(head, scale=5.0)
-    hidden, ranked = draw(4, D), ranked_rows(monkeypatch)
-    hidden[1] *= 1e-3
+    randomise(head, scale=2.0)
     with torch.no_grad():
         for bias in (head.nodes.root_bias, head.nodes.leaf_bias):
             assert bias is not None
             bias.zero_()
-    with torch.no_grad():
-        values, classes = head._search(hidden, 1)
-        wanted, order = head.log_prob(hidden).topk(1)
-    assert ranked == [1]
-    torch.testing.assert_close(values, wanted)
-    assert torch.equal(classes, order)
+    hidden, rows = draw(64, D), Rows(monkeypatch)
+    for flat, searched, ranked in (
+        (slice(0, 0), [4, 60], []),
+        (slice(4, 6), [4, 60], [2]),
+        (slice(0, 3), [4], [63]),
+        (slice(0, 64), [4], [64]),
+    ):
+        x = hidden.clone()
+        x[flat] *= 1e-3
+        values, classes = head.topk(x, 1)
+        assert rows.take() == (searched, ranked, [])
+        wanted, order = head.log_prob(x).topk(1)
+        torch.testing.assert_close(values, wanted)
+        assert torch.equal(classes, order)
+
+
+def test_scores_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose numbers could lose digits are ranked from the log-probabilities."""
+    head = randomise(head_of(n_trees=2), scale=1.0)
+    hidden, rows = draw(40, D), Rows(monkeypatch)
+    hidden[3] *= 100
+    values, classes = head.topk(hidden, 50)
+    assert rows.take() == ([], [40], [1])
+    wanted, order = head.log_prob(hidden).topk(50)
+    torch.testing.assert_close(values, wanted, rtol=1e-5, atol=1e-4)
+    assert torch.equal(classes[3], order[3])
 
 
 def test_limit() -> None:
-    """A third of all vectors for a row by itself, less in a batch, where all classes cost less."""
+    """A tenth of the time of all classes, which is that of reading them for few rows."""
     head = head_of(n_trees=2)
-    limits = [most_scored(head.layout, torch.empty(n, D)) for n in (0, 1, 2, 5, 100)]
-    assert limits == [1333, 1333, 666, 266, 266]
+    limits = [most_scored(head.layout, n) for n in (0, 1, 10, 1000)]
+    assert limits == [250, 275, 50, 25]
+    assert pays_to_search(head.layout, torch.empty(1, D), 100)
+    assert not pays_to_search(head.layout, torch.empty(100, D), 100)
 
 
 def test_compiled_and_mapped_searches_have_no_limit() -> None:
