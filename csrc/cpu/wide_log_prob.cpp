@@ -1,7 +1,8 @@
 #include "cpu/wide_log_prob.h"
 
 #include <algorithm>
-#include <type_traits>
+#include <numeric>
+#include <utility>
 
 #include "cpu/capability.h"
 
@@ -76,8 +77,8 @@ WidePlan wide_plan(const char* op, const TreeTable& table, const int64_t* target
       const WideNode& node = nodes[depth];
       const int64_t place = depth ? plan.run[open[depth - 1]].place + plan.run[open[depth - 1]].width : 0;
       open.push_back(plan.run.size());
-      plan.run.push_back(
-          {j, j + 1, node.first_row, node.width, place, static_cast<int64_t>(depth), plan.visited, 0});
+      plan.run.push_back({j, j + 1, node.first_row, node.width, place, static_cast<int64_t>(depth),
+                          plan.visited, 0, node.width});
       plan.visited += node.width;
     }
     for (const WideNode& node : nodes) plan.child.push_back(static_cast<int32_t>(node.child));
@@ -98,6 +99,8 @@ WideTree<T> wide_tree(const TreeBatch& batch, const WidePlan& plan, const Featur
           plan.first_child.data(),
           plan.child.data(),
           plan.leaf_class,
+          plan.leaf_class,
+          nullptr,
           hidden,
           subsets[t],
           batch.in_features,
@@ -124,40 +127,38 @@ WideGradients<T> wide_gradients(const TreeBatch& batch, const Backward<T>& tenso
   return g;
 }
 
-// The gradients of a tree for the features from <= s < to.
+// Features of each thread where threads divide them, of which one has at least `least`.
+int64_t interval_width(int64_t features, int64_t least) {
+  const int64_t threads = torch::stable::get_num_threads();
+  const int64_t shares = std::max<int64_t>(1, std::min(threads, features / least));
+  return std::max<int64_t>(16, ((features + shares - 1) / shares + 15) / 16 * 16);
+}
+
+// The gradients of a tree with rows of its own.
 template <typename T>
-void tree_gradients(const WidePlan& plan, const WideTree<T>& tree, const WideGradients<T>& g, int64_t from,
-                    int64_t to) {
+void tree_gradients(const WidePlan& plan, const WideTree<T>& tree, const WideGradients<T>& g) {
   using A = accumulate_t<T>;
   const WideKernels<T>& kernels = chosen_kernels<WideKernels<T>>();
-  const int64_t threads = torch::stable::get_num_threads(), features = to - from;
+  const int64_t threads = torch::stable::get_num_threads(), features = tree.features;
   // Threads divide the runs if there are many, otherwise the features. Nested runs belong to the outermost one.
   const int64_t outermost =
       std::count_if(plan.run.begin(), plan.run.end(), [](const WideRun& run) { return run.depth == 0; });
   const bool by_run = outermost >= 16 * threads;
-  const int64_t shares = by_run ? 1 : std::max<int64_t>(1, std::min(threads, features / 64));
-  const int64_t width = std::max<int64_t>(16, ((features + shares - 1) / shares + 15) / 16 * 16);
+  const int64_t width = by_run ? std::max<int64_t>(16, features) : interval_width(features, 64);
   const int64_t intervals = std::max<int64_t>(1, (features + width - 1) / width);
   const int64_t pieces = by_run ? threads : 1;
   parallel(pieces * intervals, 1, [&](int64_t part, int64_t last) {
-    A* scratch = cpu::scratch<A, 0>(wide_gradients_scratch(tree.features));
+    A* scratch = cpu::scratch<A, 0>(wide_gradients_scratch(features));
     for (; part < last; ++part) {
-      const int64_t piece = part / intervals, begin = from + part % intervals * width;
+      const int64_t piece = part / intervals, begin = part % intervals * width;
       bool mine = false;
       for (size_t r = 0; r < plan.run.size(); ++r) {
         const WideRun& run = plan.run[r];
         if (run.depth == 0) mine = run.entry * pieces / plan.scores == piece;
         if (!mine) continue;
-        kernels.gradients(tree, run, next_of(plan, r), begin, std::min(begin + width, to), g, scratch);
+        kernels.gradients(tree, run, next_of(plan, r), begin, std::min(begin + width, features), g, scratch);
       }
     }
-  });
-}
-
-template <typename T>
-void fill_zeros(T* data, int64_t rows, int64_t features) {
-  parallel(rows, 64, [&](int64_t begin, int64_t end) {
-    std::fill(data + begin * features, data + end * features, T{});
   });
 }
 
@@ -173,22 +174,138 @@ void fill_others(T* data, const std::vector<int64_t>& visited, int64_t classes, 
   });
 }
 
-// The row of sums of each child of the runs of each tree: its class, or the place of that in `visited`.
-std::vector<std::vector<int32_t>> sum_rows(const TreeBatch& batch, const std::vector<WidePlan>& plans,
-                                           const std::vector<int64_t>& visited, bool by_class) {
-  int32_t* const place = scratch<int32_t, 0>(batch.classes);  // set for the visited classes alone
-  for (size_t n = 0; n < visited.size(); ++n) {
-    place[visited[n]] = static_cast<int32_t>(by_class ? visited[n] : n);
+// The children of all runs of the leaf op by panels of consecutive classes, whose rows of the weight and of its
+// gradient stay in the caches while one tree after another reads them. Those of one run are a piece.
+struct LeafPieces {
+  struct Piece {
+    int32_t tree, run;
+    int64_t end;  // of its children, which begin at the end of the piece before
+  };
+
+  int shift = 10;                    // a panel has 2^shift classes
+  std::vector<int32_t> leaf_class;   // of each child
+  std::vector<int32_t> child;        // its place among the children of the node
+  std::vector<Piece> piece;          // by panel, then by tree, then in leaf order
+  std::vector<int64_t> first_piece;  // [panels + 1]
+
+  WideRun run(const std::vector<WidePlan>& plans, int64_t p) const {
+    WideRun run = plans[piece[p].tree].run[piece[p].run];
+    run.first_row = p ? piece[p - 1].end : 0;
+    run.width = piece[p].end - run.first_row;
+    return run;
   }
-  std::vector<std::vector<int32_t>> rows(plans.size());
-  for (size_t t = 0; t < plans.size(); ++t) {
-    rows[t].reserve(plans[t].visited);
-    for (const WideRun& run : plans[t].run) {
-      const int32_t* const leaf_class = plans[t].leaf_class + run.first_row;
-      for (int64_t c = 0; c < run.width; ++c) rows[t].push_back(place[leaf_class[c]]);
+
+  // Calls f(t, run, the next one or null) for the pieces begin <= p < end.
+  template <typename F>
+  void each(const std::vector<WidePlan>& plans, int64_t begin, int64_t end, const F& f) const {
+    WideRun next = begin < end ? run(plans, begin) : WideRun{};
+    for (int64_t p = begin; p < end; ++p) {
+      const WideRun current = next;
+      if (p + 1 < end) next = run(plans, p + 1);
+      f(piece[p].tree, current, p + 1 < end ? &next : nullptr);
     }
   }
-  return rows;
+};
+
+// The panels do not depend on the rows of the batch, because they determine the order of the sums of a row.
+LeafPieces leaf_pieces(const TreeBatch& batch, const std::vector<WidePlan>& plans) {
+  LeafPieces all;
+  const int64_t children = visited(plans);
+  while (batch.classes >> all.shift > 64) ++all.shift;
+  const int64_t panels = (batch.classes >> all.shift) + 1;
+  std::vector<int64_t> next_child(panels + 1), next_piece(panels + 1);
+  // Calls f(t, r, c, its class, its panel, whether it begins a piece) for child c of each run r.
+  const auto each_child = [&](const auto& f) {
+    std::vector<const WideRun*> last(panels);
+    for (size_t t = 0; t < plans.size(); ++t) {
+      for (size_t r = 0; r < plans[t].run.size(); ++r) {
+        const WideRun& run = plans[t].run[r];
+        const int32_t* const leaf_class = plans[t].leaf_class + run.first_row;
+        for (int64_t c = 0; c < run.width; ++c) {
+          const int64_t panel = leaf_class[c] >> all.shift;
+          f(t, r, c, leaf_class[c], panel, std::exchange(last[panel], &run) != &run);
+        }
+      }
+    }
+  };
+  each_child([&](size_t, size_t, int64_t, int32_t, int64_t panel, bool begins) {
+    ++next_child[panel + 1];
+    next_piece[panel + 1] += begins;
+  });
+  std::partial_sum(next_child.begin(), next_child.end(), next_child.begin());
+  std::partial_sum(next_piece.begin(), next_piece.end(), next_piece.begin());
+  all.first_piece = next_piece;
+  all.leaf_class.resize(children);
+  all.child.resize(children);
+  all.piece.resize(next_piece.back());
+  each_child([&](size_t t, size_t r, int64_t c, int32_t leaf_class, int64_t panel, bool begins) {
+    const int64_t place = next_child[panel]++;
+    all.leaf_class[place] = leaf_class;
+    all.child[place] = static_cast<int32_t>(c);
+    all.piece[(next_piece[panel] += begins) - 1] = {static_cast<int32_t>(t), static_cast<int32_t>(r),
+                                                    place + 1};
+  });
+  return all;
+}
+
+// Calls f(t, run) for all runs on several threads.
+template <typename F>
+void each_run(const std::vector<WidePlan>& plans, const F& f) {
+  std::vector<int64_t> first(plans.size() + 1);
+  for (size_t t = 0; t < plans.size(); ++t)
+    first[t + 1] = first[t] + static_cast<int64_t>(plans[t].run.size());
+  parallel(first.back(), 16, [&](int64_t begin, int64_t end) {
+    for (size_t t = 0; t < plans.size(); ++t) {
+      for (int64_t r = std::max(begin, first[t]); r < std::min(end, first[t + 1]); ++r) {
+        f(t, plans[t].run[r - first[t]]);
+      }
+    }
+  });
+}
+
+// The products of the leaf op, of whose classes most are visited by several trees.
+template <typename T>
+void leaf_scores(const TreeBatch& batch, const std::vector<WidePlan>& plans, std::vector<WideTree<T>> trees,
+                 accumulate_t<T>* score) {
+  using A = accumulate_t<T>;
+  const WideKernels<T>& kernels = chosen_kernels<WideKernels<T>>();
+  const LeafPieces all = leaf_pieces(batch, plans);
+  for (WideTree<T>& tree : trees) {
+    tree.piece_class = all.leaf_class.data();
+    tree.piece_child = all.child.data();
+  }
+  const int64_t pieces = all.first_piece.back();
+  int64_t products = 1;
+  for (const WidePlan& plan : plans) products += plan.scores * batch.features;
+  parallel(pieces, 1 + (pieces << 20) / products, [&](int64_t begin, int64_t end) {  // a million products
+    A* scratch = cpu::scratch<A, 0>(wide_scores_scratch(batch.features, 0));
+    all.each(plans, begin, end, [&](int32_t t, const WideRun& run, const WideRun* next) {
+      kernels.scores(trees[t], run, next, run.begin, run.end, score + t * batch.longest, scratch);
+    });
+  });
+}
+
+// The scores of the wide op, or the products of the leaf op, of one tree.
+template <typename T>
+void wide_scores(const TreeBatch& batch, const WidePlan& plan, const WideTree<T>& tree,
+                 accumulate_t<T>* score) {
+  using A = accumulate_t<T>;
+  const WideKernels<T>& kernels = chosen_kernels<WideKernels<T>>();
+  const int64_t grain = 1 + (1 << 20) / (batch.features + 1);  // a million products
+  // A thread processes the rows whose scores begin in its part.
+  parallel(plan.scores, grain, [&](int64_t begin, int64_t end) {
+    A* scratch = cpu::scratch<A, 0>(wide_scores_scratch(batch.features, batch.longest));
+    const auto after = std::upper_bound(plan.run.begin(), plan.run.end(), begin,
+                                        [](int64_t entry, const WideRun& run) { return entry < run.entry; });
+    for (size_t r = after - plan.run.begin() - 1; r < plan.run.size() && plan.run[r].entry < end; ++r) {
+      const WideRun& run = plan.run[r];
+      const auto place = [&](int64_t entry) {
+        const int64_t rows = (std::max<int64_t>(0, entry - run.entry) + run.width - 1) / run.width;
+        return std::min(run.begin + rows, run.end);
+      };
+      kernels.scores(tree, run, next_of(plan, r), place(begin), place(end), score, scratch);
+    }
+  });
 }
 
 }  // namespace
@@ -229,35 +346,29 @@ std::vector<int64_t> visited_classes(const TreeBatch& batch, const std::vector<W
 
 template <typename T>
 void wide_log_prob(const TreeBatch& batch, const Forward<T>& tensors) {
-  using A = accumulate_t<T>;
-  const WideKernels<T>& kernels = chosen_kernels<WideKernels<T>>();
   const std::vector<WidePlan> plans = wide_plans(batch);
   const FeatureSubsets subsets(batch);
-  const int64_t grain = 1 + (1 << 20) / (batch.features + 1);  // a million products
+  const bool by_panel = batch.leaf_class && visited(plans) > batch.classes;
+  std::vector<WideTree<T>> trees;
+  for (int64_t t = 0; t < batch.trees; ++t) {
+    trees.push_back(wide_tree(batch, plans[t], subsets, t, tensors.hidden, tensors.weight, tensors.bias));
+    if (!by_panel) wide_scores(batch, plans[t], trees[t], tensors.score + t * batch.longest);
+  }
+  if (by_panel) leaf_scores(batch, plans, trees, tensors.score);
+  if (batch.leaf_class) {
+    each_run(plans, [&](size_t t, const WideRun& run) {
+      chosen_kernels<WideKernels<T>>().normalize(trees[t], run, tensors.score + t * batch.longest,
+                                                 scratch<accumulate_t<T>, 0>(run.width));
+    });
+  }
   for (int64_t t = 0; t < batch.trees; ++t) {
     const WidePlan& plan = plans[t];
-    const WideTree<T> tree = wide_tree(batch, plan, subsets, t, tensors.hidden, tensors.weight, tensors.bias);
-    A* score = tensors.score + t * batch.longest;
-    // A thread processes the rows whose scores begin in its part.
-    parallel(plan.scores, grain, [&](int64_t begin, int64_t end) {
-      A* scratch = cpu::scratch<A, 0>(wide_scores_scratch(batch.features, batch.longest));
-      const auto after =
-          std::upper_bound(plan.run.begin(), plan.run.end(), begin,
-                           [](int64_t entry, const WideRun& run) { return entry < run.entry; });
-      for (size_t r = after - plan.run.begin() - 1; r < plan.run.size() && plan.run[r].entry < end; ++r) {
-        const WideRun& run = plan.run[r];
-        const auto place = [&](int64_t entry) {
-          const int64_t rows = (std::max<int64_t>(0, entry - run.entry) + run.width - 1) / run.width;
-          return std::min(run.begin + rows, run.end);
-        };
-        kernels.scores(tree, run, next_of(plan, r), place(begin), place(end), score, scratch);
-      }
-    });
+    const accumulate_t<T>* const score = tensors.score + t * batch.longest;
     for (const WideRun& run : plan.run) {
       for (int64_t j = run.begin; j < run.end; ++j) {
         const int64_t i = plan.row[j];
         const int64_t child = plan.child[plan.first_child[j] + run.depth];
-        tensors.log_prob[i * batch.trees + t] += score[i * tree.score_stride + run.place + child];
+        tensors.log_prob[i * batch.trees + t] += score[i * trees[t].score_stride + run.place + child];
       }
     }
   }
@@ -277,8 +388,7 @@ void wide_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
     if (tensors.grad_weight) g.grad_weight = tensors.grad_weight + first * batch.features;
     if (tensors.grad_bias) g.grad_bias = tensors.grad_bias + first;
     tree_gradients(plans[t],
-                   wide_tree<T>(batch, plans[t], subsets, t, tensors.hidden, tensors.weight, nullptr), g, 0,
-                   batch.features);
+                   wide_tree<T>(batch, plans[t], subsets, t, tensors.hidden, tensors.weight, nullptr), g);
     first_slot += plans[t].visited;
   }
 }
@@ -287,57 +397,72 @@ template <typename T>
 void leaf_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>& plans,
                             const std::vector<int64_t>& visited, const Backward<T>& tensors) {
   using A = accumulate_t<T>;
-  constexpr bool in_place = std::is_same_v<T, A>;
-  constexpr int64_t workspace_bytes = int64_t{64} << 20;
+  const WideKernels<T>& kernels = chosen_kernels<WideKernels<T>>();
   const FeatureSubsets subsets(batch);
-  const int64_t rows = static_cast<int64_t>(visited.size()), features = batch.features;
-  const bool of_weight = tensors.grad_weight;
-  std::vector<std::vector<int32_t>> sum_row;
-  if (of_weight) sum_row = sum_rows(batch, plans, visited, in_place && !tensors.sparse);
+  const LeafPieces all = leaf_pieces(batch, plans);
+  const int64_t features = batch.features, width = interval_width(features, 32);
+  int32_t* const sum_row = scratch<int32_t, 0>(batch.classes);  // set for the visited classes alone
+  int64_t scores = 0, first_slot = 0;
+  for (const WidePlan& plan : plans) scores += plan.scores;
+  const Workspace<A> slope(scores);
+  scores = 0;
+  std::vector<WideTree<T>> trees;
+  std::vector<WideGradients<T>> gradients;
+  for (int64_t t = 0; t < batch.trees; ++t) {
+    trees.push_back(wide_tree<T>(batch, plans[t], subsets, t, tensors.hidden, tensors.weight, nullptr));
+    gradients.push_back(wide_gradients(batch, tensors, t));
+    trees[t].piece_class = all.leaf_class.data();
+    trees[t].piece_child = all.child.data();
+    gradients[t].slope = slope.data() + scores;
+    gradients[t].sum_stride = width;
+    gradients[t].sum_row = sum_row;
+    if (tensors.grad_bias) {
+      gradients[t].grad_bias = tensors.grad_bias + (tensors.sparse ? first_slot : t * batch.weight_rows);
+    }
+    scores += plans[t].scores;
+    first_slot += plans[t].visited;
+  }
+  each_run(plans, [&](size_t t, const WideRun& run) {
+    kernels.slopes(trees[t], run, gradients[t], cpu::scratch<A, 0>(run.width + 16));
+  });
   if (tensors.grad_hidden) std::fill_n(tensors.grad_hidden, batch.rows * features, A{0});
-  if (of_weight && in_place) {
-    fill_zeros(tensors.grad_weight, tensors.sparse ? rows : batch.classes, features);
-  } else if (of_weight && !tensors.sparse) {
+  if (tensors.grad_weight && !tensors.sparse) {
     fill_others(tensors.grad_weight, visited, batch.classes, features);
   }
-  const int64_t fit = workspace_bytes / (1 + rows * static_cast<int64_t>(sizeof(A))) / 16 * 16;
-  const bool by_workspace = of_weight && !in_place;
-  const int64_t width = !by_workspace ? features : std::min(features, std::max<int64_t>(64, fit));
-  const int64_t numbers = rows * width + 16;  // a vector more, which store_sums may read
-  const Workspace<A> workspace(by_workspace ? numbers : 0);
-  int64_t begin = 0;
-  do {
-    const int64_t end = std::min(begin + width, features);
-    if (by_workspace) fill_zeros(workspace.data(), rows, width);
-    int64_t first_slot = 0;
-    for (int64_t t = 0; t < batch.trees; ++t) {
-      WideGradients<T> g = wide_gradients(batch, tensors, t);
-      if constexpr (in_place) {
-        g.sum = tensors.grad_weight;
-      } else {
-        g.sum = workspace.data();
+
+  // The visited classes of panel p have the places first_place[p] to first_place[p + 1] - 1 in `visited`.
+  const int64_t panels = static_cast<int64_t>(all.first_piece.size()) - 1;
+  std::vector<int64_t> first_place(panels + 1);
+  for (const int64_t c : visited) ++first_place[(c >> all.shift) + 1];
+  const int64_t most = *std::max_element(first_place.begin(), first_place.end());
+  std::partial_sum(first_place.begin(), first_place.end(), first_place.begin());
+  for (size_t n = 0; n < visited.size(); ++n) {
+    sum_row[visited[n]] = static_cast<int32_t>(n - first_place[visited[n] >> all.shift]);
+  }
+  const int64_t intervals = (features + width - 1) / width;
+  const int64_t numbers = tensors.grad_weight ? most * width : 0;
+  const Workspace<A> sums(intervals * numbers);
+  parallel(intervals, 1, [&](int64_t part, int64_t last) {
+    A* scratch = cpu::scratch<A, 0>(wide_gradients_scratch(features));
+    for (; part < last; ++part) {
+      const int64_t begin = part * width, end = std::min(begin + width, features);
+      A* const sum = numbers ? sums.data() + part * numbers : nullptr;
+      std::vector<WideGradients<T>> mine(gradients);
+      for (WideGradients<T>& g : mine) g.sum = sum;
+      for (int64_t panel = 0; panel < panels; ++panel) {
+        const int64_t first = first_place[panel], rows = first_place[panel + 1] - first;
+        if (sum) std::fill_n(sum, rows * width, A{0});
+        all.each(plans, all.first_piece[panel], all.first_piece[panel + 1],
+                 [&](int32_t t, const WideRun& run, const WideRun* next) {
+                   kernels.gradients(trees[t], run, next, begin, end, mine[t], scratch);
+                 });
+        if (!sum) continue;
+        const int64_t* const row = tensors.sparse ? nullptr : visited.data() + first;
+        T* const target = tensors.grad_weight + (tensors.sparse ? first * features : 0) + begin;
+        kernels.store_sums(sum, width, end - begin, row, rows, target, features);
       }
-      g.sum_stride = width;
-      g.sum_begin = begin;
-      if (of_weight) g.sum_row = sum_row[t].data();
-      if (tensors.grad_bias) {
-        g.grad_bias = tensors.grad_bias + (tensors.sparse ? first_slot : t * batch.weight_rows);
-      }
-      tree_gradients(plans[t],
-                     wide_tree<T>(batch, plans[t], subsets, t, tensors.hidden, tensors.weight, nullptr), g,
-                     begin, end);
-      first_slot += plans[t].visited;
     }
-    if (by_workspace) {
-      parallel(rows, 16, [&](int64_t n, int64_t last) {
-        for (; n < last; ++n) {
-          T* const row = tensors.grad_weight + (tensors.sparse ? n : visited[n]) * features;
-          chosen_kernels<WideKernels<T>>().store_sums(workspace.data() + n * width, end - begin, row + begin);
-        }
-      });
-    }
-    begin = end;
-  } while (begin < features);
+  });
 }
 
 #define HSTREE_WIDE(T)                                                                    \

@@ -10,14 +10,14 @@
 //
 // In leaf order the rows below a node are consecutive, so that each node that the batch visits is a small matrix
 // product in the forward pass and two in the backward pass. In the wide op the backward pass reads each weight once
-// and writes each gradient once. In the leaf op the trees add to the gradient of the weight one after another, in
-// the accumulation dtype: in place, or, for 16-bit elements, in a workspace of at most 64 MiB or 64 features.
+// and writes each gradient once. The leaf op goes through the classes in panels: all trees read the rows of a panel,
+// and add to their gradients in the accumulation dtype, one after another, before each gradient is written once.
 //
 // Ignored rows (target < 0): log_prob 0, no gradient. A path without wide nodes: log_prob 0. Sums in float32
 // (float64 for float64); NaN and infinities propagate. Work O(N T W S) for W children on a path; score
 // [N, T, max_width] is kept for backward, uninitialized beyond the children on the path. No atomics; bitwise
 // identical on every run and for every number of threads. Threads divide scores in the forward pass, nodes or
-// features in the backward pass.
+// features in the backward pass, in the leaf op features.
 #pragma once
 
 #include <vector>

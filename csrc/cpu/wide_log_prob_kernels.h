@@ -10,15 +10,17 @@
 
 namespace hstree::cpu {
 
-// Consecutive rows in the leaf order of a tree whose paths share a wide node.
+// Consecutive rows in the leaf order of a tree whose paths share a wide node, with its children, or, in the leaf op,
+// with those whose classes lie in one panel: a piece.
 struct WideRun {
   int64_t begin, end;  // places of the rows
-  int64_t first_row;   // of the node's weight rows
-  int64_t width;       // children of the node
+  int64_t first_row;   // of the node's weight rows; of a piece: its children in piece_class
+  int64_t width;       // children
   int64_t place;       // of its first child among the scores of a row
   int64_t depth;       // wide nodes above it
   int64_t slot;        // of its first child among all children of the tree's runs
   int64_t entry;       // scores of earlier runs
+  int64_t node_width;  // children of the node
 };
 
 // The rows of one tree in leaf order, and the weights that they are multiplied with. N rows, n of them not
@@ -28,9 +30,10 @@ struct WideTree {
   const int32_t* row;          // [n]
   const int64_t* first_child;  // [n + 1] into child
   const int32_t* child;        // by place, then by depth
-  const int32_t*
-      leaf_class;   // [V] row of `weight` and `bias` for each row of the tree, or null: the same row
-  const T* hidden;  // [N, D]
+  const int32_t* leaf_class;   // [V] row of `bias` for each row of the tree, or null: the same row
+  const int32_t* piece_class;  // row of `weight` for each child of a piece, or null: runs of own rows
+  const int32_t* piece_child;  // which child of the node it is, or null: the children in order
+  const T* hidden;             // [N, D]
   FeatureSubset subset;
   int64_t in_features;       // D
   int64_t features;          // S
@@ -52,8 +55,8 @@ inline int64_t wide_gradients_scratch(int64_t features) {
   return (2 * wide_rows + wide_children) * workspace_stride(features) + (wide_rows + 1) * wide_children;
 }
 
-// The gradients of one tree. A tree's own weight rows have grad_weight; those that all trees share have sums, to
-// which the trees add one after another.
+// The gradients of one tree. A tree's own weight rows have grad_weight; those that all trees share have sums of the
+// classes of a panel, to which the trees add one after another.
 template <typename T>
 struct WideGradients {
   using A = accumulate_t<T>;
@@ -63,10 +66,10 @@ struct WideGradients {
   const A* score;          // as in `scores`
   A* grad_hidden;          // [N, D], or null
   T* grad_weight;          // [., S], stored, or null
-  A* sum;                  // [., sum_stride], added to, or null
-  int64_t sum_stride;      // from row to row
-  int64_t sum_begin;       // feature of its first column
-  const int32_t* sum_row;  // of each child of the tree's runs
+  A* slope;                // d log_prob / d z of the leaf op: by run, then [rows, node_width]
+  A* sum;                  // [., sum_stride] of the features of the interval, added to, or null
+  int64_t sum_stride;      // from row to row, whole vectors
+  const int32_t* sum_row;  // of each class, from that of the first row of `sum` on
   T* grad_bias;            // or null
   // Whether rows of grad_weight and grad_bias are children of the runs; otherwise they are those of weight and bias.
   bool sparse;
@@ -77,17 +80,26 @@ struct WideKernels {
   using A = accumulate_t<T>;
 
   // score[row * score_stride + run.place + c] = log_softmax_c(dot(hidden[row, subset], weight_c) + bias_c) for
-  // the rows at begin <= place < end of the run. Meanwhile prefetches the weights of `next`, if not null.
+  // the rows at begin <= place < end of the run; of a piece: dot(hidden[row], weight_c). Meanwhile prefetches the
+  // weights of `next`, if not null.
   void (*scores)(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin, int64_t end,
                  A* score, A* scratch);
 
-  // Gradients of a run for the features begin <= s < end, multiples of 16 or end = S. Those of the bias belong to
-  // the interval that begins at 0. The order of each sum does not depend on the interval.
+  // The log-softmax of the scores of a run plus bias, in place.
+  void (*normalize)(const WideTree<T>& tree, const WideRun& run, A* score, A* scratch);
+
+  // The slopes of a run, and the gradients of its bias. scratch [run.width + 16].
+  void (*slopes)(const WideTree<T>& tree, const WideRun& run, const WideGradients<T>& gradients, A* scratch);
+
+  // Gradients of a run or a piece for the features begin <= s < end, multiples of 16 or end = S. Those of the bias of a
+  // run belong to the interval that begins at 0. The order of each sum does not depend on the interval.
   void (*gradients)(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
                     int64_t end, const WideGradients<T>& gradients, A* scratch);
 
-  // Rounds `count` sums to a row. May read up to a vector beyond them.
-  void (*store_sums)(const A* sum, int64_t count, T* row);
+  // Rounds the first `count` sums of each of `rows` rows to those of `target` [., features]: to the listed rows, or,
+  // if `row` is null, to the first ones. May read up to a vector beyond the sums.
+  void (*store_sums)(const A* sum, int64_t sum_stride, int64_t count, const int64_t* row, int64_t rows,
+                     T* target, int64_t features);
 };
 
 }  // namespace hstree::cpu

@@ -53,37 +53,43 @@ struct ListedRows {
   E* operator[](int k) const { return row[k]; }
 };
 
-// The weights of a tree's rows from column `begin` on, and the sums of their gradients: its own, or those of their
-// classes.
+// The weights of a tree's own rows, or those of the classes of a piece, from column `begin` on.
 template <typename T>
 struct OwnRows {
-  using A = accumulate_t<T>;
   static constexpr bool are_shared = false;
   const T* weight;
   int64_t features;
 
   OwnRows(const WideTree<T>& tree, int64_t begin) : weight(tree.weight + begin), features(tree.features) {}
   const T* operator()(int64_t row) const { return weight + row * features; }
+  int64_t child(int64_t, int64_t c) const { return c; }
+  int64_t slope(int64_t, int64_t, int64_t r, int64_t k) const { return r * wide_children + k; }
   template <int K>
   ConsecutiveRows<const T> weights(int64_t row) const {
     return {(*this)(row), features};
   }
-  template <int K>
-  static ConsecutiveRows<A> sums(A* sum, int64_t stride, const int32_t*) {
+  template <int K, typename A>
+  ConsecutiveRows<A> sums(int64_t, A* sum, int64_t stride, const int32_t*) const {
     return {sum, stride};
   }
 };
 template <typename T>
 struct ClassRows {
-  using A = accumulate_t<T>;
   static constexpr bool are_shared = true;
   const T* weight;
   int64_t features;
-  const int32_t* leaf_class;
+  const int32_t *piece_class, *piece_child;
 
   ClassRows(const WideTree<T>& tree, int64_t begin)
-      : weight(tree.weight + begin), features(tree.features), leaf_class(tree.leaf_class) {}
-  const T* operator()(int64_t row) const { return weight + leaf_class[row] * features; }
+      : weight(tree.weight + begin),
+        features(tree.features),
+        piece_class(tree.piece_class),
+        piece_child(tree.piece_child) {}
+  const T* operator()(int64_t row) const { return weight + piece_class[row] * features; }
+  int64_t child(int64_t row, int64_t c) const { return piece_child ? piece_child[row] : c; }
+  int64_t slope(int64_t row, int64_t width, int64_t r, int64_t k) const {
+    return r * width + piece_child[row + k];
+  }
   template <int K>
   ListedRows<const T, K> weights(int64_t row) const {
     ListedRows<const T, K> rows;
@@ -91,11 +97,11 @@ struct ClassRows {
     for (int k = 0; k < K; ++k) rows.row[k] = (*this)(row + k);
     return rows;
   }
-  template <int K>
-  static ListedRows<A, K> sums(A* sum, int64_t stride, const int32_t* place) {
+  template <int K, typename A>
+  ListedRows<A, K> sums(int64_t row, A* sum, int64_t stride, const int32_t* sum_row) const {
     ListedRows<A, K> rows;
 #pragma GCC unroll 4
-    for (int k = 0; k < K; ++k) rows.row[k] = sum + place[k] * stride;
+    for (int k = 0; k < K; ++k) rows.row[k] = sum + sum_row[piece_class[row + k]] * stride;
     return rows;
   }
 };
@@ -157,7 +163,7 @@ struct ScoreTile {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-      for (int k = 0; k < K; ++k) z[r][child + k] = sum_of<A>(sum[r][k]);
+      for (int k = 0; k < K; ++k) z[r][rows.child(row + k, child + k)] = sum_of<A>(sum[r][k]);
     }
   }
 };
@@ -225,7 +231,7 @@ static void scores_of(const WideTree<T>& tree, const WideRun& run, const WideRun
   const int64_t stride = tree.workspace_stride;
   const Rows tree_rows(tree, 0);
   A* const x = scratch;
-  const A* const bias = bias_of(tree, run, x + wide_rows * stride);
+  const A* const bias = Rows::are_shared ? nullptr : bias_of(tree, run, x + wide_rows * stride);
   for (int64_t first = begin; first < end; first += wide_rows) {
     const int64_t rows = end - first < wide_rows ? end - first : wide_rows;
     A* z[wide_rows];
@@ -246,15 +252,24 @@ static void scores_of(const WideTree<T>& tree, const WideRun& run, const WideRun
         run_tile<row_tile, child_tile>(tile, rows - r, children);
       }
     }
-    for (int64_t r = 0; r < rows; ++r) log_softmax(bias, run.width, z[r]);
+    for (int64_t r = 0; !Rows::are_shared && r < rows; ++r) log_softmax(bias, run.width, z[r]);
   }
 }
 
 template <typename T>
 static void scores(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
                    int64_t end, accumulate_t<T>* score, accumulate_t<T>* scratch) {
-  return tree.leaf_class ? scores_of<T, ClassRows<T>>(tree, run, next, begin, end, score, scratch)
-                         : scores_of<T, OwnRows<T>>(tree, run, next, begin, end, score, scratch);
+  return tree.piece_class ? scores_of<T, ClassRows<T>>(tree, run, next, begin, end, score, scratch)
+                          : scores_of<T, OwnRows<T>>(tree, run, next, begin, end, score, scratch);
+}
+
+template <typename T>
+static void normalize(const WideTree<T>& tree, const WideRun& run, accumulate_t<T>* score,
+                      accumulate_t<T>* scratch) {
+  const accumulate_t<T>* const bias = bias_of(tree, run, scratch);
+  for (int64_t j = run.begin; j < run.end; ++j) {
+    log_softmax(bias, run.width, score + tree.row[j] * tree.score_stride + run.place);
+  }
 }
 
 // For R rows and K children and every feature: grad_x_r += sum_k z_rk w_k, and sum_r z_rk x_r is added to the
@@ -265,6 +280,7 @@ struct GradientTile {
   static constexpr int64_t W = VectorOf<A>::width;
 
   const A* z;
+  int64_t z_stride;
   const A* x;
   A* grad_x;  // or null
   int64_t stride;
@@ -274,8 +290,8 @@ struct GradientTile {
   Ahead ahead;
   A* sum;  // of the gradient of the weights, own rows: of the first child; or null
   int64_t sum_stride;
-  const int32_t* sum_row;  // of each child, or null
-  bool opened;             // earlier rows or trees were summed
+  const int32_t* sum_row;  // of each class, or null
+  bool opened;             // the sums hold earlier rows or trees
   T* target;               // of finished sums of own rows, if aligned for streaming, otherwise null
 
   template <bool of_hidden, bool of_weight, bool whole, int R, int K, typename Weights, typename Sums>
@@ -289,21 +305,14 @@ struct GradientTile {
 #pragma GCC unroll 4
     for (int k = 0; k < K; ++k) {
       const Vector<A> ws = load_some<whole>(w[k] + s, features - s);
-      Vector<A> d;
-      if constexpr (of_weight && Rows::are_shared) {
-        d = load_some<whole>(sums[k] + s, features - s);
-      } else {
-        d = of_weight && opened ? load(sums[k] + s) : Vector<A>{};
-      }
+      Vector<A> d = of_weight && opened ? load(sums[k] + s) : Vector<A>{};
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         if constexpr (of_hidden) gs[r] += zs[r][k] * ws;
         if constexpr (of_weight) d += zs[r][k] * xs[r];
       }
       if constexpr (!of_weight) continue;
-      if (Rows::are_shared && !whole) {
-        store_first(sums[k] + s, features - s, d);
-      } else if (!Rows::are_shared && whole && target) {
+      if (!Rows::are_shared && whole && target) {
         stream(target + k * rows.features + s, d);
       } else {
         store(sums[k] + s, d);
@@ -326,11 +335,11 @@ struct GradientTile {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-      for (int k = 0; k < K; ++k) zs[r][k] = splat(z[r * wide_children + k]);
+      for (int k = 0; k < K; ++k) zs[r][k] = splat(z[rows.slope(row, z_stride, r, k)]);
     }
     const auto w = rows.template weights<K>(row);
-    decltype(Rows::template sums<K>(sum, sum_stride, sum_row)) sums = {};
-    if constexpr (of_weight) sums = Rows::template sums<K>(sum, sum_stride, sum_row);
+    decltype(rows.template sums<K>(row, sum, sum_stride, sum_row)) sums = {};
+    if constexpr (of_weight) sums = rows.template sums<K>(row, sum, sum_stride, sum_row);
     int64_t s = 0;
     for (; s + W <= features; s += W) {
       ahead.fetch(rows, s);
@@ -348,7 +357,7 @@ static inline void score_gradient(const A* score, int64_t count, int64_t chosen,
     const Vector<A> e = exponential(load_or_impossible(score + c, count - c));
     const auto is_chosen = lanes_below(A{}, chosen - c + 1) & ~lanes_below(A{}, chosen - c);
     const Vector<A> g = grad * ((is_chosen ? splat(A{1}) : Vector<A>{}) - e);
-    store(z + c, g);
+    store_up_to(z + c, count - c, g);
     store(bias_sum + c, load(bias_sum + c) + g);
   }
 }
@@ -367,11 +376,26 @@ static inline void store_bias(const WideTree<T>& tree, const WideRun& run, const
   for (int64_t k = 0; k < children; k += W) store_up_to(to + k, children - k, load(sum + k));
 }
 
+template <typename T>
+static void slopes(const WideTree<T>& tree, const WideRun& run, const WideGradients<T>& g,
+                   accumulate_t<T>* bias_sum) {
+  using A = accumulate_t<T>;
+  for (int64_t c = 0; c < run.width; c += VectorOf<A>::width) store(bias_sum + c, Vector<A>{});
+  A* z = g.slope + run.entry;
+  for (int64_t j = run.begin; j < run.end; ++j, z += run.width) {
+    const int64_t row = tree.row[j];
+    score_gradient(g.score + row * tree.score_stride + run.place, run.width,
+                   tree.child[tree.first_child[j] + run.depth], g.grad_log_prob[row * g.trees], z, bias_sum);
+  }
+  if (g.grad_bias) store_bias(tree, run, g, 0, run.width, bias_sum);
+}
+
 template <typename T, typename Rows>
 static void gradients_of(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
                          int64_t end, const WideGradients<T>& g, accumulate_t<T>* scratch) {
   using A = accumulate_t<T>;
   constexpr int64_t W = VectorOf<A>::width;
+  constexpr bool shared = Rows::are_shared;
   const int64_t size = end - begin, stride = tree.workspace_stride;
   const Rows tree_rows(tree, begin);
   A* x = scratch;
@@ -380,33 +404,34 @@ static void gradients_of(const WideTree<T>& tree, const WideRun& run, const Wide
   A* z = sums + wide_children * stride;
   A* bias_sum = z + wide_rows * wide_children;
   const int64_t first_row = g.sparse ? run.slot : run.first_row;
-  const bool of_hidden = g.grad_hidden != nullptr;
-  const bool of_weight = Rows::are_shared ? g.sum != nullptr : g.grad_weight != nullptr;
+  const bool of_hidden = g.grad_hidden != nullptr, of_own = g.grad_weight != nullptr;
+  const bool of_weight = of_own || g.sum;
   // Then all rows are aligned, and size and begin are whole numbers of vectors.
-  const bool aligned =
-      !Rows::are_shared && of_weight && tree.features % W == 0 && is_aligned(g.grad_weight + begin);
+  const bool aligned = of_own && tree.features % W == 0 && is_aligned(g.grad_weight + begin);
   for (int64_t c0 = 0; c0 < run.width; c0 += wide_children) {
     poll();
     const int64_t children = run.width - c0 < wide_children ? run.width - c0 : wide_children;
-    for (int64_t c = 0; c < children; c += W) store(bias_sum + c, Vector<A>{});
+    for (int64_t c = 0; !shared && c < children; c += W) store(bias_sum + c, Vector<A>{});
     for (int64_t first = run.begin; first < run.end; first += wide_rows) {
       const int64_t rows = run.end - first < wide_rows ? run.end - first : wide_rows;
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t row = tree.row[first + r];
         gather(tree.subset, begin, end, tree.hidden + row * tree.in_features, x + r * stride);
         for (int64_t s = 0; s < size; s += W) store(grad_x + r * stride + s, Vector<A>{});
+        if constexpr (shared) continue;
         score_gradient(g.score + row * tree.score_stride + run.place + c0, children,
                        tree.child[tree.first_child[first + r] + run.depth] - c0,
                        g.grad_log_prob[row * g.trees], z + r * wide_children, bias_sum);
       }
+      const int64_t z_stride = shared ? run.node_width : wide_children;
       for (int64_t c = 0; (of_hidden || of_weight) && c < children; c += child_tile) {
         const int64_t some = children - c < child_tile ? children - c : child_tile;
-        const int64_t slot = run.slot + c0 + c;
-        const bool of_own = of_weight && !Rows::are_shared, of_shared = of_weight && Rows::are_shared;
+        const A* const of_children = shared ? g.slope + run.entry + (first - run.begin) * z_stride : z + c;
         T* const target = of_own ? g.grad_weight + (first_row + c0 + c) * tree.features + begin : nullptr;
         for (int64_t r = 0; r < rows; r += row_tile) {
           const bool later = r > 0 || first > run.begin, stays = first + r + row_tile < run.end;
-          const GradientTile<T, Rows> tile = {z + r * wide_children + c,
+          const GradientTile<T, Rows> tile = {of_children + r * z_stride,
+                                              z_stride,
                                               x + r * stride,
                                               of_hidden ? grad_x + r * stride : nullptr,
                                               stride,
@@ -414,12 +439,10 @@ static void gradients_of(const WideTree<T>& tree, const WideRun& run, const Wide
                                               run.first_row + c0 + c,
                                               size,
                                               share(later ? nullptr : next, c0 + c, some, run.width),
-                                              of_shared ? g.sum + (begin - g.sum_begin)
-                                              : of_own  ? sums + c * stride
-                                                        : nullptr,
-                                              of_shared ? g.sum_stride : stride,
-                                              of_shared ? g.sum_row + slot : nullptr,
-                                              later,
+                                              of_own ? sums + c * stride : g.sum,
+                                              of_own ? stride : g.sum_stride,
+                                              g.sum_row,
+                                              shared || later,
                                               aligned && !stays ? target : nullptr};
           run_tile<row_tile, child_tile>(tile, rows - r, some);
         }
@@ -433,25 +456,29 @@ static void gradients_of(const WideTree<T>& tree, const WideRun& run, const Wide
                     g.grad_hidden + tree.row[first + r] * tree.in_features);
       }
     }
-    if (begin == 0 && g.grad_bias) store_bias(tree, run, g, c0, children, bias_sum);
+    if (!shared && begin == 0 && g.grad_bias) store_bias(tree, run, g, c0, children, bias_sum);
   }
-  end_of_streams();
+  if (!shared) end_of_streams();
 }
 
 template <typename T>
 static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
                       int64_t end, const WideGradients<T>& g, accumulate_t<T>* scratch) {
-  return tree.leaf_class ? gradients_of<T, ClassRows<T>>(tree, run, next, begin, end, g, scratch)
-                         : gradients_of<T, OwnRows<T>>(tree, run, next, begin, end, g, scratch);
+  return tree.piece_class ? gradients_of<T, ClassRows<T>>(tree, run, next, begin, end, g, scratch)
+                          : gradients_of<T, OwnRows<T>>(tree, run, next, begin, end, g, scratch);
 }
 
 template <typename T>
-static void store_sums(const accumulate_t<T>* sum, int64_t count, T* row) {
-  stream_row(sum, count, row);
+static void store_sums(const accumulate_t<T>* sum, int64_t sum_stride, int64_t count, const int64_t* row,
+                       int64_t rows, T* target, int64_t features) {
+  for (int64_t n = 0; n < rows; ++n) {
+    stream_row(sum + n * sum_stride, count, target + (row ? row[n] : n) * features);
+  }
+  end_of_streams();
 }
 
 template <typename T>
-static constexpr WideKernels<T> table = {scores<T>, gradients<T>, store_sums<T>};
+static constexpr WideKernels<T> table = {scores<T>, normalize<T>, slopes<T>, gradients<T>, store_sums<T>};
 
 }  // namespace wide
 }  // namespace HSTREE_CAPABILITY

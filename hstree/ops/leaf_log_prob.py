@@ -45,7 +45,7 @@ def leaf_log_prob(
             log_prob[i, t] += z.log_softmax(0)[child]
 
     Deterministic: the trees add up in the gradient of the weight in float32 (float64 for float64
-    hidden), in order; for 16-bit types on the CPU, in a workspace of 64 MiB or 64 features.
+    hidden), in order.
     Holds at most the scores [N, T, max_width], on the CPU only those of the targets' groups;
     forward mode also holds their rows.
 

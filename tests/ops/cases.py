@@ -94,6 +94,9 @@ CASES = (
 )
 
 
+# The CPU kernels of the leaf op take the classes in panels of at least 1024.
+PANELS = Case("panels of classes", rows=40, trees=2, classes=2100, shape="flat", widest=2100)
+
 # On the CPU alone, whose kernels take 4 or 2 rows with 4 children at a time, a run of rows in
 # blocks of 32 rows and 64 children, and features in vectors of 2 to 16; finished gradients are
 # streamed where aligned.
@@ -104,6 +107,7 @@ BLOCKS = (
         for rows, width in [(1, 2), (2, 3), (3, 5), (4, 8), (5, 63), (31, 64), (33, 65), (65, 130)]
     ),
     Case("nested runs of many rows", rows=150, trees=2, classes=40, shape="chain", widest=5),
+    PANELS,
     Case("rows of whole vectors", rows=70, classes=30, in_features=64, shape="flat", widest=30),
     Case("a subset of whole vectors", rows=70, in_features=75, subset=48, widest=9),
     Case("a subset of half a vector more", rows=70, in_features=75, subset=40, widest=9),

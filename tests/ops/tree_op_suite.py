@@ -33,6 +33,7 @@ from ops.cases import (
     CASES,
     DTYPES,
     OPS,
+    PANELS,
     TILES,
     Batch,
     Case,
@@ -189,9 +190,10 @@ class TreeOpSuite:
                     same_bits(self.op.gradients(batch), first)
                     same_bits(self.op.gradients(batch, sparse=True), first)
 
-    def test_rows_do_not_depend_on_each_other(self, device: torch.device) -> None:
+    @pytest.mark.parametrize("case", [USUAL, PANELS], ids=str)
+    def test_rows_do_not_depend_on_each_other(self, case: Case, device: torch.device) -> None:
         """log_prob and grad_hidden of a row are the same bits in a batch of its own."""
-        batch = self.op.batch(USUAL, torch.float32).to(device)
+        batch = self.op.batch(case, torch.float32).to(device)
         log_prob, grad_hidden, *_ = self.op.gradients(batch)
         for i in range(0, len(batch.target), 7):
             row = slice(i, i + 1)
