@@ -16,7 +16,7 @@ static inline double widest(double) {
 
 // N vectors of neighboring rows; part: only the first `count` rows of one vector exist.
 template <int N, bool part, typename A>
-struct Lanes {
+struct RowLanes {
   static constexpr int64_t W = VectorOf<A>::width, stride = N * W;
   int64_t count;
 
@@ -29,7 +29,7 @@ struct Lanes {
 
 template <int N, bool part, typename A>
 static void forest_survey_of(const ForestRows<A>& f, const ForestPanel<A>& panel) {
-  using L = Lanes<N, part, A>;
+  using L = RowLanes<N, part, A>;
   const L lanes{panel.count};
   for (int64_t i = 0; i < panel.count; ++i) panel.wide[i] = 0;
   for (int64_t t = 0; t < f.trees; ++t) {
@@ -56,8 +56,8 @@ static void forest_survey_of(const ForestRows<A>& f, const ForestPanel<A>& panel
 
 // Largest score of each row, ignoring NaN.
 template <int N, bool part, typename A>
-[[gnu::noinline]] static void forest_max(const ForestRows<A>& f, const Lanes<N, part, A>& lanes, const A* x,
-                                         Vector<A>* most) {
+[[gnu::noinline]] static void forest_max(const ForestRows<A>& f, const RowLanes<N, part, A>& lanes,
+                                         const A* x, Vector<A>* most) {
   for (int n = 0; n < N; ++n) most[n] = splat(-static_cast<A>(__builtin_inf()));
   for (int64_t v = 0; v < f.classes; ++v, x += f.rows) {
     for (int n = 0; n < N; ++n) {
@@ -68,7 +68,7 @@ template <int N, bool part, typename A>
 }
 
 template <int N, bool part, typename A>
-[[gnu::noinline]] static void forest_exp(const ForestRows<A>& f, const Lanes<N, part, A>& lanes, A* x,
+[[gnu::noinline]] static void forest_exp(const ForestRows<A>& f, const RowLanes<N, part, A>& lanes, A* x,
                                          const Vector<A>* most, A* sums) {
   constexpr int64_t W = VectorOf<A>::width, S = N * W;
   constexpr int64_t block = 1 << 14;  // classes that are summed one after the other
@@ -101,7 +101,7 @@ template <int N, bool part, typename A>
 
 template <int N, bool part, typename A>
 static void forest_begin_of(const ForestRows<A>& f, const ForestPanel<A>& panel) {
-  using L = Lanes<N, part, A>;
+  using L = RowLanes<N, part, A>;
   constexpr int64_t W = L::W, S = L::stride;
   const L lanes{panel.count};
   const int64_t R = f.rows, T = f.trees, C = f.clusters;
@@ -141,7 +141,7 @@ static void forest_begin_of(const ForestRows<A>& f, const ForestPanel<A>& panel)
 
 // x_v <- -x_v sum_t weight_t of the cluster of v
 template <int N, bool part, typename A>
-[[gnu::noinline]] static void forest_weigh(const ForestRows<A>& f, const Lanes<N, part, A>& lanes, A* x,
+[[gnu::noinline]] static void forest_weigh(const ForestRows<A>& f, const RowLanes<N, part, A>& lanes, A* x,
                                            const A* weights) {
   constexpr int64_t W = VectorOf<A>::width, S = N * W;
   const int64_t T = f.trees, of_tree = f.clusters * S;
@@ -158,7 +158,7 @@ template <int N, bool part, typename A>
 
 template <int N, bool part, typename A>
 static void forest_finish_of(const ForestRows<A>& f, const ForestPanel<A>& panel) {
-  using L = Lanes<N, part, A>;
+  using L = RowLanes<N, part, A>;
   constexpr int64_t W = L::W, S = L::stride;
   const L lanes{panel.count};
   const int64_t R = f.rows, T = f.trees, C = f.clusters;
