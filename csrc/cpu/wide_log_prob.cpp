@@ -182,7 +182,7 @@ struct LeafPieces {
     int64_t end;  // of its children, which begin at the end of the piece before
   };
 
-  int shift = 10;                    // a panel has 2^shift classes
+  int shift = 11;                    // a panel has 2^shift classes
   std::vector<int32_t> leaf_class;   // of each child
   std::vector<int32_t> child;        // its place among the children of the node
   std::vector<Piece> piece;          // by panel, then by tree, then in leaf order
@@ -193,17 +193,6 @@ struct LeafPieces {
     run.first_row = p ? piece[p - 1].end : 0;
     run.width = piece[p].end - run.first_row;
     return run;
-  }
-
-  // Calls f(t, run, the next one or null) for the pieces begin <= p < end.
-  template <typename F>
-  void each(const std::vector<WidePlan>& plans, int64_t begin, int64_t end, const F& f) const {
-    WideRun next = begin < end ? run(plans, begin) : WideRun{};
-    for (int64_t p = begin; p < end; ++p) {
-      const WideRun current = next;
-      if (p + 1 < end) next = run(plans, p + 1);
-      f(piece[p].tree, current, p + 1 < end ? &next : nullptr);
-    }
   }
 };
 
@@ -248,66 +237,6 @@ LeafPieces leaf_pieces(const TreeBatch& batch, const std::vector<WidePlan>& plan
   return all;
 }
 
-// Calls f(t, run) for all runs on several threads.
-template <typename F>
-void each_run(const std::vector<WidePlan>& plans, const F& f) {
-  std::vector<int64_t> first(plans.size() + 1);
-  for (size_t t = 0; t < plans.size(); ++t)
-    first[t + 1] = first[t] + static_cast<int64_t>(plans[t].run.size());
-  parallel(first.back(), 16, [&](int64_t begin, int64_t end) {
-    for (size_t t = 0; t < plans.size(); ++t) {
-      for (int64_t r = std::max(begin, first[t]); r < std::min(end, first[t + 1]); ++r) {
-        f(t, plans[t].run[r - first[t]]);
-      }
-    }
-  });
-}
-
-// The products of the leaf op, of whose classes most are visited by several trees.
-template <typename T>
-void leaf_scores(const TreeBatch& batch, const std::vector<WidePlan>& plans, std::vector<WideTree<T>> trees,
-                 accumulate_t<T>* score) {
-  using A = accumulate_t<T>;
-  const WideKernels<T>& kernels = chosen_kernels<WideKernels<T>>();
-  const LeafPieces all = leaf_pieces(batch, plans);
-  for (WideTree<T>& tree : trees) {
-    tree.piece_class = all.leaf_class.data();
-    tree.piece_child = all.child.data();
-  }
-  const int64_t pieces = all.first_piece.back();
-  int64_t products = 1;
-  for (const WidePlan& plan : plans) products += plan.scores * batch.features;
-  parallel(pieces, 1 + (pieces << 20) / products, [&](int64_t begin, int64_t end) {  // a million products
-    A* scratch = cpu::scratch<A, 0>(wide_scores_scratch(batch.features, 0));
-    all.each(plans, begin, end, [&](int32_t t, const WideRun& run, const WideRun* next) {
-      kernels.scores(trees[t], run, next, run.begin, run.end, score + t * batch.longest, scratch);
-    });
-  });
-}
-
-// The scores of the wide op, or the products of the leaf op, of one tree.
-template <typename T>
-void wide_scores(const TreeBatch& batch, const WidePlan& plan, const WideTree<T>& tree,
-                 accumulate_t<T>* score) {
-  using A = accumulate_t<T>;
-  const WideKernels<T>& kernels = chosen_kernels<WideKernels<T>>();
-  const int64_t grain = 1 + (1 << 20) / (batch.features + 1);  // a million products
-  // A thread processes the rows whose scores begin in its part.
-  parallel(plan.scores, grain, [&](int64_t begin, int64_t end) {
-    A* scratch = cpu::scratch<A, 0>(wide_scores_scratch(batch.features, batch.longest));
-    const auto after = std::upper_bound(plan.run.begin(), plan.run.end(), begin,
-                                        [](int64_t entry, const WideRun& run) { return entry < run.entry; });
-    for (size_t r = after - plan.run.begin() - 1; r < plan.run.size() && plan.run[r].entry < end; ++r) {
-      const WideRun& run = plan.run[r];
-      const auto place = [&](int64_t entry) {
-        const int64_t rows = (std::max<int64_t>(0, entry - run.entry) + run.width - 1) / run.width;
-        return std::min(run.begin + rows, run.end);
-      };
-      kernels.scores(tree, run, next_of(plan, r), place(begin), place(end), score, scratch);
-    }
-  });
-}
-
 }  // namespace
 
 std::vector<WidePlan> wide_plans(const TreeBatch& batch) {
@@ -346,29 +275,35 @@ std::vector<int64_t> visited_classes(const TreeBatch& batch, const std::vector<W
 
 template <typename T>
 void wide_log_prob(const TreeBatch& batch, const Forward<T>& tensors) {
+  using A = accumulate_t<T>;
+  const WideKernels<T>& kernels = chosen_kernels<WideKernels<T>>();
   const std::vector<WidePlan> plans = wide_plans(batch);
   const FeatureSubsets subsets(batch);
-  const bool by_panel = batch.leaf_class && visited(plans) > batch.classes;
-  std::vector<WideTree<T>> trees;
-  for (int64_t t = 0; t < batch.trees; ++t) {
-    trees.push_back(wide_tree(batch, plans[t], subsets, t, tensors.hidden, tensors.weight, tensors.bias));
-    if (!by_panel) wide_scores(batch, plans[t], trees[t], tensors.score + t * batch.longest);
-  }
-  if (by_panel) leaf_scores(batch, plans, trees, tensors.score);
-  if (batch.leaf_class) {
-    each_run(plans, [&](size_t t, const WideRun& run) {
-      chosen_kernels<WideKernels<T>>().normalize(trees[t], run, tensors.score + t * batch.longest,
-                                                 scratch<accumulate_t<T>, 0>(run.width));
-    });
-  }
+  const int64_t grain = 1 + (1 << 20) / (batch.features + 1);  // a million products
   for (int64_t t = 0; t < batch.trees; ++t) {
     const WidePlan& plan = plans[t];
-    const accumulate_t<T>* const score = tensors.score + t * batch.longest;
+    const WideTree<T> tree = wide_tree(batch, plan, subsets, t, tensors.hidden, tensors.weight, tensors.bias);
+    A* score = tensors.score + t * batch.longest;
+    // A thread processes the rows whose scores begin in its part.
+    parallel(plan.scores, grain, [&](int64_t begin, int64_t end) {
+      A* scratch = cpu::scratch<A, 0>(wide_scores_scratch(batch.features, batch.longest));
+      const auto after =
+          std::upper_bound(plan.run.begin(), plan.run.end(), begin,
+                           [](int64_t entry, const WideRun& run) { return entry < run.entry; });
+      for (size_t r = after - plan.run.begin() - 1; r < plan.run.size() && plan.run[r].entry < end; ++r) {
+        const WideRun& run = plan.run[r];
+        const auto place = [&](int64_t entry) {
+          const int64_t rows = (std::max<int64_t>(0, entry - run.entry) + run.width - 1) / run.width;
+          return std::min(run.begin + rows, run.end);
+        };
+        kernels.scores(tree, run, next_of(plan, r), place(begin), place(end), score, scratch);
+      }
+    });
     for (const WideRun& run : plan.run) {
       for (int64_t j = run.begin; j < run.end; ++j) {
         const int64_t i = plan.row[j];
         const int64_t child = plan.child[plan.first_child[j] + run.depth];
-        tensors.log_prob[i * batch.trees + t] += score[i * trees[t].score_stride + run.place + child];
+        tensors.log_prob[i * batch.trees + t] += score[i * tree.score_stride + run.place + child];
       }
     }
   }
@@ -411,27 +346,30 @@ void leaf_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
   for (int64_t t = 0; t < batch.trees; ++t) {
     trees.push_back(wide_tree<T>(batch, plans[t], subsets, t, tensors.hidden, tensors.weight, nullptr));
     gradients.push_back(wide_gradients(batch, tensors, t));
-    trees[t].piece_class = all.leaf_class.data();
-    trees[t].piece_child = all.child.data();
+    trees[t].row_class = all.leaf_class.data();
+    trees[t].row_child = all.child.data();
     gradients[t].slope = slope.data() + scores;
     gradients[t].sum_stride = width;
     gradients[t].sum_row = sum_row;
     if (tensors.grad_bias) {
       gradients[t].grad_bias = tensors.grad_bias + (tensors.sparse ? first_slot : t * batch.weight_rows);
     }
+    parallel(static_cast<int64_t>(plans[t].run.size()), 16, [&](int64_t r, int64_t end) {
+      for (; r < end; ++r) {
+        const WideRun& run = plans[t].run[r];
+        kernels.slopes(trees[t], run, gradients[t], cpu::scratch<A, 0>(run.width + 16));
+      }
+    });
     scores += plans[t].scores;
     first_slot += plans[t].visited;
   }
-  each_run(plans, [&](size_t t, const WideRun& run) {
-    kernels.slopes(trees[t], run, gradients[t], cpu::scratch<A, 0>(run.width + 16));
-  });
   if (tensors.grad_hidden) std::fill_n(tensors.grad_hidden, batch.rows * features, A{0});
   if (tensors.grad_weight && !tensors.sparse) {
     fill_others(tensors.grad_weight, visited, batch.classes, features);
   }
 
   // The visited classes of panel p have the places first_place[p] to first_place[p + 1] - 1 in `visited`.
-  const int64_t panels = static_cast<int64_t>(all.first_piece.size()) - 1;
+  const int64_t panels = static_cast<int64_t>(all.first_piece.size()) - 1, pieces = all.first_piece.back();
   std::vector<int64_t> first_place(panels + 1);
   for (const int64_t c : visited) ++first_place[(c >> all.shift) + 1];
   const int64_t most = *std::max_element(first_place.begin(), first_place.end());
@@ -452,10 +390,12 @@ void leaf_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
       for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t first = first_place[panel], rows = first_place[panel + 1] - first;
         if (sum) std::fill_n(sum, rows * width, A{0});
-        all.each(plans, all.first_piece[panel], all.first_piece[panel + 1],
-                 [&](int32_t t, const WideRun& run, const WideRun* next) {
-                   kernels.gradients(trees[t], run, next, begin, end, mine[t], scratch);
-                 });
+        for (int64_t p = all.first_piece[panel]; p < all.first_piece[panel + 1]; ++p) {
+          const WideRun run = all.run(plans, p);
+          const WideRun next = p + 1 < pieces ? all.run(plans, p + 1) : WideRun{};
+          const int32_t t = all.piece[p].tree;
+          kernels.gradients(trees[t], run, p + 1 < pieces ? &next : nullptr, begin, end, mine[t], scratch);
+        }
         if (!sum) continue;
         const int64_t* const row = tensors.sparse ? nullptr : visited.data() + first;
         T* const target = tensors.grad_weight + (tensors.sparse ? first * features : 0) + begin;

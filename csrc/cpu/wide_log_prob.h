@@ -10,8 +10,8 @@
 //
 // In leaf order the rows below a node are consecutive, so that each node that the batch visits is a small matrix
 // product in the forward pass and two in the backward pass. In the wide op the backward pass reads each weight once
-// and writes each gradient once. The leaf op goes through the classes in panels: all trees read the rows of a panel,
-// and add to their gradients in the accumulation dtype, one after another, before each gradient is written once.
+// and writes each gradient once. In that of the leaf op the classes come in panels: all trees read the weights of a
+// panel, and add to their gradients in the accumulation dtype, one after another, before each is written once.
 //
 // Ignored rows (target < 0): log_prob 0, no gradient. A path without wide nodes: log_prob 0. Sums in float32
 // (float64 for float64); NaN and infinities propagate. Work O(N T W S) for W children on a path; score

@@ -14,7 +14,7 @@ namespace hstree::cpu {
 // with those whose classes lie in one panel: a piece.
 struct WideRun {
   int64_t begin, end;  // places of the rows
-  int64_t first_row;   // of the node's weight rows; of a piece: its children in piece_class
+  int64_t first_row;   // of the node's weight rows; of a piece: in row_class
   int64_t width;       // children
   int64_t place;       // of its first child among the scores of a row
   int64_t depth;       // wide nodes above it
@@ -31,8 +31,8 @@ struct WideTree {
   const int64_t* first_child;  // [n + 1] into child
   const int32_t* child;        // by place, then by depth
   const int32_t* leaf_class;   // [V] row of `bias` for each row of the tree, or null: the same row
-  const int32_t* piece_class;  // row of `weight` for each child of a piece, or null: runs of own rows
-  const int32_t* piece_child;  // which child of the node it is, or null: the children in order
+  const int32_t* row_class;    // of the leaf op: row of `weight` for each row of its runs or pieces
+  const int32_t* row_child;    // of pieces: which child of the node each row is
   const T* hidden;             // [N, D]
   FeatureSubset subset;
   int64_t in_features;       // D
@@ -80,13 +80,9 @@ struct WideKernels {
   using A = accumulate_t<T>;
 
   // score[row * score_stride + run.place + c] = log_softmax_c(dot(hidden[row, subset], weight_c) + bias_c) for
-  // the rows at begin <= place < end of the run; of a piece: dot(hidden[row], weight_c). Meanwhile prefetches the
-  // weights of `next`, if not null.
+  // the rows at begin <= place < end of the run. Meanwhile prefetches the weights of `next`, if not null.
   void (*scores)(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin, int64_t end,
                  A* score, A* scratch);
-
-  // The log-softmax of the scores of a run plus bias, in place.
-  void (*normalize)(const WideTree<T>& tree, const WideRun& run, A* score, A* scratch);
 
   // The slopes of a run, and the gradients of its bias. scratch [run.width + 16].
   void (*slopes)(const WideTree<T>& tree, const WideRun& run, const WideGradients<T>& gradients, A* scratch);

@@ -62,7 +62,6 @@ struct OwnRows {
 
   OwnRows(const WideTree<T>& tree, int64_t begin) : weight(tree.weight + begin), features(tree.features) {}
   const T* operator()(int64_t row) const { return weight + row * features; }
-  int64_t child(int64_t, int64_t c) const { return c; }
   int64_t slope(int64_t, int64_t, int64_t r, int64_t k) const { return r * wide_children + k; }
   template <int K>
   ConsecutiveRows<const T> weights(int64_t row) const {
@@ -78,17 +77,16 @@ struct ClassRows {
   static constexpr bool are_shared = true;
   const T* weight;
   int64_t features;
-  const int32_t *piece_class, *piece_child;
+  const int32_t *row_class, *row_child;
 
   ClassRows(const WideTree<T>& tree, int64_t begin)
       : weight(tree.weight + begin),
         features(tree.features),
-        piece_class(tree.piece_class),
-        piece_child(tree.piece_child) {}
-  const T* operator()(int64_t row) const { return weight + piece_class[row] * features; }
-  int64_t child(int64_t row, int64_t c) const { return piece_child ? piece_child[row] : c; }
+        row_class(tree.row_class),
+        row_child(tree.row_child) {}
+  const T* operator()(int64_t row) const { return weight + row_class[row] * features; }
   int64_t slope(int64_t row, int64_t width, int64_t r, int64_t k) const {
-    return r * width + piece_child[row + k];
+    return r * width + row_child[row + k];
   }
   template <int K>
   ListedRows<const T, K> weights(int64_t row) const {
@@ -101,7 +99,7 @@ struct ClassRows {
   ListedRows<A, K> sums(int64_t row, A* sum, int64_t stride, const int32_t* sum_row) const {
     ListedRows<A, K> rows;
 #pragma GCC unroll 4
-    for (int k = 0; k < K; ++k) rows.row[k] = sum + sum_row[piece_class[row + k]] * stride;
+    for (int k = 0; k < K; ++k) rows.row[k] = sum + sum_row[row_class[row + k]] * stride;
     return rows;
   }
 };
@@ -163,7 +161,7 @@ struct ScoreTile {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-      for (int k = 0; k < K; ++k) z[r][rows.child(row + k, child + k)] = sum_of<A>(sum[r][k]);
+      for (int k = 0; k < K; ++k) z[r][child + k] = sum_of<A>(sum[r][k]);
     }
   }
 };
@@ -231,7 +229,7 @@ static void scores_of(const WideTree<T>& tree, const WideRun& run, const WideRun
   const int64_t stride = tree.workspace_stride;
   const Rows tree_rows(tree, 0);
   A* const x = scratch;
-  const A* const bias = Rows::are_shared ? nullptr : bias_of(tree, run, x + wide_rows * stride);
+  const A* const bias = bias_of(tree, run, x + wide_rows * stride);
   for (int64_t first = begin; first < end; first += wide_rows) {
     const int64_t rows = end - first < wide_rows ? end - first : wide_rows;
     A* z[wide_rows];
@@ -252,24 +250,26 @@ static void scores_of(const WideTree<T>& tree, const WideRun& run, const WideRun
         run_tile<row_tile, child_tile>(tile, rows - r, children);
       }
     }
-    for (int64_t r = 0; !Rows::are_shared && r < rows; ++r) log_softmax(bias, run.width, z[r]);
+    for (int64_t r = 0; r < rows; ++r) log_softmax(bias, run.width, z[r]);
   }
 }
 
 template <typename T>
 static void scores(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
                    int64_t end, accumulate_t<T>* score, accumulate_t<T>* scratch) {
-  return tree.piece_class ? scores_of<T, ClassRows<T>>(tree, run, next, begin, end, score, scratch)
-                          : scores_of<T, OwnRows<T>>(tree, run, next, begin, end, score, scratch);
+  return tree.row_class ? scores_of<T, ClassRows<T>>(tree, run, next, begin, end, score, scratch)
+                        : scores_of<T, OwnRows<T>>(tree, run, next, begin, end, score, scratch);
 }
 
-template <typename T>
-static void normalize(const WideTree<T>& tree, const WideRun& run, accumulate_t<T>* score,
-                      accumulate_t<T>* scratch) {
-  const accumulate_t<T>* const bias = bias_of(tree, run, scratch);
-  for (int64_t j = run.begin; j < run.end; ++j) {
-    log_softmax(bias, run.width, score + tree.row[j] * tree.score_stride + run.place);
-  }
+// c + a b, rounded once wherever the instruction set has FMA: a compiler that chooses would give other bits where not
+// all gradients are wanted.
+template <typename V>
+static inline V add_product(V c, V a, V b) {
+#if HSTREE_VECTOR_BYTES >= 32
+  return fma(a, b, c);
+#else
+  return c + a * b;
+#endif
 }
 
 // For R rows and K children and every feature: grad_x_r += sum_k z_rk w_k, and sum_r z_rk x_r is added to the
@@ -308,8 +308,8 @@ struct GradientTile {
       Vector<A> d = of_weight && opened ? load(sums[k] + s) : Vector<A>{};
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        if constexpr (of_hidden) gs[r] += zs[r][k] * ws;
-        if constexpr (of_weight) d += zs[r][k] * xs[r];
+        if constexpr (of_hidden) gs[r] = add_product(gs[r], zs[r][k], ws);
+        if constexpr (of_weight) d = add_product(d, zs[r][k], xs[r]);
       }
       if constexpr (!of_weight) continue;
       if (!Rows::are_shared && whole && target) {
@@ -464,8 +464,8 @@ static void gradients_of(const WideTree<T>& tree, const WideRun& run, const Wide
 template <typename T>
 static void gradients(const WideTree<T>& tree, const WideRun& run, const WideRun* next, int64_t begin,
                       int64_t end, const WideGradients<T>& g, accumulate_t<T>* scratch) {
-  return tree.piece_class ? gradients_of<T, ClassRows<T>>(tree, run, next, begin, end, g, scratch)
-                          : gradients_of<T, OwnRows<T>>(tree, run, next, begin, end, g, scratch);
+  return tree.row_class ? gradients_of<T, ClassRows<T>>(tree, run, next, begin, end, g, scratch)
+                        : gradients_of<T, OwnRows<T>>(tree, run, next, begin, end, g, scratch);
 }
 
 template <typename T>
@@ -478,7 +478,7 @@ static void store_sums(const accumulate_t<T>* sum, int64_t sum_stride, int64_t c
 }
 
 template <typename T>
-static constexpr WideKernels<T> table = {scores<T>, normalize<T>, slopes<T>, gradients<T>, store_sums<T>};
+static constexpr WideKernels<T> table = {scores<T>, slopes<T>, gradients<T>, store_sums<T>};
 
 }  // namespace wide
 }  // namespace HSTREE_CAPABILITY

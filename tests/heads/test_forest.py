@@ -174,7 +174,7 @@ def test_rank_exceeds_that_of_a_softmax() -> None:
         ({"tree_dropout": 1.0}, "tree_dropout: expected"),
         ({"seed": -1}, "seed: expected"),
         ({"trees": build_ensemble("random", V + 1, 2)}, rf"trees\[0\]: expected {V} classes"),
-        ({"z_loss": 0.1}, "z_loss: expected 0 for the head 'forest'"),
+        ({"z_loss": 0.1}, "z_loss: expected 0 for ForestSoftmax"),
     ],
     ids=str,
 )

@@ -241,7 +241,7 @@ def test_bad_settings_are_refused_before_the_work(change: dict, message: str) ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("softmx", "heads: expected one of adaptive, gss.*, got 'softmx'"),
+        ("softmx", "heads: expected one of adaptive, forest, gss.*, got 'softmx'"),
         ("doc", "heads: expected heads that read one vector, got 'doc'"),
         ("mos:components", "heads: expected NAME:KEY=VALUE,KEY=VALUE, got 'mos:components'"),
     ],

@@ -94,7 +94,7 @@ CASES = (
 )
 
 
-# The CPU kernels of the leaf op take the classes in panels of at least 1024.
+# The gradients of the leaf op on the CPU take the classes in panels of at least 2048.
 PANELS = Case("panels of classes", rows=40, trees=2, classes=2100, shape="flat", widest=2100)
 
 # On the CPU alone, whose kernels take 4 or 2 rows with 4 children at a time, a run of rows in

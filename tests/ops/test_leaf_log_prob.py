@@ -13,7 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree.ops import leaf_log_prob
-from ops.cases import BLOCKS, CASES, LEAF, Case, measures_memory, name_of, threads, with_dtypes
+from ops.cases import (
+    BLOCKS,
+    CASES,
+    LEAF,
+    PANELS,
+    Case,
+    measures_memory,
+    name_of,
+    threads,
+    with_dtypes,
+)
 from ops.tree_op_suite import USUAL, TreeOpSuite, broken, same_bits
 
 # Scores above 1 MiB lie in pages of their own.
@@ -30,6 +40,9 @@ class TestLeaf(TreeOpSuite):
     op = LEAF
     names: ClassVar = {"offset": "group_offset", "path": "group", "feature_index": "leaf_class"}
     limit = 2**20
+
+    def test_rows_of_panels_do_not_depend_on_each_other(self) -> None:
+        self.test_rows_do_not_depend_on_each_other(torch.device("cpu"), PANELS)
 
     def test_literal_values(self, device: torch.device) -> None:
         """The trees ((0, 1), (2, 3, 4)) and (0, (2, 1), 3, 4), whose root is no group."""
