@@ -35,7 +35,7 @@ class SampledSoftmax(Tables, FlatHead):
     estimate the normalizer :math:`Z = \sum_v e^{x_v}` of the scores x = W h + b:
 
     .. math::
-        \log \hat p_y = x_y - \log\Big(e^{x_y} + \sum_{u \ne y} \frac{m_u}{c_u} e^{x_u}\Big),
+        \log \hat p_y = x_y - \log(e^{x_y} + \sum_{u \ne y} \frac{m_u}{c_u} e^{x_u}),
         \qquad c_u = K q_u + (N - 1) p_u
 
     Equivalent to, for int64 targets in [0, V)::
