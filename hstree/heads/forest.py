@@ -165,7 +165,7 @@ class ForestSoftmax(Tables, FlatHead):
         dropped = F.dropout(hidden, self.tree_dropout, self.training)
         # The rows of a cluster side by side, as the operator reads them.
         scores = linear_scores(self.cluster_weight, dropped) + self.cluster_bias[:, None]
-        scores = scores.view(self.n_trees, self.clusters, len(hidden))
+        scores = scores.view(self.n_trees, self.clusters, hidden.shape[0])
         return self.gate(hidden), scores.permute(2, 0, 1)
 
     def _log_prob_and_loss(
@@ -198,7 +198,7 @@ class ForestSoftmax(Tables, FlatHead):
             return super().sample_rows(hidden, n, temperature, generator)
         log_prior, cluster_score = self._of_trees(hidden)
         tree = torch.multinomial(log_prior.exp(), 1, generator=generator).squeeze(1)
-        row = torch.arange(len(hidden), device=hidden.device)
+        row = torch.arange(hidden.shape[0], device=hidden.device)
         scores = linear_scores(hidden, self.weight, self.bias)
         scores = scores + cluster_score[row, tree].gather(1, self.cluster.t()[tree].long())
         return torch.multinomial(scores.softmax(1), 1, generator=generator), None

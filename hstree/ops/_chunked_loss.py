@@ -45,7 +45,7 @@ def check_decoder(
     rows, features = context.shape[0], context.shape[-1]
     if not context.is_floating_point():
         raise ValueError(f"{name}: expected a floating-point dtype, got {context.dtype}")
-    if weight.dim() != 2 or weight.shape[1] != features or not len(weight):
+    if weight.dim() != 2 or weight.shape[1] != features or weight.shape[0] == 0:
         raise ValueError(
             f"weight: expected shape [V, {features}] with V of at least 1, "
             f"got {tuple(weight.shape)}"

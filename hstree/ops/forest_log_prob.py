@@ -97,7 +97,7 @@ def forest_log_prob(
         hidden, weight = hidden.to(low), weight.to(low)
     _check(hidden, log_prior, cluster_score, weight, bias, cluster, target, row_weight)
     if chunk_rows is None:
-        chunk_rows = default_chunk_rows(hidden, len(weight))
+        chunk_rows = default_chunk_rows(hidden, weight.shape[0])
         if hidden.is_cuda:
             chunk_rows = max(chunk_rows, hidden.shape[1] // 2)
         else:  # whole vectors of rows; more of them would leave the cache
@@ -124,7 +124,7 @@ def _check(
     if hidden.dim() != 2:
         raise ValueError(f"hidden: expected shape [N, D], got {tuple(hidden.shape)}")
     check_decoder("hidden", hidden, weight, bias, target, row_weight)
-    rows, shape = len(hidden), tuple(cluster_score.shape)
+    rows, shape = hidden.shape[0], tuple(cluster_score.shape)
     if cluster_score.dim() != 3 or shape[0] != rows or not shape[1] or not shape[2]:
         raise ValueError(
             f"cluster_score: expected shape [{rows}, T, C] with T and C of at least 1, got {shape}"
@@ -133,9 +133,9 @@ def _check(
         raise ValueError(
             f"log_prior: expected shape {list(shape[:2])}, got {tuple(log_prior.shape)}"
         )
-    if cluster.shape != (len(weight), shape[1]) or cluster.dtype != torch.int32:
+    if cluster.shape != (weight.shape[0], shape[1]) or cluster.dtype != torch.int32:
         raise ValueError(
-            f"cluster: expected shape [{len(weight)}, {shape[1]}] and dtype torch.int32, "
+            f"cluster: expected shape [{weight.shape[0]}, {shape[1]}] and dtype torch.int32, "
             f"got {tuple(cluster.shape)} and {cluster.dtype}"
         )
 
@@ -161,7 +161,7 @@ def _empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
     shapes = (
         hidden.shape,
         log_prior.shape[::-1],
-        (*cluster_score.shape[1:], len(hidden)),
+        (*cluster_score.shape[1:], hidden.shape[0]),
         weight.shape,
         weight.shape[:1],
     )
@@ -196,7 +196,7 @@ def _run(
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """log_prob [N], and the wanted gradients for ``upstream`` [N], the gradient of log_prob."""
     hidden, log_prior, cluster_score, weight, bias, cluster, target, chunk_rows = problem
-    rows, classes = len(hidden), len(weight)
+    rows, classes = len(hidden), weight.shape[0]
     gradients = _empty_gradients(problem, wanted)
     grad_hidden, grad_log_prior, grad_cluster_score, grad_weight, grad_bias = (
         gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)
@@ -256,8 +256,8 @@ def _formula(problem: Problem) -> Tensor:
     score = linear_scores(hidden, weight)
     score = score if bias is None else score + bias
     log_prob = forest_log_softmax(score, log_prior, cluster_score, cluster)
-    chosen = log_prob.gather(1, target.clamp(0, len(weight) - 1)[:, None])[:, 0]
-    return _marked(chosen, target, len(weight))
+    chosen = log_prob.gather(1, target.clamp(0, weight.shape[0] - 1)[:, None])[:, 0]
+    return _marked(chosen, target, weight.shape[0])
 
 
 def _marked(log_prob: Tensor, target: Tensor, classes: int) -> Tensor:

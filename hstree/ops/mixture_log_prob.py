@@ -134,7 +134,7 @@ def _check(
     rows, components, _ = latent.shape
     check_decoder("latent", latent, weight, bias, target, row_weight)
     if offset is not None and offset.shape != weight.shape[:1]:
-        raise ValueError(f"offset: expected shape [{len(weight)}], got {tuple(offset.shape)}")
+        raise ValueError(f"offset: expected shape [{weight.shape[0]}], got {tuple(offset.shape)}")
     if log_prior is None and components != 1:
         raise ValueError(f"log_prior: expected shape [{rows}, {components}], got None")
     if log_prior is not None and log_prior.shape != latent.shape[:2]:
@@ -151,7 +151,7 @@ def _formula(problem: Problem) -> Tensor:
     logits = logits if bias is None else logits + bias
     of_components = target.repeat_interleave(components)
     if offset is not None:
-        others = torch.arange(len(weight), device=target.device) != of_components[:, None]
+        others = torch.arange(weight.shape[0], device=target.device) != of_components[:, None]
         logits = torch.where(others, logits + offset, logits)
     log_prob: Tensor = monotone_formula(logits, of_components, c, k, table, radius, slope)[0]
     if log_prior is not None:
