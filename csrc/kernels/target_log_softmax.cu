@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(Row::threads)
     if (Row::thread() == 0) log_prob[r] = log_normalizer[r] = target == ignored_row ? S(0) : S(NAN);
     return;
   }
-  const S* x = logits + r * sizes.classes;
+  const S* x = logits + r * sizes.stride;
   const Row row(const_cast<S*>(x), sizes.classes, &scratch);
   const S chosen = x[target];
   const ExpSum<S> all = exp_sum<S>(function, row);
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(Row::threads, sizeof(S) == 8 ? 3 : 4)
   __shared__ typename Sums::Scratch sum_scratch;
   Sums sums(workspace, 2.0 * static_cast<double>(sizes.rows), is_private);
   for (int64_t r = Row::first(); r < sizes.rows; r += int64_t(gridDim.x) * Row::rows) {
-    Row row(logits + r * sizes.classes, sizes.classes, &scratch);
+    Row row(logits + r * sizes.stride, sizes.classes, &scratch);
     const int64_t target = tensors.target[r];
     const S grad = static_cast<const S*>(tensors.grad_log_prob)[r];
     S shift = static_cast<const S*>(tensors.log_normalizer)[r], rest = 0;

@@ -1,6 +1,6 @@
 // Launchers of target_log_softmax: log-softmax of f(logits) at the target of each row, and its gradient.
 //
-// Plain C++: no CUDA and no torch include. All arrays are contiguous and on the device of the stream; type is
+// Plain C++: no CUDA and no torch include. All arrays are contiguous, but for gaps between the rows of logits, and on the device of the stream; type is
 // float32 or float64 (others throw), the type of all floating-point arrays except grad_table. function.table:
 // [K, width] or null. Launchers throw std::runtime_error when a launch
 // fails, launch nothing when there is no row, and never synchronize.
@@ -18,6 +18,7 @@ namespace hstree {
 struct MonotoneSizes {
   int64_t rows;     // R
   int64_t classes;  // V, at least 1
+  int64_t stride;   // from a row of logits to the next, at least V
 };
 
 // logits [R, V]; target [R]: -1 for an ignored row, others outside [0, V) give NaN; log_prob and

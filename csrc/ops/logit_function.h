@@ -85,7 +85,7 @@ inline Tensor checked_piecewise_grad(const char* op, const Tensor& grad, const T
 struct MonotoneArguments {
   const char* op;
   ScalarType type;              // of logits: float32 or float64
-  Tensor logits;                // [R, V]; rows are contiguous, on CUDA the whole tensor is
+  Tensor logits;                // [R, V]; rows are contiguous
   Tensor target;                // [R] int64, contiguous
   std::optional<Tensor> table;  // contiguous
   LogitFunction function;       // with table's pointer
@@ -101,8 +101,8 @@ inline std::vector<int64_t> grad_table_shape(const MonotoneArguments& a, bool ta
   return {a.function.intervals, a.function.width};
 }
 
-// in_place: logits are overwritten, so they must already have the layout of the kernel: contiguous, or on the CPU
-// contiguous rows that do not overlap.
+// in_place: logits are overwritten, so they must already have the layout of the kernels: contiguous rows that do
+// not overlap.
 inline MonotoneArguments monotone_arguments(const char* op, bool in_place, const Tensor& logits,
                                             const Tensor& target, double c, double k,
                                             const std::optional<Tensor>& table, double radius) {
@@ -111,10 +111,9 @@ inline MonotoneArguments monotone_arguments(const char* op, bool in_place, const
         ": logits: expected dtype float32 or float64, got ",
         torch::headeronly::toString(logits.scalar_type()));
   check(logits.size(1) >= 1, op, ": logits: expected at least 1 class, got shape ", shape_of(logits));
-  const bool as_is = logits.is_contiguous() ||
-                     (!logits.is_cuda() && logits.stride(1) == 1 && logits.stride(0) >= logits.size(1));
-  check(!in_place || as_is, op, ": logits: expected contiguous rows", logits.is_cuda() ? " without gaps" : "",
-        ", got strides ", logits.stride(0), " and ", logits.stride(1));
+  const bool as_is = logits.is_contiguous() || (logits.stride(1) == 1 && logits.stride(0) >= logits.size(1));
+  check(!in_place || as_is, op, ": logits: expected contiguous rows, got strides ", logits.stride(0), " and ",
+        logits.stride(1));
   check_dim(op, "target", target, 1, "[R]");
   check_dtype(op, "target", target, Dtype::Long);
   check_like(op, "target", target, "logits", logits, Dtype::Long);

@@ -20,7 +20,7 @@ std::tuple<Tensor, Tensor> target_log_softmax_cuda(const Tensor& logits, const T
   const CudaCall call(a.logits);
   const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
   const Tensor log_normalizer = empty(a.logits, {a.rows()}, a.logits.scalar_type());
-  target_log_softmax(a.type, a.function, {a.rows(), a.classes()}, a.logits.const_data_ptr(),
+  target_log_softmax(a.type, a.function, {a.rows(), a.classes(), a.stride()}, a.logits.const_data_ptr(),
                      const_data<int64_t>(a.target), log_prob.mutable_data_ptr(),
                      log_normalizer.mutable_data_ptr(), call.stream());
   return {log_prob, log_normalizer};
@@ -42,8 +42,8 @@ Tensor target_log_softmax_backward_cuda(const Tensor& logits, const Tensor& grad
   const Tensor workspace = zero_workspace(logits, monotone_workspace_bytes(function));
   const MonotoneBackward tensors = {grad.const_data_ptr(), const_data<int64_t>(a.target),
                                     kept.const_data_ptr()};
-  target_log_softmax_backward(a.type, function, {a.rows(), a.classes()}, tensors, logits.mutable_data_ptr(),
-                              workspace.mutable_data_ptr(),
+  target_log_softmax_backward(a.type, function, {a.rows(), a.classes(), a.stride()}, tensors,
+                              logits.mutable_data_ptr(), workspace.mutable_data_ptr(),
                               table_gradient ? data<double>(grad_table) : nullptr, call.stream());
   return grad_table;
 }
