@@ -18,6 +18,8 @@ MINIMUM_TORCH = (2, 11)
 CPU_OPERATORS = {
     "forest_gradient_": "forest_log_prob computes it in torch's own operators",
     "tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
+    "leaf_tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
+    "recycled": "torch's allocator keeps memory on CUDA",
 }
 
 
