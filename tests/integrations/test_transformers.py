@@ -305,22 +305,25 @@ def test_scale_and_soft_cap(scale: float, cap: float | None) -> None:
             return CausalLMOutput(loss=self.loss_function, logits=logits)
 
     model = Scaled(gpt2().config).to(torch.bfloat16).train()
+    frozen = model.transformer.h[0].eval()
     found = scale_and_cap(model, model.lm_head)
     assert found == (pytest.approx(scale, rel=1e-5), cap and pytest.approx(cap, rel=1e-5))
     assert model.training
+    assert not frozen.training
     assert not model.lm_head._forward_hooks
 
 
-def test_logits_that_are_no_scaled_and_capped_ones_are_refused() -> None:
-    class Shifted(GPT2LMHeadModel):  # type: ignore[misc]
+@pytest.mark.parametrize("change", [Tensor.sinh, Tensor.neg, lambda x: x[..., :-1]])
+def test_logits_that_are_no_scaled_and_capped_ones_are_refused(change: Any) -> None:
+    class Changed(GPT2LMHeadModel):  # type: ignore[misc]
         def forward(self, input_ids: Tensor, **options: Any) -> Any:
-            logits = self.lm_head(self.transformer(input_ids)[0]).sinh()
+            logits = change(self.lm_head(self.transformer(input_ids)[0]))
             return CausalLMOutput(loss=self.loss_function, logits=logits)
 
-    model = Shifted(gpt2().config)
-    with pytest.raises(ValueError, match=r"model: expected logits that are those .* got Shifted"):
+    model = Changed(gpt2().config)
+    with pytest.raises(ValueError, match=r"model: expected logits that are those .* got Changed"):
         replace_lm_head(model)
-    assert type(model) is Shifted
+    assert type(model) is Changed
     assert isinstance(model.lm_head, nn.Linear)
 
 

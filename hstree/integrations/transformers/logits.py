@@ -9,7 +9,6 @@ import transformers
 from torch import Tensor, nn
 
 PROBES = (1e-5, 1e6, 0.0, 1.0, -3.0, 10.0, -30.0, 100.0)
-
 SMALL, LARGE = PROBES[:2]
 
 
@@ -33,22 +32,24 @@ def scale_and_cap(
     def replace(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return given.expand(output.shape)
 
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     hook = linear.register_forward_hook(replace)
     try:
         token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
         found: Tensor = model.eval()(token).logits.flatten().float()
     finally:
         hook.remove()
-        model.train(training)
+        for module in training:  # not train(), which would change what is frozen in it
+            module.training = True
     given = given.to(found.device)
-    scale = (found[given == SMALL] / SMALL).mean().item()
-    largest = found.abs().max().item()
-    cap = largest if largest < 0.999 * scale * LARGE else None
-    expected = scale * given if cap is None else cap * (scale * given / cap).tanh()
-    if found.shape != given.shape or not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
-        raise ValueError(
-            "model: expected logits that are those of its lm_head, scaled or softly capped, got "
-            f"{type(model).__name__}, which does something else to them; pass a head"
-        )
-    return scale, cap
+    if found.shape == given.shape:
+        scale = (found[given == SMALL] / SMALL).mean().item()
+        largest = found.abs().max().item()
+        cap = largest if largest < 0.999 * scale * LARGE else None
+        expected = scale * given if cap is None else cap * (scale * given / cap).tanh()
+        if scale > 0 and torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+            return scale, cap
+    raise ValueError(
+        "model: expected logits that are those of its lm_head, scaled or softly capped, got "
+        f"{type(model).__name__}, which does something else to them; pass a head"
+    )
