@@ -62,18 +62,16 @@ def _module(size: Size, device: str, **shape: int) -> Contestant:
 
 def _path(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
     """The path op, forward and backward, without autograd."""
-    layout, nodes = head.layout, head.nodes
-    paths = layout.path_offset, layout.path
-    weights = nodes.binary_weight, nodes.binary_bias
-    return _op("path_log_prob", head, hidden, target, paths, weights, layout.max_depth)
+    nodes = head.nodes
+    names, weights = ("path_offset", "path"), (nodes.binary_weight, nodes.binary_bias)
+    return _op("path_log_prob", head, hidden, target, names, weights, head.layout.max_depth)
 
 
 def _leaf_groups(head: TreeEnsemble, hidden: Tensor, target: Tensor) -> Callable[[], object]:
     """The wide op, forward and backward, without autograd."""
-    layout, nodes = head.layout, head.nodes
-    paths = layout.wide_offset, layout.wide_path
-    weights = nodes.wide_weight, nodes.wide_bias
-    return _op("wide_log_prob", head, hidden, target, paths, weights, layout.max_width)
+    nodes = head.nodes
+    names, weights = ("wide_offset", "wide_path"), (nodes.wide_weight, nodes.wide_bias)
+    return _op("wide_log_prob", head, hidden, target, names, weights, head.layout.max_width)
 
 
 def _op(
@@ -81,20 +79,25 @@ def _op(
     head: TreeEnsemble,
     hidden: Tensor,
     target: Tensor,
-    paths: tuple[Tensor, Tensor],
+    table_names: tuple[str, str],
     weights: tuple[Tensor | None, Tensor | None],
     most: int,
 ) -> Callable[[], object]:
+    """The op on the nodes of one kind; nothing if the trees have none."""
+    weight, bias = weights
+    if weight is None:
+        return lambda: None
+    layout = head.layout
     forward, backward = (getattr(torch.ops.hstree, name + end) for end in ("", "_backward"))
-    tables = (target, *paths, head.layout.leaf_position, head.layout.feature_index)
+    paths = [getattr(layout, name) for name in table_names]
+    tables = (target, *paths, layout.leaf_position, layout.feature_index)
     grad = torch.randn(len(hidden), head.n_trees)
     rest = None, [True] * 3, True  # no plan, all gradients, row-sparse
 
     @torch.no_grad()
     def run() -> None:
-        if weights[0] is not None:
-            _, score, order, _ = forward(hidden, *weights, *tables, most)
-            backward(grad, hidden, weights[0], *tables, score, order, *rest)
+        _, score, order, _ = forward(hidden, weight, bias, *tables, most)
+        backward(grad, hidden, weight, *tables, score, order, *rest)
 
     return run
 
