@@ -142,6 +142,9 @@ def _all() -> Iterator[Contender]:
     )
     draws = ("negatives=1024", "in_batch=false")
     yield _other("sampled", "sampled softmax, 1,024 negatives", head="sampled", head_option=draws)
+    yield _other(
+        "sampled-in-batch", "sampled softmax, 128 negatives and the batch's targets", head="sampled"
+    )
     yield _other("tree", "one tree, C = 256, binary below", seeds=1, **_free(1, 256, leaf=1))
     yield _other("trees", "4 trees, C = 256, binary below", seeds=1, **_free(4, 256, leaf=1))
     yield _other("two-levels", "one tree, C = 256, two levels", seeds=1, **_free(1, 256, levels=2))
