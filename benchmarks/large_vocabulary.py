@@ -151,7 +151,7 @@ def measure(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, 
     parameters = own_parameter_count(model.head, model.backbone)
     figures: dict[str, Any] = {
         "head_parameters": parameters,
-        "rows": rows_scored(model.head, statistics.frequencies),
+        "rows": rows_scored(model.head, statistics.frequencies, config.batch_size * config.bptt),
         "bytes": None if extra is None else extra + 4 * parameters,
         "points": [],
     }

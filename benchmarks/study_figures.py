@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hstree.heads import AdaptiveSoftmax, Head, TreeEnsemble
+from hstree.heads import AdaptiveSoftmax, Head, SampledSoftmax, TreeEnsemble
 from hstree.lab.study.file import StudyError, StudyModel
 from hstree.lab.study.runs import StudyRun, finish_run, read_state
 from hstree.lm.data import Corpus, Streams
@@ -26,10 +26,10 @@ BANDS = (10_000, 1_000, 100, 10, 0)
 """Smallest numbers of occurrences in the training text of the bands of words."""
 
 
-def rows_scored(head: Head, frequencies: npt.NDArray[Any]) -> float:
-    """Number of vectors that a training step multiplies with a context, for each target, mean over
-    the training text: V for a softmax; in a tree one for each binary node on the path and one for
-    each child of a wide node."""
+def rows_scored(head: Head, frequencies: npt.NDArray[Any], rows: int = 1) -> float:
+    """Number of vectors that a training step of ``rows`` targets multiplies with a context, mean
+    over the training text: V for a softmax; in a tree one for each binary node on the path and one
+    for each child of a wide node; in a sampled softmax the draws and the different targets."""
     total = float(frequencies.sum())
     if isinstance(head, TreeEnsemble):
         both = head.node_vectors == "leaves"
@@ -41,8 +41,8 @@ def rows_scored(head: Head, frequencies: npt.NDArray[Any]) -> float:
         for begin, end in pairwise(ends):
             rows += float(mass[begin:end].sum()) * (end - begin)
         return rows
-    if head.name == "sampled":
-        return float(head.negatives) + 1  # type: ignore[arg-type]
+    if isinstance(head, SampledSoftmax):
+        return head.negatives + float((1 - (1 - frequencies / total) ** rows).sum())
     return float(head.n_classes)
 
 
@@ -103,10 +103,10 @@ def measured_run(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
         return {"valid": None, "test": None, "error": run.failure}
     if run.figures is None or run.figures.final is None:
         raise StudyError(f"{run.name}: {run.failure}")
-    return _figures(run.figures, corpus) | {"seconds": time.process_time() - begin}
+    return _figures(run.figures, corpus, config) | {"seconds": time.process_time() - begin}
 
 
-def _figures(run: RunResults, corpus: Corpus) -> dict[str, Any]:
+def _figures(run: RunResults, corpus: Corpus, config: TrainConfig) -> dict[str, Any]:
     assert run.final is not None
     model = load_model(run.path / MODEL)
     frequencies = corpus.statistics().frequencies
@@ -116,7 +116,7 @@ def _figures(run: RunResults, corpus: Corpus) -> dict[str, Any]:
         "epochs": [epoch.valid_perplexity for epoch in run.epochs],
         "head_parameters": run.final.head_parameters,
         "backbone_parameters": run.final.backbone_parameters,
-        "rows": rows_scored(model.head, frequencies),
+        "rows": rows_scored(model.head, frequencies, config.batch_size * config.bptt),
         "head_step": run.final.cost.head_seconds,
         "flat_step": run.final.cost.flat_seconds,
         "step_rows": run.final.cost.rows,

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import step_times
 from benchmarks.study_figures import band_losses, measured_run, rows_scored
-from hstree.heads import AdaptiveSoftmax, Softmax, TreeEnsemble
+from hstree.heads import AdaptiveSoftmax, SampledSoftmax, Softmax, TreeEnsemble
 from hstree.lab.study.planned import text_name
 from hstree.lm.data import Corpus, load_corpus
 from hstree.lm.models import AWDLSTM, LanguageModel
@@ -63,6 +63,9 @@ def test_rows_of_softmaxes() -> None:
     assert rows_scored(Softmax(4, 6), frequencies) == 6
     head = AdaptiveSoftmax(16, 6, cutoffs=[1, 3], div_value=2.0)
     assert rows_scored(head, frequencies) == pytest.approx(1 + 2 + 0.2 * 2 + 0.3 * 3)
+    head = SampledSoftmax(4, 6, negatives=2, frequencies=frequencies)
+    assert rows_scored(head, frequencies, 1) == pytest.approx(2 + 1)
+    assert rows_scored(head, frequencies, 2) == pytest.approx(2 + 1 + 0.7)
 
 
 def band_perplexity(bands: Sequence[dict[str, float]]) -> float:
