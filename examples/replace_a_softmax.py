@@ -73,7 +73,7 @@ def main() -> None:
     network = fit("softmax: nn.Linear and F.cross_entropy", softmax)
     fit(
         "trees: TreeEnsemble.from_tokens",
-        hstree.TreeEnsemble.from_tokens(FEATURES, n_classes, train, gate="context", sparse=True),
+        hstree.TreeEnsemble.from_tokens(FEATURES, n_classes, train, sparse=True),
     )
 
     converted = hstree.TreeEnsemble.from_linear(softmax, frequencies=train.bincount())

@@ -37,9 +37,7 @@ def main() -> None:
         eos_token_id=end,
     )
     model = GPT2LMHeadModel(config)
-    head = hstree.TreeEnsemble.from_tokens(
-        config.n_embd, n_classes, tokens, gate="context", ignore_index=-100
-    )
+    head = hstree.TreeEnsemble.from_tokens(config.n_embd, n_classes, tokens, ignore_index=-100)
     replace_lm_head(model, head)
     print(model.lm_head)
 

@@ -120,7 +120,7 @@ class Head(nn.Module, ABC):
 
     Example:
         >>> import torch, hstree
-        >>> head: hstree.Head = hstree.TreeEnsemble.from_counts(16, [8, 4, 2, 1], gate="context")
+        >>> head: hstree.Head = hstree.TreeEnsemble.from_counts(16, [8, 4, 2, 1])
         >>> output, loss = head(torch.randn(2, 3, 16), torch.randint(4, (2, 3)))
         >>> output.shape, loss.shape
         (torch.Size([2, 3]), torch.Size([]))

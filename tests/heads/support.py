@@ -131,7 +131,7 @@ HEADS: dict[str, Callable[..., Head]] = {
     "trees, sparse": _trees(2, 8, 4, sparse=True, gate="constant"),
     "trees, wide, subset, context": _trees(3, 8, 5, subset_size=4, gate="context", seed=5),
     "trees, leaves": _trees(2, 8, 5, node_vectors="leaves", subset_size=6, gate="context"),
-    "trees, leaves, sparse": _trees(3, 9, 4, node_vectors="leaves", sparse=True),
+    "trees, leaves, sparse": _trees(3, 9, 4, node_vectors="leaves", sparse=True, gate="uniform"),
     "trees, leaves, tied": _leaves_tied,
 }
 """By description, which begins with the registered name; each takes the options of Head."""

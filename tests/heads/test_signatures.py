@@ -74,7 +74,7 @@ OPTIONS["adaptive"] = {"cutoffs": None, "div_value": 4.0, "order": None, **OF_EV
 OPTIONS["trees"] = {
     "subset_size": None,
     "subset_block": 1,
-    "gate": "uniform",
+    "gate": "context",
     "node_vectors": "free",
     "embedding": None,
     "sparse": False,

@@ -77,8 +77,8 @@ class TreeEnsemble(Head):
         subset_block: the subsets consist of blocks of this many adjacent features, which begin at
             multiples of it; a divisor of D and S. With blocks of 16 or more a GPU gathers the
             features in larger accesses.
-        gate: weights pi of the trees: ``"uniform"``, ``"constant"`` (learned, the same for all
-            contexts) or ``"context"`` (softmax of a linear layer of h).
+        gate: weights pi of the trees: ``"context"`` (softmax of a linear layer of h, 1 / T at the
+            start), ``"constant"`` (learned, the same for all contexts) or ``"uniform"``.
         node_vectors: ``"free"``: every node has its own vectors. ``"leaves"``: the classes of a
             leaf group (a node whose children are all classes) read one output embedding E [V, D] in
             every tree, with all features, and have a bias in each tree. The nodes above have their
@@ -108,7 +108,7 @@ class TreeEnsemble(Head):
         >>> import torch, hstree
         >>> counts = torch.arange(2000, 0, -1)
         >>> trees = hstree.trees.build_ensemble("huffman", 2000, 4, frequencies=counts, root=256)
-        >>> head = hstree.TreeEnsemble(16, 2000, trees, frequencies=counts, gate="context")
+        >>> head = hstree.TreeEnsemble(16, 2000, trees, frequencies=counts)
         >>> output, loss = head(torch.randn(5, 16), torch.randint(2000, (5,)))
         >>> output.shape, head.sample(torch.randn(5, 16)).shape
         (torch.Size([5]), torch.Size([5]))
@@ -124,7 +124,7 @@ class TreeEnsemble(Head):
         *,
         subset_size: int | None = None,
         subset_block: int = 1,
-        gate: str = "uniform",
+        gate: str = "context",
         node_vectors: str = "free",
         embedding: HasWeight | None = None,
         sparse: bool = False,
@@ -189,7 +189,7 @@ class TreeEnsemble(Head):
         Example:
             >>> import torch, hstree
             >>> counts = torch.arange(5000, 0, -1)
-            >>> head = hstree.TreeEnsemble.from_counts(16, counts, gate="context")
+            >>> head = hstree.TreeEnsemble.from_counts(16, counts)
             >>> head.n_trees, head.trees[0].root_width
             (4, 256)
             >>> head(torch.randn(3, 16), torch.tensor([0, 1, 4999])).loss.shape
