@@ -127,9 +127,10 @@ def batched_scores(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def log_sum_exp(values: Tensor, dim: int) -> Tensor:
     """log sum exp over a dimension; -inf where all are -inf, with a gradient of 0 where that of
     :func:`torch.logsumexp` is NaN."""
-    never = (values == -math.inf).all(dim)
-    finite = values.masked_fill(never.unsqueeze(dim), 0.0)
-    return torch.logsumexp(finite, dim).masked_fill(never, -math.inf)
+    limits = torch.finfo(values.dtype)
+    most = values.detach().amax(dim, keepdim=True)
+    total = (values - most.clamp(limits.min, limits.max)).exp().sum(dim)
+    return (total + limits.tiny).log() + most.squeeze(dim)
 
 
 def log_add_exp(a: Tensor, b: Tensor) -> Tensor:

@@ -15,6 +15,10 @@ struct KeyedRow {
 // Stable least-significant-digit radix sort; keys below 2^bits.
 void sort_by_key(std::vector<KeyedRow>& rows, int bits) {
   constexpr int digit = 11;
+  if (rows.size() < 128) {  // the counts would take longer
+    std::stable_sort(rows.begin(), rows.end(), [](KeyedRow a, KeyedRow b) { return a.key < b.key; });
+    return;
+  }
   std::vector<KeyedRow> other(rows.size());
   for (int shift = 0; shift < bits; shift += digit) {
     uint32_t count[(1 << digit) + 1] = {};

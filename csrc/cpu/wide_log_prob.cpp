@@ -162,6 +162,19 @@ void tree_gradients(const WidePlan& plan, const WideTree<T>& tree, const WideGra
   });
 }
 
+// The gradients of the visited biases of a tree in the order of their classes. place: memory for V numbers.
+template <typename T>
+void sort_biases(const TreeBatch& batch, const WidePlan& plan, T* grad_bias, int32_t* place) {
+  const std::vector<int64_t> classes = visited_classes(batch, &plan, 1);
+  for (size_t n = 0; n < classes.size(); ++n) place[classes[n]] = static_cast<int32_t>(n);
+  const std::vector<T> by_slot(grad_bias, grad_bias + plan.visited);
+  for (const WideRun& run : plan.run) {
+    for (int64_t c = 0; c < run.width; ++c) {
+      grad_bias[place[plan.leaf_class[run.first_row + c]]] = by_slot[run.slot + c];
+    }
+  }
+}
+
 // Zeros in the rows of the classes that are not visited.
 template <typename T>
 void fill_others(T* data, const std::vector<int64_t>& visited, int64_t classes, int64_t features) {
@@ -245,24 +258,30 @@ std::vector<WidePlan> wide_plans(const TreeBatch& batch) {
 }
 
 void visited_index(const std::vector<WidePlan>& plans, int64_t* index) {
-  int64_t* row_index = index + visited(plans);
+  int64_t* row = index + visited(plans);
   for (size_t t = 0; t < plans.size(); ++t) {
-    const int32_t* const leaf_class = plans[t].leaf_class;
     for (const WideRun& run : plans[t].run) {
-      for (int64_t r = run.first_row; r < run.first_row + run.width; ++r) {
-        *index++ = static_cast<int64_t>(t);
-        *row_index++ = leaf_class ? leaf_class[r] : r;
-      }
+      for (int64_t r = run.first_row; r < run.first_row + run.width; ++r) *row++ = r;
     }
+    index = std::fill_n(index, plans[t].visited, static_cast<int64_t>(t));
   }
 }
 
-std::vector<int64_t> visited_classes(const TreeBatch& batch, const std::vector<WidePlan>& plans) {
+void visited_biases(const TreeBatch& batch, const std::vector<WidePlan>& plans, int64_t* index) {
+  int64_t* place = index + visited(plans);
+  for (size_t t = 0; t < plans.size(); ++t) {
+    const std::vector<int64_t> classes = visited_classes(batch, &plans[t], 1);
+    index = std::fill_n(index, classes.size(), static_cast<int64_t>(t));
+    place = std::copy(classes.begin(), classes.end(), place);
+  }
+}
+
+std::vector<int64_t> visited_classes(const TreeBatch& batch, const WidePlan* plans, int64_t trees) {
   std::vector<uint64_t> seen((batch.classes + 63) / 64);  // a bit for each class
-  for (const WidePlan& plan : plans) {
-    for (const WideRun& run : plan.run) {
+  for (int64_t t = 0; t < trees; ++t) {
+    for (const WideRun& run : plans[t].run) {
       for (int64_t r = run.first_row; r < run.first_row + run.width; ++r) {
-        seen[plan.leaf_class[r] / 64] |= uint64_t{1} << plan.leaf_class[r] % 64;
+        seen[plans[t].leaf_class[r] / 64] |= uint64_t{1} << plans[t].leaf_class[r] % 64;
       }
     }
   }
@@ -360,6 +379,7 @@ void leaf_log_prob_backward(const TreeBatch& batch, const std::vector<WidePlan>&
         kernels.slopes(trees[t], run, gradients[t], cpu::scratch<A, 0>(run.width + 16));
       }
     });
+    if (tensors.grad_bias && tensors.sparse) sort_biases(batch, plans[t], gradients[t].grad_bias, sum_row);
     scores += plans[t].scores;
     first_slot += plans[t].visited;
   }

@@ -41,12 +41,14 @@ struct WidePlan {
 // The plan of each tree. Throws std::runtime_error for a target or an entry of the tables that is out of range.
 std::vector<WidePlan> wide_plans(const TreeBatch& batch);
 
-// tree and row of each visited weight, in the order of the row-sparse gradient; in the leaf op, tree and class of
-// each visited bias. index [2, nnz].
+// tree and row of each visited weight, in the order of the row-sparse gradient. index [2, nnz].
 void visited_index(const std::vector<WidePlan>& plans, int64_t* index);
 
+// In the leaf op, tree and class of each visited bias, increasing. index [2, nnz].
+void visited_biases(const TreeBatch& batch, const std::vector<WidePlan>& plans, int64_t* index);
+
 // The classes that the plans of the leaf op visit, increasing.
-std::vector<int64_t> visited_classes(const TreeBatch& batch, const std::vector<WidePlan>& plans);
+std::vector<int64_t> visited_classes(const TreeBatch& batch, const WidePlan* plans, int64_t trees);
 
 template <typename T>
 void wide_log_prob(const TreeBatch& batch, const Forward<T>& tensors);

@@ -145,13 +145,13 @@ TreeGradients leaf_log_prob_backward(const TreeArguments& a, const TreeBackward&
   const Tensor order = order_of(a);
   const cpu::TreeBatch batch = tree_batch(a, order);
   const auto plans = cpu::wide_plans(batch);
-  const std::vector<int64_t> visited = cpu::visited_classes(batch, plans);
+  const std::vector<int64_t> visited = cpu::visited_classes(batch, plans.data(), a.trees());
   const int64_t classes = b.sparse ? visited.size() : 0, biases = b.sparse ? cpu::visited(plans) : 0;
   const Tensor index = empty(a.hidden, {1, classes}, Dtype::Long);
   const Tensor bias_index = empty(a.hidden, {2, biases}, Dtype::Long);
   if (b.sparse) {
     std::copy(visited.begin(), visited.end(), data<int64_t>(index));
-    cpu::visited_index(plans, data<int64_t>(bias_index));
+    cpu::visited_biases(batch, plans, data<int64_t>(bias_index));
   }
   return backward(
       a, b, index, bias_index,

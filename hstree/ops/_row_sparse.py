@@ -45,17 +45,17 @@ class _WithRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_rows: Tensor | None) -> Any:
         weight, index = ctx.saved_tensors
-        if grad is not None and grad.is_sparse:
-            indices, values = grad._indices(), grad._values()
-            if grad_rows is not None:
-                indices = torch.cat([indices, index.unsqueeze(0)], 1)
-                values = torch.cat([values, grad_rows])
-            distinct = grad_rows is None and grad.is_coalesced()
-            return sparse_gradient(weight, indices, values, distinct=distinct), None, None
         if grad_rows is None:
             return grad, None, None
-        if grad is None and ctx.sparse:
-            return sparse_gradient(weight, index.unsqueeze(0), grad_rows), None, None
+        if ctx.sparse if grad is None else grad.is_sparse:
+            rows = sparse_gradient(weight, index.unsqueeze(0), grad_rows)
+            if grad is None:
+                return rows, None, None
+            if weight.dtype != torch.float16:  # merges increasing rows in order
+                return grad + rows, None, None
+            indices = torch.cat([grad._indices(), rows._indices()], 1)
+            values = torch.cat([grad._values(), grad_rows])
+            return sparse_gradient(weight, indices, values), None, None
         if grad is None:
             grad = recycled(weight, *weight.shape).zero_()
         elif torch.is_grad_enabled() or not grad.is_contiguous():

@@ -80,7 +80,9 @@ class TreeOp:
         log_prob: Tensor = self.forward(hidden, weight, *rest)[0]
         return log_prob
 
-    def _dense_gradient(self, ctx: Any, grad_log_prob: Tensor, *_: Any) -> Any:
+    def _dense_gradient(self, ctx: Any, grad_log_prob: Tensor | None, *_: Any) -> Any:
+        if grad_log_prob is None:
+            return (None,) * 10
         needed = ctx.needs_input_grad[:3]
         gradients = self.backward(grad_log_prob, *ctx.saved_tensors, needed, False)
         wanted = zip(gradients, needed, strict=False)
@@ -240,6 +242,7 @@ def _plan_size(hidden: Tensor, trees: Any) -> Any:
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # no zeros [N, T, longest]
     _save(ctx, inputs, output)
 
 
@@ -271,10 +274,12 @@ class _SparseGradient(torch.autograd.Function):
         shared = ctx.op.shared
         of_hidden, of_weight, of_bias = needed
         grad_weight = grad_bias = None
-        if of_weight:  # the classes of a shared weight are distinct and increase
+        # The classes of a shared weight are distinct and increase, also those of a tree's biases.
+        if of_weight:
             grad_weight = sparse_gradient(weight, index, rows, distinct=shared)
         if of_bias:
-            grad_bias = sparse_gradient(ctx.bias, bias_index if shared else index, bias_rows)
+            of = bias_index if shared else index
+            grad_bias = sparse_gradient(ctx.bias, of, bias_rows, distinct=shared)
         return None, grad_hidden if of_hidden else None, grad_weight, grad_bias, *[None] * 7
 
 

@@ -17,6 +17,7 @@ from hstree.ops._autograd import (
     refuse_transforms,
     register_autograd,
 )
+from hstree.ops._recycled import recycled
 from hstree.ops.logit_function import LogitFunction
 
 
@@ -91,7 +92,7 @@ def _backward(
     table_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of logits and table, by the in-place op on a copy."""
-    grad = logits.clone(memory_format=torch.contiguous_format)
+    grad = recycled(logits, *logits.shape).copy_(logits)
     function = (c, k, table, radius)
     return grad, torch.ops.hstree.target_log_softmax_backward_(
         grad, grad_log_prob, target, log_normalizer, *function, table_gradient
@@ -127,10 +128,13 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     logits, target, ctx.c, ctx.k, table, ctx.radius = inputs
     log_normalizer = output[1]
     ctx.mark_non_differentiable(log_normalizer)
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(logits, target, log_normalizer, table)
 
 
-def _gradient(ctx: Any, grad_log_prob: Tensor, grad_log_normalizer: Tensor | None) -> Any:
+def _gradient(ctx: Any, grad_log_prob: Tensor | None, grad_log_normalizer: None) -> Any:
+    if grad_log_prob is None:
+        return (None,) * 6
     logits, target, log_normalizer, table = ctx.saved_tensors
     wanted = table is not None and ctx.needs_input_grad[4]
     function = (ctx.c, ctx.k, table, ctx.radius)

@@ -17,7 +17,7 @@ from ops.cases import PATH, WIDE, Case, TreeOpUnderTest
 CASE = Case("ragged paths", rows=70, subset=7)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 70])
+@pytest.mark.parametrize("rows", [0, 1, 70, 300])
 def test_equals_a_stable_sort(rows: int, device: torch.device) -> None:
     batch = PATH.batch(replace(CASE, rows=rows)).to(device)
     order = leaf_order(batch.target, batch.leaf_position)

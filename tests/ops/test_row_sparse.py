@@ -17,6 +17,7 @@ from hstree.optim import AdamW, clip_grad_norm_
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 INDEX = torch.tensor([3, 0, 3, 4])
+INCREASING = torch.tensor([0, 3, 4, 5])
 
 
 def loss(whole: Tensor, rows: Tensor, read: str) -> Tensor:
@@ -32,20 +33,37 @@ def loss(whole: Tensor, rows: Tensor, read: str) -> Tensor:
 
 @pytest.mark.parametrize("read", ["whole", "rows", "whole rows", "sum rows", "whole sum rows"])
 @pytest.mark.parametrize("sparse", [True, False])
-def test_gradient(read: str, sparse: bool) -> None:
-    found = []
+@pytest.mark.parametrize("increasing", [True, False])
+def test_gradient(read: str, sparse: bool, increasing: bool) -> None:
+    found, index = [], INCREASING if increasing else INDEX
     for own in (True, False):
         weight = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         weight.requires_grad_()
         if own:
-            both = with_rows(weight, INDEX, sparse=sparse)
+            both = with_rows(weight, index, sparse=sparse)
         else:
-            both = weight, F.embedding(INDEX, weight)
+            both = weight, F.embedding(index, weight)
         loss(*both, read).backward()
         assert weight.grad is not None
         assert weight.grad.is_sparse == (own and sparse and read == "rows")
         found.append(weight.grad.to_dense())
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_row_sparse_gradients_of_classes_increase(dtype: torch.dtype) -> None:
+    """Also with the rows of the root merged, where torch adds sparse tensors: not in float16."""
+    counts = [1 + 10**6 // (y + 1) for y in range(3000)]
+    head = TreeEnsemble.from_counts(4, counts, sparse=True).to(dtype)
+    assert len(head.layout.root_class)
+    head(torch.randn(2, 4), torch.tensor([0, 2999])).loss.backward()
+    for parameter in (head.output_embedding, head.nodes.leaf_bias):
+        assert parameter is not None
+        assert parameter.grad is not None
+        index = parameter.grad._indices()
+        row = index[0] if len(index) == 1 else index[0] * 3000 + index[1]
+        merged = dtype != torch.float16 or len(index) == 2
+        assert bool((row.diff() > 0).all()) == merged
 
 
 def test_the_gradient_of_another_is_left_alone() -> None:

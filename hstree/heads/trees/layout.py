@@ -129,8 +129,9 @@ class Layout(Tables):
             targets, is a child that does not exist; the last entry, for target -1, is -1.
         node, edge, leaf_edge: tables of :func:`hstree.ops.tree_topk`, padded with zeros.
         leaf_class: int32 [T, V], class of each leaf.
-        root_row, root_class: int64 [K], children of wide roots that are classes, as t C + child,
-            and their classes.
+        root_class: int64 [U], increasing, the classes that are children of wide roots.
+        root_row, root_source: int64 [K], these children, as t C + child, and the positions of their
+            classes in ``root_class``.
     """
 
     path_offset: Tensor
@@ -145,8 +146,9 @@ class Layout(Tables):
     leaf_class: Tensor
     group_offset: Tensor
     group: Tensor
-    root_row: Tensor
     root_class: Tensor
+    root_row: Tensor
+    root_source: Tensor
     feature_index: Tensor | None
 
     def __init__(
@@ -213,7 +215,8 @@ class Layout(Tables):
             rows, classes = zip(*(layout.root_classes() for layout in self.trees), strict=True)
             place = [t * self.n_rows[ROOT] + row for t, row in enumerate(rows)]
             out["root_row"] = np.concatenate(place).astype(np.int64)
-            out["root_class"] = np.concatenate(classes).astype(np.int64)
+            unique, source = np.unique(np.concatenate(classes), return_inverse=True)
+            out["root_class"], out["root_source"] = unique.astype(np.int64), source
         return super().tables() | {name: torch.from_numpy(table) for name, table in out.items()}
 
     def saved_tables(self) -> dict[str, Tensor]:

@@ -29,6 +29,10 @@ Values = TypeVar("Values", FloatArray, Tensor)
 FEW_CONTEXTS = 16
 """Up to so many contexts E h^T takes about half of the time of h E^T in torch."""
 
+FEW_ROWS = 64
+"""Up to so many contexts, adding E h to the scores of a wide root takes no more time than adding
+rows of E to its vectors; a step with 512 takes a twelfth more for the root."""
+
 
 @dataclass
 class Block:
@@ -176,8 +180,16 @@ class LeafBlock(Block):
         return linear_scores(hidden, self.weight)
 
 
+@dataclass
 class RootBlock(Block):
-    """A :class:`WideBlock` of wide roots, which all targets visit: one dense product."""
+    """A :class:`WideBlock` of wide roots, which all targets visit: one dense product.
+
+    Attributes:
+        class_rows: rows of the output embedding [U, D] of the classes that are children, which add
+            them to their own vectors; None: no child does.
+    """
+
+    class_rows: Tensor | None = None
 
     kind, visits_rows = ROOT, False
     weight_name, bias_name = "root_weight", "root_bias"
@@ -208,15 +220,50 @@ class RootBlock(Block):
         index = self.layout.feature_index
         if index is None:
             return self._scores(hidden).view(-1, n_trees, n_children).transpose(0, 1)
-        x = tree_features(hidden.to(self.weight.dtype), index, n_trees)
-        weight = self.weight.float() if is_cast(self.weight) else self.weight
+        x, weight = tree_features(hidden.to(self.weight.dtype), index, n_trees), self.vectors()
+        weight = weight.float() if is_cast(weight) else weight
         x, bias = x.to(weight.dtype), self.bias.to(weight.dtype)
         return torch.baddbmm(bias.unsqueeze(1), x, weight.mT).to(sum_dtype(x.dtype))
 
+    def scores(self, x: Tensor) -> Tensor:
+        layout, classes = self.layout, self.class_rows
+        if classes is None or layout.feature_index is not None:
+            return batched_scores(x, self.vectors(), self.bias)
+        scores = super().scores(x)
+        of_classes = linear_scores(classes, x[0].to(classes.dtype))[layout.root_source]
+        return scores.flatten(0, 1).index_add(0, layout.root_row, of_classes).view_as(scores)
+
+    def rows(self, t: int, row: Tensor) -> tuple[Tensor, Tensor]:
+        return self.vectors()[t, row], self.bias[t, row]
+
     def _scores(self, hidden: Tensor) -> Tensor:
         """The same of trees that read all features, [N, T R]."""
-        rows, bias = self.weight.flatten(0, 1), self.bias.flatten()
-        return linear_scores(hidden.to(rows.dtype), rows, bias.to(rows.dtype))
+        few = hidden.device.type == "cpu" and len(hidden) <= FEW_ROWS
+        if self.class_rows is None or torch.compiler.is_compiling() or not few:
+            rows, bias = self.vectors().flatten(0, 1), self.bias.flatten()
+            return linear_scores(hidden.to(rows.dtype), rows, bias.to(rows.dtype))
+        hidden = hidden.to(self.weight.dtype)
+        scores = linear_scores(hidden, self.weight.flatten(0, 1), self.bias.flatten())
+        of_classes = linear_scores(hidden, self.class_rows).index_select(1, self.layout.root_source)
+        return scores.index_add(1, self.layout.root_row, of_classes)
+
+    def vectors(self) -> Tensor:
+        """The vectors [T, R, S] of the children, with the rows of E added."""
+        if self.class_rows is None:
+            return self.weight
+        own, rows = self.weight, rows_of_children(self.layout, self.class_rows)
+        if is_cast(own):  # the sum of two vectors is not rounded to 16 bits
+            own, rows = own.float(), rows.float()
+        return own.flatten(0, 1).index_add(0, self.layout.root_row, rows).view_as(own)
+
+
+def rows_of_children(layout: Layout, class_rows: Tensor) -> Tensor:
+    """Rows [K, S] for the children of wide roots that are classes: rows [U, D] of the classes."""
+    rows = class_rows.index_select(0, layout.root_source)
+    if layout.feature_index is None:
+        return rows
+    tree = layout.root_row // layout.n_rows[ROOT]
+    return rows.gather(1, layout.feature_index[tree].long())
 
 
 BLOCKS: tuple[type[Block], ...] = (BinaryBlock, WideBlock, LeafBlock, RootBlock)
@@ -325,34 +372,29 @@ class Nodes(nn.Module):
 
     def forward(self, layout: Layout) -> list[Block]:
         """One block for each kind of node in the trees, ordered by kind."""
-        weights: dict[int, Any] = {}
+        embedding: Any = None
+        class_rows = None
         if layout.leaf_groups:
-            weights[LEAF], weights[ROOT] = self._embedding_and_root(layout, self.root_weight)
-        blocks = []
+            embedding = self.class_vectors()
+            if len(layout.root_row):
+                # A root over all classes reads all rows of the embedding.
+                sparse = self.sparse and self.root_weight is not None
+                embedding, class_rows = with_rows(embedding, layout.root_class, sparse=sparse)
+        blocks: list[Block] = []
         for block in BLOCKS:
-            if layout.n_rows[block.kind]:
-                weight = weights.get(block.kind)
-                weight = getattr(self, block.weight_name) if weight is None else weight
-                blocks.append(block(weight, getattr(self, block.bias_name), layout, self.sparse))
+            if not layout.n_rows[block.kind]:
+                continue
+            weight = embedding if block is LeafBlock else getattr(self, block.weight_name)
+            rest = getattr(self, block.bias_name), layout, self.sparse
+            if block is not RootBlock:
+                blocks.append(block(weight, *rest))
+            elif weight is None:
+                assert class_rows is not None
+                rows = rows_of_children(layout, class_rows)
+                blocks.append(RootBlock(rows.view(layout.n_trees, -1, rows.shape[1]), *rest))
+            else:
+                blocks.append(RootBlock(weight, *rest, class_rows))
         return blocks
-
-    def _embedding_and_root(self, layout: Layout, own: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The output embedding [V, D], and vectors [T, C, S] of the children of wide roots, which
-        have those in ``own`` or None."""
-        embedding = self.class_vectors()
-        if own is not None and not len(layout.root_row):
-            return embedding, own
-        # A root over all classes reads all rows of the embedding.
-        sparse = self.sparse and own is not None
-        embedding, rows = with_rows(embedding, layout.root_class, sparse=sparse)
-        if layout.feature_index is not None:
-            tree = layout.root_row // layout.n_rows[ROOT]
-            rows = rows.gather(1, layout.feature_index[tree].long())
-        if own is None:
-            return embedding, rows.view(layout.n_trees, -1, rows.shape[1])
-        if is_cast(own):  # the sum of two vectors is not rounded to 16 bits
-            own, rows = own.float(), rows.float()
-        return embedding, own.flatten(0, 1).index_add(0, layout.root_row, rows).view_as(own)
 
     def class_vectors(self) -> Tensor:
         """The output embedding E [V, D], as the blocks read it, once in each call."""

@@ -23,6 +23,7 @@ from heads.support import (
 from hstree.heads import Head, TreeEnsemble
 from hstree.heads.losses import split_rows
 from hstree.heads.tables import EXTRA_STATE, saved_tables
+from hstree.heads.trees import nodes
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 from hstree.optim import AdamW
 from hstree.trees import Tree, build_tree, huffman_tree, random_tree, tree_seed
@@ -244,6 +245,29 @@ def test_root_under_autocast(subset: int | None) -> None:
     assert grads[0].dtype == torch.float32
     error = (grads[0] - grads[1]).norm() / grads[1].norm()
     assert 0 < error < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sparse", [True, False])
+def test_scores_of_classes_below_the_root(
+    monkeypatch: pytest.MonkeyPatch, sparse: bool, dtype: torch.dtype
+) -> None:
+    """The products with E are added for few rows, and E to the vectors of the root for many."""
+    head = TreeEnsemble(D, V, trees("cluster", 2, 8, 4), node_vectors="leaves", sparse=sparse)
+    assert len(head.layout.root_row) > len(head.layout.root_class) > 0
+    randomise(head).to(dtype)
+    hidden, target, found = draw(9, D), draw_targets(9), []
+    for few in (0, 9):
+        monkeypatch.setattr(nodes, "FEW_ROWS", few)
+        head.zero_grad()
+        output, loss = head(hidden, target)
+        loss.backward()
+        every = head.log_prob(hidden)
+        torch.testing.assert_close(every[torch.arange(9), target], output)
+        gradients = [parameter.grad.to_dense() for parameter in head.parameters()]
+        found.append([output, head.topk(hidden, 3)[0], *gradients])
+    for few, many in zip(*found, strict=True):
+        torch.testing.assert_close(few, many)
 
 
 def sparse_and_dense() -> tuple[TreeEnsemble, TreeEnsemble]:

@@ -73,7 +73,7 @@ def test_levels_add_up(kind: str) -> None:
             root = blocks["root_bias"]
             for t in range(head.n_trees):
                 x = hidden if index is None else hidden[:, index[t].long()]
-                z = F.linear(x, root.weight[t], root.bias[t]).log_softmax(1)
+                z = F.linear(x, root.vectors()[t], root.bias[t]).log_softmax(1)
                 at_root[:, t] = z[torch.arange(V), layout.root_child[t, target].long()]
     torch.testing.assert_close((log_prob * group).sum(2), groups)
     torch.testing.assert_close(log_prob.sum(2), binary + groups + at_root)
