@@ -25,16 +25,22 @@ from hstree.ops import (
 )
 from hstree.ops._row_sparse import cast
 
-LOST = 0.1
-"""Most time that a search of a row takes before it is given up, in all classes of the row."""
+OF_A_SEARCH = 10
+"""Time of a product of a search, in products of all classes of a large batch: 6 to 13 on a core of
+an AMD EPYC at V = 10,000 and 33,278."""
 
-OF_A_SEARCH = 16
-"""Time of a product of a search, at most, in products of all classes of a large batch. 10 on a core
-of an AMD EPYC at V = 10,000; the larger, the sooner a search is given up."""
+WORTH = 0.5
+"""Largest share of the time of all classes that a search may be expected to take."""
+
+GIVEN_UP = 3
+"""A row is given up when it has scored so many times the expected number of vectors: with random
+weights, rows need 0.4 to 2.4 times as many."""
+
+LEAST = 0.2
+"""Share of the time of all classes that a row may take in any case."""
 
 PILOT = 16
-"""A search of N rows begins with N / 16 of them, at least four, and ends there unless it finds
-three quarters."""
+"""A search of N rows begins with N / 16 of them, and ends there unless it finds three quarters."""
 
 FEW = 8
 """So many candidates in all are looked up without counting what they share."""
@@ -114,14 +120,24 @@ def _chunks(layout: Layout, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def pays_to_search(layout: Layout, hidden: Tensor, k: int) -> bool:
-    """Whether :func:`search_classes` may take less time than the log-probabilities of all classes:
-    for each class wanted it scores at least the binary nodes of a path and about one group of
-    classes, in every tree. Measured in benchmarks/results/topk.md."""
-    of_row = OF_A_SEARCH * k * layout.n_trees * (layout.max_depth + layout.mean_group)
-    every = _vectors_of_all(layout)
-    if torch.compiler.is_compiling():  # one graph for all numbers of rows
-        return of_row < every
-    return len(hidden) * of_row < (len(hidden) + READING) * every
+    """Whether :func:`search_classes` is expected to take at most :data:`WORTH` of the time of the
+    log-probabilities of all classes."""
+    # torch.compile: one graph for all numbers of rows.
+    n_rows = None if torch.compiler.is_compiling() else len(hidden)
+    return _expected(layout, k) <= WORTH * _affordable(layout, n_rows)
+
+
+def _expected(layout: Layout, k: int) -> float:
+    """Number of vectors below the roots that the search of a row scores: for each class wanted, the
+    binary nodes of a path and a group of classes, in every tree."""
+    return k * layout.n_trees * (layout.max_depth + layout.mean_group)
+
+
+def _affordable(layout: Layout, n_rows: int | None) -> float:
+    """Number of vectors that the search of one of N rows scores in the time of all classes; None:
+    of many rows."""
+    reading = 0.0 if n_rows is None else READING / max(1, n_rows)
+    return (1 + reading) * _vectors_of_all(layout) / OF_A_SEARCH
 
 
 def _vectors_of_all(layout: Layout) -> int:
@@ -130,11 +146,11 @@ def _vectors_of_all(layout: Layout) -> int:
     return layout.n_trees * (rows[BINARY] + rows[WIDE]) + rows[LEAF]
 
 
-def most_scored(layout: Layout, n_rows: int) -> int:
-    """Number of vectors that the search of one of N rows may score: they take :data:`LOST` of the
-    time of all classes."""
-    of_all = (n_rows + READING) * _vectors_of_all(layout)
-    return int(LOST * of_all / (OF_A_SEARCH * max(1, n_rows)))
+def most_scored(layout: Layout, n_rows: int, k: int) -> int:
+    """Number of vectors that the search of one of N rows may score: :data:`GIVEN_UP` times as many
+    as expected, but at least :data:`LEAST` of the time of all classes, and at most that time."""
+    affordable = _affordable(layout, n_rows)
+    return int(min(max(GIVEN_UP * _expected(layout, k), LEAST * affordable), affordable))
 
 
 def search_classes(
@@ -157,21 +173,29 @@ def found_classes(
 
     A search scores few vectors if few classes share most of the probability, but each takes longer
     than in a product of all rows with all vectors. So a row is given up after
-    :func:`most_scored`, and the batch after few rows if most of them are. The rest is ranked by
-    :func:`hstree.ops.leaf_tree_topk`.
+    :func:`most_scored`, and the batch after few rows if most of them are; if few are, they get the
+    time of all classes. The rest is ranked by :func:`hstree.ops.leaf_tree_topk`.
     """
     n_rows = len(hidden)
     values = log_gate.new_full((n_rows, k), torch.nan, dtype=sum_dtype(hidden.dtype))
     classes = torch.full_like(values, -1, dtype=torch.int64)
+
+    def search(rows: slice | Tensor, most: int) -> None:
+        arguments = blocks, layout, hidden[rows], log_gate[rows], k, most
+        values[rows], classes[rows] = search_classes(*arguments)
+
+    def missing() -> Tensor:
+        return (classes[:, 0] < 0).nonzero().squeeze(1)
+
     if pays_to_search(layout, hidden, k):
-        most = most_scored(layout, n_rows)
-        pilot = min(n_rows, max(4, -(-n_rows // PILOT)))
-        for rows in (slice(0, pilot), slice(pilot, n_rows)):
-            arguments = blocks, layout, hidden[rows], log_gate[rows], k
-            values[rows], classes[rows] = search_classes(*arguments, most_scored=most)
-            if pilot == n_rows or 4 * int((classes[:pilot, 0] >= 0).sum()) < 3 * pilot:
-                break
-    rest = (classes[:, 0] < 0).nonzero().squeeze(1)
+        most, pilot = most_scored(layout, n_rows, k), -(-n_rows // PILOT)
+        search(slice(0, pilot), most)
+        if 4 * (len(missing()) - (n_rows - pilot)) <= pilot < n_rows:
+            search(slice(pilot, n_rows), most)
+            rest = missing()
+            if 0 < len(rest) <= n_rows // 4:  # reading all vectors for few rows takes longer
+                search(rest, int(_affordable(layout, len(rest))))
+    rest = missing()
     if layout.n_rows[LEAF] and len(rest):
         for some, x, gate in _chunks(layout, rest, hidden[rest], log_gate[rest]):
             values[some], classes[some] = leaf_tree_topk(**_scored(blocks, layout, x, gate), k=k)
