@@ -26,13 +26,14 @@ from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import adopt_tables, fill, saved_tables
 from hstree.heads.trees.fitting import fit_nodes
 from hstree.heads.trees.gate import GATES, UniformGate
-from hstree.heads.trees.layout import Layout
+from hstree.heads.trees.layout import LEAF, Layout
 from hstree.heads.trees.nodes import Nodes
 from hstree.heads.trees.queries import (
     all_log_prob,
     choose_way,
     found_classes,
     pays_to_search,
+    ranked_classes,
     records_gradients,
     sample_classes,
     search_classes,
@@ -509,15 +510,24 @@ class TreeEnsemble(Head):
     def _topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         if hidden.device.type != "cpu":
             return super().topk_rows(hidden, k)
-        arguments = self.nodes(self.layout), self.layout, hidden, self.log_gate(hidden), k
-        if torch.compiler.is_compiling() or is_transformed():  # values must not be read
-            searched = pays_to_search(self.layout, hidden, k)
-            return search_classes(*arguments) if searched else super().topk_rows(hidden, k)
-        values, classes = found_classes(*arguments)
-        missing = classes[:, 0] < 0
-        if bool(missing.any()):
-            of_all, ranked = super().topk_rows(hidden[missing], k)
-            values[missing], classes[missing] = of_all.to(values.dtype), ranked
+        searched = pays_to_search(self.layout, hidden, k)
+        unread = torch.compiler.is_compiling() or is_transformed()  # values must not be read
+        ways = [found_classes] * searched + [ranked_classes] * bool(self.layout.n_rows[LEAF])
+        if not searched and (unread or not ways):
+            return super().topk_rows(hidden, k)
+        blocks, log_gate = self.nodes(self.layout), self.log_gate(hidden)
+        if unread:
+            return search_classes(blocks, self.layout, hidden, log_gate, k)
+        values, classes = ways[0](blocks, self.layout, hidden, log_gate, k)
+        for way in (*ways[1:], None):
+            rest = (classes[:, 0] < 0).nonzero().squeeze(1)
+            if not len(rest):
+                break
+            if way is None:
+                some, ranked = super().topk_rows(hidden[rest], k)
+            else:
+                some, ranked = way(blocks, self.layout, hidden[rest], log_gate[rest], k)
+            values[rest], classes[rest] = some.to(values.dtype), ranked
         return values, classes
 
     def sample_rows(

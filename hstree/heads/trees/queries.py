@@ -165,16 +165,29 @@ def search_classes(
     return tree_topk(**_walk(blocks, layout, hidden, log_gate), k=k, most_scored=most_scored)
 
 
+def ranked_classes(
+    blocks: Sequence[Block], layout: Layout, hidden: Tensor, log_gate: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and classes [N, k] from :func:`hstree.ops.leaf_tree_topk`, of trees with
+    leaf groups: hidden [N, D], in chunks of rows. A few rows may have classes of -1."""
+    parts = [
+        leaf_tree_topk(**_scored(blocks, layout, x, gate), k=k)
+        for x, gate in _chunks(layout, hidden, log_gate)
+    ]
+    values, classes = zip(*parts, strict=True)
+    return torch.cat(values), torch.cat(classes)
+
+
 def found_classes(
     blocks: Sequence[Block], layout: Layout, hidden: Tensor, log_gate: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and classes [N, k] of the rows whose search is short, and of all rows if
-    the trees have leaf groups: hidden [N, D]. The other rows have classes of -1.
+    """Log-probabilities and classes [N, k] of the rows whose search is short: hidden [N, D]. The
+    other rows have classes of -1.
 
     A search scores few vectors if few classes share most of the probability, but each takes longer
     than in a product of all rows with all vectors. So a row is given up after
     :func:`most_scored`, and the batch after few rows if most of them are; if few are, they get the
-    time of all classes. The rest is ranked by :func:`hstree.ops.leaf_tree_topk`.
+    time of all classes.
     """
     n_rows = len(hidden)
     values = log_gate.new_full((n_rows, k), torch.nan, dtype=sum_dtype(hidden.dtype))
@@ -184,21 +197,13 @@ def found_classes(
         arguments = blocks, layout, hidden[rows], log_gate[rows], k, most
         values[rows], classes[rows] = search_classes(*arguments)
 
-    def missing() -> Tensor:
-        return (classes[:, 0] < 0).nonzero().squeeze(1)
-
-    if pays_to_search(layout, hidden, k):
-        most, pilot = most_scored(layout, n_rows, k), -(-n_rows // PILOT)
-        search(slice(0, pilot), most)
-        if 4 * (len(missing()) - (n_rows - pilot)) <= pilot < n_rows:
-            search(slice(pilot, n_rows), most)
-            rest = missing()
-            if 0 < len(rest) <= n_rows // 4:  # reading all vectors for few rows takes longer
-                search(rest, int(_affordable(layout, len(rest))))
-    rest = missing()
-    if layout.n_rows[LEAF] and len(rest):
-        for some, x, gate in _chunks(layout, rest, hidden[rest], log_gate[rest]):
-            values[some], classes[some] = leaf_tree_topk(**_scored(blocks, layout, x, gate), k=k)
+    most, pilot = most_scored(layout, n_rows, k), -(-n_rows // PILOT)
+    search(slice(0, pilot), most)
+    if pilot < n_rows and 4 * int((classes[:pilot, 0] < 0).sum()) <= pilot:
+        search(slice(pilot, n_rows), most)
+        rest = (classes[:, 0] < 0).nonzero().squeeze(1)
+        if 0 < len(rest) <= n_rows // 4:  # reading all vectors for few rows takes longer
+            search(rest, int(_affordable(layout, len(rest))))
     return values, classes
 
 
