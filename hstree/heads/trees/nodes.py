@@ -238,8 +238,9 @@ class RootBlock(Block):
 
     def _scores(self, hidden: Tensor) -> Tensor:
         """The same of trees that read all features, [N, T R]."""
-        few = hidden.device.type == "cpu" and len(hidden) <= FEW_ROWS
-        if self.class_rows is None or torch.compiler.is_compiling() or not few:
+        # One graph for all numbers of rows, and one kernel on a GPU.
+        any_number = torch.compiler.is_compiling() or hidden.device.type != "cpu"
+        if self.class_rows is None or any_number or len(hidden) > FEW_ROWS:
             rows, bias = self.vectors().flatten(0, 1), self.bias.flatten()
             return linear_scores(hidden.to(rows.dtype), rows, bias.to(rows.dtype))
         hidden = hidden.to(self.weight.dtype)
