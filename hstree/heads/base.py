@@ -138,7 +138,7 @@ class Head(nn.Module, ABC):
     may_skip_parameters: ClassVar[bool] = False
     """Whether a batch may leave some parameters without a gradient."""
 
-    samples_in_training: ClassVar[bool] = False
+    samples_in_training: bool = False
     """Whether, in training mode, ``output`` and the loss are estimates from sampled classes."""
 
     has_normalizer: ClassVar[bool] = False

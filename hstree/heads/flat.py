@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,24 @@ from hstree.ops import LogitFunction, mixture_log_prob
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+class Step(NamedTuple):
+    """The classes that a step scores: all V, or the U of a sample.
+
+    Attributes:
+        weight: their rows of W, [U, D].
+        bias: their biases [U], or None.
+        target: place of each target among them, [N]; -1 for an ignored one.
+        classes: the classes [U], or None for all.
+        offset: log(m / c) of each [U], or None for all.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    target: Tensor
+    classes: Tensor | None = None
+    offset: Tensor | None = None
 
 
 class FlatHead(Head):
@@ -80,6 +98,48 @@ class FlatHead(Head):
         self.bias_start = bias_start
         self._reset_decoder()
 
+    @classmethod
+    def from_linear(cls, linear: HasWeight, *, tied: bool = False, **options: Any) -> Self:
+        """A head with the weight and bias of a linear layer, on its device and in its dtype.
+        :class:`Softmax`, :class:`SampledSoftmax` and :class:`ForestSoftmax` start as the softmax of
+        the layer.
+
+        Args:
+            linear: weight [V, D], with or without a bias.
+            tied: use the weight of ``linear`` itself, not a copy. The bias is always a copy.
+            **options: further arguments of the head, except ``bias`` and ``embedding``.
+
+        Raises:
+            ValueError: for ``bias`` or ``embedding``.
+
+        Example:
+            >>> import torch, hstree
+            >>> linear, hidden = torch.nn.Linear(16, 1000), torch.randn(3, 16)
+            >>> head = hstree.ForestSoftmax.from_linear(linear, clusters=32)
+            >>> torch.allclose(head.log_prob(hidden), linear(hidden).log_softmax(-1), atol=1e-5)
+            True
+        """
+        for name in ("bias", "embedding"):
+            if name in options:
+                raise ValueError(f"{name}: expected that of linear, got {options[name]!r}")
+        weight = linear.weight
+        n_classes, in_features = weight.shape
+        options["bias"] = getattr(linear, "bias", None) is not None
+        if check_bool("tied", tied):
+            options["embedding"] = linear
+        head = cls(in_features, n_classes, **options).to(weight.device, weight.dtype)
+        head.copy_linear(linear)
+        return head
+
+    @torch.no_grad()
+    def copy_linear(self, linear: HasWeight) -> None:
+        """Take the values of the weight and bias of a linear layer; without a bias: 0."""
+        if self.weight is not linear.weight:
+            fill(self.weight, linear.weight)
+        if self.bias is not None:
+            bias = getattr(linear, "bias", None)
+            fill(self.bias, self.bias.new_zeros(()) if bias is None else bias)
+
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.function.reset()
@@ -117,17 +177,28 @@ class FlatHead(Head):
         self, hidden: Tensor, target: Tensor, reduction: str
     ) -> tuple[Tensor, Tensor]:
         latent, log_prior = self.components(hidden)
-        dtype = sum_dtype(hidden.dtype)
+        step = self._step(target)
         return mixture_log_prob(
             latent,
             log_prior,
-            self.weight,
-            self.bias,
-            target,
-            self.function(dtype, hidden.device),
-            row_weight=None if self.class_weight is None else self.target_weight(target, dtype),
+            step.weight,
+            step.bias,
+            step.target,
+            self.function(sum_dtype(hidden.dtype), hidden.device),
+            offset=step.offset,
+            row_weight=self._row_weight(hidden, target),
             reduction=reduction,
         )
+
+    def _step(self, target: Tensor) -> Step:
+        """The classes that score the targets [N], in the mode of the head."""
+        return Step(self.weight, self.bias, target)
+
+    def _row_weight(self, hidden: Tensor, target: Tensor) -> Tensor | None:
+        """Factors [N] of the rows in the loss."""
+        if self.class_weight is None:
+            return None
+        return self.target_weight(target, sum_dtype(hidden.dtype))
 
     @property
     def linear_scores(self) -> bool:

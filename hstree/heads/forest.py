@@ -11,23 +11,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_choice, check_int, check_probability, check_seed
+from hstree._checks import (
+    check_choice,
+    check_int,
+    check_probability,
+    check_seed,
+    smoothed_frequencies,
+)
 from hstree._numerics import linear_scores
-from hstree.heads.flat import FlatHead
+from hstree.heads.class_sampler import ClassSampler
+from hstree.heads.options import name_builder_options
 from hstree.heads.resizing import ClassChange
-from hstree.heads.tables import Tables, saved_tables
+from hstree.heads.tables import fill, saved_tables
 from hstree.heads.trees.gate import GATES
-from hstree.heads.trees.shape import check_trees
+from hstree.heads.trees.shape import CONTEXTS, TreeShape, check_trees
 from hstree.heads.tying import HasWeight
 from hstree.ops import forest_log_prob
 from hstree.ops.forest_log_prob import forest_log_softmax
 from hstree.trees import Tree, build_ensemble
+from hstree.trees.vectors import Context, count_classes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class ForestSoftmax(Tables, FlatHead):
+class ForestSoftmax(ClassSampler):
     r"""A mixture of T softmaxes over one output embedding; tree t adds the score of the cluster
     :math:`c_t(v)` that holds a class v.
 
@@ -42,7 +50,15 @@ class ForestSoftmax(Tables, FlatHead):
     :func:`hstree.ops.forest_log_prob`.
 
     A and a start at 0, where the head is :class:`Softmax`. So :meth:`from_linear` starts exactly
-    from a trained softmax.
+    from a trained softmax. :meth:`from_tokens` learns the clusters from a text. One tree is a
+    softmax whose classes share the vector of their cluster: :meth:`fold` gives it as a linear
+    layer.
+
+    With ``negatives`` a training step takes the classes of K draws and of the targets, weighted as
+    in :class:`SampledSoftmax`: each normalizer :math:`Z_t = \sum_v e^{s_v + r_t[c_t(v)]}` is
+    estimated by :math:`e^{s_y + r_t[c_t(y)]} + \sum_{u \ne y} \frac{m_u}{c_u} e^{s_u +
+    r_t[c_t(u)]}`. ``output`` is then an estimate in training mode, as is the loss; label smoothing
+    still takes all classes. In evaluation mode everything is exact.
 
     Args:
         in_features: number of input features, D.
@@ -56,12 +72,14 @@ class ForestSoftmax(Tables, FlatHead):
             the same for all contexts; ``"uniform"``: 1 / T.
         tree_dropout: probability of dropping an element of h, in training, where the trees read it.
         seed: seed of random trees.
-        **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
-            arguments of :class:`Head`.
+        **options: ``negatives``, None for training on all classes, ``in_batch``, ``distribution``,
+            ``alpha`` and ``sparse``, for W and b, of :class:`SampledSoftmax`; ``bias``,
+            ``embedding`` and ``bias_start`` of :class:`FlatHead`; the arguments of :class:`Head`.
 
     Raises:
         TypeError: if ``trees`` are not a list of trees.
-        ValueError: for an argument out of range, or trees over another number of classes.
+        ValueError: for an argument out of range, or trees over another number of classes; with
+            ``negatives`` as for :class:`SampledSoftmax`, without them for ``sparse``.
 
     Example:
         >>> import torch, hstree
@@ -101,14 +119,12 @@ class ForestSoftmax(Tables, FlatHead):
             n_trees, seed = check_int("n_trees", n_trees), check_seed(seed)
             sizes = np.diff(np.arange(clusters + 1) * n_classes // clusters)
             built = build_ensemble("random", n_classes, n_trees, seed=seed)
-            columns = [_clusters(tree.order, sizes) for tree in built]
+            cluster = np.stack([_clusters(tree.order, sizes) for tree in built], 1)
         else:
-            trees = check_trees(trees, n_classes)
-            clusters = max(1, trees[0].root_width)
-            columns = [_clusters(tree.order, _sizes(tree)) for tree in trees]
-        self.n_trees, self.clusters = len(columns), clusters
+            cluster, clusters = _of_trees(trees, n_classes)
+        self.n_trees, self.clusters = cluster.shape[1], clusters
         self.tree_dropout = check_probability("tree_dropout", tree_dropout)
-        self.register_table("cluster", torch.from_numpy(np.stack(columns, 1)))
+        self.register_table("cluster", torch.from_numpy(cluster))
         rows = self.n_trees * self.clusters
         self.cluster_weight = nn.Parameter(torch.zeros(rows, in_features))
         self.cluster_bias = nn.Parameter(torch.zeros(rows))
@@ -116,32 +132,167 @@ class ForestSoftmax(Tables, FlatHead):
         self.gate.reset()
 
     @classmethod
-    def from_linear(cls, linear: HasWeight, *, tied: bool = False, **options: Any) -> Self:
-        """A head that starts as the softmax of a linear layer.
+    def from_tokens(
+        cls,
+        in_features: int,
+        n_classes: int,
+        tokens: npt.ArrayLike,
+        *,
+        frequencies: npt.ArrayLike | None = None,
+        n_trees: int = 4,
+        clusters: int = 256,
+        recipe: str = "cluster",
+        contexts: Sequence[Context] = CONTEXTS,
+        tree_options: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        """A head whose clusters hold classes of a text with similar contexts.
 
         Args:
-            linear: the softmax: weight [V, D], with or without a bias.
-            tied: use the weight of ``linear`` itself, not a copy.
-            **options: further arguments of the head, except ``embedding``, ``bias`` and
-                ``bias_start``.
+            in_features: number of input features, D.
+            n_classes: number of classes, V.
+            tokens: classes of the training text in order, int [...] in [0, V).
+            frequencies: class counts [V]; None: those of the tokens.
+            n_trees: number of trees, T.
+            clusters: number of clusters of a tree, C of at least 2, at most V.
+            recipe, contexts, tree_options: see :meth:`TreeEnsemble.from_tokens`.
+            seed: seed of the trees.
+            **options: further arguments of the head.
+
+        Raises:
+            TypeError: if the tokens are not integers.
+            ValueError: if there is no token, or one is outside [0, V).
 
         Example:
             >>> import torch, hstree
-            >>> linear, hidden = torch.nn.Linear(16, 1000), torch.randn(3, 16)
-            >>> head = hstree.ForestSoftmax.from_linear(linear, clusters=32)
+            >>> tokens = torch.randint(1500, (20000,))
+            >>> head = hstree.ForestSoftmax.from_tokens(16, 1500, tokens, clusters=32, negatives=64)
+            >>> head(torch.randn(3, 16), tokens[:3]).loss.backward()
+        """
+        if "trees" in options:
+            raise TypeError(
+                "trees: from_tokens builds the trees, and takes their number as n_trees; "
+                "ForestSoftmax(in_features, n_classes, trees=trees) takes trees that exist"
+            )
+        if frequencies is None:
+            frequencies = count_classes(tokens, n_classes)
+        clusters = min(check_int("clusters", clusters, 2), n_classes)
+        shape = TreeShape(check_int("n_trees", n_trees), clusters, 1, 2)
+        trees = shape.build_from_tokens(
+            recipe, n_classes, frequencies, tokens, contexts, seed, tree_options
+        )
+        return cls(in_features, n_classes, trees=trees, frequencies=frequencies, **options)
+
+    @torch.no_grad()
+    def replace_trees(
+        self, trees: Sequence[Tree], *, frequencies: npt.ArrayLike | None = None
+    ) -> list[str]:
+        """Take the clusters of other trees over the same classes. W, b and the gate stay. A new
+        cluster starts with the mean of the vectors and biases that the tree gave its classes.
+
+        Args:
+            trees: as many trees as the present ones, with a root of the same width.
+            frequencies: class counts [V], the weights of the mean; None: those the head was built
+                with, or all equal.
+
+        Returns:
+            Names of the parameters with new values, whose state optimizers must drop.
+
+        Raises:
+            ValueError: for other numbers of trees, classes or clusters.
+
+        Example:
+            >>> import hstree
+            >>> head = hstree.ForestSoftmax(16, 1000, n_trees=2, clusters=32)
+            >>> trees = hstree.trees.build_ensemble("random", 1000, 2, root=32, levels=2)
+            >>> head.replace_trees(trees)
+            ['cluster_weight', 'cluster_bias']
+        """
+        table, clusters = _of_trees(trees, self.n_classes)
+        if (table.shape[1], clusters) != (self.n_trees, self.clusters):
+            raise ValueError(
+                f"trees: expected {self.n_trees} with roots of {self.clusters} children, got "
+                f"{table.shape[1]} with {clusters}"
+            )
+        counts = self.frequencies
+        if frequencies is not None:
+            counts = smoothed_frequencies(frequencies, self.n_classes)
+        counts = np.ones(self.n_classes) if counts is None else counts
+        old = self._rows()
+        self.register_table("cluster", torch.from_numpy(table))
+        new, device = self._rows(), self.cluster_weight.device
+        share = torch.from_numpy(counts / counts.sum()).to(device).repeat(self.n_trees)
+        for parameter in (self.cluster_weight, self.cluster_bias):
+            values = parameter.double().view(len(parameter), -1)
+            sums = torch.zeros_like(values).index_add_(0, new, share[:, None] * values[old])
+            total = share.new_zeros(len(values)).index_add_(0, new, share)
+            fill(parameter, (sums / total[:, None]).view_as(parameter))
+        return ["cluster_weight", "cluster_bias"]
+
+    def relearn(
+        self,
+        vectors: npt.ArrayLike | Tensor,
+        *,
+        seed: int = 0,
+        frequencies: npt.ArrayLike | None = None,
+        tree_options: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """:meth:`replace_trees` by trees that cluster the classes by the given vectors.
+
+        Args:
+            vectors: class vectors, real [V, F], such as those of
+                :class:`hstree.trees.ContextMeans`.
+            seed: seed of the trees.
+            frequencies: class counts [V] that balance the clusters; None: those the head was built
+                with.
+            tree_options: see :meth:`TreeEnsemble.from_tokens`.
+
+        Returns:
+            Names of the parameters with new values, whose state optimizers must drop.
+
+        Example:
+            >>> import torch, hstree
+            >>> head = hstree.ForestSoftmax(16, 1000, clusters=32)
+            >>> head.relearn(torch.randn(1000, 8))
+            ['cluster_weight', 'cluster_bias']
+        """
+        rows = vectors.detach().cpu().numpy() if isinstance(vectors, Tensor) else vectors
+        counts = self.frequencies if frequencies is None else frequencies
+        shape = TreeShape(self.n_trees, self.clusters, 1, 2)
+        trees = shape.build("cluster", self.n_classes, counts, [rows], seed, tree_options)
+        return self.replace_trees(trees, frequencies=frequencies)
+
+    @torch.no_grad()
+    def fold(self) -> nn.Linear:
+        """The head as a linear layer with weight W_v + A[c(v)] and bias b_v + a[c(v)].
+
+        Raises:
+            ValueError: for more than one tree, a mixture that no linear layer gives.
+
+        Example:
+            >>> import torch, hstree
+            >>> head, hidden = hstree.ForestSoftmax(16, 1000, n_trees=1), torch.randn(3, 16)
+            >>> linear = head.fold()
             >>> torch.allclose(head.log_prob(hidden), linear(hidden).log_softmax(-1), atol=1e-5)
             True
         """
-        weight, bias = linear.weight, getattr(linear, "bias", None)
-        n_classes, in_features = weight.shape
-        options |= {"bias": bias is not None, "embedding": linear if tied else None}
-        head = cls(in_features, n_classes, **options).to(weight.device, weight.dtype)
-        with torch.no_grad():
-            if not tied:
-                head.weight.copy_(weight)
-            if head.bias is not None and bias is not None:
-                head.bias.copy_(bias)
-        return head
+        if self.n_trees > 1:
+            raise ValueError(f"fold: expected a head with one tree, got {self.n_trees}")
+        rows, bias = self._rows(), self.bias
+        linear = nn.Linear(
+            self.in_features, self.n_classes, device=self.weight.device, dtype=self.weight.dtype
+        )
+        linear.weight.copy_(self.weight + self.cluster_weight[rows])
+        of_cluster = self.cluster_bias[rows]
+        linear.bias.copy_(of_cluster if bias is None else bias + of_cluster)
+        return linear
+
+    def _rows(self) -> Tensor:
+        """Rows of A for the classes in each tree, int64 [T V]."""
+        self.place_tables(self.cluster_weight.device)
+        first = self.clusters * torch.arange(self.n_trees, device=self.cluster.device)
+        return (self.cluster.t() + first[:, None]).flatten()
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -171,18 +322,16 @@ class ForestSoftmax(Tables, FlatHead):
     def _log_prob_and_loss(
         self, hidden: Tensor, target: Tensor, reduction: str
     ) -> tuple[Tensor, Tensor]:
-        log_prior, cluster_score = self._of_trees(hidden)
+        step = self._step(target)
         return forest_log_prob(
             hidden,
-            log_prior,
-            cluster_score,
-            self.weight,
-            self.bias,
-            self.cluster,
-            target,
-            row_weight=None
-            if self.class_weight is None
-            else self.target_weight(target, cluster_score.dtype),
+            *self._of_trees(hidden),
+            step.weight,
+            step.bias,
+            self.cluster if step.classes is None else self.cluster[step.classes],
+            step.target,
+            offset=step.offset,
+            row_weight=self._row_weight(hidden, target),
             reduction=reduction,
         )
 
@@ -204,7 +353,7 @@ class ForestSoftmax(Tables, FlatHead):
         return torch.multinomial(scores.softmax(1), 1, generator=generator), None
 
     def config(self) -> dict[str, Any]:
-        return self.decoder_config() | {
+        return super().config() | {
             "n_trees": self.n_trees,
             "clusters": self.clusters,
             "gate": self.gate.name,
@@ -228,9 +377,19 @@ class ForestSoftmax(Tables, FlatHead):
         )
 
 
-def _sizes(tree: Tree) -> npt.NDArray[Any]:
-    """Number of classes below each child of the root; a single class has no root."""
-    return np.diff(tree.boundary[: tree.root_width + 1]) if tree.root_width else np.ones(1, int)
+name_builder_options(ForestSoftmax, "from_tokens", ("trees",))
+
+
+def _of_trees(trees: Sequence[Tree], n_classes: int) -> tuple[npt.NDArray[np.int32], int]:
+    """Cluster of each class in each tree, int32 [V, T]: the child of the root that holds it; and
+    the number of clusters. A single class has no root."""
+    checked = check_trees(trees, n_classes)
+    width = checked[0].root_width
+    columns = [
+        _clusters(tree.order, np.diff(tree.boundary[: width + 1]) if width else np.ones(1, int))
+        for tree in checked
+    ]
+    return np.stack(columns, 1), max(1, width)
 
 
 def _clusters(order: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:

@@ -143,12 +143,14 @@ def build_head(
         in_features: number of input features, D.
         n_classes: number of classes, V.
         frequencies: class counts [V] of the text.
-        tokens: classes of the text in order, from which ``"trees"`` builds clustered trees by
-            :meth:`TreeEnsemble.from_tokens`. Without them it builds Huffman trees by
-            :meth:`TreeEnsemble.from_counts`, all classes equal without ``frequencies``.
+        tokens: classes of the text in order, from which ``"trees"`` and ``"forest"`` build
+            clustered trees by :meth:`TreeEnsemble.from_tokens` and
+            :meth:`ForestSoftmax.from_tokens`. Without them ``"trees"`` builds Huffman trees by
+            :meth:`TreeEnsemble.from_counts`, all classes equal without ``frequencies``, and
+            ``"forest"`` has random clusters.
         embedding: module to whose weight the head is tied; None: none.
         seed: seed of trees and feature subsets. Parameters are drawn from torch's generator.
-        **options: further arguments of the head, or of :meth:`TreeEnsemble.from_tokens`. They
+        **options: further arguments of the head, or of ``from_tokens``. They
             replace those that ``name`` stands for.
 
     Raises:
@@ -166,15 +168,15 @@ def build_head(
     options = {"frequencies": frequencies, **given, **options}
     if embedding is not None:
         options["embedding"] = embedding
-    head: Head
-    if issubclass(kind, TreeEnsemble):
+    if "seed" in head_options(name):
         options = {"seed": seed} | options
-        if len(np.atleast_1d(tokens)):
-            head = kind.from_tokens(in_features, n_classes, tokens, **options)
-        else:
-            counts = options.pop("frequencies")
-            counts = np.ones(n_classes) if counts is None else counts
-            head = kind.from_counts(in_features, counts, **options)
+    head: Head
+    if issubclass(kind, (TreeEnsemble, ForestSoftmax)) and len(np.atleast_1d(tokens)):
+        head = kind.from_tokens(in_features, n_classes, tokens, **options)
+    elif issubclass(kind, TreeEnsemble):
+        counts = options.pop("frequencies")
+        counts = np.ones(n_classes) if counts is None else counts
+        head = kind.from_counts(in_features, counts, **options)
     else:
         head = kind(in_features, n_classes, **options)
     head.name = name
@@ -203,7 +205,7 @@ def head_options(name: str) -> set[str]:
         True
     """
     head = head_class(name)
-    make = head.from_tokens if issubclass(head, TreeEnsemble) else head
+    make = head.from_tokens if issubclass(head, (TreeEnsemble, ForestSoftmax)) else head
     parameters = inspect.signature(make).parameters.values()
     return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
 

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor, nn
-
-from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
-from hstree._numerics import is_transformed, sum_dtype
-from hstree.heads.flat import FlatHead
-from hstree.heads.resizing import ClassChange
-from hstree.heads.tables import Tables
-from hstree.heads.tying import HasWeight
-from hstree.ops import mixture_log_prob
-from hstree.ops._row_sparse import with_rows
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-DISTRIBUTIONS = ("unigram", "log-uniform", "uniform")
+from hstree._checks import check_int
+from hstree.heads.class_sampler import ClassSampler
 
 
-class SampledSoftmax(Tables, FlatHead):
+class SampledSoftmax(ClassSampler):
     r"""The softmax of W h + b, trained on a sample of the classes and evaluated exactly.
 
     In evaluation mode (``head.eval()``) it is :class:`Softmax`. In training mode the classes of a
@@ -108,197 +91,10 @@ class SampledSoftmax(Tables, FlatHead):
     """
 
     name = "sampled"
-    samples_in_training = True
-
-    cumulative: Tensor
-    share: Tensor
 
     def __init__(
-        self,
-        in_features: int,
-        n_classes: int,
-        *,
-        negatives: int = 128,
-        in_batch: bool = True,
-        distribution: str = "unigram",
-        alpha: float = 0.75,
-        sparse: bool = False,
-        **options: Any,
+        self, in_features: int, n_classes: int, *, negatives: int = 128, **options: Any
     ) -> None:
-        super().__init__(in_features, n_classes, **options)
-        self.negatives = check_int("negatives", negatives)
-        self.in_batch = check_bool("in_batch", in_batch)
-        self.distribution = check_choice("distribution", distribution, DISTRIBUTIONS)
-        self.alpha = check_nonnegative("alpha", alpha)
-        self.sparse = check_bool("sparse", sparse)
-        for name in ("label_smoothing", "z_loss"):
-            if sparse and getattr(self, name):
-                raise ValueError(
-                    f"{name}: expected 0 for the head 'sampled' with sparse=True, as its gradient "
-                    f"is not row-sparse, got {getattr(self, name)}; sparse=False takes it"
-                )
-        self.register_table("cumulative", _cumulative(self._mass()))
-        if self.in_batch:
-            if self.frequencies is None:
-                raise ValueError(
-                    "frequencies: expected class counts of the targets for in_batch=True, got "
-                    "None; in_batch=False takes no targets of other rows as negatives"
-                )
-            self.register_table("share", _share(self.frequencies))
-
-    def _mass(self) -> npt.NDArray[np.float64]:
-        """Positive numbers [V], proportional to q."""
-        count, frequencies = self.n_classes, self.frequencies
-        if self.distribution == "uniform":
-            return np.ones(count)
-        if self.distribution == "log-uniform":
-            mass = np.log1p(1.0 / np.arange(1, count + 1))
-            if frequencies is not None:
-                mass[np.argsort(-frequencies, kind="stable")] = mass.copy()
-            return mass
-        if frequencies is None:
-            raise ValueError(
-                "frequencies: expected class counts for negatives from the distribution 'unigram', "
-                "got None; 'log-uniform' is for classes in the order of their frequency"
-            )
-        power: npt.NDArray[np.float64] = (frequencies / frequencies.max()) ** self.alpha
-        return power
-
-    @torch.no_grad()
-    def draw_classes(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Classes of a training step, with torch's global random state on the device of the head.
-
-        Args:
-            target: targets of the step, [N] int64; those outside [0, V) are left out.
-
-        Returns:
-            The classes of the draws and the targets, [U] int64, increasing; and log(m / c) of each,
-            [U] float64. It is -inf for a class that only targets have, with ``in_batch=False``.
-
-        Example:
-            >>> import torch, hstree
-            >>> options = {"negatives": 5, "distribution": "uniform", "in_batch": False}
-            >>> head = hstree.SampledSoftmax(8, 5, **options)
-            >>> head.draw_classes(torch.tensor([3, 0]))[0]
-            tensor([0, 1, 2, 3, 4])
-        """
-        classes, log_weight, _ = self._draw(target)
-        return classes, log_weight
-
-    @torch.no_grad()
-    def _draw(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """:meth:`draw_classes`, and the place of each target among the classes: as the target for
-        :func:`hstree.ops.mixture_log_prob`."""
-        upper, k, n_classes = self.cumulative, self.negatives, self.n_classes
-        per_part = upper[-1].double() / k
-        part = torch.arange(k, dtype=torch.float64, device=upper.device)
-        at = (part + torch.rand(k, dtype=torch.float64, device=upper.device)) * per_part
-        drawn = torch.searchsorted(upper, at.long(), right=True).clamp(max=n_classes - 1)
-        is_class = (target >= 0) & (target < n_classes)
-        known = torch.where(is_class, target, drawn[0])
-        classes = torch.cat([drawn, known]).sort().values
-        # Repetitions get m = 0, so that they may stay where their number must not be read.
-        has_values = type(classes) is Tensor and not classes.is_meta
-        if has_values and not torch.compiler.is_compiling() and not is_transformed():
-            classes = torch.unique_consecutive(classes)
-        place = torch.searchsorted(classes, known)
-        m = torch.zeros(classes.shape, dtype=torch.float64, device=classes.device)
-        m = m.index_add(0, torch.searchsorted(classes, drawn), torch.ones_like(at))
-        c = (upper[classes] - torch.where(classes > 0, upper[classes - 1], 0)) / per_part
-        if self.in_batch:
-            m = m.index_add(0, place, is_class.double())
-            c = c + (is_class.sum() - 1).clamp(min=0) * self.share[classes]
-        place = torch.where(is_class, place, torch.where(target < 0, -1, classes.shape[0]))
-        return classes, (m / c).log(), place
-
-    def _log_prob_and_loss(
-        self, hidden: Tensor, target: Tensor, reduction: str
-    ) -> tuple[Tensor, Tensor]:
-        if not self.training:
-            return super()._log_prob_and_loss(hidden, target, reduction)
-        classes, log_weight, place = self._draw(target)
-        if self.sparse and torch.compiler.is_compiling():
-            from hstree._uncompiled import uncompiled
-
-            weight, bias = uncompiled(gather_rows, self.weight, self.bias, classes, True)
-        else:
-            weight, bias = gather_rows(self.weight, self.bias, classes, self.sparse)
-        of_rows = None
-        if self.class_weight is not None:
-            of_rows = self.target_weight(target, sum_dtype(hidden.dtype))
-        return mixture_log_prob(
-            hidden[:, None],
-            None,
-            weight,
-            bias,
-            place,
-            offset=log_weight,
-            row_weight=of_rows,
-            reduction=reduction,
+        super().__init__(
+            in_features, n_classes, negatives=check_int("negatives", negatives), **options
         )
-
-    def resize_classes(self, change: ClassChange) -> None:
-        super().resize_classes(change)
-        cumulative = self.cumulative.cpu().double()
-        width = change.rows(cumulative.diff(prepend=cumulative.new_zeros(1))).numpy()
-        if change.frequencies is not None:
-            self.n_classes = change.new
-            width = self._mass()
-        self.register_table("cumulative", _cumulative(width))
-        if self.in_batch:
-            counts = change.frequencies
-            if counts is None:
-                counts = change.rows(self.share.cpu()).numpy()
-            self.register_table("share", _share(counts))
-
-    def sparse_parameters(self) -> list[nn.Parameter]:
-        return list(self.parameters(recurse=False)) if self.sparse else []
-
-    def config(self) -> dict[str, Any]:
-        return super().config() | {
-            "negatives": self.negatives,
-            "in_batch": self.in_batch,
-            "distribution": self.distribution,
-            "alpha": self.alpha,
-            "sparse": self.sparse,
-        }
-
-    @classmethod
-    def from_config(
-        cls,
-        config: dict[str, Any],
-        tensors: Mapping[str, Tensor],
-        embedding: HasWeight | None = None,
-    ) -> Self:
-        # The distributions are saved, the frequencies are not.
-        counts = np.ones(config["n_classes"])
-        head = super().from_config(config | {"frequencies": counts}, tensors, embedding)
-        head.frequencies = None
-        return head
-
-    def extra_repr(self) -> str:
-        alpha = f", alpha={self.alpha}" if self.distribution == "unigram" else ""
-        return (
-            f"{super().extra_repr()}, negatives={self.negatives}, in_batch={self.in_batch}, "
-            f"distribution={self.distribution!r}{alpha}, sparse={self.sparse}"
-        )
-
-
-def _cumulative(mass: npt.NDArray[np.float64]) -> Tensor:
-    """Running sums [V] of whole numbers proportional to ``mass``, each at least 1, below 2^53: a
-    table that keeps its values whatever the dtype of the head, exact in float64."""
-    width = np.maximum((mass / mass.sum() * (2**53 - 2 * len(mass))).astype(np.int64), 1)
-    return torch.from_numpy(width.cumsum())
-
-
-def _share(frequencies: npt.NDArray[np.float64]) -> Tensor:
-    """The distribution [V] of the targets, float64."""
-    return torch.from_numpy(frequencies / frequencies.sum())
-
-
-def gather_rows(
-    weight: Tensor, bias: Tensor | None, classes: Tensor, sparse: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Rows [U, D] of the weight and [U] of the bias."""
-    of_bias = None if bias is None else with_rows(bias, classes, sparse=sparse)[1]
-    return with_rows(weight, classes, sparse=sparse)[1], of_bias

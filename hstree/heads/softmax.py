@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import nn
-
-from hstree._checks import check_bool
 from hstree.heads import functions
 from hstree.heads.flat import FlatHead
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Softmax(FlatHead):
@@ -56,36 +50,6 @@ class Softmax(FlatHead):
         super().__init__(
             in_features, n_classes, function=functions.Identity() if plain else function, **options
         )
-
-    @classmethod
-    def from_linear(cls, linear: nn.Linear, *, tied: bool = False, **options: Any) -> Self:
-        """The softmax of a linear layer: its own weight, not a copy, and a copy of its bias.
-
-        Args:
-            linear: weight [V, D], with or without a bias.
-            tied: whether the weight stays the layer's: :meth:`Head.save` leaves it out.
-            **options: further arguments of the head, except ``bias`` and ``embedding``.
-
-        Raises:
-            ValueError: for ``bias`` or ``embedding``.
-
-        Example:
-            >>> import torch, hstree
-            >>> linear, hidden = torch.nn.Linear(16, 100), torch.randn(3, 16)
-            >>> head = hstree.Softmax.from_linear(linear)
-            >>> torch.allclose(head.log_prob(hidden), linear(hidden).log_softmax(-1), atol=1e-5)
-            True
-        """
-        for name in ("bias", "embedding"):
-            if name in options:
-                raise ValueError(f"{name}: expected that of linear, got {options[name]!r}")
-        n_classes, in_features = linear.weight.shape
-        with_bias = linear.bias is not None
-        head = cls(in_features, n_classes, bias=with_bias, embedding=linear, **options)
-        head.tied = check_bool("tied", tied)
-        if head.bias is not None:
-            head.bias = nn.Parameter(linear.bias.detach().clone())
-        return head
 
     def config(self) -> dict[str, Any]:
         return {"scale": 1.0, "soft_cap": None} | super().config()

@@ -63,6 +63,26 @@ def check_decoder(
         raise ValueError(f"row_weight: expected shape [{rows}], got {tuple(row_weight.shape)}")
 
 
+def check_offset(offset: Tensor | None, weight: Tensor) -> None:
+    if offset is not None and offset.shape != weight.shape[:1]:
+        raise ValueError(f"offset: expected shape [{weight.shape[0]}], got {tuple(offset.shape)}")
+
+
+def add_offset(scores: Tensor, offset: Tensor, target: Tensor, dim: int) -> None:
+    """Add the offset [V] to scores, [R, V] or [V, R] with the classes in dimension ``dim``, but not
+    at the target [R] of a row."""
+    at = target.clamp(0, len(offset) - 1).unsqueeze(dim)
+    of_target = scores.gather(dim, at)
+    scores += offset.unsqueeze(1 - dim)
+    scores.scatter_(dim, at, of_target)
+
+
+def with_offset(scores: Tensor, offset: Tensor, target: Tensor) -> Tensor:
+    """:func:`add_offset` of scores [R, V], in a new tensor."""
+    others = torch.arange(len(offset), device=target.device) != target[:, None]
+    return torch.where(others, scores + offset, scores)
+
+
 def write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = None) -> None:
     """out = a @ b, or addend + a @ b, in float32 or float64; ``addend``: broadcast, or ``out``. On
     the CPU torch rounds products of bfloat16 to 16 bits, which gradients have anyway."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hstree._numerics import block_rows, blocks, is_cast, sum_dtype
-from hstree.ops._chunked_loss import write_product
+from hstree.ops._chunked_loss import add_offset, write_product
 from hstree.ops._recycled import recycled
 from hstree.ops.logit_function import LogitFunction
 
@@ -79,14 +79,6 @@ def _write_logits(logits: Tensor, latent: Tensor, weight: Tensor, bias: Tensor |
         of_part = None if bias is None else bias[part]
         write_product(logits[:, part], latent, block.t(), of_part)
         begin = part.stop
-
-
-def _add_offset(logits: Tensor, offset: Tensor, target: Tensor) -> None:
-    """Add the offset [V] to each row of logits [R, V], but not at its target."""
-    at = target.clamp(0, logits.shape[1] - 1)[:, None]
-    of_target = logits.gather(1, at)
-    logits += offset
-    logits.scatter_(1, at, of_target)
 
 
 def _write_gradients(
@@ -197,7 +189,7 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
         logits = buffer[: len(z)]
         _write_logits(logits, z, weight, bias)
         if problem.offset is not None:
-            _add_offset(logits, problem.offset, part.target.repeat_interleave(components))
+            add_offset(logits, problem.offset, part.target.repeat_interleave(components), 1)
         log_prob[chunk], by_log_prior, by_table = _log_prob(
             part, logits, upstream[chunk] if any(wanted) else None, table_sum is not None
         )

@@ -21,7 +21,14 @@ from hstree._numerics import (
     sum_dtype,
 )
 from hstree.ops._autograd import refuse_transforms
-from hstree.ops._chunked_loss import ChunkedLoss, check_decoder, write_product
+from hstree.ops._chunked_loss import (
+    ChunkedLoss,
+    add_offset,
+    check_decoder,
+    check_offset,
+    with_offset,
+    write_product,
+)
 from hstree.ops.mixture_log_prob import default_chunk_rows
 
 
@@ -34,6 +41,7 @@ def forest_log_prob(
     cluster: Tensor,
     target: Tensor,
     *,
+    offset: Tensor | None = None,
     row_weight: Tensor | None = None,
     reduction: str = "mean",
     chunk_rows: int | None = None,
@@ -65,6 +73,8 @@ def forest_log_prob(
         bias: class biases, b [V], or None.
         cluster: cluster of each class in each tree, c [V, T] int32, in [0, C).
         target: classes, [N] int64 in [0, V), or -1 for a log-probability of 0 without gradient.
+        offset: number added to the score of each class, [V], but not to that of a row's target, as
+            in :func:`mixture_log_prob`. None: all 0.
         row_weight: factor of each row in the loss, [N], without gradient; the mean divides by the
             sum of the factors. None: all 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"``.
@@ -95,7 +105,7 @@ def forest_log_prob(
     if autocasts(hidden.device) and hidden.dtype != torch.float64:
         low = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(low), weight.to(low)
-    _check(hidden, log_prior, cluster_score, weight, bias, cluster, target, row_weight)
+    _check(hidden, log_prior, cluster_score, weight, bias, cluster, target, offset, row_weight)
     if chunk_rows is None:
         chunk_rows = default_chunk_rows(hidden, weight.shape[0])
         if hidden.is_cuda:
@@ -107,7 +117,10 @@ def forest_log_prob(
     sums = sum_dtype(hidden.dtype)
     log_prior, cluster_score = log_prior.to(sums), cluster_score.to(sums)
     bias = None if bias is None else bias.to(sums)
-    problem = Problem(hidden, log_prior, cluster_score, weight, bias, cluster, target, chunk_rows)
+    offset = None if offset is None else offset.detach().to(sums)
+    problem = Problem(
+        hidden, log_prior, cluster_score, weight, bias, cluster, target, offset, chunk_rows
+    )
     return LOSS(problem, row_weight, reduction)
 
 
@@ -119,11 +132,13 @@ def _check(
     bias: Tensor | None,
     cluster: Tensor,
     target: Tensor,
+    offset: Tensor | None,
     row_weight: Tensor | None,
 ) -> None:
     if hidden.dim() != 2:
         raise ValueError(f"hidden: expected shape [N, D], got {tuple(hidden.shape)}")
     check_decoder("hidden", hidden, weight, bias, target, row_weight)
+    check_offset(offset, weight)
     rows, shape = hidden.shape[0], tuple(cluster_score.shape)
     if cluster_score.dim() != 3 or shape[0] != rows or not shape[1] or not shape[2]:
         raise ValueError(
@@ -151,6 +166,7 @@ class Problem(NamedTuple):
     bias: Tensor | None  # [V]
     cluster: Tensor  # [V, T]
     target: Tensor  # [N], -1 for an ignored row
+    offset: Tensor | None  # [V], added to the scores of classes other than the target
     chunk_rows: int
 
 
@@ -195,7 +211,7 @@ def _run(
     problem: Problem, wanted: Sequence[bool], upstream: Tensor
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """log_prob [N], and the wanted gradients for ``upstream`` [N], the gradient of log_prob."""
-    hidden, log_prior, cluster_score, weight, bias, cluster, target, chunk_rows = problem
+    hidden, log_prior, cluster_score, weight, bias, cluster, target, offset, chunk_rows = problem
     rows, classes = len(hidden), weight.shape[0]
     gradients = _empty_gradients(problem, wanted)
     grad_hidden, grad_log_prior, grad_cluster_score, grad_weight, grad_bias = (
@@ -213,6 +229,8 @@ def _run(
         part = hidden[chunk]
         scores = buffer[: classes * len(part)].view(classes, len(part))
         _write_scores(scores, part, weight, bias)
+        if offset is not None:
+            add_offset(scores, offset, target[chunk], 0)
         of_clusters = cluster_score[chunk].permute(1, 2, 0)
         of_clusters = of_clusters.clone(memory_format=torch.contiguous_format)
         log_prob[chunk], by_log_prior = gradient_(
@@ -252,9 +270,10 @@ def forest_log_softmax(
 
 
 def _formula(problem: Problem) -> Tensor:
-    hidden, log_prior, cluster_score, weight, bias, cluster, target, _ = problem
+    hidden, log_prior, cluster_score, weight, bias, cluster, target, offset, _ = problem
     score = linear_scores(hidden, weight)
     score = score if bias is None else score + bias
+    score = score if offset is None else with_offset(score, offset, target)
     log_prob = forest_log_softmax(score, log_prior, cluster_score, cluster)
     chosen = log_prob.gather(1, target.clamp(0, weight.shape[0] - 1)[:, None])[:, 0]
     return _marked(chosen, target, weight.shape[0])
@@ -315,5 +334,5 @@ def _gradient_fake(
 
 torch.library.register_fake("hstree::forest_gradient_", _gradient_fake)
 refuse_transforms("forest_gradient_")
-_ROWS = (0, 0, 0, None, None, None, 0, None)
+_ROWS = (0, 0, 0, None, None, None, 0, None, None)
 LOSS = ChunkedLoss("forest_log_prob", Problem, _ROWS, _run, _empty_gradients, _formula)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hstree._numerics import autocasts, linear_scores, log_sum_exp, sum_dtype
-from hstree.ops._chunked_loss import ChunkedLoss, check_decoder
+from hstree.ops._chunked_loss import ChunkedLoss, check_decoder, check_offset, with_offset
 from hstree.ops._mixture_chunks import Problem, empty_gradients, run
 from hstree.ops.logit_function import IDENTITY, LogitFunction
 from hstree.ops.target_log_softmax import formula as monotone_formula
@@ -133,8 +133,7 @@ def _check(
         raise ValueError(f"latent: expected shape [N, K, D], got {tuple(latent.shape)}")
     rows, components, _ = latent.shape
     check_decoder("latent", latent, weight, bias, target, row_weight)
-    if offset is not None and offset.shape != weight.shape[:1]:
-        raise ValueError(f"offset: expected shape [{weight.shape[0]}], got {tuple(offset.shape)}")
+    check_offset(offset, weight)
     if log_prior is None and components != 1:
         raise ValueError(f"log_prior: expected shape [{rows}, {components}], got None")
     if log_prior is not None and log_prior.shape != latent.shape[:2]:
@@ -151,8 +150,7 @@ def _formula(problem: Problem) -> Tensor:
     logits = logits if bias is None else logits + bias
     of_components = target.repeat_interleave(components)
     if offset is not None:
-        others = torch.arange(weight.shape[0], device=target.device) != of_components[:, None]
-        logits = torch.where(others, logits + offset, logits)
+        logits = with_offset(logits, offset, of_components)
     log_prob: Tensor = monotone_formula(logits, of_components, c, k, table, radius, slope)[0]
     if log_prior is not None:
         joint = log_prior + log_prob.view(-1, components)

@@ -93,7 +93,7 @@ def all_calls(problem: Problem) -> list[Call]:
     prior = torch.zeros(rows, 2).log_softmax(1)
     mixture = {"latent": latent, "log_prior": prior, "weight": weight, "bias": None}
     forest = {"hidden": latent[:, 0], "log_prior": prior, "cluster_score": torch.randn(rows, 2, 3)}
-    forest |= {"weight": weight, "bias": None}
+    forest |= {"weight": weight, "bias": None, "offset": weight[:, 0]}
     forest["cluster"] = torch.from_numpy(random.integers(0, 3, (classes, 2))).int()
     position = torch.from_numpy(problem.forest.leaf_position)
     sums = {name: torch.randn(4) for name in "xuvb"}

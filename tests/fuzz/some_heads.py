@@ -70,6 +70,8 @@ def special_options(setting: HeadSetting, random: np.random.Generator) -> dict[s
     latent = {"latent_features": int(random.integers(1, 9))} if not setting.tied else {}
     decoder = {"bias": bool(random.integers(2)), "frequencies": counts, "embedding": embedding}
     decoder["frequencies"] = counts if decoder["bias"] else None
+    every = {"negatives": v, "distribution": "uniform", "in_batch": False}
+    sparse = not (setting.label_smoothing or setting.z_loss) and bool(random.integers(2))
     if name == "gss":
         return decoder | {"c": float(random.normal()), "k": float(random.uniform(0.2, 4))}
     if name in ("plif", "plif-frozen"):
@@ -89,7 +91,10 @@ def special_options(setting: HeadSetting, random: np.random.Generator) -> dict[s
     if name == "forest":
         gate = str(random.choice(["uniform", "constant", "context"]))
         numbers = {"n_trees": int(random.integers(1, 5)), "clusters": int(random.integers(1, 9))}
-        return decoder | numbers | {"gate": gate, "seed": int(random.integers(100))}
+        numbers |= {"gate": gate, "seed": int(random.integers(100))}
+        if random.integers(2):
+            numbers |= every | {"sparse": sparse}
+        return decoder | numbers
     if name == "mixtape":
         own = {"own_gates": int(random.integers(0, v + 1)), "order": order}
         return decoder | latent | own | {"gate_features": int(random.integers(1, 6))}
@@ -98,8 +103,6 @@ def special_options(setting: HeadSetting, random: np.random.Generator) -> dict[s
         cutoffs = 1 + np.sort(random.choice(v - 1, size, replace=False))
         return {"cutoffs": cutoffs.tolist(), "div_value": 1.0, "order": order}
     if name == "sampled":
-        every = {"negatives": v, "distribution": "uniform", "in_batch": False}
-        sparse = not (setting.label_smoothing or setting.z_loss) and bool(random.integers(2))
         return decoder | every | {"sparse": sparse}
     if name == "trees":
         vectors = "leaves" if setting.tied else str(random.choice(["free", "leaves"]))

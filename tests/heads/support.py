@@ -123,6 +123,9 @@ HEADS: dict[str, Callable[..., Head]] = {
     "forest, tied": lambda **more: ForestSoftmax(
         D, V, trees=trees("cluster", 2, 8), gate="constant", embedding=embedding(), **more
     ),
+    "forest, sampled, sparse": lambda **more: ForestSoftmax(
+        D, V, n_trees=2, clusters=5, sparse=True, **EVERY_CLASS, **more
+    ),
     "sampled": lambda **more: SampledSoftmax(D, V, frequencies=FREQUENCIES, **EVERY_CLASS, **more),
     "sampled, sparse, tied": lambda **more: SampledSoftmax(
         D, V, embedding=embedding(), sparse=True, **EVERY_CLASS, **more

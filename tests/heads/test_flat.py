@@ -31,6 +31,7 @@ from heads.support import (
 from hstree.heads import (
     GSS,
     PLIF,
+    ForestSoftmax,
     Head,
     MonotonicNetwork,
     SampledSoftmax,
@@ -390,6 +391,26 @@ def test_one_class(kind: str) -> None:
     output = head(draw(3, D), torch.zeros(3, dtype=torch.int64)).output
     torch.testing.assert_close(output, torch.zeros(3), rtol=0, atol=1e-6)
     assert not head.log_prob(draw(3, D)).any()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", [Softmax, SampledSoftmax, ForestSoftmax])
+def test_from_linear(kind: Any, tied: bool, bias: bool) -> None:
+    """The softmax of the layer, in its dtype; its weight itself only if tied."""
+    linear, hidden = torch.nn.Linear(D, V, bias=bias).double(), draw(9, D).double()
+    head = kind.from_linear(linear, tied=tied, reduction="sum", frequencies=FREQUENCIES)
+    expected = linear(hidden).log_softmax(1)
+    torch.testing.assert_close(head.log_prob(hidden), expected, rtol=0, atol=1e-12)
+    assert (head.weight is linear.weight) == head.tied == tied
+    assert (head.bias is None) == (not bias)
+    assert head.bias is not linear.bias or not bias
+    assert (head.reduction, head.weight.dtype) == ("sum", torch.float64)
+    for name in ("bias", "embedding"):
+        with pytest.raises(ValueError, match=f"{name}: expected that of linear, got None"):
+            kind.from_linear(linear, **{name: None})
+    with pytest.raises(TypeError, match="label_smooth"):
+        kind.from_linear(linear, label_smooth=0.1, frequencies=FREQUENCIES)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "gss", "plif", "monotonic"])

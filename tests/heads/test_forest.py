@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import hstree
-from hstree.heads import ForestSoftmax, Softmax, load_head
+from hstree.heads import ForestSoftmax, SampledSoftmax, Softmax, build_head, load_head
 from hstree.trees import build_ensemble
 
 from .support import (
+    EVERY_CLASS,
     FREQUENCIES,
     D,
     V,
@@ -26,6 +28,7 @@ from .support import (
     embedding,
     make,
     randomise,
+    trees,
 )
 
 
@@ -34,12 +37,17 @@ def forest(**options: Any) -> ForestSoftmax:
     return randomise(head)  # type: ignore[return-value]
 
 
-def by_tree(head: ForestSoftmax, hidden: Tensor) -> Tensor:
-    """Log-probabilities [T, N, V] in each tree: every class with a vector of its own."""
+def scores(head: ForestSoftmax, hidden: Tensor) -> Tensor:
+    """Scores [T, N, V] in each tree: every class with a vector of its own."""
     row = (head.cluster + head.clusters * torch.arange(head.n_trees)).t()  # [T, V]
     weight, bias = head.weight + head.cluster_weight[row], head.cluster_bias[row]
     bias = bias if head.bias is None else bias + head.bias
-    return (torch.einsum("nd,tvd->tnv", hidden, weight) + bias[:, None]).log_softmax(2)
+    return torch.einsum("nd,tvd->tnv", hidden, weight) + bias[:, None]
+
+
+def by_tree(head: ForestSoftmax, hidden: Tensor) -> Tensor:
+    """Log-probabilities [T, N, V] in each tree."""
+    return scores(head, hidden).log_softmax(2)
 
 
 def formula(head: ForestSoftmax, hidden: Tensor) -> Tensor:
@@ -63,6 +71,85 @@ def test_formula_of_other_shapes() -> None:
 
 def test_bfloat16() -> None:
     check_bfloat16(forest(), formula)
+    check_bfloat16(forest(**EVERY_CLASS), formula)
+
+
+SAMPLED: dict[str, Any] = {"negatives": 9, "frequencies": FREQUENCIES}
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize(
+    ("sparse", "in_batch"), [(False, True), (True, True), (True, False)], ids=str
+)
+def test_the_sampled_loss_by_definition(sparse: bool, in_batch: bool, reduction: str) -> None:
+    """All terms of every tree in float64, weighted by m / c, with ignored rows."""
+    weights = torch.linspace(0.5, 2, V, dtype=torch.float64)
+    options = {"sparse": sparse, "in_batch": in_batch, "reduction": reduction}
+    head = forest(class_weight=weights, **SAMPLED, **options).double()
+    hidden, target = draw(12, D).double().requires_grad_(), draw_targets(12)
+    target[2:5] = torch.tensor([-100, 30, 30])
+    kept = (target != -100).nonzero()[:, 0]
+    torch.manual_seed(5)
+    classes, log_weight = head.draw_classes(target)
+    factor = torch.zeros(V, dtype=torch.float64).index_add(0, classes, log_weight.exp())
+    is_target = torch.arange(V) == target[kept, None]
+    by_class = factor.expand(len(kept), -1).masked_fill(is_target, 1.0)
+    score = scores(head, hidden[kept])
+    normalizer = (by_class * score.exp()).sum(2, keepdim=True).log()
+    chosen = (score - normalizer)[:, is_target].t()
+    log_gate = head.gate(hidden[kept])
+    expected = torch.zeros(12, dtype=torch.float64)
+    expected = expected.index_put((kept,), (log_gate + chosen).logsumexp(1))
+    of_rows = torch.zeros(12, dtype=torch.float64).index_put((kept,), weights[target[kept]])
+    wanted = -of_rows * expected
+    wanted = wanted if reduction == "none" else wanted.sum() / of_rows.sum()
+    torch.manual_seed(5)
+    output, loss = head(hidden, target)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(loss, wanted)
+    upstream, leaves = torch.linspace(-1, 2, loss.numel()).to(loss), [hidden, *head.parameters()]
+    got = torch.autograd.grad((loss.flatten() * upstream).sum(), leaves)
+    right = torch.autograd.grad((wanted.flatten() * upstream).sum(), leaves)
+    for a, b in zip(got, right, strict=True):
+        torch.testing.assert_close(a.to_dense(), b)
+    assert [g.is_sparse for g in got[1:3]] == [sparse, sparse]
+    assert head.sparse_parameters() == ([head.weight, head.bias] if sparse else [])
+    exact = head.eval()(hidden, target).output
+    torch.testing.assert_close(exact[kept], head.log_prob(hidden)[kept, target[kept]])
+
+
+def test_sampled_estimate_is_that_of_the_sampled_softmax() -> None:
+    """At the start, with the same draws, and with one tree after ``fold``."""
+    hidden, target = draw(20, D), draw_targets(20)
+    plain = SampledSoftmax(D, V, **SAMPLED)
+    head = ForestSoftmax.from_linear(plain, clusters=6, n_trees=1, **SAMPLED)
+    for _ in range(2):
+        outputs = []
+        for some in (head, plain):
+            torch.manual_seed(1)
+            outputs.append(some(hidden, target).output)
+        torch.testing.assert_close(*outputs)
+        randomise(head)
+        plain = SampledSoftmax.from_linear(head.fold(), **SAMPLED)
+    torch.testing.assert_close(head.log_prob(hidden), plain.log_prob(hidden))
+    with pytest.raises(ValueError, match="fold: expected a head with one tree, got 3"):
+        forest().fold()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
+def test_compile_sampled() -> None:
+    torch._dynamo.reset()
+    head = forest(**SAMPLED)
+    compiled = torch.compile(head, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (7, 12):
+        results = []
+        for some in (head, compiled):
+            hidden, target = draw(rows, D).requires_grad_(), draw_targets(rows)
+            target[1] = -100
+            torch.manual_seed(2)
+            loss = some(hidden, target).loss
+            results.append([loss, *torch.autograd.grad(loss, [hidden, *head.parameters()])])
+        torch.testing.assert_close(*results)
 
 
 def test_starts_as_the_softmax() -> None:
@@ -73,20 +160,6 @@ def test_starts_as_the_softmax() -> None:
     torch.testing.assert_close(head(hidden, target).output, plain(hidden, target).output)
     head(hidden, target).loss.backward()
     assert head.cluster_weight.grad.any()  # although the trees are alike
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("tied", [True, False])
-def test_from_linear(bias: bool, tied: bool) -> None:
-    linear, hidden = nn.Linear(D, V, bias=bias).double(), draw(9, D).double()
-    head = ForestSoftmax.from_linear(linear, tied=tied, clusters=6, reduction="sum")
-    expected = linear(hidden).log_softmax(1)
-    torch.testing.assert_close(head.log_prob(hidden), expected, rtol=0, atol=1e-12)
-    assert (head.weight is linear.weight) == tied
-    assert head.bias is not linear.bias or not bias
-    assert (head.reduction, head.weight.dtype) == ("sum", torch.float64)
-    with pytest.raises(TypeError, match="n_clusters"):
-        ForestSoftmax.from_linear(linear, n_clusters=6)
 
 
 def test_clusters() -> None:
@@ -106,6 +179,54 @@ def test_clusters() -> None:
     assert ForestSoftmax(D, 1).cluster.tolist() == [[0] * 4]
     one = build_ensemble("random", 1, 2)
     assert ForestSoftmax(D, 1, trees=one).cluster.tolist() == [[0, 0]]
+
+
+def test_clusters_of_a_text() -> None:
+    """Words with the same neighbours are in one cluster; the name and the constructor agree."""
+    random = np.random.default_rng(0)
+    part = np.arange(30_000) % 4
+    tokens = 9 * part + random.integers(9, size=len(part))  # four kinds of words in turns
+    head = ForestSoftmax.from_tokens(D, 36, tokens, n_trees=2, clusters=4, seed=1)
+    for groups in head.cluster.t().reshape(2, 4, 9):
+        common = groups.mode(1).values
+        assert len(set(common.tolist())) == 4
+        assert (groups == common[:, None]).float().mean() > 0.9
+    built = build_head("forest", D, 36, tokens=tokens, n_trees=2, clusters=4, seed=1)
+    assert isinstance(built, ForestSoftmax)
+    assert torch.equal(built.cluster, head.cluster)
+    assert np.array_equal(built.frequencies, np.bincount(tokens))
+    other = build_head("forest", D, V, seed=1)
+    assert torch.equal(other.cluster, ForestSoftmax(D, V, seed=1).cluster)
+    with pytest.raises(TypeError, match="trees: from_tokens builds the trees"):
+        ForestSoftmax.from_tokens(D, 36, tokens, trees=build_ensemble("random", 36, 2))
+    with pytest.raises(ValueError, match="clusters: expected a whole number of at least 2, got 1"):
+        ForestSoftmax.from_tokens(D, 36, tokens, clusters=1)
+
+
+def test_relearned_clusters() -> None:
+    """A new cluster has the weighted mean of its classes' vectors; the same trees change nothing,
+    and W, b and the gate never change."""
+    built = trees("cluster", 2, 8)
+    head = randomise(ForestSoftmax(D, V, trees=built, frequencies=FREQUENCIES))
+    assert isinstance(head, ForestSoftmax)
+    before = copy.deepcopy(head)
+    assert head.replace_trees(built) == ["cluster_weight", "cluster_bias"]
+    for name, value in before.named_parameters():
+        torch.testing.assert_close(head.get_parameter(name), value)
+    counts = np.arange(V) + 1.0
+    head.relearn(draw(V, 5), seed=3, frequencies=counts)
+    assert not torch.equal(head.cluster, before.cluster)
+    assert torch.equal(head.weight, before.weight)
+    old = before.cluster_weight.view(2, head.clusters, D)
+    for t, tree in enumerate(head.cluster.t()):
+        for k in range(head.clusters):
+            of = (tree == k).nonzero()[:, 0]
+            share = torch.from_numpy(counts[of] / counts[of].sum()).float()
+            mean = share @ old[t, before.cluster[of, t]]
+            torch.testing.assert_close(head.cluster_weight[t * head.clusters + k], mean)
+    for other in (trees("cluster", 3, 8), trees("cluster", 2, 9)):
+        with pytest.raises(ValueError, match="trees: expected 2 with roots of 8 children, got"):
+            head.replace_trees(other)
 
 
 def test_draws_follow_the_mixture() -> None:
@@ -150,7 +271,7 @@ def test_resized(size: int) -> None:
 
 
 def test_save_and_load(tmp_path: Path) -> None:
-    head = forest(seed=5, gate="constant", tree_dropout=0.1).eval()
+    head = forest(seed=5, gate="constant", tree_dropout=0.1, **SAMPLED).eval()
     head.save(tmp_path / "head")
     loaded = load_head(tmp_path / "head").eval()
     assert isinstance(loaded, ForestSoftmax)
@@ -174,6 +295,8 @@ def test_rank_exceeds_that_of_a_softmax() -> None:
         ({"tree_dropout": 1.0}, "tree_dropout: expected"),
         ({"seed": -1}, "seed: expected"),
         ({"trees": build_ensemble("random", V + 1, 2)}, rf"trees\[0\]: expected {V} classes"),
+        ({"sparse": True}, "sparse: expected False without negatives, got True"),
+        ({"negatives": 9}, "frequencies: expected class counts for negatives"),
         ({"z_loss": 0.1}, "z_loss: expected 0 for ForestSoftmax"),
     ],
     ids=str,

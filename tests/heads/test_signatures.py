@@ -38,6 +38,7 @@ SLOPES = {
     "slope_decay": 0.0,
     "mean_slope_gradient": False,
 }
+DRAWS = {"in_batch": True, "distribution": "unigram", "alpha": 0.75, "sparse": False}
 FLAT: dict[str, dict[str, Any]] = {
     "softmax": {"scale": 1.0, "soft_cap": None},
     "sigsoftmax": {},
@@ -60,14 +61,10 @@ FLAT: dict[str, dict[str, Any]] = {
         "gate": "context",
         "tree_dropout": 0.0,
         "seed": 0,
+        "negatives": None,
+        **DRAWS,
     },
-    "sampled": {
-        "negatives": 128,
-        "in_batch": True,
-        "distribution": "unigram",
-        "alpha": 0.75,
-        "sparse": False,
-    },
+    "sampled": {"negatives": 128, **DRAWS},
 }
 OPTIONS = {name: {**own, **OF_FLAT_HEADS, **OF_EVERY_HEAD} for name, own in FLAT.items()}
 OPTIONS["adaptive"] = {"cutoffs": None, "div_value": 4.0, "order": None, **OF_EVERY_HEAD}

@@ -340,6 +340,23 @@ def test_a_name_is_a_new_head_tied_as_the_lm_head_was() -> None:
     assert replace_lm_head(gpt2(), "adaptive", cutoffs=[4]).lm_head.head.name == "adaptive"
 
 
+@pytest.mark.parametrize("make", [gpt2, llama])
+@pytest.mark.parametrize("name", ["softmax", "sampled", "forest"])
+def test_heads_that_start_as_the_lm_head(name: str, make: Any) -> None:
+    """Whatever frequencies and tokens they are built with; tied as it was."""
+    model, tokens, ids = make().eval(), torch.randint(V, (4000,)), torch.arange(8)[None]
+    expected = model(ids).logits.log_softmax(-1)
+    tied = model.lm_head.weight is model.get_input_embeddings().weight
+    options: dict[str, Any] = {"frequencies": range(V, 0, -1), "tokens": tokens}
+    if name == "forest":
+        options |= {"clusters": 4, "negatives": 8}
+    head = replace_lm_head(model, name, **options).lm_head.head
+    torch.testing.assert_close(model(ids).logits, expected, atol=1e-5, rtol=1e-5)
+    assert head.name == name
+    assert head.tied == tied == (head.weight is model.get_input_embeddings().weight)
+    model.train()(ids, labels=ids).loss.backward()
+
+
 class _Largest(TorchDispatchMode):
     """The number of elements of the largest tensor that any operation returns."""
 

@@ -40,7 +40,15 @@ def arguments(
     made["cluster"] = torch.randint(clusters, (classes, trees), generator=random).int()
     made["target"] = torch.randint(classes, (rows,), generator=random)
     made["target"][4:5] = -1
+    made["offset"] = None
     return made
+
+
+def offsets(given: dict[str, Any], scale: float = 1.0) -> Tensor:
+    """For each class, some of which are left out where they are not the target."""
+    offset = draw(len(given["weight"]), seed=8, scale=scale)
+    offset[::3] = -math.inf
+    return offset
 
 
 def leaves(given: dict[str, Any]) -> list[Tensor]:
@@ -79,6 +87,8 @@ def test_equals_the_reference(reduction: str, chunk_rows: int) -> None:
     check(
         arguments(), reduction, chunk_rows=chunk_rows, row_weight=torch.linspace(0, 2, N).double()
     )
+    given = arguments()
+    check(given | {"offset": offsets(given)}, reduction, chunk_rows=chunk_rows)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 8, 15, 16, 100, 300])
@@ -97,6 +107,7 @@ def test_many_classes() -> None:
     for name in NAMES:
         given[name] = given[name].detach().float()[..., : features if name == "hidden" else None]
     given["weight"] = given["weight"][:, :features]
+    given["offset"] = offsets(given).float()
     log_prob = forest_log_prob(**given)[0]
     exact = {n: t.double() if t.is_floating_point() else t for n, t in given.items()}
     expected = forest_log_prob_reference(**exact)
@@ -119,12 +130,15 @@ def test_literal_values() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("of_offset", [0, 1, 1e3])
 @pytest.mark.parametrize(("of_class", "of_cluster"), [(1e3, 1), (1, 1e3), (1e3, 1e3), (30, 10)])
-def test_range(of_class: float, of_cluster: float, dtype: torch.dtype) -> None:
+def test_range(of_class: float, of_cluster: float, of_offset: float, dtype: torch.dtype) -> None:
     """Scores and cluster scores of 1e3 against float64: also where a cluster that is far below the
     largest score has nearly all of the probability."""
     given = arguments(scale=of_cluster)
     given["weight"] = (given["weight"] * of_class).detach()
+    if of_offset:
+        given["offset"] = offsets(given, of_offset).to(dtype).double()
     made = {n: given[n].detach().to(dtype).requires_grad_() for n in NAMES}
     exact = {n: t.detach().double().requires_grad_() for n, t in made.items()}
     log_prob, loss = forest_log_prob(**given | made, reduction="sum")
@@ -135,7 +149,7 @@ def test_range(of_class: float, of_cluster: float, dtype: torch.dtype) -> None:
     got = torch.autograd.grad(loss, leaves(made))
     right = torch.autograd.grad(-expected.sum(), leaves(exact))
     for a, b in zip(got, right, strict=True):
-        limit = 100 * eps * max(of_class, of_cluster) * b.abs().max().clamp(min=1)
+        limit = 100 * eps * max(of_class, of_cluster, of_offset) * b.abs().max().clamp(min=1)
         assert (a - b).abs().max() <= limit
 
 
@@ -199,6 +213,7 @@ def test_gradcheck() -> None:
 @pytest.mark.parametrize("wanted", [[True] * 5, [False] * 5, [True, False, True, False, True]])
 def test_opcheck(wanted: list[bool]) -> None:
     given = arguments()
+    given["offset"] = offsets(given)
     problem = (*given.values(), 10)
     torch.library.opcheck(torch.ops.hstree.forest_log_prob.default, (*problem, None, True, wanted))
     plain = [x.detach() if isinstance(x, Tensor) else x for x in problem]
@@ -233,7 +248,7 @@ def test_low_precision(dtype: torch.dtype) -> None:
         return [value, *torch.autograd.grad((value * upstream).sum(), leaves(made))]
 
     def eager(**made: Any) -> Tensor:
-        h, prior, r, w, b, cluster, _ = made.values()
+        h, prior, r, w, b, cluster, *_ = made.values()
         score = F.linear(h, w, b.to(w.dtype)).float()
         by_tree = [score + r[:, t][:, cluster[:, t].long()] for t in range(T)]
         log_prob = (prior[:, :, None] + torch.stack(by_tree, 1).log_softmax(2)).logsumexp(1)
@@ -249,7 +264,7 @@ def test_low_precision(dtype: torch.dtype) -> None:
 
 
 def test_any_number_of_threads_gives_the_same_bits() -> None:
-    given = {n: t.detach() for n, t in arguments(300, 200).items()}
+    given = {n: t.detach() for n, t in arguments(300, 200).items() if t is not None}
     scores = (given["weight"] @ given["hidden"].t()).float()
     of_clusters = given["cluster_score"].float().permute(1, 2, 0).contiguous()
     rest = (given["log_prior"].float().t(), given["cluster"], given["target"], torch.ones(300))
@@ -280,6 +295,7 @@ def test_memory_is_that_of_a_chunk() -> None:
 def test_compile() -> None:
     torch._dynamo.reset()
     given = arguments()
+    given["offset"] = offsets(given)
 
     def loss(*tensors: Tensor) -> Tensor:
         return 2 * forest_log_prob(**given | dict(zip(NAMES, tensors, strict=True)))[1]
@@ -322,6 +338,7 @@ def test_second_derivative_is_refused() -> None:
         ({"cluster_score": (N, T, 0)}, r"cluster_score: .*at least 1, got \(23, 3, 0\)"),
         ({"cluster": torch.zeros(V, T)}, r"cluster: expected .*torch.int32, got .*torch.float32"),
         ({"target": torch.zeros(N)}, r"target: expected shape \[23\] and dtype torch.int64"),
+        ({"offset": (V + 1,)}, r"offset: expected shape \[41\], got \(42,\)"),
         ({"row_weight": torch.ones(2)}, r"row_weight: expected shape \[23\], got \(2,\)"),
         ({"reduction": "avg"}, "reduction: expected one of none, sum, mean, got 'avg'"),
         ({"chunk_rows": 0}, "chunk_rows: expected at least 1, got 0"),

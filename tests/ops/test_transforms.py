@@ -181,15 +181,15 @@ def of_mixture(
     return Subject(call, plain, target, tuple(leaves), tuple(rows))
 
 
-def of_forest() -> Subject:
-    """Clusters [V, T] are no leaf: they have no gradient."""
+def of_forest(offset: Tensor | None = None) -> Subject:
+    """Clusters [V, T] and offsets [V] are no leaves: they have no gradient."""
     cluster = torch.tensor([[0, 1], [1, 1], [2, 0], [0, 0], [1, 0], [2, 1]], dtype=torch.int32)
 
     def call(target: Tensor, *leaves: Tensor) -> Tensor:
-        return forest_log_prob(*leaves, cluster, target, chunk_rows=3)[1].expand(1)
+        return forest_log_prob(*leaves, cluster, target, offset=offset, chunk_rows=3)[1].expand(1)
 
     def plain(target: Tensor, *leaves: Tensor) -> Tensor:
-        log_prob = forest_log_prob_reference(*leaves, cluster, target)
+        log_prob = forest_log_prob_reference(*leaves, cluster, target, offset)
         return (-log_prob.sum() / (target != -1).sum()).expand(1)
 
     leaves = (draw(ROWS, 3), draw(ROWS, 2), draw(ROWS, 2, 3), draw(6, 3), draw(6, seed=1))
@@ -256,6 +256,7 @@ def subjects() -> dict[str, Subject]:
             "mean", row_weight=torch.linspace(0.5, 2, ROWS, dtype=torch.float64)
         ),
         "forest_log_prob, mean": of_forest(),
+        "forest_log_prob, offset": of_forest(draw(6, seed=2)),
         "piecewise": Subject(
             lambda _, x, table: piecewise(x, table, 2.0),
             lambda _, x, table: piecewise_reference(x, table, 2.0),

@@ -15,13 +15,17 @@ def forest_log_prob_reference(
     bias: Tensor | None,
     cluster: Tensor,
     target: Tensor,
+    offset: Tensor | None = None,
 ) -> Tensor:
     """log_prob [N] = log sum_t pi_t softmax(W h + b + r_t[c_t])_y; target -1 marks an ignored row.
+    The offset is added to the scores of all classes but the target.
 
     Shapes: hidden [N, D], log_prior [N, T], cluster_score [N, T, C], weight [V, D], bias [V],
-    cluster [V, T], target [N]."""
+    cluster [V, T], target [N], offset [V]."""
     rows = (target >= 0).nonzero().squeeze(1)
     score = F.linear(hidden[rows], weight, bias)
+    if offset is not None:
+        score = score + offset.where(torch.arange(len(weight)) != target[rows, None], 0.0)
     by_tree = [
         (score + cluster_score[rows, t][:, cluster[:, t].long()]).log_softmax(1)
         for t in range(cluster.shape[1])

@@ -39,10 +39,10 @@ from hstree.heads.trees.queries import (
     search_classes,
 )
 from hstree.heads.trees.resizing import OldNodes, changed_trees, resized_parameters
-from hstree.heads.trees.shape import TreeShape, check_trees, draw_subsets
+from hstree.heads.trees.shape import CONTEXTS, TreeShape, check_trees, draw_subsets
 from hstree.heads.tying import HasWeight
 from hstree.ops import leaf_order, mark_targets
-from hstree.trees import Tree, word_vectors
+from hstree.trees import Tree
 from hstree.trees.vectors import Context, count_classes
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from hstree.heads.softmax import Softmax
 
 NODE_VECTORS = ("free", "leaves")
-MANY_CLASSES = 1 << 16
 
 
 class TreeEnsemble(Head):
@@ -225,7 +224,7 @@ class TreeEnsemble(Head):
         root: int | None = None,
         leaf: int | None = None,
         levels: int | None = None,
-        contexts: Sequence[Context] = ("left", "both"),
+        contexts: Sequence[Context] = CONTEXTS,
         tree_options: Mapping[str, Any] | None = None,
         seed: int = 0,
         **options: Any,
@@ -271,15 +270,9 @@ class TreeEnsemble(Head):
             leaf=leaf,
             levels=levels,
         )
-        vectors = None
-        if recipe == "cluster":
-            n_features = 32 if n_classes > MANY_CLASSES else 100
-            ids = np.asarray(tokens).reshape(-1)
-            vectors = [
-                word_vectors(ids, n_classes, context=context, n_features=n_features)
-                for context in contexts[: shape.n_trees]
-            ]
-        trees = shape.build(recipe, n_classes, frequencies, vectors, seed, tree_options)
+        trees = shape.build_from_tokens(
+            recipe, n_classes, frequencies, tokens, contexts, seed, tree_options
+        )
         tied = options.get("embedding") is not None
         options.setdefault("node_vectors", shape.node_vectors(n_classes, tied))
         return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from hstree._checks import check_int
-from hstree.trees import Tree, build_ensemble
+from hstree.trees import Tree, build_ensemble, word_vectors
+from hstree.trees.vectors import Context
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+CONTEXTS: tuple[Context, ...] = ("left", "both")
+MANY_CLASSES = 1 << 16
 FLAT_CLASSES = 1024
 TWO_LEVEL_CLASSES = 12_000
 GROUP = 16
@@ -128,6 +131,27 @@ class TreeShape:
         return build_ensemble(
             recipe, n_classes, self.n_trees, frequencies, vectors, seed, *shape, **options
         )
+
+    def build_from_tokens(
+        self,
+        recipe: str,
+        n_classes: int,
+        frequencies: npt.ArrayLike,
+        tokens: npt.ArrayLike,
+        contexts: Sequence[Context],
+        seed: int,
+        options: Mapping[str, Any] | None,
+    ) -> list[Tree]:
+        """:meth:`build` with word vectors of a text; see :meth:`TreeEnsemble.from_tokens`."""
+        vectors = None
+        if recipe == "cluster":
+            n_features = 32 if n_classes > MANY_CLASSES else 100
+            ids = np.asarray(tokens).reshape(-1)
+            vectors = [
+                word_vectors(ids, n_classes, context=context, n_features=n_features)
+                for context in contexts[: self.n_trees]
+            ]
+        return self.build(recipe, n_classes, frequencies, vectors, seed, options)
 
 
 def check_trees(trees: Sequence[Tree], n_classes: int) -> list[Tree]:

@@ -14,7 +14,15 @@ except ModuleNotFoundError as error:
         "hstree.integrations.transformers needs the package transformers: "
         "pip install 'hstree[transformers]'"
     ) from None
-from hstree.heads import Head, Softmax, build_head, head_options
+from hstree.heads import (
+    ForestSoftmax,
+    Head,
+    SampledSoftmax,
+    Softmax,
+    build_head,
+    head_class,
+    head_options,
+)
 from hstree.integrations.transformers.files import (
     CONFIG_KEY,
     HUB_OPTIONS,
@@ -37,6 +45,9 @@ __all__ = [
     "from_pretrained",
     "replace_lm_head",
 ]
+
+SOFTMAXES = (Softmax, SampledSoftmax, ForestSoftmax)
+"""The heads that start as the softmax of a linear layer with their weight and bias."""
 
 
 def __getattr__(name: str) -> Any:
@@ -81,7 +92,8 @@ def replace_lm_head(
             ``loss_function``, such as ``GPT2LMHeadModel`` and ``LlamaForCausalLM``.
         head: None: :class:`hstree.heads.Softmax` on the weight of the ``lm_head`` itself. The
             distribution of the model stays. A name (:func:`hstree.heads.head_names`): a new head to
-            be trained, by :func:`hstree.heads.build_head`. Or a head with the features D and
+            be trained, by :func:`hstree.heads.build_head`; ``"softmax"``, ``"sampled"`` and
+            ``"forest"`` start as the softmax of the ``lm_head``. Or a head with the features D and
             classes V of the ``lm_head``, which is moved to its device and dtype.
         **options: arguments of ``build_head``, if ``head`` is a name, such as ``frequencies``; of
             :class:`~hstree.heads.Softmax`, if it is None, such as ``z_loss``.
@@ -127,11 +139,16 @@ def replace_lm_head(
     if head is None:
         scale, cap = scale_and_cap(model, linear)
         given = {"scale": scale, "soft_cap": cap} | options
-        head = Softmax.from_linear(linear, tied=tied, **given)
+        head = Softmax.from_linear(linear, tied=True, **given)
+        head.tied = tied
     elif isinstance(head, str):
         if tied and "embedding" in head_options(head):
             options = {"embedding": embedding} | options
+        if issubclass(head_class(head), SOFTMAXES):
+            options = {"bias": getattr(linear, "bias", None) is not None} | options
         head = build_head(head, in_features, n_classes, **options)
+        if isinstance(head, SOFTMAXES):
+            head.copy_linear(linear)
     elif not isinstance(head, Head):
         raise TypeError(
             f"head: expected a head of hstree, its name or None, got {type(head).__name__}"
