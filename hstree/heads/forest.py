@@ -65,13 +65,15 @@ class ForestSoftmax(ClassSampler):
         n_classes: number of classes, V.
         n_trees: number of trees, T, without ``trees``.
         clusters: number of clusters of a tree, C, at most V, without ``trees``.
-        trees: trees over the V classes, from :func:`hstree.trees.build_ensemble`: the classes below
-            each child of the root are a cluster; the
-            roots have the same width. None: random ones with clusters of equal size.
+        vectors: class vectors, real [V, F], such as a word embedding: a cluster holds classes of
+            similar ones. None: random clusters of equal size, which bring little.
+        trees: trees over the V classes, from :func:`hstree.trees.build_ensemble`, in place of
+            ``vectors``: the classes below each child of the root are a cluster; the roots have the
+            same width.
         gate: ``"context"``: pi = softmax(G h + g), starting at 1 / T; ``"constant"``: learned, but
             the same for all contexts; ``"uniform"``: 1 / T.
         tree_dropout: probability of dropping an element of h, in training, where the trees read it.
-        seed: seed of random trees.
+        seed: seed of the clusters, without ``trees``.
         **options: ``negatives``, None for training on all classes, ``in_batch``, ``distribution``,
             ``alpha`` and ``sparse``, for W and b, of :class:`SampledSoftmax`; ``bias``,
             ``embedding`` and ``bias_start`` of :class:`FlatHead`; the arguments of :class:`Head`.
@@ -107,6 +109,7 @@ class ForestSoftmax(ClassSampler):
         *,
         n_trees: int = 4,
         clusters: int = 256,
+        vectors: npt.ArrayLike | Tensor | None = None,
         trees: Sequence[Tree] | None = None,
         gate: str = "context",
         tree_dropout: float = 0.0,
@@ -114,14 +117,18 @@ class ForestSoftmax(ClassSampler):
         **options: Any,
     ) -> None:
         super().__init__(in_features, n_classes, **options)
-        if trees is None:
-            clusters = min(check_int("clusters", clusters), n_classes)
-            n_trees, seed = check_int("n_trees", n_trees), check_seed(seed)
+        n_trees = check_int("n_trees", n_trees)
+        clusters, seed = min(check_int("clusters", clusters), n_classes), check_seed(seed)
+        if vectors is not None and trees is not None:
+            raise ValueError("vectors: expected None together with trees")
+        if vectors is not None:
+            trees = self._clustered(n_trees, clusters, vectors, self.frequencies, seed)
+        if trees is not None:
+            cluster, clusters = _of_trees(trees, n_classes)
+        else:
             sizes = np.diff(np.arange(clusters + 1) * n_classes // clusters)
             built = build_ensemble("random", n_classes, n_trees, seed=seed)
             cluster = np.stack([_clusters(tree.order, sizes) for tree in built], 1)
-        else:
-            cluster, clusters = _of_trees(trees, n_classes)
         self.n_trees, self.clusters = cluster.shape[1], clusters
         self.tree_dropout = check_probability("tree_dropout", tree_dropout)
         self.register_table("cluster", torch.from_numpy(cluster))
@@ -170,11 +177,8 @@ class ForestSoftmax(ClassSampler):
             >>> head = hstree.ForestSoftmax.from_tokens(16, 1500, tokens, clusters=32, negatives=64)
             >>> head(torch.randn(3, 16), tokens[:3]).loss.backward()
         """
-        if "trees" in options:
-            raise TypeError(
-                "trees: from_tokens builds the trees, and takes their number as n_trees; "
-                "ForestSoftmax(in_features, n_classes, trees=trees) takes trees that exist"
-            )
+        for name in {"trees", "vectors"} & options.keys():
+            raise TypeError(f"{name}: from_tokens makes them; ForestSoftmax takes those that exist")
         if frequencies is None:
             frequencies = count_classes(tokens, n_classes)
         clusters = min(check_int("clusters", clusters, 2), n_classes)
@@ -183,6 +187,13 @@ class ForestSoftmax(ClassSampler):
             recipe, n_classes, frequencies, tokens, contexts, seed, tree_options
         )
         return cls(in_features, n_classes, trees=trees, frequencies=frequencies, **options)
+
+    @classmethod
+    def from_linear(cls, linear: HasWeight, *, tied: bool = False, **options: Any) -> Self:
+        """:meth:`FlatHead.from_linear`, by default with clusters of the rows of the weight."""
+        if options.get("trees") is None:
+            options = {"vectors": linear.weight} | options
+        return super().from_linear(linear, tied=tied, **options)
 
     @torch.no_grad()
     def replace_trees(
@@ -257,11 +268,23 @@ class ForestSoftmax(ClassSampler):
             >>> head.relearn(torch.randn(1000, 8))
             ['cluster_weight', 'cluster_bias']
         """
-        rows = vectors.detach().cpu().numpy() if isinstance(vectors, Tensor) else vectors
         counts = self.frequencies if frequencies is None else frequencies
-        shape = TreeShape(self.n_trees, self.clusters, 1, 2)
-        trees = shape.build("cluster", self.n_classes, counts, [rows], seed, tree_options)
+        size = self.n_trees, self.clusters
+        trees = self._clustered(*size, vectors, counts, seed, tree_options)
         return self.replace_trees(trees, frequencies=frequencies)
+
+    def _clustered(
+        self,
+        n_trees: int,
+        clusters: int,
+        vectors: npt.ArrayLike | Tensor,
+        frequencies: npt.ArrayLike | None,
+        seed: int,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[Tree]:
+        rows = vectors.detach().float().cpu().numpy() if isinstance(vectors, Tensor) else vectors
+        shape = TreeShape(n_trees, clusters, 1, 2)
+        return shape.build("cluster", self.n_classes, frequencies, [rows], seed, options)
 
     @torch.no_grad()
     def fold(self) -> nn.Linear:
@@ -377,7 +400,7 @@ class ForestSoftmax(ClassSampler):
         )
 
 
-name_builder_options(ForestSoftmax, "from_tokens", ("trees",))
+name_builder_options(ForestSoftmax, "from_tokens", ("trees", "vectors"))
 
 
 def _of_trees(trees: Sequence[Tree], n_classes: int) -> tuple[npt.NDArray[np.int32], int]:

@@ -197,10 +197,22 @@ def test_clusters_of_a_text() -> None:
     assert np.array_equal(built.frequencies, np.bincount(tokens))
     other = build_head("forest", D, V, seed=1)
     assert torch.equal(other.cluster, ForestSoftmax(D, V, seed=1).cluster)
-    with pytest.raises(TypeError, match="trees: from_tokens builds the trees"):
+    with pytest.raises(TypeError, match="trees: from_tokens makes them"):
         ForestSoftmax.from_tokens(D, 36, tokens, trees=build_ensemble("random", 36, 2))
     with pytest.raises(ValueError, match="clusters: expected a whole number of at least 2, got 1"):
         ForestSoftmax.from_tokens(D, 36, tokens, clusters=1)
+
+
+def test_clusters_of_vectors() -> None:
+    """The rows of a layer, by default of the one that the head starts from."""
+    linear, options = torch.nn.Linear(D, V), {"n_trees": 2, "clusters": 8, "seed": 4}
+    head = ForestSoftmax(D, V, vectors=linear.weight, frequencies=FREQUENCIES, **options)
+    built = build_ensemble("cluster", V, 2, FREQUENCIES, linear.weight.detach().numpy(), 4, 8, 1,
+                           2, noise=0.3)  # fmt: skip
+    assert torch.equal(head.cluster, ForestSoftmax(D, V, trees=built).cluster)
+    made = ForestSoftmax.from_linear(linear, frequencies=FREQUENCIES, **options)
+    assert torch.equal(made.cluster, head.cluster)
+    assert torch.equal(ForestSoftmax.from_linear(linear, trees=built).cluster, head.cluster)
 
 
 def test_relearned_clusters() -> None:
@@ -295,6 +307,8 @@ def test_rank_exceeds_that_of_a_softmax() -> None:
         ({"tree_dropout": 1.0}, "tree_dropout: expected"),
         ({"seed": -1}, "seed: expected"),
         ({"trees": build_ensemble("random", V + 1, 2)}, rf"trees\[0\]: expected {V} classes"),
+        ({"vectors": draw(V, 2), "trees": trees()}, "vectors: expected None together with trees"),
+        ({"vectors": draw(V + 1, 2)}, r"vectors: expected shape \(37, F\), got \(38, 2\)"),
         ({"sparse": True}, "sparse: expected False without negatives, got True"),
         ({"negatives": 9}, "frequencies: expected class counts for negatives"),
         ({"z_loss": 0.1}, "z_loss: expected 0 for ForestSoftmax"),

@@ -713,7 +713,7 @@ def test_options_of_a_head(name: str) -> None:
     options = head_options(name)
     assert {"frequencies", "label_smoothing"} <= options
     assert set(inspect.signature(head_class(name)).parameters) - options <= {
-        "in_features", "n_classes", "trees"
+        "in_features", "n_classes", "trees", "vectors"
     }  # fmt: skip
     assert ("embedding" in options) == (name != "adaptive")
     assert ("n_trees" in options) == (name in ("trees", "forest"))

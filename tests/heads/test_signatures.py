@@ -57,6 +57,7 @@ FLAT: dict[str, dict[str, Any]] = {
     "forest": {
         "n_trees": 4,
         "clusters": 256,
+        "vectors": None,
         "trees": None,
         "gate": "context",
         "tree_dropout": 0.0,

@@ -144,8 +144,11 @@ def replace_lm_head(
     elif isinstance(head, str):
         if tied and "embedding" in head_options(head):
             options = {"embedding": embedding} | options
-        if issubclass(head_class(head), SOFTMAXES):
+        kind = head_class(head)
+        if issubclass(kind, SOFTMAXES):
             options = {"bias": getattr(linear, "bias", None) is not None} | options
+        if issubclass(kind, ForestSoftmax) and not {"tokens", "trees"} & options.keys():
+            options = {"vectors": linear.weight} | options
         head = build_head(head, in_features, n_classes, **options)
         if isinstance(head, SOFTMAXES):
             head.copy_linear(linear)

@@ -37,6 +37,7 @@ SHORTEST_WINDOW = 5
 LARGEST_SIZE = 2**20
 
 TREES = ("trees",)
+FOREST = ("trees", "forest")
 
 in_data, in_model, in_head, in_optimization, in_run = (
     partial(setting, group) for group in ("data", "model", "head", "optimization", "run")
@@ -130,7 +131,9 @@ class TrainConfig:
         "tie the output layer to the word embeddings; a softmax then needs --context-size equal "
         "to --embedding-size",
     )
-    n_trees: int = in_head(4, "trees: number of trees, T", at_least(1), at_most(1024), heads=TREES)
+    n_trees: int = in_head(
+        4, "trees, forest: number of trees, T", at_least(1), at_most(1024), heads=FOREST
+    )
     root: int | None = in_head(
         None,
         "trees: number of children of the root, C (1: a binary root; default: 256, more from "
@@ -155,13 +158,16 @@ class TrainConfig:
         heads=TREES,
     )
     gate: str = in_head(
-        "context", "trees: mixture weights", choices=("uniform", "constant", "context"), heads=TREES
+        "context",
+        "trees, forest: mixture weights",
+        choices=("uniform", "constant", "context"),
+        heads=FOREST,
     )
     recipe: str = in_head(
         "cluster",
-        "trees: how trees are built",
+        "trees, forest: how trees are built",
         choices=tuple(sorted(recipe_names())),
-        heads=TREES,
+        heads=FOREST,
     )
     subset_size: int | None = in_head(
         None,
@@ -171,16 +177,17 @@ class TrainConfig:
     )
     sparse: bool = in_head(
         False,
-        "trees, sampled: row-sparse gradients; only the visited rows are updated",
-        heads=("trees", "sampled"),
+        "trees, sampled, forest with negatives: row-sparse gradients; only the visited rows are "
+        "updated",
+        heads=("trees", "sampled", "forest"),
     )
     relearn_trees: tuple[int, ...] = in_head(
         (),
-        "trees with node_vectors=leaves: build the trees anew before each of these epochs, from "
-        "the mean hidden state before each word of the training text; 2: after the first epoch",
+        "forest, trees with node_vectors=leaves: build the trees anew before each of these epochs, "
+        "from the mean hidden state before each word of the training text; 2: after the first one",
         at_least(2),
         metavar="EPOCH[,EPOCH]",
-        heads=TREES,
+        heads=FOREST,
         inherited=False,
     )
     head_option: tuple[str, ...] = in_head(

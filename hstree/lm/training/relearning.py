@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from hstree._progress import track
-from hstree.heads import Head, TreeEnsemble
+from hstree.heads import ForestSoftmax, Head, TreeEnsemble
 from hstree.lm.data import Streams
 from hstree.lm.models import LanguageModel, State
 from hstree.lm.runs import ConfigError, TrainConfig
@@ -21,12 +23,15 @@ SHAPE = ("root", "leaf", "levels")
 
 def check_relearnable(head: Head) -> None:
     """Raises ConfigError unless the trees of the head can change during training."""
+    if isinstance(head, ForestSoftmax):
+        return
     if isinstance(head, TreeEnsemble) and head.node_vectors == "leaves":
         return
     vectors = f" with node_vectors={head.node_vectors}" if isinstance(head, TreeEnsemble) else ""
     raise ConfigError(
-        "--relearn-trees: expected the head 'trees' with --head-option node_vectors=leaves, whose "
-        f"words keep their vectors in other trees, got the head {head.name!r}{vectors}"
+        "--relearn-trees: expected the head 'forest', or 'trees' with --head-option "
+        "node_vectors=leaves, whose words keep their vectors in other trees, got the head "
+        f"{head.name!r}{vectors}"
     )
 
 
@@ -34,22 +39,25 @@ def relearn(
     model: LanguageModel, streams: Streams, config: TrainConfig, epoch: int, processes: Processes
 ) -> list[nn.Parameter]:
     """Give the head of a model trees that cluster words by their mean hidden state; see
-    :meth:`hstree.heads.TreeEnsemble.relearn`. The same for the same weights, text, seed and epoch
-    that follows, in all processes. Returns the parameters of the head that have new values."""
+    :meth:`hstree.heads.TreeEnsemble.relearn` and :meth:`hstree.heads.ForestSoftmax.relearn`. The
+    same for the same weights, text, seed and epoch that follows, in all processes. Returns the
+    parameters of the head that have new values."""
     means, hidden, target = read_contexts(model, streams, processes)
     options = config.head_options()
     head = model.head
-    assert isinstance(head, TreeEnsemble)
     seed = tree_seed(config.seed, epoch)
-    restarted = head.relearn(
-        means.vectors(),
-        at=means.mean,
-        seed=seed,
-        frequencies=means.count.cpu(),
-        tree_options=options.get("tree_options") if options["recipe"] == "cluster" else None,
-        **{name: options[name] for name in SHAPE if options.get(name) is not None},
-    )
-    head.fit_nodes(hidden, target, seed=seed)
+    given: dict[str, Any] = {
+        "seed": seed,
+        "frequencies": means.count.cpu(),
+        "tree_options": options.get("tree_options") if options["recipe"] == "cluster" else None,
+    }
+    if isinstance(head, ForestSoftmax):
+        restarted = head.relearn(means.vectors(), **given)
+    else:
+        assert isinstance(head, TreeEnsemble)
+        shape = {name: options[name] for name in SHAPE if options.get(name) is not None}
+        restarted = head.relearn(means.vectors(), at=means.mean, **given, **shape)
+        head.fit_nodes(hidden, target, seed=seed)
     return [head.get_parameter(name) for name in restarted]
 
 

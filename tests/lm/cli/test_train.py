@@ -242,9 +242,9 @@ def test_what_does_not_go_together(data: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--n-trees 2 --head softmax", "--n-trees: expected the head 'trees', which reads it, got"),
-        ("--sparse --head mos", "--sparse: expected the head 'trees' or 'sampled', which reads it"),
-        ("--gate context --preset ptb-mos", "--gate: expected the head 'trees', which reads it"),
+        ("--n-trees 2 --head softmax", "--n-trees: expected the head 'trees' or 'forest', which"),
+        ("--sparse --head mos", "--sparse: expected the head 'trees' or 'sampled' or 'forest'"),
+        ("--gate context --preset ptb-mos", "--gate: expected the head 'trees' or 'forest',"),
         ("--head-option n_trees=3", "--head-option: expected --n-trees for 'n_trees', got n_tr"),
         ("--head mos --head-option tied=true", "--head-option: expected --tied for 'tied', got"),
         ("--head-option ignore_index=0", "--head-option: expected no 'ignore_index', as a perpl"),
@@ -284,5 +284,5 @@ def test_trees_to_relearn_need_trees(
     """Before the text is read."""
     monkeypatch.setattr("hstree.lm.training.session.load_corpus", None)
     error = fails(capsys, "--data", str(data), "--head", "gss", "--relearn-trees", "2")
-    assert error.startswith("hstree: --relearn-trees: expected the head 'trees', which reads it")
+    assert error.startswith("hstree: --relearn-trees: expected the head 'trees' or 'forest', which")
     assert error.endswith("got --head gss\n")

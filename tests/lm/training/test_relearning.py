@@ -13,7 +13,7 @@ from lm.training.runs import Recorder
 from lm.training.toy import small_config, write_corpus
 from torch import nn
 
-from hstree.heads import TreeEnsemble
+from hstree.heads import ForestSoftmax, TreeEnsemble
 from hstree.lm.data import Corpus, load_corpus
 from hstree.lm.runs import ConfigError, TrainConfig, load_config, load_run, perplexity, read_epochs
 from hstree.lm.training import Processes, Trainer, build_model, evaluate, finetuning, train
@@ -182,6 +182,21 @@ def test_only_what_starts_again_loses_its_state(
     assert orders(trainer) == between
 
 
+def test_clusters_of_a_forest(corpus: Corpus) -> None:
+    changes = {"head": "forest", "head_option": ("clusters=5",), "n_trees": 2}
+    trainer = begun(corpus, small_config(Path(), Path(), **changes, relearn_trees=(2,), epochs=2))
+    head, before = trainer.model.head, states(trainer)
+    assert isinstance(head, ForestSoftmax)
+    weight, cluster = head.weight.detach().clone(), head.cluster
+    assert trainer.begin_epoch()
+    assert torch.equal(head.weight, weight)
+    assert not torch.equal(head.cluster, cluster)
+    after = states(trainer)
+    lost = {parameter for parameter in before if parameter not in after}
+    assert lost == {head.cluster_weight, head.cluster_bias}
+    assert len(list(trainer.steps())) > 0
+
+
 def test_groups_stay_groups(corpus: Corpus) -> None:
     """With ``--leaf`` alone, also where every cluster is one group, as in trees of two levels."""
     shape = {"head": "trees", "n_trees": 2, "root": 4, "leaf": 8}
@@ -273,6 +288,6 @@ def test_heads_whose_trees_stay(
     changes: dict[str, Any], got: str, data: Path, tmp_path: Path
 ) -> None:
     config = small_config(data, tmp_path / "run", relearn_trees=(2,), **changes)
-    with pytest.raises(ConfigError, match=f"^--relearn-trees: expected the head 'trees'.*{got}"):
+    with pytest.raises(ConfigError, match=f"^--relearn-trees: expected the head 'forest'.*{got}"):
         train(config)
     assert not (tmp_path / "run").exists()
