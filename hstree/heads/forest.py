@@ -66,7 +66,8 @@ class ForestSoftmax(ClassSampler):
         n_trees: number of trees, T, without ``trees``.
         clusters: number of clusters of a tree, C, at most V, without ``trees``.
         vectors: class vectors, real [V, F], such as a word embedding: a cluster holds classes of
-            similar ones. None: random clusters of equal size, which bring little.
+            similar ones, and C is at least 2. None: random clusters of equal size, which bring
+            little.
         trees: trees over the V classes, from :func:`hstree.trees.build_ensemble`, in place of
             ``vectors``: the classes below each child of the root are a cluster; the roots have the
             same width.
@@ -120,7 +121,9 @@ class ForestSoftmax(ClassSampler):
         n_trees = check_int("n_trees", n_trees)
         clusters, seed = min(check_int("clusters", clusters), n_classes), check_seed(seed)
         if vectors is not None and trees is not None:
-            raise ValueError("vectors: expected None together with trees")
+            raise ValueError(
+                f"vectors: expected None together with trees, got {type(vectors).__name__}"
+            )
         if vectors is not None:
             trees = self._clustered(n_trees, clusters, vectors, self.frequencies, seed)
         if trees is not None:
@@ -282,6 +285,7 @@ class ForestSoftmax(ClassSampler):
         seed: int,
         options: Mapping[str, Any] | None = None,
     ) -> list[Tree]:
+        check_int("clusters", clusters, min(2, self.n_classes))
         rows = vectors.detach().float().cpu().numpy() if isinstance(vectors, Tensor) else vectors
         shape = TreeShape(n_trees, clusters, 1, 2)
         return shape.build("cluster", self.n_classes, frequencies, [rows], seed, options)

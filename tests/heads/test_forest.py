@@ -20,6 +20,7 @@ from .support import (
     FREQUENCIES,
     D,
     V,
+    allocations,
     check_bfloat16,
     check_formula,
     check_unigram,
@@ -136,6 +137,14 @@ def test_sampled_estimate_is_that_of_the_sampled_softmax() -> None:
         forest().fold()
 
 
+def test_a_sampled_step_holds_nothing_of_the_size_of_the_classes() -> None:
+    options = {"clusters": 8, "negatives": 64, "frequencies": range(100_000, 0, -1)}
+    head = ForestSoftmax(4, 100_000, n_trees=2, sparse=True, **options)
+    hidden, target = draw(50, 4).requires_grad_(), draw_targets(50, n_classes=100_000)
+    largest, _ = allocations(lambda: head(hidden, target).loss.backward())
+    assert largest <= 50 * (50 + 64) * 8
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 def test_compile_sampled() -> None:
     torch._dynamo.reset()
@@ -213,6 +222,7 @@ def test_clusters_of_vectors() -> None:
     made = ForestSoftmax.from_linear(linear, frequencies=FREQUENCIES, **options)
     assert torch.equal(made.cluster, head.cluster)
     assert torch.equal(ForestSoftmax.from_linear(linear, trees=built).cluster, head.cluster)
+    assert ForestSoftmax(D, 1, vectors=draw(1, 2)).cluster.tolist() == [[0] * 4]
 
 
 def test_relearned_clusters() -> None:
@@ -307,7 +317,11 @@ def test_rank_exceeds_that_of_a_softmax() -> None:
         ({"tree_dropout": 1.0}, "tree_dropout: expected"),
         ({"seed": -1}, "seed: expected"),
         ({"trees": build_ensemble("random", V + 1, 2)}, rf"trees\[0\]: expected {V} classes"),
-        ({"vectors": draw(V, 2), "trees": trees()}, "vectors: expected None together with trees"),
+        (
+            {"vectors": draw(V, 2), "trees": trees()},
+            "vectors: .* together with trees, got Tensor",
+        ),
+        ({"vectors": draw(V, 2), "clusters": 1}, "clusters: expected a whole number of at least 2"),
         ({"vectors": draw(V + 1, 2)}, r"vectors: expected shape \(37, F\), got \(38, 2\)"),
         ({"sparse": True}, "sparse: expected False without negatives, got True"),
         ({"negatives": 9}, "frequencies: expected class counts for negatives"),

@@ -13,6 +13,7 @@ from reference.forest_log_prob import forest_log_prob_reference
 from torch import Tensor
 
 from hstree.ops import forest_log_prob
+from hstree.ops._chunked_loss import add_offset
 from hstree.ops.forest_log_prob import _gradient_
 
 N, D, V, T, C = 23, 7, 41, 3, 5
@@ -187,6 +188,7 @@ def test_the_operators_of_torch_give_the_same(scale: float, gradients: bool) -> 
     """What runs on devices without a kernel."""
     given = arguments(scale=scale)
     scores = (given["weight"] @ given["hidden"].t()).detach()
+    add_offset(scores, offsets(given), given["target"], 0)
     of_clusters = given["cluster_score"].detach().permute(1, 2, 0).contiguous()
     rest = (given["log_prior"].detach().t(), given["cluster"], given["target"])
     grad = draw(N, seed=3) if gradients else None

@@ -165,9 +165,9 @@ class TrainConfig:
     )
     recipe: str = in_head(
         "cluster",
-        "trees, forest: how trees are built",
+        "trees: how trees are built",
         choices=tuple(sorted(recipe_names())),
-        heads=FOREST,
+        heads=TREES,
     )
     subset_size: int | None = in_head(
         None,

@@ -46,10 +46,12 @@ def relearn(
     options = config.head_options()
     head = model.head
     seed = tree_seed(config.seed, epoch)
+    if options.get("recipe", "cluster") != "cluster":
+        options["tree_options"] = None
     given: dict[str, Any] = {
         "seed": seed,
         "frequencies": means.count.cpu(),
-        "tree_options": options.get("tree_options") if options["recipe"] == "cluster" else None,
+        "tree_options": options.get("tree_options"),
     }
     if isinstance(head, ForestSoftmax):
         restarted = head.relearn(means.vectors(), **given)
