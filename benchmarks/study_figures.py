@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hstree.heads import AdaptiveSoftmax, Head, SampledSoftmax, TreeEnsemble
+from hstree.heads import AdaptiveSoftmax, Head, TreeEnsemble
+from hstree.heads.class_sampler import ClassSampler
 from hstree.lab.study.file import StudyError, StudyModel
 from hstree.lab.study.runs import StudyRun, finish_run, read_state
 from hstree.lm.data import Corpus, Streams
@@ -41,7 +42,7 @@ def rows_scored(head: Head, frequencies: npt.NDArray[Any], rows: int = 1) -> flo
         for begin, end in pairwise(ends):
             rows += float(mass[begin:end].sum()) * (end - begin)
         return rows
-    if isinstance(head, SampledSoftmax):
+    if isinstance(head, ClassSampler) and head.negatives is not None:
         return head.negatives + float((1 - (1 - frequencies / total) ** rows).sum())
     return float(head.n_classes)
 

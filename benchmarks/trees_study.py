@@ -145,6 +145,10 @@ def _all() -> Iterator[Contender]:
     yield _other(
         "sampled-in-batch", "sampled softmax, 128 negatives and the batch's targets", head="sampled"
     )
+    forest = {"head": "forest", "n_trees": 4, "gate": "context"}
+    sampled = {"head_option": ("negatives=512",)}
+    yield _other("forest", "forest of 4 trees, C = 256", **forest)
+    yield _other("forest-sampled", "forest of 4 trees, C = 256, 512 negatives", **forest, **sampled)
     yield _other("tree", "one tree, C = 256, binary below", seeds=1, **_free(1, 256, leaf=1))
     yield _other("trees", "4 trees, C = 256, binary below", seeds=1, **_free(4, 256, leaf=1))
     yield _other("two-levels", "one tree, C = 256, two levels", seeds=1, **_free(1, 256, levels=2))
