@@ -7,6 +7,7 @@
 #include "cpu/logit_kernels.h"
 #include "cpu/mixture_row_kernels.h"
 #include "cpu/path_log_prob_kernels.h"
+#include "cpu/preview_kernels.h"
 #include "cpu/sparse_adam.h"
 #include "cpu/tree_log_softmax.h"
 #include "cpu/wide_log_prob_kernels.h"

@@ -1,4 +1,6 @@
 // Body of the kernels of mixture_row_kernels.h, under the rules of vector_impl.h.
+#pragma once
+
 #include "cpu/path_log_prob_kernels_impl.h"
 #include "cpu/vector_impl.h"
 

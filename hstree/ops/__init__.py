@@ -14,6 +14,7 @@ from hstree.ops.path_log_prob import path_log_prob
 from hstree.ops.piecewise import piecewise
 from hstree.ops.plif import plif, plif_table
 from hstree.ops.sample import sample
+from hstree.ops.screened_topk import quantize_preview, screened_topk
 from hstree.ops.sigmoid_sums import sigmoid_sums
 from hstree.ops.sparse_adam import sparse_adam_
 from hstree.ops.target_log_softmax import target_log_softmax
@@ -39,7 +40,9 @@ __all__ = [
     "piecewise",
     "plif",
     "plif_table",
+    "quantize_preview",
     "sample",
+    "screened_topk",
     "sigmoid_sums",
     "sparse_adam_",
     "target_log_softmax",
