@@ -15,6 +15,7 @@ from hstree.heads.registry import (
     register_head,
 )
 from hstree.heads.sampled import SampledSoftmax
+from hstree.heads.screened import ScreenedSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, SigSoftmax, Softmax
 from hstree.heads.trees import TreeEnsemble, TreeShape
 
@@ -32,6 +33,7 @@ __all__ = [
     "MixtureOfSoftmaxes",
     "MonotonicNetwork",
     "SampledSoftmax",
+    "ScreenedSoftmax",
     "SigSoftmax",
     "Softmax",
     "TreeEnsemble",

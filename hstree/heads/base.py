@@ -141,6 +141,10 @@ class Head(nn.Module, ABC):
     samples_in_training: bool = False
     """Whether, in training mode, ``output`` and the loss are estimates from sampled classes."""
 
+    trainable: ClassVar[bool] = True
+    """Whether :func:`hstree.heads.build_head` makes the head, to be trained. Others are made from a
+    trained one."""
+
     has_normalizer: ClassVar[bool] = False
     """Whether one number Z of a row normalizes all classes, as :meth:`target_score` and with it the
     z-loss need."""

@@ -23,6 +23,7 @@ from hstree.heads.forest import ForestSoftmax
 from hstree.heads.mixtape import Mixtape
 from hstree.heads.mixture import DOC, MixtureOfContexts, MixtureOfSoftmaxes
 from hstree.heads.sampled import SampledSoftmax
+from hstree.heads.screened import ScreenedSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, SigSoftmax, Softmax
 from hstree.heads.trees import TreeEnsemble
 from hstree.heads.tying import HasWeight, TyingError, tied_names
@@ -76,6 +77,7 @@ for _head in (
     Softmax,
     AdaptiveSoftmax,
     SampledSoftmax,
+    ScreenedSoftmax,
     ForestSoftmax,
     SigSoftmax,
     GSS,
@@ -92,14 +94,14 @@ register_head(MixtureOfSoftmaxes, "mos-plif", function="plif")
 
 
 def head_names() -> list[str]:
-    """Names of the registered heads, sorted.
+    """Names of the registered heads that are built to be trained, sorted.
 
     Example:
         >>> import hstree
         >>> hstree.heads.head_names()[:4]
         ['adaptive', 'doc', 'forest', 'gss']
     """
-    return sorted(_HEADS)
+    return sorted(name for name, entry in _HEADS.items() if entry.head.trainable)
 
 
 def head_class(name: str) -> type[Head]:

@@ -38,7 +38,7 @@ def fill(tensor: Tensor, values: Tensor | npt.NDArray[Any]) -> None:
 
 
 class Tables(nn.Module):
-    """A module with tables: tensors of whole numbers that never change, as attributes.
+    """A module with tables: tensors that never change, as attributes.
 
     They are no buffers, so whatever averages, casts, broadcasts or empties all parameters and
     buffers leaves them as they are. They are built with the module, on the default device, or on
