@@ -19,7 +19,9 @@ constexpr int32_t excess = HSTREE_VECTOR_BYTES == 64 ? 128 : 0;
 
 // sum + the products of the 4 numbers of each lane, of 8 bits or, where small, of 0 to 15, with the 4 of a query.
 template <bool small>
-HSTREE_PREVIEW_INLINE I32 products(I32 sum, I32 rows, int32_t query) {
+HSTREE_PREVIEW_INLINE I32 products(I32 sum, I32 rows, const int8_t* values) {
+  int32_t query;
+  __builtin_memcpy(&query, values, sizeof query);
 #if HSTREE_VECTOR_BYTES == 64
   const __m512i from = bits_as<__m512i>(small ? rows : rows ^ static_cast<int32_t>(0x80808080u));
   return bits_as<I32>(_mm512_dpbusd_epi32(bits_as<__m512i>(sum), from, _mm512_set1_epi32(query)));
@@ -77,11 +79,10 @@ HSTREE_PREVIEW_INLINE void tile(const Preview& p, const PreviewQueries& queries,
       }
     }
     for (int q = 0; q < Q; ++q) {
-      int32_t query[2];
-      __builtin_memcpy(query, queries.values + q * features + g * (small ? 8 : 4), small ? 8 : 4);
+      const int8_t* const query = queries.values + q * features + g * (small ? 8 : 4);
       for (int i = 0; i < parts; ++i) {
-        sums[i][q] = products<small>(sums[i][q], low[i], query[0]);
-        if constexpr (small) sums[i][q] = products<small>(sums[i][q], high[i], query[1]);
+        sums[i][q] = products<small>(sums[i][q], low[i], query);
+        if constexpr (small) sums[i][q] = products<small>(sums[i][q], high[i], query + 4);
       }
     }
   }

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_int, check_probability, check_tensor
+from hstree._checks import check_bool, check_int, check_tensor, check_up_to
 from hstree._numerics import no_autocast
 from hstree.heads.base import Head
 from hstree.heads.losses import mask_candidates, split_rows
@@ -101,7 +101,7 @@ class ScreenedSoftmax(Tables, Head):
         self.bits = _check_bits(bits)
         self.exact = check_int("exact", exact, 1, n_classes)
         self.agreement = agreement
-        self.tied = True
+        self.tied = True  # the default of from_linear
         if embedding is not None:
             self.weight = weight_to_tie(embedding, n_classes, in_features)
         else:
@@ -131,6 +131,7 @@ class ScreenedSoftmax(Tables, Head):
         bits: int | None = None,
         exact: int | None = None,
         agreement: float | None = None,
+        tied: bool = True,
         **options: Any,
     ) -> Self:
         """The screen of a linear layer, in seconds and without training.
@@ -150,6 +151,8 @@ class ScreenedSoftmax(Tables, Head):
             bits: 4 or 8; None: chosen.
             exact: number of classes that are scored exactly; None: chosen, a power of two.
             agreement: share of contexts whose best class is to be found; None: 0.998.
+            tied: whether the weight stays the layer's, so that :meth:`Head.save` can leave it out.
+                False for an ``lm_head`` of transformers that is not tied to its embedding.
             **options: further arguments of :class:`Head`.
 
         Raises:
@@ -174,7 +177,8 @@ class ScreenedSoftmax(Tables, Head):
         elif agreement is not None or rank not in (None, in_features):
             name, given = ("rank", rank) if agreement is None else ("agreement", agreement)
             raise ValueError(f"{name}: expected hidden states to choose it by, got {given} alone")
-        wanted = AGREEMENT if agreement is None else check_probability("agreement", agreement)
+        tied = check_bool("tied", tied)
+        wanted = AGREEMENT if agreement is None else check_up_to("agreement", agreement, 1.0)
         ranks = {min(in_features, 8 * -(-in_features // (8 * part))) for part in (8, 4, 2, 1)}
         ranks = {in_features} if hidden is None else ranks
         if rank is not None:
@@ -198,6 +202,7 @@ class ScreenedSoftmax(Tables, Head):
                 exact=exact or min(256, n_classes), bias=bias is not None, embedding=linear,
                 **options,
             ).to(weight.device)  # fmt: skip
+            head.tied = tied
             if bias is not None:
                 head.bias = nn.Parameter(bias.clone(), requires_grad=False)
             (features_of_weight if features == in_features else axes).fill(head, weight)
@@ -308,8 +313,14 @@ class ScreenedSoftmax(Tables, Head):
         tensors: Mapping[str, Tensor],
         embedding: HasWeight | None = None,
     ) -> Self:
-        options = {name: value for name, value in config.items() if name != "tied"}
-        head = cls(**options, embedding=embedding, class_weight=tensors.get("class_weight"))
+        options = dict(config)
+        tied = options.pop("tied")
+        head = cls(
+            **options,
+            embedding=embedding if tied else None,
+            class_weight=tensors.get("class_weight"),
+        )
+        head.tied = tied
         adopt_tables(head, tensors)
         return head
 

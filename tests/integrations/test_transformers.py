@@ -25,6 +25,7 @@ from hstree.heads import (
     AdaptiveSoftmax,
     Head,
     MixtureOfSoftmaxes,
+    ScreenedSoftmax,
     Softmax,
     TreeEnsemble,
     load_head,
@@ -214,6 +215,25 @@ def greedy(model: PreTrainedModel, ids: Tensor, **options: Any) -> tuple[Tensor,
     text = model.generate(ids, max_new_tokens=12, do_sample=False, **options)
     hook.remove()
     return text, len(calls)
+
+
+@MODELS
+def test_a_screened_lm_head_generates_the_same_text(make: Make, tmp_path: Path) -> None:
+    model = sharp(make())
+    tokens = torch.randint(V, (8, 32))
+    beams: dict[str, Any] = {"max_new_tokens": 12, "num_beams": 3, "do_sample": False}
+    with torch.no_grad():
+        hidden, logits = model.base_model(tokens)[0], model(tokens).logits
+    expected = model.generate(tokens[:, :4], **beams)
+    tied = make is gpt2
+    head = ScreenedSoftmax.from_linear(model.lm_head, hidden, exact=V, tied=tied)
+    replace_lm_head(model, head)
+    assert torch.equal(model.generate(tokens[:, :4], **beams), expected)
+    torch.testing.assert_close(model(tokens).logits, logits.log_softmax(-1), rtol=1e-4, atol=1e-4)
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(tmp_path)
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    assert (loaded.lm_head.head.weight is loaded.get_input_embeddings().weight) == tied
 
 
 @MODELS

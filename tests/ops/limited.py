@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 import torch
 from heads.support import V, parts, trees
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hstree.heads import PLIF, Head, TreeEnsemble
+from hstree.heads import PLIF, Head, ScreenedSoftmax, TreeEnsemble
 from hstree.heads.trees.queries import looked_up_candidates, search_classes
 from hstree.ops import feature_gather, piecewise, sparse_adam_
 
@@ -77,6 +77,7 @@ def recorded(rows: int) -> dict[str, Callable[[], Any]]:
                     head.topk(hidden, V)
                     looked_up_candidates(*parts(head, hidden), target[:, None])
                 head.sample(hidden)
+        ScreenedSoftmax.from_linear(nn.Linear(D, V), exact=9).log_prob(hidden)
         index = torch.tensor([[0, 3, 5]], dtype=torch.int32)
         feature_gather(hidden.clone().requires_grad_(), index).sum().backward()
         table = torch.randn(8, 4, requires_grad=True)
