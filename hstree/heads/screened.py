@@ -138,10 +138,10 @@ class ScreenedSoftmax(Tables, Head):
 
         The features are those in which the scores of ``hidden`` vary most: the eigenvectors of
         C^1/2 W^T W C^1/2, where C is the covariance of ``hidden`` and W is centered; all D are not
-        rotated. The last
-        quarter of ``hidden``, at most 1,024 contexts, is held out. The shape is the one that reads
-        the fewest bytes of those that find the best class of a share ``agreement`` of it, or the
-        one that finds most if none does. The head has the share that it found as ``agreement``.
+        rotated. The last quarter of ``hidden``, at most 1,024 contexts, is held out. The shape is
+        the one that reads the fewest bytes of those that find the best class of a share
+        ``agreement`` of it, or the one that finds most if none does. The head has the share that it
+        found as ``agreement``.
 
         Args:
             linear: weight [V, D] in float32, bfloat16 or float16, with or without a bias.
@@ -173,7 +173,9 @@ class ScreenedSoftmax(Tables, Head):
             contexts = _contexts(hidden, in_features, weight.device)
             some = min(len(contexts) // 4, 1024)
             contexts, held = contexts[:-some], contexts[-some:].to(weight.dtype)
-            best = torch.cat([F.linear(x, weight, bias).argmax(1) for x in torch.split(held, 64)])
+            full = weight.float()  # products of 16 bits are rounded, so that many are equal
+            parts = (F.linear(x.float(), full) for x in torch.split(held, 64))
+            best = torch.cat([(x if bias is None else x + bias).argmax(1) for x in parts])
         elif agreement is not None or rank not in (None, in_features):
             name, given = ("rank", rank) if agreement is None else ("agreement", agreement)
             raise ValueError(f"{name}: expected hidden states to choose it by, got {given} alone")
