@@ -14,7 +14,7 @@ from hstree.ops.path_log_prob import path_log_prob
 from hstree.ops.piecewise import piecewise
 from hstree.ops.plif import plif, plif_table
 from hstree.ops.sample import sample
-from hstree.ops.screened_topk import quantize_preview, screened_topk
+from hstree.ops.screened_topk import Screened, quantize_preview, screened_topk
 from hstree.ops.sigmoid_sums import sigmoid_sums
 from hstree.ops.sparse_adam import sparse_adam_
 from hstree.ops.target_log_softmax import target_log_softmax
@@ -25,6 +25,7 @@ from hstree.ops.wide_log_prob import wide_log_prob
 
 __all__ = [
     "LogitFunction",
+    "Screened",
     "candidate_log_prob",
     "default_chunk_rows",
     "feature_gather",

@@ -25,6 +25,11 @@ class Screened(NamedTuple):
             are not scored exactly; -inf without one.
         log_normalizer: the same of all scores, [N].
         scores: scores of all classes, [N, V], or [0, V] if they are not wanted.
+
+    Example:
+        >>> from hstree.ops import Screened
+        >>> Screened._fields
+        ('score', 'classes', 'log_rest', 'log_normalizer', 'scores')
     """
 
     score: Tensor
@@ -50,7 +55,7 @@ def quantize_preview(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
     Example:
         >>> import torch
-        >>> from hstree.ops.screened_topk import quantize_preview
+        >>> from hstree.ops import quantize_preview
         >>> rows, scale = quantize_preview(torch.randn(100, 20), 4)
         >>> rows.shape, scale.shape
         (torch.Size([7, 3, 16, 4]), torch.Size([112]))
@@ -115,7 +120,7 @@ def screened_topk(
 
     Example:
         >>> import torch
-        >>> from hstree.ops.screened_topk import quantize_preview, screened_topk
+        >>> from hstree.ops import quantize_preview, screened_topk
         >>> weight, hidden = torch.randn(96, 20), torch.randn(5, 20)
         >>> query = torch.nn.functional.pad(hidden, (0, 1))
         >>> found = screened_topk(
