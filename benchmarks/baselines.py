@@ -3,6 +3,7 @@ piecewise linear function by gather, and a direct implementation of a mixture of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,20 @@ from torch import Tensor
 def flat_loss(input: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:
     """Mean cross-entropy of a linear layer: input [N, D], weight [V, D], bias [V]."""
     return F.cross_entropy(F.linear(input, weight, bias), target)
+
+
+def sampled_loss(
+    input: Tensor, weight: Tensor, bias: Tensor, target: Tensor, negatives: int = 128
+) -> Tensor:
+    """A sampled softmax as one writes it: K log-uniform negatives for all rows, minus log K q, with
+    dense gradients. The classes are numbered by decreasing frequency."""
+    width = math.log(len(weight) + 1)
+    classes = (torch.rand(negatives) * width).exp_().long().sub_(1).clamp_(0, len(weight) - 1)
+    log_count = (torch.log1p(1 / (classes + 1.0)) / width * negatives).log()
+    x = F.linear(input, weight[classes], bias[classes] - log_count)
+    x = x.masked_fill(classes == target[:, None], -torch.inf)  # accidental hits
+    of_target = (input * weight[target]).sum(1) + bias[target]
+    return (torch.cat([of_target[:, None], x], 1).logsumexp(1) - of_target).mean()
 
 
 def gathered_dot(input: Tensor, weight: Tensor, row: Tensor, node: Tensor) -> Tensor:

@@ -1,19 +1,23 @@
-"""The table of README.md, made of the figures in benchmarks/results.
+"""The table of README.md and docs/index.md, and the figures in that of docs/heads.md, made of the
+figures in benchmarks/results.
 
     python -m benchmarks.front
 
-replaces the lines between ``<!-- summary: begin -->`` and ``<!-- summary: end -->``.
+replaces the lines between ``<!-- summary: begin -->`` and ``<!-- summary: end -->``, and time,
+memory and parameters in the rows of docs/heads.md.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.heads import FLAT
 from benchmarks.optimizers import TRAINING_SIZES
 from benchmarks.table import Record, ratio, sources
 from benchmarks.trees_study import CONTENDERS
@@ -22,21 +26,22 @@ from hstree.lab.study.results import results
 from hstree.lm.table import decimals, markdown, table
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / page for page in ("README.md", "docs/index.md")]
 BEGIN, END = "<!-- summary: begin -->", "<!-- summary: end -->"
-UNIT = "linear, torch.optim.AdamW"
+UNIT = "linear"
 
 # Contestants of the training steps, as README calls them, with those of benchmarks.trees_study.
 ROWS = {
     UNIT: ("`nn.Linear` + `F.cross_entropy`", "softmax"),
-    "softmax, torch.optim.AdamW": ("`hstree.Softmax`", "softmax"),
-    "adaptive, torch.optim.AdamW": ("`nn.AdaptiveLogSoftmaxWithLoss`", "adaptive"),
-    "trees, torch.optim.AdamW": ("`hstree.TreeEnsemble`, 4 trees", "leaves-4x256"),
-    "trees, sparse, hstree.optim.AdamW": ("4 trees, `sparse=True`", "leaves-4x256"),
-    "one tree, sparse, hstree.optim.AdamW": ("1 tree, `sparse=True`", "leaves-1x256"),
+    "softmax": ("`hstree.Softmax`", "softmax"),
+    "adaptive": ("`nn.AdaptiveLogSoftmaxWithLoss`", "adaptive"),
+    "sampled": ("`hstree.SampledSoftmax`", "sampled-in-batch-128"),
+    "trees": ("`hstree.TreeEnsemble`, 4 trees", "leaves-4x256"),
+    "trees, groups, sparse": ("4 trees, `leaf=16, sparse=True`", "leaves-4x256-groups"),
 }
 
 
-def front_table(speed: Record, perplexity: dict[str, float]) -> str:
+def front_table(speed: Record, perplexity: dict[str, float | None]) -> str:
     """Time, memory and perplexity of a softmax, the adaptive softmax and trees, from the record of
     benchmarks.table and test perplexities by contestant of benchmarks.trees_study."""
     there = [speed["cpu"][f"training steps, V = {size.classes}"] for size in TRAINING_SIZES]
@@ -62,22 +67,13 @@ def front_table(speed: Record, perplexity: dict[str, float]) -> str:
     note = (
         "Speed: training steps of the layer per second (forward, backward, fused AdamW; "
         f"{last.rows} rows of {last.features} features, one core) as a multiple of the first "
-        f"row's, whose steps take {unit}. Trees have two levels; with `sparse=True` and more than "
-        f"12,000 classes binary nodes over groups of 16, which costs {_cost(perplexity)} in "
-        "perplexity. "
-        "Memory: what the first step adds to the process, gradients and optimizer state included, "
-        "parameters not. Test perplexity: "
-        "Penn Treebank, V = 10,000, five epochs of a small LSTM, one seed, not converged. "
+        f"row's, whose steps take {unit}. Memory: what the first step adds to the process, "
+        "gradients and optimizer state included, parameters not. Test perplexity: Penn Treebank, "
+        "V = 10,000, five epochs of a small LSTM, not converged, mean of three seeds. "
         f"{sources(there)}"
     )
     _, _, shown = markdown([table("", ROWS, columns)]).partition("\n\n")  # no title
     return "\n".join([shown, *textwrap.wrap(note, 120, break_on_hyphens=False)])
-
-
-def _cost(perplexity: dict[str, float]) -> str:
-    """Change of the perplexity from two levels to groups below binary nodes."""
-    groups, two = perplexity["leaves-4x256-groups"], perplexity["leaves-4x256"]
-    return f"{groups / two - 1:.0%}"
 
 
 def _times(value: float | None) -> str:
@@ -93,19 +89,42 @@ def replaced(text: str, table: str) -> str:
     return f"{head}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
 
 
-def readme() -> str:
-    """README.md with the table that the committed figures make."""
+HEAD_ROW = re.compile(
+    r"^(\| (?:[^|]*, )?`([\w.-]+)` \| [^|]+ \|)[^|]*\|[^|]*\|[^|]*\|$", re.MULTILINE
+)
+
+
+def with_head_figures(text: str, speed: Record) -> str:
+    """The text with the figures of the heads that were timed, in the rows of their table."""
+    contests = [speed["cpu"][name]["contestants"] for name in ("heads", "mixtures")]
+
+    def row(match: re.Match[str]) -> str:
+        name = FLAT if match[2] == "F.cross_entropy" else match[2]
+        contest = next((contest for contest in contests if name in contest), None)
+        if contest is None:
+            return match[0]
+        time, memory = (ratio(contest, name, FLAT, figure) for figure in ("seconds", "peak_bytes"))
+        parameters = contest[name]["parameters"] / 1e6
+        return f"{match[1]} {time:.2f} | {memory:.2f} | {parameters:.2f} M |"
+
+    return HEAD_ROW.sub(row, text)
+
+
+def pages() -> dict[Path, str]:
+    """The pages with the figures that are committed."""
     folder = ROOT / "benchmarks" / "results"
     study = results(CONTENDERS, Records(folder / "trees-study.json"))
-    shown = front_table(
-        json.loads((folder / "cpu.json").read_text()),
-        {result.contender.name: result.runs[0]["test"] for result in study},
-    )
-    return replaced((ROOT / "README.md").read_text(), shown)
+    speed = json.loads((folder / "cpu.json").read_text())
+    perplexity = {result.contender.name: result.mean("test") for result in study}
+    shown = front_table(speed, perplexity)
+    filled = {page: replaced(page.read_text(), shown) for page in PAGES}
+    heads = ROOT / "docs" / "heads.md"
+    return filled | {heads: with_head_figures(heads.read_text(), speed)}
 
 
 def main() -> None:
-    (ROOT / "README.md").write_text(readme())
+    for page, text in pages().items():
+        page.write_text(text)
 
 
 if __name__ == "__main__":

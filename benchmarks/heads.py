@@ -66,8 +66,10 @@ def _flat(loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Build:
     return build
 
 
-def _chunked(chunk_rows: Callable[[Tensor, int], int] | None) -> Build:
-    """torch's own chunked loss; ``chunk_rows``: function of (input, V)."""
+def chunked_loss(
+    chunk_rows: Callable[[Tensor, int], int] | None = None,
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """torch's own chunked loss; ``chunk_rows``: function of (input, V), None for torch's choice."""
 
     def loss(input: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:
         rows = None if chunk_rows is None else min(len(input), chunk_rows(input, len(weight)))
@@ -76,7 +78,7 @@ def _chunked(chunk_rows: Callable[[Tensor, int], int] | None) -> Build:
         )
         return F.linear_cross_entropy(input, weight, target, linear_bias=bias, options=options)
 
-    return _flat(loss)
+    return loss
 
 
 def _head(name: str, make: Callable[[Size], Mapping[str, Any]] = lambda size: {}) -> Build:
@@ -174,13 +176,15 @@ def _count(module: nn.Module) -> int:
 
 
 FLAT_LOSSES: dict[str, Build] = {FLAT: _flat(flat_loss)}
-if (
+TORCH_CHUNKS = (
     hasattr(F, "linear_cross_entropy")
     and "options" in inspect.signature(F.linear_cross_entropy).parameters
-):
-    FLAT_LOSSES[OWN_CHUNKS] = _chunked(None)
-    FLAT_LOSSES[SMALL_CHUNKS] = _chunked(default_chunk_rows)
-    FLAT_LOSSES[LARGE_CHUNKS] = _chunked(lambda input, classes: 512)
+)
+"""Whether this torch has a chunked loss."""
+if TORCH_CHUNKS:
+    FLAT_LOSSES[OWN_CHUNKS] = _flat(chunked_loss())
+    FLAT_LOSSES[SMALL_CHUNKS] = _flat(chunked_loss(default_chunk_rows))
+    FLAT_LOSSES[LARGE_CHUNKS] = _flat(chunked_loss(lambda input, classes: 512))
 
 HEAD_CONTESTS: dict[str, dict[str, Build]] = {
     "plif": {

@@ -70,7 +70,8 @@ def measure(contest: str, names: Iterable[str], size: Size, device: str) -> dict
     return peaks
 
 
-def _map_large_blocks() -> None:
+def map_large_blocks() -> None:
+    """Have malloc map every block of 64 KiB or more by itself."""
     mmap_threshold = -3  # M_MMAP_THRESHOLD
     with contextlib.suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).mallopt(mmap_threshold, 2**16)
@@ -96,7 +97,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     build, device = CONTESTS[arguments.contest][arguments.name], arguments.device
-    _map_large_blocks()
+    map_large_blocks()
     build(TINY, device).step()
     print(json.dumps(peak_extra_bytes(build(arguments.size, device).step, device)))
 

@@ -6,15 +6,24 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Optimizer
 
-from benchmarks.baselines import flat_loss
+from benchmarks.baselines import flat_loss, sampled_loss
 from benchmarks.contest import Build, Contestant, Size, batch, step
+from benchmarks.heads import TORCH_CHUNKS, chunked_loss
 from benchmarks.paths import PATH_SIZES, draw_paths, mean_loss
-from hstree.heads import AdaptiveSoftmax, Head, Softmax, TreeEnsemble
+from hstree.heads import (
+    AdaptiveSoftmax,
+    ForestSoftmax,
+    Head,
+    SampledSoftmax,
+    Softmax,
+    TreeEnsemble,
+)
 from hstree.optim import AdamW
 
 OPTIMIZER_SIZES = PATH_SIZES[1:]
@@ -56,29 +65,48 @@ OPTIMIZERS: dict[str, Build] = {
 }
 
 
-def _linear(size: Size, device: str) -> Contestant:
+def _layer(
+    size: Size,
+    device: str,
+    loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    compiled: bool = False,
+) -> Contestant:
+    """A linear layer with a loss of (hidden, weight, bias, target), which numbers the classes by
+    decreasing frequency."""
     hidden, target, _ = batch(size.rows, size.features, size.classes)
     linear = nn.Linear(size.features, size.classes)
     optimizer = torch.optim.AdamW(linear.parameters(), fused=True)
+    call = torch.compile(loss, dynamic=False) if compiled else loss
     backward = step(
-        lambda: flat_loss(hidden, linear.weight, linear.bias, target),
-        [hidden, *linear.parameters()],
+        lambda: call(hidden, linear.weight, linear.bias, target), [hidden, *linear.parameters()]
     )
     return Contestant(lambda: (backward(), optimizer.step()))
 
 
 def _head(
-    size: Size, device: str, make: Callable[..., Head], optimizer: Callable[..., Optimizer]
+    size: Size,
+    device: str,
+    make: Callable[..., Head],
+    compiled: bool = False,
 ) -> Contestant:
     hidden, target, frequencies = batch(size.rows, size.features, size.classes)
     head = make(size.features, frequencies)
-    steps = optimizer(head.parameter_groups(lr=1e-3), fused=True)
-    backward = step(lambda: head(hidden, target).loss, [hidden, *head.parameters()])
+    steps = AdamW(head.parameter_groups(lr=1e-3))
+    call = torch.compile(head, dynamic=False) if compiled else head
+    backward = step(lambda: call(hidden, target).loss, [hidden, *head.parameters()])
     return Contestant(lambda: (backward(), steps.step()))
 
 
 def _softmax(features: int, frequencies: Sequence[float]) -> Head:
-    return Softmax(features, len(frequencies))
+    return Softmax(features, len(frequencies), frequencies=frequencies)
+
+
+def _sampled(features: int, frequencies: Sequence[float]) -> Head:
+    return SampledSoftmax(features, len(frequencies), frequencies=frequencies)
+
+
+def _forest(features: int, frequencies: Sequence[float], **options: Any) -> Head:
+    return ForestSoftmax(features, len(frequencies), frequencies=frequencies, **options)
 
 
 def _adaptive(features: int, frequencies: Sequence[float]) -> Head:
@@ -86,26 +114,32 @@ def _adaptive(features: int, frequencies: Sequence[float]) -> Head:
 
 
 TRAINING_SIZES = [Size(512, 256, classes, 256) for classes in (10_000, 33_278, 100_000)]
-TRAINING: dict[str, Build] = {
-    "linear, torch.optim.AdamW": _linear,
-    "softmax, torch.optim.AdamW": partial(_head, make=_softmax, optimizer=torch.optim.AdamW),
-    "adaptive, torch.optim.AdamW": partial(_head, make=_adaptive, optimizer=torch.optim.AdamW),
-    "trees, torch.optim.AdamW": partial(
-        _head, make=TreeEnsemble.from_counts, optimizer=torch.optim.AdamW
-    ),
-    "one tree, sparse, hstree.optim.AdamW": partial(
-        _head, make=partial(TreeEnsemble.from_counts, n_trees=1, sparse=True), optimizer=AdamW
-    ),
-    "binary trees, sparse, hstree.optim.AdamW": partial(
-        _head, make=partial(TreeEnsemble.from_counts, leaf=1, sparse=True), optimizer=AdamW
-    ),
-    "trees of two levels, sparse, hstree.optim.AdamW": partial(
-        _head, make=partial(TreeEnsemble.from_counts, levels=2, sparse=True), optimizer=AdamW
-    ),
-    "trees, sparse, hstree.optim.AdamW": partial(
-        _head, make=partial(TreeEnsemble.from_counts, sparse=True), optimizer=AdamW
-    ),
+_trees = TreeEnsemble.from_counts
+_CHUNKED = {
+    "F.linear_cross_entropy, its own chunks": chunked_loss(),
+    "F.linear_cross_entropy, chunks of 128 rows": chunked_loss(lambda input, classes: 128),
 }
+TRAINING: dict[str, Build] = {
+    "linear": partial(_layer, loss=flat_loss),
+    "linear, compiled": partial(_layer, loss=flat_loss, compiled=True),
+    **{name: partial(_layer, loss=loss) for name, loss in _CHUNKED.items() if TORCH_CHUNKS},
+    "sampled softmax in plain torch": partial(_layer, loss=sampled_loss),
+    "adaptive": partial(_head, make=_adaptive),
+    "adaptive, compiled": partial(_head, make=_adaptive, compiled=True),
+    "softmax": partial(_head, make=_softmax),
+    "sampled": partial(_head, make=_sampled),
+    "forest": partial(_head, make=_forest),
+    "forest, sampled": partial(_head, make=partial(_forest, negatives=512)),
+    "trees": partial(_head, make=_trees),
+    "one tree": partial(_head, make=partial(_trees, n_trees=1)),
+    "trees, two levels, sparse": partial(_head, make=partial(_trees, levels=2, sparse=True)),
+    "trees, groups, sparse": partial(_head, make=partial(_trees, leaf=16, sparse=True)),
+    "one tree, groups, sparse": partial(
+        _head, make=partial(_trees, n_trees=1, leaf=16, sparse=True)
+    ),
+    "trees, binary, sparse": partial(_head, make=partial(_trees, leaf=1, sparse=True)),
+}
+"""Layers with ``torch.optim.AdamW(fused=True)``, heads with ``hstree.optim.AdamW``."""
 OPTIMIZER_CONTESTS: dict[str, dict[str, Build]] = {
     f"optimizers, V = {size.classes}": OPTIMIZERS for size in OPTIMIZER_SIZES
 } | {f"training steps, V = {size.classes}": TRAINING for size in TRAINING_SIZES}

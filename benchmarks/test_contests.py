@@ -25,6 +25,7 @@ from benchmarks.memory import measure
 from benchmarks.optimizers import OPTIMIZER_SIZES, TRAINING_SIZES
 from benchmarks.paths import GROWTH, MANY, PATH_SIZES, WIKITEXT, errors
 from benchmarks.registry import CONTESTS
+from benchmarks.trainer import TRAINER_SIZE
 from benchmarks.word2vec import LIBRARIES, WORD2VEC_SIZES
 
 RUNS: dict[str, tuple[Size, int]] = {
@@ -43,6 +44,7 @@ RUNS: dict[str, tuple[Size, int]] = {
     **{f"shared leaves, V = {classes}": (s, 9) for classes, s in SHARED_SIZES.items()},
     **{f"optimizers, V = {s.classes}": (s, 7) for s in OPTIMIZER_SIZES},
     **{f"training steps, V = {s.classes}": (s, 5) for s in TRAINING_SIZES},
+    "trainer": (TRAINER_SIZE, 9),
     **{f"{name}, D = {s.features}": (s, 3) for name in LIBRARIES for s in WORD2VEC_SIZES},
 }
 """Size and number of rounds."""

@@ -142,9 +142,13 @@ def _all() -> Iterator[Contender]:
     )
     draws = ("negatives=1024", "in_batch=false")
     yield _other("sampled", "sampled softmax, 1,024 negatives", head="sampled", head_option=draws)
-    yield _other(
-        "sampled-in-batch", "sampled softmax, 128 negatives and the batch's targets", head="sampled"
-    )
+    for negatives in (128, 512):
+        yield _other(
+            f"sampled-in-batch-{negatives}",
+            f"sampled softmax, {negatives} negatives and the batch's targets",
+            head="sampled",
+            head_option=(f"negatives={negatives}",),
+        )
     forest = {"head": "forest", "n_trees": 4, "gate": "context"}
     sampled = {"head_option": ("negatives=512",)}
     yield _other("forest", "forest of 4 trees, C = 256", **forest)
