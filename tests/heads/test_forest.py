@@ -145,6 +145,7 @@ def test_a_sampled_step_holds_nothing_of_the_size_of_the_classes() -> None:
     assert largest <= 50 * (50 + 64) * 8
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 def test_compile_sampled() -> None:
     torch._dynamo.reset()
