@@ -357,7 +357,8 @@ def test_shared_leaves_are_trained_as_by_one_process(row_sparse: bool, two: Foun
         mine = found["trees of leaves"][row_sparse]
         torch.testing.assert_close(mine["norms"], alone["norms"], rtol=1e-12, atol=0)
         torch.testing.assert_close(mine["copies"], alone["copies"], rtol=0, atol=1e-12)
-        torch.testing.assert_close(mine["weights"], alone["weights"], rtol=0, atol=1e-12)
+        # Where the gradient of the gate is 0, Adam divides its rounding errors by 1e-8.
+        torch.testing.assert_close(mine["weights"], alone["weights"], rtol=0, atol=1e-10)
         for copy, other in zip(
             mine["copies"], two[0]["trees of leaves"][row_sparse]["copies"], strict=True
         ):
