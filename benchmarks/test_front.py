@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.front import BEGIN, END, pages, replaced
+from benchmarks.front import BEGIN, END, pages, replaced, with_head_figures
 
 
 def test_pages_show_the_committed_figures() -> None:
     for page, text in pages().items():
         assert page.read_text() == text
+
+
+def test_rows_of_heads_get_the_figures_of_their_record() -> None:
+    flat = {"seconds": [2.0, 4.0], "peak_bytes": 100, "parameters": 4_000_000}
+    plif = {"seconds": [3.0, 6.0], "peak_bytes": 25, "parameters": 4_100_000}
+    contest = {"contestants": {"F.linear + F.cross_entropy": flat, "plif": plif}}
+    record = {"cpu": {"heads": contest, "mixtures": {"contestants": {}}}}
+    text = "| `{}` | f(l) | {} |\n".format
+    old = text("PLIF`, `plif", "9 | 9 | 9 M") + text("DOC`, `doc", "1 | 2 | 3 M")
+    new = text("PLIF`, `plif", "1.50 | 0.25 | 4.10 M") + text("DOC`, `doc", "1 | 2 | 3 M")
+    assert with_head_figures(old, record) == new
+    first = text("F.linear`, `F.cross_entropy", "9 | 9 | 9 M")
+    assert with_head_figures(first, record).endswith("| 1.00 | 1.00 | 4.00 M |\n")
 
 
 def test_replaced_keeps_the_rest() -> None:
