@@ -2,7 +2,8 @@
 
     python -m benchmarks.randomized --data ptb/
 
-Binary trees over the most frequent words of Penn Treebank, a small LSTM, one epoch, three seeds.
+Binary trees over the most frequent words of Penn Treebank, and forests of softmaxes, on a small
+LSTM, three seeds.
 The command makes the runs that are missing in benchmarks/results/randomized.json, each with one
 thread, and the page beside it.
 """
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.randomized_page import report
-from hstree.heads import Head, Softmax, TreeEnsemble
+from hstree.heads import ForestSoftmax, Head, MixtureOfSoftmaxes, Softmax, TreeEnsemble
 from hstree.lab import log_prob_rank
 from hstree.lab.study.plan import Contender, PlannedRun
 from hstree.lab.study.planned import PlannedStudy
@@ -31,6 +32,8 @@ from hstree.lm.training import Trainer, evaluate
 from hstree.trees import build_ensemble
 
 CLASSES, FEATURES, RANK_ROWS, TOKENS = 1000, 64, 2000, 300_000
+CLUSTERS, START = 32, 0.05
+"""Clusters of a tree of a forest; standard deviation of the first vectors of copies of one tree."""
 TRAINING: dict[str, Any] = {
     "embedding_size": FEATURES,
     "hidden_size": FEATURES,
@@ -80,6 +83,28 @@ def _trees(
     )
 
 
+def _forest(
+    n_trees: int,
+    recipe: str = "cluster",
+    *,
+    subset: int | None = None,
+    gate: str = "context",
+    identical: bool = False,
+) -> Contender:
+    gate = gate if n_trees > 1 else "uniform"
+    found = _trees(n_trees, recipe, subset=subset, gate=gate, identical=identical)
+    settings = dict(found.settings) | {"head": "forest", FACTOR: 4.0}
+    first = found.name == "cluster-4-gate"
+    return replace(
+        found,
+        name=f"forest-{found.name}",
+        title=f"forest: {found.title}",
+        settings=settings,
+        sweeps=FACTORS if first else {},
+        like=None if first else "forest-cluster-4-gate",
+    )
+
+
 def _all() -> Iterator[Contender]:
     half, quarter = FEATURES // 2, FEATURES // 4
     yield _trees(1)
@@ -103,6 +128,17 @@ def _all() -> Iterator[Contender]:
         for n_trees in (1, 4, 16):
             yield _trees(n_trees, recipe)
         yield _trees(8, recipe, subset=half)
+    yield _forest(4)
+    for n_trees in (1, 2, 8, 16):
+        yield _forest(n_trees)
+    yield _forest(4, identical=True)
+    yield _forest(4, gate="uniform")
+    yield _forest(4, subset=half)
+    yield _forest(8, subset=half)
+    for n_trees in (1, 4):
+        yield _forest(n_trees, "random")
+    mixture = TRAINING | {FACTOR: 4.0, "head": "mos", "components": 4}
+    yield Contender("mos-4", "mixture of 4 softmaxes", mixture, FACTORS)
 
 
 CONTENDERS: Sequence[Contender] = tuple(_all())
@@ -121,21 +157,39 @@ def build_head(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> Head:
     frequencies = statistics.frequencies
     if settings["head"] == "softmax":
         return Softmax(FEATURES, classes, frequencies=frequencies, **options)
+    if settings["head"] == "mos":
+        components = settings["components"]
+        return MixtureOfSoftmaxes(
+            FEATURES, classes, components=components, frequencies=frequencies, **options
+        )
     n_trees, recipe = settings["n_trees"], settings["recipe"]
     vectors = [statistics.vectors(n_features=32)] if recipe == "cluster" else None
     noise = {"noise": 0.3} if recipe == "cluster" and n_trees > 1 else {}
     different = 1 if settings["identical"] else n_trees
-    trees = build_ensemble(recipe, classes, different, frequencies, vectors, seed, **noise)
-    return TreeEnsemble(
-        FEATURES,
-        classes,
-        trees * (n_trees // different),
-        subset_size=settings["subset"],
-        gate=settings["gate"],
-        frequencies=frequencies,
-        seed=seed,
-        **options,
-    )
+    forest = settings["head"] == "forest"
+    shape = {"root": CLUSTERS, "levels": 2} if forest else {}
+    trees = build_ensemble(recipe, classes, different, frequencies, vectors, seed, **noise, **shape)
+    options |= {"gate": settings["gate"], "frequencies": frequencies, "seed": seed}
+    trees *= n_trees // different
+    if forest:
+        head = ForestSoftmax(FEATURES, classes, trees=trees, **options)
+        _prepare(head, settings["subset"], settings["identical"], seed)
+        return head
+    return TreeEnsemble(FEATURES, classes, trees, subset_size=settings["subset"], **options)
+
+
+def _prepare(head: ForestSoftmax, subset: int, identical: bool, seed: int) -> None:
+    """Copies of a tree start with different vectors, as equal ones would stay equal. The trees read
+    ``subset`` random features: the vectors are 0 elsewhere, where they get no gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = head.cluster_weight
+    if identical:
+        with torch.no_grad():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * START)
+    if subset < FEATURES:
+        kept = torch.rand(head.n_trees, FEATURES, generator=generator).argsort(1) < subset
+        mask = kept.float().repeat_interleave(head.clusters, 0)
+        weight.register_hook(lambda gradient: gradient * mask)
 
 
 def measure(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, Any]:

@@ -22,10 +22,13 @@ over seeds. *Copies of one tree* have the same tree and vectors of their own; wi
 and with all features they start equal, and only rounding errors, which the optimizer amplifies,
 drive them apart: enough to raise the rank, and no gain. *Rank* is that of the matrix log P over
 2,000 contexts of the test text, in float64 (at most 1,000). *Time* is CPU time of an epoch of
-training, as a share of that of one tree.
+training, as a share of that of one tree. A *forest* is a mixture of softmaxes over one output
+embedding, to which each tree adds the vectors of its 32 clusters (hstree.ForestSoftmax); its copies
+of one tree start with small random vectors, since equal ones would stay equal.
 """
 NOTHING = "No run has finished yet."
 BASE, SOFTMAX = "cluster-1", "softmax"
+FOREST = "forest-cluster-4-gate"
 
 
 def report(contenders: Sequence[Contender], records: Records) -> Report:
@@ -36,7 +39,12 @@ def report(contenders: Sequence[Contender], records: Records) -> Report:
     return Report(
         "Ensembles of randomized trees",
         [_results(found), _answers(found), sweep_table(contenders, records)],
-        ["the other trees have the factor of one tree on the head's learning rate"],
+        [
+            "the other trees have the factor of one tree on the head's learning rate, the other "
+            "forests that of four trees",
+            "forests and the mixture ran on another machine than the trees and the softmax: their "
+            "times are not comparable",
+        ],
         pictures={"": _picture([r for r in found if r.mean("valid") is not None])},
         introduction=INTRODUCTION,
         appendix="Records of all runs: [randomized.json](randomized.json).",
@@ -76,6 +84,15 @@ COMPARISONS = (
     ("Four random trees instead of one", "random-4", "random-1"),
     ("Four Huffman trees instead of one", "huffman-4", "huffman-1"),
     ("Four clustered trees instead of a softmax", "cluster-4", SOFTMAX),
+    ("Forest of one tree instead of a softmax", "forest-cluster-1", SOFTMAX),
+    ("Forest of four trees instead of a softmax", FOREST, SOFTMAX),
+    ("Forest of four trees instead of a mixture of four softmaxes", FOREST, "mos-4"),
+    ("Forest: four trees instead of one", FOREST, "forest-cluster-1"),
+    ("Forest: 16 trees instead of four", "forest-cluster-16-gate", FOREST),
+    ("Forest: copies of one tree instead", "forest-cluster-4-copies-gate", FOREST),
+    ("Forest: random clusters instead of learned ones", "forest-random-4-gate", FOREST),
+    ("Forest: trees over halves of the features", "forest-cluster-4-s32-gate", FOREST),
+    ("Forest: weights 1 / 4 instead of a learned gate", "forest-cluster-4", FOREST),
 )  # fmt: skip
 """Questions, with the contenders whose perplexities answer them."""
 
@@ -96,22 +113,23 @@ def _answers(found: Sequence[Result]) -> Table:
     return table(title, changes, columns)
 
 
-CURVES = {
-    "trees, all features": (64, False),
-    "trees, half of the features": (32, False),
-    "trees, a quarter": (16, False),
-    "copies, all features": (64, True),
-    "copies, half of the features": (32, True),
+_TREES = {"head": "trees", "recipe": "cluster", "gate": "uniform", "subset": 64, "identical": False}
+CURVES: Mapping[str, Mapping[str, Any]] = {
+    "trees, all features": _TREES,
+    "trees, half of the features": _TREES | {"subset": 32},
+    "trees, a quarter": _TREES | {"subset": 16},
+    "copies, all features": _TREES | {"identical": True},
+    "copies, half of the features": _TREES | {"subset": 32, "identical": True},
+    "forest, learned gate": _TREES | {"head": "forest", "gate": "context"},
 }
-"""Size of the feature subset, and whether all trees are the same."""
+"""Settings of the runs of each curve."""
 
 
 def _picture(found: Sequence[Result]) -> Any:
     """Validation perplexity against parameters."""
     figure = new_figure(8, 4)
     axes = figure.subplots()
-    for number, (label, (subset, identical)) in enumerate(CURVES.items()):
-        shape = {"recipe": "cluster", "gate": "uniform", "subset": subset, "identical": identical}
+    for number, (label, shape) in enumerate(CURVES.items()):
         own = [r for r in found if shape.items() <= r.settings.items()]
         points = [(r.mean("head_parameters") or 0, r.mean("valid"), r) for r in own]
         points.sort(key=lambda point: point[0])
