@@ -75,6 +75,8 @@ void validate(const int32_t* order, int64_t n_classes, const int64_t* node_offse
          node_offset[n_nodes]);
   }
 
+  // In preorder the next node is the leftmost child that has had none: children wait on a stack, the
+  // rightmost at the bottom.
   struct Interval {
     int32_t begin, end, depth;
     int64_t parent;
@@ -179,6 +181,8 @@ Tables tables(const TreeView& tree, bool leaf_groups) {
     int64_t width;
   };
   Array<Node> nodes(n_nodes);
+  // Two passes: lengths first, in entry c + 1 for class c, so that their running sums are the offsets and
+  // every table is allocated once.
   out.path_offset = Array<int64_t>(n_classes + 1, 0);
   out.wide_offset = Array<int64_t>(n_classes + 1, 0);
   out.group_offset = Array<int64_t>(n_classes + 1, 0);

@@ -124,10 +124,13 @@ class ClassSampler(Tables, FlatHead):
         upper, k, n_classes = self.cumulative, self.negatives, self.n_classes
         assert k is not None
         per_part = upper[-1].double() / k
+        # One draw in each of K equal parts of the distribution: fewer repetitions than independent
+        # ones, and the same expected number of each class.
         part = torch.arange(k, dtype=torch.float64, device=upper.device)
         at = (part + torch.rand(k, dtype=torch.float64, device=upper.device)) * per_part
         drawn = torch.searchsorted(upper, at.long(), right=True).clamp(max=n_classes - 1)
         is_class = (target >= 0) & (target < n_classes)
+        # A row that is left out must add no class: it stands for one that is drawn.
         known = torch.where(is_class, target, drawn[0])
         classes = torch.cat([drawn, known]).sort().values
         # Repetitions get m = 0, so that they may stay where their number must not be read.
@@ -140,7 +143,9 @@ class ClassSampler(Tables, FlatHead):
         c = (upper[classes] - torch.where(classes > 0, upper[classes - 1], 0)) / per_part
         if self.in_batch:
             m = m.index_add(0, place, is_class.double())
+            # For each target the others are further draws, from the distribution of the text.
             c = c + (is_class.sum() - 1).clamp(min=0) * self.share[classes]
+        # Marked targets stay marked: -1, and beyond the last class.
         place = torch.where(is_class, place, torch.where(target < 0, -1, classes.shape[0]))
         return classes, (m / c).log(), place
 

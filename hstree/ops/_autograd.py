@@ -58,6 +58,8 @@ def register_autograd(
     defaults = [argument.default_value for argument in op._schema.arguments]
 
     def forward(*inputs: Any) -> Any:
+        # The kernel of the device. Without this the op would call the kernel for autograd, below,
+        # again.
         with torch._C._AutoDispatchBelowAutograd():
             return op(*inputs)
 
@@ -97,6 +99,8 @@ def register_autograd(
         return formula(*inputs) if formula and _is_forward_mode() else function.apply(*inputs)
 
     LIBRARY.impl(name, autograd, "Autograd")
+    # The key by which torch.func takes over, before any kernel: Function.apply then serves its
+    # levels one by one, with the rules above.
     LIBRARY.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
 
 
@@ -189,6 +193,8 @@ def fold(
     def one(x: Any, dim: int | None, row: int | None) -> Any:
         if x is None or row is None:
             return x
+        # Rows that are the same for all elements are repeated, as each element has results of its
+        # own.
         x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
         return x.movedim(0, row).flatten(row, row + 1)
 

@@ -72,6 +72,7 @@ def add_offset(scores: Tensor, offset: Tensor, target: Tensor, dim: int) -> None
     """Add the offset [V] to scores, [R, V] or [V, R] with the classes in dimension ``dim``, but not
     at the target [R] of a row."""
     at = target.clamp(0, len(offset) - 1).unsqueeze(dim)
+    # Saved and written back: a mask of the targets would be another [R, V].
     of_target = scores.gather(dim, at)
     scores += offset.unsqueeze(1 - dim)
     scores.scatter_(dim, at, of_target)
@@ -157,6 +158,7 @@ class ChunkedLoss:
         formula: Callable[..., Tensor],
     ) -> None:
         self.problem, self.run, self.empty, self.formula = problem, run, empty, formula
+        # A named tuple wraps annotations that are strings; the schema needs their text.
         types = [getattr(t, "__forward_arg__", t) for t in problem.__annotations__.values()]
         self.n_fields = len(types)
         self.n_tensors = sum(type.startswith("Tensor") for type in types)
@@ -203,6 +205,8 @@ class ChunkedLoss:
         """log_prob [N] and the reduced loss, without gradients through ``row_weight`` [N]."""
         if row_weight is not None:
             row_weight = row_weight.detach().to(sum_dtype(problem[0].dtype))
+        # Gradients of the loss are computed along with it, while the scores of a chunk exist. Those
+        # of rows, and transforms, get them from the backward op.
         with_loss = torch.is_grad_enabled() and reduction != "none" and not is_transformed()
         wanted = [with_loss and t is not None and t.requires_grad for t in problem[:GRADIENTS]]
         log_prob, loss, *_ = self.op(*problem, row_weight, reduction == "mean", wanted)
@@ -219,6 +223,7 @@ class ChunkedLoss:
         upstream = -factor if _is_low(problem) else -_scale(factor, mean) * factor
         log_prob, gradients = self.run(problem, wanted, upstream)
         loss = -(factor * log_prob).sum()
+        # NaN if all rows are ignored, as in torch.
         return log_prob, loss / factor.sum() if mean else loss, *gradients
 
     def _forward_fake(self, *arguments: Any) -> tuple[Tensor, ...]:
@@ -234,6 +239,7 @@ class ChunkedLoss:
     def _save_for_backward(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         *fields, row_weight, ctx.mean, ctx.wanted = inputs
         ctx.mark_non_differentiable(*output[2:])
+        # None tells which of log_prob and the loss is not differentiated.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*fields[: self.n_tensors], row_weight)
         ctx.scalars = fields[self.n_tensors :]
@@ -254,8 +260,11 @@ class ChunkedLoss:
         if ready is not None and grad_log_prob is None and grad_loss is not None:
             gradients = ready
             factor = grad_loss
+            # They were computed without the scale of the mean.
             if ctx.mean and _is_low(problem):
                 factor = factor * _scale(_loss_weight(problem, row_weight), True)
+            # The 1 of loss.backward() saves a pass over all gradients. On a GPU reading it would
+            # wait.
             readable = type(factor) is Tensor and not factor.is_cuda and not is_batched(factor)
             if readable and factor.item() == 1:
                 factor = None
@@ -289,6 +298,7 @@ class ChunkedLoss:
 
     def _backward_vmap(self, info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
         rows = self.rows[:GRADIENTS]
+        # The gradient of an argument without rows is a sum over the rows of one element.
         if any(want and row is None for want, row in zip(arguments[-1], rows, strict=True)):
             return one_by_one(self.backward_op)(info, in_dims, *arguments)
         return by_rows(self.backward_op, (0, *self.rows, None), rows)(info, in_dims, *arguments)

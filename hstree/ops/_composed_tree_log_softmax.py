@@ -84,10 +84,12 @@ def leaf_classes(node: Tensor, edge: Tensor, n_wide_rows: int, n_classes: int) -
     block, row, first_edge, *_ = node.long().unbind(2)
     parent, below = edge.long().unbind(2)
     is_group = (block == 1) & (row >= n_wide_rows)
+    # Edge e of a group is row e + first_row: the rows of a node follow its edges.
     first_row = (row - n_wide_rows - first_edge).gather(1, parent)
     of_group = is_group.gather(1, parent) & (below < 0)
     place = torch.arange(edge.shape[1], device=edge.device) + first_row
     classes = place.new_zeros(len(node), n_classes + 1)
+    # All other edges write into one more column, which is cut off.
     place, below = torch.where(of_group, place, n_classes), torch.where(of_group, below, -1)
     return classes.scatter(1, place, ~below)[:, :n_classes]
 
@@ -139,6 +141,7 @@ def _path_log_prob(
     log_prob = torch.cat([F.logsigmoid(binary), F.logsigmoid(-binary), wide])
     first = row + torch.where(block == 1, 2 * wide_begin, 0)  # in log_prob
     first = first + torch.where(block == 2, wide_begin + root_begin, 0)
+    # The right child of a binary node is in the second third of log_prob, wide_begin rows later.
     step = torch.where(block == 0, wide_begin, 1)
 
     def of_edges(index: Tensor) -> Tensor:
@@ -147,6 +150,7 @@ def _path_log_prob(
         return log_prob.index_select(0, place)
 
     path = torch.cat([score.new_zeros(1, score.shape[1]), of_edges(edge_above[1:])])
+    # The root is its own ancestor, with a sum of 0, so that longer jumps add nothing.
     ancestor = F.pad(parent[edge_above[1:]], (1, 0))
     for _ in range((MAX_DEPTH - 1).bit_length()):
         path = path + path.index_select(0, ancestor)

@@ -147,6 +147,7 @@ def _log_prob_of_values(
     """:func:`_log_prob` as a softmax of the values f(logits), with ``slope`` for f'."""
     given = logits.clone()
     logits.copy_(LogitFunction(chunk.c, chunk.k, chunk.table, chunk.radius)(given))
+    # A softmax of the values themselves: with these numbers f is the identity.
     values = chunk._replace(c=0.0, k=1.0, table=None, slope=None)
     log_prob, by_log_prior, _ = _log_prob(values, logits, upstream, False)
     by_table = None
@@ -167,6 +168,7 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
     if ignored.is_cuda or ignored.any():  # 0 times what these rows hold could be NaN
         problem = problem._replace(latent=latent.masked_fill(ignored[:, None, None], 0))
     log_prob = latent.new_empty(rows, dtype=sum_dtype(latent.dtype))
+    # That of the weight is large: it takes over the memory of the step before.
     gradients = empty_gradients(problem, [want and i != 2 for i, want in enumerate(wanted)])
     if wanted[2]:
         gradients = gradients._replace(weight=recycled(log_prob, *weight.shape))

@@ -105,6 +105,7 @@ class TreeOp:
         element of the batch."""
         *shared, _order, _plan, needed, _sparse = inputs
         *dims, _, _, _, _ = in_dims
+        # The gradient of a weight is a sum over the rows of one element.
         if any(needed[1:]) or is_shared_batched(dims, _BACKWARD_ROWS):
             return one_by_one(self.backward)(info, in_dims, *inputs)
         flat = fold(shared, dims, _BACKWARD_ROWS, info.batch_size)
@@ -143,6 +144,7 @@ class TreeOp:
 
         known = target.clamp(0, classes - 1)
         begin, end = (offset[:, y].t().contiguous() for y in (known, known + 1))
+        # Marked targets have an empty path.
         end = torch.where((target == known).unsqueeze(1), end, begin)
         if len(path):
             log_prob, score = self.on_paths(score_of, begin, end, path, longest)
@@ -151,6 +153,7 @@ class TreeOp:
             log_prob = zeros.unsqueeze(1).expand(-1, trees)
             score = log_prob.unsqueeze(2).expand(-1, -1, longest)
         log_prob = log_prob.masked_fill((target >= classes).unsqueeze(1), torch.nan)
+        # The result of an op must not be one of its arguments.
         order = leaf_order(target, leaf_position) if order is None else order[:0, :0]
         return log_prob, score.detach(), order, order.new_empty(0, dtype=torch.int32)
 
@@ -226,6 +229,8 @@ def _save(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
     """Save the arguments of the backward op from hidden to plan."""
     hidden, weight, _bias, *tables, _longest, given = inputs
     _log_prob, score, order, plan = outputs
+    # The rows of torch.func.vmap may be those of a part of the batch, to which the plan does not
+    # belong.
     with_plan = _has_plan(hidden) and not is_transformed()
     kept = (score, order if given is None else given, plan if with_plan else None)
     ctx.save_for_backward(hidden, weight, *tables, *kept)

@@ -227,11 +227,13 @@ def _run(
     for begin in range(0, rows, chunk_rows):
         chunk = slice(begin, begin + chunk_rows)
         part = hidden[chunk]
+        # A class has its rows side by side: the score of its cluster is added vector by vector.
         scores = buffer[: classes * len(part)].view(classes, len(part))
         _write_scores(scores, part, weight, bias)
         if offset is not None:
             add_offset(scores, offset, target[chunk], 0)
         of_clusters = cluster_score[chunk].permute(1, 2, 0)
+        # A copy, because it is overwritten by its gradient, as the scores are.
         of_clusters = of_clusters.clone(memory_format=torch.contiguous_format)
         log_prob[chunk], by_log_prior = gradient_(
             scores,
@@ -261,6 +263,7 @@ def forest_log_softmax(
     """Log-probabilities [N, V] of all classes, in torch's own operators: scores [N, V], and the
     other arguments as in :func:`forest_log_prob`."""
     total = None
+    # One tree after another: all at once would take [N, T, V].
     for t, index in enumerate(cluster.long().unbind(1)):
         of_tree = (score + cluster_score[:, t].index_select(1, index)).log_softmax(1)
         of_tree = of_tree + log_prior[:, t : t + 1]
@@ -307,13 +310,17 @@ def _gradient_(
     if grad_log_prob is None:
         return log_prob, log_prior[:0]
     ignored = target == -1
+    # The posterior of each tree: d log P / d joint.
     share = grad_log_prob * (torch.stack(joint) - log_prob).exp()
+    # Where all trees have -inf the difference is NaN.
     share = share.masked_fill(ignored | (log_prob == -math.inf), 0.0)
     gradient = torch.zeros_like(score)
     for (r, index), normalizer, rho in zip(trees, normalizers, share, strict=True):
+        # d log-softmax / d score = [y is the target] - P(y)
         part = (score + r[index] - normalizer).exp_().mul_(-rho).masked_fill_(ignored, 0.0)
         part.scatter_add_(0, known, rho[None])
         gradient += part
+        # Sums over sorted segments have a fixed order; index_add has none on a GPU.
         order, lengths = index.argsort(stable=True), torch.bincount(index, minlength=clusters)
         r.copy_(torch.segment_reduce(part[order], "sum", lengths=lengths, unsafe=True))
     score.copy_(gradient)

@@ -17,6 +17,8 @@ from hstree.ops._tree_op import TreeOp
 def _on_paths(
     score_of: Callable[[Tensor], Tensor], begin: Tensor, end: Tensor, path: Tensor, longest: int
 ) -> tuple[Tensor, Tensor]:
+    # Paths shorter than the longest are padded with the first entry of the table, whose result is
+    # masked.
     place = begin.unsqueeze(-1) + torch.arange(longest, device=begin.device)
     real = place < end.unsqueeze(-1)
     entry = path[place.where(real, 0)].long()
@@ -26,6 +28,7 @@ def _on_paths(
 
 
 _op = TreeOp("path_log_prob", _on_paths)
+# torch.ops.hstree.forward has no gradients of its own: under torch.func it follows this op.
 LIBRARY.impl("forward", lambda *inputs: _op.forward(*inputs)[:2], "FuncTorchDynamicLayerFrontMode")
 
 

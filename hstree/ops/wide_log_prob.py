@@ -16,10 +16,13 @@ def log_prob_on_paths(
     score_of: Callable[[Tensor], Tensor], begin: Tensor, end: Tensor, path: Tensor, longest: int
 ) -> tuple[Tensor, Tensor]:
     first_row, width, child = path.long().unbind(1)
+    # The children of all nodes of all paths are numbered in one row: those of entry i of the table
+    # are starts[i] to starts[i + 1]. A path has consecutive entries, and so consecutive places.
     starts = F.pad(width.cumsum(0), (1, 0))
     place = starts[begin].unsqueeze(-1) + torch.arange(longest, device=begin.device)
     real = place < starts[end].unsqueeze(-1)
     place = place.where(real, 0).contiguous()
+    # The entry that holds a place, and which of its children it is.
     node = torch.searchsorted(starts[1:], place, right=True)
     ordinal = place - starts[node]
     score = score_of(first_row[node] + ordinal)

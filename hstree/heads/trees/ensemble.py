@@ -148,6 +148,7 @@ class TreeEnsemble(Head):
         layout = Layout(trees, leaf_groups=node_vectors == "leaves", feature_index=subsets)
         self.nodes = Nodes(layout, in_features, embedding=embedding, sparse=sparse)
         self.layout = layout
+        # The weight of one tree is 1: nothing to learn.
         self.gate: UniformGate = GATES[gate if self.n_trees > 1 else "uniform"](
             in_features, self.n_trees
         )
@@ -454,6 +455,8 @@ class TreeEnsemble(Head):
         log_prob = self.log_prob_by_tree(hidden, target)
         if self.n_trees == 1:
             return log_prob.squeeze(1)
+        # Ignored rows are 0 in every tree, but the weights of the trees add up to 1 with rounding
+        # errors.
         mixture = log_sum_exp(log_prob + self.log_gate(hidden), 1)
         return mixture.masked_fill(target == -1, 0.0)
 

@@ -54,10 +54,13 @@ class TreeLayout:
 
     def __init__(self, tree: Tree, *, leaf_groups: bool = False) -> None:
         self.tree = tree
+        # A node has one boundary more than children, so that the first edge of node m is
+        # node_offset[m] - m.
         first, last = tree.node_offset[:-1], tree.node_offset[1:] - 1
         n_children, begin = tree.n_children, tree.boundary[first]
         self.kind: npt.NDArray[np.int8] = np.where(n_children == 2, BINARY, WIDE).astype(np.int8)
         if leaf_groups:
+            # As many leaves below it as children: all its children are classes.
             self.kind[tree.boundary[last] - begin == n_children] = LEAF
         if tree.root_width > 2:
             self.kind[0] = ROOT
@@ -67,6 +70,7 @@ class TreeLayout:
             (left if kind == BINARY else np.flatnonzero(of_edge == kind)).astype(np.int32)
             for kind in KINDS
         )
+        # Right for leaf groups, whose rows are leaves; each other kind counts its own vectors.
         self.first_row: IntArray = begin.astype(np.int64)
         for kind in (BINARY, WIDE, ROOT):
             rows = np.where(self.kind == kind, 1 if kind == BINARY else n_children, 0)
@@ -94,12 +98,15 @@ class TreeLayout:
         edge = np.stack([edges.node, edges.child_node], 1)
         below, leaf = (np.flatnonzero(is_) for is_ in (edge[:, 1] >= 0, edge[:, 1] < 0))
         classes = tree.order[edges.begin[leaf]]
+        # A complement is negative, also that of class 0, and so differs from every node.
         edge[leaf, 1] = ~classes
         leaf_edge = np.full(tree.n_classes, -1, np.int32)
         leaf_edge[classes] = leaf
         above = np.full(tree.n_nodes, -1)
         above[edges.child_node[below]] = below
         first_edge = tree.node_offset[:-1] - np.arange(tree.n_nodes)
+        # Leaf groups have no rows in the scores. Numbers behind those of the wide nodes tell them
+        # apart.
         row = self.first_row + np.where(self.kind == LEAF, leaf_begin, 0)
         node = [_BLOCK[self.kind], row, first_edge, tree.n_children, above]
         return {"node": np.stack(node, 1).astype(np.int32), "edge": edge, "leaf_edge": leaf_edge}
@@ -200,21 +207,26 @@ class Layout(Tables):
                 out[name][t, : len(of_tree[name])] = of_tree[name]
             for _, path, offset in _PATHS:
                 if path in parts:
+                    # The paths of all trees are one array: those of a tree begin after those of the
+                    # trees before.
                     np.add(of_tree[offset], sum(map(len, parts[path])), out=out[offset][t])
                     parts[path].append(of_tree[path])
             self.max_depth = max(self.max_depth, tables.max_depth)
             self.max_width = max(self.max_width, tables.max_width)
             self.max_group = max(self.max_group, tables.max_group)
+            # Nodes above classes.
             last = nodes["edge"][nodes["edge"][:, 1] < 0, 0]
             n_last += int(np.count_nonzero(np.bincount(last)))
         self.mean_group = n_classes * self.n_trees / max(n_last, 1)
         out |= {path: np.concatenate(of_trees) for path, of_trees in parts.items()}
         if self.n_rows[ROOT]:
+            # Marked targets are indices too: V, and -1, which is the last entry.
             out["root_child"][:, n_classes:] = trees[0].root_width, -1
         if self.leaf_groups:
             rows, classes = zip(*(layout.root_classes() for layout in self.trees), strict=True)
             place = [t * self.n_rows[ROOT] + row for t, row in enumerate(rows)]
             out["root_row"] = np.concatenate(place).astype(np.int64)
+            # A class that is a child of several roots has its row of E gathered once.
             unique, source = np.unique(np.concatenate(classes), return_inverse=True)
             out["root_class"], out["root_source"] = unique.astype(np.int64), source
         return super().tables() | {name: torch.from_numpy(table) for name, table in out.items()}

@@ -195,10 +195,13 @@ class RootBlock(Block):
     weight_name, bias_name = "root_weight", "root_bias"
 
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        # The marks are indices too: an ignored row, -1, gets child -1, and V a child that does not
+        # exist.
         child = self.layout.root_child[:, target].long()
         if self.layout.feature_index is not None:
             logits = self.logits(hidden).flatten(0, 1)
             return target_log_softmax(logits, child.flatten()).view_as(child).t()
+        # Row n T + t: the scores of all roots are one product, whose rows are the contexts.
         logits = self._scores(hidden).view(-1, self.weight.shape[1])
         return target_log_softmax(logits, child.t().flatten()).view(-1, len(child))
 
@@ -229,6 +232,8 @@ class RootBlock(Block):
         layout, classes = self.layout, self.class_rows
         if classes is None or layout.feature_index is not None:
             return batched_scores(x, self.vectors(), self.bias)
+        # All trees read the same features, x[0]: each class is scored once, for all roots it is
+        # below.
         scores = super().scores(x)
         of_classes = linear_scores(classes, x[0].to(classes.dtype))[layout.root_source]
         return scores.flatten(0, 1).index_add(0, layout.root_row, of_classes).view_as(scores)
@@ -283,6 +288,8 @@ def tempered(scores: Tensor, temperature: float) -> Tensor:
     """The scores divided by the temperature, but for a term that all of a row share."""
     if temperature == 1.0:
         return scores
+    # Without the largest score: divided by a small temperature, its rounding error would hide
+    # differences.
     return (scores - scores.detach().amax(-1, keepdim=True)) / temperature
 
 
@@ -380,6 +387,8 @@ class Nodes(nn.Module):
             if len(layout.root_row):
                 # A root over all classes reads all rows of the embedding.
                 sparse = self.sparse and self.root_weight is not None
+                # One gradient tensor for both uses of E: to add a second one would be a pass over
+                # [V, D].
                 embedding, class_rows = with_rows(embedding, layout.root_class, sparse=sparse)
         blocks: list[Block] = []
         for block in BLOCKS:
@@ -462,6 +471,7 @@ class Nodes(nn.Module):
                     getattr(self, name) for name in (block.weight_name, block.bias_name)
                 )
                 vectors, offset = block.of_edges(mean, edge), block.of_edges(log_mass, edge)
+                # offset + w . (h - h_0) = (offset - w . h_0) + w . h
                 own_bias[t, : len(edge)] = (offset - vectors @ origin[subset]).to(own_bias)
                 if own_weight is not None:
                     own_weight[t, : len(edge)] = vectors.to(own_weight)
@@ -529,6 +539,7 @@ def _log_odds(layout: Layout, frequencies: FloatArray) -> list[FloatArray]:
     for t, of_tree in enumerate(layout.trees):
         tree = of_tree.tree
         mass = tree.edge_masses(frequencies)
+        # The edges of node m begin at node_offset[m] - m.
         of_node = np.add.reduceat(mass, tree.node_offset[:-1] - np.arange(tree.n_nodes))
         np.log(mass, out=mass)
         share = mass - np.repeat(np.log(of_node), tree.n_children)
@@ -559,6 +570,8 @@ def _expansion(layout: TreeLayout, vectors: Tensor, log_mass: Tensor) -> tuple[T
     of_edge[torch.from_numpy(leaf)] = torch.cat(
         [mass[classes, None], mass[classes, None] * vectors[classes]], 1
     )
+    # From the bottom up, so that an edge has all that is below it before it is added to the one
+    # above.
     for depth in range(int(edges.depth.max(initial=0)), 0, -1):
         here = np.flatnonzero(edges.depth == depth)
         above = torch.from_numpy(edges.parent_edge[here].astype(np.int64))

@@ -97,6 +97,7 @@ def _scored(
 
     scores = [divided(block.scores(x)) for block in blocks if not isinstance(block, LeafBlock)]
     if not scores:  # a single class, or leaf groups alone
+        # No rows, but still with the graph of hidden.
         scores = [hidden.t()[:0].to(dtype).expand(layout.n_trees, -1, -1)]
     leaves = [block for block in blocks if isinstance(block, LeafBlock)]
     return {
@@ -217,6 +218,7 @@ def sample_classes(
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
     """Classes and log-probabilities [N, n] from :func:`hstree.ops.sample`: hidden [N, D]."""
+    # The op reads it on the device: a number for the host would wait for a GPU.
     seed = torch.randint(2**63 - 1, (1,), generator=generator, device=hidden.device)
     arguments = _walk(blocks, layout, hidden, log_gate, temperature)
     return sample(**arguments, seed=seed, n=n, temperature=temperature)
@@ -275,6 +277,8 @@ def choose_way(
     every = _vectors_of_all(layout)
     differentiable = _differentiable(blocks, hidden, log_gate)
     row_sparse = differentiable and any(block.sparse for block in blocks)
+    # Only the ops of the training step have row-sparse gradients; an exported program has one way
+    # for any number of rows.
     if not every or torch.compiler.is_exporting() or row_sparse:
         return composed_candidates
     n_rows, n_candidates = candidates.shape
@@ -308,6 +312,7 @@ def count_groups(layout: Layout, candidates: Tensor) -> int:
     leaf = layout.leaf_edge[:, candidates.flatten().clamp(min=0)].long()
     node = layout.edge[:, :, 0].gather(1, leaf).view(layout.n_trees, *candidates.shape)
     node = node.sort(-1).values
+    # Equal nodes are neighbors: one at the start of each row, and one more at each change.
     return node[..., :1].numel() + int((node[..., 1:] != node[..., :-1]).sum())
 
 
@@ -373,6 +378,8 @@ def composed_candidates(
     for block in blocks:
         if isinstance(block, RootBlock):
             log_prob = log_prob + block.candidate_log_prob(hidden, candidates, temperature)
+    # Trees of a single class have no blocks: what is left is the gate, without a dimension of
+    # candidates.
     log_prob = log_prob.expand(n_rows, n_candidates, layout.n_trees)
     return mask_candidates(log_sum_exp(log_prob, 2), candidates, layout.n_classes)
 

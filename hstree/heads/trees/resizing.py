@@ -62,11 +62,13 @@ def grown(tree: Tree, subtrees: Sequence[Tree]) -> ChangedTree:
     edges = [np.arange(tree.n_edges), np.full(sum(s.n_edges for s in subtrees), -1)]
     if at_root:
         root = bounds[0] if tree.n_nodes else np.array([0, 1])
+        # The edges of the root come first: the new ones follow those of its old children.
         bounds[:1] = [np.append(root, ends)]
         width = max(tree.root_width, 1)  # of one class: an edge without a score
         kept = np.arange(width) if tree.n_nodes else np.full(1, -1)
         edges[0] = np.concatenate([kept, np.full(len(subtrees), -1), edges[0][width:]])
     else:
+        # A new root, with the old tree as its left child: every old node is one level deeper.
         bounds.insert(0, np.array([0, old, ends[-1]]))
         edges.insert(0, np.full(2, -1))
     for subtree, start in zip(subtrees, starts, strict=True):
@@ -80,6 +82,7 @@ def grown(tree: Tree, subtrees: Sequence[Tree]) -> ChangedTree:
 def pruned(tree: Tree, n_classes: int) -> ChangedTree:
     """The tree of the classes below ``n_classes``. A node with one child left is replaced by it."""
     kept = tree.order < n_classes
+    # Leaf position i becomes begin[i].
     begin = np.append(0, np.cumsum(kept))
     bounds, edges = [], [np.empty(0, np.int64)]
     for m, node in enumerate(np.split(tree.boundary, tree.node_offset[1:-1])):
@@ -107,12 +110,16 @@ def widened(changed: ChangedTree, width: int, bias: FloatArray) -> ChangedTree:
         score = bias[edge[first:end]] + share[first:end]
         log_share = score - np.logaddexp.reduce(score)
         bounds = np.split(tree.boundary, tree.node_offset[1:-1])
+        # The last child of a node begins at its last boundary but one, which becomes one of the
+        # root.
         bounds[0] = np.insert(bounds[0], above + 1, bounds[node][-2])
         bounds[node] = bounds[node][:-1]
         gone = [end - 1]
+        # A node with one child left is replaced by it.
         if len(bounds[node]) == 2:
             del bounds[node]
             gone.append(first)
+        # What is above the node splits: the child that moved up takes its share, the rest stays.
         share = np.insert(np.delete(share, gone), above + 1, share[above] + log_share[-1])
         share[above] += np.logaddexp.reduce(log_share[:-1])
         edge = np.insert(np.delete(edge, gone), above + 1, edge[above])
@@ -316,6 +323,7 @@ class _TreeVectors:
         self.subset_size = old.in_features if old.subset is None else old.subset.shape[1]
         before, leaves = old.layouts[t], old.leaf_groups
         table = [old.like.new_zeros(1, self.subset_size)]
+        # The edge before a new one is -1: the last entry, which is that of the zero vector.
         row = np.zeros(before.tree.n_edges + 1, np.int64)  # in the table, of each old edge
         for block in NODE_BLOCKS:
             own, edge = old.rows_of(t, block.weight_name), before.edge[block.kind]
@@ -356,6 +364,8 @@ class _TreeVectors:
     def _of(self, edge: npt.NDArray[np.int32]) -> Tensor:
         values = self.table[torch.from_numpy(self.row[edge]).to(self.table.device)]
         before, after = self.old_class[edge], self.new_class[edge]
+        # An edge that stops reading E keeps the sum of both vectors. One that reads E from here
+        # on gets the difference, to which each step adds E.
         for classes, embedding, sign in (
             (before, self.embedding, 1),
             (after, self.new_embedding, -1),
