@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NoReturn
@@ -79,16 +79,7 @@ def build_info() -> BuildInfo:
             expected="an installed hstree, or a checkout installed in place",
             command=f"pip install {folder.parent} (with -e to work on the code)",
         )
-    return BuildInfo(
-        version=written.version,
-        torch=written.torch,
-        torch_target=written.torch_target,
-        cuda=written.cuda,
-        cuda_arch_list=written.cuda_arch_list,
-        cpu_only=written.cpu_only,
-        compiler=written.compiler,
-        python=written.python,
-    )
+    return BuildInfo(*(getattr(written, field.name) for field in fields(BuildInfo)))
 
 
 def load() -> None:

@@ -2,7 +2,7 @@
 
 from hstree.distributed.clip_grad import clip_grad_norm_
 from hstree.distributed.data_parallel import DistributedDataParallel, fully_shard
-from hstree.distributed.trees import ShardedTreeEnsemble, gather_trees, shard_trees
+from hstree.distributed.sharded_trees import ShardedTreeEnsemble, gather_trees, shard_trees
 
 __all__ = [
     "DistributedDataParallel",

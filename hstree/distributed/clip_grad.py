@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hstree.distributed.trees import ShardedTreeEnsemble
+from hstree.distributed.sharded_trees import ShardedTreeEnsemble
 from hstree.optim.clip_grad import scale_gradients, total_norm
 
 if TYPE_CHECKING:

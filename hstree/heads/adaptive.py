@@ -124,6 +124,7 @@ class AdaptiveSoftmax(Tables, Head):
                 self.in_features, change.new, self.cutoffs, self.div_value
             )
         head: Any = old.head.weight
+        # The first cluster has a row for each class, and then one for each further cluster.
         rows = torch.cat([head[:begin][kept[:begin]], head[begin:][: len(new.tail)]])
         new.head.weight = change.parameter(rows, head)
         tails: Any = zip(new.tail, old.tail, strict=False)

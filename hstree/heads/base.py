@@ -25,6 +25,7 @@ from hstree._checks import (
     check_probability,
     check_temperature,
     check_tensor,
+    mark_targets,
     smoothed_frequencies,
 )
 from hstree._files import write_atomic
@@ -41,7 +42,6 @@ from hstree.heads.resizing import ClassChange, copy_shared_tensors, copy_with_sh
 from hstree.heads.sharding import is_distributed_hook, register_forward_methods
 from hstree.heads.tables import Tables, fill
 from hstree.heads.tying import HasWeight, TyingError, tied_names
-from hstree.ops import mark_targets
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -62,6 +62,7 @@ class Function(nn.Module, ABC):
         function = self(torch.float64, wanted.device)
         reach = 1e3 if function.table is None else function.radius
         low, high = torch.full_like(wanted, -reach), torch.full_like(wanted, reach)
+        # More halvings than float64 has bits.
         for _ in range(80):
             middle = (low + high) / 2
             below = function(middle) < wanted
@@ -147,6 +148,7 @@ class PLIF(Function):
         self.reset()
 
     def reset(self) -> None:
+        # softplus(log(e - 1)) = 1
         nn.init.normal_(self.v, math.log(math.e - 1), self.slope_std)
 
     def slopes(self) -> Tensor:
@@ -198,6 +200,8 @@ class MonotonicNetwork(Function):
         self.reset()
 
     def reset(self) -> None:
+        # u = 1 and v = 40 / K: sigmoids at equal distances in [-20, 20] add up to about x + 20
+        # there.
         nn.init.constant_(self.u, math.log(math.expm1(1.0)))
         nn.init.constant_(self.v, math.log(math.expm1(40 / self.units)))
         fill(self.b, (np.arange(self.units) + 0.5) * (40 / self.units) - 20)

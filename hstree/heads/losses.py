@@ -66,8 +66,10 @@ def mask_candidates(log_prob: Tensor, candidates: Tensor, n_classes: int) -> Ten
 
 
 def tempered(log_prob: Tensor, temperature: float) -> Tensor:
-    """Logarithms [..., V] of p^(1 / temperature), normalized."""
+    """Logarithms [..., V] of p^(1 / temperature), normalized. Unless the temperature is 1,
+    ``log_prob`` may be any scores whose softmax is p."""
     if temperature == 1.0:
         return log_prob
+    # The rounding error of a large term that all classes share would grow with the quotient.
     most = log_prob.amax(-1, keepdim=True)
     return ((log_prob - most) / temperature).log_softmax(-1)

@@ -131,6 +131,7 @@ class Mixtape(Tables, FlatHead):
         hidden, context = torch.split(encoded, [GATES * self.gate_features, GATES], 1)
         hidden = hidden.reshape(-1, GATES, self.gate_features)
         scores = linear_scores(hidden, self.gate_weight) + self.gate_bias.t()
+        # Classes without gates of their own have the score of the context alone.
         scores = F.pad(scores, (0, 1)) + context[:, :, None]
         return list(torch.sigmoid(scores).unbind(1))
 
@@ -175,6 +176,8 @@ class Mixtape(Tables, FlatHead):
         size = COMPONENTS * self.latent_features
         latent = hidden[:, :size].reshape(-1, COMPONENTS, self.latent_features)
         g1, g2, g3 = (gate.unsqueeze(-1) for gate in self._gates(hidden[:, size:]))
+        # Classes with the same gates have one mixed context, and one product. The others mix four
+        # logits.
         context = _mix(latent.unsqueeze(2), g1[:, -1:], g2[:, -1:], g3[:, -1:]).squeeze(1)
         logits = linear_scores(context.to(latent.dtype), self.weight)
         if self.own_gates:

@@ -115,6 +115,7 @@ class _SoftmaxMixture(_Mixture):
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         latent, log_prior = self.components(hidden)
+        # One component after another: all at once would take [N, K, V].
         mixture = self.component_log_prob(latent[:, 0]) + log_prior[:, :1]
         for k in range(1, self.n_components):
             log_prob = self.component_log_prob(latent[:, k]) + log_prior[:, k : k + 1]

@@ -140,6 +140,18 @@ def no_second_derivative(name: str) -> Callable[..., Any]:
     return gradient
 
 
+def no_derivative(name: str, other: str) -> Callable[..., Any]:
+    """The gradient of an op that has none; ``other``: what has one for the same classes."""
+
+    def gradient(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            f"hstree::{name}: not differentiable; compute the log-probabilities of its classes "
+            f"with {other}"
+        )
+
+    return gradient
+
+
 def one_by_one(op: Callable[..., Any]) -> Vmap:
     """A vmap rule that processes one element of the batch at a time."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree.ops._autograd import register_autograd
+from hstree.ops._autograd import no_derivative, register_autograd
 from hstree.ops._tree_mixture import split_arguments
 
 
@@ -93,11 +93,8 @@ def _fake(*arguments: Any) -> Tensor:
     return mixture.log_gate.new_empty(candidates.shape)
 
 
-def _no_derivative(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError(
-        "hstree::candidate_log_prob: not differentiable; TreeEnsemble.candidate_log_prob is"
-    )
-
-
 torch.library.register_fake("hstree::candidate_log_prob", _fake)
-register_autograd("candidate_log_prob", _no_derivative)
+register_autograd(
+    "candidate_log_prob",
+    no_derivative("candidate_log_prob", "TreeEnsemble.candidate_log_prob"),
+)

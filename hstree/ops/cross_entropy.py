@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from hstree._checks import mark_targets
 from hstree.ops.logit_function import IDENTITY, LogitFunction
 from hstree.ops.mixture_log_prob import mixture_log_prob
-from hstree.ops.targets import mark_targets
 
 
 def monotone_cross_entropy(

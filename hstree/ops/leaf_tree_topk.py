@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree.ops._autograd import by_rows, register_autograd
+from hstree.ops._autograd import by_rows, no_derivative, register_autograd
 
 
 def leaf_tree_topk(
@@ -72,16 +72,9 @@ def _fake(leaf_score: Tensor, leaf_bias: Tensor, score: Tensor, *rest: Any) -> A
     return score.new_empty(shape), score.new_empty(shape, dtype=torch.int64)
 
 
-def _no_derivative(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError(
-        "hstree::leaf_tree_topk: not differentiable; compute the log-probabilities of its classes "
-        "with TreeEnsemble.topk"
-    )
-
-
 torch.library.register_fake("hstree::leaf_tree_topk", _fake)
 register_autograd(
     "leaf_tree_topk",
-    _no_derivative,
+    no_derivative("leaf_tree_topk", "TreeEnsemble.topk"),
     vmap=by_rows(torch.ops.hstree.leaf_tree_topk, (0, None, 2, 0, *[None] * 6), (0, 0)),
 )

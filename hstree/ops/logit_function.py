@@ -64,6 +64,8 @@ class LogitFunction:
     def cubic(cls, value: Tensor, derivative: Tensor, radius: float) -> LogitFunction:
         """The piecewise cubic with the given values and derivatives [K + 1] at evenly spaced knots
         in [-R, R] (Hermite interpolation)."""
+        # Hermite interpolation: the value and the slope at both ends of an interval, which is [0,
+        # 1].
         rise = value[1:] - value[:-1]
         slope = (2 * radius / len(rise)) * derivative
         begin, end = slope[:-1], slope[1:]
@@ -79,6 +81,8 @@ class LogitFunction:
     def __call__(self, logits: Tensor) -> Tensor:
         """f(logits), elementwise; differentiable in the logits and the table."""
         if self.gradient_slope is not None:
+            # logits - x is 0, with derivative 1: the value is f(x), and its derivative the given
+            # slope.
             x, exact = logits.detach(), replace(self, gradient_slope=None)
             return exact(x) + self.gradient_slope.detach() * (logits - x)
         if self.table is not None:

@@ -99,6 +99,7 @@ def _formula(input: Tensor, table: Tensor, radius: float) -> Tensor:
     inside = u.clamp(0, 1)
     *lower, value = table[j.long()].unbind(-1)
     slope = torch.zeros_like(u)
+    # Horner's rule for the value and its derivative.
     for a in reversed(lower):
         value, slope = value * inside + a, slope * inside + value
     return (value + slope * (u - inside)).to(input.dtype)

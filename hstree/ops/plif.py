@@ -108,6 +108,7 @@ def _exclusive_sums(terms: Tensor) -> Tensor:
     Summed as integers, because a floating-point cumsum on a GPU differs between runs.
     """
     bound = terms.abs().amax(-1, keepdim=True) * terms.shape[-1]
+    # Multiples of one power of two that fit 62 bits: sums of whole numbers are exact in any order.
     exponent = torch.frexp(bound).exponent.clamp(min=-961)
     scale = (62 - exponent).double().exp2().masked_fill(~bound.isfinite(), math.nan)
     whole = (terms * scale).round().long()

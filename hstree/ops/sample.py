@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree.ops._autograd import register_autograd
+from hstree.ops._autograd import no_derivative, register_autograd
 from hstree.ops._tree_mixture import split_arguments
 
 
@@ -101,12 +101,8 @@ def _fake(*arguments: Any) -> tuple[Tensor, Tensor]:
     return log_gate.new_empty(shape, dtype=torch.int64), log_gate.new_empty(shape)
 
 
-def _no_derivative(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError(
-        "hstree::sample: not differentiable; compute the log-probabilities of its classes with "
-        "TreeEnsemble.candidate_log_prob"
-    )
-
-
 torch.library.register_fake("hstree::sample", _fake)
-register_autograd("sample", _no_derivative)
+register_autograd(
+    "sample",
+    no_derivative("sample", "TreeEnsemble.candidate_log_prob"),
+)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree.ops._autograd import register_autograd
+from hstree.ops._autograd import no_derivative, register_autograd
 
 BLOCK = 16
 """Classes of a block of the preview."""
@@ -193,9 +193,5 @@ def _fake(query: Tensor, *rest: Any) -> Any:
     )
 
 
-def _no_derivative(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError("hstree::screened_topk: not differentiable")
-
-
 torch.library.register_fake("hstree::screened_topk", _fake)
-register_autograd("screened_topk", _no_derivative)
+register_autograd("screened_topk", no_derivative("screened_topk", "a linear layer"))

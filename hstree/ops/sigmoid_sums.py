@@ -97,6 +97,7 @@ def _backward(
         of_s.addmm_(s.t(), g)
         of_slope.addmm_(slope.t(), g)
         of_bend.addmm_((slope * (1 - 2 * s)).t(), g)
+    # f = v s and f' = u v s' for a unit with s = sigmoid(u x + b), where ds = s' (x du + db).
     grad_v = of_s[:, 0] + u * of_slope[:, 1]
     grad_b = v * (of_slope[:, 0] + u * of_bend[:, 1])
     grad_u = v * (of_slope[:, 2] + u * of_bend[:, 3] + of_slope[:, 1])

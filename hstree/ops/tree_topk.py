@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hstree._checks import check_int
-from hstree.ops._autograd import by_rows, register_autograd
+from hstree.ops._autograd import by_rows, no_derivative, register_autograd
 from hstree.ops._tree_mixture import split_arguments
 
 
@@ -118,16 +118,11 @@ def _fake(*arguments: Any) -> tuple[Tensor, Tensor]:
     return log_gate.new_empty(shape), log_gate.new_empty(shape, dtype=torch.int64)
 
 
-def _no_derivative(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError(
-        "hstree::tree_topk: not differentiable; compute the log-probabilities of its classes with "
-        "path_log_prob, wide_log_prob and leaf_log_prob, or with TreeEnsemble.topk"
-    )
-
-
 torch.library.register_fake("hstree::tree_topk", _fake)
 register_autograd(
     "tree_topk",
-    _no_derivative,
+    no_derivative(
+        "tree_topk", "path_log_prob, wide_log_prob and leaf_log_prob, or TreeEnsemble.topk"
+    ),
     vmap=by_rows(torch.ops.hstree.tree_topk, (0, *[None] * 6, 1, 0, *[None] * 6), (0, 0)),
 )

@@ -127,6 +127,7 @@ class AdamW(torch.optim.AdamW):
                     self._cast_moments(parameter, gradient.is_sparse)
                 if gradient.is_sparse:
                     sparse.append((parameter, gradient, group))
+                    # The step of torch passes over parameters without a gradient.
                     parameter.grad = None
         try:
             _step_of_torch(self)
@@ -148,6 +149,7 @@ class AdamW(torch.optim.AdamW):
     def _step_rows(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
+            # Where the step of torch keeps it.
             state["step"] = torch.zeros((), device=parameter.device if group["fused"] else "cpu")
             for name in MOMENTS:
                 state[name] = torch.zeros_like(parameter, dtype=sum_dtype(parameter.dtype))

@@ -143,6 +143,7 @@ class ContextMeans:
         scale = float(second.trace() / (n * len(mean)))
         if not 0 < scale < math.inf:
             raise ValueError(f"hidden: expected a finite positive mean square, got {scale}")
+        # The second moment of all contexts less that of the class means.
         within = (second - (total / count.clamp(min=1)).T @ total) / n
         within.diagonal().add_(_RIDGE * scale)
         shrunk = (total - count * mean) / (count + kappa).clamp(min=1)  # without a context: 0

@@ -207,6 +207,7 @@ class Tree:
         node = 0 if self.n_nodes else -1
         while node >= 0:
             first, last = int(self._node_offset[node]), int(self._node_offset[node + 1])
+            # The last child that begins at the position or before it.
             child = int(np.searchsorted(self._boundary[first:last], position, side="right")) - 1
             path.append((node, child))
             node = int(edges.child_node[first - node + child])

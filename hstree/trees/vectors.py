@@ -123,6 +123,8 @@ def word_vectors(
         weight = np.bincount(ids, minlength=n_classes).astype(np.float64) ** frequency_power
         weighted = scipy.sparse.diags_array(weight) @ association
         singular, axes = _right_singular_vectors(weighted, rank, seed)
+        # The product below has the singular values once. Weights of frequent classes only choose
+        # the axes.
         scale = (singular / singular[0]) ** (singular_power - 1)
         vectors[:, : len(singular)] = (association @ axes.T) * scale
     if normalize:
@@ -138,7 +140,9 @@ def _neighbours(ids: npt.NDArray[np.int64], n_classes: int, window: int) -> Any:
     import scipy.sparse
 
     pairs = [
-        np.unique(ids[d:] * n_classes + ids[:-d], return_counts=True) for d in range(1, window + 1)
+        # A pair of classes is one number, so that equal pairs are counted by sorting.
+        np.unique(ids[d:] * n_classes + ids[:-d], return_counts=True)
+        for d in range(1, window + 1)
     ]
     total = scipy.sparse.csr_array((n_classes, n_classes), dtype=np.float64)
     for pair, count in pairs:
@@ -173,10 +177,12 @@ def _right_singular_vectors(
     if limit <= _DENSE_CLASSES or rank >= limit:
         _, singular, axes = np.linalg.svd(matrix.toarray(), full_matrices=False)
     else:
+        # Otherwise the iteration would begin with a vector that differs from call to call.
         start = np.random.default_rng(seed).standard_normal(limit)
         _, singular, axes = scipy.sparse.linalg.svds(matrix, k=rank, v0=start)
         singular, axes = singular[::-1], axes[::-1]
     keep = min(rank, int(np.count_nonzero(singular > 1e-10 * singular[0])))
     singular, axes = singular[:keep], axes[:keep]
+    # The sign of an axis is free: its largest entry becomes positive.
     largest = np.abs(axes).argmax(axis=1)
     return singular, axes * np.sign(axes[np.arange(keep), largest])[:, None]

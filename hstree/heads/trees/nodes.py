@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from hstree._numerics import batched_scores, is_cast, linear_scores, sum_dtype
+from hstree.heads.losses import tempered
 from hstree.heads.tables import fill
 from hstree.heads.trees.layout import BINARY, KINDS, LEAF, ROOT, WIDE, Layout, TreeLayout
 from hstree.heads.tying import HasWeight, TyingError, weight_to_tie
 from hstree.ops._row_sparse import with_rows
 from hstree.ops.feature_gather import feature_gather
-from hstree.ops.leaf_log_prob import leaf_log_prob
-from hstree.ops.path_log_prob import path_log_prob
 from hstree.ops.target_log_softmax import target_log_softmax
-from hstree.ops.wide_log_prob import wide_log_prob
+from hstree.ops.tree_op import leaf_log_prob, path_log_prob, wide_log_prob
 
 FloatArray = npt.NDArray[np.float64]
 Values = TypeVar("Values", FloatArray, Tensor)
@@ -215,7 +214,8 @@ class RootBlock(Block):
     def log_prob(self, hidden: Tensor, temperature: float) -> Tensor:
         """Log-probabilities of all children, [T, N, R], with the logits divided by the
         temperature: hidden [N, D]."""
-        return tempered(self.logits(hidden), temperature).log_softmax(-1)
+        logits = self.logits(hidden)
+        return logits.log_softmax(-1) if temperature == 1.0 else tempered(logits, temperature)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """w . x + b of all vectors, [T, N, R], in the dtype of sums: hidden [N, D]."""
@@ -282,15 +282,6 @@ NODE_BLOCKS = (BinaryBlock, WideBlock, RootBlock)
 def to_dtype_of(blocks: Sequence[Block], hidden: Tensor) -> Tensor:
     """``hidden`` in the dtype of the blocks' vectors."""
     return hidden.to(blocks[0].weight.dtype) if blocks else hidden
-
-
-def tempered(scores: Tensor, temperature: float) -> Tensor:
-    """The scores divided by the temperature, but for a term that all of a row share."""
-    if temperature == 1.0:
-        return scores
-    # Without the largest score: divided by a small temperature, its rounding error would hide
-    # differences.
-    return (scores - scores.detach().amax(-1, keepdim=True)) / temperature
 
 
 def tree_features(hidden: Tensor, feature_index: Tensor | None, n_trees: int) -> Tensor:

@@ -149,7 +149,7 @@ def checked_head(path: str | os.PathLike[str], config: dict[str, Any]) -> dict[s
     return head
 
 
-def build_head(
+def saved_head(
     path: str | os.PathLike[str],
     config: dict[str, Any],
     tensors: dict[str, Tensor],

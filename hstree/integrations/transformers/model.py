@@ -22,9 +22,9 @@ from hstree.integrations.transformers.files import (
     CONFIG_KEY,
     HUB_OPTIONS,
     ConfigWithHead,
-    build_head,
     config_with_head,
     read_head_tensors,
+    saved_head,
 )
 from hstree.integrations.transformers.lm_head import Call, LMHead, calls
 from hstree.integrations.transformers.trl import is_fused, score_with_head
@@ -151,7 +151,7 @@ class CausalLM(_Base):  # type: ignore[misc]
         hub = {name: options[name] for name in HUB_OPTIONS if name in options}
         embedding = model.get_input_embeddings()
         tensors = read_head_tensors(path, _head_prefix(model), hub)
-        head = build_head(path, vars(model.config), tensors, embedding)
+        head = saved_head(path, vars(model.config), tensors, embedding)
         attach(model, head.train(model.training))
         return loaded
 

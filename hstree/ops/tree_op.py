@@ -1,0 +1,609 @@
+"""The ops on the paths of the targets: ``torch.ops.hstree.path_log_prob``, ``wide_log_prob`` and
+``leaf_log_prob``, and ``torch.ops.hstree.forward``, which returns the first two results of
+``path_log_prob``.
+
+All have the signature ``op(hidden, weight, bias, target, offset, path, leaf_position, index,
+longest, order) -> (log_prob, score, order, plan)``. ``index`` is ``leaf_class`` in the leaf op and
+``feature_index`` in the others. ``score`` is [N, T, longest]. ``order`` comes from
+:func:`hstree.ops.leaf_order` and is empty if it was given. ``plan`` is internal to the kernels and
+kept for the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hstree._numerics import autocasts, is_transformed, sum_dtype
+from hstree.ops._autograd import (
+    LIBRARY,
+    fold,
+    is_shared_batched,
+    no_second_derivative,
+    one_by_one,
+    register_autograd,
+    unfold,
+)
+from hstree.ops._row_sparse import sparse_gradient
+from hstree.ops.leaf_order import leaf_order, split_order
+
+Operator = Callable[..., Any]
+OnPaths = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""Function for log_prob [N, T] and scores [N, T, longest]. Its arguments: a function that scores
+rows [N, T, longest] of the weight, begin and end [N, T] of the paths in the table, the table, and
+longest."""
+
+_ROWS = (0, None, None, 0, *[None] * 5)  # row dimensions of hidden to longest
+_BACKWARD_ROWS = (0, 0, None, 0, *[None] * 4, 0)  # of grad_log_prob to score
+
+
+class TreeOp:
+    """An op of the library ``hstree`` by name; registers its fake kernels and gradients.
+
+    Args:
+        name: name of the op.
+        on_paths: the op on the paths of the targets.
+        shared: whether all trees read the rows of one weight [V, D], through ``leaf_class``.
+    """
+
+    def __init__(self, name: str, on_paths: OnPaths, *, shared: bool = False) -> None:
+        self.on_paths = on_paths
+        self.shared = shared
+        backward = f"{name}_backward"
+        self.forward: Operator = getattr(torch.ops.hstree, name).default
+        self.backward: Operator = getattr(torch.ops.hstree, backward).default
+        torch.library.register_fake(f"hstree::{name}", self._forward_fake)
+        torch.library.register_fake(f"hstree::{backward}", self._backward_fake)
+        register_autograd(
+            name,
+            self._dense_gradient,
+            setup_context=_save_for_backward,
+            vmap=self._vmap,
+            formula=self._formula,
+        )
+        register_autograd(backward, no_second_derivative(backward), vmap=self._backward_vmap)
+
+    def __call__(self, sparse: bool, hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        """log_prob [N, T]. Under autocast hidden is cast to the weight's dtype, because casting the
+        weight would cost O(V)."""
+        if autocasts(hidden.device) and hidden.is_floating_point():
+            hidden = hidden.to(weight.dtype)
+        if sparse and torch.is_grad_enabled():
+            if torch.compiler.is_compiling():
+                from hstree._uncompiled import uncompiled
+
+                uncompiled_log_prob: Tensor = uncompiled(apply_sparse, self, hidden, weight, *rest)
+                return uncompiled_log_prob
+            return apply_sparse(self, hidden, weight, *rest)
+        log_prob: Tensor = self.forward(hidden, weight, *rest)[0]
+        return log_prob
+
+    def _dense_gradient(self, ctx: Any, grad_log_prob: Tensor | None, *_: Any) -> Any:
+        if grad_log_prob is None:
+            return (None,) * 10
+        needed = ctx.needs_input_grad[:3]
+        gradients = self.backward(grad_log_prob, *ctx.saved_tensors, needed, False)
+        wanted = zip(gradients, needed, strict=False)
+        return *(gradient if need else None for gradient, need in wanted), *[None] * 7
+
+    def _vmap(self, info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        *shared, given = inputs
+        *dims, _ = in_dims
+        if is_shared_batched(dims, _ROWS):
+            return one_by_one(self.forward)(info, in_dims, *inputs)
+        flat = fold(shared, dims, _ROWS, info.batch_size)
+        log_prob, score, order, plan = self.forward(*flat, None)
+        outputs = [unfold(x, 0, info.batch_size) for x in (log_prob, score)]
+        if given is not None:
+            return (*outputs, order[:0, :0], plan[:0]), (0, 0, None, None)
+        return (*outputs, split_order(order, info.batch_size), plan[:0]), (0, 0, 1, None)
+
+    def _backward_vmap(self, info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        """Gradients of hidden alone in one call; without order and plan, which are those of one
+        element of the batch."""
+        *shared, _order, _plan, needed, _sparse = inputs
+        *dims, _, _, _, _ = in_dims
+        # The gradient of a weight is a sum over the rows of one element.
+        if any(needed[1:]) or is_shared_batched(dims, _BACKWARD_ROWS):
+            return one_by_one(self.backward)(info, in_dims, *inputs)
+        flat = fold(shared, dims, _BACKWARD_ROWS, info.batch_size)
+        grad_hidden, *others = self.backward(*flat, None, None, needed, False)
+        return (unfold(grad_hidden, 0, info.batch_size), *others), (0, None, None, None, None)
+
+    def _formula(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        offset: Tensor,
+        path: Tensor,
+        leaf_position: Tensor,
+        index: Tensor | None,
+        longest: int,
+        order: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The op in torch's own operators. It holds the vectors of all nodes on the paths
+        [N, T, longest, S]."""
+        trees, classes = leaf_position.shape
+        dtype = sum_dtype(hidden.dtype)
+        if index is None or self.shared:
+            x = hidden.unsqueeze(1).expand(-1, trees, -1)
+        else:
+            x = hidden[:, index.long()]
+        tree = torch.arange(trees, device=hidden.device).unsqueeze(1)
+
+        def score_of(row: Tensor) -> Tensor:
+            if self.shared and index is not None:
+                row = index[tree, row].long()
+            rows = weight[row] if self.shared else weight[tree, row]
+            score = (rows.to(dtype) @ x.to(dtype).unsqueeze(-1)).squeeze(-1)
+            return score if bias is None else score + bias[tree, row]
+
+        known = target.clamp(0, classes - 1)
+        begin, end = (offset[:, y].t().contiguous() for y in (known, known + 1))
+        # Marked targets have an empty path.
+        end = torch.where((target == known).unsqueeze(1), end, begin)
+        if len(path):
+            log_prob, score = self.on_paths(score_of, begin, end, path, longest)
+        else:  # no node of this kind: 0, with a gradient of 0
+            zeros = hidden[:, :0].sum(1, dtype=dtype) + weight.flatten()[:0].sum(dtype=dtype)
+            log_prob = zeros.unsqueeze(1).expand(-1, trees)
+            score = log_prob.unsqueeze(2).expand(-1, -1, longest)
+        log_prob = log_prob.masked_fill((target >= classes).unsqueeze(1), torch.nan)
+        # The result of an op must not be one of its arguments.
+        order = leaf_order(target, leaf_position) if order is None else order[:0, :0]
+        return log_prob, score.detach(), order, order.new_empty(0, dtype=torch.int32)
+
+    def _forward_fake(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        offset: Tensor,
+        path: Tensor,
+        leaf_position: Tensor,
+        index: Tensor | None,
+        longest: int,
+        order: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dimensions = 2 if self.shared else 3
+        if hidden.dim() != 2:
+            raise RuntimeError(f"hidden: expected shape [N, D], got {tuple(hidden.shape)}")
+        if weight.dim() != dimensions:
+            number = "two" if self.shared else "three"
+            raise RuntimeError(
+                f"weight: expected {number} dimensions, got shape {tuple(weight.shape)}"
+            )
+        if hidden.dtype != weight.dtype:
+            raise RuntimeError(f"weight: expected dtype {hidden.dtype}, got {weight.dtype}")
+        rows, trees = hidden.shape[0], (leaf_position if self.shared else weight).shape[0]
+        dtype = sum_dtype(hidden.dtype)
+        return (
+            hidden.new_empty((rows, trees), dtype=dtype),
+            hidden.new_empty((rows, trees, longest), dtype=dtype),
+            hidden.new_empty((trees, rows) if order is None else (0, 0), dtype=torch.int64),
+            hidden.new_empty((_plan_size(hidden, trees),), dtype=torch.int32),
+        )
+
+    def _backward_fake(
+        self,
+        grad_log_prob: Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        offset: Tensor,
+        path: Tensor,
+        leaf_position: Tensor,
+        index: Tensor | None,
+        score: Tensor,
+        order: Tensor | None,
+        plan: Tensor | None,
+        output_mask: Sequence[bool],
+        sparse: bool,
+    ) -> tuple[Tensor, ...]:
+        of_bias = leaf_position.shape if self.shared else weight.shape[:2]
+        shapes: list[Sequence[Any]] = [hidden.shape, weight.shape, of_bias]
+        rows: Any = 0
+        biases: Any = 0
+        if sparse:
+            context = torch.library.get_ctx()
+            rows = biases = context.new_dynamic_size()
+            if self.shared:
+                biases = context.new_dynamic_size()
+            shapes[1:] = [(rows, weight.shape[-1]), (biases,)]
+        indices = [(1, rows), (2, biases)] if self.shared else [(2, rows), (0,)]
+        return (
+            *(
+                hidden.new_empty(shape if want else (0,))
+                for shape, want in zip(shapes, output_mask, strict=True)
+            ),
+            *(hidden.new_empty(shape, dtype=torch.int64) for shape in indices),
+        )
+
+
+def _save(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+    """Save the arguments of the backward op from hidden to plan."""
+    hidden, weight, _bias, *tables, _longest, given = inputs
+    _log_prob, score, order, plan = outputs
+    # The rows of torch.func.vmap may be those of a part of the batch, to which the plan does not
+    # belong.
+    with_plan = _has_plan(hidden) and not is_transformed()
+    kept = (score, order if given is None else given, plan if with_plan else None)
+    ctx.save_for_backward(hidden, weight, *tables, *kept)
+
+
+def _has_plan(hidden: Tensor) -> bool:
+    """Whether the kernels for the device of hidden keep a plan."""
+    return hidden.device.type == "cuda"
+
+
+def _plan_size(hidden: Tensor, trees: Any) -> Any:
+    return 4 * trees * hidden.shape[0] + 1 + trees if _has_plan(hidden) else 0
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # no zeros [N, T, longest]
+    _save(ctx, inputs, output)
+
+
+def _without_autograd() -> AbstractContextManager[Any]:
+    """Skips the op's autograd kernel, a detour through Python, where no graph is recorded."""
+    return nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd()
+
+
+class _SparseGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, op: TreeOp, *inputs: Any) -> Tensor:
+        with _without_autograd():
+            output = op.forward(*inputs)
+        _hidden, _weight, bias, *_ = inputs
+        ctx.op, ctx.bias = op, bias
+        _save(ctx, inputs, output)
+        log_prob: Tensor = output[0]
+        return log_prob
+
+    @staticmethod
+    def backward(ctx: Any, grad_log_prob: Tensor) -> Any:
+        _, *needed = ctx.needs_input_grad[:4]
+        sparse = any(needed[1:])  # on CUDA the index waits for the device
+        with _without_autograd():
+            grad_hidden, rows, bias_rows, index, bias_index = ctx.op.backward(
+                grad_log_prob, *ctx.saved_tensors, needed, sparse
+            )
+        _hidden, weight, *_ = ctx.saved_tensors
+        shared = ctx.op.shared
+        of_hidden, of_weight, of_bias = needed
+        grad_weight = grad_bias = None
+        # The classes of a shared weight are distinct and increase, also those of a tree's biases.
+        if of_weight:
+            grad_weight = sparse_gradient(weight, index, rows, distinct=shared)
+        if of_bias:
+            of = bias_index if shared else index
+            grad_bias = sparse_gradient(ctx.bias, of, bias_rows, distinct=shared)
+        return None, grad_hidden if of_hidden else None, grad_weight, grad_bias, *[None] * 7
+
+
+def apply_sparse(op: TreeOp, *inputs: Any) -> Tensor:
+    """log_prob [N, T] with row-sparse gradients, or dense ones under a transform."""
+    if is_transformed():
+        dense: Tensor = op.forward(*inputs)[0]
+        return dense
+    log_prob: Tensor = _SparseGradient.apply(op, *inputs)  # type: ignore[no-untyped-call]
+    return log_prob
+
+
+def _binary_on_paths(
+    score_of: Callable[[Tensor], Tensor], begin: Tensor, end: Tensor, path: Tensor, longest: int
+) -> tuple[Tensor, Tensor]:
+    # Paths shorter than the longest are padded with the first entry of the table, whose result is
+    # masked.
+    place = begin.unsqueeze(-1) + torch.arange(longest, device=begin.device)
+    real = place < end.unsqueeze(-1)
+    entry = path[place.where(real, 0)].long()
+    score = score_of(entry >> 1)
+    log_prob = F.logsigmoid(torch.where(entry & 1 == 1, score, -score))
+    return log_prob.where(real, 0.0).sum(-1), score.where(real, 0.0)
+
+
+def _wide_on_paths(
+    score_of: Callable[[Tensor], Tensor], begin: Tensor, end: Tensor, path: Tensor, longest: int
+) -> tuple[Tensor, Tensor]:
+    first_row, width, child = path.long().unbind(1)
+    # The children of all nodes of all paths are numbered in one row: those of entry i of the table
+    # are starts[i] to starts[i + 1]. A path has consecutive entries, and so consecutive places.
+    starts = F.pad(width.cumsum(0), (1, 0))
+    place = starts[begin].unsqueeze(-1) + torch.arange(longest, device=begin.device)
+    real = place < starts[end].unsqueeze(-1)
+    place = place.where(real, 0).contiguous()
+    # The entry that holds a place, and which of its children it is.
+    node = torch.searchsorted(starts[1:], place, right=True)
+    ordinal = place - starts[node]
+    score = score_of(first_row[node] + ordinal)
+    # Log-softmax over the scores of each node; the last place is for padding.
+    of_node = torch.where(real, node - begin.unsqueeze(-1), longest)
+    shape = (*score.shape[:-1], longest + 1)
+    largest = score.new_full(shape, -torch.inf)
+    largest = largest.scatter_reduce(-1, of_node, score.detach(), "amax")
+    score = score - largest.gather(-1, of_node)
+    total = score.new_zeros(shape).scatter_add(-1, of_node, score.exp())
+    score = (score - total.gather(-1, of_node).log()).where(real, 0.0)
+    return score.where(ordinal == child[node], 0.0).sum(-1), score
+
+
+_path_op = TreeOp("path_log_prob", _binary_on_paths)
+_wide_op = TreeOp("wide_log_prob", _wide_on_paths)
+_leaf_op = TreeOp("leaf_log_prob", _wide_on_paths, shared=True)
+# torch.ops.hstree.forward has no gradients of its own: under torch.func it follows this op.
+LIBRARY.impl(
+    "forward", lambda *inputs: _path_op.forward(*inputs)[:2], "FuncTorchDynamicLayerFrontMode"
+)
+
+
+def path_log_prob(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    path_offset: Tensor,
+    path: Tensor,
+    leaf_position: Tensor,
+    feature_index: Tensor | None = None,
+    *,
+    max_depth: int,
+    sparse: bool = False,
+    order: Tensor | None = None,
+) -> Tensor:
+    r"""Log-probability of each row's target in each of T binary trees.
+
+    .. math::
+        \log p_{it} = \sum_{(n, c) \in \mathrm{path}_t(y_i)} \log \sigma(c\, z_{itn}), \qquad
+        z_{itn} = \langle h_i[\mathrm{subset}_t], w_{tn} \rangle + b_{tn}, \quad c = \pm 1
+
+    Equivalent to, for row i and tree t::
+
+        entry = path[path_offset[t, target[i]] : path_offset[t, target[i] + 1]]
+        z = weight[t, entry >> 1] @ hidden[i, feature_index[t]] + bias[t, entry >> 1]
+        log_prob[i, t] = F.logsigmoid(torch.where(entry & 1 == 1, z, -z)).sum()
+
+    Sums are computed in float32 (float64 for float64) in a fixed order: the result is bitwise
+    identical on every run. Forward mode holds the vectors of all nodes on the paths,
+    [N, T, max_depth, S]. On the CPU, up to four blocks of memory of freed gradients and workspaces
+    are kept and reused in later steps.
+
+    Args:
+        hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.
+        weight: vectors of the inner nodes, [T, M, S], dtype of ``hidden``. Under autocast
+            ``hidden`` is cast to the dtype of ``weight``; the weights are not cast, which would
+            cost O(V).
+        bias: biases of the inner nodes, [T, M], dtype of ``weight``, or None.
+        target: classes, [N] int64; a negative value marks an ignored row: log-probability 0 and no
+            gradient.
+        path_offset: begin and end of the path of each class in ``path``, [T, V + 1] int64.
+        path: nodes of the paths, root first, as ``node << 1 | goes_left``, [P] int32.
+        leaf_position: rank of each class's leaf from the left, [T, V] int32: the order in which
+            rows are processed. Ranks that do not belong to the paths may give wrong gradients.
+        feature_index: features that each tree reads, [T, S] int32, increasing; None: all, S = D.
+        max_depth: largest number of nodes on a path, at most 64.
+        sparse: whether the gradients of weight and bias are sparse COO tensors with each visited
+            row once, as with ``torch.nn.Embedding(sparse=True)``. Only in eager mode, and neither
+            under torch.func nor in forward mode.
+        order: result of :func:`hstree.ops.leaf_order` for ``target`` and ``leaf_position``, which
+            several ops on the same trees can share; None: it is computed. Its values are not
+            checked on CUDA.
+
+    Returns:
+        Log-probabilities, [N, T], in nats, float32 (float64 for float64 hidden).
+
+    Raises:
+        RuntimeError: for a wrong shape, dtype or device and, on the CPU, an index out of range. On
+            CUDA, where a check would have to wait for the device, a target out of range makes the
+            log-probabilities of its row NaN, and a table out of range makes those of its tree NaN
+            in all rows, without gradient.
+
+    Example:
+        >>> import torch, hstree
+        >>> from hstree.ops import path_log_prob
+        >>> t = hstree.trees.random_tree(6, seed=0).tables()
+        >>> offset, path = torch.tensor(t.path_offset)[None], torch.tensor(t.path)
+        >>> leaf_position = torch.tensor(t.leaf_position)[None]
+        >>> hidden, weight = torch.randn(4, 8), torch.randn(1, t.n_binary, 8)
+        >>> target = torch.tensor([0, 5, 2, -1])
+        >>> path_log_prob(hidden, weight, None, target, offset, path, leaf_position,
+        ...               max_depth=t.max_depth).shape
+        torch.Size([4, 1])
+
+    Source: Morin and Bengio, Hierarchical probabilistic neural network language model, 2005.
+    """
+    return _path_op(
+        sparse,
+        hidden,
+        weight,
+        bias,
+        target,
+        path_offset,
+        path,
+        leaf_position,
+        feature_index,
+        max_depth,
+        order,
+    )
+
+
+def wide_log_prob(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    wide_offset: Tensor,
+    wide_path: Tensor,
+    leaf_position: Tensor,
+    feature_index: Tensor | None = None,
+    *,
+    max_width: int,
+    sparse: bool = False,
+    order: Tensor | None = None,
+) -> Tensor:
+    r"""Log-probability that each row's target is reached at the wide nodes of its path, in each of
+    T trees.
+
+    .. math::
+        \log p_{it} = \sum_{n \in \mathrm{wide}_t(y_i)} \log \mathrm{softmax}(W_{tn}\,
+        h_i[\mathrm{subset}_t] + b_{tn})_c
+
+    where c is the child of n that holds the target and :math:`W_{tn}` are the rows of n, one for
+    each child.
+
+    Equivalent to, for row i and tree t::
+
+        begin, end = wide_offset[t, target[i]], wide_offset[t, target[i] + 1]
+        for first_row, width, child in wide_path[begin:end]:
+            rows = slice(first_row, first_row + width)
+            z = weight[t, rows] @ hidden[i, feature_index[t]] + bias[t, rows]
+            log_prob[i, t] += z.log_softmax(0)[child]
+
+    Deterministic. Holds at most the scores [N, T, max_width]; forward mode also holds their rows.
+
+    Args:
+        hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.
+        weight: vectors of the children of wide nodes, [T, R, S], dtype of ``hidden``; see
+            :func:`hstree.ops.path_log_prob` for autocast.
+        bias: biases of the children of wide nodes, [T, R], dtype of ``weight``, or None.
+        target: classes, [N] int64; a negative value marks an ignored row: log-probability 0 and no
+            gradient.
+        wide_offset: begin and end of the wide nodes of each class in ``wide_path``,
+            [T, V + 1] int64.
+        wide_path: wide nodes of the paths, root first, as (first_row, width, child), [P, 3] int32.
+        leaf_position: rank of each class's leaf from the left, [T, V] int32.
+        feature_index: features that each tree reads, [T, S] int32, increasing; None: all, S = D.
+        max_width: largest sum of the widths on a path, at most 2**20.
+        sparse: as in :func:`hstree.ops.path_log_prob`.
+        order: as in :func:`hstree.ops.path_log_prob`.
+
+    Returns:
+        Log-probabilities, [N, T], in nats, float32 (float64 for float64 hidden).
+
+    Raises:
+        RuntimeError: as in :func:`hstree.ops.path_log_prob`.
+
+    Example:
+        >>> import torch, hstree
+        >>> from hstree.ops import wide_log_prob
+        >>> t = hstree.trees.Tree.from_nested(((0, 1, 2), (3, 4, 5))).tables()
+        >>> offset, path = torch.tensor(t.wide_offset)[None], torch.tensor(t.wide_path)
+        >>> leaf_position = torch.tensor(t.leaf_position)[None]
+        >>> hidden, weight = torch.randn(4, 8), torch.randn(1, t.n_wide_rows, 8)
+        >>> target = torch.tensor([0, 5, 2, -1])
+        >>> wide_log_prob(hidden, weight, None, target, offset, path, leaf_position,
+        ...               max_width=t.max_width).shape
+        torch.Size([4, 1])
+    """
+    return _wide_op(
+        sparse,
+        hidden,
+        weight,
+        bias,
+        target,
+        wide_offset,
+        wide_path,
+        leaf_position,
+        feature_index,
+        max_width,
+        order,
+    )
+
+
+def leaf_log_prob(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    group_offset: Tensor,
+    group: Tensor,
+    leaf_position: Tensor,
+    leaf_class: Tensor,
+    *,
+    max_width: int,
+    sparse: bool = False,
+    order: Tensor | None = None,
+) -> Tensor:
+    r"""Log-probability of each row's target within its leaf group, in each of T trees that share
+    one output embedding.
+
+    .. math::
+        \log p_{it} = E_y \cdot h_i + b_{ty} - \log \sum_{v \in G_t(y)}
+        \exp(E_v \cdot h_i + b_{tv}), \qquad y = y_i
+
+    :math:`G_t(y)` are the classes of the group of y in tree t, a node whose children are all
+    classes. The op is :func:`hstree.ops.wide_log_prob` for weights that the trees share: row r of
+    tree t is ``weight[leaf_class[t, r]]`` with ``bias[t, leaf_class[t, r]]``.
+
+    Equivalent to, for row i and tree t::
+
+        begin, end = group_offset[t, target[i]], group_offset[t, target[i] + 1]
+        for first_leaf, width, child in group[begin:end]:
+            classes = leaf_class[t, first_leaf : first_leaf + width]
+            z = weight[classes] @ hidden[i] + bias[t, classes]
+            log_prob[i, t] += z.log_softmax(0)[child]
+
+    Deterministic: the trees add up in the gradient of the weight in float32 (float64 for float64
+    hidden), in order.
+    Holds at most the scores [N, T, max_width], on the CPU only those of the targets' groups;
+    forward mode also holds their rows.
+
+    Args:
+        hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.
+        weight: output embedding E of the classes, [V, D], dtype of ``hidden``; see
+            :func:`hstree.ops.path_log_prob` for autocast.
+        bias: biases of the classes in each tree, [T, V], dtype of ``weight``, or None.
+        target: classes, [N] int64; a negative value marks an ignored row: log-probability 0 and no
+            gradient.
+        group_offset: begin and end of the groups of each class in ``group``, [T, V + 1] int64. A
+            class without a group in a tree has log-probability 0 there.
+        group: leaf groups of the classes, as (first_leaf, width, child), [P, 3] int32.
+        leaf_position: rank of each class's leaf from the left, [T, V] int32.
+        leaf_class: class of each leaf from the left, [T, V] int32.
+        max_width: largest width of a group, at most 2**20.
+        sparse: as in :func:`hstree.ops.path_log_prob`. The rows of the
+            gradient of the weight are distinct and increase.
+        order: as in :func:`hstree.ops.path_log_prob`.
+
+    Returns:
+        Log-probabilities, [N, T], in nats, float32 (float64 for float64 hidden).
+
+    Raises:
+        RuntimeError: as in :func:`hstree.ops.path_log_prob`.
+
+    Example:
+        >>> import torch, hstree
+        >>> from hstree.ops import leaf_log_prob
+        >>> tree = hstree.trees.Tree.from_nested(((0, 1, 2), (3, 4, 5)))
+        >>> leaf_class = torch.tensor(tree.order)[None]
+        >>> leaf_position = torch.tensor(tree.tables().leaf_position)[None]
+        >>> group = torch.tensor([[3 * (y // 3), 3, y % 3] for y in range(6)], dtype=torch.int32)
+        >>> hidden, weight = torch.randn(4, 8), torch.randn(6, 8)
+        >>> target = torch.tensor([0, 5, 2, -1])
+        >>> leaf_log_prob(hidden, weight, None, target, torch.arange(7)[None], group,
+        ...               leaf_position, leaf_class, max_width=3).shape
+        torch.Size([4, 1])
+    """
+    return _leaf_op(
+        sparse,
+        hidden,
+        weight,
+        bias,
+        target,
+        group_offset,
+        group,
+        leaf_position,
+        leaf_class,
+        max_width,
+        order,
+    )
