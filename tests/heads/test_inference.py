@@ -9,12 +9,13 @@ import pytest
 import scipy.stats
 import torch
 
-from heads.support import FREQUENCIES, HEADS, D, V, draw, make, randomise, trees
+from heads.support import FREQUENCIES, HEADS, SOME, D, V, draw, make, randomise, trees
 from hstree._checks import check_generator
 from hstree.heads import Softmax, TreeEnsemble
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 
 every_head = pytest.mark.parametrize("kind", HEADS)
+some_heads = pytest.mark.parametrize("kind", SOME)
 TREES = [kind for kind in HEADS if kind.startswith("trees")]
 
 
@@ -140,7 +141,7 @@ def test_candidates(kind: str, device: torch.device) -> None:
             torch.testing.assert_close(value, of, rtol=1e-4, atol=1e-5)
 
 
-@every_head
+@some_heads
 def test_candidates_of_zero_rows_and_of_none(kind: str) -> None:
     head = make(kind).eval()
     none = torch.empty(0, 3, dtype=torch.int64)
@@ -149,7 +150,7 @@ def test_candidates_of_zero_rows_and_of_none(kind: str) -> None:
     assert head.candidate_log_prob(draw(2, D), none).shape == (2, 0)
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@some_heads
 def test_the_ignored_candidate_can_be_chosen(kind: str) -> None:
     head = make(kind, ignore_index=5)
     hidden, candidates = draw(3, D), torch.tensor([[5, 2], [7, 5], [5, 5]])

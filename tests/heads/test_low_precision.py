@@ -42,7 +42,7 @@ def contexts(rows: int, dtype: torch.dtype) -> Tensor:
 
 @low
 @pytest.mark.parametrize("kind", EXACT)
-@pytest.mark.parametrize("rows", [1, 2, 30])
+@pytest.mark.parametrize("rows", [1, 30])
 @pytest.mark.parametrize("block", [50, 2**19])
 def test_sums_are_float32(
     kind: str, dtype: torch.dtype, rows: int, block: int, monkeypatch: pytest.MonkeyPatch
@@ -76,7 +76,7 @@ def test_sums_are_float32(
 
 @low
 @pytest.mark.parametrize("kind", TREES)
-@pytest.mark.parametrize("temperature", [1e-6, 0.1, 0.7, 30.0, 1e6])
+@pytest.mark.parametrize("temperature", [1e-6, 0.7, 1e6])
 @pytest.mark.parametrize("way", ["chosen", "composed", "all", "looked_up"])
 def test_temperatures(
     kind: str,

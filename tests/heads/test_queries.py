@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
-from heads.support import HEADS, D, V, draw, draw_targets, make
+from heads.support import HEADS, SOME, D, V, draw, draw_targets, make
 from hstree.heads import Head, Mixtape, Softmax
 from hstree.heads.base import QUERIES
 
@@ -46,7 +46,7 @@ def pruned(head: Head) -> Head:
     return head
 
 
-@every_head
+@pytest.mark.parametrize("kind", SOME)
 @pytest.mark.parametrize("use", USES)
 def test_pruned_and_loaded(kind: str, use: str) -> None:
     """The first use of a head whose weights were loaded, as the head itself after a call."""
@@ -73,7 +73,7 @@ def test_normed_and_loaded(norm: Callable[..., Any], use: str) -> None:
     torch.testing.assert_close(USES[use](second, hidden, target), USES[use](plain, hidden, target))
 
 
-@every_head
+@pytest.mark.parametrize("kind", SOME)
 @pytest.mark.parametrize("use", USES)
 def test_hooks_run_once_and_may_change_the_input(kind: str, use: str) -> None:
     head, calls = make(kind).eval(), []
@@ -138,31 +138,32 @@ def described(result: Any) -> Any:
     return [described(part) for part in result]
 
 
-@every_head
-@pytest.mark.parametrize("use", USES)
-def test_meta_device(kind: str, use: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*((kind, torch.float32) for kind in HEADS), *((kind, torch.bfloat16) for kind in SOME)],
+)
+def test_meta_device(kind: str, dtype: torch.dtype) -> None:
     """Shapes and dtypes as on the CPU, and gradients."""
     head = make(kind)
     hidden, target = draw(6, D), draw_targets(6).clamp(min=0)
-    expected = described(USES[use](head, hidden, target))
-    for moved in (copy.deepcopy(head).to("meta"), copy.deepcopy(head).bfloat16().to("meta")):
-        moved.requires_grad_("sparse" not in kind)  # their size depends on values
+    moved = copy.deepcopy(head).to(dtype).to("meta")
+    moved.requires_grad_("sparse" not in kind)  # their size depends on values
+    for name, use in USES.items():
         x = hidden.to("meta").requires_grad_()
-        if use == "sample":
-            classes, log_prob = moved.sample(x, 2, return_log_prob=True)
-            assert described([classes, log_prob]) == expected
-            continue
-        result = USES[use](moved, x, target.to("meta"))
-        assert described(result) == expected
+        if name == "sample":
+            result = moved.sample(x, 2, return_log_prob=True)
+        else:
+            result = use(moved, x, target.to("meta"))
+        assert described(result) == described(use(head, hidden, target)), name
         parts = [result] if isinstance(result, Tensor) else result
-        assert all(part.is_meta for part in parts)
+        assert all(part.is_meta for part in parts), name
         if parts[0].requires_grad and "sparse" not in kind:
             parts[0].sum().backward()
-            assert x.grad is not None
-            assert x.grad.is_meta
+            assert x.grad is not None, name
+            assert x.grad.is_meta, name
 
 
-@every_head
+@pytest.mark.parametrize("kind", SOME)
 @pytest.mark.parametrize("option", ["class_weight", "label_smoothing", "z_loss"])
 def test_loss_options_on_the_meta_device(kind: str, option: str) -> None:
     options = {option: [1.0] * V if option == "class_weight" else 0.1}
@@ -186,17 +187,21 @@ def test_back_from_the_meta_device(kind: str) -> None:
     torch.testing.assert_close(head.log_prob(hidden), expected)
 
 
+WITH_LINEAR = [
+    kind for kind in HEADS if any(isinstance(part, nn.Linear) for part in make(kind).modules())
+]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.ao.quantization
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-@every_head
-@pytest.mark.parametrize("use", USES)
-def test_dynamic_quantization(kind: str, use: str) -> None:
+@pytest.mark.parametrize("kind", WITH_LINEAR)
+def test_dynamic_quantization(kind: str) -> None:
     """Linear layers inside a head, in int8: their weight is a method."""
     head = make(kind).eval()
     quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(head), {nn.Linear})
     hidden, target = draw(6, D), draw_targets(6).clamp(min=0)
-    expected = USES[use](head, hidden, target)
-    result = USES[use](quantized, hidden, target)
-    assert described(result) == described(expected)
-    if use in ("log_prob", "forward"):
-        torch.testing.assert_close(result, expected, rtol=0.05, atol=0.3)  # 8 bits
+    for name, use in USES.items():
+        expected, result = use(head, hidden, target), use(quantized, hidden, target)
+        assert described(result) == described(expected), name
+        if name in ("log_prob", "forward"):
+            torch.testing.assert_close(result, expected, rtol=0.05, atol=0.3)  # 8 bits

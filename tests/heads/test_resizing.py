@@ -30,7 +30,7 @@ from .support import (
     randomise,
 )
 
-SIZES = (V - 9, V - 1, V, V + 1, V + 9)
+SIZES = (V - 9, V, V + 9)
 COMPONENTS = ("mos", "mos, tied", "mos-plif", "doc")
 MIXED = ("trees", "adaptive", "forest")
 FLAT = [k for k in HEADS if not k.startswith(MIXED) and k not in COMPONENTS]
@@ -222,8 +222,7 @@ def conditional(tree: Tree, prob: Tensor, kept: int) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("size", [V - 1, V - 4, 20, 5, 3])
-@pytest.mark.parametrize("n_trees", [1, 2])
+@pytest.mark.parametrize(("n_trees", "size"), [(1, V - 4), (2, V - 1), (2, 20), (2, 5), (1, 3)])
 @pytest.mark.parametrize("node_vectors", ["free", "leaves"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_trees_with_fewer_classes(shape: str, node_vectors: str, n_trees: int, size: int) -> None:
@@ -231,10 +230,11 @@ def test_trees_with_fewer_classes(shape: str, node_vectors: str, n_trees: int, s
     head, x = ensemble(shape, node_vectors, n_trees), hidden()
     made = head.resized(size)
     np.testing.assert_allclose(probabilities(made, x), made.log_prob(x).exp().detach())
+    of_head, of_made = by_tree(head, x).exp(), by_tree(made, x).exp()
     exact = 0
     for t, tree in enumerate(head.trees):
-        expected = conditional(tree, by_tree(head, x)[t].exp(), size)
-        pruned = by_tree(head.resized(size), x)[t].exp()
+        expected = conditional(tree, of_head[t], size)
+        pruned = of_made[t]
         nodes = _nodes(tree, size)
         divided = made.trees[t].to_nested() != nodes
         lost = node_vectors == "leaves" and _lost(tree, size)
@@ -440,9 +440,9 @@ def test_a_subclass_of_a_head_is_resized() -> None:
 def test_new_classes_are_learned(kind: str) -> None:
     torch.manual_seed(0)
     made = make(kind).resized(V + 3)
-    optimizer = hstree.optim.AdamW(made.parameter_groups(0.02))
+    optimizer = hstree.optim.AdamW(made.parameter_groups(0.05))
     x, target = draw(12, D), V + draw_targets(12, n_classes=3)
-    for _ in range(200):
+    for _ in range(80):
         optimizer.zero_grad()
         loss = made(x, target).loss
         loss.backward()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from heads.support import FREQUENCIES, HEADS, ORDER, REVERSED, D, V, draw, draw_targets, make
+from heads.support import FREQUENCIES, HEADS, ORDER, REVERSED, SOME, D, V, draw, draw_targets, make
 from hstree._files import read_tensors
 from hstree.heads import (
     AdaptiveSoftmax,
@@ -127,7 +127,7 @@ def test_truncated_tables_are_reported(kind: str) -> None:
         type(head).from_config(head.config(), state)
 
 
-@pytest.mark.parametrize("kind", [*LARGE, *(f"small {kind}" for kind in HEADS)])
+@pytest.mark.parametrize("kind", [*LARGE, *(f"small {kind}" for kind in SOME)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_all_entries_in_half_precision(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Loaded, and as a file: exactly what casts of the weights alone give."""
@@ -215,7 +215,7 @@ def test_an_entry_without_tables_is_refused(state: Any) -> None:
         head.load_state_dict(head.state_dict() | {f"layout.{EXTRA_STATE}": state})
 
 
-@every_head
+@pytest.mark.parametrize("kind", SOME)
 def test_models_of_safetensors_and_accelerate(kind: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(D, D), make(kind))
     save_model(model, tmp_path / "model.safetensors")

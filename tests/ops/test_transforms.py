@@ -663,6 +663,7 @@ def test_tree_topk() -> None:
         grad(lambda x: tree_topk(x, weight, *topk_arguments())[0].sum())(hidden[0])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 @pytest.mark.parametrize(
     "name",
@@ -682,6 +683,7 @@ def test_compile(name: str) -> None:
     assert_close(compiled(target, *given), slopes(target, *given), **close)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 @pytest.mark.parametrize("name", ["path_log_prob", "target_log_softmax", "piecewise"])
 def test_compile_forward_mode(name: str) -> None:

@@ -27,7 +27,7 @@ PUBLIC_PACKAGES = [
 
 WITHOUT_EXAMPLE = {
     "hstree.lm.models.speculative.SpeculativeOutput": "the result of speculative, which has one",
-    "hstree.distributed.trees.ShardedTreeEnsemble": "the result of shard_trees, which has one",
+    "hstree.distributed.sharded_trees.ShardedTreeEnsemble": "the result of shard_trees",
 }
 """Public classes and functions without an example, and why."""
 

@@ -1,4 +1,4 @@
-"""Reference of :mod:`hstree.ops.wide_log_prob`: one row and one tree at a time."""
+"""Reference of :func:`hstree.ops.wide_log_prob`: one row and one tree at a time."""
 
 from __future__ import annotations
 

@@ -387,6 +387,7 @@ def test_trees_are_the_same_everywhere(name):
     assert tree.fingerprint == GOLDEN[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "n_classes", "limit"),
     [("random", 1_000_000, 2), ("huffman", 1_000_000, 2), ("cluster", 33_278, 10)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,26 +72,26 @@ def reference(
     return vectors
 
 
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"context": "both"},
+    {"context": "window"},
+    {"context": "window", "window": 4},
+    {"alpha": 0.75},
+    {"alpha": 0.0},
+    {"frequency_power": 0.5},
+    {"frequency_power": 0.5, "singular_power": 0.5},
+    {"singular_power": 0.0, "normalize": False},
+    {"singular_power": 2.0},
+    {"normalize": False},
+    {"n_features": 1},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"context": "both"},
-        {"context": "window"},
-        {"context": "window", "window": 4},
-        {"alpha": 0.75},
-        {"alpha": 0.0},
-        {"frequency_power": 0.5},
-        {"frequency_power": 0.5, "singular_power": 0.5},
-        {"singular_power": 0.0, "normalize": False},
-        {"singular_power": 2.0},
-        {"normalize": False},
-        {"n_features": 1},
-    ],
-)
-@pytest.mark.parametrize(
-    ("n_classes", "n_features"),
-    [(40, 7), (400, 12)],  # a dense and an iterative SVD
+    ("n_classes", "n_features", "options"),
+    # A dense and an iterative SVD.
+    [*((40, 7, options) for options in OPTIONS), (400, 12, {}), (400, 12, OPTIONS[7])],
 )
 def test_vectors_equal_the_reference(n_classes, n_features, options):
     options = {"n_features": n_features, **options}
