@@ -258,6 +258,7 @@ class FlatHead(Head):
             self.weight = weight_to_tie(change.embedding, change.new, weight.shape[1])
         self.tied = change.embedding is not None
         if bias is not None:
+            # Where W h is 0: exp f(b) of a new class is its share of the sum of the old ones.
             start, log_shares = None, change.log_shares()
             if log_shares is not None and change.added:
                 scores = self.function(torch.float64, bias.device)(bias.double())

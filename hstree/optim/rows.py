@@ -13,6 +13,7 @@ def summed_rows(gradient: Tensor) -> Tensor:
         return gradient
     index = gradient._indices()
     row = index[0]
+    # Several sparse dimensions, such as tree and row, as one number.
     for size, inner in zip(gradient.shape[1:], index[1:], strict=False):
         row = torch.add(inner, row, alpha=size)
     return gradient if bool((row[1:] > row[:-1]).all()) else gradient.coalesce()

@@ -59,6 +59,7 @@ def nested_of(order: IntArray, node_offset: IntArray, edges: TreeEdges) -> Neste
     if len(offset) == 1:
         return 0
     of_node: dict[int, Nested] = {}
+    # In preorder, so that backwards the nodes below one are ready before it.
     for m in range(len(offset) - 2, -1, -1):
         children = range(offset[m] - m, offset[m + 1] - m - 1)
         of_node[m] = tuple(

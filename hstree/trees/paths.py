@@ -33,6 +33,7 @@ def edge_paths(tree: Tree, classes: npt.ArrayLike) -> Int32Array:
         return paths
     edge = edge_of_class[wanted]
     row = np.arange(len(wanted))
+    # All paths at once, one edge up in each turn, until the longest has come to the root.
     while len(row):
         paths[row, edges.depth[edge]] = edge
         edge = edges.parent_edge[edge].astype(np.int64)
