@@ -6,10 +6,15 @@ import ast
 import graphlib
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+import hstree
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -249,3 +254,27 @@ def test_include_pattern_sees_what_it_must() -> None:
     assert re.match(kernels, "ATen/ATen.h")
     assert not re.match(kernels, "cuda_runtime.h")
     assert re.match(FORBIDDEN_INCLUDES["host"], "cuda_runtime.h")
+
+
+def test_the_walk_of_a_batch_is_short_and_complete() -> None:
+    """docs/architecture.md names every file that a call of the default head enters."""
+    classes = 10_000
+    head = hstree.TreeEnsemble.from_counts(16, classes / torch.arange(1, classes + 1))
+    hidden, target = torch.randn(3, 16, requires_grad=True), torch.tensor([0, 1, classes - 1])
+    head(hidden, target)  # what is done once
+    entered: set[Path] = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        entered.update([Path(frame.f_code.co_filename)] if event == "call" else [])
+
+    sys.setprofile(note)
+    try:
+        head(hidden, target)
+    finally:
+        sys.setprofile(None)
+    package = Path(hstree.__file__).parent
+    own = {f"hstree/{path.relative_to(package)}" for path in entered if package in path.parents}
+    assert len(own) <= 10
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    walk = page.partition("## One batch through the default head")[2].partition("\n## ")[0]
+    assert {path for path in own if path not in walk} == set()
