@@ -141,7 +141,7 @@ def _path_log_prob(
     log_prob = torch.cat([F.logsigmoid(binary), F.logsigmoid(-binary), wide])
     first = row + torch.where(block == 1, 2 * wide_begin, 0)  # in log_prob
     first = first + torch.where(block == 2, wide_begin + root_begin, 0)
-    # The right child of a binary node is in the second third of log_prob, wide_begin rows later.
+    # The right child of a binary node is in the second part of log_prob, wide_begin rows later.
     step = torch.where(block == 0, wide_begin, 1)
 
     def of_edges(index: Tensor) -> Tensor:
