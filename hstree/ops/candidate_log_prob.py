@@ -68,22 +68,10 @@ def candidate_log_prob(
         ...                    torch.tensor([[2, 0]])).exp()
         tensor([[0.2689, 0.6964]])
     """
+    vectors = weight, bias, wide_weight, wide_bias, leaf_weight, leaf_bias
+    tables = feature_index, node, edge, leaf_edge
     log_prob: Tensor = torch.ops.hstree.candidate_log_prob(
-        hidden,
-        weight,
-        bias,
-        wide_weight,
-        wide_bias,
-        leaf_weight,
-        leaf_bias,
-        root_log_prob,
-        log_gate,
-        feature_index,
-        node,
-        edge,
-        leaf_edge,
-        candidates,
-        temperature,
+        hidden, *vectors, root_log_prob, log_gate, *tables, candidates, temperature
     )
     return log_prob
 

@@ -74,23 +74,10 @@ def sample(
         >>> bool((classes == 0).float().mean().sub(0.696).abs() < 0.05), log_prob.shape
         (True, torch.Size([1, 1000]))
     """
+    vectors = weight, bias, wide_weight, wide_bias, leaf_weight, leaf_bias
+    tables = feature_index, node, edge, leaf_edge
     classes, log_prob = torch.ops.hstree.sample(
-        hidden,
-        weight,
-        bias,
-        wide_weight,
-        wide_bias,
-        leaf_weight,
-        leaf_bias,
-        root_log_prob,
-        log_gate,
-        feature_index,
-        node,
-        edge,
-        leaf_edge,
-        seed,
-        n,
-        temperature,
+        hidden, *vectors, root_log_prob, log_gate, *tables, seed, n, temperature
     )
     return classes, log_prob
 

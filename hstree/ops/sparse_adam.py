@@ -73,21 +73,10 @@ def sparse_adam_(
     Source: Kingma and Ba, Adam: a method for stochastic optimization, ICLR 2015, algorithm 1;
     Loshchilov and Hutter, Decoupled weight decay regularization, ICLR 2019, algorithm 2.
     """
-    torch.ops.hstree.sparse_adam_(
-        weight,
-        exp_avg,
-        exp_avg_sq,
-        index,
-        values,
-        step,
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay,
-        maximize,
-    )
-    torch.autograd.graph.increment_version((weight, exp_avg, exp_avg_sq))
+    changed = weight, exp_avg, exp_avg_sq
+    numbers = step, lr, beta1, beta2, eps, weight_decay, maximize
+    torch.ops.hstree.sparse_adam_(*changed, index, values, *numbers)
+    torch.autograd.graph.increment_version(changed)
 
 
 torch.library.register_fake("hstree::sparse_adam_", lambda *_: None)

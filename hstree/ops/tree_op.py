@@ -422,19 +422,8 @@ def path_log_prob(
 
     Source: Morin and Bengio, Hierarchical probabilistic neural network language model, 2005.
     """
-    return _path_op(
-        sparse,
-        hidden,
-        weight,
-        bias,
-        target,
-        path_offset,
-        path,
-        leaf_position,
-        feature_index,
-        max_depth,
-        order,
-    )
+    tables = path_offset, path, leaf_position, feature_index
+    return _path_op(sparse, hidden, weight, bias, target, *tables, max_depth, order)
 
 
 def wide_log_prob(
@@ -505,19 +494,8 @@ def wide_log_prob(
         ...               max_width=t.max_width).shape
         torch.Size([4, 1])
     """
-    return _wide_op(
-        sparse,
-        hidden,
-        weight,
-        bias,
-        target,
-        wide_offset,
-        wide_path,
-        leaf_position,
-        feature_index,
-        max_width,
-        order,
-    )
+    tables = wide_offset, wide_path, leaf_position, feature_index
+    return _wide_op(sparse, hidden, weight, bias, target, *tables, max_width, order)
 
 
 def leaf_log_prob(
@@ -594,16 +572,5 @@ def leaf_log_prob(
         ...               leaf_position, leaf_class, max_width=3).shape
         torch.Size([4, 1])
     """
-    return _leaf_op(
-        sparse,
-        hidden,
-        weight,
-        bias,
-        target,
-        group_offset,
-        group,
-        leaf_position,
-        leaf_class,
-        max_width,
-        order,
-    )
+    tables = group_offset, group, leaf_position, leaf_class
+    return _leaf_op(sparse, hidden, weight, bias, target, *tables, max_width, order)

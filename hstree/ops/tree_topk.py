@@ -92,22 +92,11 @@ def tree_topk(
 
     Source: Fagin, Lotem and Naor, Optimal aggregation algorithms for middleware, JCSS 2003.
     """
+    most = -1 if most_scored is None else check_int("most_scored", most_scored, 0)
+    vectors = weight, bias, wide_weight, wide_bias, leaf_weight, leaf_bias
+    tables = feature_index, node, edge, leaf_edge
     log_prob, classes = torch.ops.hstree.tree_topk(
-        hidden,
-        weight,
-        bias,
-        wide_weight,
-        wide_bias,
-        leaf_weight,
-        leaf_bias,
-        root_log_prob,
-        log_gate,
-        feature_index,
-        node,
-        edge,
-        leaf_edge,
-        k,
-        -1 if most_scored is None else check_int("most_scored", most_scored, 0),
+        hidden, *vectors, root_log_prob, log_gate, *tables, k, most
     )
     return log_prob, classes
 

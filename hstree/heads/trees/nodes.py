@@ -103,18 +103,11 @@ class BinaryBlock(Block):
         return values[edge] - values[edge + 1]
 
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        layout = self.layout
+        tables = layout.path_offset, layout.path, layout.leaf_position, layout.feature_index
+        given: Any = {"sparse": self.sparse, "order": order}
         return path_log_prob(
-            hidden,
-            self.weight,
-            self.bias,
-            target,
-            self.layout.path_offset,
-            self.layout.path,
-            self.layout.leaf_position,
-            self.layout.feature_index,
-            max_depth=self.layout.max_depth,
-            sparse=self.sparse,
-            order=order,
+            hidden, self.weight, self.bias, target, *tables, max_depth=layout.max_depth, **given
         )
 
 
@@ -125,18 +118,11 @@ class WideBlock(Block):
     weight_name, bias_name = "wide_weight", "wide_bias"
 
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        layout = self.layout
+        tables = layout.wide_offset, layout.wide_path, layout.leaf_position, layout.feature_index
+        given: Any = {"sparse": self.sparse, "order": order}
         return wide_log_prob(
-            hidden,
-            self.weight,
-            self.bias,
-            target,
-            self.layout.wide_offset,
-            self.layout.wide_path,
-            self.layout.leaf_position,
-            self.layout.feature_index,
-            max_width=self.layout.max_width,
-            sparse=self.sparse,
-            order=order,
+            hidden, self.weight, self.bias, target, *tables, max_width=layout.max_width, **given
         )
 
 
@@ -155,18 +141,11 @@ class LeafBlock(Block):
         return self.weight[classes], self.bias[t, classes]
 
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
+        layout = self.layout
+        tables = layout.group_offset, layout.group, layout.leaf_position, layout.leaf_class
+        given: Any = {"sparse": self.sparse, "order": order}
         return leaf_log_prob(
-            hidden,
-            self.weight,
-            self.bias,
-            target,
-            self.layout.group_offset,
-            self.layout.group,
-            self.layout.leaf_position,
-            self.layout.leaf_class,
-            max_width=self.layout.max_group,
-            sparse=self.sparse,
-            order=order,
+            hidden, self.weight, self.bias, target, *tables, max_width=layout.max_group, **given
         )
 
     def class_scores(self, hidden: Tensor) -> Tensor:
