@@ -38,7 +38,6 @@ _LISTED = 1000  # runs in a table; a longer one would take minutes
 
 
 def add_command(commands: Any) -> None:
-    """Register the command."""
     parser = commands.add_parser(
         "study",
         help="a grid of runs in one table",
@@ -84,7 +83,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def list_runs(runs: Sequence[Run]) -> None:
-    """Print the runs of a study and their states."""
     left = seconds_left(runs)
     columns = [("run", attrgetter("name")), ("state", attrgetter("state"))]
     notes = [f"about {duration(left)} of training left"] if left else []

@@ -52,28 +52,20 @@ class StudyInterrupted(KeyboardInterrupt):
         self.signal = signal
 
 
-class Work(Protocol[AnyRun]):
-    """The runs of a study."""
-
-    def runs(self) -> list[AnyRun]:
-        """All runs known so far in the order in which they are made, each with its state."""
-
-    def finish(self, runs: Sequence[AnyRun], number: int, reporter: Reporter) -> list[AnyRun]:
-        """Make or resume a run; all runs afterwards."""
-
-
 def make_runs(
-    work: Work[AnyRun],
+    known: Callable[[], list[AnyRun]],
+    finish: Callable[[Sequence[AnyRun], int, Reporter], list[AnyRun]],
     *,
     limit: int | None = None,
     reporter: Callable[[], Reporter] = Reporter,
     changed: Callable[[Sequence[AnyRun]], None] = lambda runs: None,
 ) -> list[AnyRun]:
-    """Finish the open runs of a study, each at most once. For arguments and errors, see
-    :func:`run_study`."""
+    """Finish the open runs of a study, each at most once. ``known``: all runs known so far, in the
+    order in which they are made. ``finish``: makes or resumes the run of this number, and returns
+    all runs afterwards. For the other arguments and errors, see :func:`run_study`."""
     tried: set[str] = set()
-    with _resumable(work, changed):
-        runs = work.runs()
+    with _resumable(known, changed):
+        runs = known()
         changed(runs)
         while limit is None or len(tried) < limit:
             left = (n for n, run in enumerate(runs) if run.state in OPEN and run.name not in tried)
@@ -85,7 +77,7 @@ def make_runs(
             time = f", about {duration(seconds)} of training left" if seconds else ""
             listener.message(f"run {number + 1} of {len(runs)}: {run.name}{time}")
             try:
-                runs = work.finish(runs, number, listener)
+                runs = finish(runs, number, listener)
             except StudyError:
                 raise
             except ValueError as error:
@@ -96,7 +88,6 @@ def make_runs(
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """A context in which no other process runs a study in the folder."""
     try:
         lock = lock_folder(folder)
     except BlockingIOError:
@@ -109,13 +100,15 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _resumable(work: Work[AnyRun], changed: Callable[[Sequence[AnyRun]], None]) -> Iterator[None]:
+def _resumable(
+    known: Callable[[], list[AnyRun]], changed: Callable[[Sequence[AnyRun]], None]
+) -> Iterator[None]:
     """A context that reports the state of all runs when it is left early, and says in
     interruptions and errors of writing how to continue."""
     try:
         yield
     except (KeyboardInterrupt, OSError, ValueError) as error:
-        runs = work.runs()
+        runs = known()
         with suppress(OSError):  # as before
             changed(runs)
         done = sum(run.state == "finished" for run in runs)

@@ -76,14 +76,11 @@ class StudyModel:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of its head that are not settings themselves."""
         return parse_options(self.config.head_option)
 
 
 @dataclass(frozen=True)
 class Study:
-    """The contents of a study's file."""
-
     name: str
     models: tuple[StudyModel, ...]  # in the order of the file
     seeds: tuple[int, ...]

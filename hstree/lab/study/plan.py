@@ -60,7 +60,6 @@ class PlannedRun:
 
     @property
     def state(self) -> str:
-        """``waiting`` or ``finished``."""
         return "waiting" if self.figures is None else "finished"
 
     @property
@@ -159,7 +158,6 @@ def planned_runs(
 
 
 def named(contenders: Iterable[Contender], name: str) -> Contender:
-    """The contender of this name. Raises ValueError if there is none."""
     by_name = {contender.name: contender for contender in contenders}
     if name not in by_name:
         raise ValueError(f"expected one of {', '.join(by_name)}, got {name!r}")

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,6 @@ class PlannedStudy:
     time_steps: Callable[[Corpus, Records], None] | None = None
 
     def files(self, records: Records) -> dict[str, Any]:
-        """The page and its pictures by name."""
         report = self.report(self.contenders, records)
         return report.content(records.path.stem, "\n".join(self.commands))
 
@@ -59,8 +59,9 @@ class PlannedStudy:
         records = Records(given.save.with_suffix(".json"))
         if given.merge:
             records.merge(given.merge)
+        known = partial(planned_runs, self.contenders, records, given.only)
         if given.dry_run:
-            list_runs(planned_runs(self.contenders, records, given.only))
+            list_runs(known())
             return
 
         def write(runs: Sequence[PlannedRun] = ()) -> None:
@@ -73,10 +74,20 @@ class PlannedStudy:
             if given.times and self.time_steps is not None:
                 self.time_steps(corpus, records)
             else:
-                work = _Work(self, records, given, corpus, text_name(corpus))
-                records.check_text(work.text)
+                text = text_name(corpus)
+                records.check_text(text)
+
+                def finish(
+                    runs: Sequence[PlannedRun], number: int, reporter: Reporter
+                ) -> list[PlannedRun]:
+                    run = runs[number]
+                    figures = self.measure(run, corpus, given)
+                    records.add(run.model.name, run.settings, run.seed, text, figures)
+                    return known()
+
+                listen, limit = ConsoleReporter, given.limit
                 try:
-                    make_runs(work, limit=given.limit, reporter=ConsoleReporter, changed=write)
+                    make_runs(known, finish, limit=limit, reporter=listen, changed=write)
                 except StudyInterrupted as interruption:
                     sys.exit(str(interruption))
         write()
@@ -108,28 +119,6 @@ class PlannedStudy:
         add("--page", action="store_true", help="make the page from the records, and exit")
         add("--times", action="store_true", help=times)
         return parser
-
-
-@dataclass(frozen=True)
-class _Work:
-    """The runs of a planned study for the engine."""
-
-    study: PlannedStudy
-    records: Records
-    given: argparse.Namespace
-    corpus: Corpus
-    text: str
-
-    def runs(self) -> list[PlannedRun]:
-        return planned_runs(self.study.contenders, self.records, self.given.only)
-
-    def finish(
-        self, runs: Sequence[PlannedRun], number: int, reporter: Reporter
-    ) -> list[PlannedRun]:
-        run = runs[number]
-        figures = self.study.measure(run, self.corpus, self.given)
-        self.records.add(run.model.name, run.settings, run.seed, self.text, figures)
-        return self.runs()
 
 
 def text_name(corpus: Corpus) -> str:

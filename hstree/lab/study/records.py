@@ -34,12 +34,10 @@ class Records:
         return len(self._runs)
 
     def figures(self, settings: Settings, seed: int) -> dict[str, Any] | None:
-        """The figures of a run, or None if it has not finished."""
         record = self._runs.get(key(settings, seed))
         return None if record is None else record["figures"]
 
     def all(self) -> list[dict[str, Any]]:
-        """All records, ordered by name, settings and seed."""
         return sorted(self._runs.values(), key=lambda r: (r["name"], key(r["settings"], r["seed"])))
 
     def add(
@@ -66,7 +64,6 @@ class Records:
         self._write()
 
     def check_text(self, text: str) -> None:
-        """Raises ValueError if there are records about another text."""
         for record in self._runs.values():
             if record["text"] != text:
                 raise ValueError(

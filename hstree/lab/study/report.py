@@ -137,7 +137,6 @@ def _notes(study: Study, runs: Sequence[StudyRun]) -> Iterator[str]:
 
 
 def _rows(study: Study, runs: Sequence[StudyRun]) -> list[dict[str, Any]]:
-    """None for missing results."""
     settings = {m.label: model_settings(m.config) for m in study.models}
     every_option = dict.fromkeys(name for model in study.models for name in model.options)
     options = {m.label: every_option | m.options for m in study.models}

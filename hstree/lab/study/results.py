@@ -27,7 +27,6 @@ class Result:
 
     @property
     def title(self) -> str:
-        """What it is; says so if the settings are only the best so far."""
         return self.contender.title + ("" if self.chosen else " (sweep not finished)")
 
     def mean(self, figure: str) -> float | None:
@@ -61,7 +60,6 @@ def results(contenders: Sequence[Contender], records: Records) -> list[Result]:
 
 
 def sweep_table(contenders: Sequence[Contender], records: Records) -> Table:
-    """The tried values of every contender with their perplexities."""
     rows = []
     for contender in contenders:
         for name, tried in state(contender, contenders, records).tried.items():

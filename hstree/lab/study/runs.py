@@ -18,6 +18,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from hstree._files import write_atomic
@@ -60,17 +61,14 @@ class StudyRun:
 
     @property
     def config(self) -> TrainConfig:
-        """All its settings."""
         return replace(self.model.config, seed=self.seed, run=str(self.path))
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
         return self.path.name
 
     @property
     def title(self) -> str:
-        """The name of its model."""
         return self.model.label
 
     @property
@@ -123,28 +121,18 @@ def run_study(
         OSError: a file cannot be written, such as on a full disk.
         StudyInterrupted: on Ctrl-C or SIGTERM.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        return make_runs(_Grid(study, folder), limit=limit, reporter=reporter, changed=changed)
 
-
-@dataclass(frozen=True)
-class _Grid:
-    """The runs of a study for the engine."""
-
-    study: Study
-    folder: Path
-
-    def runs(self) -> list[StudyRun]:
-        return study_runs(self.study, self.folder)
-
-    def finish(self, runs: Sequence[StudyRun], number: int, reporter: Reporter) -> list[StudyRun]:
-        made = finish_run(runs[number], self.study.rank, reporter)
+    def finish(runs: Sequence[StudyRun], number: int, listener: Reporter) -> list[StudyRun]:
+        made = finish_run(runs[number], study.rank, listener)
         return [*runs[:number], made, *runs[number + 1 :]]
+
+    folder.mkdir(parents=True, exist_ok=True)
+    known = partial(study_runs, study, folder)
+    with locked(folder):
+        return make_runs(known, finish, limit=limit, reporter=reporter, changed=changed)
 
 
 def finish_run(run: StudyRun, rank: RankSettings | None, reporter: Reporter) -> StudyRun:
-    """Train a run to its end, and compute its ranks."""
     try:
         if run.state == "waiting":
             train(run.config, reporter)
