@@ -52,7 +52,6 @@ def suggest(run: RunResults, other: RunResults | None) -> Iterator[tuple[str, li
 
 
 def add_measurements(commands: Any) -> None:
-    """Register ``analyze`` and ``experiment`` with their subcommands."""
     for name, help_text, measurements in (
         ("analyze", "measurements on trained models", ANALYZE),
         ("experiment", "experiments that need no trained model", EXPERIMENT),

@@ -101,7 +101,6 @@ def matrix_table(
 
 
 def plain_data(value: Any) -> Any:
-    """The value converted for JSON, with None for nan and infinity."""
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
         value = value.tolist()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

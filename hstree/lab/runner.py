@@ -22,7 +22,7 @@ from hstree.lm.runs.flags import add_config_arguments, add_run_argument, config_
 
 from .report import Report
 
-SPLIT = Argument("--split", choices=("test", "valid"), default="test", help="part of the text")
+SPLIT = Argument("--split", "part of the text", "test", choices=("test", "valid"))
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,6 @@ class Measurement:
     output: str = "results"
 
     def add_command(self, commands: Any) -> None:
-        """Register the command."""
         parser = commands.add_parser(self.name, help=self.help, description=self.description)
         if self.runs is not None:
             add_run_argument(parser, self.runs)
@@ -59,10 +58,10 @@ class Measurement:
         add_config_arguments(parser, only=self.settings)
         Argument(
             "--output",
-            metavar="FOLDER",
-            default=self.output,
-            help="folder for the page, pictures and figures, created if it does not exist; "
+            "folder for the page, pictures and figures, created if it does not exist; "
             "files of the same name are replaced",
+            self.output,
+            metavar="FOLDER",
         ).add(parser)
         parser.set_defaults(handler=self._run)
 

@@ -13,23 +13,28 @@ _LONG = 40  # characters of choices beyond which a usage line would not fit 80 c
 
 
 class Argument:
-    """An argument of a command, as :meth:`argparse.ArgumentParser.add_argument` takes it; its
-    default, if it has one, and a long list of choices are added to the help."""
+    """An argument of a command. ``options`` are those of ``add_argument`` of argparse; what follows
+    from the default, a whole number for a :func:`count` or a list for several values, need not be
+    among them. The default and a long list of choices are added to the help."""
 
-    def __init__(self, *flags: str, **options: Any) -> None:
+    def __init__(self, flag: str, help: str, default: Any = None, **options: Any) -> None:
+        values = default if isinstance(default, list) else [default]
+        if isinstance(default, list) and default:
+            options.setdefault("nargs", "+")
+        if values and type(values[0]) is int:
+            options.setdefault("type", count)
+        if "type" in options:
+            options.setdefault("metavar", "N" if options["type"] in (int, count) else "X")
         choices = ", ".join(options.get("choices", ()))
         if len(choices) * (2 if "nargs" in options else 1) > _LONG:
             options["metavar"] = "NAME"
-            options["help"] += f"; one of {choices}"
-        default = options.get("default")
+            help += f"; one of {choices}"
         if default not in (None, "", []):
-            shown = " ".join(map(str, default)) if isinstance(default, list) else default
-            options["help"] += f" (default: {shown})"
-        self.flags, self.options = flags, options
+            help += f" (default: {' '.join(map(str, values))})"
+        self.flag, self.options = flag, {"help": help, "default": default, **options}
 
     def add(self, parser: Any) -> None:
-        """Add it to a parser or a group of arguments."""
-        parser.add_argument(*self.flags, **self.options)
+        parser.add_argument(self.flag, **self.options)
 
 
 def output_file(flag: str, path: str | Path, *suffixes: str) -> Path:

@@ -23,6 +23,32 @@ def new_figure(width: float, height: float, *, constrained: bool = True) -> Any:
     return figure
 
 
+def panels(
+    width: float,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    grid: str = "both",
+    **style: Any,
+) -> tuple[Any, Any]:
+    """A figure of this size in inches and its axes, as :meth:`matplotlib.figure.Figure.subplots`
+    returns them, with small titles and a grid along x, y, both or none. ``style``: its options."""
+    from matplotlib import rc_context
+
+    settings: Any = {"axes.titlesize": 9, "axes.grid": grid != "none", "grid.alpha": 0.3}
+    if grid != "none":
+        settings["axes.grid.axis"] = grid
+    with rc_context(settings):
+        figure = new_figure(width, height)
+        return figure, figure.subplots(rows, columns, **style)
+
+
+def legend(figure: Any, *of: Any, loc: str = "lower left", **style: Any) -> None:
+    """A legend outside of the axes. ``of``: handles and labels, by default those of all axes."""
+    figure.legend(*of, loc=f"outside {loc}", frameon=False, **{"fontsize": 8} | style)
+
+
 def line_style(number: int) -> dict[str, str]:
     """Color and line style of curve ``number`` of a picture: all colors solid, then dashed, ..."""
     return {
@@ -41,7 +67,6 @@ def perplexity_axes(axes: Any) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("epoch (passes over the training text)")
-    axes.grid(alpha=0.3)
 
 
 def plain(text: str) -> str:

@@ -88,7 +88,6 @@ def _unfold_to_rows(outline: Outline) -> int:
 
 
 def _figure(outline: Outline, n_rows: int) -> tuple[Any, Any]:
-    """The picture, and the bounding box of its content in inches."""
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path as Curve
     from matplotlib.transforms import Bbox

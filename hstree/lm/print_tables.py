@@ -65,7 +65,6 @@ def _repeated(content: Table) -> range:
 
 
 def _part(content: Table, columns: Sequence[int], title: str) -> Table:
-    """Some columns of a table."""
     rows = tuple(tuple(row[i] for i in columns) for row in content.rows)
     return Table(
         title,

@@ -105,13 +105,9 @@ EVALUATE: dict[str, tuple[list[str], list[str]]] = {
     "--cache-theta": NOT_NEGATIVE,
     "--cache-wait": SWITCH,
     "--dynamic": SWITCH,
-    "--dynamic-rule": (["rms", "sgd"], ["adam", ""]),
     "--dynamic-learning-rate": (["1e-4"], POSITIVE[1]),
     "--dynamic-decay": (["0", "1e-3"], NOT_NEGATIVE[1]),
     "--dynamic-epsilon": (["1e-5"], POSITIVE[1]),
-    "--dynamic-segment": (["20", "50"], COUNT[1]),
-    "--dynamic-batch-size": (["2"], ["100000", *COUNT[1]]),
-    "--dynamic-batches": (["1"], COUNT[1]),
     "--data": ([], ["missing", ""]),
     "--threads": (["1"], ["0", "1025", "x"]),
 }
@@ -133,7 +129,6 @@ DESCRIBE: dict[str, tuple[list[str], list[str]]] = {
     "--levels": (["1", "3", "99"], COUNT[1]),
     "--index": (["0", "1"], ["-1", "2", "x"]),
     "--word": (["the", "."], ["no-such-word", ""]),
-    "--vocabulary": ([], ["missing", "."]),
 }
 
 BUILD: dict[str, tuple[list[str], list[str]]] = {
@@ -142,7 +137,7 @@ BUILD: dict[str, tuple[list[str], list[str]]] = {
         *("--min-count", "--max-vocabulary", "--recipe", "--root", "--leaf", "--levels"),
         *("--seed", "--tokenizer", "--unknown"),
     )
-} | {"--from-run": ([], ["missing", "."])}
+}
 
 
 @st.composite

@@ -149,7 +149,6 @@ def compare(paths: Iterable[str | os.PathLike[str]]) -> Comparison:
 
 
 def _letters(number: int) -> str:
-    """A to Z, then AA, AB, ..."""
     above, letter = divmod(number, 26)
     return (_letters(above - 1) if above else "") + chr(ord("A") + letter)
 

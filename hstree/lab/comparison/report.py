@@ -11,7 +11,7 @@ from typing import Any
 from hstree._files import write_atomic
 from hstree.lm._arguments import Argument, output_file
 from hstree.lm._packages import optional_package
-from hstree.lm._pictures import FORMATS, line_style, new_figure, perplexity_axes, picture, plain
+from hstree.lm._pictures import FORMATS, legend, line_style, panels, perplexity_axes, picture, plain
 from hstree.lm._terminal import show
 from hstree.lm.print_tables import print_tables
 from hstree.lm.runs import RunResults
@@ -129,19 +129,16 @@ Unfinished runs are shown with their results so far.
 
 
 def add_command(commands: Any) -> None:
-    """Register ``hstree compare``."""
     parser = commands.add_parser("compare", help="compare runs", description=_DESCRIPTION)
     add_run_argument(parser, "+")
     Argument(
         "--format",
+        "output format; csv has only the runs, in full precision",
+        "table",
         choices=("table", "markdown", "csv"),
-        default="table",
-        help="output format; csv has only the runs, in full precision",
     ).add(parser)
     Argument(
-        "--plot",
-        metavar="FILE",
-        help="plot the validation curves to this .png, .pdf or .svg file",
+        "--plot", "plot the validation curves to this .png, .pdf or .svg file", metavar="FILE"
     ).add(parser)
     parser.set_defaults(handler=_run)
 
@@ -182,8 +179,7 @@ def validation_curves(comparison: Comparison) -> Any:
     groups = [group for group in comparison.groups if any(run.epochs for run in group.runs)]
     if not groups:
         raise ValueError("comparison: expected a run with at least one completed epoch, got none")
-    figure = new_figure(7.2, 4.4 + 0.2 * len(groups))
-    axes = figure.add_subplot()
+    figure, axes = panels(7.2, 4.4 + 0.2 * len(groups))
     caption = "dot: best epoch"
     for number, group in enumerate(groups):
         style, label = line_style(number), _label(comparison, group)
@@ -200,9 +196,8 @@ def validation_curves(comparison: Comparison) -> Any:
                 axes.plot(averaged, curve[averaged], "D", mfc="white", mec=style["color"], ms=6)
                 caption = "dot: best epoch, diamond: first epoch of averaged weights"
     perplexity_axes(axes)
-    axes.set_ylabel("validation perplexity per token (log scale)")
-    axes.set_title(caption, fontsize=9)
-    figure.legend(loc="outside lower left", frameon=False, fontsize=8)
+    axes.set(ylabel="validation perplexity per token (log scale)", title=caption)
+    legend(figure)
     return figure
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hstree.lm._arguments import Argument
-from hstree.lm._pictures import COLOURS, new_figure, plain
+from hstree.lm._pictures import COLOURS, legend, panels, plain
 from hstree.lm.table import Table, count, number, probability, table
 
 from ..columns import read_columns, skipped
@@ -21,7 +21,6 @@ from .compute import FENCE, Correlation, correlate, within
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Correlate two columns of a CSV file."""
     texts = {f"--label {name}": name for name in arguments.label}
     if arguments.group is not None:
         texts["--group"] = arguments.group
@@ -104,7 +103,6 @@ def _words(column: str) -> str:
 
 
 def _label(line: Mapping[str, Any], names: list[str]) -> str:
-    """The cell of a single label column, or ``name=cell`` for several."""
     cells = [line[f"--label {name}"] for name in names]
     return cells[0] if len(cells) == 1 else ", ".join(map("=".join, zip(names, cells, strict=True)))
 
@@ -127,8 +125,7 @@ def correlation_picture(
     for name, texts in (("labels", labels), ("groups", groups)):
         if texts is not None and len(texts) != len(result.x):
             raise ValueError(f"{name}: expected {len(result.x)}, one a point, got {len(texts)}")
-    figure = new_figure(7.2, 4.8)
-    axes = figure.add_subplot()
+    figure, axes = panels(7.2, 4.8)
     points = np.array([result.x, result.y])
     inside = points[0, ~np.array(result.outlier)]
     lines = [(result.overall, points[0], "-", f"all {result.overall.n} points")]
@@ -157,16 +154,13 @@ def correlation_picture(
             place = {"xytext": (offset, 4), "textcoords": "offset points", "ha": side}
             axes.annotate(plain(text), points[:, i], **place, fontsize=7)
     axes.set(xlabel=plain(x), ylabel=plain(y))
-    axes.grid(alpha=0.3)
-    ncols = 2 if len(axes.get_legend_handles_labels()[0]) > 4 else 1
-    figure.legend(loc="outside lower left", frameon=False, fontsize=8, ncols=ncols)
+    legend(figure, ncols=2 if len(axes.get_legend_handles_labels()[0]) > 4 else 1)
     return figure
 
 
 def _kinds(
     figure: Any, axes: Any, n: int, groups: Sequence[str] | None, group: str
 ) -> list[tuple[str | None, list[int], Any, str]]:
-    """Label, points, color and marker of each kind of point."""
     if groups is None:
         return [(None, list(range(n)), COLOURS[0], "o")]
     try:
@@ -202,31 +196,27 @@ quartile (Tukey).
 """,
     measure,
     (
-        Argument("table", metavar="FILE", help="CSV file with a line for each run"),
-        Argument(
-            "--x", metavar="COLUMN", default="press_rank", help="column of the horizontal axis"
-        ),
-        Argument(
-            "--y", metavar="COLUMN", default="test_perplexity", help="column of the vertical axis"
-        ),
+        Argument("table", "CSV file with a line for each run", metavar="FILE"),
+        Argument("--x", "column of the horizontal axis", "press_rank", metavar="COLUMN"),
+        Argument("--y", "column of the vertical axis", "test_perplexity", metavar="COLUMN"),
         Argument(
             "--label",
+            "column of labels, shown at outliers, and at all points if they are few; may be "
+            "repeated",
+            [],
             metavar="COLUMN",
             action="append",
-            default=[],
-            help="column of labels, shown at outliers, and at all points if they are few; may be "
-            "repeated",
         ),
         Argument(
             "--group",
+            "column shown as color: a scale if it has numbers, otherwise a legend",
             metavar="COLUMN",
-            help="column shown as color: a scale if it has numbers, otherwise a legend",
         ),
         Argument(
             "--within",
-            metavar="COLUMN",
-            help="column, such as seed, whose effect is removed: x and y less their means over "
+            "column, such as seed, whose effect is removed: x and y less their means over "
             "the lines with the same value",
+            metavar="COLUMN",
         ),
     ),
     output="correlation",

@@ -82,7 +82,6 @@ class FrequencyBin:
 
 
 def tree_head(model: LanguageModel) -> TreeEnsemble:
-    """The head of a model; raises ValueError if it is not an ensemble of trees."""
     if not isinstance(model.head, TreeEnsemble):
         raise ValueError(f"model: expected a head of trees, got the head {model.head.name!r}")
     return model.head

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hstree.lm._arguments import NUMBER, Argument
-from hstree.lm._pictures import line_style, new_figure, plain
+from hstree.lm._arguments import Argument
+from hstree.lm._pictures import legend, line_style, panels, plain
 from hstree.lm.data import Vocabulary
 from hstree.lm.table import Table, count, decimals, table
 from hstree.trees import Tree
@@ -36,7 +36,6 @@ _WORDS = 6  # number of words to show if none is given
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Measure the trees of a run, and its loss by frequency compared with other runs."""
     runs = load_runs(arguments, [arguments.directory, *arguments.against])
     own, run = next(iter(runs.items()))
     try:
@@ -112,7 +111,6 @@ def _central_words(trees: Sequence[Tree], vocabulary: Vocabulary) -> list[str]:
 
 
 def tree_table(loss: TreeLoss, trees: Sequence[Tree], frequencies: IntArray) -> Table:
-    """A table of the trees: shape, loss, weight in the mixture."""
     partitions = [root_partition(tree, frequencies) for tree in trees]
     alone = [np.bincount(partition)[partition] == 1 for partition in partitions]
     share = [100 * frequencies[which].sum() / frequencies.sum() for which in alone]
@@ -134,7 +132,6 @@ def tree_table(loss: TreeLoss, trees: Sequence[Tree], frequencies: IntArray) -> 
 
 
 def level_table(loss: TreeLoss) -> Table:
-    """A table of the loss by level, for each tree and as mean over the trees."""
     two, three, four = map(decimals, (2, 3, 4))
     rows: list[tuple[Any, ...]] = []
     for k in np.flatnonzero(loss.reached.any(axis=0)):
@@ -172,7 +169,6 @@ def mixture_table(loss: TreeLoss) -> Table:
 
 
 def agreement_table(agreement: Agreement) -> Table:
-    """A table with a row for each pair of trees."""
     together, chance = 100 * agreement.together, 100 * agreement.chance
     first = "together in both, of those in the first (%)"
     return table(
@@ -190,7 +186,6 @@ def agreement_table(agreement: Agreement) -> Table:
 
 
 def frequency_table(bins: Mapping[str, Sequence[FrequencyBin]]) -> Table:
-    """A table of the loss by frequency rank in the training text, with columns for each run."""
     first = next(iter(bins.values()))
     whole = sum(f.tokens for f in first)
     percent = decimals(1)
@@ -214,7 +209,6 @@ def _occurrences(found: FrequencyBin) -> str:
 
 
 def cluster_table(clusters: Sequence[Sequence[Cluster]]) -> Table:
-    """A table of the heaviest clusters of each tree and their words."""
     return table(
         "Heaviest clusters under the root",
         [(tree, cluster) for tree, found in enumerate(clusters, start=1) for cluster in found],
@@ -228,7 +222,6 @@ def cluster_table(clusters: Sequence[Sequence[Cluster]]) -> Table:
 
 
 def nearest_table(nearest: Mapping[str, Sequence[Sequence[tuple[str, int]]]]) -> Table:
-    """A table of the nearest words of each word in each tree."""
     rows = [
         (word, tree, " ".join(f"{c}/{d}" for c, d in near) or "- (directly under the root)")
         for word, found in nearest.items()
@@ -242,36 +235,33 @@ _FEWEST = 100  # a mean over fewer tokens is not drawn
 
 
 def agreement_picture(agreement: Agreement) -> Any:
-    """Plot the two symmetric matrices, with their numbers."""
-    panels = {
+    matrices = {
         "clusters under the root:\nadjusted Rand index": agreement.adjusted_rand,
         "depth where two words part:\nSpearman correlation": agreement.depth_correlation,
     }
     n = len(agreement.chance)
     names = [str(tree + 1) for tree in range(n)]
     same = np.eye(n, dtype=bool)
-    others = np.stack([*panels.values()])[:, ~same]
+    others = np.stack([*matrices.values()])[:, ~same]
     low, high = np.nanmin(others, initial=0), np.nanmax(others, initial=0.1)
     size = 2.2 + 0.55 * min(n, NUMBERED)
-    figure = new_figure(2 * size, size)
-    for axes, (title, matrix) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+    figure, both = panels(2 * size, size, 1, 2, grid="none")
+    for axes, (title, matrix) in zip(both, matrices.items(), strict=True):
         texts = [["-" if np.isnan(value) else f"{value:.2f}" for value in row] for row in matrix]
         for tree in range(n):
             texts[tree][tree] = "1"
         heat_map(axes, matrix, names, texts, cmap="cividis", vmin=low, vmax=high)
-        axes.set(xlabel="tree", ylabel="tree")
-        axes.set_title(title, fontsize=9)
+        axes.set(xlabel="tree", ylabel="tree", title=title)
     return figure
 
 
 def level_picture(loss: TreeLoss) -> Any:
-    """Plot the loss of each tree by level, and that of the mixture."""
     from matplotlib import colormaps
 
     parts, reached, levels = loss.parts, loss.reached, loss.levels
     trees = [f"tree {t + 1}" for t in range(len(parts))]
-    figure = new_figure(10.0, 2.6 + 0.3 * len(trees))
-    stacked, visits = figure.subplots(1, 2, width_ratios=(3, 2))
+    figure, (stacked, visits) = panels(10.0, 2.6 + 0.3 * len(trees), 1, 2, width_ratios=(3, 2))
+    stacked.grid(visible=False)
 
     colours = [*colormaps["viridis"](np.linspace(0, 1, len(levels) - 1)), "0.4"]
     left = parts.cumsum(axis=1) - parts
@@ -284,9 +274,8 @@ def level_picture(loss: TreeLoss) -> Any:
         stacked.text(total, bar, f" {total:.2f}", va="center", fontsize=8)
     stacked.invert_yaxis()
     stacked.set(xlim=(0, 1.1 * max(totals)), xlabel="loss (nats per token)")
-    stacked.set_title("loss by level of the path", fontsize=9)
-    handles, labels = stacked.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", frameon=False, fontsize=8, ncols=7)
+    stacked.set_title("loss by level of the path")
+    legend(figure, *stacked.get_legend_handles_labels(), ncols=7)
 
     with np.errstate(invalid="ignore"):  # 0 / 0 where there is no token
         each = np.where(loss.tokens * reached < _FEWEST, np.nan, parts / reached)[:, 1:-1]
@@ -297,8 +286,7 @@ def level_picture(loss: TreeLoss) -> Any:
     visits.set_xticks(shown + 2)
     visits.set_ylim(0, 1.1 * visits.get_ylim()[1])
     visits.set(xlabel="level", ylabel="nats per token that comes there")
-    visits.set_title(f"decisions below the root ({_FEWEST} tokens or more)", fontsize=9)
-    visits.grid(alpha=0.3)
+    visits.set_title(f"decisions below the root ({_FEWEST} tokens or more)")
     visits.legend(frameon=False, fontsize=7)
     return figure
 
@@ -312,32 +300,28 @@ def frequency_picture(bins: Mapping[str, Sequence[FrequencyBin]]) -> Any:
     losses = np.array([[f.loss for f in found] for found in bins.values()])
     means = [[f.mean for f in found] for found in bins.values()]
     shares = 100 * losses / losses.sum(axis=1, keepdims=True)
-    panels: list[tuple[str, str, Any]] = [
+    parts: list[tuple[str, str, Any]] = [
         ("mean loss", "nats per token of the bin", means),
         ("where the loss is", "share of the whole loss (%)", shares),
     ]
     if others:
         difference = 1000 * (losses[1:] - losses[0]) / tokens.sum()
         title = plain(f"loss above that of {first}")
-        panels.append((title, "nats per 1,000 tokens of the text", difference))
-    figure = new_figure(4.6 * len(panels), 4.4)
-    all_axes = figure.subplots(1, len(panels))
-    for axes, (title, unit, values) in zip(all_axes, panels, strict=True):
+        parts.append((title, "nats per 1,000 tokens of the text", difference))
+    figure, all_axes = panels(4.6 * len(parts), 4.4, 1, len(parts), grid="y")
+    for axes, (title, unit, values) in zip(all_axes, parts, strict=True):
         width = 0.8 / len(values)
         shown = list(enumerate(bins))[-len(values) :]  # all runs, or all but the first
         for k, ((run, name), heights) in enumerate(zip(shown, values, strict=True)):
             places = np.arange(len(labels)) - 0.4 + (k + 0.5) * width
             axes.bar(places, heights, width, color=line_style(run)["color"], label=plain(name))
         axes.set_xticks(range(len(labels)), labels, rotation=40, ha="right", fontsize=8)
-        axes.set(xlabel="rank of the word's training frequency", ylabel=unit)
-        axes.set_title(title, fontsize=9)
-        axes.grid(axis="y", alpha=0.3)
+        axes.set(xlabel="rank of the word's training frequency", ylabel=unit, title=title)
     (mark,) = all_axes[1].plot(100 * tokens / tokens.sum(), "_", color="black", ms=24, mew=1.5)
     all_axes[1].legend([mark], ["share of the tokens"], frameon=False, fontsize=8)
     if others:
         all_axes[2].axhline(0, color="black", lw=0.8)
-    handles, texts = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, texts, loc="outside lower left", frameon=False, fontsize=8, ncols=4)
+    legend(figure, *all_axes[0].get_legend_handles_labels(), ncols=4)
     return figure
 
 
@@ -352,33 +336,23 @@ is read.
 """,
     measure,
     (
-        Argument("directory", metavar="RUN", help="run folder of hstree train"),
+        Argument("directory", "run folder of hstree train", metavar="RUN"),
         Argument(
             "--against",
+            "runs of any head over the same words, to compare the loss by frequency with",
+            [],
             metavar="RUN",
             nargs="+",
-            default=[],
-            help="runs of any head over the same words, to compare the loss by frequency with",
         ),
         Argument(
             "--word",
+            "show the nearest words of this word in each tree; may be repeated (default: "
+            "the most frequent words that are not directly under the root of any tree)",
             action="append",
             metavar="W",
-            help="show the nearest words of this word in each tree; may be repeated (default: "
-            "the most frequent words that are not directly under the root of any tree)",
         ),
-        Argument(
-            "--clusters",
-            default=8,
-            help="number of heaviest clusters to show for each tree",
-            **NUMBER,
-        ),
-        Argument(
-            "--words",
-            default=10,
-            help="number of words to show for a cluster, and of nearest words",
-            **NUMBER,
-        ),
+        Argument("--clusters", "number of heaviest clusters to show for each tree", 8),
+        Argument("--words", "number of words to show for a cluster, and of nearest words", 10),
     ),
     settings=("data", "device", "threads"),
     output="results/tree",

@@ -84,7 +84,6 @@ class _Counter:
         self.counts[first : first + len(found)] += found
 
     def histogram(self) -> Histogram:
-        """The histogram of the numbers counted so far."""
         first, last = np.flatnonzero(self.counts)[[0, -1]]
         place = np.arange(first, last + 2.0) - _REACH
         return Histogram(self.origin + self.width * place, self.counts[first : last + 1])
@@ -135,7 +134,6 @@ class FunctionView:
 
 
 def check_function_head(model: LanguageModel) -> FlatHead:
-    """The head of a model. Raises ValueError unless it is a softmax of f(logits)."""
     head = model.head
     if not isinstance(head, FlatHead) or isinstance(head, (Mixtape, ForestSoftmax)):
         raise ValueError(
@@ -211,7 +209,6 @@ def view_function(model: LanguageModel, tokens: Any) -> FunctionView:
 
 
 def value_and_slope(function: LogitFunction, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """f(x) and f'(x), elementwise."""
     device = None if function.table is None else function.table.device
     at = torch.tensor(x, dtype=torch.float64, device=device, requires_grad=True)
     with torch.enable_grad():

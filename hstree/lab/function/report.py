@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hstree.lm._pictures import line_style, new_figure, plain
+from hstree.lm._pictures import legend, line_style, panels, plain
 from hstree.lm.table import Table, decimals, table
 
 from ..report import Report, row_table
@@ -26,7 +26,6 @@ _QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Measure the functions of the heads of runs."""
     runs = load_runs(arguments)
     for name, run in runs.items():
         try:
@@ -59,8 +58,6 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def function_tables(views: Mapping[str, FunctionView]) -> list[Table]:
-    """Tables of the functions, their slopes, and the quantiles of the logits. ``views``: by name of
-    the run."""
     functions = table(
         "Function f of the logits",
         views.items(),
@@ -116,8 +113,7 @@ _TAIL = 1e-3  # share of the slopes beyond the right end of the histogram
 def function_picture(views: Mapping[str, FunctionView]) -> Any:
     """Plot f against the identity, its local slope, the logits and the slopes. ``views``: by name
     of the run."""
-    figure = new_figure(10.0, 8.0)
-    (of_f, of_slope), (of_logits, of_slopes) = figure.subplots(2, 2)
+    figure, ((of_f, of_slope), (of_logits, of_slopes)) = panels(10.0, 8.0, 2, 2)
     of_f.axline((0, 0), slope=1, color="0.6", lw=0.9)
     of_slope.axhline(1, color="0.6", lw=0.9)
     of_slopes.axvline(1, color="0.6", lw=0.9)
@@ -158,16 +154,14 @@ def function_picture(views: Mapping[str, FunctionView]) -> Any:
         (of_logits, next_words, "logit", "% per unit"),
         (of_slopes, pieces, "slope of f", f"% per {edges[1]:.3f}"),
     ):
-        axes.set_title(title, fontsize=9)
-        axes.set(xlabel=x, ylabel=y)
-        axes.grid(alpha=0.3)
+        axes.set(title=title, xlabel=x, ylabel=y)
     left, right = zip(*(view.x[[0, -1]] for view in views.values()), strict=True)
     for axes in (of_f, of_slope, of_logits):
         axes.set_xlim(min(left), max(right))
     of_slope.set_ylim(bottom=0)
     of_logits.set_yscale("log")
     of_logits.set_ylim(bottom=1e-4)
-    figure.legend(loc="outside lower left", frameon=False, fontsize=8)
+    legend(figure)
     return figure
 
 

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from hstree.lab.layers import ACTIVATIONS, GATES
-from hstree.lm._arguments import NUMBER, Argument
-from hstree.lm._pictures import COLOURS, line_style, new_figure
+from hstree.lm._arguments import Argument
+from hstree.lm._pictures import COLOURS, legend, line_style, panels
 from hstree.lm.table import Table, count, decimals, table
 
 from ..report import Report
@@ -22,7 +22,6 @@ _ROW = ("layer", "gate", "experts", "index", "mean", "deviation", "normalised")
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Compute the spectra of the layers."""
     settings = {name: getattr(arguments, name) for name in _SETTINGS}
     settings["experts"].sort()
     layers = jacobian_experiment(**settings, device=arguments.device)
@@ -54,7 +53,6 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def jacobian_table(layers: Sequence[LayerSpectrum], activation: str) -> Table:
-    """A row for each of the layers of :func:`jacobian_experiment`."""
     n = len(layers[0].spectrum.mean)
     return table(
         f"Singular values of dy/dx, n = {n}, activation {activation}",
@@ -115,23 +113,20 @@ def jacobian_picture(layers: Sequence[LayerSpectrum], activation: str, *, normal
     values = [layer.spectrum.normalised if normalised else layer.spectrum.mean for layer in layers]
     largest = max(map(max, values))
     name = "mean singular value / largest" if normalised else "mean singular value of dy/dx"
-    figure = new_figure(1.6 + 3.4 * len(gates), 6.8)
-    grid = figure.subplots(2, len(gates), sharex=True, sharey="row", squeeze=False)
+    shared: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
+    figure, grid = panels(1.6 + 3.4 * len(gates), 6.8, 2, len(gates), **shared)
     for gate, (top, bottom) in zip(gates, grid.T, strict=True):
         for axes in (top, bottom):
-            axes.grid(alpha=0.3)
             for layer, heights in zip(layers, values, strict=True):
                 if layer.gate in (None, gate):
                     style = {"color": COLOURS[-1]} | styles[layer.experts or layer.kind]
                     axes.plot(range(1, len(heights) + 1), heights, **style)
-        top.set_title(f"{gate} gates", fontsize=10)
-        top.set_ylim(0, 1.05 * largest)
+        top.set(title=f"{gate} gates", ylim=(0, 1.05 * largest))
         bottom.set(yscale="log", ylim=(_FLOOR * largest, 1.5 * largest))
         bottom.set_xlabel("index of the singular value")
     grid[0, 0].set_ylabel(name)
     grid[1, 0].set_ylabel(f"{name} (log scale)")
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=8, ncols=4)
+    legend(figure, *grid[0, 0].get_legend_handles_labels(), loc="lower center", ncols=4)
     return figure
 
 
@@ -146,31 +141,22 @@ pass it well, if its singular values are of similar size.
 """,
     measure,
     (
-        Argument(
-            "--features", **NUMBER, default=128, help="number of inputs and outputs of the layers"
-        ),
-        Argument("--inputs", **NUMBER, default=250, help="number of inputs of a draw"),
-        Argument(
-            "--experts",
-            **NUMBER | {"metavar": "K"},
-            nargs="+",
-            default=[2, 4, 8, 16, 32],
-            help="numbers of experts",
-        ),
+        Argument("--features", "number of inputs and outputs of the layers", 128),
+        Argument("--inputs", "number of inputs of a draw", 250),
+        Argument("--experts", "numbers of experts", [2, 4, 8, 16, 32], metavar="K"),
         Argument(
             "--activation",
+            "activation of the dense layer and of every expert",
+            "relu",
             choices=tuple(ACTIVATIONS),
-            default="relu",
-            help="activation of the dense layer and of every expert",
         ),
         Argument(
             "--gates",
-            nargs="+",
+            "gates of the mixtures; constant: 1 / K, none: 1",
+            ["softmax", "constant"],
             choices=GATES,
-            default=["softmax", "constant"],
-            help="gates of the mixtures; constant: 1 / K, none: 1",
         ),
-        Argument("--seeds", **NUMBER, default=5, help="number of draws of inputs and weights"),
+        Argument("--seeds", "number of draws of inputs and weights", 5),
     ),
     settings=("device",),
     output="jacobian",

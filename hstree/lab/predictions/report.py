@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hstree.lm._arguments import NUMBER, Argument
-from hstree.lm._arguments import count as at_least_one
+from hstree.lm._arguments import Argument
+from hstree.lm._arguments import count as whole
 from hstree.lm._messages import quoted
 from hstree.lm.data import Subwords, prompt_words
 from hstree.lm.runs import Run
@@ -33,7 +33,6 @@ class ContextPredictions:
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Compare the next words of several models."""
     if not arguments.context and arguments.random is None:
         raise ValueError("--context: expected at least one, or --random N, got neither")
     if arguments.settings.data is not None and arguments.random is None:
@@ -81,7 +80,6 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Split a context and the true word, if there is one."""
     context, bar, truth = text.rpartition(_BAR) if _BAR in text else (text, "", "")
     if not context.strip() or (bar and not truth.strip()):
         raise ValueError(f"--context: expected words, or words{_BAR}true word, got {quoted(text)}")
@@ -209,24 +207,20 @@ counts as a word.
     (
         Argument(
             "--context",
-            action="append",
-            default=[],
-            metavar="TEXT",
-            help="words to read and, optionally, ' | ' and the true next word: 'the company said "
+            "words to read and, optionally, ' | ' and the true next word: 'the company said "
             "| it'; a run with subwords uses its first token; may be repeated",
+            [],
+            action="append",
+            metavar="TEXT",
         ),
         Argument(
             "--random",
-            help="draw N words of the test text other than <unk>, with all words before them",
-            **NUMBER,
+            "draw N words of the test text other than <unk>, with all words before them",
+            type=whole,
         ),
-        Argument("--seed", type=int, default=0, metavar="N", help="seed of --random"),
-        Argument(
-            "--preceding", default=15, help="number of words shown before a drawn word", **NUMBER
-        ),
-        Argument(
-            "--top-k", type=at_least_one, default=5, metavar="K", help="number of words to show"
-        ),
+        Argument("--seed", "seed of --random", 0, type=int),
+        Argument("--preceding", "number of words shown before a drawn word", 15),
+        Argument("--top-k", "number of words to show", 5, metavar="K"),
     ),
     runs="+",
     settings=("data", "device", "threads"),

@@ -307,7 +307,6 @@ def _gram_values(matrix: BlockMatrix) -> tuple[Tensor, float]:
 
 
 def _triangle(matrix: BlockMatrix) -> Tensor:
-    """The R of a QR decomposition of the matrix, or of its transpose."""
     r = torch.empty(0, min(matrix.shape), dtype=torch.float64, device=matrix.device)
     for block in _tall_blocks(matrix, "qr"):
         r = torch.linalg.qr(torch.cat((r, block)), mode="r").R

@@ -132,7 +132,6 @@ def stored_matrix(
 
 
 def _first_rows(rows: int | None, available: int, what: str) -> int:
-    """The number of rows to use."""
     if rows is not None and not 1 <= rows <= available:
         raise ValueError(f"rows: expected 1 to {available:,} (the {what}), got {rows:,}")
     return available if rows is None else rows

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 
 from hstree._numerics import dtype_name
-from hstree.lm._arguments import NUMBER, Argument, positive
+from hstree.lm._arguments import Argument, count, positive
 from hstree.lm._arguments import number as limited
-from hstree.lm._pictures import line_style, new_figure, plain
+from hstree.lm._pictures import legend, line_style, panels, plain
 from hstree.lm._terminal import fold
 from hstree.lm.runs import load_run, run_names
 from hstree.lm.table import Table, number, table
@@ -30,7 +30,6 @@ _POINTS = 1000  # largest number of singular values in the JSON file
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Measure the ranks of the log P matrices of runs and files."""
     found, notes = _matrices(arguments)
     limit = None if arguments.max_memory is None else int(arguments.max_memory * 2**30)
     plans = {name: plan_rank(matrix, arguments.method, limit) for name, matrix in found.items()}
@@ -101,7 +100,6 @@ def _matrices(arguments: argparse.Namespace) -> tuple[dict[str, BlockMatrix], li
 
 
 def _mapped(file: str) -> npt.NDArray[Any]:
-    """The array of a .npy file, mapped into memory."""
     try:
         values = np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
@@ -133,7 +131,6 @@ def rank_rows(results: Mapping[str, RankResult]) -> list[dict[str, Any]]:
 
 
 def rank_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A table of the rows of :func:`rank_rows`."""
     ranks = [key for key in rows[0] if key.startswith("effective_rank_")]
     return table(
         "Press rank and effective ranks",
@@ -155,8 +152,7 @@ def rank_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def spectrum_picture(results: Mapping[str, RankResult]) -> Any:
     """Plot the singular values against their index, as shares of the largest, with linear and
     logarithmic axes, and the Press thresholds."""
-    figure = new_figure(10.5, 4.6 + 0.2 * len(results))
-    linear, logarithmic = figure.subplots(1, 2)
+    figure, (linear, logarithmic) = panels(10.5, 4.6 + 0.2 * len(results), 1, 2)
     thresholds = {
         name: result.press_threshold / result.s_max
         for name, result in results.items()
@@ -177,22 +173,20 @@ def spectrum_picture(results: Mapping[str, RankResult]) -> Any:
     logarithmic.text(1.0, floor * 1.2, " Press threshold", fontsize=8, va="bottom")
     logarithmic.set(yscale="log", ylim=(floor / 30, 2))
     linear.set_ylim(bottom=0)
-    linear.set_title("linear, from the second on: the first is 1", fontsize=9)
-    logarithmic.set_title("logarithmic", fontsize=9)
+    linear.set_title("linear, from the second on: the first is 1")
+    logarithmic.set_title("logarithmic")
     for axes in (linear, logarithmic):
         axes.set(xscale="log", xlim=_index_limits(results))
         axes.set_xlabel("index of the singular value (log scale)")
         axes.set_ylabel("singular value / largest singular value")
-        axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower left", frameon=False, fontsize=8)
+    legend(figure)
     return figure
 
 
 def energy_picture(results: Mapping[str, RankResult]) -> Any:
     """Plot the share of the sum of squares that the k largest singular values leave out, against k,
     with a dot at each effective rank."""
-    figure = new_figure(7.2, 4.4 + 0.2 * len(results))
-    axes = figure.add_subplot()
+    figure, axes = panels(7.2, 4.4 + 0.2 * len(results))
     epsilons = {epsilon for result in results.values() for epsilon in result.effective_ranks}
     lowest = highest = min(epsilons, default=1.0)
     for place, (name, result) in enumerate(results.items()):
@@ -210,9 +204,8 @@ def energy_picture(results: Mapping[str, RankResult]) -> Any:
     axes.set(xscale="log", yscale="log", **limits)
     axes.set_xlabel("k, number of singular values kept (log scale)")
     axes.set_ylabel("share of the sum of squares left out (log scale)")
-    axes.set_title("dots: effective ranks; dotted lines: their epsilon", fontsize=9)
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower left", frameon=False, fontsize=8)
+    axes.set_title("dots: effective ranks; dotted lines: their epsilon")
+    legend(figure)
     return figure
 
 
@@ -234,42 +227,40 @@ begins.
     (
         Argument(
             "--log-prob",
-            metavar="FILE",
-            action="append",
-            default=[],
-            help="another matrix, with or without runs: floating point [contexts, words] "
+            "another matrix, with or without runs: floating point [contexts, words] "
             "in a .npy file, which is memory-mapped; may be repeated. Rows are used "
             "unchanged: whether their exponentials sum to 1 is not checked",
+            [],
+            metavar="FILE",
+            action="append",
         ),
         SPLIT,
-        Argument("--rows", help="only the first N contexts (default: all)", **NUMBER),
+        Argument("--rows", "only the first N contexts (default: all)", type=count),
         Argument(
             "--dtype",
+            "dtype of the matrix and the Press threshold; with float64, models compute in it too",
+            "float32",
             choices=("float32", "float64"),
-            default="float32",
-            help="dtype of the matrix and the Press threshold; with float64, models compute in it "
-            "too",
         ),
         Argument(
             "--method",
-            choices=METHODS,
-            default="auto",
-            help="svd: of the whole matrix; gram: eigenvalues of its Gram matrix in float64, for "
+            "svd: of the whole matrix; gram: eigenvalues of its Gram matrix in float64, for "
             "float32 only; qr: block by block in float64; auto: svd for small matrices; for "
             "large ones gram in float32, qr or svd in float64",
+            "auto",
+            choices=METHODS,
         ),
         Argument(
             "--epsilon",
+            "epsilon of an effective rank; may be repeated (default: 1e-3, 1e-4 and 1e-5)",
             type=limited("a number between 0 and 1", lambda value: 0 < value < 1),
             action="append",
-            metavar="X",
-            help="epsilon of an effective rank; may be repeated (default: 1e-3, 1e-4 and 1e-5)",
         ),
         Argument(
             "--max-memory",
+            "fail if more is needed (default: the memory available on the device)",
             type=positive,
             metavar="GIB",
-            help="fail if more is needed (default: the memory available on the device)",
         ),
     ),
     runs="*",

@@ -141,7 +141,6 @@ def expected_press_rank(size: int, c: float, rank: int, dtype: torch.dtype) -> f
 
 
 def _press_rank(s: Tensor) -> int:
-    """The Press rank of the square matrix with these singular values."""
     return int((s > press_threshold((len(s), len(s)), float(s[0]), s.dtype)).sum())
 
 

@@ -10,8 +10,8 @@ from operator import itemgetter
 from typing import Any
 
 from hstree._numerics import dtype_name
-from hstree.lm._arguments import NUMBER, Argument, not_negative
-from hstree.lm._pictures import line_style, new_figure
+from hstree.lm._arguments import Argument, not_negative
+from hstree.lm._pictures import legend, line_style, panels
 from hstree.lm.table import Table, decimals, number, table
 
 from ..drawing import MARKERS
@@ -22,7 +22,6 @@ from .compute import NoisePoint, noise_ranks, reconstructions
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Measure Press ranks under rounding and noise, in float32 and float64."""
     size, rank, seed, device = arguments.size, arguments.rank, arguments.seed, arguments.device
     if rank >= size:
         raise ValueError(f"--rank: expected a number below --size, {size}, got {rank}")
@@ -53,7 +52,6 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def reconstruction_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A table with a row for each dtype, pruned every time or once."""
     return table(
         "Decomposed and multiplied repeatedly",
         rows,
@@ -85,7 +83,6 @@ def noise_table(points: Mapping[str, Sequence[NoisePoint]]) -> Table:
 
 
 def noise_rows(points: Mapping[str, Sequence[NoisePoint]]) -> list[dict[str, Any]]:
-    """The points in full precision."""
     return [
         {
             "dtype": name,
@@ -102,8 +99,7 @@ def noise_rows(points: Mapping[str, Sequence[NoisePoint]]) -> list[dict[str, Any
 def noise_picture(points: Mapping[str, Sequence[NoisePoint]]) -> Any:
     """Plot Press ranks, measured and expected by the quarter-circle law, and the effective ranks of
     the last dtype against c. ``points``: by dtype, in increasing c."""
-    figure = new_figure(7.6, 5.6)
-    axes = figure.add_subplot()
+    figure, axes = panels(7.6, 5.6)
     for place, (name, every) in enumerate(points.items()):
         own = [point for point in every if point.c > 0]
         c = [point.c for point in own]
@@ -124,8 +120,7 @@ def noise_picture(points: Mapping[str, Sequence[NoisePoint]]) -> Any:
         xlabel="c, variance of the noise times n squared (log scale)",
         ylabel="rank (log scale)",
     )
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower left", frameon=False, fontsize=8, ncols=2)
+    legend(figure, ncols=2)
     return figure
 
 
@@ -141,23 +136,17 @@ effective ranks do not change.
 """,
     measure,
     (
-        *(
-            Argument(f"--{name}", default=default, help=text, **NUMBER)
-            for name, default, text in (
-                ("size", 1000, "n, rows and columns of the matrices"),
-                ("rank", 10, "number of singular values to keep"),
-                ("repetitions", 10, "number of times that a matrix is decomposed and multiplied"),
-            )
-        ),
+        Argument("--size", "n, rows and columns of the matrices", 1000),
+        Argument("--rank", "number of singular values to keep", 10),
+        Argument("--repetitions", "number of times that a matrix is decomposed and multiplied", 10),
         Argument(
             "--c",
+            "n^2 times the variance of the noise; may be repeated (default: every "
+            "power of ten from 1e-30 to 1e-5)",
             type=not_negative,
             action="append",
-            metavar="X",
-            help="n^2 times the variance of the noise; may be repeated (default: every "
-            "power of ten from 1e-30 to 1e-5)",
         ),
-        Argument("--seed", type=int, default=0, metavar="N", help="seed of matrices and noise"),
+        Argument("--seed", "seed of matrices and noise", 0, type=int),
     ),
     settings=("device", "threads"),
     output="robustness",

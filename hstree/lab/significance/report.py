@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from hstree.lm._arguments import Argument
-from hstree.lm._pictures import line_style, new_figure, plain
+from hstree.lm._pictures import line_style, panels, plain
 from hstree.lm.table import Column, Table, count, decimals, number, probability, table
 
 from ..columns import read_columns, skipped
@@ -20,7 +20,6 @@ _MODEL, _VALUE = "model", "test_perplexity"
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Test all pairs of models, from runs or a table."""
     quantity = "test perplexity"
     if arguments.table is None:
         values, notes = _of_runs(arguments)
@@ -68,8 +67,6 @@ def _of_table(arguments: argparse.Namespace) -> tuple[dict[str, list[float]], li
 
 
 def significance_tables(result: Significance, quantity: str) -> list[Table]:
-    """Tables of the models, the tests, and the matrix of p-values. ``quantity``: name of the
-    values."""
     three = decimals(3)
     tested = sum(not math.isnan(pair.welch.p_value) for pair in result.pairs)
     samples: list[Column] = [
@@ -133,8 +130,7 @@ def significance_picture(result: Significance, quantity: str) -> Any:
     """Plot a row for each model: a dot for each seed, and above the dots the mean of the finite
     values with its 95% confidence interval. ``quantity``: label of the axis."""
     samples = result.samples
-    figure = new_figure(7.2, 1.3 + 0.55 * len(samples))
-    axes = figure.add_subplot()
+    figure, axes = panels(7.2, 1.3 + 0.55 * len(samples), grid="x")
     for row, sample in enumerate(samples):
         colour = line_style(row)["color"]
         values = [value for value in sample.values if math.isfinite(value)]
@@ -147,8 +143,7 @@ def significance_picture(result: Significance, quantity: str) -> Any:
     labels = [plain(f"{sample.name} ({len(sample.values)})") for sample in samples]
     axes.set_yticks(range(len(samples)), labels)
     axes.set(ylim=(len(samples) - 0.5, -0.5), ylabel="model (runs)", xlabel=plain(quantity))
-    axes.set_title("dots: runs; diamond: mean with its 95% confidence interval", fontsize=9)
-    axes.grid(axis="x", alpha=0.3)
+    axes.set_title("dots: runs; diamond: mean with its 95% confidence interval")
     return figure
 
 
@@ -164,19 +159,13 @@ the values are a column of a CSV file, such as the one that hstree study writes.
 """,
     measure,
     (
-        Argument(
-            "--table",
-            metavar="FILE",
-            help="instead of runs: a CSV file with a line for each run",
-        ),
+        Argument("--table", "instead of runs: a CSV file with a line for each run", metavar="FILE"),
         Argument(
             "--model",
+            f"column of the table with the names of the models (default: {_MODEL})",
             metavar="COLUMN",
-            help=f"column of the table with the names of the models (default: {_MODEL})",
         ),
-        Argument(
-            "--value", metavar="COLUMN", help=f"column of the table to test (default: {_VALUE})"
-        ),
+        Argument("--value", f"column of the table to test (default: {_VALUE})", metavar="COLUMN"),
     ),
     runs="*",
     output="significance",

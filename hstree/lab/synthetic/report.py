@@ -9,8 +9,8 @@ from contextlib import closing
 from typing import Any
 
 from hstree._progress import Task
-from hstree.lm._arguments import NUMBER, Argument, positive
-from hstree.lm._pictures import line_style, new_figure, plain
+from hstree.lm._arguments import Argument, positive
+from hstree.lm._pictures import legend, line_style, panels, plain
 from hstree.lm.runs import choose_device
 from hstree.lm.table import Table, count
 
@@ -22,7 +22,6 @@ from .heads import DEFAULT_HEADS, choose_head, known_heads
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Fit the heads."""
     names = known_heads() if arguments.heads == ["all"] else arguments.heads
     setting = SyntheticSetting(
         arguments.contexts,
@@ -46,7 +45,6 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def synthetic_report(result: SyntheticResult) -> Report:
-    """Tables of mode matching and divergence, with a picture, for each alpha; parameters."""
     alphas = result.setting.alphas
     return Report(
         "Synthetic bottleneck experiment",
@@ -59,7 +57,6 @@ def synthetic_report(result: SyntheticResult) -> Report:
 
 
 def _tables(result: SyntheticResult) -> list[Table]:
-    """Tables with a row for each head and a column for each dimension."""
     several = result.setting.seeds > 1
     spread = ", mean and standard deviation over seeds" if several else ""
     texts: dict[str, dict[tuple[str, int], str]] = {}
@@ -130,8 +127,7 @@ def synthetic_picture(result: SyntheticResult, alpha: float) -> Any:
 
     setting = result.setting
     baseline = next(each for each in result.baselines if each.alpha == alpha)
-    figure = new_figure(9.6, 4.2 + 0.22 * math.ceil(len(setting.heads) / 4))
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = panels(9.6, 4.2 + 0.22 * math.ceil(len(setting.heads) / 4), 1, 2)
     for number, choice in enumerate(setting.heads):
         cells = [c for c in result.cells if (c.alpha, c.head) == (alpha, choice.label)]
         cells.sort(key=lambda cell: cell.dimension)
@@ -155,7 +151,6 @@ def synthetic_picture(result: SyntheticResult, alpha: float) -> Any:
         axes.set_xticks(setting.dimensions, list(map(str, setting.dimensions)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("dimension D of a context vector (log scale)")
-        axes.grid(alpha=0.3)
     left.set(ylabel="contexts whose mode is matched (%)", ylim=(0, 102))
     right.set(ylabel="KL(P* || P) (nats, log scale)", yscale="log")
     low, high = right.get_ylim()
@@ -166,8 +161,7 @@ def synthetic_picture(result: SyntheticResult, alpha: float) -> Any:
     seeds = f"{setting.seeds} {'seeds' if setting.seeds > 1 else 'seed'}"
     sizes = f"{setting.contexts} contexts, {setting.outcomes} outcomes"
     figure.suptitle(f"{sizes}, targets ~ Dirichlet({alpha:g}), {seeds}", fontsize=10)
-    handles, names = right.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    legend(figure, *right.get_legend_handles_labels(), loc="lower center", ncols=4)
     return figure
 
 
@@ -185,38 +179,34 @@ defaults. Ctrl-C stops it without writing anything.
 """,
     measure,
     (
-        Argument("--contexts", **NUMBER, default=200, help="N, number of contexts"),
-        Argument("--outcomes", **NUMBER, default=100, help="M, number of outcomes"),
-        Argument(
-            "--dimensions", **NUMBER, nargs="+", default=[2, 4, 8, 16, 32], help="sizes D to try"
-        ),
+        Argument("--contexts", "N, number of contexts", 200),
+        Argument("--outcomes", "M, number of outcomes", 100),
+        Argument("--dimensions", "sizes D to try", [2, 4, 8, 16, 32]),
         Argument(
             "--alpha",
-            **_POSITIVE,
-            default=[0.01, 0.1],
-            help="concentrations of the symmetric Dirichlet distribution; the smaller, the fewer "
+            "concentrations of the symmetric Dirichlet distribution; the smaller, the fewer "
             "outcomes have most of a target's mass",
+            [0.01, 0.1],
+            type=positive,
         ),
         Argument(
             "--heads",
+            "names, or NAME:KEY=VALUE,KEY=VALUE with options of the head, such as "
+            "mos:components=15 or trees:n_trees=2,root=16; all: every head that reads one vector",
+            list(DEFAULT_HEADS),
             metavar="HEAD",
             nargs="+",
-            default=list(DEFAULT_HEADS),
-            help="names, or NAME:KEY=VALUE,KEY=VALUE with options of the head, such as "
-            "mos:components=15 or trees:n_trees=2,root=16; all: every head that reads one vector",
         ),
-        Argument("--steps", **NUMBER, default=400, help="largest number of steps of Adam in a fit"),
+        Argument("--steps", "largest number of steps of Adam in a fit", 400),
         Argument(
             "--learning-rates",
-            **_POSITIVE,
-            default=[0.05, 0.2, 0.8],
-            help="grid of learning rates; the best on the first seed is chosen for each head, D "
+            "grid of learning rates; the best on the first seed is chosen for each head, D "
             "and alpha",
+            [0.05, 0.2, 0.8],
+            type=positive,
         ),
-        Argument(
-            "--seeds", **NUMBER, default=2, help="number of repetitions, each with other targets"
-        ),
-        Argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="where to fit"),
-        Argument("--processes", **NUMBER, default=2, help="to work in"),
+        Argument("--seeds", "number of repetitions, each with other targets", 2),
+        Argument("--device", "where to fit", "cpu", choices=("auto", "cpu", "cuda")),
+        Argument("--processes", "to work in", 2),
     ),
 )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hstree.lm._pictures import new_figure
+from hstree.lm._pictures import panels
 from hstree.lm.runs import Run
 from hstree.lm.table import Table, decimals
 
@@ -20,7 +20,6 @@ from .compute import PairwiseWins, pairwise_wins
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Count hits and wins of several runs on one text."""
     if len(arguments.directories) < 2:
         raise ValueError(f"RUN: expected at least two runs, got {arguments.directories[0]} alone")
     runs = load_runs(arguments)
@@ -76,7 +75,6 @@ def _one_text(
 
 
 def _ties(found: PairwiseWins) -> list[str]:
-    """Notes on the pairs with tokens of the same probability."""
     ties = found.tokens - found.wins - found.wins.T
     n = len(found.models)
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n) if ties[i, j]]
@@ -88,7 +86,6 @@ def _ties(found: PairwiseWins) -> list[str]:
 
 
 def wins_tables(found: PairwiseWins) -> list[Table]:
-    """Tables of hits and of wins, in percent of the tokens."""
     hits, wins = (100 * counts / found.tokens for counts in (found.hits, found.wins))
     np.fill_diagonal(wins, np.nan)
     hit = "Tokens that the row predicts and the column does not (%); diagonal: tokens that the "
@@ -122,15 +119,15 @@ def wins_picture(found: PairwiseWins) -> Any:
     hits, wins = (100 * counts / found.tokens for counts in (found.hits, found.wins))
     cells = max(3.0, 0.6 * min(n, NUMBERED))
     names = 0.08 * max(map(len, found.models)) if n <= NUMBERED else 0.0
-    figure = new_figure(2 * (cells + names + 1.2), cells + names + 1.0)
-    first, second = figure.subplots(1, 2)
+    width, height = 2 * (cells + names + 1.2), cells + names + 1.0
+    figure, (first, second) = panels(width, height, 1, 2, grid="none")
     texts = [[f"{value:.1f}" for value in row] for row in hits]
     heat_map(first, hits, found.models, texts, cmap="cividis")
-    first.set_title("predicted by the row, not by the column\n(diagonal: by the model)", fontsize=9)
+    first.set_title("predicted by the row, not by the column\n(diagonal: by the model)")
     texts = [["-" if i == j else f"{wins[i, j]:.1f}" for j in range(n)] for i in range(n)]
     far = max(1.0, np.abs(wins - 50)[~np.eye(n, dtype=bool)].max())
     heat_map(second, wins, found.models, texts, cmap="PuOr", vmin=50 - far, vmax=50 + far)
-    second.set_title("more probable to the row\nthan to the column", fontsize=9)
+    second.set_title("more probable to the row\nthan to the column")
     figure.supxlabel(f"% of {found.tokens:,} tokens", fontsize=9)
     return figure
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hstree.lm._arguments import Argument
-from hstree.lm._pictures import COLOURS, new_figure, plain
+from hstree.lm._pictures import COLOURS, legend, panels, plain
 from hstree.lm.runs import load_run, run_names
 from hstree.lm.table import Table, count, decimals
 
@@ -20,7 +20,6 @@ from .files import read_embeddings, read_similarity_sets
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Measure the correlation of the vectors of runs and files with human scores."""
     places = [*arguments.directories, *arguments.embeddings]
     if not places:
         raise ValueError("RUN: expected at least one run folder, or --embeddings FILE, got neither")
@@ -87,8 +86,8 @@ def word_similarity_picture(found: Sequence[Sequence[WordSimilarity]]) -> Any:
     from matplotlib.ticker import MultipleLocator
 
     n_sets, n_models = len(found), len(found[0])
-    figure = new_figure(7.2, 1.5 + n_sets * max(0.32, 0.09 * n_models + 0.08) + 0.2 * n_models)
-    axes = figure.add_subplot()
+    height = 1.5 + n_sets * max(0.32, 0.09 * n_models + 0.08) + 0.2 * n_models
+    figure, axes = panels(7.2, height, grid="x")
     for m, column in enumerate(zip(*found, strict=True)):
         colour = COLOURS[m % len(COLOURS)]
         marker = MARKERS[(m + m // len(COLOURS)) % len(MARKERS)]
@@ -104,12 +103,11 @@ def word_similarity_picture(found: Sequence[Sequence[WordSimilarity]]) -> Any:
     axes.set_yticks(range(n_sets), [_label(row) for row in found])
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_locator(MultipleLocator(0.2))
-    axes.grid(axis="x", alpha=0.3)
     axes.set(
         ylim=(n_sets - 0.5, -0.5),
         xlabel="Spearman's rank correlation with human scores, with 95% interval",
     )
-    figure.legend(loc="outside upper center", ncols=min(n_models, 4), frameon=False, fontsize=9)
+    legend(figure, loc="upper center", ncols=min(n_models, 4), fontsize=9)
     return figure
 
 
@@ -131,30 +129,27 @@ lower case. Pairs with a word that a model does not have are excluded and counte
     (
         Argument(
             "--benchmarks",
+            "folder of word-similarity sets (.txt, .csv, .tsv, .tab), or one such file: "
+            "lines word1 word2 score, and most variants of that format",
             metavar="PATH",
             required=True,
-            help="folder of word-similarity sets (.txt, .csv, .tsv, .tab), or one such file: "
-            "lines word1 word2 score, and most variants of that format",
         ),
         Argument(
             "--vectors",
-            choices=VECTORS,
-            default="input",
-            help="the word embeddings, or the class vectors of the output layer, which trees and "
+            "the word embeddings, or the class vectors of the output layer, which trees and "
             "the adaptive softmax do not have",
+            "input",
+            choices=VECTORS,
         ),
         Argument(
             "--embeddings",
+            "also evaluate the vectors in this text file of word2vec or GloVe; may be repeated",
+            [],
             action="append",
-            default=[],
             metavar="FILE",
-            help="also evaluate the vectors in this text file of word2vec or GloVe; may be "
-            "repeated",
         ),
         Argument(
-            "--common",
-            action="store_true",
-            help="evaluate all models on the pairs that every model has",
+            "--common", "evaluate all models on the pairs that every model has", action="store_true"
         ),
     ),
     runs="*",

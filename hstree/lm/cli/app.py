@@ -69,7 +69,6 @@ AddCommand: TypeAlias = Callable[[Any], None]
 
 
 def build_parser(commands: Iterable[AddCommand], description: str) -> argparse.ArgumentParser:
-    """The parser with these commands; ``description`` stands above them in its help text."""
     parser = _Parser(
         prog="hstree",
         description=description,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,42 +31,23 @@ the first word to the last, and the unchanged model is evaluated on the same str
 is not changed.
 """
 
-# Options of each rule of dynamic evaluation, with their defaults.
-_RULES: dict[str, dict[str, Any]] = {
-    "rms": {
-        "learning_rate": 5e-5,
-        "decay": 2e-3,
-        "epsilon": 2e-5,
-        "segment": 5,
-        "batch_size": 100,
-        "batches": None,
-    },
-    "sgd": {"learning_rate": 0.1, "decay": 2e-3, "segment": 5},
-}
-
-
-_CACHE = (
-    ("window", count, "number of steps to remember (default: 500)"),
-    ("lambda", share_below_one, "weight of the cache in the mixture (default: 0.1)"),
-    ("theta", theta, "inverse temperature of the softmax over the remembered steps (default: 1.0)"),
-)
-_DYNAMIC = (
-    ("learning-rate", positive, "step size (default: 5e-5 with rms, 0.1 with sgd)"),
-    ("decay", not_negative, "rate at which weights return to the saved ones (default: 0.002)"),
-    ("epsilon", positive, "rms: constant added to the RMS (default: 2e-5)"),
-    (
-        "segment",
-        count,
-        "time steps between updates; longer ones need a larger learning rate and decay "
-        "(default: 5)",
+# Numbers of --cache and --dynamic: name, kind, default, help.
+_NUMBERS: dict[str, tuple[tuple[str, Callable[[str], float], float, str], ...]] = {
+    "cache": (
+        ("window", count, 500, "number of steps to remember"),
+        ("lambda", share_below_one, 0.1, "weight of the cache in the mixture"),
+        ("theta", theta, 1.0, "inverse temperature of the softmax over the remembered steps"),
     ),
-    ("batch-size", count, "rms: parallel streams of the training text (default: 100)"),
-    ("batches", count, "rms: number of batches of the training text to use (default: all)"),
-)
+    "dynamic": (
+        ("learning-rate", positive, 5e-5, "step size"),
+        ("decay", not_negative, 2e-3, "rate at which weights return to the saved ones"),
+        ("epsilon", positive, 2e-5, "constant added to the RMS of the gradients"),
+    ),
+}
+_STREAMS = 100  # of the training text, for the RMS
 
 
 def _streams(text: str) -> tuple[int, int]:
-    """Numbers of streams of the validation and the test text."""
     try:
         numbers = [count(number) for number in text.split(",")]
     except ValueError:
@@ -77,7 +58,6 @@ def _streams(text: str) -> tuple[int, int]:
 
 
 def add_command(commands: Any) -> None:
-    """Register the command."""
     parser = commands.add_parser(
         "evaluate", help="perplexity of a trained model", description=_DESCRIPTION
     )
@@ -92,60 +72,47 @@ def add_command(commands: Any) -> None:
         "of at least 50 tokens)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    cache = parser.add_argument_group("neural cache")
-    cache.add_argument(
-        "--cache",
-        action="store_true",
-        help="mix in the words that recently followed similar hidden vectors",
-    )
-    _add_numbers(cache, "cache", _CACHE)
-    cache.add_argument(
-        "--cache-wait",
-        action="store_true",
-        default=None,
-        help="do not mix the cache in until its window is full, as AWD-LSTM's code does",
-    )
-    dynamic = parser.add_argument_group("dynamic evaluation")
-    dynamic.add_argument(
-        "--dynamic",
-        action="store_true",
-        help="gradient descent on each segment of the text after it has been scored; each part "
-        "starts from the saved weights",
-    )
-    dynamic.add_argument(
-        "--dynamic-rule",
-        choices=tuple(_RULES),
-        help="rms: scale steps and decay by the RMS of gradients on the training text; sgd: plain "
-        "gradient descent (default: rms)",
-    )
-    _add_numbers(dynamic, "dynamic", _DYNAMIC)
+    for name, title, text in (
+        ("cache", "neural cache", "mix in the words that recently followed similar hidden vectors"),
+        (
+            "dynamic",
+            "dynamic evaluation",
+            "gradient descent on each segment of the text after it has been scored, scaled by the "
+            "RMS of the gradients on the training text; each part starts from the saved weights",
+        ),
+    ):
+        group = parser.add_argument_group(title)
+        group.add_argument(f"--{name}", action="store_true", help=text)
+        for number, kind, default, text in _NUMBERS[name]:
+            metavar = "N" if kind is count else "X"
+            text += f" (default: {default})"
+            group.add_argument(f"--{name}-{number}", type=kind, metavar=metavar, help=text)
+        if name == "cache":
+            group.add_argument(
+                "--cache-wait",
+                action="store_true",
+                default=None,
+                help="do not mix the cache in until its window is full, as AWD-LSTM's code does",
+            )
     parser.set_defaults(handler=_run)
 
 
-def _add_numbers(group: Any, of: str, options: Iterable[tuple[str, Any, str]]) -> None:
-    for name, kind, text in options:
-        metavar = "N" if kind is count else "X"
-        group.add_argument(f"--{of}-{name}", type=kind, metavar=metavar, help=text)
-
-
-def _given(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
-    """The options of ``--name`` that were given, without their prefix. Raises ValueError if options
-    were given without ``--name`` itself."""
-    prefix = f"{name}_"
+def _options(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
+    """The options of ``--name``, without their prefix. Raises ValueError if options were given
+    without ``--name`` itself."""
     given = {
-        key.removeprefix(prefix): value
+        key.removeprefix(f"{name}_"): value
         for key, value in vars(arguments).items()
-        if key.startswith(prefix) and value is not None
+        if key.startswith(f"{name}_") and value is not None
     }
     if given and not getattr(arguments, name):
-        flag = f"{prefix}{next(iter(given))}".replace("_", "-")
+        flag = f"{name}_{next(iter(given))}".replace("_", "-")
         raise ValueError(f"--{flag}: has no effect without --{name}")
-    return given
+    return {key.replace("-", "_"): default for key, _, default, _ in _NUMBERS[name]} | given
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    cache_options = _given(arguments, "cache")
-    dynamic_settings = _dynamic_settings(_given(arguments, "dynamic"))
+    cache_options, dynamic_options = (_options(arguments, name) for name in _NUMBERS)
     run, settings = open_run(arguments)
     text = run.held_out(settings.data)
     unigram = CorpusStatistics(run.vocabulary.frequencies, np.empty(0, np.int32))
@@ -176,9 +143,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.cache:
         streams["cache"] = _cache_losses(run, text.parts, cache_options)
     if arguments.dynamic:
-        flags = {name: f"--dynamic-{name.replace('_', '-')}" for name in dynamic_settings}
+        flags = {name: f"--dynamic-{name.replace('_', '-')}" for name in dynamic_options}
         with flags_named(flags):
-            streams["dynamic"] = _dynamic_losses(run, text.parts, dynamic_settings)
+            streams["dynamic"] = _dynamic_losses(run, text.parts, dynamic_options)
     for stream in streams.values():
         for split in text.parts:
             loss = stream[split]
@@ -206,18 +173,13 @@ def _run(arguments: argparse.Namespace) -> int:
             loss, value = stream[split]["loss"], stream[split]["perplexity"]
             show(f"{split:<7}{name:<18}{loss:>9.4f}{value:>12.2f}")
     for name, stream in streams.items():
-        used = [
-            f"{key} {value}"
-            for key, value in stream.get("settings", {}).items()
-            if value is not None
-        ]
+        used = [f"{key} {value}" for key, value in stream.get("settings", {}).items()]
         if used:
             show(f"{name}: {', '.join(used)}")
     return 0
 
 
 def _check_finite(results: dict[str, dict[str, Any]], splits: list[str]) -> None:
-    """Raises ValueError for a perplexity that is no finite number."""
     for name, parts in results.items():
         for split in splits:
             loss, value = parts[split]["loss"], parts[split]["perplexity"]
@@ -232,38 +194,18 @@ _Parts = Mapping[str, npt.NDArray[np.int32]]
 
 
 def _cache_losses(run: Run, parts: _Parts, options: dict[str, Any]) -> dict[str, Any]:
-    if "lambda" in options:
-        options["weight"] = options.pop("lambda")
-    cache = NeuralCache(**options)
-    used = {"window": cache.window, "lambda": cache.weight, "theta": cache.theta}
+    options = options | {"wait": options.get("wait", False)}
+    window, weight, inverse = (options[name] for name in ("window", "lambda", "theta"))
+    cache = NeuralCache(window, weight, inverse, wait=options["wait"])
     losses = {split: evaluate_stream(run.model, tokens, cache) for split, tokens in parts.items()}
-    return {**losses, "settings": {**used, "wait": cache.wait}}
+    return {**losses, "settings": options}
 
 
-def _dynamic_settings(options: dict[str, Any]) -> dict[str, Any]:
-    """The rule with all its options. Raises ValueError for an option that the rule does not
-    have."""
-    rule = options.pop("rule", "rms")
-    for name in options:
-        if name not in _RULES[rule]:
-            raise ValueError(f"--dynamic-{name.replace('_', '-')}: has no effect with {rule}")
-    return {"rule": rule} | _RULES[rule] | options
-
-
-def _dynamic_losses(run: Run, parts: _Parts, settings: dict[str, Any]) -> dict[str, Any]:
-    rms = None
-    if settings["rule"] == "rms":
-        rms = gradient_rms(
-            run.model,
-            run.corpus().train,
-            segment=settings["segment"],
-            batch_size=settings["batch_size"],
-            max_batches=settings["batches"],
-        )
-    names = ("learning_rate", "decay", "epsilon", "segment")
-    options = {name: settings[name] for name in names if name in settings}
+def _dynamic_losses(run: Run, parts: _Parts, options: dict[str, Any]) -> dict[str, Any]:
+    text = run.corpus().train
+    rms = gradient_rms(run.model, text, batch_size=min(_STREAMS, len(text) - 1))
     losses: dict[str, Any] = {
         split: evaluate_dynamic(run.model, tokens, rms, **options)
         for split, tokens in parts.items()
     }
-    return losses | {"settings": settings}
+    return losses | {"settings": options}

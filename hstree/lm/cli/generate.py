@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from hstree.heads import Head, load_head
 from hstree.heads.tying import TyingError
-from hstree.lm._arguments import NUMBER, Argument, count, flags_named, share, temperature
+from hstree.lm._arguments import Argument, count, flags_named, share, temperature
 from hstree.lm._messages import shortened
 from hstree.lm._terminal import fold, show
 from hstree.lm.data import prompt_words
@@ -39,43 +39,38 @@ The words drawn per second are written to standard error.
 
 
 _ARGUMENTS = (
-    Argument(
-        "--prompt", default="", metavar="TEXT", help="text to continue (default: a new sentence)"
-    ),
-    Argument("--words", default=60, help="number of words to draw", **NUMBER),
-    Argument("--samples", default=1, help="number of texts to draw", **NUMBER),
+    Argument("--prompt", "text to continue (default: a new sentence)", "", metavar="TEXT"),
+    Argument("--words", "number of words to draw", 60),
+    Argument("--samples", "number of texts to draw", 1),
     Argument(
         "--temperature",
+        "values below 1 sharpen the distribution, values above 1 flatten it",
         type=temperature,
-        metavar="X",
-        help="values below 1 sharpen the distribution, values above 1 flatten it",
     ),
-    Argument("--top-k", type=count, metavar="K", help="draw only from the K most probable words"),
+    Argument("--top-k", "draw only from the K most probable words", type=count, metavar="K"),
     Argument(
         "--top-p",
+        "draw only from the most probable words that together reach the probability P",
         type=share,
         metavar="P",
-        help="draw only from the most probable words that together reach the probability P",
     ),
     Argument(
         "--draft",
-        metavar="FILE",
-        help="saved head that drafts words, with the sizes of the model's head, such as trees made "
+        "saved head that drafts words, with the sizes of the model's head, such as trees made "
         "of its softmax (not with --top-k or --top-p)",
+        metavar="FILE",
     ),
     Argument(
         "--draft-words",
-        type=count,
-        default=4,
+        "number of words to draft for each call of the model's head",
+        4,
         metavar="K",
-        help="number of words to draft for each call of the model's head",
     ),
-    Argument("--seed", type=int, default=0, metavar="N", help="seed of the draws"),
+    Argument("--seed", "seed of the draws", 0, type=int),
 )
 
 
 def add_command(commands: Any) -> None:
-    """Register the command."""
     parser = commands.add_parser(
         "generate", help="text from a trained model", description=_DESCRIPTION
     )
@@ -113,7 +108,6 @@ def _run(arguments: argparse.Namespace) -> int:
 def _draw(
     model: LanguageModel, prompt: list[int], avoid: int, arguments: argparse.Namespace
 ) -> tuple[list[list[int]], str]:
-    """The samples, and the speed in words."""
     size = arguments.words, arguments.samples
     options = {"seed": arguments.seed, "avoid": avoid}
     accepted = ""

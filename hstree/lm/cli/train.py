@@ -120,7 +120,6 @@ def _print_end(result: TrainResult, suggest: Suggest) -> None:
 
 
 def _next_commands(run: RunResults, other: RunResults | None) -> Iterator[Suggestion]:
-    """Commands of the language model to try on a run that has finished."""
     folder, config = str(run.path), run.config
     prompt = ["--prompt", "return the"] if config.data is None else []
     yield "generate text", ["hstree", "generate", folder, *prompt]
@@ -179,7 +178,6 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _refuse_both(arguments: argparse.Namespace, one: str, *others: str) -> None:
-    """Raises ConfigError if a flag was given together with one of the others."""
     for other in others if getattr(arguments, one, None) else ():
         if getattr(arguments, other, None):
             raise ConfigError(f"--{flag_name(other)}: expected this or --{one}, got both")

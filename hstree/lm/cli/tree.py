@@ -15,7 +15,7 @@ import numpy.typing as npt
 from hstree._files import write_atomic
 from hstree.heads import TreeEnsemble
 from hstree.heads.trees import TreeShape
-from hstree.lm._arguments import NUMBER, Argument, output_file
+from hstree.lm._arguments import Argument, output_file
 from hstree.lm._messages import quoted
 from hstree.lm._terminal import fold, show
 from hstree.lm.data import Vocabulary, load_corpus
@@ -27,39 +27,27 @@ from hstree.trees import describe as description
 
 _BUILD = """\
 Build a tree over the words of a corpus and save it as TREE (safetensors) and its words as
-TREE.vocabulary.txt. Clustered trees use word vectors: computed from the neighbors of each word in
-the corpus, or, with --from-run, the embeddings that the run has learned.
+TREE.vocabulary.txt. Clustered trees use word vectors, computed from the neighbors of each word in
+the corpus.
 """
 _SOURCE = (
     Argument(
         "source",
+        "file written by hstree tree build, or run folder of a model with trees",
         metavar="TREE|RUN",
-        help="file written by hstree tree build, or run folder of a model with trees",
     ),
-    Argument(
-        "--index", type=int, default=0, metavar="T", help="index of the tree in a run, from 0"
-    ),
-    Argument(
-        "--vocabulary",
-        metavar="FILE",
-        help="words of a tree file (default: TREE.vocabulary.txt, if it exists)",
-    ),
+    Argument("--index", "index of the tree in a run, from 0", 0, type=int, metavar="T"),
 )
-_BUILT = (
-    Argument("output", metavar="TREE", help="file to write; it must not exist"),
-    Argument(
-        "--from-run", metavar="RUN", help="take words, frequencies and vectors from a trained model"
-    ),
-)
+_BUILT = (Argument("output", "file to write; it must not exist", metavar="TREE"),)
 _DESCRIBED = (
     *_SOURCE,
-    Argument("--word", action="append", default=[], metavar="W", help="show the path of a word"),
-    Argument("--levels", default=3, help="number of levels to show", **NUMBER),
+    Argument("--word", "show the path of a word", [], action="append", metavar="W"),
+    Argument("--levels", "number of levels to show", 3),
 )
 _DRAWN = (
     *_SOURCE,
-    Argument("--output", default="tree.png", metavar="PNG", help="picture to write"),
-    Argument("--levels", default=4, help="number of levels to draw", **NUMBER),
+    Argument("--output", "picture to write", "tree.png", metavar="PNG"),
+    Argument("--levels", "number of levels to draw", 4),
 )
 _SETTINGS = (
     *("data", "min_count", "max_vocabulary", "tokenizer"),
@@ -68,7 +56,6 @@ _SETTINGS = (
 
 
 def add_command(commands: Any) -> None:
-    """Register the command and its subcommands."""
     parser = commands.add_parser("tree", help="build, describe or draw trees over words")
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     build = subcommands.add_parser("build", help="build a tree and save it", description=_BUILD)
@@ -99,7 +86,6 @@ class _Source:
 
     @property
     def frequencies(self) -> npt.NDArray[np.int64] | None:
-        """In the training text."""
         return None if self.vocabulary is None else self.vocabulary.frequencies
 
 
@@ -114,8 +100,8 @@ def _open(arguments: argparse.Namespace) -> _Source:
     tree = Tree.load(path)
     if arguments.index != 0:
         raise ValueError(f"--index: {path} holds one tree, so expected 0, got {arguments.index}")
-    words = Path(arguments.vocabulary) if arguments.vocabulary else _words_file(path)
-    vocabulary = Vocabulary.load(words) if arguments.vocabulary or words.is_file() else None
+    words = _words_file(path)
+    vocabulary = Vocabulary.load(words) if words.is_file() else None
     if vocabulary is not None and len(vocabulary) != tree.n_classes:
         raise ValueError(
             f"{words}: expected {tree.n_classes} words, the number of classes of {path}, "
@@ -141,28 +127,17 @@ def _build(arguments: argparse.Namespace) -> int:
     for file in (output, _words_file(output)):
         if os.path.lexists(file):
             raise ValueError(f"{file} already exists; name a new file")
-    vectors = None
-    if arguments.from_run is not None:
-        if settings.data is not None:
-            raise ValueError("--from-run: expected this or --data, got both")
-        run = load_run(arguments.from_run)
-        vocabulary, frequencies = run.vocabulary, run.vocabulary.frequencies
-        if settings.recipe == "cluster":
-            vectors = run.model.backbone.embedding.weight.detach().numpy()
-    else:
-        corpus = load_corpus(
-            settings.data,
-            min_count=settings.min_count,
-            max_vocabulary=settings.max_vocabulary,
-            tokenizer=settings.tokenizer,
-        )
-        vocabulary, statistics = corpus.vocabulary, corpus.statistics()
-        frequencies = statistics.frequencies
-        if settings.recipe == "cluster":
-            vectors = statistics.vectors()
+    corpus = load_corpus(
+        settings.data,
+        min_count=settings.min_count,
+        max_vocabulary=settings.max_vocabulary,
+        tokenizer=settings.tokenizer,
+    )
+    vocabulary, statistics = corpus.vocabulary, corpus.statistics()
+    vectors = statistics.vectors() if settings.recipe == "cluster" else None
     given = {name: getattr(settings, name) for name in ("n_trees", "root", "leaf", "levels")}
     shape = TreeShape.for_classes(len(vocabulary), **given)
-    words = len(vocabulary), frequencies, vectors
+    words = len(vocabulary), statistics.frequencies, vectors
     sizes = shape.root, shape.leaf, shape.levels
     tree = build_tree(settings.recipe, *words, settings.seed, *sizes)
     write_atomic(_words_file(output), vocabulary.to_bytes())
@@ -182,7 +157,8 @@ def _describe(arguments: argparse.Namespace) -> int:
     for word in arguments.word:
         if source.vocabulary is None:
             raise ValueError(
-                "--word: the words of this tree are unknown; name their file with --vocabulary"
+                f"--word: the words of this tree are unknown: there is no "
+                f"{_words_file(Path(arguments.source))}"
             )
         if word not in source.vocabulary:
             raise ValueError(f"--word: {quoted(word)} is not in the vocabulary")

@@ -89,7 +89,6 @@ def user_cache() -> Path | None:
 
 
 def key(*parts: str | bytes | int | None) -> str:
-    """SHA-256 of a list of values."""
     digest = hashlib.sha256(f"hstree tokens {FORMAT_VERSION}".encode())
     for part in parts:
         data = part if isinstance(part, bytes) else repr(part).encode()
@@ -183,7 +182,6 @@ def write_pointer(file: Path, name: str) -> None:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Removes the files that a killed process has left."""
     for path in (*parent.glob(f"{_UNFINISHED}*"), *parent.glob(".*.part")):
         with contextlib.suppress(OSError):
             files = list(path.iterdir()) if path.is_dir() else [path]
@@ -193,7 +191,6 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _check(header: Mapping[str, Any]) -> int:
-    """CRC-32 of a header without its own."""
     return zlib.crc32(json.dumps(header, sort_keys=True).encode())
 
 

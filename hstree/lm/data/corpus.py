@@ -80,7 +80,6 @@ class HeldOut:
 
 
 def corpus_of(source: Source, settings: Settings, folder: Path | None = None) -> Corpus:
-    """The corpus of a text; arguments and errors are those of ``entry_of``."""
     entry = entry_of(source, settings, folder)
     return Corpus(
         source.name,

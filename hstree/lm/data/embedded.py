@@ -85,7 +85,6 @@ def embedded_corpus(
 def embedded_source(
     library: str | os.PathLike[str] | None = None, cache: Path | None = None
 ) -> Source:
-    """The text of :func:`embedded_corpus`; the arguments are the same."""
     root = Path(library) if library is not None else Path(sysconfig.get_path("stdlib"))
     files = _source_files(root)
     cache = cache or user_cache()
@@ -202,7 +201,6 @@ def _cache_key(root: Path, files: list[Path]) -> str:
 
 
 def _documents(root: Path, files: Iterable[Path]) -> Iterator[tuple[str, list[str]]]:
-    """Name and texts of every module and help topic."""
     for file in files:
         name = file.relative_to(root).as_posix()
         try:
@@ -259,7 +257,6 @@ def _digests(text: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _load_cached(folder: Path) -> dict[str, bytes] | None:
-    """The cached text, or None if it is missing or damaged."""
     try:
         text = {split: (folder / f"{split}.txt").read_bytes() for split in SPLITS}
         digests = json.loads((folder / _DIGESTS).read_bytes())
@@ -269,7 +266,6 @@ def _load_cached(folder: Path) -> dict[str, bytes] | None:
 
 
 def _store(folder: Path, text: Mapping[str, bytes]) -> None:
-    """Add the text to the cache atomically; do nothing if the cache cannot be written."""
     with contextlib.suppress(OSError), unfinished_folder(folder.parent) as unfinished:
         for split, data in text.items():
             (unfinished / f"{split}.txt").write_bytes(data)

@@ -80,7 +80,6 @@ def folder_source(path: str | os.PathLike[str], *, held_out: bool = False) -> So
 
 
 def _file(folder: Path, split: str) -> Path | None:
-    """The file of a part: NAME.txt if it exists, or the only one with a name like that."""
     usual = folder / f"{split}.txt"
     if usual.is_file():
         return usual
@@ -108,7 +107,6 @@ def file_source(path: str | os.PathLike[str], *, held_out: bool = False) -> Sour
 
 
 def hash_files(files: Iterable[Path]) -> str:
-    """SHA-256 of the contents of files, in their order."""
     whole = hashlib.sha256()
     for file in files:
         digest = hashlib.sha256()

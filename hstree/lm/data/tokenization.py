@@ -218,7 +218,6 @@ def _batches(pieces: Iterable[str]) -> Iterator[Sequence[str]]:
 
 
 def _followed(pieces: Iterable[str], description: str, size: int) -> Iterator[str]:
-    """The pieces of a text, with progress by their characters."""
     task = Task(description, size)
     with closing(task):
         for piece in pieces:
@@ -227,7 +226,6 @@ def _followed(pieces: Iterable[str], description: str, size: int) -> Iterator[st
 
 
 def _blocks(file: BinaryIO, n_tokens: int | None = None) -> Iterator[npt.NDArray[np.int32]]:
-    """The ids of a file, or the first ``n_tokens``, from its start."""
     width = cache.TOKEN_TYPE.itemsize
     left = file.seek(0, os.SEEK_END) if n_tokens is None else n_tokens * width
     file.seek(0)
@@ -237,7 +235,6 @@ def _blocks(file: BinaryIO, n_tokens: int | None = None) -> Iterator[npt.NDArray
 
 
 def _replace(file: BinaryIO, class_ids: npt.NDArray[np.int32]) -> None:
-    """Replaces the numbers of words by class ids."""
     for block in _blocks(file):
         file.seek(-block.nbytes, os.SEEK_CUR)
         file.write(class_ids[block].tobytes())

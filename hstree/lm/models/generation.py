@@ -164,7 +164,6 @@ def sample_log_prob(
 
 
 def check_prompt(prompt: Sequence[int], n_classes: int) -> None:
-    """Raises ValueError for an empty prompt or a class out of range."""
     if not prompt or min(prompt) < 0 or max(prompt) >= n_classes:
         raise ValueError(f"prompt: expected class ids in [0, {n_classes}), got {list(prompt)[:10]}")
 

@@ -44,7 +44,6 @@ def _model_content(model: LanguageModel) -> tuple[dict[str, Tensor], dict[str, A
 
 
 def _build(tensors: dict[str, Tensor], description: dict[str, Any]) -> LanguageModel:
-    """The model of a :func:`_model_content`."""
     if description["version"] != FORMAT_VERSION:
         raise ValueError(f"expected format version {FORMAT_VERSION}, got {description['version']}")
     for name, tensor in tensors.items():
@@ -81,8 +80,6 @@ def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> N
 
 
 def model_writer(model: LanguageModel) -> Callable[[Path], None]:
-    """A function that writes the model to the safetensors file it is given."""
-
     def write(path: Path) -> None:
         tensors, description = _model_content(model)
         _save(path, tensors, {METADATA_KEY: description})
@@ -106,7 +103,6 @@ def state_writer(
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file that this module wrote."""
     try:
         tensors, metadata = read_tensors(path)
     except FileNotFoundError:

@@ -443,12 +443,10 @@ HEAD_SETTINGS = frozenset(names_where(TrainConfig, group="head")) - {"tied"}
 
 
 def unread(head: str) -> set[str]:
-    """The settings that have no effect on a head."""
     return {name for name, heads in READ_BY.items() if head not in heads}
 
 
 def check_read(config: TrainConfig, names: Iterable[str]) -> None:
-    """Raises ConfigError if one of these settings has no effect on the head."""
     for name in names:
         empty = name == "relearn_trees" and not config.relearn_trees
         if name in unread(config.head) and not empty:

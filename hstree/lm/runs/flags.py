@@ -55,7 +55,6 @@ def add_config_arguments(
 
 
 def config_values(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of :class:`TrainConfig` that were given as flags."""
     values = {}
     for field in dataclasses.fields(TrainConfig):
         if hasattr(arguments, field.name):

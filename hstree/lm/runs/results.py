@@ -127,7 +127,6 @@ def counterpart(run: RunResults, head: str) -> RunResults | None:
 
 
 def _comparable(run: RunResults) -> dict[str, Any]:
-    """The settings in which a run and its counterpart agree."""
     settings = {k: v for k, v in run.compared_settings().items() if k not in HEAD_SETTINGS}
     return settings | {"seed": run.seed}
 

@@ -21,8 +21,6 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Limit:
-    """A condition on a number, in words and as a function."""
-
     text: str
     holds: Callable[[float], bool]
 
@@ -72,7 +70,6 @@ def setting(
 
 
 def names_where(config: type, **wanted: Any) -> tuple[str, ...]:
-    """The settings whose metadata has these values."""
     return tuple(
         field.name
         for field in dataclasses.fields(config)
@@ -96,7 +93,6 @@ class FieldType(NamedTuple):
 
 @cache
 def field_types(config: type) -> dict[str, FieldType]:
-    """The type of each field of a dataclass."""
     result = {}
     for name, hint in typing.get_type_hints(config).items():
         optional = isinstance(hint, types.UnionType)

@@ -73,7 +73,6 @@ def own_parameter_count(head: Head, backbone: nn.Module) -> int:
 
 
 def check_size(corpus: Corpus, config: TrainConfig, processes: int = 1) -> None:
-    """Raises ConfigError if a part of the corpus is too small to train on or to evaluate."""
     streams = config.batch_size * processes
     needed = {"train": streams + 1, "valid": 2, "test": 2}
     for split, least in needed.items():

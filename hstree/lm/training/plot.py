@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hstree.lm._pictures import new_figure, perplexity_axes, picture
+from hstree.lm._pictures import panels, perplexity_axes, picture
 from hstree.lm.runs import EpochRecord, perplexity
 
 
@@ -12,8 +12,7 @@ def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: s
     """A PNG of training and validation perplexity by epoch (at least one), the perplexity of the
     unigram distribution on the validation text, whose loss is in nats per token, and a line where
     averaging of the weights begins."""
-    figure = new_figure(6.4, 4.2)
-    axes = figure.add_subplot()
+    figure, axes = panels(6.4, 4.2)
     epochs = [record.epoch for record in records]
     train = [record.train_perplexity for record in records]
     name = "training, from sampled classes" if records[0].sampled else "training"

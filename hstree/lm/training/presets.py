@@ -34,7 +34,6 @@ _SETTINGS = frozenset(field.name for field in fields(TrainConfig))
 
 
 def _settings(name: str, values: Values) -> dict[str, Any]:
-    """The values as fields of TrainConfig."""
     options = tuple(
         f"{option}={value if isinstance(value, str) else json.dumps(value)}"
         for option, (value, _) in values.items()

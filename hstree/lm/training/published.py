@@ -40,7 +40,6 @@ def _from(source: str, /, **values: Any) -> Values:
 
 
 def _assumed(values: Values) -> Values:
-    """The values of one head, for another that has no published ones."""
     return {name: Value(value, "assumed") for name, (value, _) in values.items()}
 
 
@@ -143,7 +142,6 @@ _TREES = _from("hstree", n_trees=4, root=1024, gate="context", relearn_trees=(2,
 
 
 def _heads(corpus: str) -> dict[str, Values]:
-    """The values of each head on a corpus."""
     softmax = _SOFTMAX[corpus] | _TIED
     return {
         "softmax": softmax,

@@ -22,7 +22,6 @@ SHAPE = ("root", "leaf", "levels")
 
 
 def check_relearnable(head: Head) -> None:
-    """Raises ConfigError unless the trees of the head can change during training."""
     if isinstance(head, ForestSoftmax):
         return
     if isinstance(head, TreeEnsemble) and head.node_vectors == "leaves":

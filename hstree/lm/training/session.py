@@ -178,7 +178,6 @@ class Session:
 
     @property
     def done(self) -> bool:
-        """Whether no epoch remains."""
         return self.ended or len(self.records) >= self.config.epochs
 
     @contextmanager
@@ -399,7 +398,6 @@ class Session:
         return TrainResult(path, summary, self.records, model)
 
     def _steps(self) -> None:
-        """Make the remaining steps of the epoch."""
         trainer = self.trainer
         if trainer.begin_epoch():
             self.reporter.message(
@@ -465,7 +463,6 @@ class Session:
             self.reporter.message(f"averaging of the weights begins after epoch {position.epoch}")
 
     def _loss(self, tokens: Any) -> float:
-        """Loss of a text, nats per token, computed by the first process."""
         loss = evaluate(self.trainer.model, tokens) if self.processes.main else math.nan
         return self.processes.from_main(loss)
 
@@ -490,7 +487,6 @@ class Session:
             )
 
     def _summarize(self, model: LanguageModel) -> Summary:
-        """The final figures, after at least one epoch, of the best weights."""
         assert self.best is not None
         seconds, corpus = self._seconds(), self.corpus
         return Summary(

@@ -71,7 +71,6 @@ class TensorBoardLog(Reporter):
             self._writer = None
 
     def _write_point(self) -> None:
-        """Write the steps since the last point, if there are any, as one point."""
         if self._tokens > 0:
             loss = self._total / self._tokens
             self._write(self._step, {"train/loss": loss, "train/perplexity": perplexity(loss)})

@@ -85,7 +85,6 @@ class _Objective(nn.Module):
         self.config = config
 
         def head_loss(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-            """The loss, and the mean negative log-likelihood without the options of the loss."""
             output, loss = model.head(hidden, target)
             return loss, -output.detach().sum() / (target != model.head.ignore_index).sum()
 
@@ -241,7 +240,6 @@ class Trainer:
         return False
 
     def _step(self, length: int) -> Step:
-        """Make a step on the next window."""
         config, position, begin = self.config, self.position, time.perf_counter()
         windows_before = (position.epoch - 1) * self.windows + position.time_step / config.bptt
         rate = scheduled_learning_rate(config, windows_before, config.epochs * self.windows)
@@ -289,7 +287,6 @@ class Trainer:
         return nullcontext()
 
     def check_weights(self) -> None:
-        """Raises TrainingError if a weight is not finite."""
         finite = [parameter.isfinite().all() for parameter in self.parameters]
         if not bool(torch.stack(finite).all()):
             raise self._diverged("weights are no longer finite")

@@ -260,48 +260,21 @@ def test_dynamic(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for split in PARTS:
         loss = evaluate_dynamic(run.model, tokens[split], rms)
         assert stream["dynamic"][split]["loss"] == pytest.approx(loss)
-    assert stream["dynamic"]["settings"] == {
-        "rule": "rms",
-        "learning_rate": 5e-5,
-        "decay": 0.002,
-        "epsilon": 2e-5,
-        "segment": 5,
-        "batch_size": 100,
-        "batches": None,
-    }
+    used = {"learning_rate": 5e-5, "decay": 0.002, "epsilon": 2e-5}
+    assert stream["dynamic"]["settings"] == used
     assert {path.name: path.read_bytes() for path in (runs / "trees").iterdir()} == before
 
 
 @pytest.mark.slow
 def test_dynamic_with_options(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = (
-        "--dynamic --dynamic-learning-rate 0.001 --dynamic-decay 0.01 --dynamic-epsilon 0.001 "
-        "--dynamic-segment 8 --dynamic-batch-size 10 --dynamic-batches 3"
-    )
+    options = "--dynamic --dynamic-learning-rate 0.001 --dynamic-decay 0.01 --dynamic-epsilon 0.001"
     stream = evaluated(capsys, runs / "softmax", *options.split())["stream"]
     run = load_run(runs / "softmax")
     tokens = parts(run, runs / "data")
-    rms = gradient_rms(run.model, tokens["train"], segment=8, batch_size=10, max_batches=3)
-    loss = evaluate_dynamic(
-        run.model, tokens["test"], rms, learning_rate=1e-3, decay=0.01, epsilon=1e-3, segment=8
-    )
+    rms = gradient_rms(run.model, tokens["train"])
+    rates = {"learning_rate": 1e-3, "decay": 0.01, "epsilon": 1e-3}
+    loss = evaluate_dynamic(run.model, tokens["test"], rms, **rates)
     assert stream["dynamic"]["test"]["loss"] == pytest.approx(loss)
-
-
-def test_gradient_descent_without_statistics(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = load_run(runs / "softmax")
-    test = parts(run, runs / "data")["test"]
-    options = ["--dynamic", "--dynamic-rule", "sgd"]
-    stream = evaluated(capsys, runs / "softmax", *options)["stream"]
-    assert stream["dynamic"]["test"]["loss"] == pytest.approx(evaluate_dynamic(run.model, test))
-    assert stream["dynamic"]["settings"] == {
-        "rule": "sgd",
-        "learning_rate": 0.1,
-        "decay": 0.002,
-        "segment": 5,
-    }
 
 
 def test_statistics_of_another_text_are_those_of_the_training_text(
@@ -316,7 +289,7 @@ def test_statistics_of_another_text_are_those_of_the_training_text(
 
 
 def test_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--cache", "--dynamic", "--dynamic-rule", "sgd")
+    options = ("--cache", "--dynamic")
     streams = evaluated(capsys, runs / "softmax", *options)["stream"]
     assert main(["evaluate", str(runs / "softmax"), *options]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -338,11 +311,7 @@ def test_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--cache-wait", "--cache-wait: has no effect without --cache"),
         ("--cache-window 9", "--cache-window: has no effect without --cache"),
         ("--dynamic-learning-rate 9", "--dynamic-learning-rate: has no effect without --dynamic"),
-        ("--cache --dynamic-rule sgd", "--dynamic-rule: has no effect without --dynamic"),
-        (
-            "--dynamic --dynamic-rule sgd --dynamic-batch-size 4",
-            "--dynamic-batch-size: has no effect with sgd",
-        ),
+        ("--cache --dynamic-decay 0", "--dynamic-decay: has no effect without --dynamic"),
         ("--cache --cache-window 0", "--cache-window: expected at least 1, got 0"),
         (
             "--cache --cache-lambda 1",
@@ -362,11 +331,6 @@ def test_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "hstree: --dynamic-learning-rate: the loss became",
         ),
         ("--dynamic --dynamic-epsilon 0", "--dynamic-epsilon: expected a positive number, got 0"),
-        ("--dynamic --dynamic-batch-size 99999", "tokens for a batch size of 99999"),
-        (
-            "--dynamic --dynamic-rule sgd --dynamic-learning-rate 1e38",
-            "hstree: --dynamic-learning-rate: the loss became",
-        ),
     ],
 )
 def test_bad_options(

@@ -126,7 +126,7 @@ RUNS = "runs/long-name-of-a-run-1 runs/long-name-of-a-run-2"
 
 PRINTS = [
     "--version",
-    "evaluate runs/long-name-of-a-run-1 --cache --dynamic --dynamic-rule sgd",
+    "evaluate runs/long-name-of-a-run-1 --cache --dynamic",
     "generate runs/long-name-of-a-run-1 --prompt unheard-of --words 4",
     f"compare {RUNS} --plot curves.png",
     "tree describe runs/long-name-of-a-run-1",
