@@ -18,14 +18,14 @@ def read_columns(
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
-            header, *lines = [(reader.line_num, cells) for cells in reader if cells] or [(0, [])]
+            lines = [(reader.line_num, cells) for cells in reader if cells]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: expected a CSV file in UTF-8: {error}") from None
-    names = header[1]
-    if not names:
+    if not lines:
         raise ValueError(
             f"{path}: expected a line with the names of the columns, got an empty file"
         )
+    names = lines.pop(0)[1]
     columns = {**texts, **numbers}
     for flag, column in columns.items():
         if names.count(column) != 1:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -22,7 +23,7 @@ import hstree
 from hstree._files import Content
 from hstree._numerics import dtype_name
 from hstree.lm._pictures import picture
-from hstree.lm.table import Table, csv_text, markdown
+from hstree.lm.table import Column, Table, csv_text, markdown, table
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,11 @@ def row_table(
     """A table of rows of values. ``forms``: for each column the function that formats its numbers,
     which are aligned right, or None for text. The last one is that of all further columns."""
     of = [*forms, *forms[-1:] * (len(header) - len(forms))]
-    cells = tuple(
-        tuple((form or str)(value) for form, value in zip(of, row, strict=True)) for row in rows
-    )
-    return Table(title, tuple(header), cells, tuple(form is not None for form in of))
+    columns: list[Column] = [
+        (name, itemgetter(place), form) if form else (name, itemgetter(place))
+        for place, (name, form) in enumerate(zip(header, of, strict=True))
+    ]
+    return table(title, rows, columns)
 
 
 def matrix_table(

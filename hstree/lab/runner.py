@@ -37,7 +37,7 @@ class Measurement:
         runs: number of positional run folders (``nargs`` of argparse), which become
             ``directories``; None: the command takes none.
         settings: settings of ``hstree train`` that the command takes.
-        output: default of ``--output``.
+        output: default of ``--output``; "": the name.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Measurement:
     arguments: tuple[Argument, ...] = ()
     runs: str | None = None
     settings: tuple[str, ...] = ()
-    output: str = "results"
+    output: str = ""
 
     def add_command(self, commands: Any) -> None:
         parser = commands.add_parser(self.name, help=self.help, description=self.description)
@@ -60,7 +60,7 @@ class Measurement:
             "--output",
             "folder for the page, pictures and figures, created if it does not exist; "
             "files of the same name are replaced",
-            self.output,
+            self.output or self.name,
             metavar="FOLDER",
         ).add(parser)
         parser.set_defaults(handler=self._run)

@@ -22,10 +22,8 @@ from .compute import FENCE, Correlation, correlate, within
 
 def measure(arguments: argparse.Namespace) -> Report:
     texts = {f"--label {name}": name for name in arguments.label}
-    if arguments.group is not None:
-        texts["--group"] = arguments.group
-    if arguments.within is not None:
-        texts["--within"] = arguments.within
+    named = {"--group": arguments.group, "--within": arguments.within}
+    texts |= {flag: name for flag, name in named.items() if name is not None}
     lines, empty = read_columns(arguments.table, texts, {"--x": arguments.x, "--y": arguments.y})
     kept = [line for line in lines if math.isfinite(line["--x"]) and math.isfinite(line["--y"])]
     points = [[line[axis] for line in kept] for axis in ("--x", "--y")]
@@ -219,5 +217,4 @@ quartile (Tukey).
             metavar="COLUMN",
         ),
     ),
-    output="correlation",
 )

@@ -159,5 +159,4 @@ pass it well, if its singular values are of similar size.
         Argument("--seeds", "number of draws of inputs and weights", 5),
     ),
     settings=("device",),
-    output="jacobian",
 )

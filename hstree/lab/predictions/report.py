@@ -224,5 +224,4 @@ counts as a word.
     ),
     runs="+",
     settings=("data", "device", "threads"),
-    output="predictions",
 )

@@ -265,5 +265,4 @@ begins.
     ),
     runs="*",
     settings=("data", "device", "threads"),
-    output="rank",
 )

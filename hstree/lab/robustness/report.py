@@ -149,5 +149,4 @@ effective ranks do not change.
         Argument("--seed", "seed of matrices and noise", 0, type=int),
     ),
     settings=("device", "threads"),
-    output="robustness",
 )

@@ -168,5 +168,4 @@ the values are a column of a CSV file, such as the one that hstree study writes.
         Argument("--value", f"column of the table to test (default: {_VALUE})", metavar="COLUMN"),
     ),
     runs="*",
-    output="significance",
 )

@@ -55,7 +55,8 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
         }
         if study.baseline is not None:
             row["p"] = _p_value(figures, finals[study.baseline])
-        row["parameters"] = count(_parameters(figures[0]) if figures else None)
+        final = figures[0].final if figures else None
+        row["parameters"] = count(final.parameters if final else None)
         row["s per epoch"] = _median([run.seconds_per_epoch for run in figures], 1)
         if study.rank is not None:
             row["Press rank"] = _median([found.press_rank for found in ranks], 0)
@@ -89,11 +90,6 @@ def _p_value(figures: Sequence[RunResults], baseline: Sequence[RunResults]) -> s
         return "-"
     tests = [[final.test_perplexity for final in group] for group in (first, second)]
     return probability(t_test(*tests).p_value)
-
-
-def _parameters(run: RunResults) -> int:
-    assert run.final is not None
-    return run.final.backbone_parameters + run.final.head_parameters
 
 
 def _notes(study: Study, runs: Sequence[StudyRun]) -> Iterator[str]:
@@ -161,12 +157,12 @@ def _rows(study: Study, runs: Sequence[StudyRun]) -> list[dict[str, Any]]:
                 "best_epoch": figures and figures.best_epoch,
                 "backbone_parameters": final and final.backbone_parameters,
                 "head_parameters": final and final.head_parameters,
-                "parameters": figures and final and _parameters(figures),
+                "parameters": final and final.parameters,
                 "seconds_per_epoch": figures and figures.seconds_per_epoch,
                 "press_rank": ranks and ranks.press_rank,
                 **{
-                    f"effective_rank_{epsilon:g}": ranks and ranks.effective_ranks.get(epsilon)
-                    for epsilon in EPSILONS
+                    f"effective_rank_{e:g}": ranks and ranks.effective_ranks.get(e)
+                    for e in EPSILONS
                 },
             }
         )

@@ -60,19 +60,15 @@ def _tables(result: SyntheticResult) -> list[Table]:
     several = result.setting.seeds > 1
     spread = ", mean and standard deviation over seeds" if several else ""
     texts: dict[str, dict[tuple[str, int], str]] = {}
-    for alpha in result.setting.alphas:
+    for cell in result.cells:
         for name, digits, title in (
             ("mode_matching", 1, "Mode matching (% of contexts)"),
             ("divergence", 3, "KL(P* || P), cross-entropy minus entropy (nats)"),
         ):
-            of_table = texts[f"{title}, alpha = {alpha:g}{spread}"] = {}
-            for cell in result.cells:
-                mean, deviation = getattr(cell, name), getattr(cell, f"{name}_deviation")
-                text = f"{mean:,.{digits}f}" + (f" ± {deviation:,.{digits}f}" if several else "")
-                if cell.alpha == alpha:
-                    of_table[cell.head, cell.dimension] = (
-                        text if math.isfinite(mean) else "diverged"
-                    )
+            mean, deviation = getattr(cell, name), getattr(cell, f"{name}_deviation")
+            text = f"{mean:,.{digits}f}" + (f" ± {deviation:,.{digits}f}" if several else "")
+            of_table = texts.setdefault(f"{title}, alpha = {cell.alpha:g}{spread}", {})
+            of_table[cell.head, cell.dimension] = text if math.isfinite(mean) else "diverged"
     texts["Parameters of the head, without context vectors"] = {
         (fit.head, fit.dimension): count(fit.parameters) for fit in result.fits
     }
@@ -209,4 +205,5 @@ defaults. Ctrl-C stops it without writing anything.
         Argument("--device", "where to fit", "cpu", choices=("auto", "cpu", "cuda")),
         Argument("--processes", "to work in", 2),
     ),
+    output="results",
 )

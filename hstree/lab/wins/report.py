@@ -145,5 +145,4 @@ than the other. The runs must have the same vocabulary.
     (SPLIT,),
     runs="+",
     settings=("data", "device", "threads"),
-    output="wins",
 )

@@ -153,5 +153,4 @@ lower case. Pairs with a word that a model does not have are excluded and counte
         ),
     ),
     runs="*",
-    output="words",
 )

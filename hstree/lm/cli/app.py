@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import platform
 import re
 import signal
 import sys
@@ -55,14 +56,6 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{fold(line, sys.stderr)}\n")
 
 
-class _Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        python = ".".join(map(str, sys.version_info[:3]))
-        versions = f"torch {torch.__version__}, Python {python}"
-        print(fold(f"hstree {hstree.__version__} ({versions}), {describe_cuda()}", sys.stdout))
-        parser.exit(0)
-
-
 AddCommand: TypeAlias = Callable[[Any], None]
 """Registers a command with its subcommands on what ``add_subparsers`` returns. Each command sets
 ``handler``, a function of the parsed arguments that returns the exit status."""
@@ -74,7 +67,11 @@ def build_parser(commands: Iterable[AddCommand], description: str) -> argparse.A
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", nargs=0, action=_Version, help="show versions and exit")
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    version = fold(f"hstree {hstree.__version__} ({versions}), {describe_cuda()}", sys.stdout)
+    parser.add_argument(
+        "--version", action="version", version=version, help="show versions and exit"
+    )
     added = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser
     )

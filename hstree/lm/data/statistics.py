@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hstree.trees import word_vectors
 from hstree.trees.vectors import count_classes
 
 
@@ -22,9 +23,6 @@ class CorpusStatistics:
 
     frequencies: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int32]
-    _vectors: dict[tuple[tuple[str, str], ...], npt.NDArray[np.float32]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     @classmethod
     def from_tokens(cls, tokens: npt.ArrayLike, n_classes: int) -> CorpusStatistics:
@@ -35,17 +33,8 @@ class CorpusStatistics:
 
     def vectors(self, **options: Any) -> npt.NDArray[np.float32]:
         """Word vectors float32 [V, F] derived from ``tokens``: PPMI of neighbouring words and a
-        truncated SVD.
-
-        Options are those of :func:`hstree.trees.word_vectors`; the result for each set of options
-        is cached.
-        """
-        from hstree.trees import word_vectors
-
-        key = tuple(sorted((name, repr(value)) for name, value in options.items()))
-        if key not in self._vectors:
-            self._vectors[key] = word_vectors(self.tokens, len(self.frequencies), **options)
-        return self._vectors[key]
+        truncated SVD. Options are those of :func:`hstree.trees.word_vectors`."""
+        return word_vectors(self.tokens, len(self.frequencies), **options)
 
     def unigram_loss(self, tokens: npt.NDArray[np.integer[Any]]) -> float:
         """Mean negative log-probability (nats per token) of ``tokens`` under the unigram

@@ -104,6 +104,11 @@ class Summary:
     seconds: float
 
     @property
+    def parameters(self) -> int:
+        """Those of the backbone, and those of the head that it does not share."""
+        return self.backbone_parameters + self.head_parameters
+
+    @property
     def text(self) -> tuple[int, int, str]:
         """Identifies the corpus by its number of classes, its training tokens and the perplexity of
         the unigram model on the test text (six digits). Perplexities of different texts cannot be

@@ -71,9 +71,8 @@ class RunResults:
     @property
     def valid_perplexity(self) -> float | None:
         """Validation perplexity per token after the best epoch."""
-        if self.final is not None:
-            return self.final.valid_perplexity
-        return None if self.best is None else self.best.valid_perplexity
+        kept = self.final or self.best
+        return None if kept is None else kept.valid_perplexity
 
     @property
     def test_perplexity(self) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import ExitStack
 
 from hstree._progress import Task
@@ -58,37 +57,6 @@ class _Meter:
 
     def __str__(self) -> str:
         return f"perplexity {perplexity(self.loss):.1f}  {self.tokens_per_second:,.0f} tokens/s"
-
-
-class Reporters(Reporter):
-    """Several reporters that receive the same."""
-
-    def __init__(self, reporters: Iterable[Reporter]) -> None:
-        self._reporters = list(reporters)
-
-    def add(self, reporter: Reporter) -> None:
-        """Add a reporter, which receives what happens from now on."""
-        self._reporters.append(reporter)
-
-    def message(self, text: str) -> None:
-        for reporter in self._reporters:
-            reporter.message(text)
-
-    def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
-        for reporter in self._reporters:
-            reporter.start(epochs, steps_per_epoch, step)
-
-    def step(self, epoch: int, loss: float, tokens: int) -> None:
-        for reporter in self._reporters:
-            reporter.step(epoch, loss, tokens)
-
-    def epoch(self, record: EpochRecord) -> None:
-        for reporter in self._reporters:
-            reporter.epoch(record)
-
-    def stop(self) -> None:
-        for reporter in self._reporters:
-            reporter.stop()
 
 
 class ConsoleReporter(Reporter):

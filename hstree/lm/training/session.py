@@ -20,7 +20,7 @@ import torch
 from hstree._files import Content
 from hstree._memory import ran_out
 from hstree.heads import head_class
-from hstree.lm._packages import has_pictures
+from hstree.lm._packages import has_pictures, optional_package
 from hstree.lm.data import Corpus, CorpusStatistics, load_corpus
 from hstree.lm.data.tokenizer import tokenizer_to_bytes
 from hstree.lm.models import LanguageModel, cpu_has_lstm
@@ -52,9 +52,9 @@ from .finetune import starting_model
 from .interruption import Interruption
 from .optimizer import averaged_weights
 from .plot import learning_curve
-from .progress import Reporter, Reporters
+from .progress import Reporter
 from .summary import head_cost
-from .tensorboard import TensorBoardLog, require_tensorboard
+from .tensorboard import TensorBoardLog
 from .trainer import Trainer, TrainingError, process_seed
 from .validation import evaluate
 
@@ -164,10 +164,11 @@ class Session:
     def __init__(self, config: TrainConfig, reporter: Reporter | None, group: Processes) -> None:
         set_threads(config)
         if config.tensorboard:
-            require_tensorboard()
+            optional_package("tensorboard", "--tensorboard", "tensorboard")
         self.config = config
         self.processes = group
-        self.reporter = Reporters([reporter] if reporter is not None and group.main else [])
+        self.reporter = reporter if reporter is not None and group.main else Reporter()
+        self.followers = [self.reporter]  # of the steps and epochs
         self.records: list[EpochRecord] = []  # of the finished epochs
         self.best: EpochRecord | None = None  # whose weights are kept; epoch 0: before fine-tuning
         self.ended = False  # fine-tuning has stopped improving
@@ -208,7 +209,8 @@ class Session:
             received = self._interruption.signal or getattr(interrupt, "signal", None)
             raise TrainingInterrupted(self._published(), self._best(), received) from None
         finally:
-            self.reporter.stop()
+            for follower in self.followers:
+                follower.stop()
             if self._directory is not None:
                 self._directory.close()
 
@@ -372,14 +374,15 @@ class Session:
         """Train the remaining epochs and compute the final figures."""
         trainer, model = self.trainer, self.trainer.model
         if self.config.tensorboard and self._directory is not None:
-            self.reporter.add(TensorBoardLog(self._directory.path))
+            self.followers.append(TensorBoardLog(self._directory.path))
         if model.head.samples_in_training:
             self.reporter.message(
                 f"head {self.config.head}: the training perplexity is an estimate from sampled "
                 "classes,\ntoo low on average; that of the validation text is exact"
             )
         with self._interruption:
-            self.reporter.start(self.config.epochs, trainer.steps_per_epoch, trainer.position.step)
+            for follower in self.followers:
+                follower.start(self.config.epochs, trainer.steps_per_epoch, trainer.position.step)
             while not self.done:
                 self._steps()
                 self._end_epoch()
@@ -407,7 +410,8 @@ class Session:
             )
         for step in trainer.steps():
             try:
-                self.reporter.step(step.epoch, step.loss, step.tokens)
+                for follower in self.followers:
+                    follower.step(step.epoch, step.loss, step.tokens)
                 self._stop_or_save()
             except KeyboardInterrupt:
                 self._save()
@@ -458,7 +462,8 @@ class Session:
                 title = f"{self.config.head} head, {self.corpus.name}"
                 files[names.CURVE] = learning_curve(self.records, self._unigram["valid"], title)
         self._save(files)
-        self.reporter.epoch(record)
+        for follower in self.followers:
+            follower.epoch(record)
         if trainer.averaging and not record.averaged and not self.done:
             self.reporter.message(f"averaging of the weights begins after epoch {position.epoch}")
 

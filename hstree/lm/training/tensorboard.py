@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 STEPS_PER_POINT = 10
 
 
-def require_tensorboard() -> None:
-    """Raises ValueError if the package ``tensorboard`` is missing."""
-    optional_package("tensorboard", "--tensorboard", "tensorboard")
-
-
 class TensorBoardLog(Reporter):
     """A reporter that writes events to the subfolder ``tensorboard`` of a run folder.
 
@@ -32,7 +27,7 @@ class TensorBoardLog(Reporter):
     """
 
     def __init__(self, run: Path) -> None:
-        require_tensorboard()
+        optional_package("tensorboard", "--tensorboard", "tensorboard")
         self._folder = run / "tensorboard"
         self._writer: SummaryWriter | None = None
         self._step = 0
