@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import gc
 import hashlib
-import json
+import itertools
 import os
 import re
 import sys
@@ -19,14 +20,13 @@ import sysconfig
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
 from hstree._progress import track
 
-from .cache import publish, unfinished_folder, user_cache
 from .corpus import Corpus, corpus_of
 from .source import SPLITS, Part, Source
 from .text import sentences, tokenize
@@ -37,7 +37,6 @@ from .vocabulary import END, UNKNOWN, Vocabulary
 FORMAT_VERSION = 1
 VOCABULARY_SIZE = 10_000
 _HELD_OUT_PERCENT = 5
-_DIGESTS = "sha256.json"
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _EXAMPLE = (">>>", "...", "$ ")
 _CODE_MARKS = re.compile(r"[^\w\s.,;:!?'\"()-]")
@@ -65,44 +64,36 @@ def embedded_corpus(
     frequent of the training part, and words that occur only once in it, become ``<unk>``. The
     result is the same for the same installation.
 
-    The text is kept in the cache (``hstree.lm.data.cache.user_cache``) as a folder of train.txt,
-    valid.txt and test.txt, so that only the first call takes seconds. A cache that cannot be
-    written is ignored.
+    The ids are kept in the cache (``hstree.lm.data.cache``), so that only the first call takes
+    seconds. A cache that cannot be written is ignored.
 
     Args:
         min_count, max_vocabulary, vocabulary: as in :func:`hstree.lm.data.load_corpus`.
         library: folder of the modules; None: the standard library of the running Python.
-        cache: folder in which to keep the text; None: the cache of the user.
+        cache: folder of the cache; None: that of the user.
 
     Raises:
         ValueError: ``library`` holds too little text, as in installations without source files.
     """
     folder = None if cache is None else Path(cache)
     settings = Settings(Words(), min_count, max_vocabulary, vocabulary)
-    return corpus_of(embedded_source(library, folder), settings, folder)
+    return corpus_of(embedded_source(library), settings, folder)
 
 
-def embedded_source(
-    library: str | os.PathLike[str] | None = None, cache: Path | None = None
-) -> Source:
+def embedded_source(library: str | os.PathLike[str] | None = None) -> Source:
     root = Path(library) if library is not None else Path(sysconfig.get_path("stdlib"))
     files = _source_files(root)
-    cache = cache or user_cache()
-    folder = None if cache is None else cache / _cache_key(root, files)
-    text = None if folder is None else _load_cached(folder)
-    if text is None:
-        with _collection_paused():
-            text = _build(root, files)
-        if folder is not None:
-            _store(folder, text)
+    text = functools.cache(partial(_build, root, files))  # read when a part is
     name = "docstrings and help topics of Python " + ".".join(map(str, sys.version_info[:3]))
     parts = {
-        split: Part(f"{name}: the part {split}", partial(_lines, data), len(data))
-        for split, data in text.items()
+        split: Part(
+            f"{name}: the part {split}",
+            partial(_lines, text, split),
+            partial(lambda of: len(text()[of]), split),
+        )
+        for split in SPLITS
     }
-    return Source(
-        name, parts, parts["train"].pieces, partial("embedded: {}".format, _digests(text))
-    )
+    return Source(name, parts, parts["train"].pieces, partial(_fingerprint, root, files))
 
 
 def prose(text: str) -> Iterator[str]:
@@ -191,13 +182,14 @@ def _source_files(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
-def _cache_key(root: Path, files: list[Path]) -> str:
+def _fingerprint(root: Path, files: list[Path]) -> str:
+    """By names and sizes: reading all files would take seconds."""
     digest = hashlib.sha256()
     for file in files:
         with contextlib.suppress(OSError):
             digest.update(f"{file.relative_to(root).as_posix()}\0{file.stat().st_size}\n".encode())
     version = ".".join(map(str, sys.version_info[:3]))
-    return f"python-{version}-v{FORMAT_VERSION}-{digest.hexdigest()[:12]}"
+    return f"embedded: Python {version}, {FORMAT_VERSION}, {digest.hexdigest()}"
 
 
 def _documents(root: Path, files: Iterable[Path]) -> Iterator[tuple[str, list[str]]]:
@@ -225,10 +217,10 @@ def _build(root: Path, files: list[Path]) -> dict[str, bytes]:
     lines: dict[str, list[list[str]]] = {split: [] for split in SPLITS}
     seen: set[str] = set()
     documents = track(_documents(root, files), "reading the docstrings of Python", len(files))
-    for name, texts in documents:
-        part = lines[_part(name)]
-        for text in texts:
-            for paragraph in prose(text):
+    with _collection_paused():
+        for name, texts in documents:
+            part = lines[_part(name)]
+            for paragraph in itertools.chain.from_iterable(map(prose, texts)):
                 if paragraph not in seen:
                     seen.add(paragraph)
                     part.extend(sentences(tokenize(paragraph)))
@@ -247,27 +239,6 @@ def _build(root: Path, files: list[Path]) -> dict[str, bytes]:
     return {split: "".join(map(joined, part)).encode() for split, part in lines.items()}
 
 
-def _lines(text: bytes) -> Iterator[str]:
-    for line in text.splitlines(keepends=True):
+def _lines(text: Callable[[], Mapping[str, bytes]], split: str) -> Iterator[str]:
+    for line in text()[split].splitlines(keepends=True):
         yield line.decode()
-
-
-def _digests(text: Mapping[str, bytes]) -> dict[str, str]:
-    return {split: hashlib.sha256(data).hexdigest() for split, data in text.items()}
-
-
-def _load_cached(folder: Path) -> dict[str, bytes] | None:
-    try:
-        text = {split: (folder / f"{split}.txt").read_bytes() for split in SPLITS}
-        digests = json.loads((folder / _DIGESTS).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return text if digests == _digests(text) else None
-
-
-def _store(folder: Path, text: Mapping[str, bytes]) -> None:
-    with contextlib.suppress(OSError), unfinished_folder(folder.parent) as unfinished:
-        for split, data in text.items():
-            (unfinished / f"{split}.txt").write_bytes(data)
-        (unfinished / _DIGESTS).write_text(json.dumps(_digests(text), indent=1) + "\n")
-        publish(unfinished, folder, lambda place: _load_cached(place) is not None)

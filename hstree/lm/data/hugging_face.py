@@ -56,7 +56,9 @@ def dataset_source(
     splits = {split: found[_SPLITS[split]].select_columns([column]) for split in chosen}
     parts = {
         split: Part(
-            f"{name}: the split {_SPLITS[split]}", partial(_lines, rows, column), rows.data.nbytes
+            f"{name}: the split {_SPLITS[split]}",
+            partial(_lines, rows, column),
+            partial(getattr, rows.data, "nbytes"),
         )
         for split, rows in splits.items()
     }

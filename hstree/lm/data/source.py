@@ -25,12 +25,12 @@ Pieces: TypeAlias = Callable[[], Iterator[str]]
 @dataclass(frozen=True)
 class Part:
     """One part of a text: its name in error messages, its text in pieces of at most one line, of
-    which one that does not end in a newline continues in the next, and about the number of its
-    characters."""
+    which one that does not end in a newline continues in the next, and a function that returns
+    about the number of its characters."""
 
     label: str
     pieces: Pieces
-    size: int
+    size: Callable[[], int]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def folder_source(path: str | os.PathLike[str], *, held_out: bool = False) -> So
             f"missing {', '.join(missing)}"
         )
     parts = {
-        split: Part(f"{file}: the file", partial(read_pieces, file), file.stat().st_size)
+        split: Part(f"{file}: the file", partial(read_pieces, file), partial(os.path.getsize, file))
         for split, file in files.items()
     }
     return Source(
@@ -99,9 +99,9 @@ def file_source(path: str | os.PathLike[str], *, held_out: bool = False) -> Sour
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"{file}: no such file")
-    size = file.stat().st_size
+    size = partial(os.path.getsize, file)
     part = Part(f"{file}: the file", partial(read_pieces, file), size)
-    training = partial(read_pieces, file, int(size * TRAIN_SHARE))
+    training = partial(read_pieces, file, int(size() * TRAIN_SHARE))
     name = TEXT if held_out else WHOLE
     return Source(file.name, {name: part}, training, partial(hash_files, [file]))
 

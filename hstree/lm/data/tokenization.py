@@ -112,7 +112,7 @@ def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
     """Tokenizes a text into a folder. Only its distinct words are held in memory."""
     tokenizer = settings.tokenizer
     if isinstance(tokenizer, str):
-        size = next(iter(source.parts.values())).size  # train, or the whole text
+        size = next(iter(source.parts.values())).size()  # train, or the whole text
         pieces = _followed(source.training(), "learning byte-pair encoding", size)
         tokenizer = learn_bpe(pieces, settings.max_vocabulary)
     vocabulary = settings.vocabulary
@@ -173,7 +173,7 @@ def _write_part(
     any_text = any_words = False
     last: str | None = None  # word of the line
     line_is_open = False
-    for pieces in _batches(_followed(part.pieces(), "tokenizing", part.size)):
+    for pieces in _batches(_followed(part.pieces(), "tokenizing", part.size())):
         any_text = True
         ids = array("i")
         for piece, words in zip(pieces, tokenizer.split_batch(pieces), strict=True):
